@@ -1,0 +1,117 @@
+"""Names for things a person chooses: methods, parts, data sources, partitions, models, engines.
+
+A registry maps a name to a factory (a function or a frozen dataclass). The factory's signature *is* its configuration
+schema and its docstring *is* its description: the command line, ``fedloom list`` and the README's table read them here,
+so nothing is written twice.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, get_type_hints, overload
+
+from fedloom.core.errors import ConfigError, nearest
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    """One registered factory and what its signature and docstring say of it."""
+
+    kind: str
+    name: str
+    factory: Callable[..., T]
+
+    @property
+    def summary(self) -> str:
+        """First line of the factory's docstring."""
+        return (inspect.getdoc(self.factory) or "").strip().partition("\n")[0]
+
+    @property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """Settable parameters by name, with annotations resolved to types."""
+        hints = get_type_hints(self.factory.__init__ if inspect.isclass(self.factory) else self.factory)
+        signature = inspect.signature(self.factory)
+        return {
+            name: p.replace(annotation=hints.get(name, p.annotation))
+            for name, p in signature.parameters.items()
+            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        }
+
+    def make(self, **settings: Any) -> T:
+        """Call the factory, refusing settings it does not have.
+
+        Raises:
+            ConfigError: for an unknown setting (with the nearest valid name) or a missing one.
+        """
+        known = self.parameters
+        for name in settings:
+            if name not in known:
+                raise ConfigError(f"{self.kind} {self.name!r} has no setting {name!r}; {nearest(name, known)}")
+        missing = [n for n, p in known.items() if p.default is p.empty and n not in settings]
+        if missing:
+            raise ConfigError(f"{self.kind} {self.name!r} needs a value for {', '.join(map(repr, missing))}.")
+        return self.factory(**settings)
+
+
+class Registry(Generic[T]):
+    """A named collection of factories of one kind.
+
+    >>> shapes = Registry[str]("shape")
+    >>> @shapes.register
+    ... def square(side: int = 1) -> str:
+    ...     "Four equal sides."
+    ...     return "#" * side
+    >>> shapes.make("square", side=3), shapes["square"].summary
+    ('###', 'Four equal sides.')
+    >>> shapes.make("sqare")
+    Traceback (most recent call last):
+    ...
+    fedloom.core.errors.ConfigError: unknown shape 'sqare'; did you mean 'square'? There are: square.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, Entry[T]] = {}
+
+    @overload
+    def register(self, factory: F) -> F: ...
+    @overload
+    def register(self, *, name: str) -> Callable[[F], F]: ...
+    def register(self, factory: F | None = None, *, name: str | None = None) -> F | Callable[[F], F]:
+        """Decorator: file a factory under ``name``, by default its own name in lower case."""
+
+        def add(factory: F) -> F:
+            key = name or factory.__name__.lower()
+            if key in self._entries:
+                raise ConfigError(f"there are two {self.kind}s named {key!r}.")
+            self._entries[key] = Entry(self.kind, key, factory)
+            return factory
+
+        return add if factory is None else add(factory)
+
+    def __getitem__(self, name: str) -> Entry[T]:
+        if name not in self._entries:
+            raise ConfigError(f"unknown {self.kind} {name!r}; {nearest(name, self._entries)}")
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[Entry[T]]:
+        return iter(self._entries.values())
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def names(self) -> list[str]:
+        """All names, in order of registration."""
+        return list(self._entries)
+
+    def make(self, name: str, /, **settings: Any) -> T:
+        """The thing registered under ``name``, made with ``settings``."""
+        return self[name].make(**settings)
