@@ -35,24 +35,29 @@ def transform(f: Callable[..., Tensor], tree: Mapping[str, Tensor], *others: Map
 
 
 def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], alpha: float | Tensor = 1.0) -> Tree:
-    """a + alpha b."""
+    """A + alpha b."""
     return {k: v + alpha * b[k] for k, v in a.items()}
 
 
 def sub(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
-    """a - b."""
+    """A - b."""
     return {k: v - b[k] for k, v in a.items()}
 
 
 def scale(a: Mapping[str, Tensor], alpha: float | Tensor) -> Tree:
-    """alpha a."""
+    """Alpha a."""
     return {k: alpha * v for k, v in a.items()}
 
 
-def add_(a: Tree, b: Mapping[str, Tensor], alpha: float = 1.0) -> Tree:
-    """a <- a + alpha b, in place."""
+def axpy_(y: Tensor, alpha: float | Tensor, x: Tensor) -> Tensor:
+    """Y <- y + alpha x, in place, for a number or (under vmap) a scalar tensor alpha."""
+    return y.addcmul_(x, alpha) if isinstance(alpha, Tensor) else y.add_(x, alpha=alpha)
+
+
+def add_(a: Tree, b: Mapping[str, Tensor], alpha: float | Tensor = 1.0) -> Tree:
+    """A <- a + alpha b, in place."""
     for k, v in a.items():
-        v.add_(b[k], alpha=alpha)
+        axpy_(v, alpha, b[k])
     return a
 
 

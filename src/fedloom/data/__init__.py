@@ -1,0 +1,1 @@
+"""Data: sources, partitions, and the federations they make."""

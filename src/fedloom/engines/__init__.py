@@ -1,0 +1,1 @@
+"""Interpreters of client work: serial, processes, vmap."""

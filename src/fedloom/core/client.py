@@ -1,0 +1,183 @@
+"""A client's work: begin, step, end. Written once over flat trees; engines say how a gradient is taken.
+
+The same three functions run in a live module (plain autograd, tensors updated in place) and under ``torch.func.vmap``
+for a whole cohort at once, because nothing in them depends on a tensor's value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.core import tree
+from fedloom.core.federation import Split
+from fedloom.core.layout import Layout
+from fedloom.core.local import Local
+from fedloom.core.method import Method
+from fedloom.core.parts import Batch, Context, Output
+from fedloom.core.tree import Tree
+
+State = dict[str, Tree]  # a client's state: place of the part -> its tree
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about client work that does not change from round to round.
+
+    ``theta0`` [P] and ``buffers0`` are the freshly initialised model: private parameters start from it.
+    """
+
+    model: nn.Module
+    layout: Layout
+    method: Method
+    data: Split
+    local: Local
+    theta0: Tensor
+    buffers0: Tensor
+    seed: int = 0
+    device: str = "cpu"
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, method: Method, data: Split, local: Local, seed: int = 0, device: str = "cpu"
+    ) -> Plan:
+        """The plan of a method on a model, which is taken as it is initialised."""
+        layout = Layout.of(model, method.personal.private)
+        return cls(model, layout, method, data, local, *layout.read(model), seed=seed, device=device)
+
+    @cached_property
+    def mean_size(self) -> float:
+        """Samples of the average client."""
+        return float(self.data.index.sizes.mean())
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """What a round's cohort receives: θ^t, buffers, each part's slice; ``lr`` is η_t."""
+
+    round: int
+    lr: float
+    shared: Tree
+    buffers: Tensor
+    parts: State
+
+
+@dataclass
+class Failure:
+    """A client left out of a round's aggregation, and why."""
+
+    round: int
+    client: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"round {self.round}, client {self.client}: {self.reason}"
+
+
+@dataclass
+class Result:
+    """What comes back from one client: its update, uploads and new state, or a failure."""
+
+    client: int
+    update: Tree = field(default_factory=dict)  # θ^t - θ_i on the shared parameters, as uploaded
+    buffers: Tensor = field(default_factory=lambda: torch.zeros(0))  # buffers after training, shared ones
+    uploads: State = field(default_factory=dict)
+    state: State = field(default_factory=dict)
+    loss: float = float("nan")  # mean training loss over the local steps
+    steps: int = 0
+    failure: Failure | None = None
+
+
+@dataclass
+class Work:
+    """Local work under way: the trained vectors and what the parts remember."""
+
+    theta: Tensor  # [P], shared parameters first
+    shared: int
+    momentum: Tensor | None
+    contexts: dict[str, Context]
+
+    @property
+    def w(self) -> Tree:
+        """The shared parameters as a tree of one group (a view)."""
+        return {"shared": self.theta[: self.shared]}
+
+
+def begin(plan: Plan, down: Broadcast, state: State, theta: Tensor, size: float | Tensor, steps: int | Tensor) -> Work:
+    """Start local work at ``theta`` [P], which holds the received and the private parameters."""
+    contexts = {
+        place: Context(
+            down.shared,
+            down.parts.get(place, {}),
+            state.get(place, {}),
+            {},
+            size,
+            steps,
+            down.lr,
+            len(plan.data),
+        )
+        for place, part in plan.method.parts.items()
+    }
+    for place, part in plan.method.hooks["begin"]:
+        contexts[place] = contexts[place]._replace(local=part.begin(contexts[place]))
+    momentum = torch.zeros_like(theta) if plan.local.momentum else None
+    return Work(theta, plan.layout.shared_size, momentum, contexts)
+
+
+def loss(plan: Plan, out: Output, batch: Batch, contexts: Mapping[str, Context]) -> Tensor:
+    """The objective on one batch, []: every term's mean over the rows that are not padding, summed."""
+    total: Tensor | float = 0.0
+    for place, term in plan.method.hooks["loss"]:
+        value: Tensor = term.loss(out, batch, contexts[place])
+        if value.ndim:
+            value = value.mean() if batch.mask is None else (value * batch.mask).sum() / batch.mask.sum().clamp(min=1)
+        total = total + value
+    assert isinstance(total, Tensor)
+    return total
+
+
+def outputs(model: Callable[..., Tensor], x: Tensor, features: bool) -> Output:
+    """Logits, and features if some part needs them, in one forward pass."""
+    if not features:
+        return Output(model(x))
+    hidden = model.features(x)  # type: ignore[attr-defined]
+    return Output(model.head(hidden), hidden)  # type: ignore[attr-defined]
+
+
+def step(plan: Plan, work: Work, grad: Tensor, lr: float | Tensor) -> None:
+    """One local step with the gradient [P] of the loss, which it may overwrite; ``lr`` 0 leaves θ as it is."""
+    local = plan.local
+    g: Tree = {"shared": grad[: work.shared]}
+    w = work.w
+    for place, part in plan.method.hooks["grad"]:
+        g = part.grad(g, w, work.contexts[place])
+    if plan.method.hooks["grad"]:
+        grad = g["shared"] if work.shared == plan.layout.size else torch.cat([g["shared"], grad[work.shared :]])
+    if local.clip is not None:
+        grad = grad * (local.clip / (torch.linalg.vector_norm(grad) + 1e-6)).clamp(max=1.0)
+    if local.weight_decay:
+        grad = grad.add(work.theta, alpha=local.weight_decay)
+    if work.momentum is not None:
+        work.momentum.mul_(local.momentum).add_(grad)
+        grad = grad.add(work.momentum, alpha=local.momentum) if local.nesterov else work.momentum
+    tree.axpy_(work.theta, -lr, grad)
+
+
+def end(plan: Plan, down: Broadcast, work: Work) -> tuple[Tree, State, State]:
+    """Finish: the update Δ_i = θ^t - θ_i on the shared parameters, the uploads, and the new states of all parts."""
+    update = tree.sub(down.shared, work.w)
+    uploads: State = {}
+    states: State = {}
+    for place, ctx in work.contexts.items():
+        part = plan.method.parts[place]
+        ended = part.end(ctx, update)
+        update = ended.update
+        if ended.uploads:
+            uploads[place] = ended.uploads
+        if ended.state:
+            states[place] = ended.state
+    return update, uploads, states

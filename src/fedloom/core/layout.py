@@ -1,0 +1,152 @@
+"""Between a module's named tensors and the one flat vector in which the algebra works.
+
+All trainable parameters of a model lie end to end in one vector θ [P], its buffers (BatchNorm statistics) in a second
+one. A step, a norm, an update or a message is then a single operation on a single tensor, whatever the architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One named tensor: its shape, its element type in the module, and whether it is stored channels-last."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    channels_last: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    def view(self, flat: Tensor) -> Tensor:
+        """This leaf's segment [size], in its own shape; a view, under vmap too."""
+        if not self.channels_last:
+            return flat.view(self.shape)
+        out, into, height, width = self.shape  # stored as [out, height, width, in]
+        return flat.view(out, height, width, into).permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each parameter and buffer of a model lies: shared ones first, private ones behind them.
+
+    Parameters that do not require gradients are constants of the model: they are neither trained nor sent.
+
+    >>> layout = Layout.of(nn.Linear(3, 2), private=lambda name: name == "bias")
+    >>> layout.size, layout.shared_size, [leaf.name for leaf in layout.parameters]
+    (8, 6, ['weight', 'bias'])
+    """
+
+    parameters: tuple[Leaf, ...]
+    buffers: tuple[Leaf, ...]
+    shared_size: int
+    shared_buffers: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, module: nn.Module, private: Callable[[str], bool] = lambda name: False) -> Layout:
+        """The layout of a module, with the names for which ``private`` holds placed last.
+
+        Raises:
+            ConfigError: if the model has no trainable parameter, or parameters of several types.
+        """
+        trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        types = {p.dtype for p in trained.values()}
+        if len(types) != 1:
+            kinds = ", ".join(sorted(map(str, types)))
+            raise ConfigError(f"a model needs trainable parameters of one type; this one has {kinds or 'none'}.")
+
+        def leaves(named: Mapping[str, Tensor]) -> tuple[Leaf, ...]:
+            return tuple(
+                # 1x1 kernels and single channels look alike in both orders: leave them in the plain one.
+                Leaf(n, tuple(t.shape), t.dtype, t.ndim == 4 and t.shape[1] > 1 and t.shape[2] * t.shape[3] > 1)
+                for n, t in sorted(named.items(), key=lambda item: private(item[0]))  # stable: shared first
+            )
+
+        parameters, buffers = leaves(trained), leaves(dict(module.named_buffers()))
+        return cls(
+            parameters,
+            buffers,
+            sum(leaf.size for leaf in parameters if not private(leaf.name)),
+            sum(leaf.size for leaf in buffers if not private(leaf.name)),
+            next(iter(types)),
+        )
+
+    @property
+    def size(self) -> int:
+        """P, the number of trainable parameters."""
+        return sum(leaf.size for leaf in self.parameters)
+
+    @property
+    def buffer_size(self) -> int:
+        """Number of buffer elements."""
+        return sum(leaf.size for leaf in self.buffers)
+
+    def named(self, theta: Tensor, buffers: Tensor) -> dict[str, Tensor]:
+        """Views of θ [P] and of the buffers under their names in the module (ready for ``functional_call``)."""
+        return _named(self.parameters, theta) | _named(self.buffers, buffers)
+
+    def read(self, module: nn.Module) -> tuple[Tensor, Tensor]:
+        """A module's parameters [P] and buffers as new flat vectors."""
+        theta = torch.empty(self.size, dtype=self.dtype)
+        buffers = torch.empty(self.buffer_size, dtype=self.dtype)
+        state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        with torch.no_grad():
+            for name, view in self.named(theta, buffers).items():
+                view.copy_(state[name])
+        return theta, buffers
+
+    def write(self, module: nn.Module, theta: Tensor, buffers: Tensor) -> None:
+        """Copy flat vectors into a module's own tensors."""
+        state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        with torch.no_grad():
+            for name, view in self.named(theta, buffers).items():
+                state[name].copy_(view)
+
+
+def _named(leaves: tuple[Leaf, ...], flat: Tensor) -> dict[str, Tensor]:
+    if not leaves:
+        return {}
+    parts = torch.split(flat, [leaf.size for leaf in leaves])
+    return {leaf.name: leaf.view(part) for leaf, part in zip(leaves, parts, strict=True)}
+
+
+class LiveModule:
+    """A module whose parameters, gradients and buffers *are* slices of flat vectors: nothing is ever copied or rebuilt.
+
+    Attributes:
+        theta: the parameters [P]; writing here changes the module.
+        grad: their gradient [P], filled by ``backward``.
+        buffers: the buffers, integer counters included, as numbers of θ's type.
+    """
+
+    def __init__(self, module: nn.Module, layout: Layout, device: torch.device | str = "cpu") -> None:
+        self.layout = layout
+        theta, buffers = layout.read(module)
+        self.module = module.to(device)
+        self.theta = theta.to(device)
+        self.buffers = buffers.to(device)
+        self.grad = torch.zeros_like(self.theta)
+        grads = _named(layout.parameters, self.grad)
+        views = layout.named(self.theta, self.buffers)
+        for path, owner in module.named_modules():
+            prefix = f"{path}." if path else ""
+            for name, parameter in owner.named_parameters(recurse=False):
+                if prefix + name in grads:
+                    parameter.data = views[prefix + name]
+                    parameter.grad = grads[prefix + name]
+            for name, _ in owner.named_buffers(recurse=False):
+                if prefix + name in views:
+                    owner._buffers[name] = views[prefix + name]

@@ -1,0 +1,126 @@
+"""The settings of local training, and the batches that follow from them: data, not state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from fedloom.core import rng
+from fedloom.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Local:
+    """How a client trains in one round: a fresh SGD over ``epochs`` passes or exactly ``steps`` mini-batches.
+
+    A step is, in this order: gradient of the objective plus corrections, clipping to norm ``clip``, weight decay
+    (g + wd·θ), momentum, θ ← θ - η_t·g, with η_t = lr · lr_decay^⌊t / decay_every⌋ in round t = 0, 1, ...
+
+    Args:
+        epochs: passes E over the client's data (ignored if ``steps`` is given).
+        steps: number of mini-batches, going through the data again as often as it takes.
+        batch_size: B; an epoch's last batch is smaller when B does not divide n_i. 0 takes all data at once.
+        lr: η, the learning rate in round 0.
+        lr_decay: d, the factor on η per ``decay_every`` rounds.
+        decay_every: rounds between two decays.
+        momentum: heavy-ball coefficient; the buffer starts at zero every round.
+        nesterov: whether the momentum is Nesterov's.
+        weight_decay: coefficient of θ added to the gradient after clipping.
+        clip: largest Euclidean norm of the gradient over all parameters; None does not clip.
+
+    Raises:
+        ConfigError: for values outside their range.
+
+    >>> Local(lr=0.1, lr_decay=0.5).rate(2)
+    0.025
+    """
+
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int = 10
+    lr: float = 0.1
+    lr_decay: float = 1.0
+    decay_every: int = 1
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        checks = {
+            "epochs must be at least 1": self.epochs >= 1,
+            "steps must be at least 1": self.steps is None or self.steps >= 1,
+            "batch_size must be at least 1, or 0 for all data at once": self.batch_size >= 0,
+            "lr must be positive and finite": 0 < self.lr < float("inf"),
+            "lr_decay must lie in (0, 1]": 0 < self.lr_decay <= 1,
+            "decay_every must be at least 1": self.decay_every >= 1,
+            "momentum must lie in [0, 1)": 0 <= self.momentum < 1,
+            "nesterov needs momentum above 0": not self.nesterov or self.momentum > 0,
+            "weight_decay must be at least 0": self.weight_decay >= 0,
+            "clip must be positive": self.clip is None or self.clip > 0,
+        }
+        for sentence, holds in checks.items():
+            if not holds:
+                raise ConfigError(f"local training: {sentence}.")
+
+    def rate(self, round: int) -> float:
+        """η_t for round t."""
+        return self.lr * self.lr_decay ** (round // self.decay_every)
+
+    def steps_for(self, samples: int) -> int:
+        """Number of local steps of a client with n_i samples."""
+        if not samples:
+            return 0
+        return self.steps or self.epochs * ceil(samples / (self.batch_size or samples))
+
+    def batches(self, rows: np.ndarray, seed: int, round: int, client: int) -> list[np.ndarray]:
+        """The rows of each mini-batch, in order: a function of (seed, round, client) alone.
+
+        >>> [b.tolist() for b in Local(batch_size=2).batches(np.array([7, 8, 9]), seed=0, round=0, client=0)]
+        [[9, 8], [7]]
+        """
+        size = self.batch_size or len(rows)
+        draw = rng.stream(seed, "batches", round, client)
+        batches: list[np.ndarray] = []
+        total = self.steps_for(len(rows))
+        while len(batches) < total:
+            order = draw.permutation(rows)
+            batches += [order[start : start + size] for start in range(0, len(order), size)]
+        return batches[:total]
+
+
+def cohort_size(clients: int, participation: float, cohort: int | None = None) -> int:
+    """|S_t|: ``cohort`` if given, else max(⌊C·K⌋, 1).
+
+    >>> cohort_size(1_000_000, 1e-5), cohort_size(20, 0.01)
+    (10, 1)
+
+    Raises:
+        ConfigError: if C is outside (0, 1] or the cohort larger than K.
+    """
+    if cohort is not None:
+        if not 1 <= cohort <= clients:
+            raise ConfigError(f"cohort is {cohort}, but it must lie between 1 and the number of clients, {clients}.")
+        return cohort
+    if not 0 < participation <= 1:
+        raise ConfigError(f"participation is {participation:g}, but it must lie in (0, 1].")
+    return max(int(participation * clients + 1e-9), 1)
+
+
+def draw_cohort(clients: int, size: int, seed: int, round: int, *, bernoulli: bool = False) -> np.ndarray:
+    """S_t, sorted: ``size`` clients without replacement, or each with probability size/K, redrawn if nobody came.
+
+    The stream depends on (seed, round) alone, so every method sees the same cohorts.
+
+    >>> draw_cohort(10, 3, seed=0, round=0).tolist() == draw_cohort(10, 3, seed=0, round=0).tolist()
+    True
+    """
+    draw = rng.stream(seed, "cohort", round)
+    if not bernoulli:
+        return np.arange(clients) if size == clients else np.sort(draw.choice(clients, size, replace=False))
+    while True:
+        count = draw.binomial(clients, size / clients)  # then which: the same law as K coins, without tossing K
+        if count:
+            return np.sort(draw.choice(clients, count, replace=False))

@@ -1,0 +1,83 @@
+"""A federated method as data: one frozen record of parts, checked when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Adaptation, Drift, Mixing, Part, Personal, ServerOptimizer, Term, overrides
+from fedloom.core.slots import SLOTS, label
+
+HOOKS = ("init_server", "broadcast", "init_client", "begin", "loss", "grad", "end", "server")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A composition of parts; every slot but the objective starts at its identity, and then the method is FedAvg.
+
+    Args:
+        name: how tables and pictures call it.
+        objective: the terms a client minimises; their sum is the local loss.
+        drift: how client drift is corrected.
+        personal: which parameters are shared, which private.
+        adaptation: how a model fits itself to a client before it is used.
+        mixing: with which coefficients updates are mixed.
+        server: how the server steps.
+        pooled: whether all data are put at one place first (centralised training, the papers' oracle); then nothing
+            crosses a network.
+        citation: BibTeX of the paper.
+
+    Raises:
+        ConfigError: if two parts cannot work together, in a sentence that names both.
+    """
+
+    name: str
+    objective: tuple[Term, ...]
+    drift: Drift = field(default_factory=Drift)
+    personal: Personal = field(default_factory=Personal)
+    adaptation: Adaptation = field(default_factory=Adaptation)
+    mixing: Mixing = field(default_factory=Mixing)
+    server: ServerOptimizer = field(default_factory=ServerOptimizer)
+    pooled: bool = False
+    citation: str = ""
+
+    def __post_init__(self) -> None:
+        if not any(overrides(term, "loss") for term in self.objective):
+            raise ConfigError(f"method {self.name!r} has no term with a loss on the data; add CrossEntropy().")
+        if self.personal.private("body.weight") and self.personal.private("head.weight"):
+            for slot, part in self.parts.items():
+                if part.needs.shared:
+                    raise ConfigError(
+                        f"{slot} {label(part)!r} works on shared parameters, "
+                        f"but personal {label(self.personal)!r} shares none."
+                    )
+
+    @cached_property
+    def parts(self) -> dict[str, Part]:
+        """All parts by their place: ``objective.0``, ``objective.1``, ..., then the other slots."""
+        terms: dict[str, Part] = {f"objective.{i}": term for i, term in enumerate(self.objective)}
+        return terms | {slot: getattr(self, slot) for slot in SLOTS if slot != "objective"}
+
+    @cached_property
+    def hooks(self) -> dict[str, list[tuple[str, Any]]]:
+        """For each hook, the parts that do something in it, with their places."""
+        return {hook: [(place, part) for place, part in self.parts.items() if overrides(part, hook)] for hook in HOOKS}
+
+    def needs(self, what: str) -> bool:
+        """Whether any part needs a thing named in ``Needs``."""
+        return any(getattr(part.needs, what) for part in self.parts.values())
+
+    def who_needs(self, what: str) -> str:
+        """The parts that need it, for error messages, like ``drift 'scaffold'``."""
+        return " and ".join(f"{place} {label(p)!r}" for place, p in self.parts.items() if getattr(p.needs, what))
+
+    def citations(self) -> Iterator[str]:
+        """BibTeX entries of the method and of its parts, each once."""
+        seen: dict[str, None] = {}
+        for entry in (self.citation, *(part.citation for part in self.parts.values())):
+            if entry:
+                seen.setdefault(entry.strip())
+        yield from seen

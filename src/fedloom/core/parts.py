@@ -1,0 +1,233 @@
+"""The slot protocols: what a part of a method may do, and when.
+
+A federated method is a composition of parts, one per slot (objective, drift, personal, adaptation, mixing, server).
+A part is a frozen record of its settings; its hooks are pure functions over explicit state. All hooks are optional. The
+life of a part during a round::
+
+    server                                   client i (one of the cohort S_t)
+    ------                                   --------------------------------
+    init_server(θ)  -> state   (once)        init_client(θ) -> state   (when it first takes part)
+    broadcast(state) -> down   ------------> begin(ctx)  -> constants of this piece of local work
+                                             loss(out, batch, ctx), grad(g, w, ctx)   every step
+    server(state, Δ, reduced)  <------------ end(ctx, Δ_i) -> new state, uploads, Δ_i
+      -> state, Δ'
+
+Each part sees its own slices alone, so parts coexist, communication is counted from what is really sent, and a
+checkpoint needs no code per method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.tree import Tree
+
+
+class Reduce(Enum):
+    """What the server does with a slice that every client of the cohort uploads."""
+
+    MIX = "mix"  # Σ p_i x_i with the mixing coefficients p
+    MEAN = "mean"  # (1/|S|) Σ x_i
+    SHARE = "share"  # (1/K) Σ_{i in S} x_i: the cohort's share of a mean over all K clients
+    ALL = "all"  # every client's slice, stacked [|S|, ...]: the one that cannot be streamed
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a part requires of the round, the model or the experiment; checked before anything runs.
+
+    Attributes:
+        features: the model's features, besides its logits.
+        losses: every cohort member's training loss of the received model, before local work.
+        updates: all updates of the cohort at once, instead of a running sum.
+        update_share: (1/K) Σ_S Δ_i, besides the mixed update (costs no communication).
+        full_participation: every client in every round.
+        shared: at least one parameter that is shared.
+        plain_sgd: local steps without momentum, since it reads gradients from displacements.
+        vmap: whether its hooks run under ``torch.func.vmap``.
+    """
+
+    features: bool = False
+    losses: bool = False
+    updates: bool = False
+    update_share: bool = False
+    full_participation: bool = False
+    shared: bool = False
+    plain_sgd: bool = False
+    vmap: bool = True
+
+
+class Batch(NamedTuple):
+    """One mini-batch: inputs [B, ...], targets [B] and, where rows are padding, a mask [B] of ones and zeros."""
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor | None = None
+
+
+class Output(NamedTuple):
+    """What the model said: logits [B, C] and, if some part needs them, features [B, d]."""
+
+    logits: Tensor
+    features: Tensor | None = None
+
+
+class Context(NamedTuple):
+    """What a part sees of the client it works for. Numbers are floats, or scalars [] under vmap.
+
+    Attributes:
+        received: θ^t, the shared parameters as received.
+        down: the part's own slice of the broadcast.
+        state: the part's own state at this client.
+        local: what its ``begin`` returned.
+        size: n_i / (mean n), the client's samples relative to the average client's.
+        steps: number of local steps of this round.
+        lr: η_t, the learning rate really applied this round.
+        clients: K, the number of all clients.
+    """
+
+    received: Tree
+    down: Tree
+    state: Tree
+    local: Tree
+    size: Any
+    steps: Any
+    lr: Any
+    clients: int
+
+
+class Ended(NamedTuple):
+    """What a part leaves behind when local work ends."""
+
+    state: Tree
+    uploads: Tree
+    update: Tree
+
+
+@dataclass(frozen=True)
+class Part:
+    """Base of all parts: every hook with the meaning of "nothing to do".
+
+    A part is final: it overrides these hooks only, and is combined with others, never derived from.
+    """
+
+    needs: ClassVar[Needs] = Needs()
+    uploads: ClassVar[Mapping[str, Reduce]] = {}
+    citation: ClassVar[str] = ""
+
+    def init_server(self, shared: Tree) -> Tree:
+        """The part's state at the server before the first round."""
+        return {}
+
+    def broadcast(self, state: Tree) -> Tree:
+        """What is sent down to every client of the cohort, besides θ."""
+        return {}
+
+    def init_client(self, shared: Tree) -> Tree:
+        """The part's state at a client that takes part for the first time; ``shared`` is the initial θ^0."""
+        return {}
+
+    def begin(self, ctx: Context) -> Tree:
+        """Constants for this round's local work, seen later as ``ctx.local``."""
+        return {}
+
+    def grad(self, grads: Tree, w: Tree, ctx: Context) -> Tree:
+        """The corrected gradient at the shared parameters ``w``; ``grads`` may be overwritten and returned."""
+        return grads
+
+    def end(self, ctx: Context, update: Tree) -> Ended:
+        """New client state, uploads and the update Δ_i = θ^t - θ_i, changed if the method says so."""
+        return Ended(ctx.state, {}, update)
+
+    def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
+        """New server state and the mixed update Δ, changed if the method says so.
+
+        ``reduced`` holds each upload under its name, and ``"update/share"`` if the part needs it.
+        """
+        return state, update
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether this is the slot's own base, which is its "nothing to do" part."""
+        return Part in type(self).__bases__
+
+
+@dataclass(frozen=True)
+class Term(Part):
+    """One term of the objective. Override ``loss`` (differentiated) or, where it is in closed form, ``grad``."""
+
+    def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
+        """Per-sample losses [B], or one number [] that does not depend on the batch's rows."""
+        return torch.zeros(())
+
+
+@dataclass(frozen=True)
+class Drift(Part):
+    """Corrects client drift; the identity does nothing."""
+
+
+@dataclass(frozen=True)
+class Personal(Part):
+    """Which parameters stay at the client; the identity shares all of them."""
+
+    def private(self, name: str) -> bool:
+        """Whether the parameter or buffer of this name is private: kept at the client and never sent."""
+        return False
+
+
+@dataclass(frozen=True)
+class Adaptation(Part):
+    """How a model fits itself to a client before it is used; the identity leaves it as it is."""
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The signals from which mixing coefficients are chosen, one row a member of S_t.
+
+    Attributes:
+        clients: client numbers, int64 [|S|].
+        samples: n_i, int64 [|S|].
+        total_clients: K.
+        losses: F_i(θ^t) before local work, float64 [|S|], if the policy needs them.
+        updates: the cohort's updates Δ_i, if the policy needs them.
+    """
+
+    clients: np.ndarray
+    samples: np.ndarray
+    total_clients: int
+    losses: np.ndarray | None = None
+    updates: list[Tree] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Mixing(Part):
+    """Chooses the mixing coefficients p over the cohort; the identity mixes by samples, p_i = n_i / Σ n.
+
+    If a client fails later in the round, its coefficient is spread over the others in proportion.
+    """
+
+    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+        """The policy's new state and p, float64 [|S|], on the simplex."""
+        return state, cohort.samples / cohort.samples.sum()
+
+
+@dataclass(frozen=True)
+class ServerOptimizer(Part):
+    """Turns the mixed update Δ into the server's step, θ ← θ - step; the identity is SGD(1): step = Δ."""
+
+
+def overrides(part: Part, hook: str) -> bool:
+    """Whether a part does something in the given hook, so that engines can skip the others.
+
+    >>> overrides(Drift(), "grad")
+    False
+    """
+    base = Term if hook == "loss" else Part
+    return hasattr(part, hook) and getattr(type(part), hook) is not getattr(base, hook)

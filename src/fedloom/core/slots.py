@@ -1,0 +1,41 @@
+"""Which parts there are: one registry per slot of a method. Parts file themselves here when they are imported."""
+
+from __future__ import annotations
+
+from fedloom.core.parts import Adaptation, Drift, Mixing, Part, Personal, ServerOptimizer, Term
+from fedloom.core.registry import Registry
+
+objectives: Registry[Term] = Registry("objective")
+drifts: Registry[Drift] = Registry("drift")
+personals: Registry[Personal] = Registry("personal")
+adaptations: Registry[Adaptation] = Registry("adaptation")
+mixings: Registry[Mixing] = Registry("mixing")
+servers: Registry[ServerOptimizer] = Registry("server")
+
+SLOTS: dict[str, Registry] = {
+    "objective": objectives,
+    "drift": drifts,
+    "personal": personals,
+    "adaptation": adaptations,
+    "mixing": mixings,
+    "server": servers,
+}
+
+drifts.register(name="none")(Drift)
+personals.register(name="none")(Personal)
+adaptations.register(name="none")(Adaptation)
+mixings.register(name="by_samples")(Mixing)
+servers.register(name="none")(ServerOptimizer)
+
+
+def label(part: Part) -> str:
+    """A part's registered name, for sentences and listings.
+
+    >>> label(Drift()), label(Mixing())
+    ('none', 'by_samples')
+    """
+    for registry in SLOTS.values():
+        for entry in registry:
+            if entry.factory is type(part):
+                return entry.name
+    return type(part).__name__.lower()

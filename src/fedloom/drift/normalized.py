@@ -1,0 +1,40 @@
+"""FedNova's normalised averaging."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from fedloom.core import tree
+from fedloom.core.parts import Context, Drift, Ended, Needs, Reduce
+from fedloom.core.slots import drifts
+from fedloom.core.tree import Tree
+
+
+@drifts.register(name="normalized")
+@dataclass(frozen=True)
+class Normalized(Drift):
+    """Clients upload Δ_i/τ_i, their update per local step τ_i, and the server moves by τ_eff = Σ p_i τ_i such steps.
+
+    Δ = (Σ p_i τ_i) Σ p_i Δ_i/τ_i. It removes the inconsistency by which clients with more local steps pull the solution
+    towards themselves; with equal τ_i it is FedAvg. Wang et al., NeurIPS 2020,
+    eq. (6) for plain SGD, where ‖a_i‖₁ = τ_i.
+    """
+
+    needs = Needs(shared=True, plain_sgd=True)
+    uploads = {"steps": Reduce.MIX}  # noqa: RUF012
+    citation = """@inproceedings{wang2020fednova,
+  title={Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization},
+  author={Wang, Jianyu and Liu, Qinghua and Liang, Hao and Joshi, Gauri and Poor, H. Vincent},
+  booktitle={Advances in Neural Information Processing Systems}, year={2020}}"""
+
+    def end(self, ctx: Context, update: Tree) -> Ended:
+        """Δ_i/τ_i and τ_i."""
+        steps = torch.as_tensor(ctx.steps, dtype=update["shared"].dtype)
+        return Ended({}, {"steps": steps}, tree.scale(update, 1 / steps))
+
+    def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
+        """τ_eff times the mixed update."""
+        return state, tree.scale(update, reduced["steps"][""])

@@ -1,0 +1,104 @@
+"""Client work in a live module: one model whose tensors are written in place, client after client."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import torch
+
+from fedloom.core import client as work
+from fedloom.core import rng, tree
+from fedloom.core.client import Broadcast, Failure, Plan, Result, State
+from fedloom.core.layout import LiveModule
+from fedloom.core.parts import Batch
+
+EVALUATION_BATCH = 1000
+
+
+class LiveClient:
+    """Does the work of any client of a plan, with one module that is made once and never rebuilt."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.live = LiveModule(copy.deepcopy(plan.model), plan.layout, plan.device)
+        self.x, self.y = plan.data.arrays.x, plan.data.arrays.y
+        self.stage = ""
+
+    def load(self, down: Broadcast, state: State) -> None:
+        """Write the received and the private parameters and buffers into the module."""
+        plan, live = self.plan, self.live
+        split, buffers = plan.layout.shared_size, plan.layout.shared_buffers
+        private = state.get("personal", {})
+        live.theta[:split].copy_(down.shared["shared"])
+        live.theta[split:].copy_(private.get("private", plan.theta0[split:]))
+        live.buffers[:buffers].copy_(down.buffers)
+        live.buffers[buffers:].copy_(private.get("buffers", plan.buffers0[buffers:]))
+
+    def work(self, down: Broadcast, client: int, state: State) -> Result:
+        """One client's local work; an exception inside it, or an update that is not finite, becomes a failure."""
+        self.stage = "receiving the model"
+        try:
+            return self._work(down, client, state)
+        except Exception as error:
+            reason = f"failed in {self.stage}: {type(error).__name__}: {error}"
+            return Result(client, failure=Failure(down.round, client, reason))
+
+    def _work(self, down: Broadcast, client: int, state: State) -> Result:
+        plan, live = self.plan, self.live
+        rows = plan.data.index[client]
+        batches = plan.local.batches(rows, plan.seed, down.round, client)
+        rng.seed_torch(plan.seed, "dropout", down.round, client)
+        live.module.train()
+        self.load(down, state)
+        self.stage = "begin"
+        job = work.begin(plan, down, state, live.theta, len(rows) / plan.mean_size, len(batches))
+        features = plan.method.needs("features")
+        total = torch.zeros((), dtype=plan.layout.dtype, device=live.theta.device)
+        for number, batch in enumerate(batches):
+            self.stage = f"step {number + 1} of {len(batches)}"
+            at = torch.from_numpy(batch)
+            data = Batch(self.x[at], self.y[at])
+            loss = work.loss(plan, work.outputs(live.module, data.x, features), data, job.contexts)
+            live.grad.zero_()
+            loss.backward()
+            with torch.no_grad():
+                work.step(plan, job, live.grad, down.lr)
+                total += loss.detach()
+        self.stage = "end"
+        with torch.no_grad():
+            return finish(plan, down, client, job, live.buffers, float(total) / max(len(batches), 1), len(batches))
+
+    def loss_of_received(self, down: Broadcast, client: int) -> float:
+        """F_i(θ^t): the mean loss of the received model on all training data of the client, before local work."""
+        plan, live = self.plan, self.live
+        rows = torch.from_numpy(plan.data.index[client])
+        live.module.eval()
+        total = 0.0
+        with torch.no_grad():
+            job = work.begin(plan, down, {}, live.theta, len(rows) / plan.mean_size, 1)
+            for part in rows.split(EVALUATION_BATCH):
+                data = Batch(self.x[part], self.y[part])
+                out = work.outputs(live.module, data.x, plan.method.needs("features"))
+                total += len(part) * float(work.loss(plan, out, data, job.contexts))
+        return total / len(rows)
+
+    def losses(self, down: Broadcast, clients: np.ndarray) -> np.ndarray:
+        """``loss_of_received`` of several clients, float64."""
+        self.load(down, {})
+        return np.array([self.loss_of_received(down, int(c)) for c in clients])
+
+
+def finish(
+    plan: Plan, down: Broadcast, client: int, job: work.Work, buffers: torch.Tensor, loss: float, steps: int
+) -> Result:
+    """The result of finished local work, or a failure if something in it is not finite."""
+    update, uploads, states = work.end(plan, down, job)
+    split, shared_buffers = plan.layout.shared_size, plan.layout.shared_buffers
+    if split < plan.layout.size:
+        private = {"private": job.theta[split:].clone(), "buffers": buffers[shared_buffers:].clone()}
+        states["personal"] = states.get("personal", {}) | private
+    result = Result(client, update, buffers[:shared_buffers].clone(), uploads, states, loss, steps)
+    if all(map(tree.finite, (update, {"": result.buffers}, *uploads.values(), *states.values()))):
+        return result
+    return Result(client, failure=Failure(down.round, client, f"its update is not finite (training loss {loss:.3g})"))

@@ -1,0 +1,154 @@
+"""How evenly a metric is spread over clients.
+
+Clients without a value (NaN: they had no samples to be tested on) are left out of every figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import floor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedloom.core.errors import ConfigError
+from fedloom.metrics.values import Direction, Values, sign, vector
+
+NAN = float("nan")
+
+
+def _known(values: Values) -> NDArray[np.float64]:
+    array = vector(values)
+    return array[~np.isnan(array)]
+
+
+def weighted_mean(values: Values, weights: Values) -> float:
+    """Σ w_i x_i / Σ w_i, with the clients' sample counts as w: the mean over samples instead of clients.
+
+    Example:
+        >>> weighted_mean([0.5, 1.0, float("nan")], [3, 1, 9])
+        0.625
+    """
+    x, w = vector(values), vector(weights)
+    if len(x) != len(w):
+        raise ConfigError(f"there are {len(x)} values but {len(w)} weights.")
+    known = ~np.isnan(x)
+    total = w[known].sum()
+    return float((w[known] * x[known]).sum() / total) if total > 0 else NAN
+
+
+def worst(values: Values, share: float = 0.1, direction: Direction = "max") -> float:
+    """Mean over the worst ``share`` of the clients: max(1, ⌊share · K⌋) of the K with a value.
+
+    Example:
+        >>> worst([0.9, 0.2, 0.4, 0.8], share=0.5)
+        0.30000000000000004
+        >>> worst([0.9, 0.2, 0.4, 0.8])  # one client
+        0.2
+    """
+    if not 0 < share <= 1:
+        raise ConfigError(f"a share of the clients lies in (0, 1], not {share}.")
+    s = sign(direction)
+    ordered = np.sort(s * _known(values))
+    count = max(1, floor(share * len(ordered) + 1e-9))
+    return float(s * ordered[:count].mean()) if len(ordered) else NAN
+
+
+def best(values: Values, share: float = 0.1, direction: Direction = "max") -> float:
+    """Mean over the best ``share`` of the clients: max(1, ⌊share · K⌋) of the K with a value.
+
+    Example:
+        >>> best([0.9, 0.2, 0.4, 0.8])
+        0.9
+    """
+    return worst(values, share, "min" if sign(direction) > 0 else "max")
+
+
+def gini(values: Values) -> float:
+    """The Gini coefficient Σ_i Σ_j |x_i − x_j| / (2 K² x̄) of non-negative values: 0 when all are equal.
+
+    Tables often print it times 100. It is NaN when there is no client or the mean is 0.
+
+    Example:
+        >>> gini([1.0, 1.0, 1.0]), gini([0.0, 0.0, 0.0, 1.0])
+        (0.0, 0.75)
+    """
+    x = np.sort(_known(values))
+    if not len(x) or x.sum() <= 0:
+        return NAN
+    ranks = np.arange(1, len(x) + 1)
+    return float(((2 * ranks - len(x) - 1) * x).sum() / (len(x) * x.sum()))
+
+
+def parity_gap(values: Values, groups: Sequence[object] | None = None, weights: Values | None = None) -> float:
+    """Best minus worst group mean (ΔAG); without ``groups`` every client is a group of its own.
+
+    Args:
+        values: the metric of each client [K].
+        groups: the group of each client [K].
+        weights: weight of each client within its group [K], such as its samples; by default 1.
+
+    Example:
+        >>> parity_gap([0.5, 0.75, 1.0])
+        0.5
+        >>> parity_gap([0.5, 0.75, 1.0], groups=["a", "a", "b"])
+        0.375
+    """
+    x = vector(values)
+    labels: Sequence[object] = range(len(x)) if groups is None else groups
+    w = np.ones(len(x)) if weights is None else vector(weights)
+    if not len(x) == len(labels) == len(w):
+        raise ConfigError(f"there are {len(x)} values, {len(labels)} group labels and {len(w)} weights.")
+    rows: dict[object, list[int]] = {}
+    for row, label in enumerate(labels):
+        rows.setdefault(label, []).append(row)
+    means = _known([weighted_mean(x[chosen], w[chosen]) for chosen in rows.values()])
+    return float(means.max() - means.min()) if len(means) else NAN
+
+
+def quantiles(values: Values, at: Sequence[float] = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)) -> dict[float, float]:
+    """The quantile curve: the value below which a share of the clients lies, linearly interpolated.
+
+    Example:
+        >>> quantiles([0.0, 1.0, 2.0], at=(0.0, 0.5, 0.75))
+        {0.0: 0.0, 0.5: 1.0, 0.75: 1.5}
+    """
+    x = _known(values)
+    found = np.quantile(x, list(at)) if len(x) else np.full(len(at), NAN)
+    return {float(q): float(v) for q, v in zip(at, found, strict=True)}
+
+
+def summary(values: Values, weights: Values | None = None, direction: Direction = "max") -> dict[str, float]:
+    """Every figure at once, by the names under which a run stores them (``clients/accuracy/<name>``).
+
+    Args:
+        values: the metric of each client [K]; NaN where a client has none.
+        weights: samples of each client [K], for ``weighted``; by default all equal.
+        direction: which end is the worst one.
+
+    Returns:
+        ``clients`` (how many have a value), ``mean``, ``weighted``, ``std`` (over the clients as a whole population,
+        divided by K), ``worst10``, ``best10``, ``worst``, ``best``, ``gini``, ``gap`` (best minus worst client), and the
+        quantiles ``q10``, ``q25``, ``q50``, ``q75``, ``q90``.
+
+    Example:
+        >>> figures = summary([0.5, 1.0], weights=[3, 1])
+        >>> figures["mean"], figures["weighted"], figures["std"], figures["worst10"], figures["gap"]
+        (0.75, 0.625, 0.25, 0.5, 0.5)
+    """
+    x = vector(values)
+    known = _known(x)
+    everyone = 1 / max(len(known), 1)
+    return {
+        "clients": float(len(known)),
+        "mean": float(known.mean()) if len(known) else NAN,
+        "weighted": weighted_mean(x, np.ones(len(x)) if weights is None else weights),
+        "std": float(known.std()) if len(known) else NAN,
+        "worst10": worst(known, 0.1, direction),
+        "best10": best(known, 0.1, direction),
+        "worst": worst(known, everyone, direction),
+        "best": best(known, everyone, direction),
+        "gini": gini(known),
+        "gap": parity_gap(known),
+        **{f"q{round(100 * q)}": v for q, v in quantiles(known, (0.1, 0.25, 0.5, 0.75, 0.9)).items()},
+    }

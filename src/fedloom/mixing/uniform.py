@@ -1,0 +1,25 @@
+"""Equal mixing coefficients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedloom.core.parts import Cohort, Mixing
+from fedloom.core.slots import mixings
+from fedloom.core.tree import Tree
+
+
+@mixings.register(name="uniform")
+@dataclass(frozen=True)
+class Uniform(Mixing):
+    """p_i = 1/|S_t|, whatever the clients' sizes.
+
+    >>> Uniform().coefficients({}, Cohort(np.array([3, 8]), np.array([10, 30]), 9))[1]
+    array([0.5, 0.5])
+    """
+
+    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+        """Equal shares."""
+        return state, np.full(len(cohort.clients), 1 / len(cohort.clients))

@@ -1,0 +1,33 @@
+"""The proximal term of FedProx."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedloom.core import tree
+from fedloom.core.parts import Context, Term
+from fedloom.core.slots import objectives
+from fedloom.core.tree import Tree
+
+
+@objectives.register(name="proximal")
+@dataclass(frozen=True)
+class Proximal(Term):
+    """(μ/2)‖θ - θ^t‖², with the *squared* norm, pulling local work back to the received model.
+
+    Its gradient μ(θ - θ^t) is added in closed form. Li et al., MLSys 2020, eq. (2). μ = 0 is no term.
+
+    Args:
+        mu: μ ≥ 0.
+    """
+
+    mu: float = 0.01
+
+    citation = """@inproceedings{li2020fedprox, title={Federated Optimization in Heterogeneous Networks},
+  author={Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and Talwalkar, Ameet and Smith,
+  Virginia},
+  booktitle={Proceedings of Machine Learning and Systems}, year={2020}}"""
+
+    def grad(self, grads: Tree, w: Tree, ctx: Context) -> Tree:
+        """G + μ(θ - θ^t)."""
+        return tree.add_(tree.add_(grads, w, self.mu), ctx.received, -self.mu)

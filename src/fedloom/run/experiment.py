@@ -1,0 +1,126 @@
+"""An experiment: a method and the conditions under which it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.federation import Federation
+from fedloom.core.local import Local, cohort_size
+from fedloom.core.method import Method
+
+EVALUATIONS = ("global", "clients", "average", "train")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is measured, and when.
+
+    Args:
+        on: any of ``global`` (server model on the common test set), ``clients`` (the model each client would deploy, on
+            its own test samples, for all clients), ``average`` (the mean of all clients' last models on the common test
+            set; reported only, never fed back) and ``train`` (the server model's loss on all training data).
+        every: rounds between two evaluations; the last round is always evaluated.
+        target: stop-watch mark: a value in (0, 1] of ``metric`` if it is an accuracy, any positive number for a loss.
+        metric: which number the target, early stopping and "best round" look at, like ``global/accuracy``.
+        stop_at_target: whether the run ends when the target is reached.
+        patience: stop after this many evaluations without improvement (0: never).
+        batch_size: samples per forward pass.
+    """
+
+    on: tuple[str, ...] = ("global", "clients")
+    every: int = 1
+    target: float | None = None
+    metric: str = "global/accuracy"
+    stop_at_target: bool = False
+    patience: int = 0
+    batch_size: int = 1000
+
+    def __post_init__(self) -> None:
+        for name in self.on:
+            if name not in EVALUATIONS:
+                raise ConfigError(f"unknown evaluation {name!r}; {nearest(name, EVALUATIONS)}")
+        if self.every < 1 or self.batch_size < 1 or self.patience < 0:
+            raise ConfigError("evaluation: every and batch_size must be at least 1, patience at least 0.")
+        if self.target is not None:
+            if self.maximise and not 0 < self.target <= 1:
+                raise ConfigError(f"the target accuracy is {self.target:g}, but it must lie in (0, 1].")
+            if not self.target > 0:
+                raise ConfigError(f"the target loss is {self.target:g}, but it must be positive.")
+
+    @property
+    def maximise(self) -> bool:
+        """Whether larger values of the metric are better."""
+        return not self.metric.endswith("loss")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A method, data, a model and the conditions of the run; two equal experiments give the same bits.
+
+    Args:
+        method: the composition to run.
+        federation: who holds which data.
+        model: makes a freshly initialised model; called once, under a seed that depends on ``seed`` alone.
+        rounds: T.
+        participation: C in (0, 1]; the cohort holds max(⌊C·K⌋, 1) clients.
+        cohort: cohort size, instead of ``participation``.
+        sampling: ``fixed`` (exactly that many) or ``bernoulli`` (each client with that probability).
+        local: local training.
+        evaluation: what is measured.
+        engine: ``serial``, ``processes`` or ``vmap``.
+        engine_settings: settings of the engine, like ``{"workers": 4}``.
+        seed: of everything that is random.
+        drop_rate: probability that a cohort member drops out of a round (injected failures).
+        dtype: ``float32`` or ``float64``.
+        device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``.
+        config: the settings as a person gave them, kept in the run directory.
+
+    Raises:
+        ConfigError: for impossible settings, before anything runs.
+    """
+
+    method: Method
+    federation: Federation
+    model: Callable[[], nn.Module]
+    rounds: int = 100
+    participation: float = 1.0
+    cohort: int | None = None
+    sampling: str = "fixed"
+    local: Local = field(default_factory=Local)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    engine: str = "serial"
+    engine_settings: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    drop_rate: float = 0.0
+    dtype: str = "float32"
+    device: str = "auto"
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        size = cohort_size(len(self.federation), self.participation, self.cohort)
+        if self.rounds < 1:
+            raise ConfigError(f"rounds is {self.rounds}, but at least 1 is needed.")
+        if self.sampling not in ("fixed", "bernoulli"):
+            raise ConfigError(f"unknown sampling {self.sampling!r}; {nearest(self.sampling, ('fixed', 'bernoulli'))}")
+        if not 0 <= self.drop_rate < 1:
+            raise ConfigError(f"drop_rate is {self.drop_rate:g}, but it must lie in [0, 1).")
+        if self.dtype not in ("float32", "float64"):
+            raise ConfigError(f"unknown dtype {self.dtype!r}; {nearest(self.dtype, ('float32', 'float64'))}")
+        if self.method.needs("full_participation") and size < len(self.federation):
+            raise ConfigError(
+                f"{self.method.who_needs('full_participation')} needs every client in every round, "
+                f"but the cohort holds {size} of {len(self.federation)}."
+            )
+        if self.method.needs("plain_sgd") and self.local.momentum:
+            raise ConfigError(
+                f"{self.method.who_needs('plain_sgd')} reads gradients from displacements and so needs "
+                f"local momentum 0, not {self.local.momentum:g}."
+            )
+        empty = (self.federation.train.index.sizes == 0).nonzero()[0]
+        if len(empty):
+            raise ConfigError(f"{len(empty)} clients have no training samples; the first is client {empty[0]}.")

@@ -1,0 +1,62 @@
+"""Colours: safe for colour-blind readers, the same for a method everywhere, in light and in dark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#A6761D")
+"""After Okabe and Ito, without their yellow and black, which vanish on a light or a dark page."""
+
+DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2))
+"""Lengths of line and gap, in line widths; none is a solid line."""
+
+MARKERS = "os^DvPX*"
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one group is drawn, everywhere."""
+
+    colour: str
+    dash: tuple[float, ...] = ()
+    marker: str = "o"
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours of everything that is not data."""
+
+    background: str
+    text: str
+    muted: str
+    grid: str
+
+
+LIGHT = Theme("#ffffff", "#1c2430", "#5d6878", "#e3e7ec")
+DARK = Theme("#171c23", "#e4e8ee", "#9aa5b4", "#2c343f")
+
+
+def styles(methods: Sequence[str]) -> list[Style]:
+    """One style for each group, given the method of each.
+
+    A method has one colour, FedAvg the first; its variants differ by dash and marker. When every group is of one method,
+    each has a colour of its own instead.
+
+    Example:
+        >>> [(s.colour, len(s.dash)) for s in styles(["scaffold", "fedavg", "scaffold"])]
+        [('#D55E00', 0), ('#0072B2', 0), ('#D55E00', 2)]
+        >>> [s.colour for s in styles(["feddyn", "feddyn"])]
+        ['#0072B2', '#D55E00']
+    """
+    distinct = sorted(set(methods), key=lambda name: (name != "fedavg", name))
+    found: list[Style] = []
+    for position, method in enumerate(methods):
+        if len(distinct) == 1:
+            hue, variant = position, position // len(COLOURS)
+        else:
+            hue = distinct.index(method)
+            variant = hue // len(COLOURS) + methods[:position].count(method)
+        dash = DASHES[variant % len(DASHES)]
+        found.append(Style(COLOURS[hue % len(COLOURS)], dash, MARKERS[(hue + variant) % len(MARKERS)]))
+    return found

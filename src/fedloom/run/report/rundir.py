@@ -1,0 +1,209 @@
+"""One run directory, read back: whatever of the contract is there, and notes on what is not."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as parquet
+from numpy.typing import NDArray
+from omegaconf import OmegaConf
+
+from fedloom.core.errors import FedLoomError
+
+Columns = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run directory says.
+
+    Args:
+        path: the directory.
+        config: the resolved configuration, flat: ``partition.alpha`` is a key.
+        rows: one mapping a round, in order of rounds.
+        summary: what a finished run says of itself; empty for a run that is not finished.
+        clients: the columns of the last evaluated round of ``clients.parquet``; empty when there is none.
+        mixing: the columns of ``mixing.parquet``; empty when there is none.
+        citations: BibTeX.
+        notes: what could not be read, in sentences.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    rows: tuple[Mapping[str, Any], ...]
+    summary: Mapping[str, Any]
+    clients: Columns
+    mixing: Columns
+    citations: str
+    notes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The directory and the one it is in."""
+        return "/".join(self.path.resolve().parts[-2:]).lstrip("/")
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        for found in (self.config.get("method.name"), self.config.get("method"), self.summary.get("method")):
+            if isinstance(found, str) and found:
+                return found
+        return self.path.resolve().name
+
+    @property
+    def seed(self) -> str:
+        """The seed, as text."""
+        return str(self.config.get("seed", self.summary.get("seed", "–")))
+
+    @property
+    def last_round(self) -> int:
+        """The last round that is on record; 0 before the first."""
+        return int(self.rows[-1]["round"]) if self.rows else 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run wrote its summary."""
+        return bool(self.summary)
+
+    def number(self, key: str) -> float | None:
+        """A setting as a number, or None."""
+        value = self.config.get(key)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    def curve(self, key: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Rounds at which ``key`` was recorded, and its values there (NaN where the run wrote NaN)."""
+        points = [(row["round"], row[key]) for row in self.rows if _is_number(row.get(key))]
+        table = np.array(points, dtype=np.float64).reshape(-1, 2)
+        return table[:, 0], table[:, 1]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def flatten(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested mapping with dotted keys.
+
+    >>> flatten({"method": {"name": "feddyn", "steps": [1, 2]}, "seed": 3, "empty": {}})
+    {'method.name': 'feddyn', 'method.steps': '[1, 2]', 'seed': 3, 'empty': '{}'}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = str(value) if isinstance(value, list | tuple | Mapping) else value
+    return flat
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except Exception as error:  # YAML and OmegaConf errors share no base
+        raise FedLoomError(f"{path} cannot be read as a configuration: {_first_line(error)}.") from error
+    if not isinstance(found, Mapping):
+        raise FedLoomError(f"{path} holds no settings: it should be a mapping of names to values.")
+    return flatten(found)
+
+
+def _rows(path: Path, notes: list[str]) -> tuple[dict[str, Any], ...]:
+    """Rounds in order; of a round written twice (before and after a resume) the later one."""
+    by_round: dict[int, dict[str, Any]] = {}
+    broken = 0
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            by_round[int(row["round"])] = row
+        except (ValueError, TypeError, KeyError, OverflowError):
+            broken += 1
+    if broken:
+        notes.append(f"{broken} line{'s' if broken > 1 else ''} of metrics.jsonl could not be read and left out.")
+    return tuple(by_round[r] for r in sorted(by_round))
+
+
+def _summary(path: Path, notes: list[str]) -> dict[str, Any]:
+    if not path.is_file():
+        notes.append("there is no summary.json: the run is not finished.")
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except ValueError:
+        found = None
+    if isinstance(found, dict):
+        return found
+    notes.append("summary.json could not be read.")
+    return {}
+
+
+def _parquet(path: Path, needed: set[str], notes: list[str]) -> Columns:
+    if not path.is_file():
+        return {}
+    try:
+        table = parquet.read_table(path)
+        columns = {name: table.column(name).to_numpy() for name in table.column_names}
+    except Exception as error:  # a file that is still being written has no footer
+        notes.append(f"{path.name} could not be read: {_first_line(error)}.")
+        return {}
+    if missing := sorted(needed - columns.keys()):
+        notes.append(f"{path.name} has no column {', '.join(missing)}.")
+        return {}
+    return columns if table.num_rows else {}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def load(path: Path) -> Run:
+    """Read a run directory.
+
+    Raises:
+        FedLoomError: when the directory, its ``config.yaml`` or its ``metrics.jsonl`` is missing, or its configuration
+            cannot be read. Everything else may be missing and is only noted.
+
+    Example:
+        >>> load(Path("/nowhere"))
+        Traceback (most recent call last):
+        ...
+        fedloom.core.errors.FedLoomError: /nowhere is not a run directory: there is no such directory.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise FedLoomError(f"{path} is not a run directory: there is no such directory.")
+    for name in ("config.yaml", "metrics.jsonl"):
+        if not (path / name).is_file():
+            raise FedLoomError(f"{path} is not a run directory: {name} is missing.")
+    notes: list[str] = []
+    clients = _parquet(path / "clients.parquet", {"round", "client", "accuracy"}, notes)
+    if clients:
+        last = clients["round"] == clients["round"].max()
+        clients = {name: column[last] for name, column in clients.items()}
+    bib = path / "citations.bib"
+    return Run(
+        path=path,
+        config=_config(path / "config.yaml"),
+        rows=_rows(path / "metrics.jsonl", notes),
+        summary=_summary(path / "summary.json", notes),
+        clients=clients,
+        mixing=_parquet(path / "mixing.parquet", {"round", "client", "p"}, notes),
+        citations=bib.read_text(encoding="utf-8", errors="replace") if bib.is_file() else "",
+        notes=tuple(notes),
+    )
+
+
+def cohort_size(run: Run) -> float | None:
+    """Clients a round: max(⌊C · K⌋, 1) from the configuration, or the mean number of clients that were mixed."""
+    clients, rate = run.number("clients"), run.number("participation")
+    if clients and rate:
+        return max(math.floor(clients * rate + 1e-9), 1) if rate <= 1 else rate
+    if run.mixing:
+        return len(run.mixing["round"]) / len(np.unique(run.mixing["round"]))
+    return None

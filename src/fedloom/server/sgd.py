@@ -1,0 +1,40 @@
+"""Server-side SGD, with momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedloom.core import tree
+from fedloom.core.parts import ServerOptimizer
+from fedloom.core.slots import servers
+from fedloom.core.tree import Tree
+
+
+@servers.register(name="sgd")
+@dataclass(frozen=True)
+class SGD(ServerOptimizer):
+    """m ← βm + Δ, θ ← θ - ηm; the momentum m is kept across rounds. With η = 1 and β = 0 the server takes the mean.
+
+    Hsu, Qi & Brown 2019 (FedAvgM), §4.3.
+
+    Args:
+        lr: server learning rate η.
+        momentum: β.
+    """
+
+    lr: float = 1.0
+    momentum: float = 0.0
+
+    citation = """@article{hsu2019fedavgm,
+  title={Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification},
+  author={Hsu, Tzu-Ming Harry and Qi, Hang and Brown, Matthew}, journal={arXiv:1909.06335}, year={2019}}"""
+
+    def init_server(self, shared: Tree) -> Tree:
+        """M = 0."""
+        return tree.zeros_like(shared)
+
+    def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
+        """The step ηm."""
+        m = tree.add(tree.scale(state, self.momentum), update)
+        return m, tree.scale(m, self.lr)

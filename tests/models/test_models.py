@@ -1,0 +1,169 @@
+"""Every model of the zoo: its size, its law, and that it runs under torch.func."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, stack_module_state, vmap
+
+from fedloom.core.errors import ConfigError
+from fedloom.models import models
+
+SMALL = {"feddyn_cnn": {"padding": "same"}}  # what lets a model take 8x8 digits
+NAMES = sorted(models.names())
+
+
+def make(name: str, inputs: tuple[int, ...] = (1, 8, 8), **settings: object) -> nn.Module:
+    torch.manual_seed(0)
+    return models.make(name, classes=10, inputs=inputs, **{**SMALL.get(name, {}), **settings})
+
+
+def size(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def conv(before: int, after: int, side: int, bias: bool = True) -> int:
+    return before * after * side**2 + after * bias
+
+
+def dense(*widths: int) -> int:
+    return sum(a * b + b for a, b in pairwise(widths))
+
+
+RESNET = (
+    conv(3, 64, 3, bias=False)
+    + 128
+    + 4 * (conv(64, 64, 3, bias=False) + 128)
+    + sum(
+        conv(c // 2, c, 3, bias=False) + 3 * conv(c, c, 3, bias=False) + conv(c // 2, c, 1, bias=False) + 5 * 2 * c
+        for c in (128, 256, 512)
+    )
+    + dense(512, 10)
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "settings", "count"),
+    [
+        ("logistic", (1, 28, 28), {}, 7850),
+        ("mlp", (30,), {"hidden": [7, 5]}, dense(30, 7, 5, 10)),
+        ("mlp", (30,), {"hidden": []}, dense(30, 10)),
+        ("two_nn", (1, 28, 28), {}, 199_210),
+        ("two_nn", (1, 28, 28), {"width": 100}, dense(784, 100, 100, 10)),
+        ("two_cnn", (1, 28, 28), {}, 1_663_370),
+        ("two_cnn", (1, 28, 28), {"padding": "valid"}, conv(1, 32, 5) + conv(32, 64, 5) + dense(1024, 512, 10)),
+        ("feddyn_cnn", (3, 32, 32), {"padding": "valid"}, 797_962),
+        (
+            "feddyn_cnn",
+            (3, 32, 32),
+            {"padding": "valid"},
+            conv(3, 64, 5) + conv(64, 64, 5) + dense(64 * 5 * 5, 384, 192, 10),
+        ),
+        ("resnet18", (3, 32, 32), {}, 11_173_962),
+        ("resnet18", (3, 32, 32), {"norm": "batch"}, RESNET),
+    ],
+)
+def test_number_of_parameters(name: str, inputs: tuple[int, ...], settings: dict, count: int) -> None:
+    assert size(make(name, inputs, **settings)) == count
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_head_of_features_is_forward_and_inputs_stay(name: str) -> None:
+    model = make(name).eval()
+    x = torch.randn(3, 1, 8, 8)
+    before = x.clone()
+    features, head = model.features(x), model.head
+    assert isinstance(head, nn.Linear)
+    assert features.shape == (3, head.in_features)
+    assert torch.equal(model(x), head(features))
+    assert model(x).shape == (3, 10)
+    assert torch.equal(x, before)
+
+
+def loss(model: nn.Module, state: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(functional_call(model, state, (x,)), y)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_vmap_over_clients_equals_the_plain_forward_and_gradient(name: str) -> None:
+    twins = [make(name, zero=False) if name == "logistic" else make(name) for _ in range(2)]
+    with torch.no_grad():
+        for p in twins[1].parameters():
+            p.mul_(1.1)
+    twins = [twin.double() for twin in twins]
+    params, buffers = stack_module_state(twins)
+    x = torch.randn(2, 4, 1, 8, 8, dtype=torch.float64)
+    y = torch.randint(10, (2, 4))
+    together = vmap(lambda p, b, x: functional_call(twins[0], (p, b), (x,)))(params, buffers, x)
+    gradients = vmap(grad(lambda p, b, x, y: loss(twins[0], {**p, **b}, x, y)))(params, buffers, x, y)
+    for i, twin in enumerate(twins):
+        torch.testing.assert_close(together[i], twin(x[i]))
+        alone = torch.autograd.grad(nn.functional.cross_entropy(twin(x[i]), y[i]), list(twin.parameters()))
+        for key, value in zip(dict(twin.named_parameters()), alone, strict=True):
+            torch.testing.assert_close(gradients[key][i], value)
+
+
+def test_batch_norm_has_buffers_and_group_norm_none() -> None:
+    group, batch = make("resnet18"), make("resnet18", norm="batch")
+    kinds = {type(m) for m in group.modules()}
+    assert nn.GroupNorm in kinds
+    assert nn.BatchNorm2d not in kinds
+    assert not list(group.buffers())
+    kinds = {type(m) for m in batch.modules()}
+    assert nn.BatchNorm2d in kinds
+    assert nn.GroupNorm not in kinds
+    assert len(list(batch.buffers())) == 3 * sum(isinstance(m, nn.BatchNorm2d) for m in batch.modules())
+
+
+def test_group_norm_sees_one_sample_at_a_time_and_batch_norm_does_not() -> None:
+    x = torch.randn(4, 1, 8, 8)
+    group, batch = make("resnet18").train(), make("resnet18", norm="batch").train()
+    torch.testing.assert_close(group(x)[:1], group(x[:1]), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(batch(x)[:2], batch(x[:2]), atol=1e-3)
+
+
+def test_batch_norm_trains_under_vmap_with_its_buffers_stacked() -> None:
+    twins = [make("resnet18", norm="batch").train() for _ in range(2)]
+    params, buffers = stack_module_state(twins)
+    first = next(k for k in buffers if k.endswith("running_mean"))
+    x = torch.randn(2, 4, 1, 8, 8)
+    vmap(lambda p, b, x: functional_call(twins[0], (p, b), (x,)))(params, buffers, x)
+    twins[1](x[1])
+    torch.testing.assert_close(buffers[first][1], dict(twins[1].named_buffers())[first])
+
+
+def test_zero_start_is_a_switch() -> None:
+    assert not any(p.any() for p in make("logistic").parameters())
+    assert all(p.any() for p in make("logistic", zero=False).parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "settings", "sentence"),
+    [
+        ("feddyn_cnn", (1, 8, 8), {"padding": "valid"}, "at least 16 by 16, but a sample has shape"),
+        ("feddyn_cnn", (3, 15, 32), {"padding": "valid"}, "at least 16 by 16"),
+        ("two_cnn", (1, 3, 8), {}, "at least 4 by 4"),
+        ("two_cnn", (784,), {}, "needs images"),
+        ("two_cnn", (1, 8, 8), {"padding": "sam"}, "did you mean 'same'"),
+        ("resnet18", (64,), {}, "needs images"),
+        ("resnet18", (1, 8, 8), {"norm": "layer"}, "There are: batch, group"),
+        ("resnet18", (1, 8, 8), {"groups": 3}, "divides 64, not 3"),
+        ("two_nn", (1, 8, 8), {"width": 0}, "at least 1 for 'width', not 0"),
+        ("mlp", (1, 8, 8), {"hidden": [8, -1]}, "at least 1 for 'hidden', not -1"),
+        ("mlp", (0,), {}, "at least 1 for 'inputs', not 0"),
+    ],
+)
+def test_impossible_settings_end_in_one_sentence(name: str, inputs: tuple, settings: dict, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        make(name, inputs, **settings)
+    assert str(caught.value).endswith(".")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "side", "padding"), [("feddyn_cnn", 16, "valid"), ("two_cnn", 4, "same")])
+def test_the_smallest_image_named_in_the_sentence_works(name: str, side: int, padding: str) -> None:
+    model = make(name, (1, side, side), padding=padding)
+    assert model(torch.zeros(1, 1, side, side)).shape == (1, 10)

@@ -1,0 +1,143 @@
+"""Metrics against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedloom.core.errors import ConfigError
+from fedloom.metrics import (
+    accuracy,
+    best,
+    best_round,
+    fedavg_rounds,
+    final_round,
+    final_smoothed,
+    gini,
+    hits,
+    parameters_to_target,
+    parity_gap,
+    quantiles,
+    rounds_to_target,
+    smoothed,
+    summary,
+    weighted_mean,
+    worst,
+)
+
+NAN = float("nan")
+
+
+def test_hits_count_per_client_and_skip_padding() -> None:
+    logits = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [1.0, 0.0]]])
+    assert hits(logits, torch.tensor([[0, 1], [1, -1]])).tolist() == [2, 0]
+
+
+def test_accuracy_from_counts_takes_tensors_and_clients_without_samples() -> None:
+    found = accuracy(torch.tensor([1, 0]), torch.tensor([2, 0]))
+    assert found[0] == 0.5
+    assert math.isnan(found[1])
+
+
+@pytest.mark.parametrize(
+    ("clients", "count"), [(1, 1), (9, 1), (10, 1), (19, 1), (20, 2), (29, 2), (30, 3), (70, 7), (1000, 100)]
+)
+def test_the_worst_tenth_is_at_least_one_client_and_rounds_down(clients: int, count: int) -> None:
+    values = np.random.default_rng(0).permutation(np.arange(clients, dtype=float))
+    assert worst(values) == np.arange(count).mean()
+    assert best(values) == np.arange(clients - count, clients).mean()
+
+
+def test_summary_by_hand() -> None:
+    figures = summary([0.2, 0.4, 0.6, 0.8, NAN], weights=[1, 1, 1, 7, 90])
+    expected = {
+        "clients": 4,
+        "mean": 0.5,
+        "weighted": (0.2 + 0.4 + 0.6 + 5.6) / 10,
+        "std": math.sqrt((0.09 + 0.01 + 0.01 + 0.09) / 4),
+        "worst10": 0.2,
+        "best10": 0.8,
+        "worst": 0.2,
+        "best": 0.8,
+        "gini": (2 * (0.2 + 0.4 + 0.6 + 0.2 + 0.4 + 0.2)) / (2 * 16 * 0.5),
+        "gap": 0.6,
+        "q10": 0.26,
+        "q25": 0.35,
+        "q50": 0.5,
+        "q75": 0.65,
+        "q90": 0.74,
+    }
+    assert figures == pytest.approx(expected)
+
+
+def test_for_losses_the_worst_is_the_largest() -> None:
+    figures = summary([1.0, 2.0, 5.0], direction="min")
+    assert (figures["worst"], figures["best"], figures["worst10"]) == (5.0, 1.0, 5.0)
+
+
+def test_no_client_gives_nan_everywhere() -> None:
+    figures = summary([NAN, NAN])
+    assert figures.pop("clients") == 0
+    assert all(math.isnan(v) for v in figures.values())
+
+
+def test_gini_equals_its_definition() -> None:
+    x = np.random.default_rng(1).random(23)
+    direct = np.abs(x[:, None] - x[None]).sum() / (2 * len(x) ** 2 * x.mean())
+    assert gini(x) == pytest.approx(direct)
+    assert gini(3 * x) == pytest.approx(direct)
+
+
+def test_parity_gap_over_weighted_groups() -> None:
+    assert parity_gap([1.0, 0.0, 0.5, NAN], ["a", "a", "b", "c"], [3, 1, 1, 1]) == pytest.approx(0.25)
+
+
+def test_quantile_curve_ends_at_worst_and_best() -> None:
+    curve = quantiles([0.3, 0.1, 0.2])
+    assert (curve[0.0], curve[0.5], curve[1.0]) == (0.1, 0.2, 0.3)
+
+
+def test_target_is_reached_at_the_first_crossing_and_equality_counts() -> None:
+    rounds = [5, 10, 15, 20]
+    assert rounds_to_target([0.1, NAN, 0.8, 0.7], rounds, 0.8) == 15
+    assert rounds_to_target([0.1, NAN, 0.8, 0.9], rounds, 0.91) is None
+    assert rounds_to_target([2.0, 1.0, 0.5, 0.6], rounds, 1.0, "min") == 10
+    assert parameters_to_target([0.1, NAN, 0.8, 0.7], [10, 20, 30, 40], 0.8) == 30
+    assert parameters_to_target([], [], 0.8) is None
+
+
+def test_scaffold_costs_twice_fedavg() -> None:
+    assert fedavg_rounds(10 * 50 * 7, 50, 10) == 7
+    assert fedavg_rounds(2 * 10 * 50 * 7, 50, 10) == 14
+
+
+def test_final_best_and_smoothed_are_three_figures() -> None:
+    values, rounds = [0.4, 0.8, 0.6, NAN], [1, 2, 3, 4]
+    assert final_round(values, rounds) == (3, 0.6)
+    assert best_round(values, rounds) == (2, 0.8)
+    assert final_smoothed(values, rounds, 0.5) == (3, pytest.approx(0.6))
+    assert final_round([NAN], [1]) is best_round([NAN], [1]) is final_smoothed([NAN], [1]) is None
+
+
+def test_smoothing_starts_at_the_first_value() -> None:
+    np.testing.assert_allclose(smoothed([NAN, 2.0, 4.0], 0.75), [NAN, 2.0, 2.5])
+    np.testing.assert_array_equal(smoothed([3.0, 1.0], 0.0), [3.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: rounds_to_target([1.0], [1, 2], 0.5), "1 values but 2 rounds"),
+        (lambda: rounds_to_target([1.0], [1], 0.5, "up"), "not 'up'"),  # type: ignore[arg-type]
+        (lambda: worst([1.0], 0.0), "in \\(0, 1\\], not 0.0"),
+        (lambda: smoothed([1.0], 1.0), "in \\[0, 1\\), not 1.0"),
+        (lambda: weighted_mean([1.0], [1.0, 2.0]), "1 values but 2 weights"),
+        (lambda: fedavg_rounds(1, 0, 1), "needs a model and a cohort"),
+    ],
+)
+def test_wrong_use_ends_in_a_sentence(call, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        call()
