@@ -49,10 +49,6 @@ class Store(Protocol):
         """The client's state, or None."""
         ...
 
-    def put(self, client: int, state: State) -> None:
-        """Replace the client's state."""
-        ...
-
 
 class Engine(Protocol):
     """Interprets client work. Results come in the order of ``clients``, so that sums have one order on all engines."""
@@ -100,6 +96,7 @@ class Report:
     train_loss: float
     traffic: Traffic
     failures: list[Failure] = field(default_factory=list)
+    states: dict[int, State] = field(default_factory=dict)  # new client states, to be stored when the round is over
 
 
 class Fold:
@@ -178,13 +175,14 @@ def federated_round(
         plan: the fixed part of client work.
         engine: what interprets it.
         server: the state before the round.
-        store: client states; those of clients that fail stay as they were.
+        store: client states; read only, so that a round broken off midway leaves no trace.
         cohort: S_t, sorted client numbers.
         drop_rate: probability that a member drops out after receiving the model (injected, for tests and studies).
         observe: called with every successful result, in order.
 
     Returns:
-        The server's new state and the round's report. If nobody's update can be used the model stays as it is.
+        The server's new state, and the round's report with the clients' new states. If nobody's update can be used
+        the model stays as it is.
 
     Raises:
         ClientError: if every client failed with an error, which is a fault in the code and not in the clients.
@@ -226,7 +224,7 @@ def federated_round(
             continue
         report.traffic.up(({**result.update, "buffers": result.buffers}, *result.uploads.values()))
         fold.add(position, result)
-        store.put(result.client, result.state)
+        report.states[result.client] = result.state
         local_losses.append(result.loss)
         observe(result)
 

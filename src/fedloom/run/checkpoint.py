@@ -1,0 +1,192 @@
+"""Checkpoints: data, never pickles; written whole or not at all; refused when altered.
+
+A checkpoint is a folder ``checkpoint/round-000120`` with tensors in safetensors files and ``manifest.json``, which names
+each file with its size and SHA-256. It is written under a temporary name and renamed when everything is on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from fedloom.core.client import State
+from fedloom.core.errors import CheckpointError
+from fedloom.core.round import Server
+from fedloom.run.evaluate import LastModels
+from fedloom.run.store import MemoryStore
+
+FORMAT = 1
+NAME = re.compile(r"round-(\d{6,})")
+
+
+@dataclass
+class Snapshot:
+    """All state of a run between two rounds."""
+
+    server: Server
+    store: MemoryStore
+    last: LastModels | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def save(folder: Path, snapshot: Snapshot, keep: int = 2) -> Path:
+    """Write a checkpoint into ``folder`` and then remove all but the last ``keep``.
+
+    Raises:
+        OSError: if it could not be written (disk full); earlier checkpoints are untouched.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for leftover in folder.glob(".writing-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    final = folder / f"round-{snapshot.server.round:06d}"
+    part = folder / f".writing-{final.name}"
+    part.mkdir()
+    try:
+        files = {}
+        for name, tensors in _tensors(snapshot).items():
+            blob = save_tensors({key: value.detach().cpu().contiguous() for key, value in tensors.items()})
+            write_synced(part / f"{name}.safetensors", blob)
+            files[f"{name}.safetensors"] = {"bytes": len(blob), "sha256": hashlib.sha256(blob).hexdigest()}
+        manifest = {"format": FORMAT, "round": snapshot.server.round, "files": files, **snapshot.facts}
+        write_synced(part / "manifest.json", json.dumps(manifest, indent=1).encode())
+        if final.exists():
+            shutil.rmtree(final)
+        os.rename(part, final)
+        sync_folder(folder)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    for old in available(folder)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def available(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, oldest first."""
+    found = [path for path in folder.glob("round-*") if NAME.fullmatch(path.name)] if folder.is_dir() else []
+    return sorted(found, key=lambda path: int(path.name.removeprefix("round-")))
+
+
+def load(path: Path, initial: Snapshot) -> Snapshot:
+    """Read a checkpoint, verified file by file; ``initial`` is the run's state before the first round.
+
+    Raises:
+        CheckpointError: if something is missing, truncated or altered; the sentence names the checkpoint before it.
+    """
+    try:
+        return _load(path, initial)
+    except (OSError, KeyError, ValueError, SafetensorError) as error:
+        earlier = [other for other in available(path.parent) if other.name < path.name]
+        advice = f"continue from the one before it with resume={earlier[-1]}" if earlier else "there is none before it"
+        reason = str(error) or type(error).__name__
+        raise CheckpointError(f"the checkpoint {path} cannot be used ({reason}); {advice}.") from error
+
+
+def _load(path: Path, initial: Snapshot) -> Snapshot:
+    manifest = json.loads((path / "manifest.json").read_text())
+    if manifest["format"] != FORMAT:
+        raise ValueError(f"its format is {manifest['format']}, this version reads {FORMAT}")
+    trees: dict[str, dict[str, Tensor]] = {}
+    for name, facts in manifest["files"].items():
+        blob = (path / name).read_bytes()
+        if len(blob) != facts["bytes"]:
+            raise ValueError(f"{name} has {len(blob)} bytes instead of {facts['bytes']}")
+        if hashlib.sha256(blob).hexdigest() != facts["sha256"]:
+            raise ValueError(f"{name} was altered: its checksum differs")
+        trees[name.removesuffix(".safetensors")] = load_tensors(blob)
+    top = trees["server"]
+    shared, buffers = top.pop("shared"), top.pop("buffers")
+    if shared.shape != initial.server.shared["shared"].shape or shared.dtype != initial.server.shared["shared"].dtype:
+        raise ValueError("it belongs to another model")
+    device = initial.server.buffers.device
+    parts = {place: {k: v.to(device) for k, v in t.items()} for place, t in _nested(top).items()}
+    server = Server({"shared": shared.to(device)}, buffers.to(device), parts, manifest["round"])
+    store = MemoryStore()
+    clients: dict[int, State] = {}
+    for key, value in trees["clients"].items():
+        client, place, name = key.split("|", 2)
+        clients.setdefault(int(client), {}).setdefault(place, {})[name] = value.to(device)
+    store.update(clients)
+    last = initial.last
+    if last is not None and "average" in trees:
+        last.total = trees["average"].pop("total")
+        last.models = {int(client): model for client, model in trees["average"].items()}
+    known = {"format", "round", "files"}
+    return Snapshot(server, store, last, {k: v for k, v in manifest.items() if k not in known})
+
+
+def _tensors(snapshot: Snapshot) -> dict[str, dict[str, Tensor]]:
+    server = snapshot.server
+    trees: dict[str, dict[str, Tensor]] = {
+        "server": {"shared": server.shared["shared"], "buffers": server.buffers}
+        | {f"{place}|{name}": value for place, t in server.parts.items() for name, value in t.items()},
+        "clients": {
+            f"{client}|{place}|{name}": value
+            for client, state in snapshot.store
+            for place, t in state.items()
+            for name, value in t.items()
+        },
+    }
+    if snapshot.last is not None:
+        models = {str(client): model for client, model in snapshot.last.models.items()}
+        trees["average"] = {"total": snapshot.last.total, **models}
+    return trees
+
+
+def _nested(flat: dict[str, Tensor]) -> State:
+    nested: State = {}
+    for key, value in flat.items():
+        place, name = key.split("|", 1)
+        nested.setdefault(place, {})[name] = value
+    return nested
+
+
+def write_synced(path: Path, blob: bytes) -> None:
+    """Write a file and wait until it is on disk."""
+    with path.open("wb") as file:
+        file.write(blob)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until a folder's entries are on disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_whole(path: Path, blob: bytes) -> None:
+    """Replace a file atomically: readers see the old content or the new one, never half of it."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        write_synced(part, blob)
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def remove(path: Path) -> None:
+    """Delete one checkpoint."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def as_file(named: dict[str, Tensor]) -> bytes:
+    """Named tensors as a safetensors file, for use outside FedLoom."""
+    plain = torch.contiguous_format
+    return save_tensors({k: v.detach().cpu().clone(memory_format=plain).contiguous() for k, v in named.items()})

@@ -1,0 +1,68 @@
+"""What makes an experiment the one it is: the settings that its bits depend on, as plain data."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from fedloom.core.client import Plan
+from fedloom.run.experiment import Experiment
+
+
+def describe(experiment: Experiment, plan: Plan) -> dict[str, Any]:
+    """The experiment as nested plain data. Two runs with equal descriptions give equal bits.
+
+    The number of rounds, the engine, and what is evaluated are not in it: they do not change what was computed so far.
+    """
+    federation = experiment.federation
+    parts = {place: repr(part) for place, part in experiment.method.parts.items()}
+    return {
+        "method": {"name": experiment.method.name, "pooled": experiment.method.pooled, **parts},
+        "local": asdict(experiment.local),
+        "sampling": {
+            "participation": experiment.participation,
+            "cohort": experiment.cohort,
+            "kind": experiment.sampling,
+            "drop_rate": experiment.drop_rate,
+        },
+        "federation": {
+            "clients": len(federation),
+            "samples": len(federation.train.arrays),
+            "digest": _digest(
+                federation.train.index.rows, federation.train.index.offsets, federation.train.arrays.y.numpy()
+            ),
+        },
+        "model": {
+            "parameters": plan.layout.size,
+            "digest": _digest(*(np.frombuffer(repr(leaf).encode(), np.uint8) for leaf in plan.layout.parameters)),
+        },
+        "seed": experiment.seed,
+        "dtype": experiment.dtype,
+    }
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """The settings that differ, each as ``name: old → new``.
+
+    >>> differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
+    ['a.b: 1 → 3']
+    """
+    found = []
+    for key in [*old, *(key for key in new if key not in old)]:
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            found.append(f"{prefix}{key}: {a} → {b}")
+    return found
+
+
+def _digest(*arrays: np.ndarray) -> str:
+    hasher = hashlib.blake2b(digest_size=8)
+    for array in arrays:
+        hasher.update(np.ascontiguousarray(array))
+    return hasher.hexdigest()

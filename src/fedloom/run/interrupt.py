@@ -1,0 +1,50 @@
+"""Ctrl-C and SIGTERM at a safe moment."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Interruptible:
+    """Turns SIGINT and SIGTERM into ``KeyboardInterrupt``, but holds them back where state is being changed.
+
+    Used as a context manager around a run; inside it, ``with held():`` marks the moments that must not be broken off.
+    Outside the main thread, where Python delivers no signals, it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._holding = False
+        self._came = False
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> Interruptible:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._holding:
+            self._came = True
+        else:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold signals back until the block is over."""
+        self._holding = True
+        try:
+            yield
+        finally:
+            self._holding = False
+        if self._came:
+            self._came = False
+            raise KeyboardInterrupt

@@ -1,0 +1,350 @@
+"""The loop over rounds: evaluate, record, checkpoint, stop; and go on after anything that stopped it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedloom.core import rng
+from fedloom.core.client import Failure, Plan
+from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError
+from fedloom.core.federation import Arrays, Federation, Split
+from fedloom.core.local import cohort_size, draw_cohort
+from fedloom.core.round import Report, Server, Traffic, federated_round
+from fedloom.core.slots import label
+from fedloom.engines import engines
+from fedloom.run import checkpoint as checkpoints
+from fedloom.run.checkpoint import Snapshot
+from fedloom.run.describe import describe, differences
+from fedloom.run.directory import RunDirectory, environment
+from fedloom.run.evaluate import Evaluator, LastModels
+from fedloom.run.experiment import Experiment
+from fedloom.run.interrupt import Interruptible
+from fedloom.run.machine import one_thread, pick_device
+from fedloom.run.store import MemoryStore
+from fedloom.run.summary import should_stop, summarise
+
+
+class Progress(Protocol):
+    """Shows a run while it goes on."""
+
+    def start(self, name: str, total_rounds: int, start_round: int) -> None:
+        """Called once, before the first round of this process."""
+        ...
+
+    def round(self, record: dict[str, Any]) -> None:
+        """Called after every round with its record."""
+        ...
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Called once at the end."""
+        ...
+
+
+class Silent:
+    """Shows nothing."""
+
+    def start(self, name: str, total_rounds: int, start_round: int) -> None:
+        """Nothing."""
+
+    def round(self, record: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Nothing."""
+
+
+@dataclass
+class RunResult:
+    """What a run found.
+
+    Attributes:
+        history: one record a round, as in ``metrics.jsonl``.
+        summary: as in ``summary.json``.
+        model: the final server model (for methods with private parameters, with the initial private ones).
+        snapshot: all final state, client states included.
+        failures: every client left out, by round.
+    """
+
+    history: list[dict[str, Any]]
+    summary: dict[str, Any]
+    model: nn.Module
+    snapshot: Snapshot
+    failures: list[Failure] = field(default_factory=list)
+
+
+def run(
+    experiment: Experiment,
+    out: Path | str | None = None,
+    *,
+    resume: bool | Path = False,
+    checkpoint_every: int = 10,
+    keep: int = 2,
+    progress: Progress | None = None,
+    trackers: Sequence[Any] = (),
+) -> RunResult:
+    """Run an experiment, from the start or from a checkpoint.
+
+    Args:
+        experiment: what to run.
+        out: run directory; None keeps everything in memory.
+        resume: True goes on from the newest checkpoint in ``out``, a path from that checkpoint.
+        checkpoint_every: rounds between checkpoints; one is written at the end and on Ctrl-C in any case.
+        keep: how many checkpoints stay.
+        progress: shows the run.
+        trackers: objects with ``log(round, record)`` and ``close()``, called with every record.
+
+    Raises:
+        ConfigError: if the model does not fit the data or the engine not the method.
+        CheckpointError: if ``out`` is taken, cannot be written, or holds another experiment.
+        ClientError: if all clients of a round fail in code, or the server model diverges.
+        KeyboardInterrupt: on Ctrl-C, after a checkpoint.
+    """
+    if checkpoint_every < 1 or keep < 1:
+        raise ConfigError("checkpoint.every and checkpoint.keep must be at least 1.")
+    with one_thread():
+        return _Run(experiment, None if out is None else Path(out), checkpoint_every, keep, trackers).go(
+            resume, progress or Silent()
+        )
+
+
+class _Run:
+    def __init__(
+        self, experiment: Experiment, out: Path | None, checkpoint_every: int, keep: int, trackers: Sequence[Any]
+    ) -> None:
+        self.experiment, self.checkpoint_every, self.keep = experiment, checkpoint_every, keep
+        self.trackers = trackers
+        self.federation = experiment.federation.pooled() if experiment.method.pooled else experiment.federation
+        device = "cpu" if experiment.engine == "processes" else pick_device(experiment.device)
+        self.federation = _placed(self.federation, getattr(torch, experiment.dtype), device)
+        self.plan = make_plan(experiment, self.federation, device)
+        self.evaluator = Evaluator(self.plan, self.federation, experiment.evaluation)
+        self.directory = None if out is None else RunDirectory(out)
+        self.history: list[dict[str, Any]] = []
+        self.failures: list[Failure] = []
+        self.sent = Traffic()
+        self.warnings: list[str] = []
+        theta, buffers = self.plan.theta0.to(device), self.plan.buffers0.to(device)
+        last = None
+        if "average" in experiment.evaluation.on:
+            split, own = self.plan.layout.shared_size, self.plan.layout.shared_buffers
+            last = LastModels(torch.cat([theta[:split], buffers[:own]]).cpu(), len(self.federation))
+        self.state = Snapshot(Server.initial(self.plan, theta, buffers), MemoryStore(), last)
+
+    def go(self, resume: bool | Path, progress: Progress) -> RunResult:
+        experiment = self.experiment
+        self._open(resume)
+        engine = engines.make(experiment.engine, **experiment.engine_settings)(self.plan)
+        progress.start(experiment.method.name, experiment.rounds, self.state.server.round)
+        status = "finished"
+        try:
+            with Interruptible() as signals:
+                while self.state.server.round < experiment.rounds:
+                    if (reason := should_stop(self.history, experiment.evaluation)) is not None:
+                        status = reason
+                        break
+                    started = time.perf_counter()
+                    server, report = self._round(engine)
+                    with signals.held():
+                        record = self._commit(server, report, started)
+                        progress.round(record)
+                        if server.round % self.checkpoint_every == 0:
+                            self._checkpoint()
+        except KeyboardInterrupt:
+            self._checkpoint()
+            self._finish("interrupted")
+            raise
+        except FedLoomError as error:
+            self._checkpoint()
+            self._finish(f"failed: {error}")
+            raise
+        finally:
+            engine.close()
+        self._checkpoint()
+        summary = self._finish(status)
+        progress.finish(summary)
+        for tracker in self.trackers:
+            tracker.close()
+        model = self.evaluator.live.module
+        self.evaluator.load(self.state.server.shared["shared"], self.state.server.buffers)
+        return RunResult(self.history, summary, model, self.state, self.failures)
+
+    def _open(self, resume: bool | Path) -> None:
+        directory = self.directory
+        facts = describe(self.experiment, self.plan)
+        if directory is None:
+            return
+        config = {**self.experiment.config, "identity": facts, **environment()}
+        if not resume:
+            directory.create(config, "\n\n".join(self.experiment.method.citations()) + "\n")
+            return
+        changed = differences(directory.config().get("identity", {}), facts)
+        if changed:
+            raise CheckpointError(
+                f"{directory.path} holds another experiment, so it cannot be continued: {'; '.join(changed)}."
+            )
+        found = checkpoints.available(directory.checkpoints)
+        if isinstance(resume, Path) and resume not in found:
+            raise CheckpointError(f"{resume} is not a checkpoint of {directory.path}.")
+        if found:
+            chosen = resume if isinstance(resume, Path) else found[-1]
+            self.state = checkpoints.load(chosen, self.state)
+            for later in found[found.index(chosen) + 1 :]:
+                checkpoints.remove(later)
+            self.sent = Traffic(**self.state.facts["traffic"])
+            self.failures = [Failure(**failure) for failure in self.state.facts["failures"]]
+        directory.rewind(self.state.server.round)
+        directory.write_config(config)
+        self.history = directory.history
+
+    def _round(self, engine: Any) -> tuple[Server, Report]:
+        experiment, server, last = self.experiment, self.state.server, self.state.last
+        size = cohort_size(len(self.federation), 1.0 if experiment.method.pooled else experiment.participation,
+                           None if experiment.method.pooled else experiment.cohort)  # fmt: skip
+        bernoulli = experiment.sampling == "bernoulli"
+        cohort = draw_cohort(len(self.federation), size, experiment.seed, server.round, bernoulli=bernoulli)
+        if last is not None:
+            last.pending.clear()
+        return federated_round(
+            self.plan,
+            engine,
+            server,
+            self.state.store,
+            cohort,
+            drop_rate=experiment.drop_rate,
+            observe=(lambda result: None) if last is None else (lambda result: last.observe(server, result)),
+        )
+
+    def _commit(self, server: Server, report: Report, started: float) -> dict[str, Any]:
+        """The round is over: take over its states, evaluate, and record."""
+        experiment, state = self.experiment, self.state
+        state.server = server
+        state.store.update(report.states)
+        if state.last is not None:
+            state.last.commit()
+        self.failures += report.failures
+        here = Traffic() if experiment.method.pooled else report.traffic
+        self.sent = Traffic(*(a + b for a, b in zip(vars(self.sent).values(), vars(here).values(), strict=True)))
+        record: dict[str, Any] = {"round": server.round, "train/loss": report.train_loss}
+        table = None
+        if server.round % experiment.evaluation.every == 0 or server.round == experiment.rounds:
+            measured, table = self.evaluator.measure(server, state.store, state.last)
+            record |= measured
+        record |= {
+            "comm/down_params": here.down_params,
+            "comm/up_params": here.up_params,
+            "comm/params": self.sent.down_params + self.sent.up_params,
+            "comm/bytes": self.sent.bytes,
+            "cohort": len(report.cohort),
+            "failures": len(report.failures),
+            "seconds": round(time.perf_counter() - started, 4),
+        }
+        record = {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in record.items()}
+        if self.directory is None:
+            self.history.append(record)
+        else:
+            if table is not None:
+                self.directory.clients.add(server.round, table)
+            self.directory.mixing.add(server.round, {"client": report.cohort, "p": report.p})
+            self.directory.record(record)
+            self.history = self.directory.history
+        for tracker in self.trackers:
+            tracker.log(server.round, record)
+        return record
+
+    def _checkpoint(self) -> None:
+        """Write the tables and a checkpoint; a full disk is reported in the summary and harms nothing."""
+        directory = self.directory
+        if directory is None:
+            return
+        self.state.facts = {
+            "traffic": vars(self.sent),
+            "failures": [vars(failure) for failure in self.failures],
+        }
+        try:
+            directory.write_tables()
+            checkpoints.save(directory.checkpoints, self.state, self.keep)
+        except OSError as error:
+            self.warnings.append(
+                f"round {self.state.server.round}: no checkpoint could be written ({error.strerror or error}); "
+                "the one before it is untouched."
+            )
+
+    def _finish(self, status: str) -> dict[str, Any]:
+        summary = summarise(self.experiment, self.plan, self.history, self.failures, status) | {
+            "warnings": self.warnings
+        }
+        if self.directory is not None:
+            try:
+                named = self.plan.layout.named(
+                    torch.cat([self.state.server.shared["shared"], self.plan.theta0[self.plan.layout.shared_size :]]),
+                    torch.cat([self.state.server.buffers, self.plan.buffers0[self.plan.layout.shared_buffers :]]),
+                )
+                checkpoints.write_whole(self.directory.path / "model.safetensors", checkpoints.as_file(named))
+                self.directory.summary(summary)
+            except OSError as error:
+                summary["warnings"].append(f"the summary could not be written ({error.strerror or error}).")
+        return summary
+
+
+def make_plan(experiment: Experiment, federation: Federation, device: str) -> Plan:
+    """The plan of an experiment, with its model initialised from the seed and tried on the data.
+
+    Raises:
+        ConfigError: if the model does not take the data, or the engine does not suit a part.
+    """
+    for place, part in experiment.method.parts.items():
+        if experiment.engine == "vmap" and not part.needs.vmap:
+            raise ConfigError(f"engine 'vmap' cannot run {place} {label(part)!r}; use engine=serial or processes.")
+    with torch.random.fork_rng(devices=[]):
+        rng.seed_torch(experiment.seed, "model")
+        model = experiment.model().to(getattr(torch, experiment.dtype))
+    plan = Plan.of(model, experiment.method, federation.train, experiment.local, experiment.seed, device)
+    plan = replace(plan, theta0=plan.theta0.to(device), buffers0=plan.buffers0.to(device))
+    sample = federation.train.arrays.x[:2].to("cpu")
+    try:
+        with torch.no_grad():
+            out = model.eval()(sample)
+    except Exception as error:
+        raise ConfigError(
+            f"the model does not take inputs of shape {tuple(sample.shape[1:])}: {str(error).splitlines()[0]}"
+        ) from error
+    if not federation.train.arrays.y.is_floating_point() and out.shape[-1] < federation.classes:
+        raise ConfigError(f"the model has {out.shape[-1]} outputs, but the data have {federation.classes} classes.")
+    return plan
+
+
+def _placed(federation: Federation, dtype: torch.dtype, device: str) -> Federation:
+    """The federation with its arrays of the run's type and on its device; nothing is copied that fits already."""
+    done: dict[int, Arrays] = {}
+
+    def place(arrays: Arrays) -> Arrays:
+        if id(arrays) not in done:
+            x = arrays.x.to(device, dtype) if arrays.x.is_floating_point() else arrays.x.to(device)
+            y = arrays.y.to(device, dtype) if arrays.y.is_floating_point() else arrays.y.to(device)
+            same = x is arrays.x and y is arrays.y
+            done[id(arrays)] = arrays if same else Arrays(x, y, arrays.classes, arrays.names)
+        return done[id(arrays)]
+
+    def split(old: Split) -> Split:
+        return Split(place(old.arrays), old.index)
+
+    return replace(
+        federation,
+        train=split(federation.train),
+        validation=split(federation.validation),
+        held_out=split(federation.held_out),
+        test=place(federation.test),
+    )
+
+
+def result_differs(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """The keys in which two records differ, wall-clock time aside."""
+    return [k for k in {*a, *b} if k != "seconds" and a.get(k) != b.get(k)]

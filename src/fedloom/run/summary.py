@@ -1,0 +1,78 @@
+"""What a finished run says of itself, and when a run may stop early."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedloom.core.client import Failure, Plan
+from fedloom.metrics import best_round, fedavg_rounds, parameters_to_target, rounds_to_target
+from fedloom.run.experiment import Evaluation, Experiment
+
+
+def curve(history: Sequence[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
+    """Rounds and values of one metric, where it was evaluated and finite."""
+    points = [(record["round"], record[key]) for record in history if record.get(key) is not None]
+    return [r for r, _ in points], [v for _, v in points]
+
+
+def should_stop(history: Sequence[dict[str, Any]], settings: Evaluation) -> str | None:
+    """Why to stop now, or None. A function of the history alone, so that a resumed run stops where it would have.
+
+    >>> records = [{"round": r, "global/accuracy": a} for r, a in enumerate([0.5, 0.6, 0.6, 0.55], start=1)]
+    >>> should_stop(records, Evaluation(patience=2))
+    'stopped: no improvement in 2 evaluations'
+    """
+    _, values = curve(history, settings.metric)
+    if not values:
+        return None
+    better = max if settings.maximise else min
+    if settings.stop_at_target and settings.target is not None:
+        best = better(values)
+        if best >= settings.target if settings.maximise else best <= settings.target:
+            return "stopped: target reached"
+    if settings.patience and len(values) - 1 - values.index(better(values)) >= settings.patience:
+        return f"stopped: no improvement in {settings.patience} evaluations"
+    return None
+
+
+def summarise(
+    experiment: Experiment,
+    plan: Plan,
+    history: Sequence[dict[str, Any]],
+    failures: Sequence[Failure],
+    status: str,
+) -> dict[str, Any]:
+    """The content of ``summary.json``; the headline is the final round, the best round stands beside it by name."""
+    settings = experiment.evaluation
+    final = history[-1] if history else {}
+    rounds, values = curve(history, settings.metric)
+    direction = "max" if settings.maximise else "min"
+    best = best_round(values, rounds, direction) if values else None
+    summary: dict[str, Any] = {
+        "method": experiment.method.name,
+        "seed": experiment.seed,
+        "status": status,
+        "rounds": final.get("round", 0),
+        "seconds": round(sum(record["seconds"] for record in history), 3),
+        "parameters": plan.layout.size,
+        "clients": len(experiment.federation),
+        "final": {k: v for k, v in final.items() if k not in ("round", "seconds")},
+        "best": None if best is None else {"metric": settings.metric, "round": best[0], "value": best[1]},
+        "failures": [str(failure) for failure in failures[:100]],
+        "failure_count": len(failures),
+    }
+    if settings.target is not None:
+        reached = rounds_to_target(values, rounds, settings.target, direction)
+        up = sum(record["comm/up_params"] for record in history if reached is None or record["round"] <= reached)
+        sent = [record["comm/params"] for record in history if record.get(settings.metric) is not None]
+        cohort = history[0]["cohort"] if history else 1
+        summary["target"] = {
+            "metric": settings.metric,
+            "value": settings.target,
+            "round": reached,
+            "params": parameters_to_target(values, sent, settings.target, direction),
+            "fedavg_rounds": None if reached is None else fedavg_rounds(up, plan.layout.size, cohort),
+            "fedavg_rounds_spent": fedavg_rounds(up, plan.layout.size, cohort),
+        }
+    return summary
