@@ -29,6 +29,7 @@ class Plan:
     """Everything about client work that does not change from round to round.
 
     ``theta0`` [P] and ``buffers0`` are the freshly initialised model: private parameters start from it.
+    ``report_models`` asks for every client's own displacement beside its upload (for the ``average`` evaluation).
     """
 
     model: nn.Module
@@ -40,6 +41,7 @@ class Plan:
     buffers0: Tensor
     seed: int = 0
     device: str = "cpu"
+    report_models: bool = False
 
     @classmethod
     def of(
@@ -48,6 +50,11 @@ class Plan:
         """The plan of a method on a model, which is taken as it is initialised."""
         layout = Layout.of(model, method.personal.private)
         return cls(model, layout, method, data, local, *layout.read(model), seed=seed, device=device)
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether a local step is θ ← θ - ηg with nothing added to g, which engines may shorten."""
+        return not (self.method.hooks["grad"] or self.local.clip or self.local.weight_decay or self.local.momentum)
 
     @cached_property
     def mean_size(self) -> float:
@@ -87,6 +94,7 @@ class Result:
     buffers: Tensor = field(default_factory=lambda: torch.zeros(0))  # buffers after training, shared ones
     uploads: State = field(default_factory=dict)
     state: State = field(default_factory=dict)
+    moved: Tree = field(default_factory=dict)  # θ^t - θ_i as it was before parts changed it, if the plan asks for it
     loss: float = float("nan")  # mean training loss over the local steps
     steps: int = 0
     failure: Failure | None = None
@@ -107,25 +115,33 @@ class Work:
         return {"shared": self.theta[: self.shared]}
 
 
-def begin(plan: Plan, down: Broadcast, state: State, theta: Tensor, size: float | Tensor, steps: int | Tensor) -> Work:
-    """Start local work at ``theta`` [P], which holds the received and the private parameters."""
-    contexts = {
+def contexts(
+    plan: Plan, down: Broadcast, state: State, local: State, size: float | Tensor, steps: int | Tensor
+) -> dict[str, Context]:
+    """What each part sees of a client."""
+    everyone = len(plan.data)
+    return {
         place: Context(
             down.shared,
             down.parts.get(place, {}),
             state.get(place, {}),
-            {},
+            local.get(place, {}),
             size,
             steps,
             down.lr,
-            len(plan.data),
+            everyone,
         )
-        for place, part in plan.method.parts.items()
+        for place in plan.method.parts
     }
+
+
+def begin(plan: Plan, down: Broadcast, state: State, theta: Tensor, size: float | Tensor, steps: int | Tensor) -> Work:
+    """Start local work at ``theta`` [P], which holds the received and the private parameters."""
+    seen = contexts(plan, down, state, {}, size, steps)
     for place, part in plan.method.hooks["begin"]:
-        contexts[place] = contexts[place]._replace(local=part.begin(contexts[place]))
+        seen[place] = seen[place]._replace(local=part.begin(seen[place]))
     momentum = torch.zeros_like(theta) if plan.local.momentum else None
-    return Work(theta, plan.layout.shared_size, momentum, contexts)
+    return Work(theta, plan.layout.shared_size, momentum, seen)
 
 
 def loss(plan: Plan, out: Output, batch: Batch, contexts: Mapping[str, Context]) -> Tensor:
@@ -167,9 +183,8 @@ def step(plan: Plan, work: Work, grad: Tensor, lr: float | Tensor) -> None:
     tree.axpy_(work.theta, -lr, grad)
 
 
-def end(plan: Plan, down: Broadcast, work: Work) -> tuple[Tree, State, State]:
-    """Finish: the update Δ_i = θ^t - θ_i on the shared parameters, the uploads, and the new states of all parts."""
-    update = tree.sub(down.shared, work.w)
+def end(plan: Plan, work: Work, update: Tree) -> tuple[Tree, State, State]:
+    """Finish: the parts' view of the displacement θ^t - θ_i, the uploads, and the new states of all parts."""
     uploads: State = {}
     states: State = {}
     for place, ctx in work.contexts.items():
@@ -181,3 +196,11 @@ def end(plan: Plan, down: Broadcast, work: Work) -> tuple[Tree, State, State]:
         if ended.state:
             states[place] = ended.state
     return update, uploads, states
+
+
+def checked(result: Result, round: int) -> Result:
+    """The result itself, or a failure in its place if something in it is not finite."""
+    if all(map(tree.finite, (result.update, {"": result.buffers}, *result.uploads.values(), *result.state.values()))):
+        return result
+    reason = f"its update is not finite (training loss {result.loss:.3g})"
+    return Result(result.client, failure=Failure(round, result.client, reason))

@@ -129,6 +129,7 @@ class LiveModule:
     Attributes:
         theta: the parameters [P]; writing here changes the module.
         grad: their gradient [P], filled by ``backward``.
+        parameters: the module's trainable parameters, and ``tensors`` their slices of θ, in the order of the layout.
         buffers: the buffers, integer counters included, as numbers of θ's type.
     """
 
@@ -141,6 +142,8 @@ class LiveModule:
         self.grad = torch.zeros_like(self.theta)
         grads = _named(layout.parameters, self.grad)
         views = layout.named(self.theta, self.buffers)
+        self.parameters = [module.get_parameter(leaf.name) for leaf in layout.parameters]
+        self.tensors = [views[leaf.name] for leaf in layout.parameters]
         for path, owner in module.named_modules():
             prefix = f"{path}." if path else ""
             for name, parameter in owner.named_parameters(recurse=False):

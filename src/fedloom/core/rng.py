@@ -37,5 +37,12 @@ def torch_seed(seed: int, purpose: str, *counters: int) -> int:
 
 
 def seed_torch(seed: int, purpose: str, *counters: int) -> None:
-    """Point PyTorch's default generator at one stream; dropout draws from it."""
-    torch.manual_seed(torch_seed(seed, purpose, *counters))
+    """Point PyTorch's default generators at one stream; initialisation and dropout draw from them.
+
+    Unlike ``torch.manual_seed`` it does not queue a call with a formatted stack for every device that is not in use,
+    which would cost more than a client's step.
+    """
+    value = torch_seed(seed, purpose, *counters)
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(value)

@@ -51,7 +51,7 @@ def scale(a: Mapping[str, Tensor], alpha: float | Tensor) -> Tree:
 
 def axpy_(y: Tensor, alpha: float | Tensor, x: Tensor) -> Tensor:
     """Y <- y + alpha x, in place, for a number or (under vmap) a scalar tensor alpha."""
-    return y.addcmul_(x, alpha) if isinstance(alpha, Tensor) else y.add_(x, alpha=alpha)
+    return y.add_(alpha * x) if isinstance(alpha, Tensor) else y.add_(x, alpha=alpha)
 
 
 def add_(a: Tree, b: Mapping[str, Tensor], alpha: float | Tensor = 1.0) -> Tree:

@@ -60,14 +60,28 @@ class LiveClient:
             at = torch.from_numpy(batch)
             data = Batch(self.x[at], self.y[at])
             loss = work.loss(plan, work.outputs(live.module, data.x, features), data, job.contexts)
-            live.grad.zero_()
-            loss.backward()
-            with torch.no_grad():
-                work.step(plan, job, live.grad, down.lr)
-                total += loss.detach()
+            if plan.plain:  # θ ← θ - η g with the gradients as they come: nothing is accumulated or copied
+                torch._foreach_add_(live.tensors, torch.autograd.grad(loss, live.parameters), alpha=-down.lr)
+            else:
+                live.grad.zero_()
+                loss.backward()
+                with torch.no_grad():
+                    work.step(plan, job, live.grad, down.lr)
+            total += loss.detach()
         self.stage = "end"
         with torch.no_grad():
-            return finish(plan, down, client, job, live.buffers, float(total) / max(len(batches), 1), len(batches))
+            return self._finish(down, client, job, float(total) / max(len(batches), 1), len(batches))
+
+    def _finish(self, down: Broadcast, client: int, job: work.Work, loss: float, steps: int) -> Result:
+        plan, buffers = self.plan, self.live.buffers
+        split, shared_buffers = plan.layout.shared_size, plan.layout.shared_buffers
+        moved = tree.sub(down.shared, job.w)
+        update, uploads, states = work.end(plan, job, moved)
+        if split < plan.layout.size:
+            states["personal"] = {"private": job.theta[split:].clone(), "buffers": buffers[shared_buffers:].clone()}
+        moved = moved if plan.report_models else {}
+        result = Result(client, update, buffers[:shared_buffers].clone(), uploads, states, moved, loss, steps)
+        return work.checked(result, down.round)
 
     def loss_of_received(self, down: Broadcast, client: int) -> float:
         """F_i(θ^t): the mean loss of the received model on all training data of the client, before local work."""
@@ -87,18 +101,3 @@ class LiveClient:
         """``loss_of_received`` of several clients, float64."""
         self.load(down, {})
         return np.array([self.loss_of_received(down, int(c)) for c in clients])
-
-
-def finish(
-    plan: Plan, down: Broadcast, client: int, job: work.Work, buffers: torch.Tensor, loss: float, steps: int
-) -> Result:
-    """The result of finished local work, or a failure if something in it is not finite."""
-    update, uploads, states = work.end(plan, down, job)
-    split, shared_buffers = plan.layout.shared_size, plan.layout.shared_buffers
-    if split < plan.layout.size:
-        private = {"private": job.theta[split:].clone(), "buffers": buffers[shared_buffers:].clone()}
-        states["personal"] = states.get("personal", {}) | private
-    result = Result(client, update, buffers[:shared_buffers].clone(), uploads, states, loss, steps)
-    if all(map(tree.finite, (update, {"": result.buffers}, *uploads.values(), *states.values()))):
-        return result
-    return Result(client, failure=Failure(down.round, client, f"its update is not finite (training loss {loss:.3g})"))

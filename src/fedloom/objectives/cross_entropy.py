@@ -25,5 +25,6 @@ class CrossEntropy(Term):
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         """Per-sample losses [B]."""
-        losses = F.cross_entropy(out.logits.movedim(-1, 1), batch.y, reduction="none")
-        return losses if losses.ndim == 1 else losses.flatten(1).mean(1)
+        if out.logits.ndim == 2:
+            return F.cross_entropy(out.logits, batch.y, reduction="none")
+        return F.cross_entropy(out.logits.movedim(-1, 1), batch.y, reduction="none").flatten(1).mean(1)

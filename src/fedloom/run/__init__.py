@@ -1,0 +1,1 @@
+"""Experiments: conditions, the loop over rounds, the run directory, checkpoints, configuration and reports."""

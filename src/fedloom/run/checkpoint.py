@@ -1,7 +1,7 @@
 """Checkpoints: data, never pickles; written whole or not at all; refused when altered.
 
-A checkpoint is a folder ``checkpoint/round-000120`` with tensors in safetensors files and ``manifest.json``, which names
-each file with its size and SHA-256. It is written under a temporary name and renamed when everything is on disk.
+A checkpoint is a folder ``checkpoint/round-000120`` with tensors in safetensors files and ``manifest.json``, which
+names each file with its size and SHA-256. It is written under a temporary name and renamed when everything is on disk.
 """
 
 from __future__ import annotations

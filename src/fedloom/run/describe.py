@@ -64,5 +64,5 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 def _digest(*arrays: np.ndarray) -> str:
     hasher = hashlib.blake2b(digest_size=8)
     for array in arrays:
-        hasher.update(np.ascontiguousarray(array))
+        hasher.update(np.ascontiguousarray(array).tobytes())
     return hasher.hexdigest()

@@ -39,7 +39,7 @@ class LastModels:
 
     def observe(self, server: Server, result: Result) -> None:
         """Remember what a client of this round has arrived at; nothing changes before ``commit``."""
-        theta = server.shared["shared"] - result.update["shared"]
+        theta = server.shared["shared"] - result.moved["shared"]
         self.pending[result.client] = torch.cat([theta, result.buffers]).cpu()
 
     def commit(self) -> None:
@@ -113,7 +113,7 @@ class Evaluator:
             for client in np.flatnonzero(sizes):
                 state: State = store.get(int(client)) or {}
                 self.load(server.shared["shared"], server.buffers, state.get("personal"))
-                parts.append(self.scores(split.arrays, split.index[client]))
+                parts.append(self.scores(split.arrays, split.index[int(client)]))
             correct, losses = (np.concatenate(column) for column in zip(*parts, strict=True))
         tested = np.flatnonzero(sizes)
         accuracy = np.add.reduceat(correct, starts[:-1][tested]) / sizes[tested]

@@ -307,7 +307,12 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Pl
         rng.seed_torch(experiment.seed, "model")
         model = experiment.model().to(getattr(torch, experiment.dtype))
     plan = Plan.of(model, experiment.method, federation.train, experiment.local, experiment.seed, device)
-    plan = replace(plan, theta0=plan.theta0.to(device), buffers0=plan.buffers0.to(device))
+    plan = replace(
+        plan,
+        theta0=plan.theta0.to(device),
+        buffers0=plan.buffers0.to(device),
+        report_models="average" in experiment.evaluation.on,
+    )
     sample = federation.train.arrays.x[:2].to("cpu")
     try:
         with torch.no_grad():

@@ -1,0 +1,166 @@
+"""What the engines cost: serial, processes and vmap against a bare PyTorch loop over the same batches.
+
+    python benchmarks/engines.py [--repeats 5] [--out benchmarks/results/engines.json]
+
+W1: TwoNN, 1000 clients of 60 samples, cohort 100, batch 10, 1 epoch.   W2: FedDyn CNN, 100 clients of 500 images
+(3x32x32), cohort 10, batch 50, 1 epoch.   The floor is one module, ``torch.optim.SGD`` and ``cross_entropy`` on one
+thread, over the same batches in the same order, with a fresh optimiser and a state reset per client and the mean of all
+models. All contestants take turns in one process tree; a ratio is floor time / engine time (above 1: faster than the
+floor), the median over repeats, and noise is the floor's interquartile range over its median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedloom import methods
+from fedloom.core.client import Plan
+from fedloom.core.federation import Arrays, Index, Split
+from fedloom.core.local import Local, draw_cohort
+from fedloom.core.round import Server, federated_round
+from fedloom.engines import engines
+from fedloom.models import models
+from fedloom.run.machine import one_thread
+from fedloom.run.store import MemoryStore
+
+
+def workload(name: str) -> tuple[nn.Module, Split, Local, int]:
+    """Model, data, local training and cohort size of W1 or W2, on random data of the true shapes."""
+    draw = np.random.default_rng(0)
+    clients, samples, inputs, batch, cohort = {
+        "W1": (1000, 60, (1, 28, 28), 10, 100),
+        "W2": (100, 500, (3, 32, 32), 50, 10),
+    }[name]
+    torch.manual_seed(0)
+    model = models.make({"W1": "two_nn", "W2": "feddyn_cnn"}[name], classes=10, inputs=inputs)
+    x = torch.from_numpy(draw.standard_normal((clients * samples, *inputs), dtype=np.float32))
+    y = torch.from_numpy(draw.integers(0, 10, clients * samples))
+    rows = draw.permutation(clients * samples).reshape(clients, samples)
+    return model, Split(Arrays(x, y, 10), Index.of(list(rows))), Local(batch_size=batch, lr=0.05), cohort
+
+
+def bare_round(model: nn.Module, split: Split, local: Local, cohort: np.ndarray, round: int) -> None:
+    """One round of FedAvg as one would write it in plain PyTorch, over the same batches."""
+    start = copy.deepcopy(model.state_dict())
+    total = {k: torch.zeros_like(v) for k, v in start.items()}
+    samples = split.index.sizes[cohort].sum()
+    model.train()
+    for client in cohort:
+        model.load_state_dict(start)
+        optimizer = torch.optim.SGD(model.parameters(), lr=local.lr)
+        rows = split.index[int(client)]
+        for batch in local.batches(rows, 0, round, int(client)):
+            at = torch.from_numpy(batch)
+            optimizer.zero_grad()
+            F.cross_entropy(model(split.arrays.x[at]), split.arrays.y[at]).backward()
+            optimizer.step()
+        for k, v in model.state_dict().items():
+            total[k] += v * (len(rows) / samples)
+    model.load_state_dict(total)
+
+
+def engine_round(plan: Plan, name: str, **settings: object) -> tuple[Callable[[np.ndarray, int], None], Callable]:
+    """A function that runs one round on an engine, and one that closes it."""
+    engine = engines.make(name, **settings)(plan)
+    state = [Server.initial(plan, plan.theta0, plan.buffers0)]
+
+    def go(cohort: np.ndarray, round: int) -> None:
+        state[0], _ = federated_round(plan, engine, state[0], MemoryStore(), cohort)
+
+    return go, engine.close
+
+
+def compare(name: str, repeats: int, contestants: dict[str, tuple[str, dict]]) -> dict:
+    """Median seconds of a round and ratios to the floor, everyone taking turns."""
+    model, split, local, size = workload(name)
+    plan = Plan.of(copy.deepcopy(model), methods.fedavg(), split, local)
+    rounds = {"floor": (lambda cohort, r: bare_round(model, split, local, cohort, r), lambda: None)}
+    rounds |= {label: engine_round(plan, engine, **settings) for label, (engine, settings) in contestants.items()}
+    seconds: dict[str, list[float]] = {label: [] for label in rounds}
+    for repeat in range(repeats + 1):  # the first turn warms up
+        cohort = draw_cohort(len(split), size, seed=0, round=repeat)
+        for label, (go, _) in rounds.items():
+            begin = time.perf_counter()
+            go(cohort, repeat)
+            if repeat:
+                seconds[label].append(time.perf_counter() - begin)
+    for _, close in rounds.values():
+        close()
+    floor = statistics.median(seconds["floor"])
+    low, _, high = statistics.quantiles(seconds["floor"], n=4)
+    return {
+        "floor_seconds": round(floor, 4),
+        "noise": round((high - low) / floor, 3),
+        "seconds": {label: round(statistics.median(s), 4) for label, s in seconds.items()},
+        "ratio_to_floor": {label: round(floor / statistics.median(s), 2) for label, s in seconds.items()},
+    }
+
+
+def driver_overhead(repeats: int) -> dict:
+    """Seconds a round with a cohort of 10 out of 1 000 000 clients of one sample each and a tiny model."""
+    clients = 1_000_000
+    draw = np.random.default_rng(0)
+    x = torch.from_numpy(draw.standard_normal((clients, 2), dtype=np.float32))
+    split = Split(
+        Arrays(x, torch.from_numpy(draw.integers(0, 2, clients)), 2),
+        Index(np.arange(clients), np.arange(clients + 1)),
+    )
+    plan = Plan.of(models.make("logistic", classes=2, inputs=(2,)), methods.feddyn(), split, Local())
+    engine = engines.make("serial")(plan)
+    server, store, seconds = Server.initial(plan, plan.theta0, plan.buffers0), MemoryStore(), []
+    for number in range(repeats * 10):
+        begin = time.perf_counter()
+        cohort = draw_cohort(clients, 10, seed=0, round=number)
+        server, report = federated_round(plan, engine, server, store, cohort)
+        store.update(report.states)
+        seconds.append(time.perf_counter() - begin)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"ms_per_round": round(1e3 * statistics.median(seconds), 2), "peak_mb": round(peak)}
+
+
+def main() -> None:
+    """Run everything and print a table; write JSON if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--only", nargs="*", default=["overhead", "W1", "W2"])
+    parser.add_argument("--compile", action="store_true", help="also time vmap with a compiled step")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    contestants: dict[str, tuple[str, dict]] = {
+        "serial": ("serial", {}),
+        "processes": ("processes", {}),
+        "vmap": ("vmap", {"chunk": 10}),
+    }
+    if args.compile:
+        contestants["vmap compiled"] = ("vmap", {"chunk": 10, "compile": True})
+    machine = {"cores": len(os.sched_getaffinity(0)), "machine": platform.machine(), "torch": torch.__version__}
+    found: dict[str, object] = {"machine": machine, "repeats": args.repeats}
+    with one_thread():
+        if "overhead" in args.only:
+            found["driver, 10 of 1 000 000 clients"] = driver_overhead(args.repeats)
+        for name in ("W1", "W2"):
+            if name in args.only:
+                found[name] = compare(name, args.repeats, contestants)
+    text = json.dumps(found, indent=1)
+    print(text)
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

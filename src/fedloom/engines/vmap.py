@@ -1,0 +1,187 @@
+"""A cohort at once: every local step is one vmapped step over [C] clients, padded and masked.
+
+Clients are sorted by their number of steps and cut into chunks; within a chunk shorter clients get steps of learning
+rate zero at the end, and smaller batches rows of weight zero, so that the arithmetic of each client is that of the
+serial engine up to rounding. Dropout draws from other streams than in a live module, and is then equal in law only.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.modules.batchnorm import _NormBase
+
+from fedloom.core import client as work
+from fedloom.core import rng, tree
+from fedloom.core.client import Broadcast, Failure, Plan, Result, State, Work
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Batch, Output
+from fedloom.core.tree import Tree
+from fedloom.engines.live import LiveClient
+
+CHUNK_BYTES = 2 << 30  # what the vectors of a chunk chosen by itself may take
+
+
+class _Net(nn.Module):
+    """Logits, and features if asked for, as one call for ``functional_call``."""
+
+    def __init__(self, model: nn.Module, features: bool) -> None:
+        super().__init__()
+        self.model, self.features = model, features
+
+    def forward(self, x: Tensor) -> Output:
+        return work.outputs(self.model, x, self.features)
+
+
+class Vmap:
+    """Trains a cohort with ``torch.func``; see the module's docstring.
+
+    Args:
+        plan: the work.
+        chunk: clients at once; 0 chooses as many as fit into about 2 GB of vectors.
+        compile: whether to compile the step.
+
+    Raises:
+        ConfigError: if the model keeps running statistics, which one batched call cannot update per client.
+    """
+
+    def __init__(self, plan: Plan, chunk: int = 0, compile: bool = False) -> None:
+        if chunk < 0:
+            raise ConfigError(f"engine 'vmap': chunk is {chunk}, but it must be at least 0.")
+        for name, module in plan.model.named_modules():
+            if isinstance(module, _NormBase) and module.track_running_stats:
+                raise ConfigError(
+                    f"engine 'vmap' cannot keep the running statistics of {name!r}; "
+                    "choose group normalisation, or engine=serial or processes."
+                )
+        self.plan = plan
+        self.net = _Net(copy.deepcopy(plan.model).to(plan.device).train(), plan.method.needs("features"))
+        vectors = 8 * plan.layout.size * plan.layout.dtype.itemsize
+        self.chunk = chunk or max(1, CHUNK_BYTES // vectors)
+        self.compile = compile
+        self.live: LiveClient | None = None
+
+    def run(self, down: Broadcast, clients: np.ndarray, states: Callable[[int], State]) -> Iterator[Result]:
+        """Results in the order of ``clients``, all made before the first is handed out."""
+        plan = self.plan
+        batches = {int(c): plan.local.batches(plan.data.index[c], plan.seed, down.round, int(c)) for c in clients}
+        by_length = sorted(batches, key=lambda c: (-len(batches[c]), c))
+        results: dict[int, Result] = {}
+        for start in range(0, len(by_length), self.chunk):
+            members = by_length[start : start + self.chunk]
+            rng.seed_torch(plan.seed, "dropout", down.round, members[0])
+            try:
+                found = self._chunk(down, members, [batches[c] for c in members], [states(c) for c in members])
+            except Exception as error:
+                reason = f"failed in a vmapped chunk: {type(error).__name__}: {error}"
+                found = [Result(c, failure=Failure(down.round, c, reason)) for c in members]
+            results |= {result.client: result for result in found}
+        for client in clients:
+            yield results.pop(int(client))
+
+    def losses(self, down: Broadcast, clients: np.ndarray) -> np.ndarray:
+        """Training losses of the received model, float64 [clients]."""
+        self.live = self.live or LiveClient(self.plan)
+        return self.live.losses(down, clients)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def _chunk(
+        self, down: Broadcast, members: list[int], batches: list[list[np.ndarray]], states: list[State]
+    ) -> list[Result]:
+        plan, device, dtype = self.plan, self.plan.device, self.plan.layout.dtype
+        split = plan.layout.shared_size
+        lengths = torch.tensor([len(b) for b in batches], device=device)
+        steps = lengths.to(dtype)
+        sizes = torch.tensor([len(plan.data.index[c]) / plan.mean_size for c in members], dtype=dtype, device=device)
+        private = [state.get("personal", {}).get("private", plan.theta0[split:]) for state in states]
+        received = down.shared["shared"].expand(len(members), split)
+        theta = torch.cat([received, torch.stack(private)], dim=1)  # [C, P]
+        stacked = _stack([{k: t for k, t in state.items() if k != "personal"} for state in states])
+        momentum = torch.zeros_like(theta) if plan.local.momentum else torch.zeros(len(members), 0, device=device)
+
+        def job(theta: Tensor, momentum: Tensor, state: State, local: State, size: Tensor, n: Tensor) -> Work:
+            known = momentum if plan.local.momentum else None
+            return Work(theta, split, known, work.contexts(plan, down, state, local, size, n))
+
+        def begin(theta: Tensor, state: State, size: Tensor, n: Tensor) -> State:
+            begun = work.begin(plan, down, state, theta, size, n)
+            return {place: ctx.local for place, ctx in begun.contexts.items() if ctx.local}
+
+        def step(
+            theta: Tensor, momentum: Tensor, state: State, local: State, size: Tensor, n: Tensor,
+            lr: Tensor, x: Tensor, y: Tensor, mask: Tensor,
+        ) -> Tensor:  # fmt: skip
+            current = job(theta, momentum, state, local, size, n)
+            batch = Batch(x, y, mask)
+
+            def objective(at: Tensor) -> Tensor:
+                named = {f"model.{k}": v for k, v in plan.layout.named(at, down.buffers).items()}
+                return work.loss(plan, functional_call(self.net, named, (x,)), batch, current.contexts)
+
+            gradient, value = grad_and_value(objective)(theta)
+            work.step(plan, current, gradient, lr)
+            return value
+
+        def end(
+            theta: Tensor, momentum: Tensor, state: State, local: State, size: Tensor, n: Tensor
+        ) -> tuple[Tree, State, State, Tree]:
+            current = job(theta, momentum, state, local, size, n)
+            moved = tree.sub(down.shared, current.w)
+            return (*work.end(plan, current, moved), moved)
+
+        fixed = (stacked, vmap(begin)(theta, stacked, sizes, steps), sizes, steps)
+        vstep = vmap(step, randomness="different")
+        vstep = torch.compile(vstep, dynamic=False) if self.compile else vstep
+        total = torch.zeros(len(members), dtype=dtype, device=device)
+        for number in range(int(lengths.max())):
+            x, y, mask = self._batch([b[number] if number < len(b) else b[0][:0] for b in batches])
+            active = (number < lengths).to(dtype)
+            with torch.no_grad():
+                total += active * vstep(theta, momentum, *fixed, down.lr * active, x, y, mask)
+        with torch.no_grad():
+            update, uploads, new, moved = vmap(end)(theta, momentum, *fixed)
+        results = []
+        for i, client in enumerate(members):
+            mine = {place: {k: v[i].clone() for k, v in t.items()} for place, t in new.items()}
+            if split < plan.layout.size:
+                mine["personal"] = {"private": theta[i, split:].clone(), "buffers": plan.buffers0[:0]}
+            result = Result(
+                client,
+                {k: v[i] for k, v in update.items()},
+                down.buffers,
+                {place: {k: v[i] for k, v in t.items()} for place, t in uploads.items()},
+                mine,
+                {k: v[i] for k, v in moved.items()} if plan.report_models else {},
+                float(total[i] / steps[i]),
+                int(lengths[i]),
+            )
+            results.append(work.checked(result, down.round))
+        return results
+
+    def _batch(self, rows: list[np.ndarray]) -> tuple[Tensor, Tensor, Tensor]:
+        """One step's inputs [C, B, ...], targets and mask [C, B], rows of weight zero filling smaller batches."""
+        width = max(map(len, rows))
+        at = np.zeros((len(rows), width), dtype=np.int64)
+        mask = np.zeros((len(rows), width))
+        for i, r in enumerate(rows):
+            at[i, : len(r)] = r
+            mask[i, : len(r)] = 1
+        arrays = self.plan.data.arrays
+        flat = torch.from_numpy(at.reshape(-1))
+        x, y = arrays.x[flat].unflatten(0, at.shape), arrays.y[flat].unflatten(0, at.shape)
+        return x, y, torch.from_numpy(mask).to(x.device, self.plan.layout.dtype)
+
+
+def _stack(states: list[State]) -> State:
+    """Clients' states with a leading client axis; all clients of a round have states of the same parts."""
+    first = states[0]
+    return {
+        place: {k: torch.stack([state[place][k] for state in states]) for k in t} for place, t in first.items() if t
+    }

@@ -1,0 +1,246 @@
+"""What a person sees of a run: a bar on a terminal, one line a round elsewhere, and tables of results."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+ABSENT = "–"
+FOUND = ("global/accuracy", "clients/accuracy/mean", "average/accuracy", "global/loss", "train/loss")
+"""The numbers by which a run is watched, the most telling first."""
+
+WORDS = {
+    "global/accuracy": "accuracy",
+    "clients/accuracy/mean": "clients",
+    "average/accuracy": "average",
+    "global/loss": "test loss",
+    "train/loss": "loss",
+}
+
+
+def make_console(file: IO[str] | None = None) -> Console:
+    """A console on standard output; tables keep their width where there is no terminal."""
+    console = Console(file=file, highlight=False, soft_wrap=False)
+    return console if console.is_terminal else Console(file=file, highlight=False, width=160)
+
+
+def number(key: str, value: Any) -> str:
+    """A number of a record as it is shown: accuracies in percent.
+
+    >>> number("global/accuracy", 0.9437), number("train/loss", 0.31), number("global/accuracy", None)
+    ('94.4 %', '0.310', '–')
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return ABSENT
+    return f"{100 * value:.1f} %" if "accuracy" in key else f"{value:.3f}"
+
+
+def count(value: float | None) -> str:
+    """A large number with a unit.
+
+    >>> count(950), count(4_810), count(52_000_000), count(None)
+    ('950', '4.81 k', '52.0 M', '–')
+    """
+    if value is None:
+        return ABSENT
+    for size, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if value >= size:
+            return f"{value / size:.3g}{unit}" if value / size < 10 else f"{value / size:.1f}{unit}"
+    return f"{value:g}"
+
+
+def duration(seconds: float | None) -> str:
+    """A time in words.
+
+    >>> duration(0.3), duration(12.4), duration(125), duration(7300)
+    ('0.3 s', '12 s', '2 min 5 s', '2 h 1 min')
+    """
+    if seconds is None:
+        return ABSENT
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+class Quiet:
+    """Shows nothing of a run."""
+
+    def __enter__(self) -> Quiet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing."""
+
+    def start(self, name: str, total_rounds: int, start_round: int) -> None:
+        """Nothing."""
+
+    def round(self, record: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Nothing."""
+
+
+class Lines(Quiet):
+    """One line a round, for logs and pipes. A reader that goes away does not stop the run."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.name, self.total = "", 0
+
+    def start(self, name: str, total_rounds: int, start_round: int) -> None:
+        """Say where a run goes on, if it does."""
+        self.name, self.total = name, total_rounds
+        if start_round:
+            self._print(f"{name}  goes on after round {start_round}")
+
+    def round(self, record: dict[str, Any]) -> None:
+        """One line: round, what was measured, failures, time."""
+        wide = len(str(self.total))
+        said = [f"{WORDS[key]} {number(key, record[key])}" for key in FOUND if record.get(key) is not None]
+        if record.get("failures"):
+            said.append(f"failures {record['failures']}")
+        said.append(duration(record.get("seconds")))
+        self._print(f"{self.name}  round {record['round']:>{wide}}/{self.total}  " + "  ".join(said))
+
+    def _print(self, text: str) -> None:
+        try:
+            self.console.print(text, markup=False, soft_wrap=True)
+            self.console.file.flush()
+        except (BrokenPipeError, SystemExit):
+            mute()
+
+
+class Bars(Quiet):
+    """A bar a run, with accuracy, loss and the time that remains; finished bars stay.
+
+    Args:
+        console: the terminal.
+        seconds_between: how often the bar is redrawn at most.
+    """
+
+    def __init__(self, console: Console, seconds_between: float = 0.1) -> None:
+        self.console = console
+        self.seen: dict[str, Any] = {}
+        self.failures = 0
+        self.task: TaskID | None = None
+        self.bars = Progress(
+            TextColumn("{task.description}", style="bold"),
+            BarColumn(bar_width=None, complete_style="cyan", finished_style="green"),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[said]}"),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            console=console,
+            refresh_per_second=1 / seconds_between,
+            expand=True,
+        )
+
+    def __enter__(self) -> Bars:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the bars as they are."""
+        self.bars.stop()
+
+    def start(self, name: str, total_rounds: int, start_round: int) -> None:
+        """A new bar."""
+        self.seen, self.failures = {}, 0
+        self.task = self.bars.add_task(name, total=total_rounds, completed=start_round, said="")
+
+    def round(self, record: dict[str, Any]) -> None:
+        """Move the bar; a number that was not measured in this round keeps its last value."""
+        assert self.task is not None
+        self.seen |= {key: record[key] for key in FOUND if record.get(key) is not None}
+        self.failures += record.get("failures", 0)
+        shown = [key for key in FOUND[:4] if key in self.seen][:1] + [key for key in FOUND[4:] if key in self.seen]
+        said = "  ".join(f"{WORDS[key]} {number(key, self.seen[key])}" for key in shown)
+        said += f"  [yellow]{self.failures} failed[/]" if self.failures else ""
+        self.bars.update(self.task, completed=record["round"], said=said)
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """A run that stopped early has a full bar too."""
+        assert self.task is not None
+        self.bars.update(self.task, total=summary.get("rounds") or None)
+
+
+def make_progress(console: Console, quiet: bool = False) -> Quiet:
+    """Bars on a terminal, lines elsewhere, or nothing."""
+    if quiet:
+        return Quiet()
+    return Bars(console) if console.is_terminal else Lines(console)
+
+
+def results(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
+    """A table of finished runs, the final round's figures; columns that nothing was measured for are left out.
+
+    Args:
+        rows: a label and the summary of each run.
+    """
+    columns = [_columns(summary) for _, summary in rows]
+    heads = [head for head in columns[0] if any(column[head] != ABSENT for column in columns)] if columns else []
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    table.add_column("method")
+    for head in heads:
+        table.add_column(head, justify="right")
+    for (label, _), column in zip(rows, columns, strict=True):
+        table.add_row(Text(label), *(column[head] for head in heads))
+    return table
+
+
+def _columns(summary: Mapping[str, Any]) -> dict[str, str]:
+    final: Mapping[str, Any] = summary.get("final") or {}
+    target: Mapping[str, Any] = summary.get("target") or {}
+    best: Mapping[str, Any] = summary.get("best") or {}
+    goal = number(str(target.get("metric", "")), target.get("value"))
+    reached = target.get("round")
+    return {
+        "accuracy": number("accuracy", final.get("global/accuracy")),
+        "best": number(str(best.get("metric", "")), best.get("value")),
+        "average model": number("accuracy", final.get("average/accuracy")),
+        "clients' mean": number("accuracy", final.get("clients/accuracy/mean")),
+        "worst 10 %": number("accuracy", final.get("clients/accuracy/worst10")),
+        "test loss": number("loss", final.get("global/loss")),
+        f"rounds to {goal}": f"{reached}" if reached is not None else (f"> {summary.get('rounds')}" if target else ABSENT),
+        "rounds": f"{summary.get('rounds', ABSENT)}",
+        "parameters sent": count(final.get("comm/params")),
+        "failures": str(summary["failure_count"]) if summary.get("failure_count") else ABSENT,
+        "time": duration(summary.get("seconds")),
+    }
+
+
+def show_warnings(console: Console) -> None:
+    """From now on, show warnings as notes of one line."""
+
+    def show(message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
+        console.print(Text(f"note: {message}", style="yellow"), soft_wrap=True)
+
+    warnings.showwarning = show
+
+
+def short(path: Path) -> str:
+    """A path relative to the current folder where it lies inside."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def mute() -> None:
+    """Send the rest of standard output nowhere: its reader has gone."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):  # not a real file
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
