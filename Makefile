@@ -1,0 +1,41 @@
+# Two commands for a newcomer: `make demo` and `make test`. Both set everything up first.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: help demo test setup lint types contracts check clean
+
+help:
+	@echo "make demo    set up, then train FedAvg and FedDyn on real digits and compare them (in ./demo)"
+	@echo "make test    set up, then run all tests and doctests"
+	@echo "make check   lint, types and import contracts"
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "FedLoom needs Python 3.11 or newer; choose one with: make PYTHON=python3.12 demo"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/fedloom run
+
+test: setup
+	$(BIN)/python -m pytest -n auto -q
+
+lint: setup
+	$(BIN)/ruff check src tests benchmarks recipes
+	$(BIN)/ruff format --check src tests benchmarks recipes
+
+types: setup
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+contracts: setup
+	$(BIN)/lint-imports
+
+check: lint types contracts
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis
