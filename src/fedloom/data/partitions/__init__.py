@@ -5,15 +5,18 @@
 ['iid', 'lognormal', 'shards', 'pathological', 'dirichlet', 'dirichlet_balanced', 'natural', 'flower']
 """
 
+# isort: off
+# The order of registration is the order in listings.
+
 from fedloom.data.partitions.base import Partition, holdings, partitions
 from fedloom.data.partitions.iid import Iid
-from fedloom.data.partitions.lognormal import Lognormal  # isort: skip
-from fedloom.data.partitions.shards import Shards  # isort: skip
-from fedloom.data.partitions.pathological import Pathological  # isort: skip
-from fedloom.data.partitions.dirichlet import Dirichlet  # isort: skip
-from fedloom.data.partitions.dirichlet_balanced import DirichletBalanced  # isort: skip
-from fedloom.data.partitions.natural import Natural  # isort: skip
-from fedloom.data.partitions.flower import Flower  # isort: skip
+from fedloom.data.partitions.lognormal import Lognormal
+from fedloom.data.partitions.shards import Shards
+from fedloom.data.partitions.pathological import Pathological
+from fedloom.data.partitions.dirichlet import Dirichlet
+from fedloom.data.partitions.dirichlet_balanced import DirichletBalanced
+from fedloom.data.partitions.natural import Natural
+from fedloom.data.partitions.flower import Flower
 
 __all__ = [
     "Dirichlet",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -80,7 +80,9 @@ class Partition(ABC):
         elif clients < 1:
             raise DataError(f"there must be at least 1 client, not {clients}.")
         elif clients > samples:
-            raise DataError(f"{samples} samples cannot be dealt to {clients} clients: there are more clients than samples.")
+            raise DataError(
+                f"{samples} samples cannot be dealt to {clients} clients: there are more clients than samples."
+            )
         elif clients * self.min_size > samples:
             raise DataError(
                 f"{samples} samples cannot give {clients} clients {self.min_size} each (min_size); "
@@ -93,9 +95,10 @@ class Partition(ABC):
         return next((entry.name for entry in partitions if entry.factory is type(self)), type(self).__name__)
 
     def describe(self) -> dict[str, Any]:
-        """Name and settings that differ from their defaults, as plain data for a caption or a provenance."""
-        given = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
-        return {"name": self.name} | {f.name: given[f.name] for f in fields(self) if given[f.name] != default(f)}
+        """Name and settings as plain data, for a caption or a provenance."""
+        unsaid = {"min_size": Partition.min_size, "redraws": Partition.redraws}
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {"name": self.name} | {k: v for k, v in given.items() if unsaid.get(k) != v or k not in unsaid}
 
 
 partitions = Registry[Partition]("partition")
@@ -134,7 +137,9 @@ def equal_sizes(samples: int, clients: int) -> np.ndarray:
 
 
 def lognormal_sizes(samples: int, clients: int, sigma: float, rng: np.random.Generator) -> np.ndarray:
-    """Sizes proportional to exp(sigma z), z standard normal, that add up to ``samples`` (largest remainders rounded up).
+    """Whole sizes proportional to exp(sigma z), z standard normal, that add up to ``samples``.
+
+    The largest remainders are rounded up.
 
     >>> lognormal_sizes(100, 4, 0.5, np.random.default_rng(0)).sum()
     np.int64(100)
@@ -144,11 +149,6 @@ def lognormal_sizes(samples: int, clients: int, sigma: float, rng: np.random.Gen
     sizes = np.floor(exact).astype(np.int64)
     sizes[np.argsort(sizes - exact, kind="stable")[: samples - sizes.sum()]] += 1
     return sizes
-
-
-def default(of: Field[Any]) -> Any:
-    """The default of a dataclass field."""
-    return of.default_factory() if of.default_factory is not MISSING else of.default
 
 
 def positive(name: str, value: float) -> None:

@@ -48,7 +48,10 @@ class Flower(Partition):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.partitioner is None) == (not self.kind):
-            raise ConfigError("partition 'flower' needs either a partitioner object or the kind of one, for example kind=DirichletPartitioner.")
+            raise ConfigError(
+                "partition 'flower' needs either a partitioner object or the kind of one, "
+                "for example kind=DirichletPartitioner."
+            )
 
     def owners(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
@@ -62,19 +65,24 @@ class Flower(Partition):
             found = partitioner.num_partitions
             parts = [np.asarray(partitioner.load_partition(k).with_format("numpy")["row"]) for k in range(found)]
         except Exception as error:
-            raise DataError(f"flwr-datasets' {what} failed ({type(error).__name__}: {error}); "
-                            f"the columns are {', '.join(dataset.column_names)}.") from error
+            raise DataError(
+                f"flwr-datasets' {what} failed ({explain(error)}); the columns are {', '.join(dataset.column_names)}."
+            ) from error
         if clients and found != clients:
             raise DataError(f"flwr-datasets' {what} makes {found} partitions, but {clients} clients were asked for.")
         owner = np.full(len(labels), -1, dtype=np.int64)
         for client, rows in enumerate(parts):
             if len(rows) < self.min_size:
-                raise DataError(f"flwr-datasets' {what} gives client {client} only {len(rows)} samples; min_size is {self.min_size}.")
+                raise DataError(
+                    f"flwr-datasets' {what} gives client {client} {len(rows)} samples; min_size is {self.min_size}."
+                )
             if len(np.unique(rows)) < len(rows) or (owner[rows] >= 0).any():
                 raise DataError(f"flwr-datasets' {what} puts a sample at two clients or twice at one.")
             owner[rows] = client
         if (owner < 0).any():
-            warnings.warn(f"flwr-datasets' {what} leaves out {int((owner < 0).sum())} of {len(owner)} samples.", stacklevel=3)
+            warnings.warn(
+                f"flwr-datasets' {what} leaves out {int((owner < 0).sum())} of {len(owner)} samples.", stacklevel=3
+            )
         return owner
 
     def _made(self, clients: int, rng: np.random.Generator) -> Any:
@@ -89,21 +97,30 @@ class Flower(Partition):
         try:
             return make(**{**given, **self.settings})
         except Exception as error:
-            raise DataError(f"flwr-datasets' {self.kind} cannot be made ({type(error).__name__}: {error}).") from error
+            raise DataError(f"flwr-datasets' {self.kind} cannot be made ({explain(error)}).") from error
 
     def describe(self) -> dict[str, Any]:
-        """See ``Partition.describe``; a partitioner object is described by its class and plain attributes."""
+        """See ``Partition.describe``; an object is described by its class and what it was made with."""
         if self.partitioner is None:
-            return {**super().describe(), "settings": dict(self.settings)}
-        plain = {k.lstrip("_"): v for k, v in vars(self.partitioner).items() if isinstance(v, (bool, int, float, str))}
+            return {"name": self.name, "kind": self.kind, "settings": dict(self.settings)}
+        held, made = vars(self.partitioner), inspect.signature(type(self.partitioner)).parameters
+        given = {name: held.get(f"_{name}", held.get(name)) for name in made}
+        given = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in given.items()}
+        plain = {name: value for name, value in given.items() if isinstance(value, (bool, int, float, str, list))}
         return {"name": self.name, "kind": type(self.partitioner).__name__, "settings": plain}
 
 
 def table(labels: np.ndarray, groups: np.ndarray | None) -> Any:
     """What a partitioner gets to see: a ``datasets.Dataset`` without the inputs."""
     try:
+        import flwr_datasets  # pyright: ignore[reportMissingImports]  # noqa: F401
         from datasets import Dataset  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise DataError("flwr-datasets is not installed; pip install \"fedloom[hub]\" brings it.") from error
+        raise DataError('flwr-datasets is not installed; pip install "fedloom[hub]" brings it.') from error
     columns = {"label": labels, "row": np.arange(len(labels))}
     return Dataset.from_dict(columns if groups is None else {**columns, "client": groups})
+
+
+def explain(error: Exception) -> str:
+    """Kind and message of an error, for the middle of a sentence."""
+    return f"{type(error).__name__}: {error}".rstrip(".")

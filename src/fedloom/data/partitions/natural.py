@@ -36,7 +36,10 @@ class Natural(Partition):
     ) -> np.ndarray:
         """See ``Partition.owners``."""
         if groups is None:
-            raise DataError("partition 'natural' needs natural client ids (writers, roles, hospitals), which this source does not have.")
+            raise DataError(
+                "partition 'natural' needs natural client ids (writers, roles, hospitals), "
+                "which this source does not have."
+            )
         ids, which, sizes = np.unique(groups, return_inverse=True, return_counts=True)
         kept = np.flatnonzero((ids >= 0) & (sizes >= self.min_size))
         if len(kept) < max(clients, 1):

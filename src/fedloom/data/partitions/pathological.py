@@ -79,7 +79,7 @@ def deal_classes(clients: int, classes: int, k: int, rng: np.random.Generator) -
     dealt = np.zeros((blocks, classes), dtype=np.int32)
     chosen = np.empty((blocks, period, k), dtype=np.int64)
     for turn in range(period):
-        take = np.argsort(dealt + rng.random(dealt.shape), axis=1)[:, :k]
+        take = np.argsort(dealt + rng.random(dealt.shape), axis=1, kind="stable")[:, :k]
         chosen[:, turn] = take
         np.put_along_axis(dealt, take, np.take_along_axis(dealt, take, 1) + 1, 1)
     return chosen.reshape(-1, k)[:clients]

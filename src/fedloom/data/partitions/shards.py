@@ -15,8 +15,8 @@ from fedloom.data.partitions.base import Partition, by_label, partitions
 class Shards(Partition):
     """Samples sorted by label, cut into equal shards, and the shards dealt at random.
 
-    With two shards a client, as in McMahan et al., "Communication-efficient learning of deep networks from decentralized
-    data" (AISTATS 2017), most clients see two labels; a shard that straddles two labels gives a third.
+    With two shards a client, as in McMahan et al., "Communication-efficient learning of deep networks from
+    decentralized data" (AISTATS 2017), most clients see two labels; a shard that straddles two labels gives a third.
 
     Args:
         shards: shards per client.

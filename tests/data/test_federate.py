@@ -1,0 +1,149 @@
+"""From a source and a partition to who holds what."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.federation import Federation, Index
+from fedloom.data import federate, from_tensors, label_picture, sources, statistics
+from fedloom.data.partitions import Dirichlet, DirichletBalanced, Iid, Natural, Partition, Pathological
+from fedloom.data.sources import Source
+from fedloom.data.split import by_distribution, split_rows
+
+
+def toy(samples: int = 1000, classes: int = 10, **more: object) -> Source:
+    return from_tensors(torch.zeros(samples, 2), torch.arange(samples) % classes, **more)  # type: ignore[arg-type]
+
+
+def rows(federation: Federation) -> np.ndarray:
+    return np.concatenate([s.index.rows for s in (federation.train, federation.validation, federation.held_out)])
+
+
+@settings(max_examples=40, deadline=2000)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.floats(0, 0.4), st.floats(0, 0.5), st.integers(0, 99))
+def test_splits_are_disjoint_stratified_and_leave_something_to_train_on(
+    sizes: list[int], validation: float, held_out: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 4, sum(sizes))
+    index = Index(rng.permutation(sum(sizes)), np.concatenate([[0], np.cumsum(sizes)]))
+    parts = split_rows(index, labels, validation, held_out, rng)
+    assert (parts[0].sizes >= 1).all()
+    for k, n in enumerate(sizes):
+        assert sorted(np.concatenate([p[k] for p in parts])) == sorted(index[k])
+        assert len(parts[2][k]) == min(round(n * held_out), n - 1)
+        here = np.bincount(labels[index[k]], minlength=4)
+        held = np.bincount(labels[parts[2][k]], minlength=4)
+        away = held + np.bincount(labels[parts[1][k]], minlength=4)
+        assert (np.abs(away - here * away.sum() / n) <= 1).all()
+        assert (np.abs(held - away * held.sum() / max(away.sum(), 1)) <= 1).all()
+
+
+def test_common_test_set_is_dealt_by_each_clients_labels() -> None:
+    labels, test_labels = np.arange(6000) % 10, np.arange(1000) % 10
+    index = Pathological(2)(labels, 20, np.random.default_rng(0))
+    mine = by_distribution(index, labels, test_labels, np.random.default_rng(0))
+    assert np.array_equal(np.sort(mine.rows), np.arange(1000))
+    for k in range(20):
+        here = np.bincount(labels[index[k]], minlength=10) / 6
+        assert (np.abs(np.bincount(test_labels[mine[k]], minlength=10) - here) <= 1).all()
+
+
+def test_the_images_are_held_once_and_the_same_seed_is_the_same_federation() -> None:
+    source = toy()
+    one, same, other = (federate(source, "dirichlet_balanced", 10, seed, validation=0.1) for seed in (1, 1, 2))
+    assert one.train.arrays is source.train
+    assert one.validation.arrays is source.train
+    assert np.array_equal(np.sort(rows(one)), np.arange(1000))
+    assert one.provenance["fingerprint"] == same.provenance["fingerprint"] != other.provenance["fingerprint"]
+    assert json.loads(json.dumps(one.provenance))["partition"] == {
+        "name": "dirichlet_balanced",
+        "alpha": 0.3,
+        "sigma": 0.0,
+    }
+
+
+def test_natural_clients_have_names_and_their_own_test_rows() -> None:
+    who = ["ann", "bob", "cyd", "ann", "bob", "cyd"]
+    source = toy(
+        6, 2, clients=who, x_test=torch.zeros(3, 2), y_test=torch.tensor([0, 1, 0]), clients_test=["cyd", "ann", "dan"]
+    )
+    federation = federate(source, "natural", held_out="natural")
+    assert federation.names == ("ann", "bob", "cyd")
+    assert [federation.held_out.index[k].tolist() for k in range(3)] == [[1], [], [0]]
+    with pytest.warns(UserWarning, match="keeps 2 of 3"):
+        federation = federate(source, "natural", 2, held_out=0.0)
+    assert federation.provenance["left_out"]["samples"] == 2
+    assert len(federation.provenance["left_out"]["groups"]) == 1
+    with pytest.raises(DataError, match="needs partition 'natural'"):
+        federate(source, "iid", 2, held_out="natural")
+
+
+def test_a_source_may_bring_its_own_federation() -> None:
+    source = toy()
+    made = federate(source, "iid", 4)
+    brought = Source("brought", source.train, source.test, "-", "", federation=made)
+    assert federate(brought, "natural") is made
+    with pytest.raises(DataError, match="4 clients of its own; 5 were asked for"):
+        federate(brought, "natural", 5)
+
+
+def test_bad_requests_get_one_sentence() -> None:
+    with pytest.raises(ConfigError, match="leave something to train on"):
+        federate(toy(), "iid", 10, validation=0.5, held_out=0.5)
+    with pytest.raises(ConfigError, match="held_out must be a fraction"):
+        federate(toy(), "iid", 10, held_out="own")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="needs a common test set"):
+        federate(toy(), "iid", 10, held_out="common")
+    with pytest.raises(ConfigError, match="did you mean 'dirichlet'"):
+        federate("digits", "dirichlett", 10)
+    real = from_tensors(torch.zeros(10, 2), torch.rand(10))
+    assert len(federate(real, Iid(), 5)) == 5
+    with pytest.raises(DataError, match="reads class numbers"):
+        federate(real, Dirichlet(), 5)
+
+
+def test_a_million_clients_take_seconds_and_little_memory() -> None:
+    samples, clients = 2_000_000, 1_000_000
+    source = from_tensors(torch.zeros(samples, 1), torch.arange(samples) % 10)
+    start = time.perf_counter()
+    federation = federate(source, Iid(), clients, held_out=0.5)
+    assert time.perf_counter() - start < 10
+    assert len(federation) == clients
+    assert federation.train.index.sizes.tolist() == [1] * clients
+    held = sum(a.nbytes for s in (federation.train, federation.held_out) for a in (s.index.rows, s.index.offsets))
+    assert held < 50e6
+
+
+def test_statistics_by_hand() -> None:
+    source = from_tensors(torch.zeros(6, 1), torch.tensor([0, 0, 0, 1, 1, 2]), clients=[0, 0, 1, 1, 1, 1])
+    found = statistics(federate(source, Natural(), held_out=0.0))
+    assert found["samples"] == {"total": 6, "min": 2, "median": 3.0, "mean": 3.0, "max": 4}
+    assert found["classes_per_client"] == {"min": 1, "median": 2.0, "mean": 2.0, "max": 3}
+    assert found["label_entropy"]["min"] == 0
+    assert found["label_entropy"]["max"] == pytest.approx(1.5 * np.log(2))
+    assert json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("partition", "clients"), [(Dirichlet(), 5), (DirichletBalanced(), 41), (Iid(), 1), (Pathological(3), 1200)]
+)
+def test_pictures_are_drawn_for_few_and_many(partition: Partition, clients: int, tmp_path: Path) -> None:
+    path = label_picture(federate(toy(6000), partition, clients), tmp_path / "labels.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.stat().st_size > 8000
+
+
+def test_every_source_says_licence_and_citation() -> None:
+    for name in ("digits", "synthetic"):
+        source = sources.make(name)
+        assert source.licence
+        assert source.citation.startswith("@")
+    assert [entry.name for entry in sources if not entry.summary] == []

@@ -1,0 +1,70 @@
+"""The real data sets, where they lie under $FEDLOOM_DATA."""
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+from fedloom.core.errors import DataError
+from fedloom.data import federate, sources, statistics
+from fedloom.data.partitions import DirichletBalanced
+from fedloom.data.sources import Source
+
+pytestmark = pytest.mark.skipif("FEDLOOM_DATA" not in os.environ, reason="FEDLOOM_DATA is not set")
+
+
+def get(name: str) -> Source:
+    try:
+        return sources.make(name)
+    except DataError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize(
+    ("name", "train", "test", "shape"),
+    [
+        ("mnist", 60_000, 10_000, (1, 28, 28)),
+        ("fashion_mnist", 60_000, 10_000, (1, 28, 28)),
+        ("emnist_l", 48_000, 8000, (1, 28, 28)),
+        ("cifar10", 50_000, 10_000, (3, 32, 32)),
+    ],
+)
+def test_real_images_are_whole_and_normalised(name: str, train: int, test: int, shape: tuple[int, ...]) -> None:
+    source = get(name)
+    assert (len(source.train), len(source.test)) == (train, test)
+    assert tuple(source.train.x.shape[1:]) == shape
+    assert source.train.classes == len(source.train.names) == 10
+    assert abs(source.train.x.mean()) < 0.02
+    assert abs(source.train.x.std() - 1) < 0.02
+
+
+def test_writers_of_mnist_are_clients() -> None:
+    source = get("mnist")
+    if source.groups is None:
+        pytest.skip("mnist_writers.npz is not there")
+    federation = federate(source, "natural")
+    assert len(federation) == 539
+    assert federation.names[0].startswith("writer ")
+    with pytest.raises(DataError, match="no test sample of mnist belongs to a training client"):
+        federate(source, "natural", held_out="natural")
+
+
+def test_feddyns_partition_of_mnist_is_as_skewed_as_the_paper_says() -> None:
+    """Thesis A.1.1: with Dirichlet .3, 80 % of a client's samples belong to mostly 3 or 4 labels."""
+    source = get("mnist")
+    federation = federate(source, DirichletBalanced(0.3), 100, seed=0, held_out=0.0)
+    y = source.train.y.numpy()
+    counts = np.stack([np.bincount(y[federation.train.index[k]], minlength=10) for k in range(100)])
+    assert set(counts.sum(1)) == {600}
+    needed = (np.cumsum(np.sort(counts, axis=1)[:, ::-1], axis=1) < 0.8 * 600).sum(1) + 1
+    assert np.isin(needed, (3, 4)).mean() > 0.5
+
+
+def test_ten_thousand_clients_on_mnist_take_less_than_two_seconds() -> None:
+    source = get("mnist")
+    start = time.perf_counter()
+    federation = federate(source, DirichletBalanced(0.3), 10_000)
+    assert time.perf_counter() - start < 2
+    assert federation.train.arrays is source.train
+    assert statistics(federation)["clients"] == 10_000
