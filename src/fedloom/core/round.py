@@ -243,7 +243,8 @@ def federated_round(
         states["mixing"], p = method.mixing.coefficients(states.get("mixing", {}), signals)
     else:
         p = fold.coefficients()
-    if not np.isfinite(p).all():  # all weight was on clients that failed
+    if not np.isfinite(p).all():  # all weight was on clients that failed: nobody's work counts
+        report.states.clear()
         return replace(server, parts=states, round=server.round + 1), report
     update, buffers, reduced = fold.mix(p)
     for place, part in method.hooks["server"]:

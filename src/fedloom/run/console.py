@@ -61,11 +61,13 @@ def count(value: float | None) -> str:
 def duration(seconds: float | None) -> str:
     """A time in words.
 
-    >>> duration(0.3), duration(12.4), duration(125), duration(7300)
-    ('0.3 s', '12 s', '2 min 5 s', '2 h 1 min')
+    >>> duration(0.012), duration(0.3), duration(12.4), duration(125), duration(7300)
+    ('12 ms', '0.3 s', '12 s', '2 min 5 s', '2 h 1 min')
     """
     if seconds is None:
         return ABSENT
+    if seconds < 0.1:
+        return f"{1000 * seconds:.0f} ms"
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -184,40 +186,44 @@ def make_progress(console: Console, quiet: bool = False) -> Quiet:
 
 
 def results(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
-    """A table of finished runs, the final round's figures; columns that nothing was measured for are left out.
+    """A table of runs, with the figures of their last rounds; columns that nothing was measured for are left out.
 
     Args:
         rows: a label and the summary of each run.
     """
     columns = [_columns(summary) for _, summary in rows]
-    heads = [head for head in columns[0] if any(column[head] != ABSENT for column in columns)] if columns else []
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
-    table.add_column("method")
+    heads = dict.fromkeys(head for column in columns for head, said in column.items() if said != ABSENT)
+    if "accuracy" in heads:
+        heads.pop("test loss", None)
+    if len({column["rounds"] for column in columns}) == 1 and len(rows) > 1:
+        heads.pop("rounds", None)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("method", overflow="fold")
     for head in heads:
-        table.add_column(head, justify="right")
+        table.add_column(head, justify="right", no_wrap=True)
     for (label, _), column in zip(rows, columns, strict=True):
-        table.add_row(Text(label), *(column[head] for head in heads))
+        table.add_row(Text(label), *(column.get(head, ABSENT) for head in heads))
     return table
 
 
 def _columns(summary: Mapping[str, Any]) -> dict[str, str]:
     final: Mapping[str, Any] = summary.get("final") or {}
     target: Mapping[str, Any] = summary.get("target") or {}
-    best: Mapping[str, Any] = summary.get("best") or {}
-    goal = number(str(target.get("metric", "")), target.get("value"))
-    reached = target.get("round")
+    goal = number(str(target.get("metric", "")), target.get("value")).replace(".0 %", " %")
+    rounds, reached = summary.get("rounds"), target.get("round")
+    status = str(summary.get("status", "finished"))
     return {
         "accuracy": number("accuracy", final.get("global/accuracy")),
-        "best": number(str(best.get("metric", "")), best.get("value")),
         "average model": number("accuracy", final.get("average/accuracy")),
-        "clients' mean": number("accuracy", final.get("clients/accuracy/mean")),
+        "clients": number("accuracy", final.get("clients/accuracy/mean")),
         "worst 10 %": number("accuracy", final.get("clients/accuracy/worst10")),
         "test loss": number("loss", final.get("global/loss")),
-        f"rounds to {goal}": f"{reached}" if reached is not None else (f"> {summary.get('rounds')}" if target else ABSENT),
-        "rounds": f"{summary.get('rounds', ABSENT)}",
-        "parameters sent": count(final.get("comm/params")),
+        f"to {goal}": ABSENT if not target else f"> {rounds} rounds" if reached is None else f"{reached} rounds",
+        "rounds": f"{rounds}" if rounds is not None else ABSENT,
+        "sent": count(final.get("comm/params")),
         "failures": str(summary["failure_count"]) if summary.get("failure_count") else ABSENT,
         "time": duration(summary.get("seconds")),
+        "status": ABSENT if status == "finished" else status.partition(":")[0],
     }
 
 

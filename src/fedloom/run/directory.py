@@ -69,8 +69,10 @@ class RunDirectory:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a run here already."""
-        return self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+        """Whether there is a run here already; half-written files of one killed at its very start do not count."""
+        if not self.path.is_dir():
+            return self.path.exists()
+        return any(not entry.name.startswith(".") for entry in self.path.iterdir())
 
     def create(self, config: Mapping[str, Any], citations: str) -> None:
         """Start a new run directory.
@@ -84,15 +86,14 @@ class RunDirectory:
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.write_config(config)
-            write_whole(self.path / "citations.bib", citations.encode())
-            (self.path / "metrics.jsonl").touch()
+            self.describe(config, citations)
         except OSError as error:
             raise CheckpointError(f"the run directory {self.path} cannot be written: {error.strerror}.") from error
 
-    def write_config(self, config: Mapping[str, Any]) -> None:
-        """(Re)write ``config.yaml``."""
+    def describe(self, config: Mapping[str, Any], citations: str) -> None:
+        """(Re)write ``config.yaml``, which makes the folder a run directory, and ``citations.bib``."""
         write_whole(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(config))).encode())
+        write_whole(self.path / "citations.bib", citations.encode())
 
     def config(self) -> dict[str, Any]:
         """The stored configuration.
@@ -141,8 +142,9 @@ class RunDirectory:
         write_whole(self.path / "summary.json", json.dumps(summary, indent=1).encode())
 
     def _read_history(self) -> list[dict[str, Any]]:
+        path = self.path / "metrics.jsonl"
         records = []
-        for line in (self.path / "metrics.jsonl").read_text().splitlines():
+        for line in path.read_text().splitlines() if path.exists() else []:
             try:
                 records.append(json.loads(line))
             except json.JSONDecodeError:  # the line that was being written when the run was killed

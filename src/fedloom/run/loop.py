@@ -182,8 +182,9 @@ class _Run:
         if directory is None:
             return
         config = {**self.experiment.config, "identity": facts, **environment()}
+        citations = "\n\n".join(self.experiment.method.citations()) + "\n"
         if not resume:
-            directory.create(config, "\n\n".join(self.experiment.method.citations()) + "\n")
+            directory.create(config, citations)
             return
         changed = differences(directory.config().get("identity", {}), facts)
         if changed:
@@ -201,7 +202,7 @@ class _Run:
             self.sent = Traffic(**self.state.facts["traffic"])
             self.failures = [Failure(**failure) for failure in self.state.facts["failures"]]
         directory.rewind(self.state.server.round)
-        directory.write_config(config)
+        directory.describe(config, citations)
         self.history = directory.history
 
     def _round(self, engine: Any) -> tuple[Server, Report]:
