@@ -4,7 +4,6 @@
 2
 """
 
-from fedloom.metrics.accuracy import accuracy, hits, pooled
 from fedloom.metrics.communication import fedavg_rounds, parameters_to_target, rounds_to_target
 from fedloom.metrics.curves import best_round, final_round, final_smoothed, smoothed
 from fedloom.metrics.fairness import best, gini, parity_gap, quantiles, summary, weighted_mean, worst
@@ -13,17 +12,14 @@ from fedloom.metrics.values import Direction, Values
 __all__ = [
     "Direction",
     "Values",
-    "accuracy",
     "best",
     "best_round",
     "fedavg_rounds",
     "final_round",
     "final_smoothed",
     "gini",
-    "hits",
     "parameters_to_target",
     "parity_gap",
-    "pooled",
     "quantiles",
     "rounds_to_target",
     "smoothed",

@@ -128,8 +128,8 @@ def summary(values: Values, weights: Values | None = None, direction: Direction 
 
     Returns:
         ``clients`` (how many have a value), ``mean``, ``weighted``, ``std`` (over the clients as a whole population,
-        divided by K), ``worst10``, ``best10``, ``worst``, ``best``, ``gini``, ``gap`` (best minus worst client), and the
-        quantiles ``q10``, ``q25``, ``q50``, ``q75``, ``q90``.
+        divided by K), ``worst10``, ``best10``, ``worst``, ``best``, ``gini``, ``gap`` (best minus worst client), and
+        the quantiles ``q10``, ``q25``, ``q50``, ``q75``, ``q90``.
 
     Example:
         >>> figures = summary([0.5, 1.0], weights=[3, 1])

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedloom.core.client import Failure, Plan
+from fedloom.core.local import cohort_size
 from fedloom.metrics import best_round, fedavg_rounds, parameters_to_target, rounds_to_target
 from fedloom.run.experiment import Evaluation, Experiment
 
@@ -66,7 +67,7 @@ def summarise(
         reached = rounds_to_target(values, rounds, settings.target, direction)
         up = sum(record["comm/up_params"] for record in history if reached is None or record["round"] <= reached)
         sent = [record["comm/params"] for record in history if record.get(settings.metric) is not None]
-        cohort = history[0]["cohort"] if history else 1
+        cohort = cohort_size(len(experiment.federation), experiment.participation, experiment.cohort)
         summary["target"] = {
             "metric": settings.metric,
             "value": settings.target,

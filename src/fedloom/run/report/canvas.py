@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable, Sequence
+from math import ceil
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -19,10 +20,10 @@ DPI = 144
 
 
 def plain(text: str, length: int = 60) -> str:
-    """Text that matplotlib draws as it stands: one line, no mathematics, not hidden from legends, not endless.
+    r"""Text that matplotlib draws as it stands: one line, no mathematics, not hidden from legends, not endless.
 
-    >>> print(plain("_cost\\n$5"))
-     _cost \\$5
+    >>> print(plain("_cost\n$5"))
+     _cost \$5
     """
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     line = line if len(line) <= length else line[: length - 1] + "…"
@@ -79,7 +80,8 @@ def legend(made: Figure, groups: Sequence[Group], theme: Theme) -> None:
         for g in groups
     ]
     labels = [plain(g.label) for g in groups]
-    columns = max(1, min(len(groups), int(110 / (max(map(len, labels)) + 8))))
+    most = max(1, int(12 * made.get_figwidth() / (max(map(len, labels)) + 8)))
+    columns = ceil(len(groups) / ceil(len(groups) / most))
     made.legend(
         handles,
         labels,

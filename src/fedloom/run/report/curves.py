@@ -57,11 +57,10 @@ def _panel(axes: Axes, groups: Sequence[Group], key: str, x: str | None, target:
         axes.axhline(target, color=theme.muted, linewidth=1, linestyle=(0, (4, 3)))
         axes.annotate(
             "target",
-            (1, target),
+            (0, target),
             xycoords=("axes fraction", "data"),
-            xytext=(-2, 3),
+            xytext=(3, 3),
             textcoords="offset points",
-            ha="right",
             fontsize=8.5,
             color=theme.muted,
         )

@@ -9,8 +9,8 @@ from typing import Any
 from fedloom.run.report.palette import Style, styles
 from fedloom.run.report.rundir import Run
 
-PROVENANCE = ("out", "resume", "versions", "version", "git", "revision", "started", "machine", "hostname", "hydra")
-"""First parts of keys that say where, when and with what a run was made, not what it was."""
+PROVENANCE = ("out", "resume", "versions", "git", "machine", "checkpoint")
+"""First parts of keys that say where and with what a run was made and kept, not what it was."""
 
 ABSENT = "–"
 
@@ -58,8 +58,7 @@ def group(runs: Sequence[Run]) -> list[Group]:
     """Put runs that share everything but the seed together: FedAvg first, then in the order in which they are given."""
     members: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        key = (run.method, *sorted(_identity(run).items()))
-        members.setdefault(key, []).append(run)
+        members.setdefault((run.method, *sorted(_identity(run).items())), []).append(run)
     together = sorted(members.values(), key=lambda found: found[0].method != "fedavg")
     first = [found[0] for found in together]
     looks = styles([run.method for run in first])

@@ -40,8 +40,8 @@ DARK = Theme("#171c23", "#e4e8ee", "#9aa5b4", "#2c343f")
 def styles(methods: Sequence[str]) -> list[Style]:
     """One style for each group, given the method of each.
 
-    A method has one colour, FedAvg the first; its variants differ by dash and marker. When every group is of one method,
-    each has a colour of its own instead.
+    A method has one colour, FedAvg the first; its variants differ by dash and marker. When every group is of one
+    method, each has a colour of its own instead.
 
     Example:
         >>> [(s.colour, len(s.dash)) for s in styles(["scaffold", "fedavg", "scaffold"])]

@@ -25,7 +25,8 @@ class Run:
 
     Args:
         path: the directory.
-        config: the resolved configuration, flat: ``partition.alpha`` is a key.
+        config: the settings, flat: ``partition.alpha`` is a key.
+        facts: what the run found out of itself before it began (the names of composed methods, sizes), flat.
         rows: one mapping a round, in order of rounds.
         summary: what a finished run says of itself; empty for a run that is not finished.
         clients: the columns of the last evaluated round of ``clients.parquet``; empty when there is none.
@@ -36,6 +37,7 @@ class Run:
 
     path: Path
     config: Mapping[str, Any]
+    facts: Mapping[str, Any]
     rows: tuple[Mapping[str, Any], ...]
     summary: Mapping[str, Any]
     clients: Columns
@@ -50,8 +52,8 @@ class Run:
 
     @property
     def method(self) -> str:
-        """The method's name."""
-        for found in (self.config.get("method.name"), self.config.get("method"), self.summary.get("method")):
+        """The method's name: of the composition if the run says it, else of the preset, else the directory's."""
+        for found in (self.facts.get("method.name"), self.summary.get("method"), self.config.get("method.name")):
             if isinstance(found, str) and found:
                 return found
         return self.path.resolve().name
@@ -59,7 +61,7 @@ class Run:
     @property
     def seed(self) -> str:
         """The seed, as text."""
-        return str(self.config.get("seed", self.summary.get("seed", "–")))
+        return str(self.config.get("seed", self.facts.get("seed", "–")))
 
     @property
     def last_round(self) -> int:
@@ -77,8 +79,12 @@ class Run:
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
     def curve(self, key: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Rounds at which ``key`` was recorded, and its values there (NaN where the run wrote NaN)."""
-        points = [(row["round"], row[key]) for row in self.rows if _is_number(row.get(key))]
+        """Rounds at which ``key`` was recorded, and its values there (NaN where the run wrote null or NaN)."""
+        points = [
+            (row["round"], np.nan if row[key] is None else row[key])
+            for row in self.rows
+            if key in row and (row[key] is None or _is_number(row[key]))
+        ]
         table = np.array(points, dtype=np.float64).reshape(-1, 2)
         return table[:, 0], table[:, 1]
 
@@ -112,6 +118,29 @@ def _config(path: Path) -> dict[str, Any]:
     return flatten(found)
 
 
+_RENAMED = {
+    "sampling.participation": "participation",
+    "sampling.cohort": "cohort",
+    "sampling.kind": "sampling",
+    "sampling.drop_rate": "drop_rate",
+    "federation.clients": "clients",
+}
+
+_OF_THE_SEED = ("federation.digest", "federation.samples", "seed")
+"""Facts that change with the seed, and so say nothing about what was compared."""
+
+
+def _settings(flat: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings and facts. A run that was started from Python has no settings: its facts stand in for them."""
+    mark = "identity."
+    facts = {key.removeprefix(mark): value for key, value in flat.items() if key.startswith(mark)}
+    config = {key: value for key, value in flat.items() if not key.startswith(mark)}
+    if not any(key.partition(".")[0] == "method" for key in config):
+        found = {_RENAMED.get(key, key): value for key, value in facts.items() if key not in _OF_THE_SEED}
+        config = {**found, **config}
+    return config, facts
+
+
 def _rows(path: Path, notes: list[str]) -> tuple[dict[str, Any], ...]:
     """Rounds in order; of a round written twice (before and after a resume) the later one."""
     by_round: dict[int, dict[str, Any]] = {}
@@ -131,7 +160,7 @@ def _rows(path: Path, notes: list[str]) -> tuple[dict[str, Any], ...]:
 
 def _summary(path: Path, notes: list[str]) -> dict[str, Any]:
     if not path.is_file():
-        notes.append("there is no summary.json: the run is not finished.")
+        notes.append("There is no summary.json: the run is not finished.")
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
@@ -187,9 +216,11 @@ def load(path: Path) -> Run:
         last = clients["round"] == clients["round"].max()
         clients = {name: column[last] for name, column in clients.items()}
     bib = path / "citations.bib"
+    config, facts = _settings(_config(path / "config.yaml"))
     return Run(
         path=path,
-        config=_config(path / "config.yaml"),
+        config=config,
+        facts=facts,
         rows=_rows(path / "metrics.jsonl", notes),
         summary=_summary(path / "summary.json", notes),
         clients=clients,
@@ -200,10 +231,11 @@ def load(path: Path) -> Run:
 
 
 def cohort_size(run: Run) -> float | None:
-    """Clients a round: max(⌊C · K⌋, 1) from the configuration, or the mean number of clients that were mixed."""
-    clients, rate = run.number("clients"), run.number("participation")
-    if clients and rate:
-        return max(math.floor(clients * rate + 1e-9), 1) if rate <= 1 else rate
-    if run.mixing:
-        return len(run.mixing["round"]) / len(np.unique(run.mixing["round"]))
-    return None
+    """Clients a round: as configured, max(⌊C · K⌋, 1), or the mean number that is on record."""
+    if cohort := run.number("cohort"):
+        return cohort
+    clients, rate = run.facts.get("federation.clients", run.config.get("clients")), run.number("participation")
+    if isinstance(clients, int) and rate:
+        return max(math.floor(clients * rate + 1e-9), 1)
+    cohorts = run.curve("cohort")[1]
+    return float(cohorts.mean()) if len(cohorts) else None

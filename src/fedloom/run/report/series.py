@@ -37,7 +37,8 @@ SCOPES = (
         "clients/loss/mean",
     ),
     Scope("average", "Average of all clients' last models", "average/accuracy", "average/loss"),
-    Scope("train", "Training", "train/accuracy", "train/loss"),
+    Scope("training", "Server model on all training data", "global/train_accuracy", "global/train_loss"),
+    Scope("train", "Clients during their local training", "train/accuracy", "train/loss"),
 )
 
 

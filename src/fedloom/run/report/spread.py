@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from fedloom.run.report.canvas import dress, figure, legend, percent, plain, title
+from fedloom.run.report.canvas import dress, figure, percent, plain, title
 from fedloom.run.report.groups import Group
 from fedloom.run.report.palette import Theme
 from fedloom.run.report.rundir import Run
@@ -67,14 +67,13 @@ def distribution(groups: Sequence[Group], theme: Theme) -> Figure:
     )
     for patch, (member, _) in zip(boxes["boxes"], shown, strict=True):
         patch.set_facecolor(member.style.colour)
-    right.set_yticks(range(1, len(shown) + 1), [plain(member.label, 28) for member, _ in shown])
+    right.set_yticks(range(1, len(shown) + 1), [plain(member.label, 46) for member, _ in shown])
     right.invert_yaxis()
     right.grid(False, axis="y")
     percent(left)
     percent(left, "x")
     percent(right, "x")
     left.set_xlim(0, 1)
-    legend(made, [member for member, _ in shown], theme)
     return made
 
 
@@ -89,7 +88,7 @@ class Mixing:
 
 
 def mixings(groups: Sequence[Group]) -> list[Mixing]:
-    """For each group, the first run whose coefficients can be drawn: over more than one round, for at most 100 clients."""
+    """For each group, the first run whose coefficients can be drawn: several rounds, at most 100 clients."""
     found = []
     for member in groups:
         for run in member.runs:
@@ -131,7 +130,7 @@ def heat(pictures: Sequence[Mixing], theme: Theme) -> Figure:
         chosen = np.linspace(0, len(picture.clients) - 1, min(6, len(picture.clients))).round().astype(int)
         axes.set_yticks(chosen, [str(picture.clients[i]) for i in chosen])
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-        title(axes, plain(picture.label, 44), theme)
+        title(axes, plain(picture.label, 52), theme)
     for axes in list(grid.flat)[len(pictures) :]:
         axes.set_visible(False)
     if image is not None:

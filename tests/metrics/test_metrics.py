@@ -6,18 +6,15 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 from fedloom.core.errors import ConfigError
 from fedloom.metrics import (
-    accuracy,
     best,
     best_round,
     fedavg_rounds,
     final_round,
     final_smoothed,
     gini,
-    hits,
     parameters_to_target,
     parity_gap,
     quantiles,
@@ -29,17 +26,6 @@ from fedloom.metrics import (
 )
 
 NAN = float("nan")
-
-
-def test_hits_count_per_client_and_skip_padding() -> None:
-    logits = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [1.0, 0.0]]])
-    assert hits(logits, torch.tensor([[0, 1], [1, -1]])).tolist() == [2, 0]
-
-
-def test_accuracy_from_counts_takes_tensors_and_clients_without_samples() -> None:
-    found = accuracy(torch.tensor([1, 0]), torch.tensor([2, 0]))
-    assert found[0] == 0.5
-    assert math.isnan(found[1])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,191 @@
+"""The page as a whole: self-contained, safe, and there whatever a run directory lacks."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from fedloom.core.errors import FedLoomError
+from fedloom.run.report import build, comparison_picture
+
+PNG = b"\x89PNG\r\n\x1a\n"
+HOSTILE = "<script>alert('1')</script>"
+ODD = 'a_$x^{2}$ & 50% "q" \\ 漢字 #'
+
+VOID = {"meta", "img", "source", "line", "br"}
+
+
+class Reader(HTMLParser):
+    """Notes tags, attributes and text, and whether tags close in order."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.words: list[str] = []
+        self.feed(page.read_text(encoding="utf-8"))
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        self.tags.append(tag)
+        given = dict(attrs)
+        self.links += [given[name] for name in ("src", "href", "srcset") if name in given]
+        self.ids += [given["id"]] if "id" in given else []
+        assert not any(name.startswith("on") for name in given)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
+
+@pytest.fixture
+def three_methods(make_run) -> list[Path]:
+    runs = [make_run(method="fedavg", seed=seed) for seed in (1, 2)]
+    runs.append(make_run(method=HOSTILE, rate=0.3))
+    runs.append(make_run(method=ODD, rounds=7, planned=12, models_up=2, files=("clients.parquet",)))
+    return runs
+
+
+def test_page_figures_and_tables_from_several_methods(three_methods: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "out"
+    page = build(three_methods, out, title="Do <b>we</b> agree?")
+    found = Reader(page)
+
+    assert page == out / "report.html"
+    assert "script" not in found.tags
+    assert "b" in found.tags  # only our own: the title's is text
+    assert "Do <b>we</b> agree?" in found.text
+    assert HOSTILE in found.text
+    assert all(link.startswith(("#", "data:image/png;base64,")) for link in found.links)
+    assert {link[1:] for link in found.links if link.startswith("#")} <= set(found.ids)
+    assert not re.search(r"https?://|url\(|@import", page.read_text())
+    for word in (
+        "Results",
+        "Curves",
+        "Communication",
+        "Clients",
+        "Mixing",
+        "Settings",
+        "Runs and failures",
+        "Citations",
+    ):
+        assert word in found.text
+    assert "lowest to the highest seed" in found.text
+    assert "7 of 12" in found.text
+    assert "unfinished" in found.text
+    assert "There is no summary.json: the run is not finished." in found.text
+    assert found.text.count("@article{fedavg2021") == 1
+
+    figures = {path.name: path.read_bytes() for path in (out / "figures").iterdir()}
+    assert set(figures) == {
+        "curves_global.png",
+        "curves_clients.png",
+        "curves_average.png",
+        "curves_train.png",
+        "clients_distribution.png",
+        "mixing.png",
+    }
+    assert all(content.startswith(PNG) for content in figures.values())
+
+    latex = (out / "tables.tex").read_text()
+    assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 7
+    assert r"\textless{}script\textgreater{}alert" in latex
+    assert r"a\_\$x\textasciicircum{}\{2\}\$ \& 50\%" in latex
+
+
+def test_one_unfinished_run_with_nothing_but_the_two_files(make_run, tmp_path: Path) -> None:
+    run = make_run(scopes=("global",), rounds=3, files=())
+    text = Reader(build([run, run], tmp_path / "out")).text
+    assert "1 method, 1 run." in text
+    assert "One run each." in text
+    assert "Mixing" not in text
+    assert "Citations" not in text
+    assert not (tmp_path / "out/figures/clients_distribution.png").exists()
+
+
+def test_a_run_before_its_first_round_and_one_without_evaluation(make_run, tmp_path: Path) -> None:
+    empty, blind = make_run(rounds=2, files=()), make_run(method="blind", rounds=3, scopes=(), files=())
+    (empty / "metrics.jsonl").write_text("")
+    alone = Reader(build([empty], tmp_path / "alone")).text
+    assert "No run has recorded an evaluation yet." in alone
+    both = Reader(build([empty, blind], tmp_path / "both")).text
+    assert "Clients during their local training" in both
+    assert comparison_picture([empty], tmp_path / "empty.png").read_bytes().startswith(PNG)
+
+
+def test_nan_null_infinity_broken_lines_and_broken_files_are_survived_and_said(make_run, tmp_path: Path) -> None:
+    run = make_run(rounds=6)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows[1]["global/accuracy"], rows[3]["global/loss"] = None, float("inf")
+    rows[5] |= {"global/accuracy": float("nan"), "global/loss": None, "failures": 3, "clients/accuracy/mean": "x"}
+    lines = [json.dumps(row) for row in rows]
+    (run / "metrics.jsonl").write_text("\n".join([*lines, '"text"', '{"no": "round"}', lines[0][:20]]))
+    (run / "clients.parquet").write_bytes(b"PAR1 cut off")
+    (run / "mixing.parquet").unlink()
+    failed = {"failures": ["round 6, client 3: update: loss is NaN", {"round": 6, "client": 4, "message": "<b>"}]}
+    (run / "summary.json").write_text(json.dumps(failed | {"warnings": ["disk nearly full"]}))
+    text = Reader(build([run], tmp_path / "out")).text
+    assert "3 lines of metrics.jsonl could not be read" in text
+    assert "clients.parquet could not be read" in text
+    assert "3 client updates were lost and left out." in text
+    assert "round 6, client 3: update: loss is NaN" in text
+    assert "round 6, client 4: <b>" in text
+    assert "disk nearly full" in text
+    assert "NaN" in text
+
+
+def test_a_run_from_python_is_told_by_its_identity(make_run, tmp_path: Path) -> None:
+    facts = {"method": {"name": "mine"}, "federation": {"clients": 3, "digest": "d"}, "model": {"parameters": 5}}
+    runs = [make_run(seed=seed, rounds=2, scopes=("global",), files=()) for seed in (1, 2)]
+    for seed, run in enumerate(runs):
+        (run / "config.yaml").write_text(json.dumps({"identity": facts | {"seed": seed}}))
+    text = Reader(build(runs, tmp_path / "out")).text
+    assert "mine : 1 method, 2 runs." in text or "mine: 1 method, 2 runs." in text
+    assert "bands reach" in text
+
+
+@pytest.mark.parametrize("missing", ["config.yaml", "metrics.jsonl"])
+def test_not_a_run_directory_names_the_missing_file(make_run, tmp_path: Path, missing: str) -> None:
+    run = make_run(rounds=2)
+    (run / missing).unlink()
+    with pytest.raises(FedLoomError, match=rf"run0 is not a run directory: {missing} is missing\.$"):
+        build([run], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_use_ends_in_a_sentence(make_run, tmp_path: Path) -> None:
+    with pytest.raises(FedLoomError, match="needs at least one run directory"):
+        build([], tmp_path / "out")
+    with pytest.raises(FedLoomError, match="no such directory"):
+        comparison_picture([tmp_path / "nowhere"], tmp_path / "x.png")
+    run = make_run(rounds=2, scopes=())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FedLoomError, match="the report cannot be written to"):
+        build([run], tmp_path / "file")
+    (run / "config.yaml").write_text("a: [1")
+    with pytest.raises(FedLoomError, match=r"config\.yaml cannot be read as a configuration"):
+        build([run], tmp_path / "out")
+    (run / "config.yaml").write_text("- 1")
+    with pytest.raises(FedLoomError, match="holds no settings"):
+        build([run], tmp_path / "out")
+
+
+def test_comparison_picture(make_run, tmp_path: Path) -> None:
+    runs = [make_run(method=method, rounds=4) for method in ("fedavg", "_feddyn")]
+    picture = comparison_picture(runs, tmp_path / "new" / "compare.png")
+    assert picture.read_bytes().startswith(PNG)
