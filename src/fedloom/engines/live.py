@@ -61,7 +61,8 @@ class LiveClient:
             data = Batch(self.x[at], self.y[at])
             loss = work.loss(plan, work.outputs(live.module, data.x, features), data, job.contexts)
             if plan.plain:  # θ ← θ - η g with the gradients as they come: nothing is accumulated or copied
-                torch._foreach_add_(live.tensors, torch.autograd.grad(loss, live.parameters), alpha=-down.lr)
+                grads = torch.autograd.grad(loss, live.parameters, materialize_grads=True)
+                torch._foreach_add_(live.tensors, grads, alpha=-down.lr)
             else:
                 live.grad.zero_()
                 loss.backward()
