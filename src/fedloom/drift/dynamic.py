@@ -44,11 +44,11 @@ class Dynamic(Drift):
   booktitle={International Conference on Learning Representations}, year={2021}}"""  # noqa: E501
 
     def __post_init__(self) -> None:
-        if not self.alpha > 0:
-            raise ConfigError(f"dynamic regularisation needs alpha > 0, not {self.alpha:g}.")
+        if not 0 < self.alpha < float("inf"):
+            raise ConfigError(f"dynamic regularisation needs a finite alpha > 0, not {self.alpha:g}.")
 
     def init_server(self, shared: Tree) -> Tree:
-        """H = 0."""
+        """h = 0."""
         return {"h": tree.zeros_like(shared)["shared"]}
 
     def init_client(self, shared: Tree) -> Tree:
@@ -60,7 +60,7 @@ class Dynamic(Drift):
         return {"shared": (ctx.state["h"] + self.alpha * ctx.received["shared"]) / self._size(ctx)}
 
     def grad(self, grads: Tree, w: Tree, ctx: Context) -> Tree:
-        """G + (α(θ - θ^t) - h_i) / (n_i/n̄)."""
+        """g + (α(θ - θ^t) - h_i) / (n_i/n̄)."""
         return tree.add_(tree.add_(grads, w, self.alpha / self._size(ctx)), ctx.local, -1.0)
 
     def end(self, ctx: Context, update: Tree) -> Ended:
@@ -68,7 +68,7 @@ class Dynamic(Drift):
         return Ended({"h": ctx.state["h"] + self.alpha * update["shared"]}, {}, update)
 
     def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
-        """H ← h + α (1/K) Σ Δ_i, then Δ + h/α."""
+        """h ← h + α (1/K) Σ Δ_i, then Δ + h/α."""
         h = state["h"] + self.alpha * reduced["update/share"]["shared"]
         return {"h": h}, {"shared": update["shared"] + h / self.alpha}
 

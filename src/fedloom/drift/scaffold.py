@@ -32,7 +32,7 @@ class Scaffold(Drift):
   booktitle={International Conference on Machine Learning}, year={2020}}"""  # noqa: E501
 
     def init_server(self, shared: Tree) -> Tree:
-        """C = 0."""
+        """c = 0."""
         return {"c": tree.zeros_like(shared)["shared"]}
 
     def broadcast(self, state: Tree) -> Tree:
@@ -44,11 +44,11 @@ class Scaffold(Drift):
         return {"c": tree.zeros_like(shared)["shared"]}
 
     def begin(self, ctx: Context) -> Tree:
-        """C - c_i, constant over the local steps."""
+        """c - c_i, constant over the local steps."""
         return {"shared": ctx.down["c"] - ctx.state["c"]}
 
     def grad(self, grads: Tree, w: Tree, ctx: Context) -> Tree:
-        """G - c_i + c."""
+        """g - c_i + c."""
         return tree.add_(grads, ctx.local)
 
     def end(self, ctx: Context, update: Tree) -> Ended:
@@ -57,5 +57,5 @@ class Scaffold(Drift):
         return Ended({"c": ctx.state["c"] + change}, {"control": change}, update)
 
     def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
-        """C ← c + (1/K) Σ (c_i⁺ - c_i)."""
+        """c ← c + (1/K) Σ (c_i⁺ - c_i)."""
         return {"c": state["c"] + reduced["control"][""]}, update

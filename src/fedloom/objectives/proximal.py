@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedloom.core import tree
+from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Context, Term
 from fedloom.core.slots import objectives
 from fedloom.core.tree import Tree
@@ -28,6 +29,10 @@ class Proximal(Term):
   Virginia},
   booktitle={Proceedings of Machine Learning and Systems}, year={2020}}"""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.mu < float("inf"):
+            raise ConfigError(f"the proximal term needs a finite mu of at least 0, not {self.mu:g}.")
+
     def grad(self, grads: Tree, w: Tree, ctx: Context) -> Tree:
-        """G + μ(θ - θ^t)."""
+        """g + μ(θ - θ^t)."""
         return tree.add_(tree.add_(grads, w, self.mu), ctx.received, -self.mu)

@@ -49,9 +49,15 @@ class Adaptive(ServerOptimizer):
     def __post_init__(self) -> None:
         if self.rule not in RULES:
             raise ConfigError(f"unknown rule {self.rule!r} for the server; {nearest(self.rule, RULES)}")
+        for name, value in {"lr": self.lr, "tau": self.tau}.items():
+            if not 0 < value < float("inf"):
+                raise ConfigError(f"the server needs a positive, finite {name}, not {value:g}.")
+        for name, value in {"beta1": self.beta1, "beta2": self.beta2}.items():
+            if not 0 <= value < 1:
+                raise ConfigError(f"the server's {name} is {value:g}, but it must lie in [0, 1).")
 
     def init_server(self, shared: Tree) -> Tree:
-        """M = 0, v = τ²."""
+        """m = 0, v = τ²."""
         m = {f"m/{k}": torch.zeros_like(x) for k, x in shared.items()}
         return m | {f"v/{k}": torch.full_like(x, self.tau**2) for k, x in shared.items()}
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedloom.core import tree
+from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Context, Ended, Needs, Reduce, ServerOptimizer
 from fedloom.core.slots import servers
 from fedloom.core.tree import Tree
@@ -30,6 +31,10 @@ class Extrapolated(ServerOptimizer):
   title={{FedExP}: Speeding Up Federated Averaging via Extrapolation},
   author={Jhunjhunwala, Divyansh and Wang, Shiqiang and Joshi, Gauri},
   booktitle={International Conference on Learning Representations}, year={2023}}"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.eps < float("inf"):
+            raise ConfigError(f"the extrapolated step needs a finite eps of at least 0, not {self.eps:g}.")
 
     def end(self, ctx: Context, update: Tree) -> Ended:
         """‖Δ_i‖²."""

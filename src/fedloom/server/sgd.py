@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedloom.core import tree
+from fedloom.core.errors import ConfigError
 from fedloom.core.parts import ServerOptimizer
 from fedloom.core.slots import servers
 from fedloom.core.tree import Tree
@@ -30,8 +31,14 @@ class SGD(ServerOptimizer):
   title={Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification},
   author={Hsu, Tzu-Ming Harry and Qi, Hang and Brown, Matthew}, journal={arXiv:1909.06335}, year={2019}}"""
 
+    def __post_init__(self) -> None:
+        if not 0 < self.lr < float("inf"):
+            raise ConfigError(f"the server needs a positive, finite lr, not {self.lr:g}.")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"the server's momentum is {self.momentum:g}, but it must lie in [0, 1).")
+
     def init_server(self, shared: Tree) -> Tree:
-        """M = 0."""
+        """m = 0."""
         return tree.zeros_like(shared)
 
     def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
