@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: help demo test setup lint types contracts check clean
 
 help:
-	@echo "make demo    set up, then train FedAvg and FedDyn on real digits and compare them (in ./demo)"
+	@echo "make demo    set up, then train FedAvg and FedDyn on real digits and compare them (in ./runs)"
 	@echo "make test    set up, then run all tests and doctests"
 	@echo "make check   lint, types and import contracts"
 

@@ -3,20 +3,26 @@
 A federated method is a composition of a few orthogonal parts, run by interchangeable engines.
 
 >>> import fedloom as fl
->>> federation = fl.data.federate(fl.data.sources.make("digits"), fl.data.partitions.make("iid"), clients=4, seed=0)
+>>> federation = fl.data.federate("digits", "iid", clients=4, seed=0)
 >>> model = lambda: fl.models.models.make("logistic", classes=10, inputs=(1, 8, 8))
->>> result = fl.run(fl.Experiment(fl.methods.feddyn(alpha=0.1), federation, model, rounds=3))
+>>> result = fl.Experiment(fl.methods.feddyn(alpha=0.1), federation, model, rounds=3).run()
 >>> result.summary["final"]["global/accuracy"] > 0.7
 True
 """
 
-from fedloom import data, methods, metrics, models
-from fedloom.core.errors import FedLoomError
-from fedloom.core.federation import Arrays, Federation, Index, Split
-from fedloom.core.local import Local
-from fedloom.core.method import Method
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.run.loop import RunResult, run
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedloom import data, methods, metrics, models
+    from fedloom.core.errors import FedLoomError
+    from fedloom.core.federation import Arrays, Federation, Index, Split
+    from fedloom.core.local import Local
+    from fedloom.core.method import Method
+    from fedloom.run.experiment import Evaluation, Experiment
+    from fedloom.run.loop import RunResult
 
 __all__ = [
     "Arrays",
@@ -33,5 +39,25 @@ __all__ = [
     "methods",
     "metrics",
     "models",
-    "run",
 ]
+
+_HOMES = {
+    "fedloom.core.errors": ("FedLoomError",),
+    "fedloom.core.federation": ("Arrays", "Federation", "Index", "Split"),
+    "fedloom.core.local": ("Local",),
+    "fedloom.core.method": ("Method",),
+    "fedloom.run.experiment": ("Evaluation", "Experiment"),
+    "fedloom.run.loop": ("RunResult",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that ``fedloom --help`` does not wait for PyTorch."""
+    if name in ("data", "methods", "metrics", "models"):
+        return import_module(f"fedloom.{name}")
+    for home, names in _HOMES.items():
+        if name in names:
+            value = getattr(import_module(home), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'fedloom' has no attribute {name!r}")

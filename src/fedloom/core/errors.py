@@ -34,4 +34,4 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     """
     valid = sorted(valid)
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
-    return (f"did you mean {close[0]!r}? " if close else "") + f"There are: {', '.join(valid) or 'none'}."
+    return (f"did you mean {close[0]!r}? There are" if close else "there are") + f": {', '.join(valid) or 'none'}."

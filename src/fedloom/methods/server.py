@@ -6,7 +6,7 @@ from fedloom.core.method import Method
 from fedloom.methods.registry import methods
 from fedloom.mixing import Uniform
 from fedloom.objectives import CrossEntropy
-from fedloom.server import SGD, Adaptive, Extrapolated
+from fedloom.server import SGD, Adagrad, Adam, Extrapolated, Yogi
 
 
 @methods.register
@@ -23,19 +23,19 @@ def fedavgm(lr: float = 1.0, momentum: float = 0.9) -> Method:
 @methods.register
 def fedadam(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Method:
     """Adam at the server: v ← β₂v + (1-β₂)Δ², θ ← θ - η m/(√v + τ). Reddi et al., ICLR 2021."""
-    return Method("fedadam", (CrossEntropy(),), server=Adaptive("adam", lr, beta1, beta2, tau))
+    return Method("fedadam", (CrossEntropy(),), server=Adam(lr, beta1, beta2, tau))
 
 
 @methods.register
 def fedyogi(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Method:
     """Yogi at the server: v ← v - (1-β₂)Δ² sign(v - Δ²), θ ← θ - η m/(√v + τ). Reddi et al., ICLR 2021."""
-    return Method("fedyogi", (CrossEntropy(),), server=Adaptive("yogi", lr, beta1, beta2, tau))
+    return Method("fedyogi", (CrossEntropy(),), server=Yogi(lr, beta1, beta2, tau))
 
 
 @methods.register
 def fedadagrad(lr: float = 0.1, beta1: float = 0.0, tau: float = 1e-3) -> Method:
     """Adagrad at the server: v ← v + Δ², θ ← θ - η m/(√v + τ). Reddi et al., ICLR 2021 (β₁ = 0 in its experiments)."""
-    return Method("fedadagrad", (CrossEntropy(),), server=Adaptive("adagrad", lr, beta1, tau=tau))
+    return Method("fedadagrad", (CrossEntropy(),), server=Adagrad(lr, beta1, tau))
 
 
 @methods.register

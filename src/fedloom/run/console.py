@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -27,10 +29,26 @@ WORDS = {
 }
 
 
+class Trimmed:
+    """A text file that drops the spaces with which tables fill their lines."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self.file = file
+
+    def write(self, text: str) -> int:
+        """Write whole lines."""
+        return self.file.write(re.sub(r" +(?=\n)", "", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
 def make_console(file: IO[str] | None = None) -> Console:
-    """A console on standard output; tables keep their width where there is no terminal."""
-    console = Console(file=file, highlight=False, soft_wrap=False)
-    return console if console.is_terminal else Console(file=file, highlight=False, width=160)
+    """A console on standard output; where there is no terminal, lines are wide and without trailing spaces."""
+    console = Console(file=file, highlight=False)
+    if console.is_terminal:
+        return console
+    return Console(file=cast(IO[str], Trimmed(file or sys.stdout)), highlight=False, width=160)
 
 
 def number(key: str, value: Any) -> str:
@@ -77,7 +95,13 @@ def duration(seconds: float | None) -> str:
 
 
 class Quiet:
-    """Shows nothing of a run."""
+    """Shows nothing of a run.
+
+    Attributes:
+        label: how the next run is to be called, if not by its method's name.
+    """
+
+    label: str = ""
 
     def __enter__(self) -> Quiet:
         return self
@@ -104,9 +128,9 @@ class Lines(Quiet):
 
     def start(self, name: str, total_rounds: int, start_round: int) -> None:
         """Say where a run goes on, if it does."""
-        self.name, self.total = name, total_rounds
+        self.name, self.total = self.label or name, total_rounds
         if start_round:
-            self._print(f"{name}  goes on after round {start_round}")
+            self._print(f"{self.name}  goes on after round {start_round}")
 
     def round(self, record: dict[str, Any]) -> None:
         """One line: round, what was measured, failures, time."""
@@ -137,6 +161,7 @@ class Bars(Quiet):
         self.console = console
         self.seen: dict[str, Any] = {}
         self.failures = 0
+        self.echo = False
         self.task: TaskID | None = None
         self.bars = Progress(
             TextColumn("{task.description}", style="bold"),
@@ -150,17 +175,20 @@ class Bars(Quiet):
         )
 
     def __enter__(self) -> Bars:
+        self.echo = _echo_of_control_keys(False)
         self.bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Leave the bars as they are."""
         self.bars.stop()
+        if self.echo:
+            _echo_of_control_keys(True)
 
     def start(self, name: str, total_rounds: int, start_round: int) -> None:
         """A new bar."""
         self.seen, self.failures = {}, 0
-        self.task = self.bars.add_task(name, total=total_rounds, completed=start_round, said="")
+        self.task = self.bars.add_task(escape(self.label or name), total=total_rounds, completed=start_round, said="")
 
     def round(self, record: dict[str, Any]) -> None:
         """Move the bar; a number that was not measured in this round keeps its last value."""
@@ -176,6 +204,20 @@ class Bars(Quiet):
         """A run that stopped early has a full bar too."""
         assert self.task is not None
         self.bars.update(self.task, total=summary.get("rounds") or None)
+
+
+def _echo_of_control_keys(on: bool) -> bool:
+    """Whether the terminal writes ^C when it is pressed, which would break a bar; returns what it did before."""
+    try:
+        import termios
+
+        settings = termios.tcgetattr(sys.stdin)
+        before = bool(settings[3] & termios.ECHOCTL)
+        settings[3] = settings[3] | termios.ECHOCTL if on else settings[3] & ~termios.ECHOCTL
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, settings)
+    except Exception:  # no terminal, no termios, or standard input is closed
+        return False
+    return before
 
 
 def make_progress(console: Console, quiet: bool = False) -> Quiet:

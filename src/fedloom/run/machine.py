@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 import torch
 
+from fedloom.core.errors import ConfigError, nearest
+
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
@@ -35,5 +37,16 @@ def one_thread() -> Iterator[None]:
 
 
 def pick_device(wanted: str) -> str:
-    """``auto`` means a GPU if there is one."""
-    return ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
+    """``auto`` means a GPU if there is one.
+
+    Raises:
+        ConfigError: for a device that is unknown or not here.
+    """
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, number = wanted.partition(":")
+    if kind not in ("cpu", "cuda"):
+        raise ConfigError(f"unknown device {wanted!r}; {nearest(wanted, ('auto', 'cpu', 'cuda'))}")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"there is no device {wanted!r} on this machine; choose device=auto or cpu.")
+    return wanted

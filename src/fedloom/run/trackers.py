@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,11 +48,9 @@ class MLflow:
 
     def __init__(self, out: Path, name: str) -> None:
         try:
-            import mlflow
+            mlflow = import_module("mlflow")
         except ImportError as error:
             raise ConfigError("track=mlflow needs: pip install 'fedloom[track]'") from error
-        import os
-
         if "MLFLOW_TRACKING_URI" not in os.environ:
             mlflow.set_tracking_uri(f"sqlite:///{out.absolute()}/mlflow.db")
         mlflow.set_experiment("fedloom")

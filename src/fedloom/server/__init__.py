@@ -1,7 +1,7 @@
-"""Server optimisers, one a file."""
+"""Server optimisers, one idea a file."""
 
-from fedloom.server.adaptive import Adaptive
+from fedloom.server.adaptive import Adagrad, Adam, Yogi
 from fedloom.server.exp import Extrapolated
 from fedloom.server.sgd import SGD
 
-__all__ = ["SGD", "Adaptive", "Extrapolated"]
+__all__ = ["SGD", "Adagrad", "Adam", "Extrapolated", "Yogi"]

@@ -1,0 +1,218 @@
+"""Arguments, and what becomes of errors: one sentence and exit code 2, or 130 for Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any, NoReturn
+
+from fedloom.core.errors import ConfigError, FedLoomError, nearest
+
+OK, MISTAKE, INTERRUPTED = 0, 2, 130
+
+HELP = """FedLoom: federated learning when clients differ.
+
+usage: fedloom COMMAND …
+
+  run         train, and leave a run directory with curves, tables and checkpoints
+  list        what there is to choose from: methods, parts, data, partitions, models, engines, settings
+  data        which data sets are here, and what is in them
+  partition   draw who holds which data, before anything trains
+  report      one page that compares any number of runs
+
+start here:
+  fedloom run                                    FedAvg against FedDyn on real digits, in seconds
+  fedloom run method=scaffold rounds=100         one method; any setting is key=value, in any order
+  fedloom list settings                          every key with its default
+  fedloom COMMAND --help                         more of each command
+
+  fedloom --version
+"""
+
+RUN = """Train.
+
+usage: fedloom run [RECIPE.yaml] [key=value …] [-m] [-q] [--dry-run] [--debug]
+
+Without a method, FedAvg and FedDyn are compared. Keys (all of them: fedloom list settings):
+
+  method=feddyn           by name, with its settings as method.alpha=0.1; any part of it can be replaced:
+                          method.mixing=uniform, method.drift=scaffold, method.server=adam,
+                          method.objective=[cross_entropy,proximal]
+  data=mnist              by name; likewise partition=, model=, engine=, each with settings (partition.alpha=0.1)
+  clients=100 participation=0.1 rounds=200 seed=1
+  local.epochs=5 local.lr=0.1 local.batch_size=50 evaluation.on=[global,clients,average] evaluation.target=0.9
+  out=DIR                 the run directory; by default runs/<date>/<time>-<method>-<seed>
+  resume=DIR              go on with a run or a sweep where it was, to the same bits
+
+options:
+  -m, --multirun          run the product of everything that has several values: method=fedavg,feddyn seed=range(1,4)
+  -q, --quiet             no progress, only the results
+  --dry-run               check everything, print the configuration and stop
+  --debug                 a traceback for errors that are otherwise one sentence
+
+examples:
+  fedloom run method=feddyn data=mnist clients=100 participation=0.1 rounds=100 engine=processes
+  fedloom run -m method=fedavg,feddyn,scaffold seed=1,2,3
+  fedloom run recipe.yaml method.alpha=0.03
+  fedloom run resume=runs/2026-01-31/093000-feddyn-0 rounds=200
+"""
+
+LIST = """What there is to choose from.
+
+usage: fedloom list [methods | parts | data | partitions | models | engines | settings] [NAME]
+
+With a name, everything about it: fedloom list methods feddyn, or only: fedloom list feddyn.
+"""
+
+DATA = """Which data sets are here, and what is in them.
+
+usage: fedloom data
+       fedloom data NAME [key=value …] [--out FILE] [--debug]
+
+Without a name: what is here, how large it is, and where the rest would be looked for. With one: shapes, classes and
+clients (the natural ones, if there are any). Takes the keys of fedloom run; those that matter are data.…, partition,
+clients and seed.
+
+options:
+  --out FILE              pictures (png, svg or pdf): samples of each class, and beside it FILE-clients, labels by client
+
+example:
+  fedloom data mnist partition=dirichlet partition.alpha=0.1 clients=20 --out mnist.png
+"""
+
+PARTITION = """Draw who holds which data, before anything trains.
+
+usage: fedloom partition [RECIPE.yaml] [key=value …] [--out FILE] [--debug]
+
+Takes the keys of fedloom run; those that matter are data, partition, clients, seed, validation and held_out.
+
+options:
+  --out FILE              the picture (png, svg or pdf); by default partition.png
+
+example:
+  fedloom partition data=digits partition=pathological partition.classes=2 clients=10
+"""
+
+REPORT = """One page that compares runs, with figures and tables.
+
+usage: fedloom report DIR… [--out DIR] [--debug]
+
+A DIR is a run directory, or a folder in which there are some. The page goes into --out: by default into DIR if there is
+one alone, otherwise into report/.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are sentences, and whose help is written by hand."""
+
+    def __init__(self, text: str, **settings: Any) -> None:
+        super().__init__(add_help=False, allow_abbrev=False, **settings)
+        self.text = text
+        self.add_argument("-h", "--help", action="store_true")
+        self.add_argument("--debug", action="store_true")
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing a usage."""
+        raise ConfigError(f"{message}; see fedloom --help.")
+
+    def options(self) -> list[str]:
+        """All options."""
+        return [option for action in self._actions for option in action.option_strings]
+
+
+def _run() -> Parser:
+    parser = Parser(RUN)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("-q", "--quiet", action="store_true")
+    parser.add_argument("--dry-run", action="store_true")
+    return parser
+
+
+def _list() -> Parser:
+    parser = Parser(LIST)
+    parser.add_argument("words", nargs="*")
+    return parser
+
+
+def _data() -> Parser:
+    parser = Parser(DATA)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--out", default=None)
+    return parser
+
+
+def _partition() -> Parser:
+    parser = Parser(PARTITION)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--out", default=None)
+    return parser
+
+
+def _report() -> Parser:
+    parser = Parser(REPORT)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--out", default=None)
+    return parser
+
+
+COMMANDS: dict[str, tuple[Callable[[], Parser], str]] = {
+    "run": (_run, "fedloom.cli.train"),
+    "list": (_list, "fedloom.cli.listing"),
+    "data": (_data, "fedloom.cli.data"),
+    "partition": (_partition, "fedloom.cli.look"),
+    "report": (_report, "fedloom.cli.compare"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0, 2 for a mistake told in one sentence, 130 after Ctrl-C.
+
+    >>> main(["rnu"])
+    2
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    try:
+        return _dispatch(words)
+    except FedLoomError as error:
+        if debug:
+            raise
+        print(f"fedloom: {error}", file=sys.stderr)
+        return MISTAKE
+    except KeyboardInterrupt as stop:
+        print(f"fedloom: {stop or 'stopped.'}", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has gone
+        from fedloom.run.console import mute
+
+        mute()
+        return OK
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return OK
+    if words[0] in ("-V", "--version"):
+        print(f"fedloom {version('fedloom')}")
+        return OK
+    command, rest = words[0], words[1:]
+    if command not in COMMANDS:
+        if "=" in command:
+            raise ConfigError(f"there is no command before {command!r}; did you mean: fedloom run {command} …?")
+        raise ConfigError(f"unknown command {command!r}; {nearest(command, COMMANDS)}")
+    make, module = COMMANDS[command]
+    parser = make()
+    arguments, others = parser.parse_known_args(rest)
+    for other in others:
+        if other.startswith("-"):
+            raise ConfigError(f"fedloom {command} has no option {other!r}; {nearest(other, parser.options())}")
+    arguments.words += others  # words after an option
+    if arguments.help:
+        print(parser.text, end="")
+        return OK
+    return import_module(module).command(arguments)

@@ -1,0 +1,155 @@
+"""``fedloom run``: one run, a sweep, or the comparison that is the default."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from fedloom.cli import places
+from fedloom.cli.places import Job
+from fedloom.core.errors import ClientError, ConfigError
+from fedloom.run.config import Config, build, build_checkpoints, build_trackers, resolve, sweep, to_yaml
+from fedloom.run.config.files import split_words
+from fedloom.run.config.resolve import COMPARED, names_method
+from fedloom.run.console import Quiet, make_console, make_progress, results, short, show_warnings
+from fedloom.run.loop import run
+from fedloom.run.report import build as build_report
+from fedloom.run.report import comparison_picture
+
+MARK = "evaluation.target=0.9"
+"""The stop-watch mark of the default comparison, which every method reaches on the digits."""
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Do what ``fedloom run`` was asked for."""
+    console = make_console()
+    if not arguments.quiet:
+        show_warnings(console)
+    parent, jobs = planned(arguments)
+    if arguments.dry_run:
+        return dry_run(console, jobs)
+    if len(jobs) > 1:
+        for job in jobs:
+            build(job.config)  # whatever is impossible is said before anything trains
+    with make_progress(console, arguments.quiet) as progress:
+        failed = work(jobs, parent, progress)
+    show(console, jobs, parent)
+    for label, error in failed:
+        print(f"fedloom: {label}: {error}", file=sys.stderr)
+    return 2 if failed else 0
+
+
+def planned(arguments: argparse.Namespace) -> tuple[Path | None, list[Job]]:
+    """What is to be run, and the folder that holds it all if there are several."""
+    base, overrides = split_words(arguments.words)
+    resume = next((word.partition("=")[2] for word in overrides if word.startswith("resume=")), None)
+    if resume is not None and (Path(resume) / places.PLAN).is_file():
+        if len(overrides) > 1 or base is not None:
+            raise ConfigError(f"{resume!r} is a sweep, which goes on as it is; leave out the other settings.")
+        return Path(resume), places.read_plan(Path(resume))
+    if not names_method(overrides, base):
+        if not base and not any(word.startswith(("data", "evaluation")) for word in overrides):
+            overrides = [MARK, *overrides]
+        configs = both(overrides, base, arguments.multirun)
+    elif arguments.multirun:
+        configs = sweep(overrides, base)
+    else:
+        configs = [resolve(overrides, base)]
+    if len(configs) == 1:
+        return None, [places.single(configs[0])]
+    return places.several(configs)
+
+
+def both(overrides: Sequence[str], base: Path | None, multirun: bool) -> list[Config]:
+    """The methods that are compared when none is named."""
+    if not multirun:
+        resolve(overrides, base)  # refuses sweeps
+    return sweep([f"method={','.join(COMPARED)}", *overrides], base)
+
+
+def dry_run(console: Console, jobs: Sequence[Job]) -> int:
+    """Check everything and print the configurations."""
+    for job in jobs:
+        build(job.config)
+    for job in jobs:
+        if len(jobs) > 1:
+            console.print(f"# {job.directory}", markup=False, soft_wrap=True)
+        console.print(to_yaml(job.config), markup=False, soft_wrap=True, end="")
+    return 0
+
+
+def work(jobs: Sequence[Job], parent: Path | None, progress: Quiet) -> list[tuple[str, ClientError]]:
+    """Run all jobs, one after the other; those of a sweep that diverged are returned.
+
+    Raises:
+        KeyboardInterrupt: after saying how to go on.
+    """
+    failed: list[tuple[str, ClientError]] = []
+    if parent is not None and not (parent / places.PLAN).exists():
+        places.write_plan(parent, jobs)
+    seeds = len({job.config["seed"] for job in jobs})
+    for job in jobs:
+        if parent is not None and job.is_done:
+            continue
+        progress.label = job.label if seeds == 1 else job.title
+        try:
+            experiment = build(job.config)
+            checkpoints = build_checkpoints(job.config)
+            run(
+                experiment,
+                job.directory,
+                resume=job.resume,
+                checkpoint_every=checkpoints.every,
+                keep=checkpoints.keep,
+                progress=progress,
+                trackers=build_trackers(job.config, job.directory),
+            )
+        except ClientError as error:
+            if parent is None:
+                raise
+            failed.append((job.label, error))
+        except KeyboardInterrupt:
+            raise Stopped(goes_on(job, parent)) from None
+    return failed
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C, with a sentence on how to go on."""
+
+
+def goes_on(job: Job, parent: Path | None) -> str:
+    """How to go on after Ctrl-C."""
+    directory = parent or job.directory
+    if parent is None and not (directory / "config.yaml").exists():
+        return "stopped before training began; nothing was written."
+    at = places.summary(job.directory).get("rounds", 0)
+    who = job.label if parent is None else job.title
+    return f"stopped after round {at} of {who}; go on with: fedloom run resume={short(directory)}"
+
+
+def show(console: Console, jobs: Sequence[Job], parent: Path | None) -> None:
+    """The results, and where everything is."""
+    rows = [(job, places.summary(job.directory)) for job in jobs]
+    rows = [(job, summary) for job, summary in rows if summary]
+    seeds = {job.config["seed"] for job, _ in rows}
+    labelled = [(job.label if len(seeds) == 1 else job.title, summary) for job, summary in rows]
+    console.print()
+    console.print(results(labelled))
+    for _, summary in labelled:
+        for warning in summary.get("warnings") or []:
+            console.print(f"note: {warning}", markup=False, soft_wrap=True)
+    console.print()
+    if parent is None or not rows:
+        for job in jobs:
+            console.print(f"run directory: {short(job.directory)}", markup=False, soft_wrap=True)
+        return
+    directories = [job.directory for job, _ in rows]
+    picture = comparison_picture(directories, parent / "comparison.png")
+    page = build_report(directories, parent)
+    console.print(f"run directories: {short(parent)}/", markup=False, soft_wrap=True)
+    console.print(f"picture:         {short(picture)}", markup=False, soft_wrap=True)
+    console.print(f"page:            {short(page)}", markup=False, soft_wrap=True)

@@ -1,0 +1,198 @@
+"""Configurations: what is typed, what becomes of it, and that it comes back from YAML the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.slots import label
+from fedloom.methods import methods
+from fedloom.run.config import build, build_method, resolve, sweep, to_yaml
+from fedloom.run.config.values import convert
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_the_order_of_overrides_does_not_matter():
+    words = ["method.alpha=.1", "method.mixing.x=1", "method=feddyn", "method.mixing=by_samples", "partition.classes=2"]
+    one = ["method.alpha=.1", "method=feddyn", "method.server.lr=2", "method.server=sgd"]
+    assert resolve(one).values == resolve(one[::-1]).values
+    with pytest.raises(ConfigError, match="mixing 'by_samples' has no setting 'x'"):
+        resolve(words)
+
+
+def test_the_last_of_two_values_counts():
+    assert resolve(["seed=1", "seed=2"])["seed"] == 2
+    assert [config["seed"] for config in sweep(["seed=1,2", "seed=3"])] == [3]
+
+
+def test_another_choice_drops_the_settings_of_the_one_before(tmp_path: Path):
+    recipe = write(tmp_path / "a.yaml", "method: {name: feddyn, alpha: 0.5}\npartition: pathological\n")
+    assert resolve([], recipe)["method.alpha"] == 0.5
+    assert resolve(["method=feddyn"], recipe)["method.alpha"] == 0.5
+    assert resolve(["method=fedprox"], recipe)["method"] == {"name": "fedprox", "mu": 0.01}
+    assert resolve(["partition=shards"], recipe)["partition.shards"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["method=feddyn", "method.mixing=by_samples"], "feddyn+by_samples"),
+        (["method=feddyn", "method.mixing=uniform"], "feddyn"),
+        (["method=feddyn", "method.drift=none"], "feddyn-dynamic"),
+        (["method=feddyn", "method.drift.alpha=0.5"], "feddyn"),
+        (["method=fedavg", "method.drift=scaffold", "method.server=sgd"], "fedavg+scaffold+sgd"),
+        (["method=fedavg", "method.objective=[cross_entropy,proximal]"], "fedavg+proximal"),
+        (["method=fedprox", "method.objective=cross_entropy"], "fedprox-proximal"),
+        (["method={name: fedavg, mixing: uniform}"], "fedavg+uniform"),
+    ],
+)
+def test_a_method_is_named_after_what_was_replaced(words: list[str], name: str):
+    assert build_method(resolve(words)).name == name
+
+
+def test_a_replaced_part_gets_its_settings():
+    words = ["method=fedavg", "method.server.beta2=.9", "method.server=yogi", "method.server.lr=.5"]
+    made = build_method(resolve(words))
+    assert (label(made.server), made.server.beta2, made.server.lr) == ("yogi", 0.9, 0.5)  # pyright: ignore
+
+
+def test_settings_of_a_presets_own_part_start_at_the_presets_values():
+    config = resolve(["method=fedavgm", "method.server.lr=0.5"])
+    assert config["method.server"] == {"name": "sgd", "lr": 0.5, "momentum": 0.9}
+    made = build_method(resolve(["method=fedprox", "method.mu=2"]))
+    assert made.objective[1].mu == 2  # pyright: ignore
+    made = build_method(resolve(["method=fedprox", "method.objective.proximal.mu=3"]))
+    assert [label(term) for term in made.objective] == ["cross_entropy", "proximal"]
+    assert made.objective[1].mu == 3  # pyright: ignore
+
+
+@pytest.mark.parametrize("entry", methods, ids=lambda entry: entry.name)
+def test_every_method_comes_back_from_yaml(entry, tmp_path: Path):
+    config = resolve([f"method={entry.name}", "clients=5", "seed=3"])
+    again = resolve([], write(tmp_path / "recipe.yaml", to_yaml(config)))
+    assert again.values == config.values
+    assert build_method(again) == entry.make()
+
+
+def test_replaced_parts_come_back_from_yaml(tmp_path: Path):
+    words = ["method=feddyn", "method.objective=[cross_entropy,proximal]", "method.objective.proximal.mu=0.2",
+             "method.server=adam", "method.mixing=by_samples"]  # fmt: skip
+    config = resolve(words)
+    again = resolve([], write(tmp_path / "recipe.yaml", to_yaml(config)))
+    assert again.values == config.values
+    assert build_method(again) == build_method(config)
+
+
+def test_what_is_built_is_what_was_asked_for():
+    line = (
+        "method=fedavg clients=7 cohort=3 rounds=4 local.epochs=2 local.lr=.5 model.hidden=[8,4] seed=5 "
+        "evaluation.on=[global,average] engine=vmap engine.chunk=2 validation=0.1"
+    )
+    words = line.split()
+    made = build(resolve(words))
+    assert (len(made.federation), made.cohort, made.rounds, made.local.epochs, made.local.lr) == (7, 3, 4, 2, 0.5)
+    assert made.evaluation.on == ("global", "average")
+    assert (made.engine, dict(made.engine_settings), made.seed) == ("vmap", {"chunk": 2, "compile": False}, 5)
+    assert made.model().head.in_features == 4  # pyright: ignore
+    assert made.federation.validation.index.sizes.sum() > 0
+    assert made.config["local"]["lr"] == 0.5
+
+
+def test_defaults_go_with_the_choice():
+    assert resolve([])["clients"] == 20
+    synthetic = resolve(["data=synthetic", "method=feddyn"])
+    assert (synthetic["partition.name"], synthetic["model.name"], synthetic["clients"]) == ("natural", "logistic", None)
+    assert resolve(["data=synthetic", "partition=iid"])["clients"] == 20
+    assert resolve(["partition=natural", "data=synthetic", "clients=4"])["clients"] == 4
+
+
+def test_references():
+    assert resolve(["data=synthetic", "data.seed=${seed}", "seed=4"])["data.seed"] == 4
+    with pytest.raises(ConfigError, match="sed"):
+        resolve(["data=synthetic", "data.seed=${sed}"])
+
+
+def test_recipes(tmp_path: Path):
+    recipe = write(tmp_path / "a.yaml", "method: feddyn\nlocal: {lr: 1e-2}\nevaluation: {on: [global]}\nout: there\n")
+    config = resolve(["local.epochs=3"], recipe)
+    assert (config["local.lr"], config["local.epochs"], config["evaluation.on"]) == (0.01, 3, ["global"])
+    assert config.out == Path("there")
+    assert resolve(["out=here"], recipe).out == Path("here")
+    stored = {**OmegaConf.to_container(OmegaConf.create(to_yaml(config))), "identity": {"seed": 0}, "machine": "m"}  # pyright: ignore
+    config_yaml = write(tmp_path / "config.yaml", OmegaConf.to_yaml(stored))
+    assert resolve([], config_yaml).values == config.values
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("- 1\n", "mapping"),
+        ("a: [\n", "is not a YAML file"),
+        ("method: feddyn\nlocal: 3\n", "local is 3"),
+        ("lokal: {}\n", "unknown key 'lokal'; did you mean 'local'"),
+        ("resume: x\n", "belongs on the command line"),
+        ("method: [a, b]\n", "method is ['a', 'b'], but it must be a name"),
+    ],
+)
+def test_bad_recipes(text: str, sentence: str, tmp_path: Path):
+    with pytest.raises(ConfigError) as caught:
+        resolve([], write(tmp_path / "a.yaml", text))
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_sweeps():
+    assert [config["method.name"] for config in sweep(["method=glob(fed*,exclude=[fed*a*,fed*p*])"])] == [
+        "feddyn", "fedyogi",
+    ]  # fmt: skip
+    configs = sweep(["method=fedadam,{name: feddyn, alpha: .5}", "seed=range(1,3)"])
+    assert [(config["method.name"], config["seed"]) for config in configs] == [
+        ("fedadam", 1), ("fedadam", 2), ("feddyn", 1), ("feddyn", 2),
+    ]  # fmt: skip
+    assert configs[2]["method.alpha"] == 0.5
+    assert dict(configs[3].swept)["seed"] == 2
+    for words in ["seed=interval(0,1)", "seed=glob(*)", "method=glob(nix*)", "method=glob(a*),fedavg"]:
+        with pytest.raises(ConfigError):
+            sweep([words])
+
+
+def test_paths_are_literal():
+    assert resolve(["out=a,b=c [d]"]).out == Path("a,b=c [d]")
+    assert resolve(["out=~/x"]).out == Path("~/x").expanduser()
+    assert resolve(["data=npz", "data.path=~/é.npz"])["data.path"] == "~/é.npz"
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation", "made"),
+    [
+        (3.0, int, 3),
+        (3, float, 3.0),
+        ("x", int | str, "x"),
+        (3, int | str, 3),
+        ([1, 2], tuple[int, ...], (1, 2)),
+        (1, tuple[int, ...], (1,)),
+        ([1, "a"], tuple[int, str], (1, "a")),
+        ({"a": 1}, dict[str, float], {"a": 1.0}),
+    ],
+)
+def test_conversion(value, annotation, made):
+    found = convert("key", value, annotation)
+    assert found == made
+    assert type(found) is type(made)
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation"),
+    [(True, int), (1.5, int), (float("inf"), int), (float("nan"), float), (None, float), ("1", float), (1, bool),
+     (True, str), ([1], tuple[int, int]), ([1, "a"], tuple[int, ...]), ([1], int), ({}, float), (1, dict[str, int])],
+)  # fmt: skip
+def test_refused_conversion(value, annotation):
+    with pytest.raises(ConfigError, match=r"^key is .*, but it must be "):
+        convert("key", value, annotation)

@@ -1,0 +1,94 @@
+"""Listings, pictures of partitions, reports, help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.cli import compare
+from fedloom.core.slots import SLOTS
+from fedloom.run.config import schema
+
+Cli = Callable[..., Any]
+ENTRIES = [(entry.name, kind) for kind, registry in {**schema.GROUPS, **SLOTS}.items() for entry in registry]
+
+
+@pytest.mark.parametrize("line", ["", "--help", "run -h", "list -h", "partition --help", "report -h"])
+def test_help(line: str, cli: Cli):
+    code, out, err = cli(*line.split())
+    assert (code, err) == (0, "")
+    assert "usage: fedloom" in out
+    assert max(map(len, out.splitlines())) <= 120
+
+
+def test_version(cli: Cli):
+    assert cli("--version").out.startswith("fedloom ")
+
+
+@pytest.mark.parametrize("kind", ["methods", "data", "partitions", "models", "engines"])
+def test_lists_name_everything(kind: str, cli: Cli):
+    out = cli("list", kind).out
+    registry = schema.GROUPS[kind if kind == "data" else kind.removesuffix("s")]
+    assert [line.split()[0] for line in out.splitlines()[1:] if line[0] != " "] == registry.names()
+    assert cli("list", kind.removesuffix("s")).out == out
+
+
+def test_the_list_of_parts_has_every_slot(cli: Cli):
+    out = cli("list", "parts").out
+    assert [line.split()[0] for line in out.splitlines()[1:] if line[0] != " "] == list(SLOTS)
+    for registry in SLOTS.values():
+        assert all(entry.name in out for entry in registry)
+
+
+def test_the_list_of_settings_has_every_key(cli: Cli):
+    keys = {line.split()[0] for line in cli("list", "settings").out.splitlines()[1:] if line[0] != " "}
+    records = {f"{record}.{name}" for record, made in schema.RECORDS.items() for name in schema.signature(made)}
+    assert keys == {*schema.GROUPS, *schema.SCALARS, *records}
+
+
+@pytest.mark.parametrize(("name", "kind"), ENTRIES)
+def test_everything_has_a_page_of_its_own(name: str, kind: str, cli: Cli):
+    code, out, _ = cli("list", name)
+    assert code == 0
+    assert f"{kind}={name}" in out
+    assert ">>>" not in out
+    assert "Args:" not in out
+
+
+def test_details_of_a_method(cli: Cli):
+    out = cli("list", "methods", "feddyn").out
+    assert "method.alpha" in out
+    assert "the strength of the dynamic regulariser" in out
+    assert "acar2021feddyn" in out
+    assert "drift" in out
+
+
+def test_partition_draws_and_prints(cli: Cli, tmp_path: Path):
+    words = ("partition", "partition=pathological", "partition.classes=2", "clients=10", "method=feddyn")
+    code, out, _ = cli(*words, "--out", "pictures/a.svg")
+    assert code == 0
+    assert (tmp_path / "pictures" / "a.svg").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
+    rows = [line.split() for line in out.splitlines()[1:11]]
+    assert [int(row[0]) for row in rows] == list(range(10))
+    assert [len(row) - 2 for row in rows] == [2] * 10  # two labels each
+    assert "classes a client" in out
+
+
+def test_partition_of_many_clients(cli: Cli, tmp_path: Path):
+    assert "client  samples" not in cli("partition", "partition=iid", "clients=100").out
+    assert (tmp_path / "partition.png").exists()
+
+
+def test_report(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for method in ("fedavg", "feddyn"):
+        cli("run", "-q", f"method={method}", "clients=5", "rounds=1", f"out=runs/{method}")
+    assert cli("report", "runs/fedavg").out == "compared 1 run: runs/fedavg/report.html\n"
+    assert cli("report", "runs/fedavg", "runs/nix").code == 2
+    monkeypatch.setattr(compare, "build", lambda directories, out: out / f"{len(directories)}.html")
+    assert cli("report", "runs").out == "compared 2 runs: runs/2.html\n"
+    assert cli("report", "runs", "runs/fedavg", "--out", "page").out == "compared 2 runs: page/2.html\n"
+    assert cli("report", "runs/fedavg", "runs/feddyn").out == "compared 2 runs: report/2.html\n"

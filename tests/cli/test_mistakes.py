@@ -1,0 +1,86 @@
+"""Every mistake is one sentence on standard error and exit code 2; nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MISTAKES = {
+    "rnu": "unknown command 'rnu'; did you mean 'run'?",
+    "method=feddyn": "fedloom run method=feddyn",
+    "run method=feddin": "unknown method 'feddin'; did you mean 'feddyn'?",
+    "run metod=feddyn": "unknown key 'metod'; did you mean 'method'?",
+    "run lr=0.1": "did you mean 'local.lr'?",
+    "run local.lrr=1": "local has no setting 'lrr'; did you mean 'lr'?",
+    "run method=feddyn method.alfa=1": "method 'feddyn' has no setting or slot 'alfa'; did you mean 'alpha'?",
+    "run method=fedavg method.mixin=uniform": "did you mean 'mixing'?",
+    "run method.mixing=unifrom": "unknown mixing 'unifrom'; did you mean 'uniform'?",
+    "run method=fedavg method.server.lr=2": "choose a part first, with method.server=",
+    "run method.objective=[cross_entropy,proximl]": "unknown objective 'proximl'; did you mean 'proximal'?",
+    "run method.objective=[proximal]": "no term with a loss",
+    "run method=fedavg method.objective.proximal.mu=1": "method.objective=[cross_entropy, proximal]",
+    "run data=digit": "unknown data source 'digit'; did you mean 'digits'?",
+    "run partition=pathologic": "did you mean 'pathological'?",
+    "run model=mpl": "did you mean 'mlp'?",
+    "run model.classes=3": "model 'mlp' has no setting 'classes'",
+    "run engine=seriel": "did you mean 'serial'?",
+    "run local.lr=fast": "local.lr is 'fast', but it must be a number",
+    "run rounds=1.5": "rounds is 1.5, but it must be a whole number",
+    "run clients=many": "clients is 'many', but it must be a whole number or null",
+    "run evaluation.on=[globl]": "unknown evaluation 'globl'; did you mean 'global'?",
+    "run evaluation.target=1.5": "(0, 1]",
+    "run method=local method.drift=scaffold": "drift 'scaffold' works on shared parameters, but personal 'everything'",
+    "run method=scaffold local.momentum=0.9": "drift 'scaffold'",
+    "run participation=2": "participation is 2, but it must lie in (0, 1]",
+    "run cohort=21": "between 1 and the number of clients, 20",
+    "run clients=5000": "more clients than samples",
+    "run partition=shards partition.shards=1000": "more shards than samples",
+    "run partition.alpha=-1": "alpha",
+    "run model=two_cnn data=synthetic method=fedavg": "needs images",
+    "run model=feddyn_cnn": "at least 16 by 16",
+    "run seed=1,2": "add -m",
+    "run seed=[1": "cannot be read",
+    "run +seed=1": "without '+'",
+    "run seed": "write it as key=value",
+    "run nix.yaml": "there is no file 'nix.yaml'",
+    "run a.yaml b.yml": "room for one recipe",
+    "run --nix": "has no option '--nix'",
+    "run -m method=fedavg,feddin": "unknown method 'feddin'",
+    "run -m method=fedavg,local method.drift=scaffold": "drift 'scaffold'",
+    "run -m clients=10,5000": "more clients than samples",
+    "run method=fedavg data=npz": "data source 'npz' needs a value for 'path'; give it as data.path=",
+    "run method=fedavg data=npz data.path=nix.npz": "nix.npz",
+    "run resume=nix": "'nix' is not a run directory",
+    "run resume=nix out=there": "cannot be combined with out=",
+    "run checkpoint.every=0": "checkpoint: every and keep must be at least 1",
+    "run device=gpu": "unknown device 'gpu'",
+    "run -m method=fedavg device=cpu,gpu": "unknown device 'gpu'",
+    "run augment=crp": "unknown augmentation 'crp'; did you mean 'crop'?",
+    "run track=[tensorbord]": "unknown tracker 'tensorbord'; did you mean 'tensorboard'?",
+    "list nix": "nothing named 'nix'",
+    "list methods feddin": "there is no method 'feddin'; did you mean 'feddyn'?",
+    "list methods feddyn fedavg": "one kind and one name",
+    "partition clients=5000": "more clients than samples",
+    "partition --out x.foo": "no known format",
+    "report": "at least one run directory",
+    "report nix": "is not a run directory",
+    "report .": "there is none inside",
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_mistake(line: str, cli: Callable[..., Any], tmp_path: Path):
+    code, out, err = cli(*line.split(" "))
+    assert (code, out) == (2, "")
+    assert MISTAKES[line] in err
+    assert err.startswith("fedloom: ")
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_debug_shows_where(cli: Callable[..., Any]):
+    with pytest.raises(ValueError, match="feddin"):
+        cli("run", "method=feddin", "--debug")

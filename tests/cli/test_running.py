@@ -1,0 +1,246 @@
+"""Runs from the command line: directories, resuming, sweeps, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from fedloom.cli import train
+from fedloom.core.errors import ClientError
+from fedloom.run.console import Quiet
+from fedloom.run.loop import result_differs
+from fedloom.run.trackers import TRACKERS
+
+Cli = Callable[..., Any]
+SMALL = ("clients=5", "model.hidden=[8]", "local.batch_size=50")
+
+
+@pytest.fixture
+def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the page and the picture, which take seconds."""
+    monkeypatch.setattr(train, "build_report", lambda directories, out: out / "report.html")
+    monkeypatch.setattr(train, "comparison_picture", lambda directories, path: path)
+
+
+def metrics(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def summary(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / "summary.json").read_text())
+
+
+def same(one: Path, other: Path) -> bool:
+    return not any(result_differs(a, b) for a, b in zip(metrics(one), metrics(other), strict=True))
+
+
+def test_by_default_fedavg_and_feddyn_are_compared(cli: Cli, tmp_path: Path):
+    code, out, err = cli("run", "rounds=3", *SMALL)
+    assert (code, err) == (0, "")
+    (parent,) = (tmp_path / "runs").glob("*/*-fedavg-feddyn")
+    assert sorted(path.name for path in parent.iterdir() if path.is_dir()) == ["fedavg-0", "feddyn-0", "figures"]
+    assert (parent / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert "feddyn" in (parent / "report.html").read_text()
+    assert summary(parent / "feddyn-0")["status"] == "finished"
+    assert summary(parent / "feddyn-0")["target"]["value"] == 0.9
+    lines = out.splitlines()
+    assert [line.split("  ")[1] for line in lines[:6]] == [f"round {n}/3" for n in (1, 2, 3)] * 2
+    table = next(number for number, line in enumerate(lines) if line.startswith("method "))
+    assert [line.split()[0] for line in lines[table + 1 : table + 3]] == ["fedavg", "feddyn"]
+    assert "to 90 %" in lines[table]
+    assert f"{parent.relative_to(tmp_path)}/report.html" in out
+    assert not any(line.endswith(" ") for line in lines)
+
+
+def test_one_method_runs_alone(cli: Cli, tmp_path: Path):
+    code, out, _ = cli("run", "-q", "method=feddyn", "method.mixing=by_samples", "rounds=2", "seed=3", *SMALL)
+    (directory,) = (tmp_path / "runs").glob("*/*")
+    assert code == 0
+    assert directory.name.endswith("-feddyn+by_samples-3")
+    assert f"run directory: {directory.relative_to(tmp_path)}" in out
+    assert "round 1/2" not in out
+    assert summary(directory)["method"] == "feddyn+by_samples"
+    stored: Any = OmegaConf.to_container(OmegaConf.load(directory / "config.yaml"))
+    assert stored["method"] == {"name": "feddyn", "alpha": 0.01, "by_size": True, "mixing": {"name": "by_samples"}}
+    assert stored["versions"]["fedloom"]
+
+
+def test_a_directory_that_is_taken_is_refused(cli: Cli, tmp_path: Path):
+    assert cli("run", "-q", "method=fedavg", "rounds=1", "out=there", *SMALL).code == 0
+    before = sorted((tmp_path / "there").rglob("*"))
+    for words in (("method=fedavg",), ("-m", "method=fedavg,feddyn"), ()):
+        code, out, err = cli("run", *words, "rounds=1", "out=there", *SMALL)
+        assert (code, out) == (2, "")
+        assert err == "fedloom: there exists already; choose another out=, or continue it with resume=there.\n"
+    assert sorted((tmp_path / "there").rglob("*")) == before
+
+
+def test_a_run_that_goes_on_gives_the_same_bits(cli: Cli, tmp_path: Path):
+    words = ("run", "-q", "method=scaffold", "method.server=sgd", "method.server.momentum=0.5", *SMALL)
+    assert cli(*words, "rounds=4", "out=whole").code == 0
+    assert cli(*words, "rounds=2", "out=parts").code == 0
+    engine = ("engine=processes", "engine.workers=1")
+    assert cli("run", "resume=parts", "rounds=4", *engine, "checkpoint.keep=3", "-q").code == 0
+    assert same(tmp_path / "whole", tmp_path / "parts")
+    assert cli("run", "resume=parts/checkpoint/round-000002", "-q").code == 0
+    assert same(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("local.lr=0.2", "local.lr: 0.1 → 0.2"),
+        ("rounds=1", "rounds: 2 → 1"),
+        ("seed=1", "seed: 0 → 1"),
+        ("method=feddyn", "method.name: 'fedavg' → 'feddyn'"),
+        ("method.mixing=uniform", "method.mixing.name: null → 'uniform'"),
+        ("local.lrr=1", "local has no setting 'lrr'"),
+    ],
+)
+def test_a_run_does_not_go_on_with_other_settings(word: str, said: str, cli: Cli, tmp_path: Path):
+    cli("run", "-q", "method=fedavg", "rounds=2", "out=there", *SMALL)
+    before = (tmp_path / "there" / "config.yaml").read_bytes()
+    code, out, err = cli("run", "resume=there", word)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.count("\n") == 1
+    assert (tmp_path / "there" / "config.yaml").read_bytes() == before
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_a_sweep(cli: Cli, tmp_path: Path):
+    words = ("method=fedavg,feddyn", "local.lr=.1,.2", "seed=1,2", "rounds=1", "out=sweep", *SMALL)
+    code, out, _ = cli("run", "-m", *words, "-q")
+    assert code == 0
+    names = {path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json")}
+    assert names == {f"{m}-lr={lr}-{s}" for m in ("fedavg", "feddyn") for lr in (0.1, 0.2) for s in (1, 2)}
+    assert "feddyn, local.lr=0.2, seed 2" in out
+
+
+def test_a_sweep_of_one_is_a_run(cli: Cli, tmp_path: Path):
+    assert cli("run", "-m", "method=fedavg", "rounds=1", "out=one", "-q", *SMALL).code == 0
+    assert (tmp_path / "one" / "metrics.jsonl").exists()
+
+
+def interrupt_in(monkeypatch: pytest.MonkeyPatch, run: int, round: int) -> None:
+    """Press Ctrl-C in a round of the nth run."""
+    seen: list[int] = []
+
+    def shown(self: Quiet, record: dict[str, Any]) -> None:
+        seen.append(record["round"])
+        if seen.count(1) == run and record["round"] == round:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Quiet, "round", shown)
+
+
+def test_ctrl_c_leaves_a_run_that_goes_on(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, run=1, round=2)
+        code, out, err = cli("run", "-q", "method=feddyn", "rounds=4", "out=stopped", *SMALL)
+    assert (code, out) == (130, "")
+    assert err == "fedloom: stopped after round 2 of feddyn; go on with: fedloom run resume=stopped\n"
+    assert cli("run", "-q", "resume=stopped").code == 0
+    assert cli("run", "-q", "method=feddyn", "rounds=4", "out=whole", *SMALL).code == 0
+    assert same(tmp_path / "stopped", tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_ctrl_c_leaves_a_sweep_that_goes_on(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    words = ("method=fedavg,feddyn,fedprox", "rounds=3", *SMALL)
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, run=2, round=2)
+        code, _, err = cli("run", "-m", "-q", *words, "out=stopped")
+    assert code == 130
+    assert err == "fedloom: stopped after round 2 of feddyn, seed 0; go on with: fedloom run resume=stopped\n"
+    finished = (tmp_path / "stopped" / "fedavg-0" / "summary.json").stat().st_mtime_ns
+    code, _, err = cli("run", "resume=stopped", "rounds=9")
+    assert code == 2
+    assert "goes on as it is" in err
+    code, out, _ = cli("run", "resume=stopped")
+    assert code == 0
+    assert "feddyn  goes on after round 2" in out
+    assert (tmp_path / "stopped" / "fedavg-0" / "summary.json").stat().st_mtime_ns == finished
+    assert cli("run", "-m", "-q", *words, "out=whole").code == 0
+    for name in ("fedavg-0", "feddyn-0", "fedprox-0"):
+        assert same(tmp_path / "stopped" / name, tmp_path / "whole" / name)
+
+
+def test_ctrl_c_before_anything_is_written(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "run", stop)
+    code, _, err = cli("run", "method=fedavg")
+    assert (code, err) == (130, "fedloom: stopped before training began; nothing was written.\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_a_sweep_goes_past_a_run_that_diverges(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    real = train.run
+
+    def run(experiment: Any, *words: Any, **settings: Any) -> Any:
+        if experiment.method.name == "fedavg":
+            raise ClientError("the server model diverged.")
+        return real(experiment, *words, **settings)
+
+    monkeypatch.setattr(train, "run", run)
+    code, out, err = cli("run", "-m", "-q", "method=fedavg,feddyn", "rounds=1", "out=sweep", *SMALL)
+    assert code == 2
+    assert err == "fedloom: fedavg: the server model diverged.\n"
+    assert "feddyn" in out
+
+
+def test_trackers_get_every_record(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen: list[Any] = []
+
+    class Fake:
+        def __init__(self, out: Path, name: str) -> None:
+            assert (out / "config.yaml").exists()
+            seen.append(name)
+
+        def log(self, round: int, record: dict[str, Any]) -> None:
+            seen.append(round)
+
+        def close(self) -> None:
+            seen.append("closed")
+
+    monkeypatch.setitem(TRACKERS, "json", Fake)
+    assert cli("run", "-q", "method=fedavg", "rounds=2", "track=json", *SMALL).code == 0
+    assert seen == ["fedavg-0", 1, 2, "closed"]
+
+
+def test_a_dry_run_prints_a_recipe_and_writes_nothing(cli: Cli, tmp_path: Path):
+    code, out, _ = cli("run", "--dry-run", "method=feddyn", "method.alpha=0.2", *SMALL)
+    assert code == 0
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "recipe.yaml").write_text(out)
+    assert cli("run", "--dry-run", "recipe.yaml").out == out
+    assert cli("run", "-q", "recipe.yaml", "rounds=1", "out=made").code == 0
+    assert cli("run", "--dry-run", "made/config.yaml", "rounds=50").out == out
+
+
+def test_words_and_options_in_any_order(cli: Cli):
+    one = cli("run", "method=feddyn", "--dry-run", "seed=4", "-q", "rounds=7").out
+    assert one == cli("run", "--dry-run", "-q", "rounds=7", "seed=4", "method=feddyn").out
+
+
+def test_a_reader_that_goes_away_does_not_stop_a_run(tmp_path: Path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = ["run", "method=fedavg", "rounds=3", "out=there", *SMALL]
+    command = [sys.executable, "-c", f"import sys; from fedloom.cli import main; sys.exit(main({words!r}))"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, cwd=tmp_path, text=True, timeout=60)
+    os.close(writing)
+    assert done.stderr == ""
+    assert summary(tmp_path / "there")["status"] == "finished"
