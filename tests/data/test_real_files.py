@@ -68,3 +68,44 @@ def test_ten_thousand_clients_on_mnist_take_less_than_two_seconds() -> None:
     assert time.perf_counter() - start < 2
     assert federation.train.arrays is source.train
     assert statistics(federation)["clients"] == 10_000
+
+
+def test_omniglot_is_whole() -> None:
+    source = get("omniglot")
+    assert (len(source.train), len(source.test), source.train.classes) == (1623 * 16, 1623 * 4, 1623)
+    assert len(source.group_names) == 50
+    assert 0 == source.train.x.min() < source.train.x.max() == 1
+    drawers = sources.make("omniglot", clients="drawers", subset="evaluation", size=14, test=0)
+    assert drawers.groups is not None
+    assert len(np.unique(drawers.groups)) == 20 * 20
+    assert len(drawers.train) == 659 * 20
+
+
+def test_shakespeares_roles() -> None:
+    source = get("shakespeare")
+    assert source.groups is not None
+    assert source.groups_test is not None
+    assert set(np.bincount(source.groups)) == {2000}
+    assert set(np.bincount(source.groups_test)) == {400}
+    assert len(source.group_names) == 391
+    assert {"hamlet: HAMLET", "romeo_juliet: ROMEO"} <= set(source.group_names)
+    with pytest.warns(UserWarning, match="keeps 100 of 391"):
+        federation = federate(source, "natural", clients=100, seed=1, held_out="natural")
+    assert set(federation.held_out.index.sizes) == {400}
+    first = source.train.x[source.groups == source.group_names.index("hamlet: HAMLET")][30]
+    assert "".join(source.train.names[c] for c in first.tolist()).strip() == "A little more than kin, and le"
+
+
+def test_heart_is_flambys() -> None:
+    """Sizes of its paper: 303, 261, 46 and 130 patients, 486 of them for training."""
+    source = get("heart")
+    assert source.groups is not None
+    assert source.groups_test is not None
+    train, test = np.bincount(source.groups), np.bincount(source.groups_test)
+    assert train.tolist() == [199, 172, 30, 85]
+    assert test.tolist() == [104, 89, 16, 45]
+    for hospital in range(4):
+        x = source.train.x[source.groups == hospital]
+        assert x.mean(0).abs().max() < 1e-5
+        assert ((x.std(0, unbiased=False) - 1).abs() < 1e-4).logical_or(x.abs().amax(0) == 0).all()
+    assert len(sources.make("heart", missing="mean").train) + len(sources.make("heart", missing="mean").test) == 920

@@ -6,19 +6,12 @@ from itertools import pairwise
 
 import pytest
 import torch
+from cases import LARGE, NAMES, make, samples
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 from fedloom.core.errors import ConfigError
-from fedloom.models import models
-
-SMALL = {"feddyn_cnn": {"padding": "same"}}  # what lets a model take 8x8 digits
-NAMES = sorted(models.names())
-
-
-def make(name: str, inputs: tuple[int, ...] = (1, 8, 8), **settings: object) -> nn.Module:
-    torch.manual_seed(0)
-    return models.make(name, classes=10, inputs=inputs, **{**SMALL.get(name, {}), **settings})
+from fedloom.models.residual import residual
 
 
 def size(model: nn.Module) -> int:
@@ -51,6 +44,7 @@ RESNET = (
         ("logistic", (1, 28, 28), {}, 7850),
         ("mlp", (30,), {"hidden": [7, 5]}, dense(30, 7, 5, 10)),
         ("mlp", (30,), {"hidden": []}, dense(30, 10)),
+        ("mlp", (2,), {"hidden": [8, 16], "norm": "batch"}, 2 * 8 + 2 * 8 + 8 * 16 + 2 * 16 + dense(16, 10)),
         ("two_nn", (1, 28, 28), {}, 199_210),
         ("two_nn", (1, 28, 28), {"width": 100}, dense(784, 100, 100, 10)),
         ("two_cnn", (1, 28, 28), {}, 1_663_370),
@@ -73,7 +67,7 @@ def test_number_of_parameters(name: str, inputs: tuple[int, ...], settings: dict
 @pytest.mark.parametrize("name", NAMES)
 def test_head_of_features_is_forward_and_inputs_stay(name: str) -> None:
     model = make(name).eval()
-    x = torch.randn(3, 1, 8, 8)
+    x = samples(name, 3)
     before = x.clone()
     features, head = model.features(x), model.head
     assert isinstance(head, nn.Linear)
@@ -83,22 +77,26 @@ def test_head_of_features_is_forward_and_inputs_stay(name: str) -> None:
     assert torch.equal(x, before)
 
 
-def loss(model: nn.Module, state: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(functional_call(model, state, (x,)), y)
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"preact_exit18"}))
+def test_names_begin_with_body_or_head(name: str) -> None:
+    for key, _ in make(name).named_parameters():
+        assert key.startswith(("body.", "head."))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_vmap_over_clients_equals_the_plain_forward_and_gradient(name: str) -> None:
-    twins = [make(name, zero=False) if name == "logistic" else make(name) for _ in range(2)]
+def loss(model: nn.Module, state: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    out = functional_call(model, state, (x,))
+    return nn.functional.cross_entropy(out, y), out
+
+
+def assert_vmap_equals_plain(twins: list[nn.Module], x: Tensor) -> None:
     with torch.no_grad():
         for p in twins[1].parameters():
             p.mul_(1.1)
     twins = [twin.double() for twin in twins]
     params, buffers = stack_module_state(twins)
-    x = torch.randn(2, 4, 1, 8, 8, dtype=torch.float64)
-    y = torch.randint(10, (2, 4))
-    together = vmap(lambda p, b, x: functional_call(twins[0], (p, b), (x,)))(params, buffers, x)
-    gradients = vmap(grad(lambda p, b, x, y: loss(twins[0], {**p, **b}, x, y)))(params, buffers, x, y)
+    y = torch.randint(10, x.shape[:2])
+    job = grad(lambda p, b, x, y: loss(twins[0], {**p, **b}, x, y), has_aux=True)
+    gradients, together = vmap(job)(params, buffers, x, y)
     for i, twin in enumerate(twins):
         torch.testing.assert_close(together[i], twin(x[i]))
         alone = torch.autograd.grad(nn.functional.cross_entropy(twin(x[i]), y[i]), list(twin.parameters()))
@@ -106,8 +104,20 @@ def test_vmap_over_clients_equals_the_plain_forward_and_gradient(name: str) -> N
             torch.testing.assert_close(gradients[key][i], value)
 
 
+@pytest.mark.parametrize("name", sorted(set(NAMES) - set(LARGE)))
+def test_vmap_over_clients_equals_the_plain_forward_and_gradient(name: str) -> None:
+    twins = [make(name, zero=False) if name == "logistic" else make(name) for _ in range(2)]
+    assert_vmap_equals_plain(twins, samples(name, 2, 3, dtype=torch.float64))
+
+
+def test_vmap_of_the_large_residual_networks_in_small() -> None:
+    """The stages of ResNet-34 with few channels; the large ones are made by the same function."""
+    twins = [residual("small", 4, (4, 6, 8, 10), (3, 4, 6, 3), classes=10, inputs=(1, 8, 8)) for _ in range(2)]
+    assert_vmap_equals_plain(list(twins), torch.randn(2, 3, 1, 8, 8, dtype=torch.float64))
+
+
 def test_batch_norm_has_buffers_and_group_norm_none() -> None:
-    group, batch = make("resnet18"), make("resnet18", norm="batch")
+    group, batch = make("resnet10_s"), make("resnet10_s", norm="batch")
     kinds = {type(m) for m in group.modules()}
     assert nn.GroupNorm in kinds
     assert nn.BatchNorm2d not in kinds
@@ -120,13 +130,13 @@ def test_batch_norm_has_buffers_and_group_norm_none() -> None:
 
 def test_group_norm_sees_one_sample_at_a_time_and_batch_norm_does_not() -> None:
     x = torch.randn(4, 1, 8, 8)
-    group, batch = make("resnet18").train(), make("resnet18", norm="batch").train()
+    group, batch = make("resnet10_s").train(), make("resnet10_s", norm="batch").train()
     torch.testing.assert_close(group(x)[:1], group(x[:1]), rtol=1e-4, atol=1e-4)
     assert not torch.allclose(batch(x)[:2], batch(x[:2]), atol=1e-3)
 
 
 def test_batch_norm_trains_under_vmap_with_its_buffers_stacked() -> None:
-    twins = [make("resnet18", norm="batch").train() for _ in range(2)]
+    twins = [make("resnet10_s", norm="batch").train() for _ in range(2)]
     params, buffers = stack_module_state(twins)
     first = next(k for k in buffers if k.endswith("running_mean"))
     x = torch.randn(2, 4, 1, 8, 8)
@@ -149,11 +159,27 @@ def test_zero_start_is_a_switch() -> None:
         ("two_cnn", (784,), {}, "needs images"),
         ("two_cnn", (1, 8, 8), {"padding": "sam"}, "did you mean 'same'"),
         ("resnet18", (64,), {}, "needs images"),
-        ("resnet18", (1, 8, 8), {"norm": "layer"}, "There are: batch, group"),
+        ("resnet18", (1, 8, 8), {"norm": "layer"}, "here are: batch, group"),
         ("resnet18", (1, 8, 8), {"groups": 3}, "divides 64, not 3"),
         ("two_nn", (1, 8, 8), {"width": 0}, "at least 1 for 'width', not 0"),
         ("mlp", (1, 8, 8), {"hidden": [8, -1]}, "at least 1 for 'hidden', not -1"),
+        ("mlp", (8,), {"norm": "batsh"}, "did you mean 'batch'"),
         ("mlp", (0,), {}, "at least 1 for 'inputs', not 0"),
+        ("resnet10_s", (1, 8, 8), {"groups": 16}, "divides 8, not 16"),
+        ("wide_resnet", (1, 8, 8), {"depth": 18}, "depth of 6n \\+ 4"),
+        ("wide_resnet", (1, 8, 8), {"depth": 4}, "depth of 6n \\+ 4"),
+        ("shufflenet_v2", (1, 8, 8), {"width": 0.7}, "'width' of 0.5, 1.0, 1.5, 2.0, not 0.7"),
+        ("mobilenet", (1, 8, 8), {"width": 0}, "positive 'width', not 0"),
+        ("vgg9", (1, 15, 28), {}, "at least 16 by 16"),
+        ("vgg9", (1, 28, 28), {"channels": (1, 2)}, "six numbers"),
+        ("fedssa_cnn", (1, 8, 8), {"channels": (1,)}, "two numbers"),
+        ("leaf_cnn", (3, 8, 8), {}, "at least 16 by 16"),
+        ("leaf_cnn", (3, 16, 16), {"groups": (32, 3)}, "divides 32, not 3"),
+        ("m5", (1, 1099), {}, "at least 1100 samples, but they have 1099"),
+        ("m5", (16000,), {}, "needs waveforms"),
+        ("stacked_lstm", (3, 8, 8), {}, "needs sequences"),
+        ("stacked_lstm", (8,), {"positions": "all"}, "here are: every, last"),
+        ("stacked_lstm", (8,), {"hidden": 0}, "at least 1 for 'hidden'"),
     ],
 )
 def test_impossible_settings_end_in_one_sentence(name: str, inputs: tuple, settings: dict, sentence: str) -> None:
@@ -163,7 +189,9 @@ def test_impossible_settings_end_in_one_sentence(name: str, inputs: tuple, setti
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "side", "padding"), [("feddyn_cnn", 16, "valid"), ("two_cnn", 4, "same")])
+@pytest.mark.parametrize(
+    ("name", "side", "padding"), [("feddyn_cnn", 16, "valid"), ("two_cnn", 4, "same"), ("fedssa_cnn", 16, "valid")]
+)
 def test_the_smallest_image_named_in_the_sentence_works(name: str, side: int, padding: str) -> None:
     model = make(name, (1, side, side), padding=padding)
     assert model(torch.zeros(1, 1, side, side)).shape == (1, 10)

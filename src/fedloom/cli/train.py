@@ -143,9 +143,11 @@ def show(console: Console, jobs: Sequence[Job], parent: Path | None) -> None:
         for warning in summary.get("warnings") or []:
             console.print(f"note: {warning}", markup=False, soft_wrap=True)
     console.print()
+    for job, _ in rows:
+        comparison_picture([job.directory], job.directory / "figures" / "curves.png")
     if parent is None or not rows:
         for job in jobs:
-            console.print(f"run directory: {short(job.directory)}", markup=False, soft_wrap=True)
+            console.print(f"run directory: {short(job.directory)}, with figures/curves.png", markup=False, soft_wrap=True)
         return
     directories = [job.directory for job, _ in rows]
     picture = comparison_picture(directories, parent / "comparison.png")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core import tree
+from fedloom.core.batches import Augment
 from fedloom.core.federation import Split
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
@@ -30,6 +31,7 @@ class Plan:
 
     ``theta0`` [P] and ``buffers0`` are the freshly initialised model: private parameters start from it.
     ``report_models`` asks for every client's own displacement beside its upload (for the ``average`` evaluation).
+    ``augment`` changes the inputs of every mini-batch, where there is one.
     """
 
     model: nn.Module
@@ -42,6 +44,7 @@ class Plan:
     seed: int = 0
     device: str = "cpu"
     report_models: bool = False
+    augment: Augment | None = None
 
     @classmethod
     def of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,14 @@ from fedloom.core.errors import DataError
 @dataclass(frozen=True)
 class Arrays:
     """One split of a data set: inputs ``x`` [N, ...] and targets ``y`` [N] (class numbers), checked when made.
+
+    Args:
+        x: inputs.
+        y: targets.
+        classes: how many class numbers there are.
+        names: of the classes.
+        mean: of each channel, where images were normalised, x = (pixel - mean) / std with pixels from 0 to 1.
+        std: the deviation of each channel, likewise; empty if ``x`` is as it is.
 
     Raises:
         DataError: if the lengths differ, ``x`` holds NaN or infinity, or a label is outside ``0 .. classes - 1``.
@@ -30,6 +38,8 @@ class Arrays:
     y: Tensor
     classes: int
     names: tuple[str, ...] = ()
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
@@ -53,7 +63,7 @@ class Arrays:
     def take(self, rows: Tensor | np.ndarray) -> Arrays:
         """The given rows as arrays of their own (copies)."""
         rows = torch.as_tensor(rows)
-        return Arrays(self.x[rows], self.y[rows], self.classes, self.names)
+        return replace(self, x=self.x[rows], y=self.y[rows])
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,23 @@ class Index:
     def __getitem__(self, client: int) -> np.ndarray:
         return self.rows[self.offsets[client] : self.offsets[client + 1]]
 
+    def first(self, clients: int) -> Index:
+        """The first so many clients alone (views)."""
+        return Index(self.rows[: self.offsets[clients]], self.offsets[: clients + 1])
+
+    def pick(self, clients: np.ndarray) -> Index:
+        """The given clients, in that order.
+
+        >>> index = Index.of([[4, 5], [], [7]]).pick(np.array([2, 0]))
+        >>> index[0].tolist(), index[1].tolist()
+        ([7], [4, 5])
+        """
+        sizes = self.sizes[clients]
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        return Index(
+            self.rows[np.repeat(self.offsets[clients] - offsets[:-1], sizes) + np.arange(offsets[-1])], offsets
+        )
+
     @property
     def sizes(self) -> np.ndarray:
         """Samples per client, int64 [K]."""
@@ -97,22 +124,81 @@ class Index:
 
 @dataclass(frozen=True)
 class Split:
-    """Arrays and who holds which of their rows."""
+    """Arrays, who holds which of their rows, and what clients call the classes.
+
+    Args:
+        arrays: the samples.
+        index: which client holds which rows.
+        relabel: int64 [K, C], where clients have names of their own for the classes: client k calls class c
+            ``relabel[k, c]``. It is applied when labels are fetched; the arrays keep the common numbers.
+    """
 
     arrays: Arrays
     index: Index
+    relabel: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.relabel is not None and tuple(self.relabel.shape) != (len(self.index), self.arrays.classes):
+            raise DataError(
+                f"there are {len(self.index)} clients and {self.arrays.classes} classes, "
+                f"but the relabelling is {list(self.relabel.shape)}."
+            )
+
+    def labels(self, rows: Tensor, clients: int | Tensor) -> Tensor:
+        """Targets of the rows as the clients call them; ``clients`` is one number, or one for each row.
+
+        >>> arrays = Arrays(torch.zeros(2, 1), torch.tensor([0, 1]), classes=2)
+        >>> split = Split(arrays, Index.of([[0, 1], []]), torch.tensor([[1, 0], [0, 1]]))
+        >>> split.labels(torch.tensor([0, 1]), 0).tolist()
+        [1, 0]
+        """
+        y = self.arrays.y[rows]
+        return y if self.relabel is None else self.relabel[clients, y]
 
     def client(self, client: int) -> Arrays:
         """One client's samples (copies)."""
-        return self.arrays.take(self.index[client])
+        rows = torch.from_numpy(self.index[client])
+        return replace(self.arrays, x=self.arrays.x[rows], y=self.labels(rows, client))
+
+    def first(self, clients: int) -> Split:
+        """The first so many clients alone; nothing is copied."""
+        if clients == len(self):
+            return self
+        return Split(self.arrays, self.index.first(clients), None if self.relabel is None else self.relabel[:clients])
+
+    def pooled(self, clients: int) -> Split:
+        """The rows of the first so many clients at one client, with labels as their owners call them."""
+        index, arrays = self.index.first(clients), self.arrays
+        if self.relabel is not None:
+            rows, y = torch.from_numpy(index.rows), arrays.y.clone()
+            y[rows] = self.labels(rows, torch.from_numpy(index.owners).to(y.device))
+            arrays = replace(arrays, y=y)
+        return Split(arrays, Index.of([index.rows]))
 
     def __len__(self) -> int:
         return len(self.index)
 
 
 @dataclass(frozen=True)
+class Unlabelled:
+    """Inputs without labels, in an order that tells nothing of them: what a server may learn from.
+
+    Args:
+        x: inputs [M, ...].
+    """
+
+    x: Tensor
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+@dataclass(frozen=True)
 class Federation:
     """K clients' training data, their own validation and test samples, and the common test set.
+
+    Clients that are never trained on stand last: the cohorts of all rounds are drawn from the first ``seen`` clients,
+    and methods know of those alone, while the ``clients`` evaluation is made for all K.
 
     Args:
         train: what the clients train on.
@@ -121,6 +207,8 @@ class Federation:
         test: the common test set, for the ``global`` and ``average`` evaluations.
         names: the clients' names where they have any (writers, roles, hospitals).
         provenance: how it was made (source, partition, seed), as plain data for the run directory.
+        unseen: how many clients, the last ones, never take part; they are evaluated only.
+        unlabelled: inputs of a target distribution, without labels, where there is one.
     """
 
     train: Split
@@ -129,15 +217,24 @@ class Federation:
     test: Arrays
     names: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    unseen: int = 0
+    unlabelled: Unlabelled | None = None
 
     def __post_init__(self) -> None:
         if not len(self.train):
             raise DataError("a federation needs at least one client.")
         if len({len(self.train), len(self.validation), len(self.held_out)}) != 1:
             raise DataError("training, validation and test splits must list the same clients.")
+        if not 0 <= self.unseen < len(self.train):
+            raise DataError(f"{self.unseen} of {len(self.train)} clients are unseen: nobody is left to train.")
 
     def __len__(self) -> int:
         return len(self.train)
+
+    @property
+    def seen(self) -> int:
+        """How many clients, the first ones, take part in training."""
+        return len(self.train) - self.unseen
 
     @property
     def classes(self) -> int:
@@ -146,15 +243,12 @@ class Federation:
 
     def pooled(self) -> Federation:
         """The same data at one client: what centralised training, the oracle of the papers, sees."""
-
-        def together(split: Split) -> Split:
-            return Split(split.arrays, Index.of([split.index.rows]))
-
-        return Federation(
-            together(self.train),
-            together(self.validation),
-            together(self.held_out),
-            self.test,
-            ("everyone",),
-            {**self.provenance, "pooled": True},
+        return replace(
+            self,
+            train=self.train.pooled(self.seen),
+            validation=self.validation.pooled(self.seen),
+            held_out=self.held_out.pooled(len(self)),
+            names=("everyone",),
+            provenance={**self.provenance, "pooled": True},
+            unseen=0,
         )

@@ -109,8 +109,8 @@ def cohort_size(clients: int, participation: float, cohort: int | None = None) -
     return max(int(participation * clients + 1e-9), 1)
 
 
-def draw_cohort(clients: int, size: int, seed: int, round: int, *, bernoulli: bool = False) -> np.ndarray:
-    """S_t, sorted: ``size`` clients without replacement, or each with probability size/K, redrawn if nobody came.
+def draw_cohort(clients: int, size: int, seed: int, round: int, *, probability: float | None = None) -> np.ndarray:
+    """S_t, sorted: ``size`` clients without replacement, or each with ``probability``, redrawn if nobody came.
 
     The stream depends on (seed, round) alone, so every method sees the same cohorts.
 
@@ -118,9 +118,9 @@ def draw_cohort(clients: int, size: int, seed: int, round: int, *, bernoulli: bo
     True
     """
     draw = rng.stream(seed, "cohort", round)
-    if not bernoulli:
+    if probability is None:
         return np.arange(clients) if size == clients else np.sort(draw.choice(clients, size, replace=False))
     while True:
-        count = draw.binomial(clients, size / clients)  # then which: the same law as K coins, without tossing K
+        count = draw.binomial(clients, probability)  # then which: the same law as K coins, without tossing K
         if count:
             return np.sort(draw.choice(clients, count, replace=False))

@@ -8,19 +8,30 @@
 ``sources`` and ``partitions`` list what there is; a partition with settings is an object, ``Dirichlet(alpha=0.1)``.
 """
 
+from fedloom.data.augment import augmentations
 from fedloom.data.federate import federate
+from fedloom.data.noise import LabelNoise, noises
 from fedloom.data.partitions import Partition, partitions
 from fedloom.data.pictures import label_picture
 from fedloom.data.sources import Source, from_tensors, sources
 from fedloom.data.statistics import statistics
+from fedloom.data.streams import streams, task_stream
+from fedloom.data.targets import Target, targets
 
 __all__ = [
+    "LabelNoise",
     "Partition",
     "Source",
+    "Target",
+    "augmentations",
     "federate",
     "from_tensors",
     "label_picture",
+    "noises",
     "partitions",
     "sources",
     "statistics",
+    "streams",
+    "targets",
+    "task_stream",
 ]

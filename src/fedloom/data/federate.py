@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.core.federation import Federation, Index, Split
+from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.rng import stream
+from fedloom.data.noise import LabelNoise, noises
 from fedloom.data.partitions import Natural, Partition, holdings, partitions
 from fedloom.data.sources import Source, sources
 from fedloom.data.split import by_distribution, split_rows
+from fedloom.data.targets import Target, drawn, targets
 
 HeldOut = float | Literal["common", "natural"]
 
@@ -26,6 +30,9 @@ def federate(
     *,
     validation: float = 0.0,
     held_out: HeldOut = 0.2,
+    unseen: float = 0.0,
+    noise: LabelNoise | str = "none",
+    target: Target | str = "none",
 ) -> Federation:
     """Deal the training pool of ``source`` to ``clients`` and split each one's rows; nothing is copied but row numbers.
 
@@ -37,6 +44,9 @@ def federate(
         validation: fraction of each client's rows that is kept for choosing settings.
         held_out: where each client's own test rows come from: a fraction of its rows; "common", the common test set,
             dealt so that each client gets its own label distribution; or "natural", the test rows with its natural id.
+        unseen: fraction of the clients, chosen at random, that never take part in training and are evaluated only.
+        noise: which training labels are wrong; validation and test labels stay clean.
+        target: the label distribution for which a model is wanted; it replaces the common test set.
 
     Raises:
         DataError: if the partition is impossible.
@@ -48,6 +58,8 @@ def federate(
     """
     source = sources.make(source) if isinstance(source, str) else source
     partition = partitions.make(partition) if isinstance(partition, str) else partition
+    noise = noises.make(noise) if isinstance(noise, str) else noise
+    target = targets.make(target) if isinstance(target, str) else target
     share = 0.0 if isinstance(held_out, str) else held_out
     if held_out not in ("common", "natural") and (isinstance(held_out, str) or not 0 <= held_out < 1):
         raise ConfigError(f"held_out must be a fraction from 0 to 1, 'common' or 'natural', not {held_out!r}.")
@@ -55,34 +67,59 @@ def federate(
         raise ConfigError(
             f"validation ({validation}) and held_out ({share}) must be 0 or more and leave something to train on."
         )
+    if not 0 <= unseen < 1:
+        raise ConfigError(f"unseen must be a fraction from 0 to below 1, not {unseen}.")
     natural = isinstance(partition, Natural)
     if natural and source.federation is not None:
+        if unseen or not (noise.is_identity and target.is_identity):
+            raise ConfigError(f"{source.name} comes with clients of its own: it takes no unseen, noise or target.")
         return ready_made(source.federation, clients)
 
     labels = class_numbers(source.train.y)
-    if labels is None and partition.by_label:
-        raise DataError(f"partition {partition.name!r} reads class numbers, which {source.name} does not have.")
+    for reads, what in (
+        (partition.by_label, f"partition {partition.name!r}"),
+        (not noise.is_identity, "label noise"),
+        (not target.is_identity, "a target"),
+    ):
+        if labels is None and reads:
+            raise DataError(f"{what} reads class numbers, which {source.name} does not have.")
     labels = np.zeros(len(source.train), dtype=np.int64) if labels is None else labels
     index = partition(labels, clients, stream(seed, "partition"), groups=source.groups)
 
-    train, kept, held = split_rows(index, labels, validation, share, stream(seed, "split"))
-    outside = Split(source.train, held)
+    classes = source.train.classes
+    relabel = partition.relabelling(len(index), classes, stream(seed, "relabel"))
+    order = last_unseen(len(index), unseen, stream(seed, "unseen"))
+    hidden = 0 if order is None else count_unseen(len(index), unseen)
+
+    parts = split_rows(index, labels, validation, share, stream(seed, "split"))
+    where, held = source.train, parts[2]
     if held_out == "common":
-        test_labels = class_numbers(source.test.y)
-        if test_labels is None or not len(test_labels):
-            raise DataError(
-                f"held_out=common needs a common test set with class numbers, which {source.name} does not have."
-            )
-        outside = Split(source.test, by_distribution(index, labels, test_labels, stream(seed, "split", 1)))
+        where, held = source.test, from_common(source, partition, index, labels, stream(seed, "split", 1))
     elif held_out == "natural":
-        outside = Split(source.test, same_groups(source, index, natural))
+        where, held = source.test, same_groups(source, index, natural)
+    names = names_of(source, index) if natural else ()
+    train, kept, held = (one if order is None else one.pick(order) for one in (*parts[:2], held))
+    if order is not None:
+        relabel = None if relabel is None else relabel[order]
+        names = tuple(names[k] for k in order) if names else ()
+    calls = None if relabel is None else torch.from_numpy(relabel)
+
+    pool, wrong = source.train, {}
+    if not noise.is_identity:
+        pool, wrong = noisy(source.train, labels, train, noise, stream(seed, "noise"))
+    test, unlabelled = source.test, None
+    if not target.is_identity:
+        first = np.bincount(labels[train[0]], minlength=classes)
+        test, unlabelled = drawn(target, source.test, labels_of_test(source, "a target"), first, stream(seed, "target"))
 
     return Federation(
-        train=Split(source.train, train),
-        validation=Split(source.train, kept),
-        held_out=outside,
-        test=source.test,
-        names=names_of(source, index) if natural else (),
+        train=Split(pool, train, calls),
+        validation=Split(source.train, kept, calls),
+        held_out=Split(where, held, calls),
+        test=test,
+        names=names,
+        unseen=hidden,
+        unlabelled=unlabelled,
         provenance={
             "source": source.describe(),
             "partition": partition.describe(),
@@ -93,13 +130,68 @@ def federate(
             "samples": {
                 "train": len(train.rows),
                 "validation": len(kept.rows),
-                "held_out": len(outside.index.rows),
-                "test": len(source.test),
+                "held_out": len(held.rows),
+                "test": len(test),
             },
+            **({"unseen": order[len(order) - hidden :].tolist()} if order is not None else {}),
+            **({"relabelled": True} if calls is not None else {}),
+            **wrong,
+            **({} if target.is_identity else {"target": target.describe()}),
             "left_out": left_out(source, index, natural),
-            "fingerprint": fingerprint(train, kept, outside.index),
+            "fingerprint": fingerprint(train, kept, held, *([] if relabel is None else [relabel])),
         },
     )
+
+
+def count_unseen(clients: int, share: float) -> int:
+    """How many clients never take part: at least one if any are asked for, and at most all but one."""
+    return min(max(round(clients * share), 1), clients - 1)
+
+
+def last_unseen(clients: int, share: float, rng: np.random.Generator) -> np.ndarray | None:
+    """An order of the clients in which those drawn to be unseen come last, int [K]; None if all are seen.
+
+    >>> last_unseen(5, 0.4, np.random.default_rng(4)).tolist()
+    [0, 1, 3, 2, 4]
+
+    Raises:
+        DataError: if nobody would be left to train.
+    """
+    if not share:
+        return None
+    if clients == 1:
+        raise DataError("one client alone cannot be unseen: nobody would be left to train.")
+    hidden = np.zeros(clients, dtype=bool)
+    hidden[rng.choice(clients, count_unseen(clients, share), replace=False)] = True
+    return np.argsort(hidden, kind="stable")
+
+
+def noisy(
+    clean: Arrays, labels: np.ndarray, train: Index, noise: LabelNoise, rng: np.random.Generator
+) -> tuple[Arrays, dict[str, Any]]:
+    """The arrays with wrong labels in the training rows (inputs are shared), and what provenance says of it."""
+    y = labels.copy()
+    y[train.rows] = noise.corrupt(labels[train.rows], clean.classes, rng)
+    wrong = int((y != labels).sum())
+    return replace(clean, y=torch.from_numpy(y)), {"noise": {**noise.describe(), "wrong": wrong}}
+
+
+def from_common(
+    source: Source, partition: Partition, index: Index, labels: np.ndarray, rng: np.random.Generator
+) -> Index:
+    """The common test set among the clients: as the partition says, or by each client's label distribution."""
+    pool = labels_of_test(source, "held_out=common")
+    if partition.deals_test:
+        return holdings(partition.test_owners(pool, int(labels.max()) + 1, len(index), rng), len(index))
+    return by_distribution(index, labels, pool, rng)
+
+
+def labels_of_test(source: Source, what: str) -> np.ndarray:
+    """Class numbers of the common test set, int [N]."""
+    labels = class_numbers(source.test.y)
+    if labels is None or not len(labels):
+        raise DataError(f"{what} needs a common test set with class numbers, which {source.name} does not have.")
+    return labels
 
 
 def class_numbers(y: Tensor) -> np.ndarray | None:
@@ -148,11 +240,11 @@ def left_out(source: Source, index: Index, natural: bool) -> dict[str, Any]:
     return said
 
 
-def fingerprint(*indices: Index) -> str:
+def fingerprint(*parts: Index | np.ndarray) -> str:
     """A checksum of who holds what: two runs with the same one had the same federation."""
     digest = hashlib.blake2b(digest_size=8)
-    for index in indices:
-        for array in (index.offsets, index.rows):
+    for part in parts:
+        for array in (part.offsets, part.rows) if isinstance(part, Index) else (part,):
             digest.update(memoryview(np.ascontiguousarray(array, dtype="<i8")))  # pyright: ignore[reportArgumentType]
     return digest.hexdigest()
 

@@ -23,6 +23,7 @@ def statistics(federation: Federation) -> dict[str, Any]:
     sizes = federation.train.index.sizes
     found: dict[str, Any] = {
         "clients": len(federation),
+        **({"unseen": federation.unseen} if federation.unseen else {}),
         "classes": federation.classes,
         "samples": {"total": int(sizes.sum()), **spread(sizes)},
         "validation": int(federation.validation.index.sizes.sum()),

@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import torch
 
+from fedloom.core import batches as fetch
 from fedloom.core import client as work
 from fedloom.core import rng, tree
 from fedloom.core.client import Broadcast, Failure, Plan, Result, State
@@ -22,7 +23,6 @@ class LiveClient:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.live = LiveModule(copy.deepcopy(plan.model), plan.layout, plan.device)
-        self.x, self.y = plan.data.arrays.x, plan.data.arrays.y
         self.stage = ""
 
     def load(self, down: Broadcast, state: State) -> None:
@@ -57,8 +57,7 @@ class LiveClient:
         total = torch.zeros((), dtype=plan.layout.dtype, device=live.theta.device)
         for number, batch in enumerate(batches):
             self.stage = f"step {number + 1} of {len(batches)}"
-            at = torch.from_numpy(batch)
-            data = Batch(self.x[at], self.y[at])
+            data = fetch.single(plan, batch, client, down.round, number)
             loss = work.loss(plan, work.outputs(live.module, data.x, features), data, job.contexts)
             if plan.plain:  # θ ← θ - η g with the gradients as they come: nothing is accumulated or copied
                 grads = torch.autograd.grad(loss, live.parameters, materialize_grads=True)
@@ -91,11 +90,11 @@ class LiveClient:
         live.module.eval()
         total = 0.0
         with torch.no_grad():
-            job = work.begin(plan, down, {}, live.theta, len(rows) / plan.mean_size, 1)
+            seen = work.contexts(plan, down, {}, {}, len(rows) / plan.mean_size, 1)
             for part in rows.split(EVALUATION_BATCH):
-                data = Batch(self.x[part], self.y[part])
+                data = Batch(plan.data.arrays.x[part], plan.data.labels(part, client))
                 out = work.outputs(live.module, data.x, plan.method.needs("features"))
-                total += len(part) * float(work.loss(plan, out, data, job.contexts))
+                total += len(part) * float(work.loss(plan, out, data, seen))
         return total / len(rows)
 
     def losses(self, down: Broadcast, clients: np.ndarray) -> np.ndarray:

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
+from fedloom.core import batches as fetch
 from fedloom.core import client as work
 from fedloom.core import rng, tree
 from fedloom.core.client import Broadcast, Failure, Plan, Result, State, Work
@@ -47,16 +48,17 @@ class Vmap:
         compile: whether to compile the step.
 
     Raises:
-        ConfigError: if the model keeps running statistics, which one batched call cannot update per client.
+        ConfigError: if the model takes or keeps statistics over a batch, which one padded call has not per client.
     """
 
     def __init__(self, plan: Plan, chunk: int = 0, compile: bool = False) -> None:
         if chunk < 0:
             raise ConfigError(f"engine 'vmap': chunk is {chunk}, but it must be at least 0.")
         for name, module in plan.model.named_modules():
-            if isinstance(module, _NormBase) and module.track_running_stats:
+            # Batch statistics would count the rows that only fill up a batch, running ones change at every client.
+            if isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats):
                 raise ConfigError(
-                    f"engine 'vmap' cannot keep the running statistics of {name!r}; "
+                    f"engine 'vmap' cannot keep the batch statistics of {name!r}; "
                     "choose group normalisation, or engine=serial or processes."
                 )
         self.plan = plan
@@ -101,6 +103,7 @@ class Vmap:
         steps = lengths.to(dtype)
         sizes = torch.tensor([len(plan.data.index[c]) / plan.mean_size for c in members], dtype=dtype, device=device)
         private = [state.get("personal", {}).get("private", plan.theta0[split:]) for state in states]
+        buffers = torch.cat([down.buffers, plan.buffers0[plan.layout.shared_buffers :]])
         received = down.shared["shared"].expand(len(members), split)
         theta = torch.cat([received, torch.stack(private)], dim=1)  # [C, P]
         stacked = _stack([{k: t for k, t in state.items() if k != "personal"} for state in states])
@@ -122,7 +125,7 @@ class Vmap:
             batch = Batch(x, y, mask)
 
             def objective(at: Tensor) -> Tensor:
-                named = {f"model.{k}": v for k, v in plan.layout.named(at, down.buffers).items()}
+                named = {f"model.{k}": v for k, v in plan.layout.named(at, buffers).items()}
                 return work.loss(plan, functional_call(self.net, named, (x,)), batch, current.contexts)
 
             gradient, value = grad_and_value(objective)(theta)
@@ -141,7 +144,8 @@ class Vmap:
         vstep = torch.compile(vstep, dynamic=False) if self.compile else vstep
         total = torch.zeros(len(members), dtype=dtype, device=device)
         for number in range(int(lengths.max())):
-            x, y, mask = self._batch([b[number] if number < len(b) else b[0][:0] for b in batches])
+            rows = [b[number] if number < len(b) else b[0][:0] for b in batches]
+            x, y, mask = fetch.padded(plan, rows, members, down.round, number)
             active = (number < lengths).to(dtype)
             with torch.no_grad():
                 total += active * vstep(theta, momentum, *fixed, down.lr * active, x, y, mask)
@@ -151,7 +155,10 @@ class Vmap:
         for i, client in enumerate(members):
             mine = {place: {k: v[i].clone() for k, v in t.items()} for place, t in new.items()}
             if split < plan.layout.size:
-                mine["personal"] = {"private": theta[i, split:].clone(), "buffers": plan.buffers0[:0]}
+                mine["personal"] = {
+                    "private": theta[i, split:].clone(),
+                    "buffers": buffers[plan.layout.shared_buffers :].clone(),
+                }
             result = Result(
                 client,
                 {k: v[i] for k, v in update.items()},
@@ -164,19 +171,6 @@ class Vmap:
             )
             results.append(work.checked(result, down.round))
         return results
-
-    def _batch(self, rows: list[np.ndarray]) -> tuple[Tensor, Tensor, Tensor]:
-        """One step's inputs [C, B, ...], targets and mask [C, B], rows of weight zero filling smaller batches."""
-        width = max(map(len, rows))
-        at = np.zeros((len(rows), width), dtype=np.int64)
-        mask = np.zeros((len(rows), width))
-        for i, r in enumerate(rows):
-            at[i, : len(r)] = r
-            mask[i, : len(r)] = 1
-        arrays = self.plan.data.arrays
-        flat = torch.from_numpy(at.reshape(-1))
-        x, y = arrays.x[flat].unflatten(0, at.shape), arrays.y[flat].unflatten(0, at.shape)
-        return x, y, torch.from_numpy(mask).to(x.device, self.plan.layout.dtype)
 
 
 def _stack(states: list[State]) -> State:

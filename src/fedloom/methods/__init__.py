@@ -5,6 +5,7 @@
 
 from fedloom.methods.averaging import centralised, fedavg, local
 from fedloom.methods.correction import feddyn, fednova, fedprox, scaffold
+from fedloom.methods.fair import aaggff_d, aaggff_s, afl, propfair, q_ffl, term
 from fedloom.methods.personal import fedper, lg_fedavg
 from fedloom.methods.registry import methods
 from fedloom.methods.server import fedadagrad, fedadam, fedavgm, fedexp, fedyogi
@@ -12,6 +13,9 @@ from fedloom.methods.server import fedadagrad, fedadam, fedavgm, fedexp, fedyogi
 make = methods.make
 
 __all__ = [
+    "aaggff_d",
+    "aaggff_s",
+    "afl",
     "centralised",
     "fedadagrad",
     "fedadam",
@@ -27,5 +31,8 @@ __all__ = [
     "local",
     "make",
     "methods",
+    "propfair",
+    "q_ffl",
     "scaffold",
+    "term",
 ]

@@ -1,5 +1,11 @@
 """Policies that choose the mixing coefficients, one a file."""
 
+from fedloom.mixing.aaggff_d import DeviceAggregation
+from fedloom.mixing.aaggff_s import SiloAggregation
+from fedloom.mixing.afl import Agnostic
+from fedloom.mixing.proportional import Proportional
+from fedloom.mixing.q_ffl import QFair
+from fedloom.mixing.tilted import Tilted
 from fedloom.mixing.uniform import Uniform
 
-__all__ = ["Uniform"]
+__all__ = ["Agnostic", "DeviceAggregation", "Proportional", "QFair", "SiloAggregation", "Tilted", "Uniform"]

@@ -1,4 +1,4 @@
-"""ResNet-18 for small images, with group or batch normalisation."""
+"""Residual networks for small images, from 13 thousand to 21 million parameters, with group or batch normalisation."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError, nearest
-from fedloom.models.checks import image, positive
+from fedloom.models.checks import image
 from fedloom.models.classifier import Classifier, models
-
-Norm = Callable[[int], nn.Module]
-"""Makes the normalisation of a given number of channels."""
+from fedloom.models.norm import Norm, normalisation
 
 
 class Block(nn.Module):
@@ -35,52 +32,131 @@ class Block(nn.Module):
 
 
 class GlobalMean(nn.Module):
-    """The mean over height and width: [B, C, H, W] to [B, C]."""
+    """The mean over all positions: [B, C, H, W] or [B, C, T] to [B, C]."""
 
     def forward(self, x: Tensor) -> Tensor:
         """One value a channel."""
-        return x.mean((2, 3))
+        return x.flatten(2).mean(2)
 
 
-def _normalisation(norm: str, groups: int) -> Norm:
-    kinds: dict[str, Norm] = {
-        "group": lambda channels: nn.GroupNorm(groups, channels),
-        "batch": lambda channels: nn.BatchNorm2d(channels),
-    }
-    if norm not in kinds:
-        raise ConfigError(f"model 'resnet18' has no norm {norm!r}; {nearest(norm, kinds)}")
-    if norm == "group" and 64 % positive("resnet18", "groups", groups):
-        raise ConfigError(f"model 'resnet18' needs a number of groups that divides 64, not {groups}.")
-    return kinds[norm]
+def residual(
+    name: str,
+    stem: int,
+    widths: tuple[int, ...],
+    repeats: tuple[int, ...],
+    *,
+    classes: int,
+    inputs: tuple[int, ...],
+    norm: str = "group",
+    groups: int = 2,
+) -> Classifier:
+    """A residual network: 3x3 stem, stages of basic blocks, global mean, linear head; all stages but the first halve.
+
+    Args:
+        name: of the model, for error messages.
+        stem: channels of the first convolution.
+        widths: channels of each stage.
+        repeats: blocks of each stage.
+        classes: number of classes.
+        inputs: (channels, height, width) of one image, of any size.
+        norm: ``group`` or ``batch``.
+        groups: groups of channels in group normalisation.
+
+    Example:
+        >>> tiny = residual("tiny", 4, (4, 8), (1, 2), classes=3, inputs=(1, 6, 6))
+        >>> tiny(torch.zeros(2, 1, 6, 6)).shape
+        torch.Size([2, 3])
+    """
+    colours, _, _ = image(name, classes, inputs)
+    make = normalisation(name, norm, groups, (stem, *widths))
+    body = nn.Sequential(nn.Conv2d(colours, stem, 3, 1, 1, bias=False), make(stem), nn.ReLU())
+    before = stem
+    for stage, (after, count) in enumerate(zip(widths, repeats, strict=True)):
+        for number in range(count):
+            body.append(Block(before, after, 2 if stage and not number else 1, make))
+            before = after
+    body.append(GlobalMean())
+    return Classifier(body, before, classes)
 
 
-@models.register
-def resnet18(*, classes: int, inputs: tuple[int, ...], norm: str = "group", groups: int = 2) -> Classifier:
-    """ResNet-18 for small images: 3x3 stem, no first pool (He et al., 2016; in this form 11.17 million parameters).
+_STAGES = {
+    "resnet34": ((64, 128, 256, 512), (3, 4, 6, 3)),
+    "resnet18": ((64, 128, 256, 512), (2, 2, 2, 2)),
+    "resnet10": ((64, 128, 256, 512), (1, 1, 1, 1)),
+    "resnet10_l": ((32, 64, 128, 256), (1, 1, 1, 1)),
+    "resnet10_m": ((16, 32, 64, 128), (1, 1, 1, 1)),
+    "resnet10_s": ((8, 16, 32, 64), (1, 1, 1, 1)),
+    "resnet10_xs": ((8, 16, 16, 32), (1, 1, 1, 1)),
+    "resnet10_xxs": ((8, 8, 16, 16), (1, 1, 1, 1)),
+}
+_SUMMARY = "{title}: 3x3 stem, no first pool; {widths} channels, {repeats} basic blocks (He et al., 2016)."
+_DOCUMENTATION = """
 
-    Group normalisation is the default, as in the federated experiments: it keeps no statistics of the batches, which
-    would differ from client to client. Batch normalisation brings buffers that must be aggregated like parameters, and
-    in training mode under ``vmap`` those buffers must be stacked and passed together with the parameters.
+    Widths and repetitions as in Acar (2023), appendix A.1.5. Group normalisation is the default, as in the federated
+    experiments: it keeps no statistics of the batches, which would differ from client to client. Batch normalisation
+    brings buffers that are aggregated like parameters.
 
     Args:
         classes: number of classes.
         inputs: (channels, height, width) of one image, of any size; three of the four stages halve it.
         norm: ``group`` or ``batch``.
-        groups: groups of channels in group normalisation (two, as Reddi et al., 2021); a divisor of 64.
+        groups: groups of channels in group normalisation (two, as Reddi et al., 2021); a divisor of every width.
+
+    Raises:
+        ConfigError: for samples that are no images, an unknown normalisation, or groups that do not divide.
+"""
+
+
+def _member(name: str) -> Callable[..., Classifier]:
+    widths, repeats = _STAGES[name]
+
+    def make(*, classes: int, inputs: tuple[int, ...], norm: str = "group", groups: int = 2) -> Classifier:
+        settings = {"classes": classes, "inputs": inputs, "norm": norm, "groups": groups}
+        return residual(name, widths[0], widths, repeats, **settings)
+
+    make.__name__ = make.__qualname__ = name
+    listed = ("-".join(map(str, numbers)) for numbers in (widths, repeats))
+    title = name.replace("resnet", "ResNet-").replace("_", "-")
+    make.__doc__ = _SUMMARY.format(title=title, widths=next(listed), repeats=next(listed)) + _DOCUMENTATION
+    return models.register(make)
+
+
+resnet34, resnet18, resnet10, resnet10_l, resnet10_m, resnet10_s, resnet10_xs, resnet10_xxs = map(_member, _STAGES)
+
+
+@models.register
+def resnet8x4(*, classes: int, inputs: tuple[int, ...], norm: str = "group", groups: int = 2) -> Classifier:
+    """ResNet-8x4: stem of 32, three stages of 64-128-256 channels with one block each (as in Chen et al., SimKD, 2022).
+
+    Args:
+        classes: number of classes.
+        inputs: (channels, height, width) of one image, of any size; two of the three stages halve it.
+        norm: ``group`` or ``batch`` (the paper's).
+        groups: groups of channels in group normalisation; a divisor of 32.
 
     Raises:
         ConfigError: for samples that are no images, or an unknown normalisation.
 
     Example:
-        >>> sum(p.numel() for p in resnet18(classes=10, inputs=(3, 32, 32)).parameters())
-        11173962
+        >>> sum(p.numel() for p in resnet8x4(classes=100, inputs=(3, 32, 32)).parameters())
+        1233540
     """
-    colours, _, _ = image("resnet18", classes, inputs)
-    make = _normalisation(norm, groups)
-    body = nn.Sequential(nn.Conv2d(colours, 64, 3, 1, 1, bias=False), make(64), nn.ReLU())
-    before = 64
-    for after, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        body.extend([Block(before, after, stride, make), Block(after, after, 1, make)])
-        before = after
-    body.append(GlobalMean())
-    return Classifier(body, before, classes)
+    settings = {"classes": classes, "inputs": inputs, "norm": norm, "groups": groups}
+    return residual("resnet8x4", 32, (64, 128, 256), (1, 1, 1), **settings)
+
+
+@models.register
+def resnet32x4(*, classes: int, inputs: tuple[int, ...], norm: str = "group", groups: int = 2) -> Classifier:
+    """ResNet-32x4: as ``resnet8x4`` with five blocks a stage (Chen et al., SimKD, 2022).
+
+    Args:
+        classes: number of classes.
+        inputs: (channels, height, width) of one image, of any size; two of the three stages halve it.
+        norm: ``group`` or ``batch`` (the paper's).
+        groups: groups of channels in group normalisation; a divisor of 32.
+
+    Raises:
+        ConfigError: for samples that are no images, or an unknown normalisation.
+    """
+    settings = {"classes": classes, "inputs": inputs, "norm": norm, "groups": groups}
+    return residual("resnet32x4", 32, (64, 128, 256), (5, 5, 5), **settings)

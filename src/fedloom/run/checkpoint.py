@@ -60,6 +60,7 @@ def save(folder: Path, snapshot: Snapshot, keep: int = 2) -> Path:
             write_synced(part / f"{name}.safetensors", blob)
             files[f"{name}.safetensors"] = {"bytes": len(blob), "sha256": hashlib.sha256(blob).hexdigest()}
         manifest = {"format": FORMAT, "round": snapshot.server.round, "files": files, **snapshot.facts}
+        manifest["sha256"] = _seal(manifest)
         write_synced(part / "manifest.json", json.dumps(manifest, indent=1).encode())
         if final.exists():
             shutil.rmtree(final)
@@ -87,8 +88,9 @@ def load(path: Path, initial: Snapshot) -> Snapshot:
     """
     try:
         return _load(path, initial)
-    except (OSError, KeyError, ValueError, SafetensorError) as error:
-        earlier = [other for other in available(path.parent) if other.name < path.name]
+    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+        found = available(path.parent)
+        earlier = found[: found.index(path)] if path in found else []
         advice = f"continue from the one before it with resume={earlier[-1]}" if earlier else "there is none before it"
         reason = str(error) or type(error).__name__
         raise CheckpointError(f"the checkpoint {path} cannot be used ({reason}); {advice}.") from error
@@ -98,6 +100,8 @@ def _load(path: Path, initial: Snapshot) -> Snapshot:
     manifest = json.loads((path / "manifest.json").read_text())
     if manifest["format"] != FORMAT:
         raise ValueError(f"its format is {manifest['format']}, this version reads {FORMAT}")
+    if manifest.pop("sha256") != _seal(manifest):
+        raise ValueError("manifest.json was altered: its checksum differs")
     trees: dict[str, dict[str, Tensor]] = {}
     for name, facts in manifest["files"].items():
         blob = (path / name).read_bytes()
@@ -120,11 +124,21 @@ def _load(path: Path, initial: Snapshot) -> Snapshot:
         clients.setdefault(int(client), {}).setdefault(place, {})[name] = value.to(device)
     store.update(clients)
     last = initial.last
-    if last is not None and "average" in trees:
+    if last is not None:
+        if "average" not in trees:
+            raise CheckpointError(
+                f"the run at {path} did not keep its clients' last models, so the average evaluation cannot begin now; "
+                "leave average out of evaluation.on."
+            )
         last.total = trees["average"].pop("total")
         last.models = {int(client): model for client, model in trees["average"].items()}
     known = {"format", "round", "files"}
     return Snapshot(server, store, last, {k: v for k, v in manifest.items() if k not in known})
+
+
+def _seal(manifest: dict[str, Any]) -> str:
+    """The checksum of a manifest, over everything in it but itself."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _tensors(snapshot: Snapshot) -> dict[str, dict[str, Tensor]]:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedloom.core.client import Plan
+from fedloom.data.augment import augmentation
 from fedloom.run.experiment import Experiment
+
+SAMPLED = 1000  # rows of the inputs that are looked at
 
 
 def describe(experiment: Experiment, plan: Plan) -> dict[str, Any]:
@@ -19,6 +25,9 @@ def describe(experiment: Experiment, plan: Plan) -> dict[str, Any]:
     The number of rounds, the engine, and what is evaluated are not in it: they do not change what was computed so far.
     """
     federation = experiment.federation
+    x, relabel = federation.train.arrays.x, federation.train.relabel
+    modules = re.sub(r"0x[0-9a-f]+", "", repr(plan.model))  # layers and their settings, without addresses in memory
+    names = () if relabel is None else (relabel.numpy(),)
     parts = {place: repr(part) for place, part in experiment.method.parts.items()}
     return {
         "method": {"name": experiment.method.name, "pooled": experiment.method.pooled, **parts},
@@ -33,13 +42,23 @@ def describe(experiment: Experiment, plan: Plan) -> dict[str, Any]:
             "clients": len(federation),
             "samples": len(federation.train.arrays),
             "digest": _digest(
-                federation.train.index.rows, federation.train.index.offsets, federation.train.arrays.y.numpy()
+                federation.train.index.rows,
+                federation.train.index.offsets,
+                federation.train.arrays.y.numpy(),
+                *names,
+                _bytes(x[:: max(len(x) // SAMPLED, 1)]),
             ),
+            **({"unseen": federation.unseen} if federation.unseen else {}),
         },
         "model": {
             "parameters": plan.layout.size,
-            "digest": _digest(*(np.frombuffer(repr(leaf).encode(), np.uint8) for leaf in plan.layout.parameters)),
+            "digest": _digest(
+                *(np.frombuffer(text.encode(), np.uint8) for text in (modules, *map(repr, plan.layout.parameters))),
+                _bytes(plan.theta0),
+                _bytes(plan.buffers0),
+            ),
         },
+        **({"augment": [repr(augmentation(a)) for a in experiment.augment]} if experiment.augment else {}),
         "seed": experiment.seed,
         "dtype": experiment.dtype,
     }
@@ -59,6 +78,10 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
         elif a != b:
             found.append(f"{prefix}{key}: {a} → {b}")
     return found
+
+
+def _bytes(t: Tensor) -> np.ndarray:
+    return t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _digest(*arrays: np.ndarray) -> str:

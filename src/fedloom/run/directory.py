@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -66,6 +67,11 @@ class RunDirectory:
         self.clients = Table(path / "clients.parquet")
         self.mixing = Table(path / "mixing.parquet")
         self.history: list[dict[str, Any]] = []
+
+    @property
+    def recorded(self) -> int:
+        """The last round on record."""
+        return self.history[-1]["round"] if self.history else 0
 
     @property
     def exists(self) -> bool:
@@ -127,13 +133,16 @@ class RunDirectory:
             with (self.path / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(record) + "\n")
         except OSError as error:
+            self.history.pop()
             raise CheckpointError(
                 f"{self.path}/metrics.jsonl cannot be written ({error.strerror}); "
                 f"make room and continue with resume={self.path}."
             ) from error
 
     def write_tables(self) -> None:
-        """Write both parquet files."""
+        """Write both parquet files, and wait until the records so far are on disk."""
+        with (self.path / "metrics.jsonl").open("ab") as file:
+            os.fsync(file.fileno())
         self.clients.write()
         self.mixing.write()
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.core.client import Plan, Result, State
-from fedloom.core.federation import Arrays, Federation
+from fedloom.core.federation import Arrays, Federation, Split
 from fedloom.core.layout import LiveModule
 from fedloom.core.round import Server
-from fedloom.metrics import fairness
+from fedloom.metrics import Predictions, direction, fairness, predictions
 from fedloom.run.experiment import Evaluation
 from fedloom.run.store import MemoryStore
 
@@ -71,32 +70,28 @@ class Evaluator:
         self.live.buffers[:own].copy_(buffers)
         self.live.buffers[own:].copy_(private.get("buffers", self.plan.buffers0[own:]))
 
-    def scores(self, arrays: Arrays, rows: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Per-sample correctness (NaN for regression) and loss of the loaded model, float64 [rows]."""
-        at = torch.arange(len(arrays)) if rows is None else torch.from_numpy(rows)
-        correct, losses = [], []
-        device = self.live.theta.device
-        with torch.inference_mode():
-            for part in at.split(self.settings.batch_size):
-                x, y = arrays.x[part].to(device), arrays.y[part].to(device)
-                out = self.live.module(x)
-                if y.is_floating_point():
-                    losses.append(0.5 * (out.flatten(1) - y.reshape(len(y), -1)).square().sum(1))
-                    correct.append(torch.full((len(y),), torch.nan, dtype=torch.float64))
-                    continue
-                loss = F.cross_entropy(out.movedim(-1, 1), y, reduction="none")
-                right = (out.argmax(-1) == y).double()
-                losses.append(loss if loss.ndim == 1 else loss.flatten(1).mean(1))
-                correct.append(right if right.ndim == 1 else right.flatten(1).mean(1))
-        return torch.cat(correct).cpu().numpy(), torch.cat(losses).double().cpu().numpy()
+    def scores(self, arrays: Arrays, rows: np.ndarray | None = None, labels: Tensor | None = None) -> Predictions:
+        """What the metrics need of the loaded model's predictions, from one pass over the rows.
 
-    def on(self, name: str, arrays: Arrays, rows: np.ndarray | None = None) -> dict[str, float]:
-        """Mean accuracy and loss of the loaded model, named ``<name>/accuracy`` and ``<name>/loss``."""
-        correct, losses = self.scores(arrays, rows)
-        record = {f"{name}/loss": float(losses.mean())}
-        if not np.isnan(correct).all():
-            record[f"{name}/accuracy"] = float(correct.mean())
-        return record
+        ``labels`` are the rows' targets where clients call them otherwise than the arrays do.
+        """
+        at = torch.arange(len(arrays)) if rows is None else torch.from_numpy(rows)
+        found = []
+        device, size = self.live.theta.device, self.settings.batch_size
+        with torch.inference_mode():
+            for number, part in enumerate(at.split(size)):
+                y = arrays.y[part] if labels is None else labels[number * size : number * size + len(part)]
+                x, y = arrays.x[part].to(device), y.to(device)
+                found.append(predictions(self.settings.metrics, self.live.module(x), y, self.settings.padding))
+        return Predictions.joined(found)
+
+    def on(
+        self, name: str, arrays: Arrays, rows: np.ndarray | None = None, labels: Tensor | None = None
+    ) -> dict[str, float]:
+        """Loss and metrics of the loaded model, named ``<name>/loss``, ``<name>/accuracy`` and so on."""
+        found = self.scores(arrays, rows, labels)
+        values = {metric: found.value(metric) for metric in ("loss", *self.settings.metrics)}
+        return {f"{name}/{k}": v for k, v in values.items() if k == "loss" or not np.isnan(v)}
 
     def clients(self, server: Server, store: MemoryStore) -> tuple[dict[str, float], dict[str, np.ndarray]]:
         """Every client's deployed model on its own test samples: a summary, and one row per client.
@@ -104,24 +99,33 @@ class Evaluator:
         One shared model takes one pass over all clients' samples; private models take one pass each.
         """
         split = self.federation.held_out
-        rows, sizes, starts = split.index.rows, split.index.sizes, split.index.offsets
+        rows, sizes = split.index.rows, split.index.sizes
+        tested = np.flatnonzero(sizes)
         if self.plan.layout.shared_size == self.plan.layout.size:
             self.load(server.shared["shared"], server.buffers)
-            correct, losses = self.scores(split.arrays, rows)
+            found = self.scores(split.arrays, rows, owned_labels(split))
         else:
             parts = []
-            for client in np.flatnonzero(sizes):
+            for client in tested:
                 state: State = store.get(int(client)) or {}
                 self.load(server.shared["shared"], server.buffers, state.get("personal"))
-                parts.append(self.scores(split.arrays, split.index[int(client)]))
-            correct, losses = (np.concatenate(column) for column in zip(*parts, strict=True))
-        tested = np.flatnonzero(sizes)
-        accuracy = np.add.reduceat(correct, starts[:-1][tested]) / sizes[tested]
-        loss = np.add.reduceat(losses, starts[:-1][tested]) / sizes[tested]
-        table = {"client": tested, "n": sizes[tested], "accuracy": accuracy, "loss": loss}
-        record = {"clients/loss/mean": float(loss.mean())}
-        if not np.isnan(accuracy).all():
-            record |= {f"clients/accuracy/{k}": v for k, v in fairness.summary(accuracy, sizes[tested]).items()}
+                mine = split.index[int(client)]
+                parts.append(self.scores(split.arrays, mine, split.labels(torch.from_numpy(mine), int(client))))
+            found = Predictions.joined(parts)
+        n, offsets = sizes[tested], np.concatenate([[0], np.cumsum(sizes[tested])])
+        values = {metric: found.by_group(metric, offsets) for metric in (*self.settings.metrics, "loss")}
+        table = {"client": tested, "n": n, **values}
+        record = {"clients/loss/mean": float(values["loss"].mean())}
+        groups = {"clients": np.ones(len(tested), dtype=bool)}
+        if self.federation.unseen:
+            new = tested >= self.federation.seen
+            groups |= {"seen": ~new, "unseen": new}
+        for metric in self.settings.metrics:
+            if np.isnan(values[metric]).all():
+                continue
+            for name, of in groups.items():
+                figures = fairness.summary(values[metric][of], n[of], direction(metric))
+                record |= {f"{name}/{metric}/{k}": v for k, v in figures.items()}
         return record, table
 
     def measure(
@@ -144,6 +148,15 @@ class Evaluator:
         if "global" in on:
             record |= self.on("global", federation.test)
         if "train" in on:
-            numbers = self.on("train", federation.train.arrays, federation.train.index.rows)
+            split = federation.train.first(federation.seen)
+            numbers = self.on("train", split.arrays, split.index.rows, owned_labels(split))
             record |= {f"global/{key.replace('/', '_')}": value for key, value in numbers.items()}
         return record, table
+
+
+def owned_labels(split: Split) -> Tensor | None:
+    """Targets of all rows of ``split.index`` as their owners call them; None if they are those of the arrays."""
+    if split.relabel is None:
+        return None
+    owners = torch.from_numpy(split.index.owners).to(split.relabel.device)
+    return split.labels(torch.from_numpy(split.index.rows), owners)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -12,6 +13,11 @@ from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local, cohort_size
 from fedloom.core.method import Method
+from fedloom.data.augment import Augmentation, pipeline
+from fedloom.metrics import measures
+
+if TYPE_CHECKING:
+    from fedloom.run.loop import RunResult
 
 EVALUATIONS = ("global", "clients", "average", "train")
 
@@ -30,6 +36,9 @@ class Evaluation:
         stop_at_target: whether the run ends when the target is reached.
         patience: stop after this many evaluations without improvement (0: never).
         batch_size: samples per forward pass.
+        metrics: besides the loss, any of ``accuracy``, ``auroc`` (several classes: the mean of one against rest),
+            ``top5`` or another number, ``ece`` and ``mce`` (calibration, 15 bins); positions count in sequences.
+        padding: a label that marks positions of a sequence not to be counted.
     """
 
     on: tuple[str, ...] = ("global", "clients")
@@ -39,23 +48,41 @@ class Evaluation:
     stop_at_target: bool = False
     patience: int = 0
     batch_size: int = 1000
+    metrics: tuple[str, ...] = ("accuracy",)
+    padding: int | None = None
 
     def __post_init__(self) -> None:
         for name in self.on:
             if name not in EVALUATIONS:
                 raise ConfigError(f"unknown evaluation {name!r}; {nearest(name, EVALUATIONS)}")
+        measures.check(self.metrics)
         if self.every < 1 or self.batch_size < 1 or self.patience < 0:
             raise ConfigError("evaluation: every and batch_size must be at least 1, patience at least 0.")
+        if self.stop_at_target and self.target is None:
+            raise ConfigError("evaluation: stop_at_target needs a target.")
+        scope = "train" if self.metric.startswith("global/train_") else self.metric.partition("/")[0]
+        scope = "clients" if scope in ("seen", "unseen") else scope
+        if (self.target is not None or self.patience) and scope not in self.on and self.metric != "train/loss":
+            raise ConfigError(
+                f"the metric {self.metric!r} is looked at for the target or patience, but never measured: "
+                f"evaluation.on is {', '.join(self.on) or 'empty'}."
+            )
         if self.target is not None:
             if self.maximise and not 0 < self.target <= 1:
                 raise ConfigError(f"the target accuracy is {self.target:g}, but it must lie in (0, 1].")
             if not self.target > 0:
                 raise ConfigError(f"the target loss is {self.target:g}, but it must be positive.")
+            measured = {"loss", "train_loss", *self.metrics, *(f"train_{name}" for name in self.metrics)}
+            if self.metric != "train/loss" and not measured & set(self.metric.split("/")):
+                raise ConfigError(
+                    f"the target is one for {self.metric!r}, which is never measured: "
+                    f"evaluation.metrics is {', '.join(self.metrics) or 'empty'}."
+                )
 
     @property
     def maximise(self) -> bool:
         """Whether larger values of the metric are better."""
-        return not self.metric.endswith("loss")
+        return measures.direction(self.metric) == "max"
 
 
 @dataclass(frozen=True)
@@ -66,11 +93,13 @@ class Experiment:
         method: the composition to run.
         federation: who holds which data.
         model: makes a freshly initialised model; called once, under a seed that depends on ``seed`` alone.
-        rounds: T.
+        rounds: T, the number of communication rounds.
         participation: C in (0, 1]; the cohort holds max(⌊C·K⌋, 1) clients.
         cohort: cohort size, instead of ``participation``.
         sampling: ``fixed`` (exactly that many) or ``bernoulli`` (each client with that probability).
         local: local training.
+        augment: random changes of the images of every mini-batch, in order: names of augmentations (crop, flip, cutout,
+            jitter, blur, autoaugment, randaugment), or ``{"name": "cutout", "size": 8}`` for one with settings.
         evaluation: what is measured.
         engine: ``serial``, ``processes`` or ``vmap``.
         engine_settings: settings of the engine, like ``{"workers": 4}``.
@@ -92,6 +121,7 @@ class Experiment:
     cohort: int | None = None
     sampling: str = "fixed"
     local: Local = field(default_factory=Local)
+    augment: tuple[str | Mapping[str, Any] | Augmentation, ...] = ()
     evaluation: Evaluation = field(default_factory=Evaluation)
     engine: str = "serial"
     engine_settings: Mapping[str, Any] = field(default_factory=dict)
@@ -102,7 +132,7 @@ class Experiment:
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        size = cohort_size(len(self.federation), self.participation, self.cohort)
+        size = cohort_size(self.federation.seen, self.participation, self.cohort)
         if self.rounds < 1:
             raise ConfigError(f"rounds is {self.rounds}, but at least 1 is needed.")
         if self.sampling not in ("fixed", "bernoulli"):
@@ -111,16 +141,27 @@ class Experiment:
             raise ConfigError(f"drop_rate is {self.drop_rate:g}, but it must lie in [0, 1).")
         if self.dtype not in ("float32", "float64"):
             raise ConfigError(f"unknown dtype {self.dtype!r}; {nearest(self.dtype, ('float32', 'float64'))}")
-        if self.method.needs("full_participation") and size < len(self.federation):
+        if self.method.needs("full_participation") and size < self.federation.seen:
             raise ConfigError(
                 f"{self.method.who_needs('full_participation')} needs every client in every round, "
-                f"but the cohort holds {size} of {len(self.federation)}."
+                f"but the cohort holds {size} of {self.federation.seen}."
             )
         if self.method.needs("plain_sgd") and self.local.momentum:
             raise ConfigError(
                 f"{self.method.who_needs('plain_sgd')} reads gradients from displacements and so needs "
                 f"local momentum 0, not {self.local.momentum:g}."
             )
+        if self.augment:
+            pipeline(self.augment, self.federation.train.arrays)  # refuses what does not suit the data
         empty = (self.federation.train.index.sizes == 0).nonzero()[0]
         if len(empty):
             raise ConfigError(f"{len(empty)} clients have no training samples; the first is client {empty[0]}.")
+
+    def run(self, out: Path | str | None = None, **settings: Any) -> RunResult:
+        """Run it; ``out`` is the run directory, or None to keep everything in memory.
+
+        Takes the settings of ``fedloom.run.loop.run``: ``resume``, ``checkpoint_every``, ``keep``, ``progress``.
+        """
+        from fedloom.run.loop import run
+
+        return run(self, out, **settings)

@@ -10,15 +10,16 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedloom.core import rng
 from fedloom.core.client import Failure, Plan
 from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError
-from fedloom.core.federation import Arrays, Federation, Split
+from fedloom.core.federation import Arrays, Federation, Split, Unlabelled
 from fedloom.core.local import cohort_size, draw_cohort
 from fedloom.core.round import Report, Server, Traffic, federated_round
 from fedloom.core.slots import label
+from fedloom.data.augment import pipeline
 from fedloom.engines import engines
 from fedloom.run import checkpoint as checkpoints
 from fedloom.run.checkpoint import Snapshot
@@ -135,13 +136,17 @@ class _Run:
         last = None
         if "average" in experiment.evaluation.on:
             split, own = self.plan.layout.shared_size, self.plan.layout.shared_buffers
-            last = LastModels(torch.cat([theta[:split], buffers[:own]]).cpu(), len(self.federation))
+            last = LastModels(torch.cat([theta[:split], buffers[:own]]).cpu(), self.federation.seen)
         self.state = Snapshot(Server.initial(self.plan, theta, buffers), MemoryStore(), last)
 
     def go(self, resume: bool | Path, progress: Progress) -> RunResult:
         experiment = self.experiment
-        self._open(resume)
-        engine = engines.make(experiment.engine, **experiment.engine_settings)(self.plan)
+        engine = engines.make(experiment.engine, **experiment.engine_settings)(self.plan)  # refuses before writing
+        try:
+            self._open(resume)
+        except BaseException:
+            engine.close()
+            raise
         progress.start(experiment.method.name, experiment.rounds, self.state.server.round)
         status = "finished"
         try:
@@ -201,16 +206,21 @@ class _Run:
                 checkpoints.remove(later)
             self.sent = Traffic(**self.state.facts["traffic"])
             self.failures = [Failure(**failure) for failure in self.state.facts["failures"]]
-        directory.rewind(self.state.server.round)
-        directory.describe(config, citations)
+        try:
+            directory.rewind(self.state.server.round)
+            directory.describe(config, citations)
+        except OSError as error:
+            raise CheckpointError(f"{directory.path} cannot be written ({error.strerror or error}).") from error
         self.history = directory.history
 
     def _round(self, engine: Any) -> tuple[Server, Report]:
         experiment, server, last = self.experiment, self.state.server, self.state.last
-        size = cohort_size(len(self.federation), 1.0 if experiment.method.pooled else experiment.participation,
+        size = cohort_size(self.federation.seen, 1.0 if experiment.method.pooled else experiment.participation,
                            None if experiment.method.pooled else experiment.cohort)  # fmt: skip
-        bernoulli = experiment.sampling == "bernoulli"
-        cohort = draw_cohort(len(self.federation), size, experiment.seed, server.round, bernoulli=bernoulli)
+        probability = None
+        if experiment.sampling == "bernoulli" and not experiment.method.pooled:
+            probability = experiment.cohort / self.federation.seen if experiment.cohort else experiment.participation
+        cohort = draw_cohort(self.federation.seen, size, experiment.seed, server.round, probability=probability)
         if last is not None:
             last.pending.clear()
         return federated_round(
@@ -263,7 +273,7 @@ class _Run:
     def _checkpoint(self) -> None:
         """Write the tables and a checkpoint; a full disk is reported in the summary and harms nothing."""
         directory = self.directory
-        if directory is None:
+        if directory is None or directory.recorded != self.state.server.round:  # a round without record is not kept
             return
         self.state.facts = {
             "traffic": vars(self.sent),
@@ -307,12 +317,14 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Pl
     with torch.random.fork_rng(devices=[]):
         rng.seed_torch(experiment.seed, "model")
         model = experiment.model().to(getattr(torch, experiment.dtype))
-    plan = Plan.of(model, experiment.method, federation.train, experiment.local, experiment.seed, device)
+    data = federation.train.first(federation.seen)
+    plan = Plan.of(model, experiment.method, data, experiment.local, experiment.seed, device)
     plan = replace(
         plan,
         theta0=plan.theta0.to(device),
         buffers0=plan.buffers0.to(device),
         report_models="average" in experiment.evaluation.on,
+        augment=pipeline(experiment.augment, data.arrays) if experiment.augment else None,
     )
     sample = federation.train.arrays.x[:2].to("cpu")
     try:
@@ -329,18 +341,23 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Pl
 
 def _placed(federation: Federation, dtype: torch.dtype, device: str) -> Federation:
     """The federation with its arrays of the run's type and on its device; nothing is copied that fits already."""
+    moved: dict[int, Tensor] = {}
     done: dict[int, Arrays] = {}
+
+    def to(t: Tensor) -> Tensor:
+        if id(t) not in moved:
+            moved[id(t)] = t.to(device, dtype) if t.is_floating_point() else t.to(device)
+        return moved[id(t)]
 
     def place(arrays: Arrays) -> Arrays:
         if id(arrays) not in done:
-            x = arrays.x.to(device, dtype) if arrays.x.is_floating_point() else arrays.x.to(device)
-            y = arrays.y.to(device, dtype) if arrays.y.is_floating_point() else arrays.y.to(device)
+            x, y = to(arrays.x), to(arrays.y)
             same = x is arrays.x and y is arrays.y
-            done[id(arrays)] = arrays if same else Arrays(x, y, arrays.classes, arrays.names)
+            done[id(arrays)] = arrays if same else replace(arrays, x=x, y=y)
         return done[id(arrays)]
 
     def split(old: Split) -> Split:
-        return Split(place(old.arrays), old.index)
+        return Split(place(old.arrays), old.index, None if old.relabel is None else to(old.relabel))
 
     return replace(
         federation,
@@ -348,6 +365,7 @@ def _placed(federation: Federation, dtype: torch.dtype, device: str) -> Federati
         validation=split(federation.validation),
         held_out=split(federation.held_out),
         test=place(federation.test),
+        unlabelled=None if federation.unlabelled is None else Unlabelled(to(federation.unlabelled.x)),
     )
 
 

@@ -67,7 +67,7 @@ def summarise(
         reached = rounds_to_target(values, rounds, settings.target, direction)
         up = sum(record["comm/up_params"] for record in history if reached is None or record["round"] <= reached)
         sent = [record["comm/params"] for record in history if record.get(settings.metric) is not None]
-        cohort = cohort_size(len(experiment.federation), experiment.participation, experiment.cohort)
+        cohort = cohort_size(experiment.federation.seen, experiment.participation, experiment.cohort)
         summary["target"] = {
             "metric": settings.metric,
             "value": settings.target,

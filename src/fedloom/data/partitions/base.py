@@ -30,6 +30,7 @@ class Partition(ABC):
 
     by_label: ClassVar[bool] = True  # reads the labels, so that they must be class numbers
     needs_clients: ClassVar[bool] = True  # False: the number of clients follows from the data
+    deals_test: ClassVar[bool] = False  # True: it says itself who holds which row of the common test set
 
     def __post_init__(self) -> None:
         if self.min_size < 1:
@@ -42,6 +43,14 @@ class Partition(ABC):
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None
     ) -> np.ndarray:
         """The client (0 .. clients - 1) of every sample, or -1 for a sample that is left out; int [N]."""
+
+    def test_owners(self, labels: np.ndarray, classes: int, clients: int, rng: np.random.Generator) -> np.ndarray:
+        """The client of every row of the common test set, int [N], where the partition ``deals_test``."""
+        raise NotImplementedError
+
+    def relabelling(self, clients: int, classes: int, rng: np.random.Generator) -> np.ndarray | None:
+        """What each client calls each class, int [K, C]; None if all use the common numbers."""
+        return None
 
     def __call__(
         self,

@@ -1,9 +1,13 @@
-"""The npz format: arrays by name in a zip file."""
+"""The npz format: arrays by name in a zip file; and what was made from slower formats, kept in it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import os
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,3 +32,49 @@ def read_npz(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> d
         raise
     except Exception as error:  # zip, zlib and npy each fail in their own ways
         raise DataError(f"{path} is truncated or not an npz file of plain arrays ({error}).") from error
+
+
+def write_npz(path: Path, **arrays: Any) -> None:
+    """Write arrays into an npz file in one step: a stop at any moment leaves the old file or the new one.
+
+    Raises:
+        OSError: if it cannot be written; then nothing is left behind.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with open(part, "wb") as file:
+            np.savez(file, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def kept(path: Path, stamp: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+    """The array that ``make`` returns, read from ``path`` if it was kept there under the same stamp.
+
+    What is there under another stamp, or damaged, is made again and replaced. A folder that cannot be written is no
+    error: a warning says so, and the array is made each time.
+    """
+    if path.is_file():
+        try:
+            if str(read_npz(path, ["stamp"])["stamp"]) == stamp:
+                return read_npz(path, ["array"])["array"]
+        except DataError:
+            pass
+    array = make()
+    try:
+        write_npz(path, stamp=np.array(stamp), array=array)
+    except OSError as error:
+        warnings.warn(f"{path} cannot be written ({error.strerror}), so it is made again next time.", stacklevel=2)
+    return array
+
+
+def stamp_of(paths: Iterable[Path], *settings: Any) -> str:
+    """A checksum of the names and sizes of files, and of settings: it changes when they do."""
+    digest = hashlib.blake2b(repr(settings).encode(), digest_size=16)
+    for path in paths:
+        digest.update(f"{path.parent.name}/{path.name} {path.stat().st_size}\n".encode())
+    return digest.hexdigest()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays, Federation
@@ -53,3 +54,17 @@ class Source:
 
 
 sources = Registry[Source]("data source")
+
+
+def numbered(
+    clients: ArrayLike | Sequence[str], clients_test: ArrayLike | Sequence[str] | None = None
+) -> tuple[np.ndarray, np.ndarray | None, tuple[str, ...]]:
+    """Natural clients by number: those of the training rows, those of the test rows, and their names.
+
+    >>> numbered(["bob", "ann", "bob"], ["cid"])
+    (array([1, 0, 1]), array([2]), ('ann', 'bob', 'cid'))
+    """
+    known = [np.asarray(ids).ravel() for ids in (clients, clients_test) if ids is not None]
+    ids, which = np.unique(np.concatenate(known), return_inverse=True)
+    rows = len(known[0])
+    return which[:rows], which[rows:] if len(known) > 1 else None, tuple(map(str, ids))

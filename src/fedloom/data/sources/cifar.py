@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.core.federation import Arrays
 from fedloom.data.sources.archive import read_npz
 from fedloom.data.sources.base import Source, sources
-from fedloom.data.sources.files import obtain
+from fedloom.data.sources.files import Files, reads
 from fedloom.data.sources.images import image_arrays
 from fedloom.data.sources.pickles import read_pickle
 
@@ -24,9 +25,27 @@ CITATION = """@techreport{krizhevsky2009learning,
 }"""
 MEAN_10, STD_10 = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 MEAN_100, STD_100 = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+ORIGIN = "https://www.cs.toronto.edu/~kriz/cifar.html"
+BATCHES_10 = (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch", "batches.meta")
+CIFAR10 = Files(
+    "CIFAR-10",
+    (("cifar10.npz",), tuple(f"cifar-10-batches-py/{batch}" for batch in BATCHES_10)),
+    ORIGIN,
+    {"cifar-10-python.tar.gz": "md5 c58f30108f718f92721af3b95e74349a"},
+    torchvision="CIFAR10",
+)
+BATCHES_100 = tuple(f"cifar-100-python/{part}" for part in ("train", "test", "meta"))
+CIFAR100 = Files(
+    "CIFAR-100",
+    (("cifar100.npz",), BATCHES_100),
+    ORIGIN,
+    {"cifar-100-python.tar.gz": "md5 eb9058c3a382ffc7106e4002c42a8d85"},
+    torchvision="CIFAR100",
+)
 
 
 @sources.register
+@reads(CIFAR10)
 def cifar10(root: str | None = None, download: bool = False, normalise: bool = True) -> Source:
     """CIFAR-10: 50 000 + 10 000 colour photographs, 32x32, 10 classes.
 
@@ -38,19 +57,18 @@ def cifar10(root: str | None = None, download: bool = False, normalise: bool = T
         download: let torchvision fetch missing files.
         normalise: by the training set's mean and deviation per channel, otherwise 0..1.
     """
-    folder = "cifar-10-batches-py"
-    batches = [*(f"{folder}/data_batch_{k}" for k in range(1, 6)), f"{folder}/test_batch", f"{folder}/batches.meta"]
-    paths = obtain("CIFAR-10", ["cifar10.npz"], batches, root=root, download=download, torchvision="CIFAR10")
+    paths = CIFAR10.obtain(root, download)
     if len(paths) == 1:
-        parts = from_npz(paths[0], "y_train", "y_test")
+        names, train, test = from_npz(paths[0])
     else:
         names = read_pickle(paths[-1], ["label_names"])["label_names"]
-        parts = (*from_batches(paths[:5], "labels"), *from_batches(paths[5:6], "labels"), names)
-    train, test = normalised(parts, normalise, MEAN_10, STD_10)
+        train, test = (partial(from_batches, batches, "labels") for batches in (paths[:5], paths[5:6]))
+    train, test = (image_arrays(*read(), names, normalise, MEAN_10, STD_10) for read in (train, test))
     return Source("cifar10", train, test, LICENCE, CITATION, settings={"normalise": normalise})
 
 
 @sources.register
+@reads(CIFAR100)
 def cifar100(root: str | None = None, download: bool = False, normalise: bool = True, labels: str = "fine") -> Source:
     """CIFAR-100: 50 000 + 10 000 colour photographs, 32x32, 100 classes.
 
@@ -64,26 +82,30 @@ def cifar100(root: str | None = None, download: bool = False, normalise: bool = 
     """
     if labels not in ("fine", "coarse"):
         raise ConfigError(f"CIFAR-100 has fine and coarse labels, not {labels!r}.")
-    batches = [f"cifar-100-python/{part}" for part in ("train", "test", "meta")]
-    layouts = [["cifar100.npz"], batches] if labels == "fine" else [batches]
-    paths = obtain("CIFAR-100", *layouts, root=root, download=download, torchvision="CIFAR100")
+    files = CIFAR100 if labels == "fine" else replace(CIFAR100, layouts=(BATCHES_100,))
+    paths = files.obtain(root, download)
     if len(paths) == 1:
-        parts = from_npz(paths[0], "y_train", "y_test")
+        names, train, test = from_npz(paths[0])
     else:
         names = read_pickle(paths[2], [f"{labels}_label_names"])[f"{labels}_label_names"]
-        parts = (*from_batches(paths[:1], f"{labels}_labels"), *from_batches(paths[1:2], f"{labels}_labels"), names)
-    train, test = normalised(parts, normalise, MEAN_100, STD_100)
+        train, test = (partial(from_batches, [path], f"{labels}_labels") for path in paths[:2])
+    train, test = (image_arrays(*read(), names, normalise, MEAN_100, STD_100) for read in (train, test))
     return Source("cifar100", train, test, LICENCE, CITATION, settings={"normalise": normalise, "labels": labels})
 
 
-Parts = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Sequence[str]]  # x, y, x_test, y_test, names
+Read = Callable[[], tuple[np.ndarray, np.ndarray]]  # images [N, 32, 32, 3] and labels, read when they are needed
 
 
-def from_npz(path: Path, y_train: str, y_test: str) -> Parts:
-    """Images [N, 32, 32, 3], labels and class names of an npz file."""
-    found = read_npz(path, ["x_train", y_train, "x_test", y_test], optional=["names"])
-    names = found.get("names", np.arange(int(found[y_train].max(initial=0)) + 1))
-    return found["x_train"], found[y_train], found["x_test"], found[y_test], [str(name) for name in names]
+def from_npz(path: Path) -> tuple[Sequence[str], Read, Read]:
+    """Class names, and the training and test images of an npz file."""
+
+    def read(part: str) -> tuple[np.ndarray, np.ndarray]:
+        found = read_npz(path, [f"x_{part}", f"y_{part}"])
+        return found[f"x_{part}"], found[f"y_{part}"]
+
+    about = read_npz(path, ["y_train"], optional=["names"])
+    names = about.get("names", np.arange(int(about["y_train"].max(initial=0)) + 1))
+    return [str(name) for name in names], partial(read, "train"), partial(read, "test")
 
 
 def from_batches(paths: Sequence[Path], key: str) -> tuple[np.ndarray, np.ndarray]:
@@ -96,9 +118,3 @@ def from_batches(paths: Sequence[Path], key: str) -> tuple[np.ndarray, np.ndarra
     x = batches[0]["data"] if len(batches) == 1 else np.concatenate([batch["data"] for batch in batches])
     y = np.concatenate([np.asarray(batch[key], dtype=np.int64) for batch in batches])
     return x.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), y
-
-
-def normalised(parts: Parts, normalise: bool, mean: Sequence[float], std: Sequence[float]) -> tuple[Arrays, Arrays]:
-    """Training and test arrays."""
-    x, y, u, v, names = parts
-    return image_arrays(x, y, names, normalise, mean, std), image_arrays(u, v, names, normalise, mean, std)

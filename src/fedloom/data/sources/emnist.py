@@ -10,7 +10,7 @@ from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.federation import Arrays
 from fedloom.data.sources.archive import read_npz
 from fedloom.data.sources.base import Source, sources
-from fedloom.data.sources.files import obtain
+from fedloom.data.sources.files import Files, reads
 from fedloom.data.sources.idx import read_idx
 from fedloom.data.sources.images import image_arrays
 
@@ -29,9 +29,23 @@ CLASSES = {
     "digits": tuple(string.digits),
 }
 MEAN, STD = (0.1722,), (0.3309,)
+PARTS = ("train-images-idx3", "train-labels-idx1", "test-images-idx3", "test-labels-idx1")
+ORIGIN = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
+CHECKSUMS = {"gzip.zip": "md5 58c8d27c78d21e728a6bc7b3cc06412e"}
+
+
+def emnist_files(split: str, *others: tuple[str, ...], title: str = "") -> Files:
+    """The files of one split, in torchvision's layout; or, first, ``others``."""
+    layout = tuple(f"EMNIST/raw/emnist-{split}-{part}-ubyte" for part in PARTS)
+    return Files(title or f"EMNIST {split}", (*others, layout), ORIGIN, CHECKSUMS, "EMNIST", {"split": split})
+
+
+LETTERS = emnist_files("letters")
+TEN = emnist_files("letters", ("emnist_l.npz",), title="EMNIST-L")
 
 
 @sources.register
+@reads(LETTERS)
 def emnist(split: str = "letters", root: str | None = None, download: bool = False, normalise: bool = True) -> Source:
     """EMNIST: handwritten letters and digits, 28x28, shown upright.
 
@@ -58,7 +72,8 @@ def emnist(split: str = "letters", root: str | None = None, download: bool = Fal
     )
 
 
-@sources.register(name="emnist_l")
+@sources.register
+@reads(TEN)
 def emnist_l(root: str | None = None, download: bool = False, normalise: bool = True) -> Source:
     """EMNIST-L: the first ten letters of EMNIST (48 000 + 8000), as FedDyn uses them.
 
@@ -70,37 +85,22 @@ def emnist_l(root: str | None = None, download: bool = False, normalise: bool = 
         download: let torchvision fetch EMNIST if both are missing.
         normalise: (x - .1722) / .3309, otherwise 0..1.
     """
-    paths = obtain(
-        "EMNIST-L",
-        ["emnist_l.npz"],
-        layout("letters"),
-        root=root,
-        download=download,
-        torchvision="EMNIST",
-        split="letters",
-    )
+    paths = TEN.obtain(root, download)
     names = CLASSES["letters"][:10]
 
     def arrays(x: np.ndarray, y: np.ndarray) -> Arrays:
         return image_arrays(x, y, names, normalise, MEAN, STD)
 
     if len(paths) == 1:
-        found = read_npz(paths[0], ["x_train", "y_train", "x_test", "y_test"])
-        train, test = arrays(found["x_train"], found["y_train"]), arrays(found["x_test"], found["y_test"])
+        train, test = (arrays(*read_npz(paths[0], [f"x_{p}", f"y_{p}"]).values()) for p in ("train", "test"))
     else:
         train, test = (arrays(x[y < 10], y[y < 10]) for x, y in read_split("letters", root, download=False))
     return Source("emnist_l", train, test, LICENCE, CITATION, settings={"normalise": normalise})
 
 
-def layout(split: str) -> list[str]:
-    """The files of one split, in torchvision's layout."""
-    parts = ("train-images-idx3", "train-labels-idx1", "test-images-idx3", "test-labels-idx1")
-    return [f"EMNIST/raw/emnist-{split}-{part}-ubyte" for part in parts]
-
-
 def read_split(split: str, root: str | None, download: bool) -> list[tuple[np.ndarray, np.ndarray]]:
     """Upright images and labels from 0, for training and for testing."""
-    paths = obtain(f"EMNIST {split}", layout(split), root=root, download=download, torchvision="EMNIST", split=split)
+    paths = emnist_files(split).obtain(root, download)
     first = 1 if split == "letters" else 0
     return [
         (read_idx(images, 3).transpose(0, 2, 1), read_idx(labels, 1).astype(np.int64) - first)

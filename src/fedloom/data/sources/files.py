@@ -3,11 +3,90 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedloom.core.errors import DataError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Files:
+    """What a source reads: which files, and where a person gets them.
+
+    Args:
+        title: what the data set is called.
+        layouts: alternatives, each a list of files relative to the data folder; a name that ends in ``/`` is a folder.
+        origin: where the files are published.
+        checksums: of the published files, as ``{"name.zip": "md5 ..."}``.
+        torchvision: the name of the torchvision data set that can download them, if there is one.
+        options: what that class needs besides ``root``.
+    """
+
+    title: str
+    layouts: tuple[tuple[str, ...], ...]
+    origin: str = ""
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    torchvision: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def look(self, root: str | Path | None = None) -> list[Path] | None:
+        """The files of the first layout that is complete, if one is."""
+        return next((paths for layout in self.layouts if (paths := find(layout, root))), None)
+
+    def obtain(self, root: str | Path | None = None, download: bool = False) -> list[Path]:
+        """The files of the first layout that is complete.
+
+        Args:
+            root: the data folder, instead of the usual places.
+            download: let torchvision fetch what is missing.
+
+        Raises:
+            DataError: which files are expected where, and how to get them.
+        """
+        if paths := self.look(root):
+            return paths
+        if download and self.torchvision:
+            fetch(self.title, self.torchvision, roots(root)[0], **self.options)
+            return self.obtain(root)
+        raise DataError(self.missing(root))
+
+    def expected(self) -> str:
+        """The layouts in words."""
+        return ", or ".join(" and ".join(shorten(layout)) for layout in self.layouts)
+
+    def missing(self, root: str | Path | None = None) -> str:
+        """The sentence that says what is not there, where it was looked for, and how to get it."""
+        wanted, here = self.expected(), " or ".join(map(str, roots(root)))
+        for folder, layout in ((folder, layout) for folder in roots(root) for layout in self.layouts):
+            lost = [file for file, path in zip(layout, locate(layout, folder), strict=True) if path is None]
+            if len(lost) < len(layout):
+                wanted, here = " and ".join(shorten(lost)), f"{folder}, beside the others of its kind"
+                break
+        advice = "put what is missing there, or name the folder that holds it with root=... or FEDLOOM_DATA"
+        if self.origin:
+            sums = ", ".join(f"{name}: {checksum}" for name, checksum in self.checksums.items())
+            advice = f"get it from {self.origin}{f' ({sums})' if sums else ''}, and {advice}"
+        if self.torchvision:
+            advice += ", or let torchvision fetch it with download=true"
+        return f"{self.title} is not here: expected {wanted} in {here}; {advice}."
+
+
+PLACES: dict[str, Files] = {}
+"""What each source reads by default, by the source's name; sources that need no files are not in it."""
+
+
+def reads(files: Files) -> Callable[[F], F]:
+    """Decorator of a source: remember what it reads, for those who want to know without reading it."""
+
+    def note(factory: F) -> F:
+        PLACES[factory.__name__] = files
+        return factory
+
+    return note
 
 
 def roots(root: str | Path | None = None) -> list[Path]:
@@ -20,7 +99,12 @@ def roots(root: str | Path | None = None) -> list[Path]:
 
 def locate(files: Sequence[str], folder: Path) -> list[Path | None]:
     """Each of ``files`` in ``folder``, plain or gzipped; None for one that is not there."""
-    return [next((p for p in (folder / f, folder / f"{f}.gz") if p.is_file()), None) for f in files]
+    return [
+        (folder / f if (folder / f).is_dir() else None)
+        if f.endswith("/")
+        else next((p for p in (folder / f, folder / f"{f}.gz") if p.is_file()), None)
+        for f in files
+    ]
 
 
 def find(files: Sequence[str], root: str | Path | None = None) -> list[Path] | None:
@@ -32,54 +116,14 @@ def find(files: Sequence[str], root: str | Path | None = None) -> list[Path] | N
     return None
 
 
-def obtain(
-    title: str,
-    *layouts: Sequence[str],
-    root: str | Path | None = None,
-    download: bool = False,
-    torchvision: str = "",
-    **options: Any,
-) -> list[Path]:
-    """The files of the first layout that is complete.
-
-    Args:
-        title: what the data set is called.
-        *layouts: alternatives, each a list of files relative to the data folder.
-        root: the data folder, instead of the usual places.
-        download: let torchvision fetch what is missing.
-        torchvision: the name of its data set class, if it has one.
-        **options: what that class needs besides ``root``.
-
-    Raises:
-        DataError: which files are expected where, and how to get them.
-    """
-    for layout in layouts:
-        if paths := find(layout, root):
-            return paths
-    if download and torchvision:
-        fetch(title, torchvision, roots(root)[0], **options)
-        return obtain(title, *layouts, root=root)
-    wanted = ", or ".join(" and ".join(shorten(layout)) for layout in layouts)
-    here = " or ".join(map(str, roots(root)))
-    for folder, layout in ((folder, layout) for folder in roots(root) for layout in layouts):
-        lost = [file for file, path in zip(layout, locate(layout, folder), strict=True) if path is None]
-        if len(lost) < len(layout):
-            wanted, here = " and ".join(shorten(lost)), f"{folder}, beside the others of its kind"
-            break
-    advice = "put what is missing there, or name the folder that holds it with root=... or FEDLOOM_DATA"
-    if torchvision:
-        advice += ", or let torchvision fetch it with download=true"
-    raise DataError(f"{title} is not here: expected {wanted} in {here}; {advice}.")
-
-
 def shorten(layout: Sequence[str]) -> list[str]:
     """File names without repeating their common folder.
 
-    >>> shorten(["A/raw/x", "A/raw/y"]), shorten(["a.npz"])
-    (['A/raw/x', 'y'], ['a.npz'])
+    >>> shorten(["A/raw/x", "A/raw/y"]), shorten(["a.npz"]), shorten(["A/train/", "A/test/"])
+    (['A/raw/x', 'y'], ['a.npz'], ['A/train/', 'test/'])
     """
-    first = Path(layout[0])
-    return [layout[0], *(Path(f).name if Path(f).parent == first.parent else f for f in layout[1:])]
+    common = f"{Path(layout[0]).parent}/"
+    return [layout[0], *(f.removeprefix(common) for f in layout[1:])]
 
 
 def fetch(title: str, kind: str, folder: Path, **options: Any) -> None:

@@ -45,4 +45,5 @@ def image_arrays(
 ) -> Arrays:
     """One split of labelled images; ``names`` are the classes."""
     x = to_images(raw, mean, std) if normalise else to_images(raw)
-    return Arrays(x, torch.from_numpy(np.asarray(labels, dtype=np.int64)), len(names), tuple(names))
+    constants = (tuple(mean), tuple(std)) if normalise else ((), ())
+    return Arrays(x, torch.from_numpy(np.asarray(labels, dtype=np.int64)), len(names), tuple(names), *constants)

@@ -8,7 +8,7 @@ from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
 from fedloom.data.sources.archive import read_npz
 from fedloom.data.sources.base import Source, sources
-from fedloom.data.sources.files import find, obtain
+from fedloom.data.sources.files import Files, find, reads
 from fedloom.data.sources.idx import read_idx
 from fedloom.data.sources.images import image_arrays
 
@@ -30,6 +30,20 @@ GARMENTS = (
     "Bag",
     "Ankle boot",
 )
+CHECKSUMS = {  # md5 of the published gzipped files, in the order of FILES
+    "MNIST": (
+        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "d53e105ee54ea40749a09fcbcd1e9432",
+        "9fb629c4189551a2d022fa330f9573f3",
+        "ec29112dd5afa0611ce80d1b7f02629c",
+    ),
+    "FashionMNIST": (
+        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "25c81989df183df01b3e8a0aad5dffbe",
+        "bef4ecab320f06d8554ea6380940ec79",
+        "bb300cfdad3c16e7a12a480ee83cd310",
+    ),
+}
 MNIST = """@article{lecun1998gradient,
   author = {LeCun, Yann and Bottou, L{\\'e}on and Bengio, Yoshua and Haffner, Patrick},
   title = {Gradient-based learning applied to document recognition},
@@ -51,7 +65,18 @@ FASHION = """@article{xiao2017fashion,
 }"""
 
 
+def idx_files(folder: str, origin: str) -> Files:
+    """The four files of a data set in MNIST's layout."""
+    sums = {f"{file}.gz": f"md5 {md5}" for file, md5 in zip(FILES, CHECKSUMS[folder], strict=True)}
+    return Files(folder, (tuple(f"{folder}/raw/{file}" for file in FILES),), origin, sums, torchvision=folder)
+
+
+MNIST_FILES = idx_files("MNIST", "https://ossci-datasets.s3.amazonaws.com/mnist")
+FASHION_FILES = idx_files("FashionMNIST", "https://github.com/zalandoresearch/fashion-mnist")
+
+
 @sources.register
+@reads(MNIST_FILES)
 def mnist(root: str | None = None, download: bool = False, normalise: bool = True) -> Source:
     """MNIST: 60 000 + 10 000 handwritten digits, 28x28; with writers if known.
 
@@ -64,7 +89,7 @@ def mnist(root: str | None = None, download: bool = False, normalise: bool = Tru
         download: let torchvision fetch missing files.
         normalise: (x - .1307) / .3081, otherwise 0..1.
     """
-    train, test = idx_pair("MNIST", tuple("0123456789"), (0.1307,), (0.3081,), root, download, normalise)
+    train, test = idx_pair(MNIST_FILES, tuple("0123456789"), (0.1307,), (0.3081,), root, download, normalise)
     groups, groups_test, names = None, None, ()
     if writers := find(["mnist_writers.npz"], root):
         found = read_npz(writers[0], ["writer_train", "writer_test"])
@@ -87,6 +112,7 @@ def mnist(root: str | None = None, download: bool = False, normalise: bool = Tru
 
 
 @sources.register
+@reads(FASHION_FILES)
 def fashion_mnist(root: str | None = None, download: bool = False, normalise: bool = True) -> Source:
     """Fashion-MNIST: 60 000 + 10 000 pictures of clothes, 28x28, 10 classes.
 
@@ -97,12 +123,12 @@ def fashion_mnist(root: str | None = None, download: bool = False, normalise: bo
         download: let torchvision fetch missing files.
         normalise: (x - .2860) / .3530, otherwise 0..1.
     """
-    train, test = idx_pair("FashionMNIST", GARMENTS, (0.2860,), (0.3530,), root, download, normalise)
+    train, test = idx_pair(FASHION_FILES, GARMENTS, (0.2860,), (0.3530,), root, download, normalise)
     return Source("fashion_mnist", train, test, "MIT", FASHION, settings={"normalise": normalise})
 
 
 def idx_pair(
-    folder: str,
+    files: Files,
     names: tuple[str, ...],
     mean: tuple[float, ...],
     std: tuple[float, ...],
@@ -111,8 +137,7 @@ def idx_pair(
     normalise: bool,
 ) -> tuple[Arrays, Arrays]:
     """The training and the test split of a data set in MNIST's layout."""
-    layout = [f"{folder}/raw/{file}" for file in FILES]
-    paths = obtain(folder, layout, root=root, download=download, torchvision=folder)
+    paths = files.obtain(root, download)
     train, test = (
         image_arrays(read_idx(images, 3), read_idx(labels, 1), names, normalise, mean, std)
         for images, labels in (paths[:2], paths[2:])

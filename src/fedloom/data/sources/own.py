@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedloom.core.federation import Arrays
 from fedloom.data.sources.archive import read_npz
-from fedloom.data.sources.base import Source, sources
+from fedloom.data.sources.base import Source, numbered, sources
 from fedloom.data.sources.images import to_images
 
 
@@ -87,10 +87,7 @@ def from_tensors(
         classes = len(names) or largest + 1 or 1
     groups, groups_test, group_names = None, None, ()
     if clients is not None:
-        known = [np.asarray(ids).ravel() for ids in (clients, clients_test) if ids is not None]
-        ids, which = np.unique(np.concatenate(known), return_inverse=True)
-        groups, group_names = which[: len(known[0])], tuple(map(str, ids))
-        groups_test = which[len(known[0]) :] if len(known) > 1 else None
+        groups, groups_test, group_names = numbered(clients, clients_test)
     return Source(
         name=name,
         train=Arrays(x, y, classes, tuple(names)),

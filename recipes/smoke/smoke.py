@@ -1,0 +1,234 @@
+"""One short FedAvg run on each real data set that is here: does it load, does it learn?
+
+    FEDLOOM_DATA=... python recipes/smoke/smoke.py [--only mnist heart] [--seed 0]
+    python recipes/smoke/smoke.py --table            # the table again, from the stored results
+
+A run takes seconds to a minute on one core. It counts as learned if its last test accuracy is above the share of the
+most frequent class in the test set, and its last training loss below the first. Data sets that are not here are said
+and left out; results of earlier runs stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedloom import methods
+from fedloom.core.errors import FedLoomError
+from fedloom.core.local import Local
+from fedloom.data import federate, sources
+from fedloom.data.partitions import DirichletBalanced, Natural, Partition
+from fedloom.models import models
+from fedloom.run.experiment import Evaluation, Experiment
+from fedloom.run.loop import run
+
+RESULTS = Path(__file__).parent / "results"
+COMMAND = "FEDLOOM_DATA=... python recipes/smoke/smoke.py"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One data set, dealt to clients, and a small model for it."""
+
+    data: str
+    partition: Partition
+    model: str
+    local: Local
+    rounds: int
+    cohort: int
+    clients: int | None = None
+    held_out: Any = 0.2
+    source: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+SKEWED = DirichletBalanced(alpha=0.3)
+CASES = {
+    "mnist": Case("mnist", Natural(min_size=10), "two_nn", Local(epochs=2, batch_size=10), 15, 20),
+    "fashion_mnist": Case("fashion_mnist", SKEWED, "two_nn", Local(epochs=2, batch_size=20), 15, 10, 100),
+    "emnist_l": Case(
+        "emnist_l", SKEWED, "two_nn", Local(epochs=2, batch_size=20), 15, 10, 100, settings={"width": 100}
+    ),
+    "cifar10": Case("cifar10", SKEWED, "fedssa_cnn", Local(epochs=3, batch_size=20, lr=0.05), 15, 10, 100),
+    "omniglot": Case(
+        "omniglot",
+        Natural(),
+        "fedssa_cnn",
+        Local(epochs=2, batch_size=10, lr=0.02, momentum=0.9, clip=5.0),
+        14,
+        5,
+        held_out="natural",
+        source={"alphabets": 5},
+    ),
+    "shakespeare": Case(
+        "shakespeare",
+        Natural(),
+        "stacked_lstm",
+        Local(batch_size=20, lr=1.0, clip=5.0),
+        8,
+        10,
+        50,
+        held_out="natural",
+        source={"train": 500, "test": 100},
+    ),
+    "heart": Case("heart", Natural(), "logistic", Local(batch_size=10, lr=0.01), 30, 4, held_out="natural"),
+}
+
+
+def experiment(case: Case, seed: int) -> Experiment:
+    """FedAvg on a case."""
+    source = sources.make(case.data, **case.source)
+    federation = federate(source, case.partition, case.clients, seed, held_out=case.held_out)
+    shape = tuple(federation.train.arrays.x.shape[1:])
+    return Experiment(
+        methods.fedavg(),
+        federation,
+        lambda: models.make(case.model, classes=federation.classes, inputs=shape, **case.settings),
+        rounds=case.rounds,
+        cohort=case.cohort,
+        local=case.local,
+        evaluation=Evaluation(on=("global", "clients"), every=5),
+        device="cpu",
+        seed=seed,
+    )
+
+
+def measure(case: Case, seed: int) -> dict[str, Any]:
+    """Run it, and keep what a reader wants to know."""
+    torch.set_num_threads(1)
+    begin = time.perf_counter()
+    chosen = experiment(case, seed)
+    loaded = time.perf_counter()
+    history = run(chosen).history
+    federation = chosen.federation
+    y = federation.test.y
+    sizes = federation.train.index.sizes
+    accuracy = {r["round"]: round(r["global/accuracy"], 4) for r in history if "global/accuracy" in r}
+    return {
+        "clients": len(federation),
+        "samples": int(sizes.sum()),
+        "test": len(federation.test),
+        "partition": case.partition.describe(),
+        "source": case.source,
+        "model": {"name": case.model, **case.settings},
+        "local": {k: getattr(case.local, k) for k in ("epochs", "batch_size", "lr", "momentum", "clip")},
+        "cohort": case.cohort,
+        "rounds": case.rounds,
+        "seed": seed,
+        "most_frequent": round(float(torch.bincount(y).max() / len(y)), 4),
+        "accuracy": accuracy,
+        "train_loss": [round(history[k]["train/loss"], 4) for k in (0, -1)],
+        "clients_accuracy": round(history[-1]["clients/accuracy/mean"], 4),
+        "failures": sum(r["failures"] for r in history),
+        "seconds": {"load": round(loaded - begin, 1), "run": round(time.perf_counter() - loaded, 1)},
+        "fingerprint": federation.provenance["fingerprint"],
+        "machine": machine(),
+    }
+
+
+def learned(result: dict[str, Any]) -> bool:
+    """Whether it knows more than the most frequent class, and its training loss fell."""
+    first, last = result["train_loss"]
+    return list(result["accuracy"].values())[-1] > result["most_frequent"] and last < first
+
+
+def machine() -> str:
+    """What it ran on, and when."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    day = datetime.now(UTC).strftime("%Y-%m-%d")
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
+    return f"1 of {cores} cores ({platform.machine()}), {versions}, {day}"
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results for a reader."""
+    lines = [
+        "# A first run on each real data set",
+        "",
+        "FedAvg, serial engine; test accuracy of the server model in %.",
+        "",
+    ]
+    heads = [
+        "data",
+        "clients",
+        "samples",
+        "model",
+        "rounds",
+        "training loss",
+        "most frequent class",
+        "accuracy",
+        "clients' mean",
+    ]
+    heads += ["learned", "seconds (load, run)"]
+    lines += [f"| {' | '.join(heads)} |", "|" + " --- |" * len(heads)]
+    for name in CASES:
+        if (r := results.get(name)) is None:
+            continue
+        last = f"{100 * list(r['accuracy'].values())[-1]:.1f}"
+        loss = " → ".join(f"{value:.2f}" for value in r["train_loss"])
+        cells = [
+            name,
+            f"{r['clients']} ({r['partition']['name']})",
+            f"{r['samples']} + {r['test']}",
+            r["model"]["name"],
+        ]
+        cells += [f"{r['rounds']} of {r['cohort']} clients", loss, f"{100 * r['most_frequent']:.1f}", last]
+        cells += [f"{100 * r['clients_accuracy']:.1f}", "yes" if learned(r) else "no"]
+        cells += [", ".join(f"{r['seconds'][part]:.0f}" for part in ("load", "run"))]
+        lines += [f"| {' | '.join(cells)} |"]
+    said = sorted({f"{r['machine']}, seed {r['seed']}" for r in results.values()})
+    return "\n".join([*lines, "", f"`{COMMAND}`", "", *(f"- {line}" for line in said), "", *NOTES]) + "\n"
+
+
+NOTES = (
+    "Seconds are wall-clock beside other work on the machine. Samples are clients' training samples and the common",
+    "test set. The settings of each run are in `smoke.json`.",
+)
+
+
+def write(path: Path, text: str) -> None:
+    """Write in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".tmp").write_text(text)
+    path.with_suffix(".tmp").replace(path)
+
+
+def main() -> int:
+    """Run the cases, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true", help="only write the table again")
+    args = parser.parse_args()
+    stored = args.out / "smoke.json"
+    results: dict[str, Any] = json.loads(stored.read_text()) if stored.exists() else {}
+    keep: Callable[[], None] = lambda: write(args.out / "smoke.md", table(json.loads(stored.read_text())))  # noqa: E731
+    if args.table:
+        keep()
+        return 0
+    for name in args.only:
+        try:
+            results[name] = measure(CASES[name], args.seed)
+        except FedLoomError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            continue
+        print(name, results[name]["accuracy"], results[name]["seconds"], "learned" if learned(results[name]) else "NOT")
+        write(stored, json.dumps({k: results[k] for k in CASES if k in results}, indent=1) + "\n")
+        keep()
+    return 0 if all(map(learned, results.values())) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

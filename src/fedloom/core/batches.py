@@ -1,0 +1,67 @@
+"""The one place where samples become mini-batches: rows, labels as the client calls them, augmentation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core import rng
+from fedloom.core.parts import Batch
+
+if TYPE_CHECKING:
+    from fedloom.core.client import Plan
+
+
+class Augment(Protocol):
+    """Random changes of inputs."""
+
+    def __call__(self, x: Tensor, draws: Sequence[tuple[np.random.Generator, int]]) -> Tensor:
+        """New inputs [N, ...]; each generator decides for so many of the rows, in order."""
+        ...
+
+
+def single(plan: Plan, rows: np.ndarray, client: int, round: int, step: int) -> Batch:
+    """A client's mini-batch of one local step."""
+    at = torch.from_numpy(rows)
+    x = plan.data.arrays.x[at]
+    if plan.augment is not None:
+        x = plan.augment(x, [(stream(plan, client, round, step), len(rows))])
+    return Batch(x, plan.data.labels(at, client))
+
+
+def padded(
+    plan: Plan, rows: Sequence[np.ndarray], clients: Sequence[int], round: int, step: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One local step of several clients: inputs [C, B, ...], targets and mask [C, B].
+
+    Rows of weight zero, the client's own first one, fill up smaller batches; every other row is as in ``single``.
+    """
+    arrays, width = plan.data.arrays, max(map(len, rows))
+    at = np.empty((len(rows), width), dtype=np.int64)
+    mask = np.zeros((len(rows), width), dtype=bool)
+    for i, (client, r) in enumerate(zip(clients, rows, strict=True)):
+        at[i] = plan.data.index[client][0]
+        at[i, : len(r)] = r
+        mask[i, : len(r)] = True
+    flat = torch.from_numpy(at.reshape(-1))
+    x, real = arrays.x[flat], torch.from_numpy(mask)
+    if plan.augment is not None:
+        draws = [(stream(plan, c, round, step), len(r)) for c, r in zip(clients, rows, strict=True) if len(r)]
+        if mask.all():
+            x = plan.augment(x, draws)
+        else:
+            chosen = real.reshape(-1).to(x.device)
+            x[chosen] = plan.augment(x[chosen], draws)
+    owners = torch.as_tensor(clients, device=arrays.y.device).repeat_interleave(width)
+    y = plan.data.labels(flat, owners)
+    mine = real.to(arrays.x.device, plan.layout.dtype)
+    return x.unflatten(0, at.shape), y.unflatten(0, at.shape), mine
+
+
+def stream(plan: Plan, client: int, round: int, step: int, view: int = 0) -> np.random.Generator:
+    """What decides the augmentation of a mini-batch; a second ``view`` of the same rows has other draws."""
+    return rng.stream(plan.seed, "augment", round, client, step, view)

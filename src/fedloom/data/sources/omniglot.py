@@ -1,0 +1,108 @@
+"""Omniglot: many characters, few drawings of each, from many alphabets and hands."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedloom.core.errors import ConfigError, DataError, nearest
+from fedloom.data.sources.archive import read_npz
+from fedloom.data.sources.base import Source, numbered, sources
+from fedloom.data.sources.files import Files, reads
+from fedloom.data.sources.images import image_arrays
+
+CITATION = """@article{lake2015human,
+  author = {Lake, Brenden M. and Salakhutdinov, Ruslan and Tenenbaum, Joshua B.},
+  title = {Human-level concept learning through probabilistic program induction},
+  journal = {Science},
+  volume = {350}, number = {6266}, pages = {1332--1338},
+  year = {2015}
+}"""
+FILES = Files("Omniglot", (("omniglot.npz",),), "https://github.com/brendenlake/omniglot")
+BACKGROUND, SIDE = 964, 105
+SUBSETS = ("all", "background", "evaluation")
+CLIENTS = ("alphabets", "drawers")
+
+
+@sources.register
+@reads(FILES)
+def omniglot(
+    clients: str = "alphabets",
+    subset: str = "all",
+    alphabets: int | None = None,
+    size: int = 28,
+    test: int = 4,
+    root: str | None = None,
+) -> Source:
+    """Omniglot: 1623 characters of 50 alphabets, 20 drawings of each.
+
+    Reads ``omniglot.npz``: ``x`` bool [characters, 20, 105, 105] (true: paper) and ``alphabet``, the name of each
+    character's; the first 964 characters are the background set. Images are the share of ink in each pixel, 0..1.
+    Reading takes half a GB of memory.
+
+    Args:
+        clients: who the natural clients are: ``alphabets``, or ``drawers`` (one person's drawings of one alphabet: a
+            person cannot be followed from one alphabet to the next).
+        subset: all, background (30 alphabets) or evaluation (20 alphabets).
+        alphabets: only the first so many of them.
+        size: height and width; 105 are the original drawings.
+        test: of each character, the drawings of so many people are the common test set. With ``clients=drawers`` these
+            people have no training drawings.
+        root: the data folder; by default $FEDLOOM_DATA, then ~/.cache/fedloom.
+    """
+    if subset not in SUBSETS:
+        raise ConfigError(f"Omniglot has no subset {subset!r}; {nearest(subset, SUBSETS)}")
+    if clients not in CLIENTS:
+        raise ConfigError(f"Omniglot's clients are not {clients!r}; {nearest(clients, CLIENTS)}")
+    [path] = FILES.obtain(root)
+    held = read_npz(path, ["x", "alphabet"])
+    x, spoken = held["x"], held["alphabet"].astype(str)
+    if x.dtype != bool or x.ndim != 4 or x.shape[2:] != (SIDE, SIDE) or spoken.shape != x.shape[:1]:
+        raise DataError(f"{path} does not hold drawings bool [characters, drawings, 105, 105] and their alphabets.")
+    drawings = x.shape[1]
+    if not 0 <= test < drawings or not 1 <= size <= SIDE:
+        raise ConfigError(f"test must be 0 to {drawings - 1} and size 1 to {SIDE}, not {test} and {size}.")
+    part = {"all": slice(None), "background": slice(BACKGROUND), "evaluation": slice(BACKGROUND, None)}[subset]
+    x, spoken = x[part], spoken[part]
+    if alphabets is not None:
+        first = list(dict.fromkeys(spoken))[:alphabets]
+        x, spoken = x[np.isin(spoken, first)], spoken[np.isin(spoken, first)]
+    if not len(x):
+        raise DataError(f"{path} has no characters in the {subset} set.")
+    names = [f"{name} {np.count_nonzero(spoken[:row] == name) + 1}" for row, name in enumerate(spoken)]
+    y = np.repeat(np.arange(len(x)), drawings)
+    who = np.repeat(spoken, drawings)
+    drawer = np.tile(np.arange(drawings), len(x))
+    if clients == "drawers":
+        who = np.array([f"{name}, drawer {d + 1:02}" for name, d in zip(who, drawer, strict=True)])
+    tests = drawer >= drawings - test
+    ink = shrunk(x.reshape(-1, SIDE, SIDE), size)
+    groups, groups_test, group_names = numbered(who[~tests], who[tests])
+    settings = {"clients": clients, "subset": subset, "alphabets": alphabets, "size": size, "test": test}
+    return Source(
+        name="omniglot",
+        train=image_arrays(ink[~tests], y[~tests], names, False, (), ()),
+        test=image_arrays(ink[tests], y[tests], names, False, (), ()),
+        licence="MIT",
+        citation=CITATION,
+        groups=groups,
+        groups_test=groups_test,
+        group_names=group_names,
+        settings=settings,
+    )
+
+
+def shrunk(paper: np.ndarray, size: int) -> np.ndarray:
+    """Drawings bool [N, 105, 105] (true: paper) as ink uint8 [N, size, size]: the mean of what a pixel covers.
+
+    >>> shrunk(np.zeros((1, 105, 105), bool), 28).min()
+    np.uint8(255)
+    """
+    edge = np.linspace(0, SIDE, size + 1)
+    place = np.arange(SIDE)
+    cover = np.minimum(edge[1:, None], place + 1) - np.maximum(edge[:-1, None], place)
+    cover = (cover.clip(0) * size / SIDE).astype(np.float32)  # [size, 105], rows add up to 1
+    out = np.empty((len(paper), size, size), np.uint8)
+    for start in range(0, len(paper), 1000):
+        ink = 1 - paper[start : start + 1000].astype(np.float32)
+        out[start : start + 1000] = np.rint(255 * (cover @ ink @ cover.T)).clip(0, 255)
+    return out

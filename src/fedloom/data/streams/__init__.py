@@ -1,0 +1,18 @@
+"""Task streams: tasks that arrive one by one, made when they are asked for.
+
+>>> from fedloom.data.streams import streams, task_stream
+>>> streams.names()
+['s_mnist', 'k_way']
+>>> stream = task_stream("digits", "s_mnist", seed=0)
+>>> len(stream), tuple(stream[999].train.x.shape), len(stream[999].test)
+(1000, (60, 1, 8, 8), 10)
+"""
+
+# isort: off
+# The order of registration is the order in listings.
+
+from fedloom.data.streams.base import Task, Tasks, TaskStream, streams, task_stream
+from fedloom.data.streams.transformed import Transformed
+from fedloom.data.streams.ways import KWay
+
+__all__ = ["KWay", "Task", "TaskStream", "Tasks", "Transformed", "streams", "task_stream"]

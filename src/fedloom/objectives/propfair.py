@@ -1,0 +1,50 @@
+"""Proportional fairness as an objective: the logarithm of the distance to a baseline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Batch, Context, Output, Term
+from fedloom.core.slots import objectives
+
+
+@objectives.register(name="propfair")
+@dataclass(frozen=True)
+class PropFair(Term):
+    """-log_ε(M - ℓ) of a batch's mean cross entropy ℓ, with log_ε(u) = log u for u ≥ ε and its tangent at ε below.
+
+    Its gradient is that of ℓ divided by max(M - ℓ, ε): clients with larger losses step further. It takes the place of
+    cross entropy, not a place beside it. Zhang, Malekmohammadi, Chen & Yu, 2022.
+
+    Args:
+        baseline: M > 0, which losses should not exceed.
+        eps: ε > 0.
+    """
+
+    baseline: float = 2.0
+    eps: float = 0.2
+
+    citation = """@article{zhang2022propfair, title={Proportional Fairness in Federated Learning},
+  author={Zhang, Guojun and Malekmohammadi, Saber and Chen, Xi and Yu, Yaoliang},
+  journal={arXiv:2202.01666}, year={2022}}"""
+
+    def __post_init__(self) -> None:
+        if not (0 < self.baseline < float("inf") and 0 < self.eps < float("inf")):
+            raise ConfigError(
+                f"objective 'propfair' needs a positive baseline and eps, not {self.baseline:g} and {self.eps:g}."
+            )
+
+    def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
+        """One number for the batch []."""
+        each = F.cross_entropy(out.logits.movedim(-1, 1), batch.y, reduction="none")
+        each = each.flatten(1).mean(1) if each.ndim > 1 else each
+        mean = each.mean() if batch.mask is None else (each * batch.mask).sum() / batch.mask.sum().clamp(min=1)
+        room = self.baseline - mean
+        tangent = log(self.eps) + (room - self.eps) / self.eps
+        return -torch.where(room >= self.eps, room.clamp(min=self.eps).log(), tangent)

@@ -1,0 +1,93 @@
+"""Registries: what a person mistypes gets a sentence with the nearest valid name."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.registry import Registry
+from fedloom.core.slots import SLOTS, label
+from fedloom.engines import engines
+from fedloom.methods import methods
+from fedloom.models import models
+
+
+def shapes() -> Registry[str]:
+    registry: Registry[str] = Registry("shape")
+
+    @registry.register
+    def square(side: int = 1) -> str:
+        """Four equal sides."""
+        return "#" * side
+
+    @registry.register(name="line")
+    def any_line(length: int) -> str:
+        return "-" * length
+
+    return registry
+
+
+def test_what_is_filed_can_be_made() -> None:
+    registry = shapes()
+    assert registry.names() == ["square", "line"]
+    assert len(registry) == 2
+    assert "square" in registry
+    assert "circle" not in registry
+    assert registry.make("square", side=3) == "###"
+    assert registry.make("line", length=2) == "--"
+    assert registry["square"].summary == "Four equal sides."
+    assert registry["line"].parameters["length"].annotation is int
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "sentence"),
+    [
+        ("sqare", {}, r"^unknown shape 'sqare'; did you mean 'square'\? There are: line, square\.$"),
+        ("zzz", {}, r"^unknown shape 'zzz'; [Tt]here are: line, square\.$"),
+        ("square", {"sid": 2}, r"^shape 'square' has no setting 'sid'; did you mean 'side'\? There are: side\.$"),
+        ("line", {}, r"^shape 'line' needs a value for 'length'\.$"),
+    ],
+)
+def test_mistakes(name: str, settings: dict, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        shapes().make(name, **settings)
+
+
+def test_two_of_one_name_are_refused() -> None:
+    registry = shapes()
+    with pytest.raises(ConfigError, match="two shapes named 'line'"):
+        registry.register(name="line")(lambda: "x")
+
+
+@given(st.text(max_size=12))
+def test_any_other_name_is_refused_in_one_sentence(name: str) -> None:
+    for registry in (methods, models, engines, *SLOTS.values()):
+        if name in registry:
+            continue
+        with pytest.raises(ConfigError) as caught:
+            registry.make(name)
+        assert repr(name) in str(caught.value)
+        assert str(caught.value).endswith(".")
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("slot", SLOTS)
+def test_every_part_says_what_it_is_and_is_made_from_its_defaults(slot: str) -> None:
+    for entry in SLOTS[slot]:
+        assert entry.summary, f"{slot} {entry.name!r} has no docstring"
+        part = entry.make()
+        assert label(part) == entry.name
+        assert part == entry.make(), "parts are frozen records: equal settings, equal parts"
+        with pytest.raises(AttributeError):
+            part.anything = 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_every_method_is_data(name: str) -> None:
+    method = methods.make(name)
+    assert method == methods.make(name)
+    assert method.name == name
+    assert methods[name].summary
+    assert hash(method) == hash(methods.make(name))

@@ -1,0 +1,88 @@
+"""``fedloom data``: what is here, what is missing, and what is in it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedloom.cli import main
+from fedloom.data import sources
+from fedloom.data.sources.files import PLACES
+
+
+@pytest.fixture(autouse=True)
+def only_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "160")
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+def write_emnist_l(folder: Path) -> None:
+    x, y = np.zeros((40, 28, 28), np.uint8), np.arange(40) % 10
+    np.savez(folder / "emnist_l.npz", x_train=x, y_train=y, x_test=x[:10], y_test=y[:10])
+
+
+def test_every_source_says_what_it_reads() -> None:
+    without = {"digits", "synthetic", "npz"}
+    assert {entry.name for entry in sources} - set(PLACES) == without
+    for name, files in PLACES.items():
+        assert name in sources
+        assert files.origin.startswith(("http", "ImageNet"))
+        sentence = files.missing()
+        assert files.title in sentence
+        assert sentence.endswith(".")
+        assert "\n" not in sentence
+
+
+def test_the_overview(only_this_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_emnist_l(only_this_folder)
+    assert main(["data"]) == 0
+    said = capsys.readouterr().out
+    lines = {line.split()[0]: line for line in said.splitlines() if line.strip()}
+    assert set(sources.names()) <= set(lines)
+    assert "always" in lines["digits"]
+    assert "yes" in lines["emnist_l"]
+    assert "41 kB" in lines["emnist_l"]
+    assert "expected: CINIC-10/train/ and valid/ and test/" in lines["cinic10"]
+    assert str(only_this_folder) in said
+
+
+def test_one_data_set_with_pictures(only_this_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_emnist_l(only_this_folder)
+    out = only_this_folder / "pictures" / "letters.png"
+    assert main(["data", "emnist_l", "clients=4", "partition=iid", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    for words in ("licence: public domain", "1 × 28 × 28", "10 classes", "10.00", "letters-clients.png"):
+        assert words in said
+    assert out.stat().st_size > 1000
+    assert (out.parent / "letters-clients.png").stat().st_size > 1000
+
+
+def test_natural_clients_are_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "synthetic", "data.clients=7"]) == 0
+    said = capsys.readouterr().out
+    assert "natural" in said
+    assert "1,400" in said
+    assert main(["data", "synthetic", "partition=iid", "clients=5"]) == 0
+    assert "800.00" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["mnits"], "did you mean 'mnist'"),
+        (["data=mnist"], "takes the name of a data set first"),
+        (["mnist"], "MNIST is not here: expected MNIST/raw/train-images-idx3-ubyte"),
+        (["npz"], "needs a value for 'path'"),
+        (["digits", "--out", "a.gif"], "has no known format"),
+        (["--out", "a.png"], "needs the name of a data set"),
+        (["digits", "data.size=3"], "has no setting 'size'"),
+    ],
+)
+def test_mistakes_are_one_sentence(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1

@@ -1,0 +1,136 @@
+"""Targets have the asked distribution, and what a learner sees of them knows no labels."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.federation import Unlabelled
+from fedloom.core.rng import stream
+from fedloom.data import federate, from_tensors, targets
+from fedloom.data.partitions import Niid1, Niid2
+from fedloom.data.sources import Source
+from fedloom.data.targets import Imbalanced, Skew, Target, Uniform
+
+
+def source(test: int = 10_000, seed: int = 0) -> Source:
+    """Inputs are distinct numbers, so that rows can be found again."""
+    y, v = torch.arange(5000) % 10, torch.from_numpy(np.random.default_rng(seed).permutation(np.arange(test) % 10))
+    return from_tensors(torch.rand(5000, 1), y, x_test=torch.arange(float(test))[:, None], y_test=v)
+
+
+@pytest.mark.parametrize("rho", [100.0, 50.0, 10.0, 1.0])
+def test_imbalanced_counts_are_exponential(rho: float) -> None:
+    federation = federate(source(), "iid", 5, target=Imbalanced(rho))
+    counts = np.bincount(federation.test.y.numpy(), minlength=10)
+    assert counts.tolist() == [int(1000 * rho ** (-c / 9) + 1e-9) for c in range(10)]
+    assert federation.provenance["target"] == {"name": "imbalanced", "rho": rho}
+
+
+def test_skew_is_the_first_clients_distribution() -> None:
+    for partition, clients in ((Niid1(), 5), (Niid2(), 10)):
+        federation = federate(source(), partition, clients, seed=4, target=Skew(), held_out=0.0)
+        mine = np.bincount(federation.train.client(0).y.numpy(), minlength=10)
+        counts = np.bincount(federation.test.y.numpy(), minlength=10)
+        assert np.abs(counts - mine / mine.max() * counts.max()).max() <= 1
+        assert counts.max() == 1000  # as many as the pool has
+        assert ((counts > 0) == (mine > 0)).all() or mine[mine > 0].min() * 1000 < mine.max()
+
+
+def test_uniform_and_none() -> None:
+    made = source()
+    federation = federate(made, "iid", 5, target=Uniform())
+    assert np.bincount(federation.test.y.numpy()).tolist() == [1000] * 10
+    plain = federate(made, "iid", 5)
+    assert plain.test is made.test
+    assert plain.unlabelled is None
+
+
+def test_every_target_row_is_a_row_of_the_pool_drawn_once() -> None:
+    made = source()
+    federation = federate(made, "iid", 5, target=Imbalanced(50))
+    assert federation.unlabelled is not None
+    rows = federation.unlabelled.x[:, 0].long()
+    assert len(rows.unique()) == len(rows)
+    assert torch.equal(made.test.y[rows], federation.test.y)
+
+
+def reachable(value: Any, seen: set[int]) -> list[Any]:
+    """Everything that can be reached from an object by attributes, items and containers."""
+    if id(value) in seen or value is None or isinstance(value, type):
+        return []
+    seen.add(id(value))
+    found = [value]
+    inner: list[Any] = []
+    if dataclasses.is_dataclass(value):
+        inner = [getattr(value, f.name) for f in dataclasses.fields(value)]
+    elif isinstance(value, dict):
+        inner = [*value, *value.values()]
+    elif isinstance(value, list | tuple | set):
+        inner = list(value)
+    if hasattr(value, "__dict__"):
+        inner += list(vars(value).values())
+    for one in inner:
+        found += reachable(one, seen)
+    return found
+
+
+class Poisoned(Tensor):
+    """Labels that nobody may touch."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"a label was touched by {func}")
+
+
+@pytest.mark.parametrize("target", [Skew(), Imbalanced(10), Uniform()], ids=repr)
+def test_the_learners_side_holds_no_labels(target: Target) -> None:
+    federation = federate(source(), Niid2(), 10, target=target)
+    hidden = federation.unlabelled
+    assert isinstance(hidden, Unlabelled)
+    tensors = [t for t in reachable(hidden, set()) if isinstance(t, Tensor | np.ndarray)]
+    assert [t is hidden.x for t in tensors] == [True]
+    assert hidden.x is federation.test.x  # one tensor: the inputs are not held twice
+    poisoned = dataclasses.replace(federation)
+    object.__setattr__(poisoned.test, "y", federation.test.y.as_subclass(Poisoned))
+    with pytest.raises(AssertionError, match="a label was touched"):
+        _ = poisoned.test.y[0]
+    assert poisoned.unlabelled is not None
+    assert len(poisoned.unlabelled) == len(poisoned.unlabelled.x.clone())  # can be used all the same
+
+
+def test_the_order_of_the_inputs_tells_nothing_of_their_labels() -> None:
+    federation = federate(source(), "iid", 5, target=Imbalanced(10))
+    y = federation.test.y.numpy()
+    same = (y[1:] == y[:-1]).mean()
+    share = np.bincount(y) / len(y)
+    expected = (share**2).sum()
+    assert abs(same - expected) < 5 * np.sqrt(expected / len(y))
+    position = np.arange(len(y))
+    assert all(abs(position[y == c].mean() / len(y) - 0.5) < 3 / np.sqrt(12 * (y == c).sum()) for c in range(10))
+
+
+def test_relabelling_the_chosen_rows_does_not_change_the_inputs_of_a_uniform_target() -> None:
+    """If the classes of the pool trade their numbers, a uniform target still takes the whole of a balanced pool."""
+    labels = np.arange(1000) % 10
+    for swapped in (labels, (labels + 3) % 10):
+        rows = Uniform().rows(swapped, 10, np.ones(10), stream(0, "target"))
+        assert np.array_equal(np.sort(rows), np.arange(1000))
+
+
+def test_bad_targets_get_one_sentence() -> None:
+    assert targets.names() == ["none", "skew", "imbalanced", "uniform"]
+    with pytest.raises(ConfigError, match="rho must be at least 1"):
+        Imbalanced(0.5)
+    bare = from_tensors(torch.zeros(100, 1), torch.arange(100) % 10)
+    with pytest.raises(DataError, match="a target needs a common test set"):
+        federate(bare, "iid", 5, target="uniform")
+    some = from_tensors(
+        torch.zeros(100, 1), torch.arange(100) % 10, x_test=torch.zeros(4, 1), y_test=torch.tensor([0, 1, 2, 3])
+    )
+    with pytest.raises(DataError, match=r"wants class \[4\], which the common test set does not have"):
+        federate(some, "iid", 5, target="imbalanced")

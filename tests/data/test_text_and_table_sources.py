@@ -1,0 +1,427 @@
+"""Readers of text, sound and tables, on small sets in the true formats."""
+
+import json
+import wave
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedloom.core.errors import ConfigError, DataError
+from fedloom.data import federate, sources
+from fedloom.data.sources.shakespeare import ALPHABET
+from fedloom.data.sources.tables import read_table
+from fedloom.data.sources.wordpiece import pair
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDLOOM_DATA", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+def write_leaf(folder: Path, users: dict[str, tuple[list, list]], each: int = 2) -> None:
+    """LEAF's files, so many users in each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = list(users)
+    for number, start in enumerate(range(0, len(names), each)):
+        mine = names[start : start + each]
+        held = {
+            "users": mine,
+            "num_samples": [len(users[name][1]) for name in mine],
+            "user_data": {name: dict(zip("xy", users[name], strict=True)) for name in mine},
+        }
+        (folder / f"all_data_{number}_niid_0_keep_0_train_9.json").write_text(json.dumps(held))
+
+
+def writers(n: int) -> dict[str, tuple[list, list]]:
+    return {f"f{k:04}_{k}": (RNG.random((n, 784)).round(3).tolist(), [k, 61][:n]) for k in range(3)}
+
+
+def test_femnist(tmp_path: Path) -> None:
+    train = writers(2)
+    write_leaf(tmp_path / "femnist/data/train", train)
+    write_leaf(tmp_path / "femnist/data/test", writers(1))
+    source = sources.make("femnist", root=str(tmp_path))
+    assert source.train.x.shape == (6, 1, 28, 28)
+    assert (source.train.x.dtype, source.train.classes, source.train.names[61]) == (torch.float32, 62, "z")
+    torch.testing.assert_close(source.train.x[2].flatten(), torch.tensor(train["f0001_1"][0][0]))
+    federation = federate(source, "natural", held_out="natural")
+    assert federation.names == ("writer f0000_0", "writer f0001_1", "writer f0002_2")
+    assert federation.held_out.index.sizes.tolist() == [1, 1, 1]
+    (tmp_path / "femnist/data/train").rename(tmp_path / "femnist/data/all_data")
+    whole = sources.make("femnist", root=str(tmp_path))
+    assert (len(whole.train), len(whole.test), whole.groups_test) == (6, 0, None)
+
+
+def test_damaged_leaf_files_get_one_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / "femnist/data/all_data"
+    make = lambda: sources.make("femnist", root=str(tmp_path))  # noqa: E731
+    folder.mkdir(parents=True)
+    with pytest.raises(DataError, match="holds no LEAF files"):
+        make()
+    write_leaf(folder, {"a": ([[0.0] * 784], [1, 2])})
+    with pytest.raises(DataError, match="user 'a' has 1 inputs but 2 targets"):
+        make()
+    write_leaf(folder, {"a": ([[0.0] * 783], [1])})
+    with pytest.raises(DataError, match="writer 'a' has images of 783 numbers"):
+        make()
+    write_leaf(folder, {"a": ([[0.0] * 784, [1.0]], [1, 1])})
+    with pytest.raises(DataError, match="not 784 numbers"):
+        make()
+    write_leaf(folder, {"a": ([[0.0] * 784], [62])})
+    with pytest.raises(DataError, match="label 62, but there are 62 classes"):
+        make()
+    [path] = folder.glob("*.json")
+    path.write_text(path.read_text()[:-50])
+    with pytest.raises(DataError, match="truncated or not JSON"):
+        make()
+    path.write_text('{"users": ["a"]}')
+    with pytest.raises(DataError, match="it has no user_data"):
+        make()
+
+
+def speech(role: str, text: str) -> str:
+    return json.dumps({"play": "hamlet", "title": "Hamlet", "role": role, "text": text})
+
+
+def told(x: torch.Tensor) -> str:
+    return "".join(ALPHABET[c] for c in x.tolist())
+
+
+def test_shakespeare_is_leafs_construction(tmp_path: Path) -> None:
+    lines = [speech("HAMLET", "To be,\nor  not\tto be?"), speech("GHOST", "Mark me."), speech("HAMLET", "I  will. €$")]
+    (tmp_path / "shakespeare.jsonl").write_text("\n".join(lines) + "\n")
+    source = sources.make("shakespeare", root=str(tmp_path), train=21, test=5)
+    first, second = "To be, or not to be?\n", "I will.   \n"
+    assert source.group_names == ("hamlet: HAMLET",)
+    assert source.train.x.dtype == source.train.y.dtype == torch.int64
+    for k in range(21):
+        assert told(source.train.x[k]) == (" " * 80 + first)[k : k + 80]
+        assert told(source.train.y[k : k + 1]) == first[k]
+    assert [told(source.test.x[k]) for k in range(5)] == [(" " * 80 + second)[k : k + 80] for k in range(5)]
+    assert told(source.test.y) == second[:5]
+    assert source.train.classes == len(ALPHABET) == 80
+
+    few = sources.make("shakespeare", root=str(tmp_path), train=3, test=10)  # the rest of the first speech is skipped
+    assert told(few.test.y) == second[:10]
+    everything = sources.make("shakespeare", root=str(tmp_path), train=None, test=None)
+    assert told(everything.train.y) == "Mark me.\n" + first  # a role of one speech has nothing to test on
+    assert told(everything.test.y) == second
+    assert sources.make("shakespeare", root=str(tmp_path), train=None, test=None, least=20).group_names == (
+        "hamlet: HAMLET",
+    )
+    drawn = sources.make("shakespeare", root=str(tmp_path), train=20, test=11, split="random")
+    assert Counter(told(drawn.train.y) + told(drawn.test.y)) < Counter(first + second)
+    with pytest.raises(DataError, match=r"no role of .* has 40 training and 400 test samples"):
+        sources.make("shakespeare", root=str(tmp_path), train=40)
+    with pytest.raises(ConfigError, match="did you mean 'random'"):
+        sources.make("shakespeare", root=str(tmp_path), split="randon")
+    (tmp_path / "shakespeare.jsonl").write_text(lines[0][:-5])
+    with pytest.raises(DataError, match="truncated or does not hold one JSON object a line"):
+        sources.make("shakespeare", root=str(tmp_path))
+    (tmp_path / "shakespeare.jsonl").write_text('{"play": "hamlet", "text": "x"}\n')
+    with pytest.raises(DataError, match="speech 1 has no play, role and text"):
+        sources.make("shakespeare", root=str(tmp_path))
+
+
+def test_shakespeare_as_leaf_has_written_it(tmp_path: Path) -> None:
+    text = (
+        "Now is the winter of our discontent made glorious summer by this sun of York; and all the clouds that lour'd"
+    )
+    windows = [(text[k : k + 80], text[k + 80]) for k in range(len(text) - 80)]
+    for part, rows in (("train", windows[:20]), ("test", windows[20:])):
+        role = {"RICHARD_III_GLOUCESTER": ([x for x, _ in rows], [y for _, y in rows]), "OTHER": ([], [])}
+        write_leaf(tmp_path / "shakespeare/data" / part, role)
+    source = sources.make("shakespeare", root=str(tmp_path), train=10, test=4)
+    assert (len(source.train), len(source.test)) == (10, 4)
+    assert told(source.train.x[3]) == text[3:83]
+    assert told(source.test.y) == text[100:104]
+    write_leaf(tmp_path / "shakespeare/data/train", {"A": (["short"], ["x"])})
+    with pytest.raises(DataError, match="role 'A' has an input that is not 80 characters"):
+        sources.make("shakespeare", root=str(tmp_path))
+
+
+def chunked(comment: str) -> tuple[list, dict]:
+    """LEAF's chunks of one comment."""
+    words, after = ["<BOS>", *comment.split(), "<EOS>"], [*comment.split(), "<EOS>", "<PAD>"]
+    fill = -len(words) % 10
+    rows = [
+        [w[k : k + 10] for k in range(0, len(words) + fill, 10)]
+        for w in (words + ["<PAD>"] * fill, after + ["<PAD>"] * fill)
+    ]
+    counts = [1] * len(words) + [0] * fill
+    meta = {"subreddit": "r", "created_utc": "1", "score": 1, "target_tokens": rows[1]}
+    return rows[0], meta | {"count_tokens": [counts[k : k + 10] for k in range(0, len(counts), 10)]}
+
+
+def test_reddit(tmp_path: Path) -> None:
+    comments = ["the cat sat on the mat and the dog sat on the log today", "yes the cat did"]
+    both = [chunked(comment) for comment in comments]
+    user = ([x for x, _ in both], [y for _, y in both])
+    write_leaf(tmp_path / "reddit/data/train", {"17": user, "3": user})
+    write_leaf(tmp_path / "reddit/data/test", {"17": ([both[1][0]], [both[1][1]])})
+    padded = sources.make("reddit", root=str(tmp_path), words=8, padded=True)
+    assert padded.train.x.shape == padded.train.y.shape == (6, 10)
+    assert padded.train.names[:3] == ("<PAD>", "<UNK>", "the")  # eight times; <BOS> and <EOS> four
+    words = [padded.train.names[k] for k in padded.train.y[0]]
+    assert words == ["the", "cat", "sat", "on", "the", "<UNK>", "<UNK>", "the", "<UNK>", "sat"]
+    assert padded.train.y[:, :-1].equal(padded.train.x[:, 1:])
+
+    source = sources.make("reddit", root=str(tmp_path), words=50, length=5)
+    assert (source.train.x > 0).all()
+    assert source.train.classes == 50
+    text = [source.train.names[k] for k in source.train.x[:4].flatten()]
+    assert text == ["<BOS>", *comments[0].split(), "<EOS>", "<BOS>", *comments[1].split()[:3]]
+    assert source.train.y[:4].flatten()[:-1].equal(source.train.x[:4].flatten()[1:])
+    federation = federate(source, "natural", held_out="natural")
+    assert federation.names == ("user 17", "user 3")
+    assert federation.held_out.index.sizes.tolist() == [1, 0]
+    write_leaf(tmp_path / "reddit/data/train", {"17": ([["a raw comment"]], [{"subreddit": "r"}])})
+    with pytest.raises(DataError, match="user '17' has comments that are not in LEAF's format"):
+        sources.make("reddit", root=str(tmp_path))
+
+
+def test_mqp_and_its_wordpiece(tmp_path: Path) -> None:
+    home = tmp_path / "mqp"
+    home.mkdir()
+    pieces = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "is", "it", "##ch", "##ing", "bad", "?", ",", "cafe"]
+    (home / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    rows = ['1,"Is itching bad?","Is it bad, café?",1', "1,Is it?,Bad?,0", "11,zzz,Is it bad?,0"]
+    (home / "mqp.csv").write_text("\n".join(rows) + "\n")
+    source = sources.make("mqp", root=str(tmp_path), length=18)
+    assert source.train.x.dtype == torch.int64
+    assert source.train.x[0].tolist() == [3, 5, 6, 7, 8, 9, 10, 4, 5, 6, 9, 11, 12, 10, 4, 0, 0, 0]
+    assert source.train.x[2].tolist()[:8] == [3, 2, 4, 5, 6, 9, 10, 4]
+    assert source.train.y.tolist() == [1, 0, 0]
+    assert source.group_names == ("doctor 1", "doctor 11")
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    assert pair("is is is is", "it", vocabulary, 6) == [3, 5, 5, 4, 6, 4]
+    (home / "mqp.csv").write_text(rows[0] + "\n2,only three,cells\n")
+    with pytest.raises(DataError, match="line 2: there are 3 cells, not 4"):
+        sources.make("mqp", root=str(tmp_path))
+    (home / "mqp.csv").write_text("1,a,b,2\n")
+    with pytest.raises(DataError, match="label '2', not a number and 0 or 1"):
+        sources.make("mqp", root=str(tmp_path))
+    (home / "vocab.txt").write_text("a\nb\n")
+    with pytest.raises(DataError, match=r"lacks \[PAD\], \[UNK\]"):
+        sources.make("mqp", root=str(tmp_path))
+
+
+def write_wave(path: Path, sound: np.ndarray, rate: int = 16_000) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(sound.astype("<i2").tobytes())
+
+
+def test_speech_commands(tmp_path: Path) -> None:
+    home = tmp_path / "speech_commands_v0.02"
+    sounds = {}
+    for word in ("bed", "yes"):
+        for k, speaker in enumerate(["0a2b", "0a2b", "77ff", "9c9c", "c0de"]):
+            n = 16_000 if k else 9000
+            sounds[f"{word}/{speaker}_nohash_{k}.wav"] = RNG.integers(-32_768, 32_767, n)
+    for name, sound in sounds.items():
+        write_wave(home / name, sound)
+    write_wave(home / "_background_noise_" / "pink.wav", RNG.integers(-9, 9, 50_000))
+    (home / "validation_list.txt").write_text("bed/9c9c_nohash_3.wav\nyes/9c9c_nohash_3.wav\n")
+    (home / "testing_list.txt").write_text("bed/c0de_nohash_4.wav\nyes/c0de_nohash_4.wav\n")
+    source = sources.make("speech_commands", root=str(tmp_path))
+    assert source.train.x.shape == (6, 1, 16_000)
+    assert source.train.names == ("bed", "yes")
+    assert source.group_names == ("speaker 0a2b", "speaker 77ff", "speaker c0de")
+    expected = torch.tensor(sounds["bed/0a2b_nohash_0.wav"]) / 32_768
+    torch.testing.assert_close(source.train.x[0, 0, :9000], expected.float())
+    assert not source.train.x[0, 0, 9000:].any()
+    assert federate(source, "natural", held_out=0.0).train.index.sizes.tolist() == [4, 2]
+    assert len(sources.make("speech_commands", root=str(tmp_path), validation=True).train) == 8
+    only = sources.make("speech_commands", root=str(tmp_path), words=("yes",), rate=8000)
+    assert only.train.x.shape == (3, 1, 8000)
+    with pytest.raises(ConfigError, match="no word 'no'"):
+        sources.make("speech_commands", root=str(tmp_path), words=("no",))
+
+
+def test_half_the_rate_keeps_what_is_below_it(tmp_path: Path) -> None:
+    home = tmp_path / "speech_commands_v0.02"
+    time = np.arange(16_000) / 16_000
+    write_wave(home / "on/a_nohash_0.wav", 10_000 * np.sin(2 * np.pi * 440 * time))
+    write_wave(home / "on/b_nohash_0.wav", 10_000 * np.sin(2 * np.pi * 6000 * time))
+    for name in ("validation_list.txt", "testing_list.txt"):
+        (home / name).write_text("")
+    x = sources.make("speech_commands", root=str(tmp_path), rate=8000).train.x[:, 0, 100:-100]
+    low = torch.tensor(10_000 / 32_768 * np.sin(2 * np.pi * 440 * time[::2][100:-100]))
+    assert (x[0] - low).abs().max() < 0.003
+    assert x[1].abs().max() < 0.01
+
+
+def test_bad_recordings_get_one_sentence(tmp_path: Path) -> None:
+    home = tmp_path / "speech_commands_v0.02"
+    make = lambda: sources.make("speech_commands", root=str(tmp_path))  # noqa: E731
+    path = home / "on/a_nohash_0.wav"
+    write_wave(path, np.zeros(16_000), rate=44_100)
+    (home / "validation_list.txt").write_text("")
+    with pytest.raises(DataError, match=r"expected speech_commands_v0.02/testing_list.txt in"):
+        make()
+    (home / "testing_list.txt").write_text("")
+    with pytest.raises(DataError, match="1 channels of 16 bits at 44100 Hz"):
+        make()
+    write_wave(path, np.zeros(16_000))
+    whole = path.read_bytes()
+    for cut in (0, 20, 2000):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(DataError, match=r"a_nohash_0.wav is truncated"):
+            make()
+    path.rename(home / "on/a.wav")
+    with pytest.raises(DataError, match="does not say its speaker"):
+        make()
+    assert not list(home.glob("*fedloom*"))
+
+
+HEARTS = {
+    "cleveland": [
+        "63.0,1.0,1.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,3.0,0.0,6.0,0",
+        "67.0,1.0,4.0,160.0,286.0,0.0,2.0,108.0,1.0,1.5,2.0,3.0,3.0,2",
+    ],
+    "hungarian": [
+        "28,1,2,130,132,0,2,185,0,0,?,?,?,0",
+        "29,1,2,140,?,0,0,170,0,0,?,?,?,0",
+        "40,0,3,130,215,0,1,138,0,0,?,?,?,1",
+    ],
+    "switzerland": ["32,1,1,95,0,0,0,127,0,.7,1,?,?,1", "34,1,4,115,0,0,?,154,0,.2,1,?,?,1"],
+    "va": ["63,1,4,140,260,0,1,112,1,3,2,?,?,2", "44,1,4,130,209,0,1,127,0,0,?,?,?,0"],
+}
+
+
+def write_hearts(root: Path) -> None:
+    (root / "heart").mkdir(exist_ok=True)
+    for name, rows in HEARTS.items():
+        (root / "heart" / f"processed.{name}.data").write_text("\n".join(rows) + "\n")
+
+
+def test_heart_is_prepared_as_in_flamby(tmp_path: Path) -> None:
+    write_hearts(tmp_path)
+    source = sources.make("heart", root=str(tmp_path), standardised="none")
+    assert (
+        len(source.train) + len(source.test) == 7
+    )  # one Hungarian without chol and one Swiss without restecg left out
+    assert source.group_names == ("cleveland", "hungarian", "switzerland", "va")
+    rows = {tuple(row) for row in torch.cat([source.train.x, source.test.x]).tolist()}
+    numbers = [63.0, 1, 145, 233, 1, 150, 0]
+    assert any(row[:7] == pytest.approx(numbers) and row[8:] == (0, 0, 0, 0, 1) for row in rows)
+    assert len(sources.make("heart", root=str(tmp_path), missing="mean").train) >= len(source.train)
+    with pytest.raises(ConfigError, match="cannot be treated by 'median'"):
+        sources.make("heart", root=str(tmp_path), missing="median")
+    path = tmp_path / "heart/processed.va.data"
+    path.write_text(HEARTS["va"][0][:-4] + "\n")
+    with pytest.raises(DataError, match="line 1: there are 12 cells, not 14"):
+        sources.make("heart", root=str(tmp_path))
+    path.write_text(HEARTS["va"][0].replace("140", "high") + "\n")
+    with pytest.raises(DataError, match="'high' is not a number"):
+        sources.make("heart", root=str(tmp_path))
+    path.unlink()
+    with pytest.raises(DataError, match=r"expected heart/processed.va.data in .*archive.ics.uci.edu"):
+        sources.make("heart", root=str(tmp_path))
+
+
+def write_berka(root: Path) -> None:
+    """Four loans in three regions, in the format of the challenge: quoted text, semicolons, days as yymmdd."""
+    tables = {
+        "loan": [
+            '"loan_id";"account_id";"date";"amount";"duration";"payments";"status"',
+            '5314;1;930705;96396;12;8033.00;"B"',
+            '5316;2;930711;165960;36;4610.00;"A"',
+            '6863;3;930728;127080;60;2118.00;"D"',
+            '6864;4;940101;30276;12;2523.00;"C"',
+        ],
+        "account": [
+            '"account_id";"district_id";"frequency";"date"',
+            '1;1;"POPLATEK MESICNE";930101',
+            '2;1;"POPLATEK TYDNE";930226',
+            '3;2;"POPLATEK PO OBRATU";930707',
+            '4;3;"POPLATEK MESICNE";931230',
+            '5;3;"POPLATEK MESICNE";931230',
+        ],
+        "district": [
+            "A1;A2;A3;A4;A5;A6;A7;A8;A9;A10;A11;A12;A13;A14;A15;A16",
+            '1;"Hl.m. Praha";"Prague";1204953;0;0;0;1;1;100.0;12541;0.29;0.43;167;85677;99107',
+            '2;"Benesov";"central Bohemia";88884;80;26;6;2;5;46.7;8507;?;1.85;132;?;2674',
+            '3;"Decin";"north Bohemia";133777;24;25;2;4;10;84.7;8705;6.49;7.07;123;5198;6041',
+        ],
+        "order": [
+            '"order_id";"account_id";"bank_to";"account_to";"amount";"k_symbol"',
+            '29401;1;"YZ";"87144583";2452.00;"SIPO"',
+            '29402;1;"ST";"89597016";3372.00;"UVER"',
+            '29403;2;"QR";"13943797";7266.00;" "',
+        ],
+        "trans": [
+            '"trans_id";"account_id";"date";"type";"operation";"amount";"balance";"k_symbol";"bank";"account"',
+            '1;1;930101;"PRIJEM";"VKLAD";700.00;700.00;"";"";""',
+            '2;1;930705;"PRIJEM";"PREVOD Z UCTU";300.00;1000.00;"DUCHOD";"YZ";"62457513"',
+            '3;1;930706;"VYDAJ";"VYBER";900.00;100.00;"";;',
+            '4;5;930801;"VYDAJ";"VYBER";900.00;100.00;"";;',
+        ],
+    }
+    for name, rows in tables.items():
+        (root / "berka").mkdir(exist_ok=True)
+        (root / "berka" / f"{name}.asc").write_text("\r\n".join(rows) + "\r\n")
+
+
+def test_berka_features(tmp_path: Path) -> None:
+    write_berka(tmp_path)
+    source = sources.make("berka", root=str(tmp_path), standardised="none")
+    assert source.group_names == ("Prague", "central Bohemia")  # north Bohemia is left out
+    assert source.groups.tolist() == [0, 0, 1]
+    assert source.train.y.tolist() == [1, 0, 1]
+    district, crimes = [1204953, 12541, 167, 0.36], (85677 + 99107) / 2
+    first = [96396, 12, 8033, 185, *district, crimes, 2912, 2, 500, 850, 0, 0]
+    torch.testing.assert_close(source.train.x[0], torch.tensor(first, dtype=torch.float32))
+    third = [127080, 60, 2118, 21, 88884, 8507, 132, 1.85, 2674, 0, 0, 0, 0, 0, 1]
+    torch.testing.assert_close(source.train.x[2], torch.tensor(third, dtype=torch.float32))
+    late = sources.make("berka", root=str(tmp_path), standardised="none", hindsight=True)
+    assert late.train.x[0, 10:13].tolist() == pytest.approx([3, 1900 / 3, 600])
+    scaled = sources.make("berka", root=str(tmp_path))
+    assert scaled.train.x[:2, 0].tolist() == [-1, 1]
+    assert scaled.train.x[:, 13:].tolist() == source.train.x[:, 13:].tolist()
+    assert sources.make("berka", root=str(tmp_path), regions=("north Bohemia",)).group_names == ("north Bohemia",)
+    with pytest.raises(DataError, match="no loans in Bavaria"):
+        sources.make("berka", root=str(tmp_path), regions=("Bavaria",))
+
+
+def test_damaged_relational_tables_get_one_sentence(tmp_path: Path) -> None:
+    write_berka(tmp_path)
+    make = lambda: sources.make("berka", root=str(tmp_path))  # noqa: E731
+    path = tmp_path / "berka/account.asc"
+    whole = path.read_text()
+    path.write_text(whole.replace("930226", "931326"))
+    with pytest.raises(DataError, match="931326 is not a day"):
+        make()
+    path.write_text(whole.replace("POPLATEK TYDNE", "DAILY"))
+    with pytest.raises(DataError, match="account 2 has statements 'DAILY'"):
+        make()
+    path.write_text(whole[: whole.index("3;2")])
+    with pytest.raises(DataError, match="the loan of account 3 has no account or no district"):
+        make()
+    path.write_text(whole.replace("frequency", "often"))
+    with pytest.raises(DataError, match=r"account.asc has no column frequency"):
+        make()
+    path.write_bytes(b"\xff\xfe\x00binary")
+    with pytest.raises(DataError, match="is not a text table"):
+        make()
+    (tmp_path / "berka/trans.asc").unlink()
+    with pytest.raises(DataError, match=r"expected berka/trans.asc in .*md5 88d00173"):
+        make()
+
+
+def test_tables_without_rows_and_with_a_mark_at_the_front(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbfx,y\n1,2\n\n")
+    assert list(read_table(tmp_path / "a.csv", ["y", "x"])) == [["2", "1"]]
+    (tmp_path / "b.csv").write_text("")
+    with pytest.raises(DataError, match="it has nothing"):
+        list(read_table(tmp_path / "b.csv", ["x"]))

@@ -1,0 +1,191 @@
+"""Augmentation and clients' own names for classes: the same batches on every engine, and evaluation that fits them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.federations import SIZES, classes
+from helpers.networks import Split as Net
+from helpers.networks import fixed, tanh_net
+from helpers.runs import assert_same_run, experiment, theta
+from torch import nn
+
+from fedloom import methods
+from fedloom.core import batches as fetch
+from fedloom.core.client import Plan
+from fedloom.core.federation import Federation, Split
+from fedloom.core.local import Local
+from fedloom.data.augment import pipeline
+from fedloom.engines import engines
+from fedloom.run.experiment import Evaluation
+from fedloom.run.loop import RunResult, run
+
+PIPELINES = {
+    "plain": ("crop", "flip", {"name": "cutout", "size": 3}),
+    "colours": ("jitter", "blur"),
+    "policy": ("flip", "autoaugment"),
+    "random": ("randaugment",),
+}
+ENGINES: dict[str, dict[str, Any]] = {
+    "processes": {"engine": "processes", "engine_settings": {"workers": 2}},
+    "vmap": {"engine": "vmap", "engine_settings": {"chunk": 4}},
+}
+TOLERANCE = {"processes": None, "vmap": 1e-9}
+LOCAL = Local(epochs=2, batch_size=4, lr=0.1)  # clients' sizes are no multiples of 4: batches are padded under vmap
+EVERYTHING = Evaluation(on=("global", "clients", "average", "train"))
+
+
+def pictures() -> Federation:
+    """Clients of unequal sizes with normalised images [3, 6, 6]."""
+    made = classes(shape=(3, 6, 6))
+    arrays = made.train.arrays
+    x = (arrays.x.sigmoid() - 0.5) / 0.25
+    train = replace(arrays, x=x, mean=(0.5,) * 3, std=(0.25,) * 3)
+    return replace(made, train=Split(train, made.train.index))
+
+
+def conv() -> nn.Module:
+    return fixed(Net(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten()), 64), scale=0.2)
+
+
+def train(augment: tuple[Any, ...], out: Path | None = None, resume: bool = False, **changes: Any) -> RunResult:
+    settings = {"federation": pictures(), "model": conv, "local": LOCAL, "rounds": 2, "cohort": 5, "augment": augment}
+    return run(experiment("feddyn", **settings | changes), out, resume=resume)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_engines_augment_alike(kind: str, engine: str) -> None:
+    reference = train(PIPELINES[kind])
+    assert_same_run(reference, train(PIPELINES[kind], **ENGINES[engine]), TOLERANCE[engine])
+    assert not np.array_equal(theta(reference), theta(train(())))
+
+
+def test_augmentation_depends_on_the_seed_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    augment = PIPELINES["plain"]
+    whole = train(augment, rounds=4)
+    train(augment, tmp_path / "run", rounds=2)
+    resumed = train(augment, tmp_path / "run", resume=True, rounds=4)
+    assert np.array_equal(theta(whole), theta(resumed))
+    assert not np.array_equal(theta(whole), theta(train(augment, rounds=4, seed=1)))
+
+
+def test_another_augmentation_is_another_experiment(tmp_path: Path) -> None:
+    train(("flip",), tmp_path / "run")
+    with pytest.raises(Exception, match="holds another experiment"):
+        train(("crop",), tmp_path / "run", resume=True, rounds=3)
+
+
+def plan_of(augment: tuple[Any, ...]) -> Plan:
+    federation = pictures()
+    made = Plan.of(conv().double(), methods.make("fedavg"), federation.train, LOCAL, seed=3)
+    return replace(made, augment=pipeline(augment, federation.train.arrays) if augment else None)
+
+
+def test_a_batch_is_a_function_of_seed_round_client_and_step() -> None:
+    plan = plan_of(("crop", "flip"))
+    rows = plan.data.index[1][:4]
+    one = fetch.single(plan, rows, 1, 0, 0)
+    assert torch.equal(one.x, fetch.single(plan, rows, 1, 0, 0).x)
+    for client, round, step in ((2, 0, 0), (1, 1, 0), (1, 0, 1)):
+        assert not torch.equal(one.x, fetch.single(plan, rows, client, round, step).x)
+    other = fetch.single(replace(plan, seed=4), rows, 1, 0, 0)
+    assert not torch.equal(one.x, other.x)
+    assert torch.equal(one.y, plan.data.arrays.y[torch.from_numpy(rows)])
+    views = [fetch.stream(plan, 1, 0, 0, view).random(4).tolist() for view in (0, 1)]
+    assert views[0] != views[1]
+
+
+@pytest.mark.parametrize("augment", [(), ("crop", "flip")], ids=["none", "some"])
+def test_padded_batches_hold_the_single_ones(augment: tuple[str, ...]) -> None:
+    plan = plan_of(augment)
+    clients = [0, 3, 5]
+    rows = [plan.data.index[0][:4], plan.data.index[3][:2], plan.data.index[5][:0]]
+    x, y, mask = fetch.padded(plan, rows, clients, 7, 2)
+    assert mask.tolist() == [[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]]
+    for i, (client, mine) in enumerate(zip(clients, rows, strict=True)):
+        if len(mine):
+            one = fetch.single(plan, mine, client, 7, 2)
+            torch.testing.assert_close(x[i, : len(mine)], one.x, rtol=0, atol=1e-12)
+            assert torch.equal(y[i, : len(mine)], one.y)
+    assert torch.equal(x[2], plan.data.arrays.x[plan.data.index[5][0]].expand_as(x[2]))
+
+
+def test_the_stored_images_are_never_written_to() -> None:
+    federation = pictures()
+    before = federation.train.arrays.x.clone()
+    for engine in ({}, *ENGINES.values()):
+        train(("crop", "jitter", {"name": "cutout", "size": 2}), federation=federation, **engine)
+    assert torch.equal(federation.train.arrays.x, before)
+
+
+# What clients call their classes.
+
+
+def relabelled(seed: int = 0) -> tuple[Federation, Federation]:
+    """Clients with names of their own for the classes, and the same with these names written into the labels."""
+    plain = classes(seed=seed)
+    names = torch.from_numpy(np.random.default_rng(seed).permuted(np.tile(np.arange(3), (len(SIZES), 1)), axis=1))
+
+    def own(split: Split) -> Split:  # a copy of the rows for each client, as test rows may be shared
+        parts = [split.client(k) for k in range(len(split))]
+        y = torch.cat([names[k][part.y] for k, part in enumerate(parts)])
+        index = replace(split.index, rows=np.arange(len(y)))
+        return Split(replace(split.arrays, x=torch.cat([part.x for part in parts]), y=y), index)
+
+    splits = {name: getattr(plain, name) for name in ("train", "validation", "held_out")}
+    mapped = replace(plain, **{k: Split(s.arrays, s.index, names) for k, s in splits.items()})
+    return mapped, replace(plain, **{k: own(s) for k, s in splits.items()})
+
+
+def in_order(federation: Federation) -> Federation:
+    """The same clients with every client's rows ascending and end to end, so that batches have the same order."""
+    index = federation.train.index
+    arrays = federation.train.arrays
+    together = replace(arrays, x=arrays.x[index.rows], y=arrays.y[index.rows])
+    return replace(
+        federation, train=Split(together, replace(index, rows=np.arange(len(index.rows))), federation.train.relabel)
+    )
+
+
+@pytest.mark.parametrize("engine", ["serial", *ENGINES])
+@pytest.mark.parametrize("method", ["feddyn", "fedper"])
+def test_a_relabelling_is_as_if_labels_were_rewritten(method: str, engine: str) -> None:
+    mapped, written = relabelled()
+    mapped = in_order(mapped)
+    assert mapped.train.arrays.y.tolist() != written.train.arrays.y.tolist()
+    on = EVERYTHING if method == "feddyn" else Evaluation(on=("clients",))
+    results = [
+        run(experiment(method, federation=f, model=tanh_net, evaluation=on, **ENGINES.get(engine, {})))
+        for f in (mapped, written)
+    ]
+    assert_same_run(*results)
+    other = run(experiment(method, federation=replace(mapped, train=Split(mapped.train.arrays, mapped.train.index))))
+    assert not np.array_equal(theta(other), theta(results[0]))
+
+
+@pytest.mark.parametrize("engine", ["serial", *ENGINES])
+def test_losses_of_the_received_model_use_the_clients_names(engine: str) -> None:
+    found = []
+    for federation in relabelled():
+        plan = Plan.of(tanh_net().double(), methods.make("fedavg"), federation.train, LOCAL)
+        made = run(experiment("fedavg", federation=federation, rounds=1))
+        down = made.snapshot.server.broadcast(plan)
+        worker = engines.make(engine)(plan)
+        try:
+            down = replace(down, shared={"shared": plan.theta0}, buffers=plan.buffers0)
+            found.append(worker.losses(down, np.arange(len(SIZES))))
+        finally:
+            worker.close()
+    assert np.abs(found[0] - found[1]).max() < 1e-12
+
+
+def test_pooled_training_keeps_the_names() -> None:
+    mapped, written = relabelled()
+    results = [run(experiment("centralised", federation=f, evaluation=EVERYTHING)) for f in (in_order(mapped), written)]
+    assert_same_run(*results)

@@ -1,0 +1,114 @@
+"""Every registered method on every engine: serial is the reference."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from helpers.federations import SIZES
+from helpers.runs import assert_same_run, experiment, leaves
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.local import Local
+from fedloom.core.method import Method
+from fedloom.drift import Dynamic, Scaffold
+from fedloom.methods import make, methods
+from fedloom.mixing import Uniform
+from fedloom.objectives import CrossEntropy, Proximal
+from fedloom.personal import Body, Head
+from fedloom.run.experiment import Evaluation, Experiment
+from fedloom.run.loop import RunResult, run
+from fedloom.server import SGD, Adam
+
+SERVED = Local(epochs=2, batch_size=4, lr=0.2, lr_decay=0.9, weight_decay=0.01, clip=0.9)
+EVERYTHING = Evaluation(on=("global", "clients", "average", "train"))
+
+# Combinations of parts that no named method has.
+MIXED = {
+    "feddyn+head+adam": Method("a", (CrossEntropy(),), Dynamic(0.1), Head(), server=Adam(0.05)),
+    "scaffold+prox+body+momentum": Method(
+        "b", (CrossEntropy(), Proximal(0.1)), Scaffold(), Body(), mixing=Uniform(), server=SGD(0.9, 0.5)
+    ),
+}
+
+ENGINES: dict[str, tuple[str, dict[str, Any], float | None]] = {
+    "processes": ("processes", {"workers": 2}, None),
+    "one worker": ("processes", {"workers": 1}, None),
+    "three workers": ("processes", {"workers": 3}, None),
+    "vmap": ("vmap", {}, 1e-9),
+    "vmap chunk=3": ("vmap", {"chunk": 3}, 1e-9),
+    "vmap chunk=1": ("vmap", {"chunk": 1}, 1e-9),
+}
+
+
+def conditions(name: str, engine: str = "serial", settings: Any = None, **changes: Any) -> Experiment:
+    method = MIXED[name] if name in MIXED else make(name)
+    cohort = None if method.needs("full_participation") else 5
+    defaults = {"cohort": cohort, "rounds": 3, "drop_rate": 0.15, "local": SERVED, "evaluation": EVERYTHING, "seed": 11}
+    return experiment(method, engine=engine, engine_settings=settings or {}, **defaults | changes)
+
+
+@cache
+def reference(name: str) -> RunResult:
+    result = run(conditions(name))
+    if name != "centralised":
+        assert result.failures, "the drop-outs that this test wants did not happen"
+        assert {record["failures"] for record in result.history} != {0}
+    return result
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", [*methods.names(), *MIXED])
+def test_engine_agrees_with_serial(name: str, engine: str) -> None:
+    kind, settings, tolerance = ENGINES[engine]
+    method = conditions(name).method
+    if kind == "vmap" and not all(part.needs.vmap for part in method.parts.values()):
+        with pytest.raises(ConfigError, match="engine 'vmap' cannot run"):
+            run(conditions(name, kind, settings))
+        return
+    assert_same_run(reference(name), run(conditions(name, kind, settings)), tolerance)
+
+
+@pytest.mark.parametrize("engine", ["processes", "vmap"])
+@pytest.mark.parametrize(
+    "local",
+    [
+        Local(steps=3, batch_size=6, lr=0.1, momentum=0.8),
+        Local(epochs=2, batch_size=0, lr=0.1, momentum=0.5, nesterov=True, clip=0.5, weight_decay=0.1),
+        Local(epochs=1, batch_size=100, lr=0.3),
+        Local(epochs=1, batch_size=1, lr=0.05),
+    ],
+    ids=["steps and momentum", "all data and nesterov", "batch above every client", "one sample"],
+)
+def test_local_settings_mean_the_same_on_every_engine(engine: str, local: Local) -> None:
+    for name in ("fedavg", "fedper"):
+        same = {"local": local, "cohort": None, "drop_rate": 0.0}
+        serial = run(conditions(name, **same))
+        assert_same_run(serial, run(conditions(name, engine, **same)), 1e-9 if engine == "vmap" else None)
+
+
+@pytest.mark.parametrize("engine", ["processes", "vmap"])
+def test_float32_stays_close(engine: str) -> None:
+    a, b = (run(conditions("scaffold", e, dtype="float32")) for e in ("serial", engine))
+    assert_same_run(a, b, 2e-5 if engine == "vmap" else None)
+
+
+def test_a_million_idle_clients_cost_nothing_in_state() -> None:
+    """Only clients that took part have a state."""
+    result = reference("scaffold")
+    took_part = {key.split("/")[0] for key, _ in leaves(result.snapshot) if key.startswith("client ")}
+    assert 0 < len(took_part) <= len(SIZES)
+    one = run(conditions("scaffold", cohort=1, rounds=1, drop_rate=0.0))
+    assert len(one.snapshot.store) == 1
+
+
+def test_bad_engine_settings() -> None:
+    for engine, settings, sentence in [
+        ("processes", {"workers": -1}, "workers is -1, but it must be at least 0"),
+        ("vmap", {"chunk": -2}, "chunk is -2, but it must be at least 0"),
+        ("vmap", {"chunks": 2}, "has no setting 'chunks'; did you mean 'chunk'"),
+        ("seriell", {}, "unknown engine 'seriell'; did you mean 'serial'"),
+    ]:
+        with pytest.raises(ConfigError, match=sentence):
+            run(conditions("fedavg", engine, settings))

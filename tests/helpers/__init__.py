@@ -1,0 +1,1 @@
+"""Small federations, models and comparisons that the tests share."""

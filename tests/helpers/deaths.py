@@ -1,0 +1,109 @@
+"""Runs in forked children that are killed, and what a run directory must hold in the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from fedloom.core.errors import CheckpointError
+from fedloom.run import checkpoint
+from fedloom.run.experiment import Experiment
+from fedloom.run.loop import RunResult, run
+
+
+def child(action: Callable[[], object], kill_after: float | None = None) -> int:
+    """Run ``action`` in a forked process; returns 0, 1 for an exception, or minus the signal that ended it."""
+    number = os.fork()
+    if number == 0:
+        try:
+            action()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(number, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+
+
+def go_on(experiment: Experiment, out: Path, **settings: Any) -> RunResult:
+    """Continue a run, or start it if it was killed before it had a configuration."""
+    try:
+        return run(experiment, out, resume=True, **settings)
+    except CheckpointError as error:
+        if "not a run directory" not in str(error):
+            raise
+        return run(experiment, out, **settings)
+
+
+def kill_at(operation: int) -> list[str]:
+    """From now on, die at the so-manieth write, rename or removal of this process; writes get half-way first."""
+    seen: list[str] = []
+
+    def count(name: str) -> bool:
+        seen.append(name)
+        return len(seen) == operation
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def before(module: Any, name: str) -> None:
+        original = getattr(module, name)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if count(name):
+                die()
+            return original(*args, **kwargs)
+
+        setattr(module, name, wrapped)
+
+    write = checkpoint.write_synced
+
+    def half(path: Path, blob: bytes) -> None:
+        if count(f"write {path.name}"):
+            path.write_bytes(blob[: len(blob) // 2])
+            die()
+        write(path, blob)
+
+    checkpoint.write_synced = half
+    for module, name in [(os, "rename"), (os, "replace"), (os, "mkdir"), (shutil, "rmtree")]:
+        before(module, name)
+    return seen
+
+
+def contents(out: Path) -> dict[str, Any]:
+    """What a run directory says, wall-clock time aside."""
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((out / "summary.json").read_text())
+    summary.pop("seconds")
+    found: dict[str, Any] = {
+        "metrics": [{k: v for k, v in record.items() if k != "seconds"} for record in records],
+        "model": (out / "model.safetensors").read_bytes(),
+        "summary": summary,
+        "citations": (out / "citations.bib").read_text(),
+    }
+    for name in ("clients", "mixing"):
+        if (out / f"{name}.parquet").exists():
+            table = pq.read_table(out / f"{name}.parquet")
+            found[name] = {column: table[column].to_numpy().tolist() for column in table.column_names}
+    last = checkpoint.available(out / "checkpoint")[-1]
+    found["last checkpoint"] = {path.name: path.read_bytes() for path in sorted(last.iterdir())}
+    return found
+
+
+def assert_same_contents(a: dict[str, Any], b: dict[str, Any]) -> None:
+    """Equal, key by key, for readable failures."""
+    assert a.keys() == b.keys()
+    for key, value in a.items():
+        np.testing.assert_equal(value, b[key], err_msg=key)

@@ -1,0 +1,134 @@
+"""NumPy derivations of the methods that choose mixing coefficients from losses, beside those of ``reference``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
+from math import erf
+from typing import Any
+
+import numpy as np
+
+from helpers.reference import Found, Vector, World, average
+
+
+def term(world: World, tilt: float = 1.0) -> Found:
+    theta = world.start
+    for t, rate, cohort in world.schedule():
+        weight = {i: world.n[i] * np.exp(tilt * world.loss(theta, i)) for i in cohort}
+        models = {i: world.train(theta, i, t, rate)[0] for i in cohort}
+        theta = sum(weight[i] * models[i] for i in cohort) / sum(weight.values())
+    return Found(theta)
+
+
+def q_ffl(world: World, q: float = 1.0) -> Found:
+    """Algorithm 2 of the paper, with n_i: Δw_i = L(θ - θ_i), Δ_i = F^q Δw_i, θ ← θ - Σ n_i Δ_i / Σ n_i h_i."""
+    theta = world.start
+    for t, rate, cohort in world.schedule():
+        above, below = np.zeros_like(theta), 0.0
+        for i in cohort:
+            f = world.loss(theta, i)
+            gradient = (theta - world.train(theta, i, t, rate)[0]) / rate
+            above = above + world.n[i] * f**q * gradient
+            below += world.n[i] * (q * f ** (q - 1) * np.sum(gradient**2) + f**q / rate)
+        theta = theta - above / below
+    return Found(theta)
+
+
+def propfair(world: World, baseline: float = 2.0, eps: float = 0.2) -> Found:
+    theta = world.start
+    for t, rate, cohort in world.schedule():
+        models = {}
+        for i in cohort:
+            batches = iter(world.local.batches(world.federation.train.index[i], world.seed, t, i))
+
+            def correct(g: Vector, w: Vector, batches: Any = batches) -> Vector:
+                return g / max(baseline - world.loss_on(w, next(batches)), eps)
+
+            models[i], _ = world.train(theta, i, t, rate, correct)
+        theta = average(world, theta, models)
+    return Found(theta)
+
+
+def chosen(world: World, decide: Callable[[Vector], Vector]) -> Found:
+    """Every client in every round, mixed with what is decided from all losses."""
+    world = replace(world, cohort=world.clients)
+    theta = world.start
+    for t, rate, cohort in world.schedule():
+        p = decide(np.array([world.loss(theta, i) for i in cohort]))
+        theta = sum(p[i] * world.train(theta, i, t, rate)[0] for i in cohort)
+    return Found(theta)
+
+
+def afl(world: World, step: float = 0.1) -> Found:
+    p = world.n / world.n.sum()
+
+    def decide(losses: Vector) -> Vector:
+        """Projection by bisection of the threshold."""
+        nonlocal p
+        v = p + step * losses
+        low, high = v.min() - 1, v.max()
+        for _ in range(200):
+            middle = (low + high) / 2
+            low, high = (middle, high) if np.maximum(v - middle, 0).sum() > 1 else (low, middle)
+        p = np.maximum(v - low, 0)
+        return p
+
+    return chosen(world, decide)
+
+
+def cumulative(name: str, x: Vector) -> Vector:
+    if name == "normal":
+        return np.array([(1 + erf((v - 1) / np.sqrt(2))) / 2 for v in x])
+    return {"weibull": 1 - np.exp(-(x**2)), "frechet": np.exp(-1 / x), "gumbel": np.exp(-np.exp(1 - x))}[name]
+
+
+def aaggff_s(world: World, cdf: str = "normal") -> Found:
+    """The whole history is kept, and the programme solved by trying every face of the simplex."""
+    k = world.clients
+    bound = 1 / k
+    decisions, gradients = [np.full(k, 1 / k)], []
+    faces = [list(c) for n in range(1, k + 1) for c in combinations(range(k), n)]
+
+    def decide(losses: Vector) -> Vector:
+        r = cumulative(cdf, losses / losses.mean()) / k
+        gradients.append(-r / (1 + decisions[-1] @ r))
+        h = 4 * k * bound * np.eye(k) + sum(np.outer(g, g) for g in gradients) / (4 * bound)
+        c = sum(g - g * (g @ q) / (4 * bound) for g, q in zip(gradients, decisions, strict=True))
+        best, lowest = decisions[-1], np.inf
+        for face in faces:
+            system = np.ones((len(face) + 1,) * 2)
+            system[:-1, :-1], system[-1, -1] = h[np.ix_(face, face)], 0
+            inner = np.linalg.solve(system, np.append(-c[face], 1))[:-1]
+            p = np.zeros(k)
+            p[face] = inner
+            if (inner >= 0).all() and (value := p @ h @ p / 2 + c @ p) < lowest:
+                best, lowest = p, value
+        decisions.append(best)
+        return best
+
+    return chosen(world, decide)
+
+
+def aaggff_d(world: World, cdf: str = "weibull") -> Found:
+    k, size = world.clients, world.cohort
+    share = size / k
+    p, total, theta = np.full(k, 1 / k), np.zeros(k), world.start
+    for t, rate, cohort in world.schedule():
+        losses = np.array([world.loss(theta, i) for i in cohort])
+        r = share * cumulative(cdf, losses / losses.mean())
+        mean = r.mean()
+        estimate = np.full(k, mean)
+        for i, response in zip(cohort, r, strict=True):
+            estimate[i] = (1 - 1 / share) * mean + response / share
+        level = p.sum() * mean
+        total = total - estimate / (1 + level) + mean * (p @ (estimate - mean)) / (1 + level) ** 2
+        p = np.exp(-np.sqrt(np.log(k)) * total / ((share + 2) * np.sqrt(t + 2)))
+        p = p / p.sum()
+        models = {i: world.train(theta, i, t, rate)[0] for i in cohort}
+        theta = sum(p[i] * models[i] for i in cohort) / sum(p[i] for i in cohort)
+    return Found(theta)
+
+
+ORACLES: dict[str, Callable[..., Found]] = {f.__name__: f for f in (term, q_ffl, propfair, afl, aaggff_s, aaggff_d)}

@@ -1,0 +1,281 @@
+"""A second derivation in NumPy: hand-written gradients of a small net, local SGD, and every method's equations.
+
+Nothing of FedLoom's arithmetic is used. Only what is *data* is shared: which clients come and which rows a batch holds.
+The net is o = W₂ tanh(W₁x + b₁) + b₂ with cross entropy; its parameters lie end to end in the order W₁, b₁, W₂, b₂.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fedloom.core.federation import Federation
+from fedloom.core.local import Local, cohort_size, draw_cohort
+
+Vector = np.ndarray
+Correct = Callable[[Vector, Vector], Vector]  # (gradient of the loss, θ) -> gradient that is followed
+
+
+@dataclass
+class World:
+    """The conditions: data, starting point, rounds, local training."""
+
+    federation: Federation
+    start: Vector
+    width: int
+    rounds: int
+    cohort: int
+    local: Local
+    seed: int
+
+    @cached_property
+    def x(self) -> Vector:
+        return self.federation.train.arrays.x.numpy()
+
+    @cached_property
+    def y(self) -> Vector:
+        return self.federation.train.arrays.y.numpy()
+
+    @cached_property
+    def n(self) -> Vector:
+        return self.federation.train.index.sizes.astype(float)
+
+    @property
+    def clients(self) -> int:
+        return len(self.n)
+
+    @cached_property
+    def body(self) -> int:
+        """Length of W₁ and b₁: what lies before the head."""
+        return self.width * (self.x.shape[1] + 1)
+
+    def schedule(self) -> Iterator[tuple[int, float, list[int]]]:
+        """Round, learning rate, cohort."""
+        size = cohort_size(self.clients, 1.0, self.cohort)
+        for t in range(self.rounds):
+            rate = self.local.lr * self.local.lr_decay ** (t // self.local.decay_every)
+            yield t, rate, draw_cohort(self.clients, size, self.seed, t).tolist()
+
+    def gradient(self, theta: Vector, rows: Vector) -> Vector:
+        x, y = self.x[rows], self.y[rows]
+        d, h = x.shape[1], self.width
+        w1, b1 = theta[: h * d].reshape(h, d), theta[h * d : h * d + h]
+        rest = theta[h * d + h :]
+        c = len(rest) // (h + 1)
+        w2, b2 = rest[: c * h].reshape(c, h), rest[c * h :]
+        a = np.tanh(x @ w1.T + b1)
+        o = a @ w2.T + b2
+        e = np.exp(o - o.max(1, keepdims=True))
+        delta = e / e.sum(1, keepdims=True)
+        delta[np.arange(len(y)), y] -= 1
+        delta /= len(y)
+        back = (delta @ w2) * (1 - a**2)
+        return np.concatenate([(back.T @ x).ravel(), back.sum(0), (delta.T @ a).ravel(), delta.sum(0)])
+
+    def loss(self, theta: Vector, client: int) -> float:
+        """F_i(θ) on all training rows of a client."""
+        return self.loss_on(theta, self.federation.train.index[client])
+
+    def loss_on(self, theta: Vector, rows: Vector) -> float:
+        """The mean cross entropy."""
+        x, y = self.x[rows], self.y[rows]
+        d, h = x.shape[1], self.width
+        w1, b1, rest = theta[: h * d].reshape(h, d), theta[h * d : h * d + h], theta[h * d + h :]
+        c = len(rest) // (h + 1)
+        o = np.tanh(x @ w1.T + b1) @ rest[: c * h].reshape(c, h).T + rest[c * h :]
+        return float(np.mean(np.log(np.exp(o).sum(1)) - o[np.arange(len(y)), y]))
+
+    def train(
+        self, theta: Vector, client: int, t: int, rate: float, correct: Correct = lambda g, theta: g, rows: Any = None
+    ) -> tuple[Vector, int]:
+        """Local SGD from θ: correction, clipping, weight decay, momentum, step. Returns θ_i and the steps taken."""
+        local, theta = self.local, theta.copy()
+        rows = self.federation.train.index[client] if rows is None else rows
+        batches = local.batches(rows, self.seed, t, client)
+        velocity = np.zeros_like(theta)
+        for batch in batches:
+            g = correct(self.gradient(theta, batch), theta)
+            if local.clip is not None:
+                norm = np.sqrt(np.sum(g**2))
+                g = g * min(1.0, local.clip / (norm + 1e-6))
+            g = g + local.weight_decay * theta
+            velocity = local.momentum * velocity + g
+            direction = g + local.momentum * velocity if local.nesterov else velocity
+            theta = theta - rate * direction
+        return theta, len(batches)
+
+
+@dataclass
+class Found:
+    """Where a derivation ends: θ [P] at the server, each client's own θ_i [P] where it keeps one, and named states."""
+
+    theta: Vector
+    private: dict[int, Vector] = field(default_factory=dict)
+    states: dict[str, Vector] = field(default_factory=dict)
+
+
+def average(world: World, theta: Vector, models: dict[int, Vector], uniform: bool = False) -> Vector:
+    """Mean of the cohort's models, by samples or uniform."""
+    weight = {i: 1.0 if uniform else world.n[i] for i in models}
+    return sum(weight[i] * models[i] for i in models) / sum(weight.values())
+
+
+def fedavg(world: World) -> Found:
+    theta = world.start
+    for t, rate, cohort in world.schedule():
+        theta = average(world, theta, {i: world.train(theta, i, t, rate)[0] for i in cohort})
+    return Found(theta)
+
+
+def fedprox(world: World, mu: float = 0.01) -> Found:
+    theta = world.start
+    for t, rate, cohort in world.schedule():
+        at = theta
+        models = {i: world.train(at, i, t, rate, lambda g, w, at=at: g + mu * (w - at))[0] for i in cohort}
+        theta = average(world, theta, models)
+    return Found(theta)
+
+
+def scaffold(world: World) -> Found:
+    theta, c = world.start, np.zeros_like(world.start)
+    own = {i: np.zeros_like(theta) for i in range(world.clients)}
+    for t, rate, cohort in world.schedule():
+        models, new = {}, {}
+        for i in cohort:
+            shift = c - own[i]
+            models[i], steps = world.train(theta, i, t, rate, lambda g, w, shift=shift: g + shift)
+            new[i] = own[i] - c + (theta - models[i]) / (steps * rate)
+        c = c + sum(new[i] - own[i] for i in cohort) / world.clients
+        own |= new
+        theta = average(world, theta, models, uniform=True)
+    return Found(theta, states={"server/drift/c": c} | {f"client {i}/drift/c": v for i, v in own.items()})
+
+
+def feddyn(world: World, alpha: float = 0.01, by_size: bool = True) -> Found:
+    theta, h = world.start, np.zeros_like(world.start)
+    own = {i: np.zeros_like(theta) for i in range(world.clients)}
+    for t, rate, cohort in world.schedule():
+        models = {}
+        for i in cohort:
+            relative = world.n[i] / world.n.mean() if by_size else 1.0
+
+            def correct(g: Vector, w: Vector, i: int = i, at: Vector = theta, s: float = relative) -> Vector:
+                return g - own[i] / s + alpha / s * (w - at)
+
+            models[i], _ = world.train(theta, i, t, rate, correct)
+        for i in cohort:
+            own[i] = own[i] - alpha * (models[i] - theta)
+        h = h - alpha / world.clients * sum(models[i] - theta for i in cohort)
+        theta = average(world, theta, models, uniform=True) - h / alpha
+    return Found(theta, states={"server/drift/h": h} | {f"client {i}/drift/h": v for i, v in own.items()})
+
+
+def fednova(world: World) -> Found:
+    theta = world.start
+    for t, rate, cohort in world.schedule():
+        total = sum(world.n[i] for i in cohort)
+        normalised, effective = np.zeros_like(theta), 0.0
+        for i in cohort:
+            model, steps = world.train(theta, i, t, rate)
+            normalised = normalised + world.n[i] / total * (theta - model) / steps
+            effective += world.n[i] / total * steps
+        theta = theta - effective * normalised
+    return Found(theta)
+
+
+def fedavgm(world: World, lr: float = 1.0, momentum: float = 0.9) -> Found:
+    theta, m = world.start, np.zeros_like(world.start)
+    for t, rate, cohort in world.schedule():
+        mean = average(world, theta, {i: world.train(theta, i, t, rate)[0] for i in cohort})
+        m = momentum * m + (theta - mean)
+        theta = theta - lr * m
+    return Found(theta, states={"server/server/shared": m})
+
+
+def adaptive(
+    world: World, second: Callable[[Vector, Vector], Vector], lr: float, beta1: float, tau: float = 1e-3
+) -> Found:
+    theta, m = world.start, np.zeros_like(world.start)
+    v = np.full_like(m, tau**2)
+    for t, rate, cohort in world.schedule():
+        delta = theta - average(world, theta, {i: world.train(theta, i, t, rate)[0] for i in cohort})
+        m = beta1 * m + (1 - beta1) * delta
+        v = second(v, delta**2)
+        theta = theta - lr * m / (np.sqrt(v) + tau)
+    return Found(theta, states={"server/server/m/shared": m, "server/server/v/shared": v})
+
+
+def fedadam(world: World, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Found:
+    return adaptive(world, lambda v, d2: beta2 * v + (1 - beta2) * d2, lr, beta1, tau)
+
+
+def fedyogi(world: World, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Found:
+    def second(v: Vector, d2: Vector) -> Vector:
+        return np.where(v > d2, v - (1 - beta2) * d2, np.where(v < d2, v + (1 - beta2) * d2, v))
+
+    return adaptive(world, second, lr, beta1, tau)
+
+
+def fedadagrad(world: World, lr: float = 0.1, beta1: float = 0.0, tau: float = 1e-3) -> Found:
+    return adaptive(world, lambda v, d2: v + d2, lr, beta1, tau)
+
+
+def fedexp(world: World, eps: float = 1e-3) -> Found:
+    theta = world.start
+    for t, rate, cohort in world.schedule():
+        deltas = np.array([theta - world.train(theta, i, t, rate)[0] for i in cohort])
+        mean = deltas.mean(0)
+        step = max(1.0, np.sum(deltas**2) / (2 * len(cohort) * (np.sum(mean**2) + eps)))
+        theta = theta - step * mean
+    return Found(theta)
+
+
+def local(world: World) -> Found:
+    models = dict.fromkeys(range(world.clients), world.start)
+    for t, rate, cohort in world.schedule():
+        models |= {i: world.train(models[i], i, t, rate)[0] for i in cohort}
+    return Found(world.start, models)
+
+
+def centralised(world: World) -> Found:
+    theta = world.start
+    rows = np.concatenate([world.federation.train.index[i] for i in range(world.clients)])
+    for t, rate, _ in world.schedule():
+        theta, _ = world.train(theta, 0, t, rate, rows=rows)
+    return Found(theta)
+
+
+def partly(world: World, shared: slice) -> Found:
+    """FedAvg on a slice of θ; the rest stays at each client."""
+    theta = world.start.copy()
+    own = dict.fromkeys(range(world.clients), world.start)
+    for t, rate, cohort in world.schedule():
+        models = {}
+        for i in cohort:
+            model = own[i].copy()
+            model[shared] = theta[shared]
+            models[i], _ = world.train(model, i, t, rate)
+        own |= models
+        theta[shared] = average(world, theta, models)[shared]
+    return Found(theta, own)
+
+
+def fedper(world: World) -> Found:
+    return partly(world, slice(0, world.body))
+
+
+def lg_fedavg(world: World) -> Found:
+    return partly(world, slice(world.body, None))
+
+
+ORACLES: dict[str, Callable[..., Found]] = {
+    f.__name__: f
+    for f in (
+        fedavg, fedprox, scaffold, feddyn, fednova, fedavgm, fedadam, fedyogi, fedadagrad, fedexp, local, centralised,
+        fedper, lg_fedavg,
+    )
+}  # fmt: skip

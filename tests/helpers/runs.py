@@ -1,0 +1,94 @@
+"""Experiments with small defaults, and what two runs must share to be called the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom import methods
+from fedloom.core.local import Local
+from fedloom.core.method import Method
+from fedloom.run.checkpoint import Snapshot
+from fedloom.run.experiment import Evaluation, Experiment
+from fedloom.run.loop import RunResult, run
+from helpers.federations import classes
+from helpers.networks import tanh_net
+
+QUIET = Evaluation(on=())
+
+
+def experiment(method: Method | str = "fedavg", **changes: Any) -> Experiment:
+    """A float64 experiment on a tiny net that measures nothing, with the given settings changed."""
+    made = methods.make(method) if isinstance(method, str) else method
+    settings: dict[str, Any] = {
+        "federation": None,
+        "model": tanh_net,
+        "rounds": 3,
+        "local": Local(epochs=2, batch_size=4, lr=0.2, lr_decay=0.9),
+        "evaluation": QUIET,
+        "dtype": "float64",
+        "device": "cpu",
+    }
+    settings |= changes
+    if settings["federation"] is None:
+        settings["federation"] = classes()
+    return Experiment(made, **settings)
+
+
+def go(method: Method | str = "fedavg", **changes: Any) -> RunResult:
+    """Run such an experiment in memory."""
+    return run(experiment(method, **changes))
+
+
+def theta(result: RunResult) -> np.ndarray:
+    """The final shared parameters as one vector."""
+    return result.snapshot.server.shared["shared"].numpy()
+
+
+def leaves(snapshot: Snapshot) -> Iterator[tuple[str, Tensor]]:
+    """All state of a run, tensor by tensor, under names."""
+    server = snapshot.server
+    yield "server", server.shared["shared"]
+    yield "buffers", server.buffers
+    for place, t in sorted(server.parts.items()):
+        yield from ((f"server/{place}/{name}", value) for name, value in sorted(t.items()))
+    for client, state in sorted(snapshot.store):
+        for place, t in sorted(state.items()):
+            yield from ((f"client {client}/{place}/{name}", value) for name, value in sorted(t.items()))
+    if snapshot.last is not None:
+        yield "average/total", snapshot.last.total
+        yield from ((f"average/{client}", model) for client, model in sorted(snapshot.last.models.items()))
+
+
+def assert_same_state(a: Snapshot, b: Snapshot, tolerance: float | None = None) -> None:
+    """All state equal: bit for bit, or within an absolute tolerance."""
+    left, right = dict(leaves(a)), dict(leaves(b))
+    assert list(left) == list(right)
+    for name, value in left.items():
+        if tolerance is None:
+            assert torch.equal(value, right[name]), f"{name} differs by {(value - right[name]).abs().max()}"
+        else:
+            torch.testing.assert_close(value, right[name], rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def assert_same_records(a: list[dict[str, Any]], b: list[dict[str, Any]], tolerance: float | None = None) -> None:
+    """All records equal, wall-clock time aside."""
+    assert len(a) == len(b)
+    for left, right in zip(a, b, strict=True):
+        assert left.keys() == right.keys()
+        for key in left.keys() - {"seconds"}:
+            if tolerance is None or not isinstance(left[key], float):
+                assert left[key] == right[key], f"round {left['round']}, {key}: {left[key]} and {right[key]}"
+            else:
+                assert abs(left[key] - right[key]) <= tolerance, f"round {left['round']}, {key}"
+
+
+def assert_same_run(a: RunResult, b: RunResult, tolerance: float | None = None) -> None:
+    """Records, states and failures equal."""
+    assert_same_records(a.history, b.history, tolerance)
+    assert [(f.round, f.client) for f in a.failures] == [(f.round, f.client) for f in b.failures]
+    assert_same_state(a.snapshot, b.snapshot, tolerance)

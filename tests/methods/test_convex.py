@@ -1,0 +1,278 @@
+"""Least squares at every client: where methods stop is known in closed form, and who stops at the right point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.federations import regression
+from helpers.networks import line
+from helpers.runs import experiment, leaves, theta
+
+from fedloom.core.local import Local
+from fedloom.core.method import Method
+from fedloom.core.parts import Drift, Mixing
+from fedloom.drift import Dynamic, Normalized, Scaffold
+from fedloom.mixing import Uniform
+from fedloom.objectives import SquaredError
+from fedloom.run.experiment import Evaluation
+from fedloom.run.loop import RunResult, run
+from fedloom.server import SGD, Adagrad, Adam, Yogi
+
+Vector = np.ndarray
+SIZES = (6, 14, 8, 20)
+DIM = 3
+
+
+@dataclass(frozen=True)
+class Problem:
+    """F_i(θ) = ½θᵀA_iθ - b_iᵀθ + const, from data X_i with X_iᵀX_i/n_i = A_i."""
+
+    a: tuple[Vector, ...]
+    b: tuple[Vector, ...]
+    x: tuple[Vector, ...]
+    y: tuple[Vector, ...]
+
+    @cached_property
+    def n(self) -> Vector:
+        return np.array([len(y) for y in self.y], dtype=float)
+
+    def solution(self, weights: Vector) -> Vector:
+        """The minimiser of Σ w_i F_i."""
+        return np.linalg.solve(
+            sum(w * a for w, a in zip(weights, self.a, strict=True)),
+            sum(w * b for w, b in zip(weights, self.b, strict=True)),
+        )
+
+    def gradient(self, client: int, at: Vector) -> Vector:
+        return self.a[client] @ at - self.b[client]
+
+    def run(self, method: Method, rounds: int, local: Local, **changes: Any) -> RunResult:
+        settings = {"federation": regression(self.x, self.y), "model": line(self.x[0].shape[1])}
+        return run(experiment(method, rounds=rounds, local=local, **settings | changes))
+
+
+def quadratics(sizes: tuple[int, ...] = SIZES, seed: int = 1) -> Problem:
+    """Clients with Hessians of eigenvalues in [.6, 1.6] in different directions, and solutions far apart."""
+    draw = np.random.default_rng(seed)
+    a, b, xs, ys = [], [], [], []
+    for n in sizes:
+        frame, _ = np.linalg.qr(draw.normal(size=(n, DIM)))
+        turn, _ = np.linalg.qr(draw.normal(size=(DIM, DIM)))
+        x = np.sqrt(n) * frame @ np.diag(np.sqrt(draw.uniform(0.6, 1.6, size=DIM))) @ turn
+        y = x @ (2 * draw.normal(size=DIM)) + 0.1 * draw.normal(size=n)
+        xs.append(x)
+        ys.append(y)
+        a.append(x.T @ x / n)
+        b.append(x.T @ y / n)
+    return Problem(tuple(a), tuple(b), tuple(xs), tuple(ys))
+
+
+def squares(drift: Drift | None = None, mixing: Mixing | None = None, **slots: Any) -> Method:
+    return Method("test", (SquaredError(),), drift=drift or Drift(), mixing=mixing or Mixing(), **slots)
+
+
+MANY = Local(steps=25, batch_size=0, lr=0.2)
+EXACT = Local(steps=32, batch_size=0, lr=0.55)  # with α = .7 the slowest direction shrinks by half a step
+
+
+# --- FedAvg and the wrong point ----------------------------------------
+
+
+def wrong_point(problem: Problem, p: Vector, steps: Vector, lr: float) -> Vector:
+    """FedAvg's fixed point: Σ p_i (I - (I - ηA_i)^τ_i)(θ - θ_i*) = 0."""
+    identity = np.eye(len(problem.b[0]))
+    left, right = np.zeros_like(identity), np.zeros(len(identity))
+    for i, a in enumerate(problem.a):
+        pull = identity - np.linalg.matrix_power(identity - lr * a, int(steps[i]))
+        left += p[i] * pull
+        right += p[i] * pull @ np.linalg.lstsq(a, problem.b[i], rcond=None)[0]
+    return np.linalg.solve(left, right)
+
+
+def test_fedavg_stops_at_the_wrong_point_that_algebra_gives() -> None:
+    problem = quadratics()
+    p = problem.n / problem.n.sum()
+    best = problem.solution(p)
+    there = wrong_point(problem, p, np.full(len(p), 25), 0.2)
+    assert np.linalg.norm(there - best) > 0.05 * np.linalg.norm(best)
+    np.testing.assert_allclose(theta(problem.run(squares(), 40, MANY)), there, rtol=0, atol=1e-9)
+
+
+def test_fedavg_with_one_step_is_gradient_descent_and_right() -> None:
+    problem = quadratics()
+    found = theta(problem.run(squares(), 150, Local(steps=1, batch_size=0, lr=0.4)))
+    np.testing.assert_allclose(found, problem.solution(problem.n), rtol=0, atol=1e-9)
+
+
+# --- SCAFFOLD and FedDyn and the right one ---------------------------------------------------------------------------
+
+DRIFTS = {
+    "scaffold": (Scaffold(), Local(steps=10, batch_size=0, lr=0.1), False),
+    "dynamic by size": (Dynamic(0.7, by_size=True), EXACT, True),
+    "dynamic unweighted": (Dynamic(0.7, by_size=False), EXACT, False),
+}
+
+
+@pytest.mark.parametrize(("drift", "local", "by_size"), DRIFTS.values(), ids=DRIFTS)
+@pytest.mark.parametrize("cohort", [None, 2], ids=["full", "partial"])
+def test_corrected_methods_reach_the_true_minimiser(
+    drift: Drift, local: Local, by_size: bool, cohort: int | None
+) -> None:
+    problem = quadratics()
+    weighted, unweighted = problem.solution(problem.n), problem.solution(np.ones(len(problem.n)))
+    assert np.linalg.norm(weighted - unweighted) > 0.1, "the two goals must differ for the test to tell them apart"
+    found = theta(problem.run(squares(drift, Uniform()), 60 if cohort is None else 130, local, cohort=cohort))
+    np.testing.assert_allclose(found, weighted if by_size else unweighted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("by_size", [True, False])
+def test_linear_terms_of_feddyn(by_size: bool) -> None:
+    """After every round h = mean of all h_i; with exact solves h_i is the (scaled) gradient at θ_i; means vanish."""
+    problem, alpha = quadratics(), 0.7
+    scale = problem.n / problem.n.mean() if by_size else np.ones(len(problem.n))
+    clients = len(scale)
+    solutions: dict[int, Vector] = {}
+    means = []
+    for rounds in (1, 2, 3, 5, 130):
+        result = problem.run(squares(Dynamic(alpha, by_size), Uniform()), rounds, EXACT, cohort=2, seed=4)
+        states = {key: value.numpy() for key, value in leaves(result.snapshot)}
+        own = [states.get(f"client {i}/drift/h", np.zeros(DIM)) for i in range(clients)]
+        np.testing.assert_allclose(states["server/drift/h"], np.mean(own, axis=0), rtol=0, atol=1e-10)
+        for i in {client for client, _ in result.snapshot.store}:
+            # h_i = s_i ∇F_i(θ_i), so θ_i follows from h_i, and then αθ_i + s_i A_iθ_i from the received model.
+            solutions[i] = np.linalg.solve(scale[i] * problem.a[i], own[i] + scale[i] * problem.b[i])
+        means.append(np.linalg.norm(states["server/drift/h"]))
+    best = problem.solution(scale)
+    for i in range(clients):
+        np.testing.assert_allclose(solutions[i], best, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(own[i], scale[i] * problem.gradient(i, best), rtol=0, atol=1e-6)
+    assert means[-1] < 1e-6 < 1e-2 < means[0]
+    assert min(np.linalg.norm(h) for h in own) > 0.1, "single linear terms must not vanish, only their mean"
+
+
+@pytest.mark.parametrize("by_size", [True, False])
+def test_linear_term_is_the_gradient_at_the_last_local_solution(by_size: bool) -> None:
+    """Round by round, with θ_i taken from the models the clients report."""
+    problem = quadratics()
+    scale = problem.n / problem.n.mean() if by_size else np.ones(len(problem.n))
+    for rounds in (1, 2, 4):
+        result = problem.run(
+            squares(Dynamic(0.7, by_size), Uniform()), rounds, EXACT, cohort=3, evaluation=Evaluation(on=("average",))
+        )
+        states = {key: value.numpy() for key, value in leaves(result.snapshot)}
+        assert result.snapshot.last is not None
+        for i, model in result.snapshot.last.models.items():
+            expected = scale[i] * problem.gradient(i, model.numpy())
+            np.testing.assert_allclose(states[f"client {i}/drift/h"], expected, rtol=0, atol=1e-6)
+            assert np.linalg.norm(expected) > 1e-2
+
+
+def test_feddyn_with_one_client_is_the_proximal_point_method() -> None:
+    """θ_1^t - θ* = (α(A + α)⁻¹)^t (θ⁰ - θ*), and the server stands at θ_1^t - ∇F(θ_1^t)/α."""
+    problem, alpha, rounds = quadratics((9,)), 0.7, 6
+    a, best = problem.a[0], problem.solution(np.ones(1))
+    result = problem.run(squares(Dynamic(alpha), Uniform()), rounds, EXACT)
+    shrink = np.linalg.matrix_power(alpha * np.linalg.inv(a + alpha * np.eye(DIM)), rounds)
+    error = shrink @ (0 - best)
+    assert np.linalg.norm(error) > 1e-4
+    np.testing.assert_allclose(theta(result) - best, error - a @ error / alpha, rtol=0, atol=1e-7)
+
+
+def test_feddyn_with_a_tiny_alpha_and_one_client_solves_in_one_round() -> None:
+    """Its local model minimises F_1 itself; h = ∇F_1 there, of size α, so the linear term does no more."""
+    problem = quadratics((9,))
+    result = problem.run(
+        squares(Dynamic(1e-7), Uniform()), 1, replace(EXACT, steps=80), evaluation=Evaluation(on=("average",))
+    )
+    assert result.snapshot.last is not None
+    np.testing.assert_allclose(result.snapshot.last.models[0].numpy(), problem.solution(np.ones(1)), rtol=0, atol=1e-5)
+
+
+# --- FedNova ----------------------------------------
+
+
+def copies(counts: tuple[int, ...], seed: int = 2) -> Problem:
+    """One dimension, and clients that hold copies of one sample: every batch has the same gradient."""
+    draw = np.random.default_rng(seed)
+    a, b, xs, ys = [], [], [], []
+    for n in counts:
+        x, y = draw.normal(loc=1.0, scale=0.2, size=(1, 1)), 3 * draw.normal(size=1)
+        xs.append(np.repeat(x, n, axis=0))
+        ys.append(np.repeat(y, n))
+        a.append(x.T @ x)
+        b.append(x.T @ y)
+    return Problem(tuple(a), tuple(b), tuple(xs), tuple(ys))
+
+
+def nova_point(problem: Problem, p: Vector, steps: Vector, lr: float) -> float:
+    """FedNova's fixed point in one dimension: Σ p_i (1 - (1 - ηa_i)^τ_i)/τ_i (θ - θ_i*) = 0."""
+    a = np.array([m.item() for m in problem.a])
+    weight = p * (1 - (1 - lr * a) ** steps) / steps
+    return float((weight * np.array([v.item() for v in problem.b]) / a).sum() / weight.sum())
+
+
+def test_fednova_is_consistent_with_unequal_steps_and_fedavg_is_not() -> None:
+    """As η → 0 FedNova's stopping point goes to the minimiser, FedAvg's to that of Σ p_i τ_i F_i."""
+    problem = copies((2, 4, 12))
+    p, steps = problem.n / problem.n.sum(), problem.n / 2
+    best = problem.solution(p).item()
+    nova, average = [], []
+    for lr in (0.02, 0.01):
+        local = Local(epochs=1, batch_size=2, lr=lr)
+        rounds = int(8 / lr / 4)
+        found = theta(problem.run(squares(Normalized()), rounds, local)).item()
+        assert found == pytest.approx(nova_point(problem, p, steps, lr), abs=1e-6)
+        nova.append(abs(found - best))
+        found = theta(problem.run(squares(), rounds, local)).item()
+        assert found == pytest.approx(wrong_point(problem, p, steps, lr).item(), abs=1e-6)
+        average.append(abs(found - best))
+    assert min(average) > 0.3
+    assert max(nova) < 0.2 * min(average)
+    assert nova[1] / nova[0] == pytest.approx(0.5, rel=0.1)  # error of order η
+    assert average[1] / average[0] > 0.9  # error that stays
+
+
+# --- server optimisers ----------------------------------------
+
+
+RULES = {"adam": Adam(0.1), "yogi": Yogi(0.1), "adagrad": Adagrad(0.1, beta1=0.9)}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_moments_are_kept_across_rounds(rule: str) -> None:
+    """Two rounds in one run are not two runs of one round: the moments of the first act in the second."""
+    problem = quadratics()
+    result = problem.run(squares(server=RULES[rule]), 3, MANY)
+    p = problem.n / problem.n.sum()
+    at, m, v = np.zeros(DIM), np.zeros(DIM), np.full(DIM, 1e-6)
+    for _ in range(3):
+        delta = np.zeros(DIM)
+        for i, a in enumerate(problem.a):
+            here = at.copy()
+            for _ in range(25):
+                here = here - 0.2 * (a @ here - problem.b[i])
+            delta += p[i] * (at - here)
+        m = 0.9 * m + 0.1 * delta
+        if rule == "adam":
+            v = 0.99 * v + 0.01 * delta**2
+        elif rule == "yogi":
+            v = v + 0.01 * np.where(delta**2 > v, delta**2, -(delta**2))
+        else:
+            v = v + delta**2
+        at = at - 0.1 * m / (np.sqrt(v) + 1e-3)
+    np.testing.assert_allclose(theta(result), at, rtol=0, atol=1e-10)
+    states = {key: value.numpy() for key, value in leaves(result.snapshot)}
+    np.testing.assert_allclose(states["server/server/m/shared"], m, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(states["server/server/v/shared"], v, rtol=0, atol=1e-10)
+
+
+def test_server_momentum_speeds_up_and_stops_at_the_same_point() -> None:
+    """Momentum changes the way, not the fixed point."""
+    problem = quadratics()
+    there = wrong_point(problem, problem.n / problem.n.sum(), np.full(len(problem.n), 25), 0.2)
+    found = theta(problem.run(squares(server=SGD(lr=0.7, momentum=0.4)), 80, MANY))
+    np.testing.assert_allclose(found, there, rtol=0, atol=1e-8)

@@ -1,0 +1,128 @@
+"""Every registered method against its own equations, derived a second time in NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import fair, reference
+from helpers.federations import classes
+from helpers.networks import tanh_net
+from helpers.reference import World
+from helpers.runs import experiment, leaves
+from helpers.runs import theta as final
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.local import Local
+from fedloom.methods import make, methods
+from fedloom.run.loop import RunResult, run
+
+WIDTH, ROUNDS, COHORT, SEED = 3, 5, 4, 7
+
+ORACLES = reference.ORACLES | fair.ORACLES
+
+LOCALS = {
+    "epochs": Local(epochs=2, batch_size=4, lr=0.3, lr_decay=0.8),
+    "steps and decay of weights": Local(steps=5, batch_size=3, lr=0.2, weight_decay=0.05, lr_decay=0.9, decay_every=2),
+    "clipping": Local(epochs=1, batch_size=4, lr=0.5, weight_decay=0.02, clip=0.95),
+    "momentum": Local(epochs=2, batch_size=5, lr=0.1, momentum=0.7, weight_decay=0.01, clip=0.8),
+    "nesterov": Local(epochs=2, batch_size=0, lr=0.1, momentum=0.6, nesterov=True),
+}
+
+# Beside the defaults: settings that make each method's own term large.
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "fedprox": [{"mu": 0.7}],
+    "feddyn": [{"alpha": 0.5}, {"alpha": 0.3, "by_size": False}],
+    "fedavgm": [{"lr": 0.6, "momentum": 0.5}],
+    "fedadam": [{"lr": 0.2, "beta1": 0.5, "beta2": 0.7, "tau": 0.02}],
+    "fedyogi": [{"lr": 0.2, "beta1": 0.5, "beta2": 0.7, "tau": 0.02}],
+    "fedadagrad": [{"lr": 0.3, "beta1": 0.4, "tau": 0.05}],
+    "fedexp": [{"eps": 0.0}, {"eps": 0.2}],
+    "term": [{"tilt": 4.0}, {"tilt": -2.0}],
+    "q_ffl": [{"q": 0.0}, {"q": 0.3}, {"q": 5.0}],
+    "propfair": [{"baseline": 5.0}, {"baseline": 1.0, "eps": 0.3}],
+    "afl": [{"step": 0.0}, {"step": 1.0}],
+    "aaggff_s": [{"cdf": "weibull"}, {"cdf": "gumbel"}],
+    "aaggff_d": [{"cdf": "frechet"}, {"cdf": "normal"}],
+}
+
+CASES = [(name, settings) for name in methods.names() for settings in ({}, *SETTINGS.get(name, []))]
+
+
+def world(local: Local, **changes: Any) -> World:
+    start = np.concatenate([p.detach().double().numpy().ravel() for p in tanh_net(WIDTH).parameters()])
+    return World(classes(), start, WIDTH, ROUNDS, COHORT, local, SEED, **changes)
+
+
+def ran(name: str, settings: dict[str, Any], local: Local) -> RunResult:
+    method = make(name, **settings)
+    cohort = None if method.needs("full_participation") else COHORT
+    conditions = {"federation": classes(), "rounds": ROUNDS, "cohort": cohort, "local": local, "seed": SEED}
+    return run(experiment(method, **conditions))
+
+
+@pytest.mark.parametrize("local", LOCALS.values(), ids=LOCALS)
+@pytest.mark.parametrize(("name", "settings"), CASES, ids=[f"{n}-{s}" if s else n for n, s in CASES])
+def test_method_follows_its_equations(name: str, settings: dict[str, Any], local: Local) -> None:
+    if name not in ORACLES:
+        pytest.fail(
+            f"method {name!r} has no oracle: derive its update in NumPy in tests/helpers/reference.py "
+            "and add the function to ORACLES."
+        )
+    if local.momentum and make(name, **settings).needs("plain_sgd"):
+        with pytest.raises(ConfigError, match="momentum 0"):
+            ran(name, settings, local)
+        return
+    found = ORACLES[name](world(local), **settings)
+    result = ran(name, settings, local)
+    here = world(local)
+    shared = len(final(result))
+    order = {"fedper": slice(0, here.body), "lg_fedavg": slice(here.body, None), "local": slice(0, 0)}
+    part = order.get(name, slice(None))
+    assert shared == len(found.theta[part])
+    np.testing.assert_allclose(final(result), found.theta[part], rtol=0, atol=1e-10)
+    states = {key: value.numpy() for key, value in leaves(result.snapshot)}
+    for key, expected in found.states.items():
+        # a client that has never taken part has no state yet: zero
+        np.testing.assert_allclose(states.get(key, 0 * expected), expected, rtol=0, atol=1e-10, err_msg=key)
+    took_part = {client for client, _ in result.snapshot.store}
+    for client in took_part & found.private.keys():
+        kept = np.delete(found.private[client], np.arange(len(found.theta))[part])
+        own = states[f"client {client}/personal/private"]
+        np.testing.assert_allclose(own, kept, rtol=0, atol=1e-10, err_msg=f"client {client}")
+    if found.private:
+        assert took_part, "nobody kept anything"
+
+
+def test_the_oracles_are_not_all_the_same() -> None:
+    """Two methods that the conditions above could not tell apart would prove nothing."""
+    ends = {name: oracle(world(LOCALS["epochs"])).theta for name, oracle in ORACLES.items()}
+    names = sorted(ends)
+    for number, a in enumerate(names):
+        for b in names[number + 1 :]:
+            assert np.abs(ends[a] - ends[b]).max() > 1e-7, f"{a} and {b} end at the same point"
+
+
+def test_reference_gradient_is_the_slope_of_the_loss() -> None:
+    """The hand-written gradient against finite differences of a loss written once more."""
+    here = world(LOCALS["epochs"])
+    rows = np.array([0, 3, 5, 11])
+
+    def loss(theta: np.ndarray) -> float:
+        d, h = here.x.shape[1], here.width
+        w1, b1, rest = theta[: h * d].reshape(h, d), theta[h * d : h * d + h], theta[h * (d + 1) :]
+        c = len(rest) // (h + 1)
+        out = np.tanh(here.x[rows] @ w1.T + b1) @ rest[: c * h].reshape(c, h).T + rest[c * h :]
+        return float(np.mean(np.log(np.exp(out).sum(1)) - out[np.arange(len(rows)), here.y[rows]]))
+
+    step = 1e-6
+    slopes = [(loss(here.start + step * e) - loss(here.start - step * e)) / (2 * step) for e in np.eye(len(here.start))]
+    np.testing.assert_allclose(here.gradient(here.start, rows), slopes, atol=1e-8)
+
+
+def test_reference_is_clipped_where_the_settings_say_so() -> None:
+    """The clipping of the third setting must bite, and must not always bite."""
+    here = world(LOCALS["clipping"])
+    norms = [np.linalg.norm(here.gradient(here.start, here.federation.train.index[i])) for i in range(here.clients)]
+    assert min(norms) < LOCALS["clipping"].clip < max(norms)  # type: ignore[operator]

@@ -1,0 +1,134 @@
+"""The metrics that a run records, against the same metrics of its final model, computed apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from helpers.federations import classes
+from helpers.runs import experiment
+from sklearn.metrics import roc_auc_score
+from torch import nn
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.federation import Arrays, Federation, Index, Split
+from fedloom.metrics import ece, top_k
+from fedloom.models import models
+from fedloom.run.experiment import Evaluation
+from fedloom.run.loop import run
+
+METRICS = ("accuracy", "auroc", "top2", "ece", "mce")
+SIZES = (30, 20, 25)
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    evaluation = Evaluation(**{"on": ("global", "clients", "average", "train"), "metrics": METRICS, **changes})
+    return {"federation": classes(SIZES), "evaluation": evaluation, "rounds": 2}
+
+
+def probabilities(model: nn.Module, arrays: Arrays) -> np.ndarray:
+    with torch.no_grad():
+        return model.eval()(arrays.x).softmax(1).numpy()
+
+
+def test_records_are_the_metrics_of_the_final_model(tmp_path) -> None:
+    given = settings()
+    result = run(experiment("fedavg", **given), tmp_path / "run")
+    federation, record = given["federation"], result.history[-1]
+    p, y = probabilities(result.model, federation.test), federation.test.y.numpy()
+    assert record["global/auroc"] == pytest.approx(roc_auc_score(y, p, multi_class="ovr"))
+    assert record["global/top2"] == pytest.approx(top_k(p, y, 2))
+    assert record["global/ece"] == pytest.approx(ece(p.max(1), p.argmax(1) == y))
+    assert {f"average/{m}" for m in METRICS} | {f"global/train_{m}" for m in METRICS} <= record.keys()
+    table = pq.read_table(tmp_path / "run" / "clients.parquet").to_pydict()
+    last = {k: np.array(v)[np.array(table["round"]) == 2] for k, v in table.items()}
+    for client in range(len(SIZES)):
+        own = federation.held_out.client(client)
+        p = probabilities(result.model, own)
+        row = last["client"] == client
+        assert last["ece"][row] == pytest.approx(ece(p.max(1), p.argmax(1) == own.y.numpy()))
+        assert last["accuracy"][row] == pytest.approx((p.argmax(1) == own.y.numpy()).mean())
+    assert record["clients/ece/mean"] == pytest.approx(last["ece"].mean())
+    assert record["clients/ece/worst"] == pytest.approx(last["ece"].max())
+    assert record["clients/accuracy/worst"] == pytest.approx(last["accuracy"].min())
+
+
+def test_private_models_are_measured_with_the_same_metrics() -> None:
+    record = run(experiment("fedper", **settings())).history[-1]
+    assert all(f"clients/{metric}/mean" in record for metric in METRICS)
+
+
+def test_accuracy_alone_gives_what_it_gave_and_costs_one_pass() -> None:
+    passes = 0
+
+    def counted() -> nn.Module:
+        def count(module: nn.Module, *_: object) -> None:
+            nonlocal passes
+            passes += not module.training
+
+        net = models.make("mlp", classes=3, inputs=(4,), hidden=(3,))
+        net.register_forward_hook(count)
+        return net
+
+    given = settings(on=("global",), batch_size=6) | {"model": counted}
+    few = run(experiment("fedavg", **given | {"evaluation": Evaluation(on=("global",), batch_size=6)}))
+    alone, passes = passes, 0
+    many = run(experiment("fedavg", **given))
+    assert passes == alone == 1 + 2 * 4  # one try of the model, then 20 samples in batches of 6, twice
+    for a, b in zip(few.history, many.history, strict=True):
+        assert {k: a[k] for k in a if k != "seconds"} == {k: b[k] for k in a if k != "seconds"}
+
+
+def test_a_target_may_be_an_auroc_and_must_be_measured() -> None:
+    given = settings(on=("global",), metric="global/auroc", target=0.01, stop_at_target=True)
+    assert len(run(experiment("fedavg", **given)).history) == 1
+    with pytest.raises(ConfigError, match=r"'global/auroc', which is never measured: .*metrics is accuracy"):
+        Evaluation(metric="global/auroc", target=0.5)
+    with pytest.raises(ConfigError, match="unknown metric 'f1'"):
+        Evaluation(metrics=("f1",))
+
+
+def text(sizes: tuple[int, ...], length: int, tokens: int, every: bool) -> Federation:
+    """Sequences of tokens that go on by one, and what follows them."""
+    start = torch.arange(sum(sizes)) * 5 % tokens
+    x = (start[:, None] + torch.arange(length)) % tokens
+    y = (x + 1) % tokens
+    arrays = Arrays(x, y if every else y[:, -1], tokens)
+    ends = np.cumsum(sizes)
+    index = Index.of([list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)])
+    nothing = Index.of([[] for _ in sizes])
+    return Federation(Split(arrays, index), Split(arrays, nothing), Split(arrays, index), arrays)
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_recurrent_networks_train_on_every_engine_and_count_positions(every: bool) -> None:
+    def model() -> nn.Module:
+        positions = "every" if every else "last"
+        return models.make("stacked_lstm", classes=7, inputs=(5,), embedding=3, hidden=6, positions=positions)
+
+    given = settings(metrics=("accuracy", "top3")) | {"federation": text((14, 9), 5, 7, every), "model": model}
+    serial = run(experiment("fedavg", **given, engine="serial"))
+    vmap = run(experiment("fedavg", **given, engine="vmap"))
+    at = serial.snapshot.server.shared["shared"]
+    torch.testing.assert_close(vmap.snapshot.server.shared["shared"], at, rtol=0, atol=1e-10)
+    test = given["federation"].test
+    with torch.no_grad():
+        right = serial.model.eval()(test.x).argmax(-1) == test.y
+    assert serial.history[-1]["global/accuracy"] == pytest.approx(right.double().mean().item())
+
+
+def test_padding_is_not_counted() -> None:
+    federation = text((14, 9), 5, 7, every=True)
+
+    def model() -> nn.Module:
+        return models.make("stacked_lstm", classes=7, inputs=(5,), embedding=3, hidden=6, positions="every")
+
+    given = settings(metrics=("accuracy",), padding=0) | {"federation": federation, "model": model}
+    result = run(experiment("fedavg", **given))
+    with torch.no_grad():
+        right = result.model.eval()(federation.test.x).argmax(-1) == federation.test.y
+    kept = right[federation.test.y != 0]
+    assert result.history[-1]["global/accuracy"] == pytest.approx(kept.double().mean().item())

@@ -1,0 +1,149 @@
+"""Ranking and calibration against scikit-learn, direct definitions and numbers worked out by hand."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score, top_k_accuracy_score
+
+from fedloom.core.errors import ConfigError
+from fedloom.metrics import Predictions, auroc, direction, ece, mce, predictions, top_k
+from fedloom.metrics.measures import check
+
+RANDOM = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_binary_auroc_is_scikit_learns_and_its_definition(ties: bool) -> None:
+    scores, y = RANDOM.random(60), RANDOM.integers(2, size=60)
+    scores = scores.round(1) if ties else scores
+    pairs = scores[y == 1][:, None] - scores[y == 0]
+    assert auroc(scores, y) == pytest.approx(roc_auc_score(y, scores))
+    assert auroc(scores, y) == pytest.approx((pairs > 0).mean() + 0.5 * (pairs == 0).mean())
+    assert auroc(np.stack([1 - scores, scores], 1), y) == pytest.approx(auroc(scores, y))
+
+
+def test_auroc_of_several_classes_is_one_against_rest() -> None:
+    p = RANDOM.dirichlet(np.ones(5), size=80)
+    y = RANDOM.integers(5, size=80)
+    assert auroc(p, y) == pytest.approx(roc_auc_score(y, p, multi_class="ovr", average="macro"))
+    some = y % 2 == 0  # classes 1 and 3 are away: the mean is over those that are present
+    by_hand = np.mean([roc_auc_score(y[some] == c, p[some, c]) for c in (0, 2, 4)])
+    assert auroc(p[some], y[some]) == pytest.approx(by_hand)
+
+
+def test_auroc_is_not_defined_for_one_class() -> None:
+    assert np.isnan(auroc([0.1, 0.2], [0, 0]))
+    assert np.isnan(auroc(np.eye(3), [2, 2, 2]))
+    assert np.isnan(auroc([], []))
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_top_k_is_scikit_learns(k: int) -> None:
+    p, y = RANDOM.random((50, 5)), RANDOM.integers(5, size=50)
+    assert top_k(p, y, k) == pytest.approx(top_k_accuracy_score(y, p, k=k, labels=range(5)))
+
+
+def test_calibration_by_hand() -> None:
+    """Two bins of three are used: two samples at .5, right once; one at .9, wrong."""
+    confidence, correct = [0.5, 0.6, 0.9], [1, 0, 0]
+    assert ece(confidence, correct, bins=3) == pytest.approx(2 / 3 * 0.05 + 1 / 3 * 0.9)
+    assert mce(confidence, correct, bins=3) == pytest.approx(0.9)
+
+
+def test_bins_are_closed_above_and_there_are_fifteen() -> None:
+    edge = np.arange(1, 16) / 15
+    assert ece(edge, np.ones(15)) == pytest.approx(np.mean(1 - edge))
+    assert mce([8 / 15, 8 / 15 - 0.01], [1, 0]) == pytest.approx(abs(0.5 - (8 / 15 - 0.005)))
+    assert mce([8 / 15, 8 / 15 + 0.01], [1, 0]) == pytest.approx(8 / 15 + 0.01)
+
+
+def test_calibration_of_nothing_is_nan_and_of_the_perfect_zero() -> None:
+    assert np.isnan(ece([], []))
+    assert np.isnan(mce([], []))
+    assert ece(np.ones(4), np.ones(4)) == mce(np.ones(4), np.ones(4)) == 0
+
+
+NAMES = ("accuracy", "top2", "auroc", "ece", "mce")
+
+
+def test_predictions_agree_with_the_functions() -> None:
+    torch.manual_seed(0)
+    out, y = torch.randn(40, 4), torch.randint(4, (40,))
+    found = Predictions.joined([predictions(NAMES, out[:15], y[:15]), predictions(NAMES, out[15:], y[15:])])
+    p = out.double().softmax(1).numpy()
+    right = (out.argmax(1) == y).numpy()
+    expected = {
+        "loss": float(torch.nn.functional.cross_entropy(out.double(), y)),
+        "accuracy": right.mean(),
+        "top2": top_k(p, y, 2),
+        "auroc": auroc(p, y),
+        "ece": ece(p.max(1), right),
+        "mce": mce(p.max(1), right),
+    }
+    assert {name: found.value(name) for name in expected} == pytest.approx(expected, rel=1e-6)
+    offsets = np.array([0, 7, 8, 40])
+    for name in expected:
+        groups = [predictions(NAMES, out[i:j], y[i:j]).value(name) for i, j in pairwise(offsets)]
+        np.testing.assert_allclose(found.by_group(name, offsets), groups, rtol=1e-6)
+
+
+def test_saturated_logits_of_two_classes_are_still_ranked() -> None:
+    out = torch.tensor([[0.0, 50.0], [0.0, 60.0], [0.0, 70.0]])
+    assert predictions(["auroc"], out, torch.tensor([0, 1, 1])).value("auroc") == 1.0
+
+
+def test_sequences_count_positions_and_padding_does_not() -> None:
+    torch.manual_seed(0)
+    out, y = torch.randn(3, 5, 4), torch.randint(1, 4, (3, 5))
+    y[0, 2:] = y[2, 4:] = 0
+    flat, labels = out.reshape(-1, 4), y.reshape(-1)
+    for padding, kept in ((None, labels >= 0), (0, labels != 0)):
+        found = predictions(NAMES, out, y, padding)
+        alone = predictions(NAMES, flat[kept], labels[kept])
+        assert found.count.sum() == kept.sum()
+        for name in ("loss", *NAMES):
+            assert found.value(name) == pytest.approx(alone.value(name), rel=1e-6)
+            last = predictions(NAMES, out[2:], y[2:], padding).value(name)
+            np.testing.assert_allclose(found.by_group(name, np.array([0, 2, 3]))[1], last, rtol=1e-6)
+
+
+def test_a_sample_that_is_all_padding_counts_nowhere() -> None:
+    out, y = torch.randn(2, 3, 4), torch.tensor([[0, 0, 0], [1, 2, 3]])
+    found = predictions(["accuracy", "auroc", "ece"], out, y, padding=0)
+    for name in ("loss", "accuracy", "auroc", "ece"):
+        assert np.isnan(found.by_group(name, np.array([0, 1, 2]))[0])
+        assert not np.isnan(found.value(name))
+
+
+def test_a_regression_has_a_loss_and_nothing_else() -> None:
+    found = predictions(NAMES, torch.tensor([[1.0], [3.0]]), torch.tensor([[0.0], [0.0]]))
+    assert found.value("loss") == (0.5 + 4.5) / 2
+    assert all(np.isnan(found.value(name)) for name in NAMES)
+    assert np.isnan(predictions(NAMES, torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)).value("accuracy"))
+
+
+def test_directions() -> None:
+    higher = ("global/accuracy", "clients/auroc/worst10", "average/top5")
+    lower = ("global/loss", "global/train_loss", "clients/loss/mean", "global/ece", "clients/accuracy/gini")
+    assert {direction(key) for key in higher} == {"max"}
+    assert {direction(key) for key in lower} == {"min"}
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: check(["top0"]), "unknown metric 'top0'"),
+        (lambda: check(["top"]), "unknown metric 'top'"),
+        (lambda: check(["acuracy"]), "did you mean 'accuracy'"),
+        (lambda: auroc([1.0], [1, 0]), "1 rows of scores but 2 labels"),
+        (lambda: top_k([[1.0]], [0], 0), "at least 1 guess"),
+        (lambda: ece([1.0], [1, 0]), "1 confidences but 2 outcomes"),
+    ],
+)
+def test_wrong_use_ends_in_a_sentence(call, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        call()

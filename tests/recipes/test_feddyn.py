@@ -1,0 +1,97 @@
+"""The recipes run, and say what they are told to say."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "recipes" / "feddyn"
+
+
+@pytest.fixture
+def recipe(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """``recipe("table_a4", "--table")`` does what ``python recipes/feddyn/table_a4.py --table`` does: its exit code."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return lambda name, *arguments: importlib.import_module(name).main([str(a) for a in arguments])
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    shape = b"".join(n.to_bytes(4, "big") for n in array.shape)
+    path.write_bytes(bytes([0, 0, 8, array.ndim]) + shape + array.astype(np.uint8).tobytes())
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> Path:
+    """A folder that looks like MNIST, with a few images that a network can tell apart."""
+    raw = tmp_path / "data" / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for split, samples in (("train", 1000), ("t10k", 100)):
+        labels = np.arange(samples) % 10
+        images = random.integers(0, 50, (samples, 28, 28))
+        images[np.arange(samples), labels] += 200
+        write_idx(raw / f"{split}-images-idx3-ubyte", images)
+        write_idx(raw / f"{split}-labels-idx1-ubyte", labels)
+    return tmp_path / "data"
+
+
+def test_table_a4_runs_and_writes_the_table_again(tmp_path: Path, recipe: Callable[..., int]) -> None:
+    assert recipe("table_a4", "--seeds", 1, "--settings", "type1", "--limit", 1, "--draws", 1, "--out", tmp_path) == 0
+    found = json.loads((tmp_path / "table_a4.json").read_text())["settings"]["type1"]
+    tried = {name: len(points) for name, points in found["grid"].items()}
+    assert tried == {"FedDyn": 18 + 3, "SCAFFOLD": 6 + 3, "FedAvg": 6 + 3, "FedProx": 12 + 3}
+    assert [run["cost"] for run in found["draws"]["0"]["runs"].values()] == [1, 2, 1, 1]
+    assert [run["rounds"] for run in found["draws"]["0"]["runs"].values()] == [1, 1, 1, 1]
+    assert 1.4 < found["draws"]["0"]["optimum"] < 1.6
+
+    text = (tmp_path / "table_a4.md").read_text()
+    assert re.search(r"\| type1 \| 1\.5.* \| 1\+ \(17\) \| 2\+ \(88\) \| 1\+ \(20\) \| 1\+ \(18\) \|", text)
+    (tmp_path / "table_a4.md").unlink()
+    assert recipe("table_a4", "--table", "--out", tmp_path) == 0
+    assert (tmp_path / "table_a4.md").read_text() == text
+
+
+def test_mnist_runs_goes_on_and_writes_the_table_again(
+    tmp_path: Path, digits: Path, recipe: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDLOOM_DATA", str(digits))
+    out = tmp_path / "out"
+    for rounds, names in ((1, ("SCAFFOLD", "FedDyn")), (2, ("SCAFFOLD",)), (1, ("FedAvg", "FedProx"))):
+        where = ("--seeds", 0, "--runs", tmp_path / "runs", "--out", out)
+        assert recipe("mnist_dirichlet", *where, "--rounds", rounds, "--only", *names) == 0
+    runs = json.loads((out / "mnist_dirichlet.json").read_text())["runs"]
+    done = {name: (found["seed0"]["rounds"], found["seed0"]["cost"]) for name, found in runs.items()}
+    assert done == {"SCAFFOLD": (2, 2), "FedDyn": (1, 1), "FedAvg": (1, 1), "FedProx": (1, 1)}
+    text = (out / "mnist_dirichlet.md").read_text()
+    assert "| 98.2 % | SCAFFOLD | 4+ | 208 |" in text
+    assert recipe("mnist_dirichlet", "--table", "--runs", tmp_path / "none", "--out", out) == 0
+    assert (out / "mnist_dirichlet.md").read_text() == text
+
+
+def test_mnist_says_what_is_missing(tmp_path: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "FEDLOOM_DATA"} | {"HOME": "/nonexistent"}
+    command = [sys.executable, str(FOLDER / "mnist_dirichlet.py"), "--runs", str(tmp_path), "--out", str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    assert done.stderr.startswith("MNIST is not here")
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_medians_say_what_was_not_reached(recipe: Callable[..., int]) -> None:
+    book = importlib.import_module("book")
+    never = float("inf")
+    assert book.cell([], []) == "-"
+    assert book.cell([30, 20, 25], [30, 20, 25]) == "25 (20 to 30)"
+    assert book.cell([30, 20, never], [30, 20, 500]) == "30 (20 to 500+)"
+    assert book.cell([never, never, 20], [500, 500, 20]) == "500+ (20 to 500+)"
+    assert book.cell([never, 20], [40, 20]) == "30+ (20 to 40+)"

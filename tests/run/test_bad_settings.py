@@ -1,0 +1,182 @@
+"""Every impossible setting gets one sentence, before anything runs and before anything is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.federations import classes
+from helpers.runs import experiment
+from torch import nn
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.federation import Index, Split
+from fedloom.core.local import Local
+from fedloom.drift import Dynamic
+from fedloom.methods import make
+from fedloom.objectives import Proximal
+from fedloom.run.experiment import Evaluation
+from fedloom.run.loop import run
+from fedloom.server import SGD, Adagrad, Adam, Extrapolated, Yogi
+
+NAN, INF = float("nan"), float("inf")
+
+
+def starved() -> Any:
+    federation = classes()
+    lists = [federation.train.index[i] if i not in (2, 4) else [] for i in range(6)]
+    return replace(federation, train=Split(federation.train.arrays, Index.of(lists)))
+
+
+CASES: dict[str, tuple[Callable[[], Any], str]] = {
+    "rounds": (lambda: experiment(rounds=0), r"rounds is 0, but at least 1 is needed"),
+    "participation 0": (lambda: experiment(participation=0.0), r"participation is 0, but it must lie in \(0, 1\]"),
+    "participation 2": (lambda: experiment(participation=2.0), r"participation is 2, but it must lie in \(0, 1\]"),
+    "cohort 0": (lambda: experiment(cohort=0), r"cohort is 0, but it must lie between 1 and .* 6"),
+    "cohort 7": (lambda: experiment(cohort=7), r"cohort is 7, but it must lie between 1 and .* 6"),
+    "sampling": (lambda: experiment(sampling="fix"), r"unknown sampling 'fix'; did you mean 'fixed'\?"),
+    "drop rate 1": (lambda: experiment(drop_rate=1.0), r"drop_rate is 1, but it must lie in \[0, 1\)"),
+    "drop rate -1": (lambda: experiment(drop_rate=-0.5), r"drop_rate is -0\.5, but it must lie in \[0, 1\)"),
+    "dtype": (lambda: experiment(dtype="float16"), r"unknown dtype 'float16'; did you mean 'float"),
+    "no samples": (lambda: experiment(federation=starved()), r"2 clients have no training samples; .* client 2"),
+    "scaffold and momentum": (
+        lambda: experiment("scaffold", local=Local(momentum=0.9)),
+        r"drift 'scaffold' .* local momentum 0, not 0\.9",
+    ),
+    "fednova and momentum": (
+        lambda: experiment("fednova", local=Local(momentum=0.9)),
+        r"drift 'normalized' .* local momentum 0, not 0\.9",
+    ),
+    "evaluation": (lambda: Evaluation(on=("globl",)), r"unknown evaluation 'globl'; did you mean 'global'\?"),
+    "every": (lambda: Evaluation(every=0), r"every and batch_size must be at least 1, patience at least 0"),
+    "batch size": (lambda: Evaluation(batch_size=0), r"every and batch_size must be at least 1"),
+    "patience": (lambda: Evaluation(patience=-1), r"patience at least 0"),
+    "target 0": (lambda: Evaluation(target=0.0), r"target accuracy is 0, but it must lie in \(0, 1\]"),
+    "target 80": (lambda: Evaluation(target=80.0), r"target accuracy is 80, but it must lie in \(0, 1\]"),
+    "target nan": (lambda: Evaluation(target=NAN), r"target accuracy is nan, but it must lie in \(0, 1\]"),
+    "target loss": (lambda: Evaluation(target=0.0, metric="global/loss"), r"target loss is 0, but it must be positive"),
+    "target nobody measures": (
+        lambda: Evaluation(on=("clients",), target=0.5),
+        r"'global/accuracy' is looked at .* never measured: evaluation\.on is clients",
+    ),
+    "patience nobody measures": (
+        lambda: Evaluation(on=("global",), patience=2, metric="global/train_loss"),
+        r"'global/train_loss' is looked at .* never measured",
+    ),
+    "stop without target": (lambda: Evaluation(stop_at_target=True), r"stop_at_target needs a target"),
+    **{
+        f"fedprox mu {mu}": (lambda mu=mu: make("fedprox", mu=mu), rf"finite mu of at least 0, not {mu:g}")
+        for mu in (-0.1, NAN, INF)
+    },
+    **{
+        f"feddyn alpha {alpha}": (lambda alpha=alpha: make("feddyn", alpha=alpha), rf"alpha > 0, not {alpha:g}")
+        for alpha in (0.0, -1.0, NAN, INF)
+    },
+    **{f"server lr {lr}": (lambda lr=lr: SGD(lr=lr), rf"\blr\b.* not {lr:g}") for lr in (0.0, -1.0, NAN, INF)},
+    **{
+        f"server momentum {m}": (lambda m=m: SGD(momentum=m), rf"momentum is {m:g}, but it must lie in \[0, 1\)")
+        for m in (-0.1, 1.0, NAN)
+    },
+    **{
+        f"{rule.__name__} {key}": (lambda rule=rule, key=key, value=value: rule(**{key: value}), sentence)
+        for rule in (Adam, Yogi, Adagrad)
+        for key, value, sentence in [
+            ("lr", 0.0, r"\blr\b.* not 0"),
+            ("tau", 0.0, r"\btau\b.* not 0"),
+            ("beta1", 1.0, r"beta1 is 1, but it must lie in \[0, 1\)"),
+            ("beta2", -0.1, r"beta2 is -0\.1, but it must lie in \[0, 1\)"),
+        ]
+        if (rule, key) != (Adagrad, "beta2")
+    },
+    "eps": (lambda: Extrapolated(eps=-1.0), r"eps of at least 0, not -1"),
+    "method": (lambda: experiment("fedavgg"), r"unknown method 'fedavgg'; did you mean 'fedavg'\?"),
+    "setting": (lambda: make("feddyn", alpa=1), r"method 'feddyn' has no setting 'alpa'; did you mean 'alpha'\?"),
+}
+
+
+@pytest.mark.parametrize(("build", "sentence"), CASES.values(), ids=CASES)
+def test_impossible_setting(build: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build()
+    text = str(caught.value)
+    assert re.search(sentence, text), text
+    assert "\n" not in text
+    assert text.endswith((".", "?"))
+
+
+def test_limits_that_are_allowed() -> None:
+    """The edges of each range, so that the checks above do not refuse too much."""
+    assert Proximal(0.0) == Proximal(mu=0.0)
+    assert Dynamic(1e-12).alpha == 1e-12
+    assert SGD(momentum=0.0).momentum == 0
+    assert Extrapolated(eps=0.0).eps == 0
+    assert Evaluation(target=1.0).target == 1
+    assert Evaluation(target=40.0, metric="global/loss").target == 40
+    assert experiment(participation=1e-9).participation == 1e-9
+    assert experiment(drop_rate=0.0, cohort=6).cohort == 6
+
+
+class Narrow(nn.Module):
+    """Takes three features where the data have four, or has too few outputs."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "inputs": ({"model": lambda: Narrow(3, 3)}, r"the model does not take inputs of shape \(4,\): "),
+    "outputs": ({"model": lambda: Narrow(4, 2)}, r"the model has 2 outputs, but the data have 3 classes\."),
+    "device": ({"device": "gpu"}, r"unknown device 'gpu'; did you mean 'cpu'\?"),
+    "engine": ({"engine": "serail"}, r"unknown engine 'serail'; did you mean 'serial'\?"),
+    "engine setting": (
+        {"engine": "processes", "engine_settings": {"worker": 2}},
+        r"engine 'processes' has no setting 'worker'; did you mean 'workers'\?",
+    ),
+    "workers": ({"engine": "processes", "engine_settings": {"workers": -1}}, r"workers is -1, but .* at least 0"),
+    "chunk": ({"engine": "vmap", "engine_settings": {"chunk": -1}}, r"chunk is -1, but .* at least 0"),
+    "batch norm and vmap": (
+        {"engine": "vmap", "model": lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))},
+        r"engine 'vmap' cannot keep the batch statistics of '1'; choose group normalisation",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_refused_before_anything_is_written(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run(experiment(**changes), tmp_path / "out")
+    assert re.search(sentence, str(caught.value)), str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    for device in ("cuda", "cuda:7"):
+        with pytest.raises(ConfigError, match=f"there is no device '{device}' on this machine"):
+            run(experiment(device=device), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("settings", [{"checkpoint_every": 0}, {"keep": 0}])
+def test_checkpoint_settings(settings: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="must be at least 1"):
+        run(experiment(), **settings)
+
+
+def test_average_cannot_begin_in_the_middle(tmp_path: Path) -> None:
+    """The mean of all clients' last models is not known if nobody kept them."""
+    from fedloom.core.errors import CheckpointError
+
+    run(experiment(rounds=2), tmp_path / "out")
+    with pytest.raises(CheckpointError, match="the average evaluation cannot begin now"):
+        run(experiment(rounds=4, evaluation=Evaluation(on=("average",))), tmp_path / "out", resume=True)

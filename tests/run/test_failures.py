@@ -1,0 +1,198 @@
+"""Clients that go wrong: left out, counted, named; the rest of the round goes on without them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.federations import SIZES, classes
+from helpers.networks import headless
+from helpers.runs import assert_same_state, experiment, go, theta
+from helpers.trouble import MARK, guarded, marked, stumble
+
+from fedloom.core.client import checked
+from fedloom.core.errors import ClientError
+from fedloom.core.federation import Federation, Index, Split
+from fedloom.core.local import Local
+from fedloom.core.method import Method
+from fedloom.core.parts import Batch, Context, Output, Term
+from fedloom.core.round import federated_round
+from fedloom.engines.live import LiveClient
+from fedloom.engines.serial import Serial
+from fedloom.methods import make, methods
+from fedloom.mixing import Uniform
+from fedloom.run.loop import RunResult, _Run, run
+
+VICTIM = 2
+OTHERS = [i for i in range(len(SIZES)) if i != VICTIM]
+ENGINES = ["serial", "processes", "vmap"]
+
+
+def poisoned() -> Federation:
+    """Finite data on which a linear model's gradient, and then its second step, overflows."""
+    return marked(VICTIM, 1e160)
+
+
+def without() -> Federation:
+    """The same federation with the poisoned client's rows at nobody: what the others must make of the round."""
+    federation = poisoned()
+    lists = [federation.train.index[i] for i in OTHERS]
+    keep = Index.of(lists)
+    return replace(
+        federation,
+        train=Split(federation.train.arrays, keep),
+        validation=Split(federation.test, Index.of([[] for _ in OTHERS])),
+        held_out=Split(federation.test, Index.of([[] for _ in OTHERS])),
+    )
+
+
+WHOLE = Local(steps=4, batch_size=0, lr=0.1)  # one batch: then results do not depend on a client's number
+
+
+def run_poisoned(name: str, engine: str = "serial", **changes: Any) -> RunResult:
+    return go(name, federation=poisoned(), model=headless, engine=engine, **{"local": WHOLE} | changes)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", [n for n in methods.names() if n not in ("centralised", "local")])
+def test_an_update_that_is_not_finite_is_left_out(name: str, engine: str) -> None:
+    result = run_poisoned(name, engine, rounds=3)
+    assert [(f.round, f.client) for f in result.failures] == [(t, VICTIM) for t in range(3)]
+    assert "its update is not finite" in str(result.failures[0])
+    assert str(result.failures[0]).startswith(f"round 0, client {VICTIM}: ")
+    assert [record["failures"] for record in result.history] == [1, 1, 1]
+    assert result.summary["failure_count"] == 3
+    assert f"client {VICTIM}" in result.summary["failures"][0]
+    assert VICTIM not in dict(result.snapshot.store), "its state must stay as it was before the round"
+    assert np.isfinite(theta(result)).all()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedexp", "fedadam", "fednova"])
+def test_coefficients_of_the_others_are_renormalised(name: str, engine: str) -> None:
+    """For methods that do not divide by K, leaving a client out equals a federation that never had it."""
+    there = go(name, federation=without(), model=headless, local=WHOLE)
+    np.testing.assert_allclose(theta(run_poisoned(name, engine)), theta(there), rtol=0, atol=1e-10)
+
+
+def test_a_client_that_fails_later_keeps_its_last_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its state after round 0 is what it brings to the round after the bad one."""
+    machine = _Run(experiment("scaffold"), None, 10, 2, ())
+    store, everyone = machine.state.store, np.arange(len(SIZES))
+    engine = Serial(machine.plan)
+    server, report = federated_round(machine.plan, engine, machine.state.server, store, everyone)
+    store.update(report.states)
+    before = dict(store)[VICTIM]["drift"]["c"].clone()
+    original = LiveClient._work
+
+    def poisoned(self: LiveClient, down: Any, client: int, state: Any) -> Any:
+        result = original(self, down, client, state)
+        if client == VICTIM:
+            result.uploads["drift"]["control"][0] = torch.nan
+        return checked(result, down.round)
+
+    monkeypatch.setattr(LiveClient, "_work", poisoned)
+    _, report = federated_round(machine.plan, engine, server, store, everyone)
+    assert [(f.round, f.client) for f in report.failures] == [(1, VICTIM)]
+    assert sorted(report.states) == OTHERS
+    store.update(report.states)
+    assert torch.equal(dict(store)[VICTIM]["drift"]["c"], before)
+    np.testing.assert_allclose(report.p, [0.0 if i == VICTIM else 1 / len(OTHERS) for i in everyone])
+
+
+def test_one_client_raising_is_a_failure_that_names_the_stage() -> None:
+    result = go(federation=marked(VICTIM), model=guarded(stumble), rounds=1)
+    assert [str(f) for f in result.failures] == [
+        f"round 0, client {VICTIM}: failed in step 1 of 4: RuntimeError: the sample is cursed"
+    ]
+
+
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+def test_all_clients_raising_is_a_fault_in_the_code(engine: str) -> None:
+    federation = marked(VICTIM)
+    federation.train.arrays.x[:, 0] = MARK
+    settings = {"federation": federation, "model": guarded(stumble), "cohort": 3, "seed": 1, "engine": engine}
+    with pytest.raises(ClientError) as caught:
+        go(**settings)
+    text = str(caught.value)
+    assert text.startswith("every client of the round failed; the first was round 0, client ")
+    assert "failed in step 1 of" in text
+    assert "RuntimeError: the sample is cursed" in text
+
+
+class Broken(Term):
+    """A term with a fault."""
+
+    def loss(self, out: Output, batch: Batch, ctx: Context) -> torch.Tensor:
+        return out.logits @ torch.zeros(5, 5, dtype=out.logits.dtype)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_faulty_part_ends_the_run_on_every_engine(engine: str) -> None:
+    with pytest.raises(ClientError, match="every client of the round failed; the first was round 0, client 0: failed"):
+        go(Method("broken", (Broken(),)), engine=engine)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn"])
+def test_when_nobody_can_be_used_the_model_stays(name: str) -> None:
+    """All diverge: that is data, not code, so the run goes on and says so."""
+    wild = go(name, model=headless, federation=scaled(1e160), local=WHOLE, rounds=2)
+    assert [record["failures"] for record in wild.history] == [len(SIZES)] * 2
+    start = torch.cat([p.detach().double().ravel() for p in headless().parameters()]).numpy()
+    np.testing.assert_array_equal(theta(wild), start)
+    assert len(wild.snapshot.store) == 0
+    assert wild.history[-1]["train/loss"] is None
+
+
+def scaled(factor: float) -> Federation:
+    federation = classes()
+    arrays = replace(federation.train.arrays, x=federation.train.arrays.x * factor)
+    return replace(federation, train=Split(arrays, federation.train.index))
+
+
+def test_a_server_model_that_overflows_ends_the_run() -> None:
+    """Every single update is finite, their extrapolation is not."""
+    method = Method("far", (make("fedavg").objective[0],), mixing=Uniform(), server=make("fedavgm", lr=1e308).server)
+    with pytest.raises(ClientError, match="the server model is no longer finite; lower the learning rate"):
+        go(method, local=Local(steps=3, batch_size=0, lr=50.0), model=headless)
+
+
+# --- drop-outs ----------------------------------------
+
+
+def test_drop_rate_is_a_probability_and_names_who_left() -> None:
+    result = go(rounds=60, drop_rate=0.3, local=Local(steps=1, batch_size=1))
+    counts = np.array([record["failures"] for record in result.history])
+    assert 0.2 < counts.mean() / len(SIZES) < 0.4
+    assert all(str(f).endswith("dropped out") for f in result.failures)
+    assert len({f.client for f in result.failures}) == len(SIZES)
+
+
+def test_drop_outs_are_the_same_for_every_method_and_cost_the_broadcast_only() -> None:
+    lost = {}
+    for name in ("fedavg", "scaffold", "fedper"):
+        result = go(name, rounds=4, drop_rate=0.4, cohort=4, seed=2)
+        lost[name] = [(f.round, f.client) for f in result.failures]
+        for record in result.history:
+            down = record["comm/down_params"] / record["cohort"]
+            arrived = record["cohort"] - record["failures"]
+            assert record["comm/up_params"] == arrived * down
+    assert lost["fedavg"] == lost["scaffold"] == lost["fedper"] != []
+
+
+def test_a_round_in_which_everybody_drops_out_changes_nothing() -> None:
+    settings = {"drop_rate": 0.8, "cohort": 2, "local": Local(steps=1)}
+    result = go("feddyn", rounds=12, **settings)
+    empty = [t for t, record in enumerate(result.history) if t and record["failures"] == record["cohort"]]
+    assert empty, "no round was empty, so nothing was tested"
+    before, after = (go("feddyn", rounds=empty[-1] + more, **settings) for more in (0, 1))
+    assert_same_state(before.snapshot, after.snapshot)
+    assert after.history[-1]["comm/up_params"] == 0
+
+
+def test_run_is_the_same_function_of_its_experiment_whoever_fails() -> None:
+    e = experiment("scaffold", federation=poisoned(), model=headless, drop_rate=0.2, cohort=4, seed=6)
+    assert_same_state(run(e).snapshot, run(e).snapshot)
