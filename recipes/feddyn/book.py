@@ -8,7 +8,7 @@ import platform
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -40,8 +40,13 @@ def reached(run: dict[str, Any], model: str, target: float, direction: str) -> f
     return float("inf") if at is None else at * run["cost"]
 
 
+def shown(value: float, spent: float) -> str:
+    """Transmissions to the target; ``x+``: not reached when x had been sent."""
+    return f"{value:g}" if value < float("inf") else f"{spent:g}+"
+
+
 def cell(values: Iterable[float], spent: Iterable[float]) -> str:
-    """The median over seeds with the range behind it; ``x+``: not reached when x had been sent.
+    """The median over draws with the range behind it, where all were given as much.
 
     >>> cell([30, 20, float("inf")], [30, 20, 500]), cell([float("inf")], [500])
     ('30 (20 to 500+)', '500+')
@@ -49,13 +54,10 @@ def cell(values: Iterable[float], spent: Iterable[float]) -> str:
     order = sorted(zip(values, spent, strict=True))
     if not order:
         return "-"
-    shown = [f"{value:g}" if value < float("inf") else f"{cost:g}+" for value, cost in order]
-    middle = shown[len(shown) // 2] if len(shown) % 2 else None
-    if middle is None:
-        low, high = order[len(order) // 2 - 1], order[len(order) // 2]
-        both = [value if value < float("inf") else cost for value, cost in (low, high)]
-        middle = f"{median(both):g}" + ("+" if high[0] == float("inf") else "")
-    return middle if shown[0] == shown[-1] else f"{middle} ({shown[0]} to {shown[-1]})"
+    inner = order[(len(order) - 1) // 2 : len(order) // 2 + 1]
+    middle = f"{fmean(min(pair) for pair in inner):g}" + ("+" if inner[-1][0] == float("inf") else "")
+    ends = shown(*order[0]), shown(*order[-1])
+    return middle if ends[0] == ends[1] else f"{middle} ({ends[0]} to {ends[1]})"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -97,12 +97,11 @@ def tables(results: dict[str, Any]) -> str:
         for number, target in enumerate(TARGETS):
             for name, case in CASES.items():
                 runs = results["runs"].get(name, {}).values()
-                ours = [book.reached(r, model, target, "max") for r in runs]
-                shown = book.cell(ours, [r["rounds"] * r["cost"] for r in runs])
+                ours = [book.shown(book.reached(r, model, target, "max"), r["rounds"] * r["cost"]) for r in runs]
                 best = [max(v for v in r[model] if v is not None) for r in runs if r["rounds"]]
                 reach = f"{100 * min(best):.2f} to {100 * max(best):.2f} %" if best else "-"
-                rows.append([f"{100 * target:.1f} %", name, shown, str(case.published[number]), reach])
-        header = ["target", "method", "transmitted", "paper (average model)", "best accuracy in the run"]
+                rows.append([f"{100 * target:.1f} %", name, ", ".join(ours) or "-", str(case.published[number]), reach])
+        header = ["target", "method", "transmitted, by seed", "paper (average model)", "best accuracy in the run"]
         text += ["", f"## {words[0].upper()}{words[1:]}", "", book.table(header, rows)]
     text += ["", "## Runs", ""]
     rows = [

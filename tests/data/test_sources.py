@@ -4,6 +4,8 @@ import gzip
 import os
 import pickle
 import struct
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +114,28 @@ def test_what_is_missing_is_said_with_where_and_how(tmp_path: Path, monkeypatch:
         sources.make("mnist")
     with pytest.raises(DataError, match=r"cifar100.npz, or cifar-100-python/train and test and meta in"):
         sources.make("cifar100")
+
+
+def test_a_download_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fails: list[type[BaseException]] = [KeyboardInterrupt, OSError]
+
+    class FashionMNIST:
+        def __init__(self, root: str, download: bool) -> None:
+            write_mnist(Path(root) / "FashionMNIST" / "raw", ("train", "t10k"))
+            if fails:
+                raise fails.pop()("no route")
+
+    fake = types.ModuleType("torchvision")
+    fake.datasets = types.SimpleNamespace(FashionMNIST=FashionMNIST)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torchvision", fake)
+    root = tmp_path / "data"
+    with pytest.raises(DataError, match=r"could not be downloaded into .*no route"):
+        sources.make("fashion_mnist", root=str(root), download=True)
+    with pytest.raises(KeyboardInterrupt):
+        sources.make("fashion_mnist", root=str(root), download=True)
+    assert not list(root.iterdir())
+    assert len(sources.make("fashion_mnist", root=str(root), download=True).train) == 30
+    assert [path.name for path in root.iterdir()] == ["FashionMNIST"]
 
 
 def test_emnist_is_shown_upright_and_numbered_from_zero(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -18,10 +18,14 @@ from torch import nn
 from fedloom import methods
 from fedloom.core import batches as fetch
 from fedloom.core.client import Plan
+from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation, Split
 from fedloom.core.local import Local
+from fedloom.core.method import Method
+from fedloom.core.parts import Batch, Context, Needs, Output, Term
 from fedloom.data.augment import pipeline
 from fedloom.engines import engines
+from fedloom.objectives import CrossEntropy
 from fedloom.run.experiment import Evaluation
 from fedloom.run.loop import RunResult, run
 
@@ -106,7 +110,9 @@ def test_padded_batches_hold_the_single_ones(augment: tuple[str, ...]) -> None:
     plan = plan_of(augment)
     clients = [0, 3, 5]
     rows = [plan.data.index[0][:4], plan.data.index[3][:2], plan.data.index[5][:0]]
-    x, y, mask = fetch.padded(plan, rows, clients, 7, 2)
+    found = fetch.padded(plan, rows, clients, 7, 2)
+    assert "twin" not in found
+    x, y, mask = (found[name] for name in ("x", "y", "mask"))
     assert mask.tolist() == [[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]]
     for i, (client, mine) in enumerate(zip(clients, rows, strict=True)):
         if len(mine):
@@ -114,6 +120,41 @@ def test_padded_batches_hold_the_single_ones(augment: tuple[str, ...]) -> None:
             torch.testing.assert_close(x[i, : len(mine)], one.x, rtol=0, atol=1e-12)
             assert torch.equal(y[i, : len(mine)], one.y)
     assert torch.equal(x[2], plan.data.arrays.x[plan.data.index[5][0]].expand_as(x[2]))
+
+
+@dataclass(frozen=True)
+class Agreement(Term):
+    """Predictions on two views of a sample should be the same: the squared distance of their softmax."""
+
+    needs: ClassVar[Needs] = Needs(twin=True)
+
+    def loss(self, out: Output, batch: Batch, ctx: Context) -> torch.Tensor:
+        assert out.twin is not None
+        return (out.logits.softmax(-1) - out.twin.softmax(-1)).square().sum(-1)
+
+
+AGREEING = Method("agreeing", (CrossEntropy(), Agreement()))
+
+
+@pytest.mark.parametrize("engine", ["serial", *ENGINES])
+def test_a_part_may_ask_for_two_views(engine: str) -> None:
+    settings = {"federation": pictures(), "model": conv, "local": LOCAL, "cohort": 5, "augment": PIPELINES["plain"]}
+    reference = run(experiment(AGREEING, **settings))
+    assert_same_run(reference, run(experiment(AGREEING, **settings | ENGINES.get(engine, {}))), TOLERANCE.get(engine))
+    assert not np.array_equal(theta(reference), theta(run(experiment("fedavg", **settings))))
+
+
+def test_two_views_are_two_and_need_an_augmentation() -> None:
+    plan = replace(plan_of(("crop", "flip")), method=AGREEING)
+    rows = plan.data.index[1][:4]
+    one = fetch.single(plan, rows, 1, 0, 0)
+    assert one.twin is not None
+    assert not torch.equal(one.x, one.twin)
+    assert torch.equal(one.x, fetch.single(plan_of(("crop", "flip")), rows, 1, 0, 0).x)  # the first one is as without
+    found = fetch.padded(plan, [rows, plan.data.index[2][:1]], [1, 2], 0, 0)
+    torch.testing.assert_close(found["twin"][0], one.twin, rtol=0, atol=1e-12)
+    with pytest.raises(ConfigError, match="compares two augmented views, but nothing is augmented"):
+        experiment(AGREEING, federation=pictures(), model=conv)
 
 
 def test_the_stored_images_are_never_written_to() -> None:

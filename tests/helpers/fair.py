@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from math import erf
 from typing import Any
 
@@ -131,4 +131,36 @@ def aaggff_d(world: World, cdf: str = "weibull") -> Found:
     return Found(theta)
 
 
-ORACLES: dict[str, Callable[..., Found]] = {f.__name__: f for f in (term, q_ffl, propfair, afl, aaggff_s, aaggff_d)}
+def shortest(gram: Vector, low: Vector, high: Vector) -> Vector:
+    """Every coordinate at its lower bound, at its upper bound, or between: 3^n systems of equations."""
+    n = len(low)
+    best, least = low, np.inf
+    for places in product((0, 1, 2), repeat=n):
+        free = [i for i in range(n) if places[i] == 2]
+        p = np.where(np.array(places) == 1, high, low)
+        p[free] = 0
+        if free:
+            system = np.ones((len(free) + 1,) * 2)
+            system[:-1, :-1], system[-1, -1] = gram[np.ix_(free, free)], 0
+            p[free] = np.linalg.solve(system, np.append(-(gram @ p)[free], 1 - p.sum()))[:-1]
+        fits = abs(p.sum() - 1) < 1e-9 and (p >= low - 1e-9).all() and (p <= high + 1e-9).all()
+        if fits and (value := p @ gram @ p) < least - 1e-14:
+            best, least = p, value
+    return best
+
+
+def fedmgda(world: World, eps: float = 0.1, lr: float = 1.0) -> Found:
+    theta = world.start
+    for t, rate, cohort in world.schedule():
+        deltas = [theta - world.train(theta, i, t, rate)[0] for i in cohort]
+        units = np.array([d / np.sqrt(np.sum(d**2)) for d in deltas])
+        n = np.array([world.n[i] for i in cohort])
+        static = n / n.sum()
+        mixture = shortest(units @ units.T, np.maximum(static - eps, 0), np.minimum(static + eps, 1))
+        theta = theta - lr * mixture @ units
+    return Found(theta)
+
+
+ORACLES: dict[str, Callable[..., Found]] = {
+    f.__name__: f for f in (term, q_ffl, propfair, fedmgda, afl, aaggff_s, aaggff_d)
+}

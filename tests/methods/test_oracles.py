@@ -42,6 +42,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "term": [{"tilt": 4.0}, {"tilt": -2.0}],
     "q_ffl": [{"q": 0.0}, {"q": 0.3}, {"q": 5.0}],
     "propfair": [{"baseline": 5.0}, {"baseline": 1.0, "eps": 0.3}],
+    "fedmgda": [{"eps": 1.0, "lr": 0.3}, {"eps": 0.05, "lr": 0.5}, {"eps": 0.0}],
     "afl": [{"step": 0.0}, {"step": 1.0}],
     "aaggff_s": [{"cdf": "weibull"}, {"cdf": "gumbel"}],
     "aaggff_d": [{"cdf": "frechet"}, {"cdf": "normal"}],

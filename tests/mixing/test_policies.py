@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from helpers.runs import experiment, go, theta
 from scipy.optimize import minimize
 
@@ -16,7 +17,16 @@ from fedloom.core.method import Method
 from fedloom.core.parts import Cohort, Mixing
 from fedloom.drift import Dynamic
 from fedloom.methods import fedavg, make
-from fedloom.mixing import Agnostic, DeviceAggregation, Proportional, QFair, SiloAggregation, Tilted
+from fedloom.mixing import (
+    Agnostic,
+    DeviceAggregation,
+    Fixed,
+    MultiGradient,
+    Proportional,
+    QFair,
+    SiloAggregation,
+    Tilted,
+)
 from fedloom.mixing.aaggff_d import doubly_robust, linearised_gradient
 from fedloom.mixing.aaggff_s import growth_gradient
 from fedloom.mixing.responses import CDFS, respond, transformed
@@ -258,12 +268,50 @@ def test_regret_of_silo_aggregation_stays_below_its_bound(kind: str, k: int, rou
     assert -1e-9 <= regret(np.array(decisions), np.array(responses)) <= bound
 
 
+@pytest.mark.parametrize("kind", ["random", "one winner", "changing winner", "adversarial"])
+@pytest.mark.parametrize(("k", "rounds"), [(2, 50), (20, 300)])
+def test_regret_of_device_aggregation_with_all_clients_stays_below_its_bound(kind: str, k: int, rounds: int) -> None:
+    draw = np.random.default_rng(5)
+    policy, state, decisions, responses = DeviceAggregation("normal"), {}, [], []
+    p = np.full(k, 1 / k)
+    for t in range(rounds):
+        losses = 0.2 + draw.random(k)
+        chosen = {"random": 0, "one winner": 0, "changing winner": t % k, "adversarial": int(p.argmin())}[kind]
+        losses[chosen] *= 1 if kind == "random" else 20
+        decisions.append(p)
+        responses.append(respond(losses, "normal", 1.0, 0.0, 0.0, 1.0))
+        state, p = policy.coefficients(state, cohort(losses, np.ones(k, dtype=int)))
+    assert -1e-9 <= regret(np.array(decisions), np.array(responses)) <= 2 * 3 * np.sqrt(rounds * np.log(k))
+
+
 def test_q_zero_and_no_tilt_are_fedavg_to_the_last_round() -> None:
     hard = {"local": Local(epochs=2, batch_size=4, lr=0.3, clip=0.9), "cohort": 4, "drop_rate": 0.1, "seed": 3}
     for name, settings in (("q_ffl", {"q": 0.0}), ("term", {"tilt": 0.0})):
         np.testing.assert_allclose(theta(go(make(name, **settings), **hard)), theta(go(fedavg(), **hard)), atol=1e-12)
     all_of_them = hard | {"cohort": None, "drop_rate": 0.0}
     np.testing.assert_allclose(theta(go(make("afl", step=0.0), **all_of_them)), theta(go(fedavg(), **all_of_them)))
+
+
+def test_fixed_weights_of_the_samples_are_fedavg() -> None:
+    from helpers.federations import SIZES
+
+    mine = Method("fixed", (CrossEntropy(),), mixing=Fixed(tuple(3.0 * n for n in SIZES)))
+    np.testing.assert_allclose(theta(go(mine, cohort=4)), theta(go(fedavg(), cohort=4)), atol=1e-12)
+
+
+def test_multi_gradient_of_clients_that_do_not_move() -> None:
+    """Clients with a zero update count nothing, and if nobody moves the model stays."""
+    still = Cohort(np.arange(3), N[:3], 3, None, [{"shared": torch.zeros(2)} for _ in range(3)])
+    state, p = MultiGradient().coefficients({}, still)
+    np.testing.assert_allclose(p, N[:3] / 60)
+    moving = [torch.tensor([3.0, 0.0]), torch.zeros(2), torch.tensor([0.0, 4.0])]
+    state, p = MultiGradient(eps=0.0).coefficients(
+        {}, Cohort(np.arange(3), N[:3], 3, None, [{"shared": m} for m in moving])
+    )
+    step = MultiGradient(eps=0.0, lr=2.0).server(
+        state, {"shared": sum(w * m for w, m in zip(p, moving, strict=True))}, {}
+    )
+    torch.testing.assert_close(step[1]["shared"], 2 * torch.tensor([1 / 6, 2 / 6]).double(), check_dtype=False)
 
 
 def test_propfair_as_objective_and_as_mixing_take_the_same_first_step() -> None:
@@ -296,6 +344,10 @@ def test_any_policy_with_other_parts_and_engines() -> None:
         (lambda: Tilted(float("inf")), "finite tilt"),
         (lambda: Agnostic(-0.1), "step of at least 0"),
         (lambda: Proportional(0.0), "positive baseline and eps"),
+        (lambda: Fixed((0.0, 0.0)), "not all 0"),
+        (lambda: Fixed((1.0, float("nan"))), "finite weights"),
+        (lambda: go(Method("f", (CrossEntropy(),), mixing=Fixed((1.0, 2.0)))), "2 weights, but there are 6 clients"),
+        (lambda: MultiGradient(-0.1), "eps >= 0 and a positive lr"),
         (lambda: make("propfair", eps=0.0), "positive baseline and eps"),
         (lambda: run(experiment("afl", cohort=3)), "mixing 'afl' needs every client in every round"),
         (lambda: run(experiment("aaggff_s", cohort=3)), "mixing 'aaggff_s' needs every client in every round"),
@@ -304,3 +356,12 @@ def test_any_policy_with_other_parts_and_engines() -> None:
 def test_impossible_settings_end_in_one_sentence(call: Any, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         call()
+
+
+@pytest.mark.parametrize("name", ["afl", "q_ffl", "fedmgda", "aaggff_s", "aaggff_d"])
+def test_policies_remember_over_a_resume(name: str, tmp_path: Any) -> None:
+    whole = run(experiment(name, rounds=5), tmp_path / "whole")
+    out = tmp_path / "halves"
+    run(experiment(name, rounds=2), out)
+    resumed = run(experiment(name, rounds=5), out, resume=True)
+    np.testing.assert_array_equal(theta(whole), theta(resumed))

@@ -6,10 +6,12 @@ from itertools import chain, combinations
 
 import numpy as np
 import pytest
+from helpers.fair import shortest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
+from fedloom.mixing.boxed import minimise_boxed
 from fedloom.mixing.simplex import exponentiated, minimise, project
 
 SEEDS = st.integers(0, 10_000)
@@ -109,3 +111,22 @@ def test_one_by_one_ends_at_the_same_point(seed: int) -> None:
     quadratic, linear = root @ root.T * 100 + 1e-3 * np.eye(8), draw.normal(size=8)
     p = minimise(quadratic, linear, np.full(8, 1 / 8))
     np.testing.assert_allclose(p, exhaustive(quadratic, linear), atol=1e-6)
+
+
+@given(SEEDS, st.integers(2, 5), st.integers(1, 7), st.sampled_from([0.0, 0.1, 0.4, 1.0]))
+def test_shortest_mixture_between_bounds(seed: int, size: int, dimension: int, eps: float) -> None:
+    """Against all faces; with fewer dimensions than vectors only the length is determined."""
+    draw = np.random.default_rng(seed)
+    units = draw.normal(size=(size, dimension))
+    units /= np.linalg.norm(units, axis=1, keepdims=True)
+    start = draw.dirichlet(np.full(size, 2.0))
+    low, high = np.maximum(start - eps, 0), np.minimum(start + eps, 1)
+    p = minimise_boxed(units @ units.T, start, low, high)
+    assert abs(p.sum() - 1) < 1e-9
+    assert (p >= low - 1e-12).all()
+    assert (p <= high + 1e-12).all()
+    gram = units @ units.T + 1e-9 * np.eye(size)  # the faces' systems of equations need it
+    q = shortest(gram, low, high)
+    assert np.linalg.norm(p @ units) <= np.linalg.norm(q @ units) + 1e-6
+    if eps == 1.0:  # common descent: no vector points against the shortest mixture
+        assert (units @ (p @ units)).min() >= np.sum((p @ units) ** 2) - 1e-6

@@ -29,6 +29,7 @@ from fedloom.core.federation import Federation, Split
 from fedloom.core.local import Local
 from fedloom.methods import make
 from fedloom.run import checkpoint
+from fedloom.run.directory import RunDirectory
 from fedloom.run.experiment import Evaluation, Experiment
 from fedloom.run.loop import Silent, run
 
@@ -101,8 +102,9 @@ def memory(tmp_path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_killed_at_every_single_step_of_writing(memory: Path) -> None:
+def test_killed_at_every_single_step_of_writing(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a file, before a rename, before a removal: whatever was the last thing done."""
+    monkeypatch.setattr("fedloom.run.loop.environment", dict)  # asking git takes longer than these runs
     small = work("fedadam", rounds=2, evaluation=Evaluation(on=("clients", "average")))
     run(small, memory / "whole", checkpoint_every=1, keep=1)
     expected = contents(memory / "whole")
@@ -202,6 +204,28 @@ def test_interrupted_between_rounds(number: int, tmp_path: Path, finished: Path)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["status"], summary["rounds"]) == ("interrupted", 5)
+    assert [path.name for path in checkpoint.available(out / "checkpoint")] == ["round-000005"]
+    run(work(), out, resume=True, checkpoint_every=2, keep=3)
+    assert_same_contents(contents(finished), contents(out))
+
+
+def test_interrupted_while_a_round_is_being_recorded(
+    tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal waits until the round is on record and its states are taken over."""
+    original = RunDirectory.record
+
+    def record(self: RunDirectory, numbers: dict[str, Any]) -> None:
+        if numbers["round"] == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        original(self, numbers)
+
+    out = tmp_path / "stopped"
+    with monkeypatch.context() as patched:
+        patched.setattr(RunDirectory, "record", record)
+        with pytest.raises(KeyboardInterrupt):
+            run(work(), out, checkpoint_every=100, keep=3)
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 5
     assert [path.name for path in checkpoint.available(out / "checkpoint")] == ["round-000005"]
     run(work(), out, resume=True, checkpoint_every=2, keep=3)
     assert_same_contents(contents(finished), contents(out))

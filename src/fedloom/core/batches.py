@@ -28,15 +28,14 @@ def single(plan: Plan, rows: np.ndarray, client: int, round: int, step: int) -> 
     """A client's mini-batch of one local step."""
     at = torch.from_numpy(rows)
     x = plan.data.arrays.x[at]
-    if plan.augment is not None:
-        x = plan.augment(x, [(stream(plan, client, round, step), len(rows))])
-    return Batch(x, plan.data.labels(at, client))
+    if plan.augment is None:
+        return Batch(x, plan.data.labels(at, client))
+    views = (plan.augment(x, [(stream(plan, client, round, step, v), len(rows))]) for v in range(1 + plan.twin))
+    return Batch(next(views), plan.data.labels(at, client), twin=next(views, None))
 
 
-def padded(
-    plan: Plan, rows: Sequence[np.ndarray], clients: Sequence[int], round: int, step: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One local step of several clients: inputs [C, B, ...], targets and mask [C, B].
+def padded(plan: Plan, rows: Sequence[np.ndarray], clients: Sequence[int], round: int, step: int) -> dict[str, Tensor]:
+    """The batch of one local step of several clients, by field: inputs [C, B, ...], targets and mask [C, B].
 
     Rows of weight zero, the client's own first one, fill up smaller batches; every other row is as in ``single``.
     """
@@ -49,17 +48,19 @@ def padded(
         mask[i, : len(r)] = True
     flat = torch.from_numpy(at.reshape(-1))
     x, real = arrays.x[flat], torch.from_numpy(mask)
+    views = [x]
     if plan.augment is not None:
-        draws = [(stream(plan, c, round, step), len(r)) for c, r in zip(clients, rows, strict=True) if len(r)]
-        if mask.all():
-            x = plan.augment(x, draws)
-        else:
-            chosen = real.reshape(-1).to(x.device)
-            x[chosen] = plan.augment(x[chosen], draws)
+        chosen = real.reshape(-1).to(x.device)
+        filled = bool(mask.all())
+        for view in range(1 + plan.twin):
+            draws = [(stream(plan, c, round, step, view), len(r)) for c, r in zip(clients, rows, strict=True) if len(r)]
+            new = plan.augment(x if filled else x[chosen], draws)
+            views.append(new if filled else x.clone().index_put_((chosen,), new))
+        views = views[1:]
     owners = torch.as_tensor(clients, device=arrays.y.device).repeat_interleave(width)
-    y = plan.data.labels(flat, owners)
-    mine = real.to(arrays.x.device, plan.layout.dtype)
-    return x.unflatten(0, at.shape), y.unflatten(0, at.shape), mine
+    found = dict(zip(("x", "twin"), views, strict=False)) | {"y": plan.data.labels(flat, owners)}
+    made = {name: value.unflatten(0, at.shape) for name, value in found.items()}
+    return made | {"mask": real.to(x.device, plan.layout.dtype)}
 
 
 def stream(plan: Plan, client: int, round: int, step: int, view: int = 0) -> np.random.Generator:

@@ -60,6 +60,11 @@ class Plan:
         return not (self.method.hooks["grad"] or self.local.clip or self.local.weight_decay or self.local.momentum)
 
     @cached_property
+    def twin(self) -> bool:
+        """Whether mini-batches have a second view."""
+        return self.method.needs("twin")
+
+    @cached_property
     def mean_size(self) -> float:
         """Samples of the average client."""
         return float(self.data.index.sizes.mean())
@@ -159,8 +164,10 @@ def loss(plan: Plan, out: Output, batch: Batch, contexts: Mapping[str, Context])
     return total
 
 
-def outputs(model: Callable[..., Tensor], x: Tensor, features: bool) -> Output:
-    """Logits, and features if some part needs them, in one forward pass."""
+def outputs(model: Callable[..., Tensor], x: Tensor, features: bool, twin: Tensor | None = None) -> Output:
+    """Logits, and features if some part needs them, in one forward pass; another one gives the twin's logits."""
+    if twin is not None:
+        return outputs(model, x, features)._replace(twin=model(twin))
     if not features:
         return Output(model(x))
     hidden = model.features(x)  # type: ignore[attr-defined]

@@ -45,6 +45,7 @@ class Needs:
 
     Attributes:
         features: the model's features, besides its logits.
+        twin: a second augmented view of every mini-batch, and the model's logits on it.
         losses: every cohort member's training loss of the received model, before local work.
         updates: all updates of the cohort at once, instead of a running sum.
         update_share: (1/K) Σ_S Δ_i, besides the mixed update (costs no communication).
@@ -55,6 +56,7 @@ class Needs:
     """
 
     features: bool = False
+    twin: bool = False
     losses: bool = False
     updates: bool = False
     update_share: bool = False
@@ -65,18 +67,23 @@ class Needs:
 
 
 class Batch(NamedTuple):
-    """One mini-batch: inputs [B, ...], targets [B] and, where rows are padding, a mask [B] of ones and zeros."""
+    """One mini-batch: inputs [B, ...], targets [B] and, where rows are padding, a mask [B] of ones and zeros.
+
+    ``twin`` [B, ...] is another augmented view of the same samples, if some part needs it.
+    """
 
     x: Tensor
     y: Tensor
     mask: Tensor | None = None
+    twin: Tensor | None = None
 
 
 class Output(NamedTuple):
-    """What the model said: logits [B, C] and, if some part needs them, features [B, d]."""
+    """What the model said: logits [B, C] and, if some part needs them, features [B, d] and the twin's logits [B, C]."""
 
     logits: Tensor
     features: Tensor | None = None
+    twin: Tensor | None = None
 
 
 class Context(NamedTuple):

@@ -58,7 +58,7 @@ class LiveClient:
         for number, batch in enumerate(batches):
             self.stage = f"step {number + 1} of {len(batches)}"
             data = fetch.single(plan, batch, client, down.round, number)
-            loss = work.loss(plan, work.outputs(live.module, data.x, features), data, job.contexts)
+            loss = work.loss(plan, work.outputs(live.module, data.x, features, data.twin), data, job.contexts)
             if plan.plain:  # θ ← θ - η g with the gradients as they come: nothing is accumulated or copied
                 grads = torch.autograd.grad(loss, live.parameters, materialize_grads=True)
                 torch._foreach_add_(live.tensors, grads, alpha=-down.lr)
@@ -92,8 +92,9 @@ class LiveClient:
         with torch.no_grad():
             seen = work.contexts(plan, down, {}, {}, len(rows) / plan.mean_size, 1)
             for part in rows.split(EVALUATION_BATCH):
-                data = Batch(plan.data.arrays.x[part], plan.data.labels(part, client))
-                out = work.outputs(live.module, data.x, plan.method.needs("features"))
+                x = plan.data.arrays.x[part]
+                data = Batch(x, plan.data.labels(part, client), twin=x if plan.twin else None)
+                out = work.outputs(live.module, x, plan.method.needs("features"), data.twin)
                 total += len(part) * float(work.loss(plan, out, data, seen))
         return total / len(rows)
 

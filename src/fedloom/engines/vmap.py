@@ -29,14 +29,14 @@ CHUNK_BYTES = 2 << 30  # what the vectors of a chunk chosen by itself may take
 
 
 class _Net(nn.Module):
-    """Logits, and features if asked for, as one call for ``functional_call``."""
+    """Logits, and what else is asked for, as one call for ``functional_call``."""
 
     def __init__(self, model: nn.Module, features: bool) -> None:
         super().__init__()
         self.model, self.features = model, features
 
-    def forward(self, x: Tensor) -> Output:
-        return work.outputs(self.model, x, self.features)
+    def forward(self, x: Tensor, twin: Tensor | None) -> Output:
+        return work.outputs(self.model, x, self.features, twin)
 
 
 class Vmap:
@@ -119,14 +119,14 @@ class Vmap:
 
         def step(
             theta: Tensor, momentum: Tensor, state: State, local: State, size: Tensor, n: Tensor,
-            lr: Tensor, x: Tensor, y: Tensor, mask: Tensor,
+            lr: Tensor, fields: dict[str, Tensor],
         ) -> Tensor:  # fmt: skip
             current = job(theta, momentum, state, local, size, n)
-            batch = Batch(x, y, mask)
+            batch = Batch(**fields)
 
             def objective(at: Tensor) -> Tensor:
                 named = {f"model.{k}": v for k, v in plan.layout.named(at, buffers).items()}
-                return work.loss(plan, functional_call(self.net, named, (x,)), batch, current.contexts)
+                return work.loss(plan, functional_call(self.net, named, (batch.x, batch.twin)), batch, current.contexts)
 
             gradient, value = grad_and_value(objective)(theta)
             work.step(plan, current, gradient, lr)
@@ -145,10 +145,10 @@ class Vmap:
         total = torch.zeros(len(members), dtype=dtype, device=device)
         for number in range(int(lengths.max())):
             rows = [b[number] if number < len(b) else b[0][:0] for b in batches]
-            x, y, mask = fetch.padded(plan, rows, members, down.round, number)
+            batch = fetch.padded(plan, rows, members, down.round, number)
             active = (number < lengths).to(dtype)
             with torch.no_grad():
-                total += active * vstep(theta, momentum, *fixed, down.lr * active, x, y, mask)
+                total += active * vstep(theta, momentum, *fixed, down.lr * active, batch)
         with torch.no_grad():
             update, uploads, new, moved = vmap(end)(theta, momentum, *fixed)
         results = []

@@ -5,7 +5,7 @@
 
 from fedloom.methods.averaging import centralised, fedavg, local
 from fedloom.methods.correction import feddyn, fednova, fedprox, scaffold
-from fedloom.methods.fair import aaggff_d, aaggff_s, afl, propfair, q_ffl, term
+from fedloom.methods.fair import aaggff_d, aaggff_s, afl, fedmgda, propfair, q_ffl, term
 from fedloom.methods.personal import fedper, lg_fedavg
 from fedloom.methods.registry import methods
 from fedloom.methods.server import fedadagrad, fedadam, fedavgm, fedexp, fedyogi
@@ -23,6 +23,7 @@ __all__ = [
     "fedavgm",
     "feddyn",
     "fedexp",
+    "fedmgda",
     "fednova",
     "fedper",
     "fedprox",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedloom.core.method import Method
 from fedloom.methods.registry import methods
-from fedloom.mixing import Agnostic, DeviceAggregation, QFair, SiloAggregation, Tilted
+from fedloom.mixing import Agnostic, DeviceAggregation, MultiGradient, QFair, SiloAggregation, Tilted
 from fedloom.objectives import CrossEntropy, PropFair
 
 
@@ -50,6 +50,17 @@ def propfair(baseline: float = 2.0, eps: float = 0.2) -> Method:
         eps: ε.
     """
     return Method("propfair", (PropFair(baseline, eps),))
+
+
+@methods.register
+def fedmgda(eps: float = 0.1, lr: float = 1.0) -> Method:
+    """FedMGDA+: θ ← θ - η Σ λ_i Δ_i/‖Δ_i‖, the shortest such mixture with |λ_i - n_i/n| ≤ ε. Hu et al., 2022.
+
+    Args:
+        eps: ε ≥ 0, how far coefficients may be from the samples' shares.
+        lr: η, the length that a step has at most.
+    """
+    return Method("fedmgda", (CrossEntropy(),), mixing=MultiGradient(eps, lr))
 
 
 @methods.register

@@ -3,9 +3,21 @@
 from fedloom.mixing.aaggff_d import DeviceAggregation
 from fedloom.mixing.aaggff_s import SiloAggregation
 from fedloom.mixing.afl import Agnostic
+from fedloom.mixing.fedmgda import MultiGradient
+from fedloom.mixing.fixed import Fixed
 from fedloom.mixing.proportional import Proportional
 from fedloom.mixing.q_ffl import QFair
 from fedloom.mixing.tilted import Tilted
 from fedloom.mixing.uniform import Uniform
 
-__all__ = ["Agnostic", "DeviceAggregation", "Proportional", "QFair", "SiloAggregation", "Tilted", "Uniform"]
+__all__ = [
+    "Agnostic",
+    "DeviceAggregation",
+    "Fixed",
+    "MultiGradient",
+    "Proportional",
+    "QFair",
+    "SiloAggregation",
+    "Tilted",
+    "Uniform",
+]

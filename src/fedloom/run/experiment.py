@@ -146,6 +146,11 @@ class Experiment:
                 f"{self.method.who_needs('full_participation')} needs every client in every round, "
                 f"but the cohort holds {size} of {self.federation.seen}."
             )
+        if self.method.needs("twin") and not self.augment:
+            raise ConfigError(
+                f"{self.method.who_needs('twin')} compares two augmented views, but nothing is augmented; "
+                "say how, with augment=[crop,flip]."
+            )
         if self.method.needs("plain_sgd") and self.local.momentum:
             raise ConfigError(
                 f"{self.method.who_needs('plain_sgd')} reads gradients from displacements and so needs "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,7 +128,7 @@ def shorten(layout: Sequence[str]) -> list[str]:
 
 
 def fetch(title: str, kind: str, folder: Path, **options: Any) -> None:
-    """Download with torchvision into ``folder``.
+    """Download with torchvision into ``folder``; files appear there whole, after all of them have come.
 
     Raises:
         DataError: if torchvision cannot be imported, or the download fails.
@@ -141,7 +142,12 @@ def fetch(title: str, kind: str, folder: Path, **options: Any) -> None:
         ) from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        getattr(datasets, kind)(root=str(folder), download=True, **options)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as part:
+            getattr(datasets, kind)(root=part, download=True, **options)
+            for path in sorted(path for path in Path(part).rglob("*") if path.is_file()):
+                target = folder / path.relative_to(part)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(path, target)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".rstrip(".")
         raise DataError(f"{title} could not be downloaded into {folder} ({reason}).") from error

@@ -24,7 +24,7 @@ def read_table(
         path: the file.
         columns: names in the header; all columns if none are given.
         header: whether the first row names the columns.
-        separator: between two cells.
+        separator: between two cells; between tabulators, quotation marks are text.
         width: how many cells a row must have, where there is no header.
 
     Raises:
@@ -32,7 +32,8 @@ def read_table(
     """
     try:
         with open(path, newline="", encoding="utf-8-sig", errors="strict") as file:
-            reader = csv.reader(file, delimiter=separator, skipinitialspace=True)
+            marks = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
+            reader = csv.reader(file, delimiter=separator, skipinitialspace=separator != "\t", quoting=marks)
             names = next(reader, []) if header else []
             if missing := [name for name in columns if name not in names]:
                 raise DataError(f"{path} has no column {', '.join(missing)}; it has {', '.join(names) or 'nothing'}.")

@@ -1,0 +1,159 @@
+"""Readers of tables, on small sets in the true formats."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedloom.core.errors import ConfigError, DataError
+from fedloom.data import sources
+from fedloom.data.sources.tables import read_table
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDLOOM_DATA", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+HEARTS = {
+    "cleveland": [
+        "63.0,1.0,1.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,3.0,0.0,6.0,0",
+        "67.0,1.0,4.0,160.0,286.0,0.0,2.0,108.0,1.0,1.5,2.0,3.0,3.0,2",
+    ],
+    "hungarian": [
+        "28,1,2,130,132,0,2,185,0,0,?,?,?,0",
+        "29,1,2,140,?,0,0,170,0,0,?,?,?,0",
+        "40,0,3,130,215,0,1,138,0,0,?,?,?,1",
+    ],
+    "switzerland": ["32,1,1,95,0,0,0,127,0,.7,1,?,?,1", "34,1,4,115,0,0,?,154,0,.2,1,?,?,1"],
+    "va": ["63,1,4,140,260,0,1,112,1,3,2,?,?,2", "44,1,4,130,209,0,1,127,0,0,?,?,?,0"],
+}
+
+
+def write_hearts(root: Path) -> None:
+    (root / "heart").mkdir(exist_ok=True)
+    for name, rows in HEARTS.items():
+        (root / "heart" / f"processed.{name}.data").write_text("\n".join(rows) + "\n")
+
+
+def test_heart_is_prepared_as_in_flamby(tmp_path: Path) -> None:
+    write_hearts(tmp_path)
+    source = sources.make("heart", root=str(tmp_path), standardised="none")
+    assert (
+        len(source.train) + len(source.test) == 7
+    )  # one Hungarian without chol and one Swiss without restecg left out
+    assert source.group_names == ("cleveland", "hungarian", "switzerland", "va")
+    rows = {tuple(row) for row in torch.cat([source.train.x, source.test.x]).tolist()}
+    numbers = [63.0, 1, 145, 233, 1, 150, 0]
+    assert any(row[:7] == pytest.approx(numbers) and row[8:] == (0, 0, 0, 0, 1) for row in rows)
+    assert len(sources.make("heart", root=str(tmp_path), missing="mean").train) >= len(source.train)
+    with pytest.raises(ConfigError, match="cannot be treated by 'median'"):
+        sources.make("heart", root=str(tmp_path), missing="median")
+    path = tmp_path / "heart/processed.va.data"
+    path.write_text(HEARTS["va"][0][:-4] + "\n")
+    with pytest.raises(DataError, match="line 1: there are 12 cells, not 14"):
+        sources.make("heart", root=str(tmp_path))
+    path.write_text(HEARTS["va"][0].replace("140", "high") + "\n")
+    with pytest.raises(DataError, match="'high' is not a number"):
+        sources.make("heart", root=str(tmp_path))
+    path.unlink()
+    with pytest.raises(DataError, match=r"expected heart/processed.va.data in .*archive.ics.uci.edu"):
+        sources.make("heart", root=str(tmp_path))
+
+
+def write_berka(root: Path) -> None:
+    """Four loans in three regions, in the format of the challenge: quoted text, semicolons, days as yymmdd."""
+    tables = {
+        "loan": [
+            '"loan_id";"account_id";"date";"amount";"duration";"payments";"status"',
+            '5314;1;930705;96396;12;8033.00;"B"',
+            '5316;2;930711;165960;36;4610.00;"A"',
+            '6863;3;930728;127080;60;2118.00;"D"',
+            '6864;4;940101;30276;12;2523.00;"C"',
+        ],
+        "account": [
+            '"account_id";"district_id";"frequency";"date"',
+            '1;1;"POPLATEK MESICNE";930101',
+            '2;1;"POPLATEK TYDNE";930226',
+            '3;2;"POPLATEK PO OBRATU";930707',
+            '4;3;"POPLATEK MESICNE";931230',
+            '5;3;"POPLATEK MESICNE";931230',
+        ],
+        "district": [
+            "A1;A2;A3;A4;A5;A6;A7;A8;A9;A10;A11;A12;A13;A14;A15;A16",
+            '1;"Hl.m. Praha";"Prague";1204953;0;0;0;1;1;100.0;12541;0.29;0.43;167;85677;99107',
+            '2;"Benesov";"central Bohemia";88884;80;26;6;2;5;46.7;8507;?;1.85;132;?;2674',
+            '3;"Decin";"north Bohemia";133777;24;25;2;4;10;84.7;8705;6.49;7.07;123;5198;6041',
+        ],
+        "order": [
+            '"order_id";"account_id";"bank_to";"account_to";"amount";"k_symbol"',
+            '29401;1;"YZ";"87144583";2452.00;"SIPO"',
+            '29402;1;"ST";"89597016";3372.00;"UVER"',
+            '29403;2;"QR";"13943797";7266.00;" "',
+        ],
+        "trans": [
+            '"trans_id";"account_id";"date";"type";"operation";"amount";"balance";"k_symbol";"bank";"account"',
+            '1;1;930101;"PRIJEM";"VKLAD";700.00;700.00;"";"";""',
+            '2;1;930705;"PRIJEM";"PREVOD Z UCTU";300.00;1000.00;"DUCHOD";"YZ";"62457513"',
+            '3;1;930706;"VYDAJ";"VYBER";900.00;100.00;"";;',
+            '4;5;930801;"VYDAJ";"VYBER";900.00;100.00;"";;',
+        ],
+    }
+    for name, rows in tables.items():
+        (root / "berka").mkdir(exist_ok=True)
+        (root / "berka" / f"{name}.asc").write_text("\r\n".join(rows) + "\r\n")
+
+
+def test_berka_features(tmp_path: Path) -> None:
+    write_berka(tmp_path)
+    source = sources.make("berka", root=str(tmp_path), standardised="none")
+    assert source.group_names == ("Prague", "central Bohemia")  # north Bohemia is left out
+    assert source.groups.tolist() == [0, 0, 1]
+    assert source.train.y.tolist() == [1, 0, 1]
+    district, crimes = [1204953, 12541, 167, 0.36], (85677 + 99107) / 2
+    first = [96396, 12, 8033, 185, *district, crimes, 2912, 2, 500, 850, 0, 0]
+    torch.testing.assert_close(source.train.x[0], torch.tensor(first, dtype=torch.float32))
+    third = [127080, 60, 2118, 21, 88884, 8507, 132, 1.85, 2674, 0, 0, 0, 0, 0, 1]
+    torch.testing.assert_close(source.train.x[2], torch.tensor(third, dtype=torch.float32))
+    late = sources.make("berka", root=str(tmp_path), standardised="none", hindsight=True)
+    assert late.train.x[0, 10:13].tolist() == pytest.approx([3, 1900 / 3, 600])
+    scaled = sources.make("berka", root=str(tmp_path))
+    assert scaled.train.x[:2, 0].tolist() == [-1, 1]
+    assert scaled.train.x[:, 13:].tolist() == source.train.x[:, 13:].tolist()
+    assert sources.make("berka", root=str(tmp_path), regions=("north Bohemia",)).group_names == ("north Bohemia",)
+    with pytest.raises(DataError, match="no loans in Bavaria"):
+        sources.make("berka", root=str(tmp_path), regions=("Bavaria",))
+
+
+def test_damaged_relational_tables_get_one_sentence(tmp_path: Path) -> None:
+    write_berka(tmp_path)
+    make = lambda: sources.make("berka", root=str(tmp_path))  # noqa: E731
+    path = tmp_path / "berka/account.asc"
+    whole = path.read_text()
+    path.write_text(whole.replace("930226", "931326"))
+    with pytest.raises(DataError, match="931326 is not a day"):
+        make()
+    path.write_text(whole.replace("POPLATEK TYDNE", "DAILY"))
+    with pytest.raises(DataError, match="account 2 has statements 'DAILY'"):
+        make()
+    path.write_text(whole[: whole.index("3;2")])
+    with pytest.raises(DataError, match="the loan of account 3 has no account or no district"):
+        make()
+    path.write_text(whole.replace("frequency", "often"))
+    with pytest.raises(DataError, match=r"account.asc has no column frequency"):
+        make()
+    path.write_bytes(b"\xff\xfe\x00binary")
+    with pytest.raises(DataError, match="is not a text table"):
+        make()
+    (tmp_path / "berka/trans.asc").unlink()
+    with pytest.raises(DataError, match=r"expected berka/trans.asc in .*md5 88d00173"):
+        make()
+
+
+def test_tables_without_rows_and_with_a_mark_at_the_front(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbfx,y\n1,2\n\n")
+    assert list(read_table(tmp_path / "a.csv", ["y", "x"])) == [["2", "1"]]
+    (tmp_path / "b.csv").write_text("")
+    with pytest.raises(DataError, match="it has nothing"):
+        list(read_table(tmp_path / "b.csv", ["x"]))
