@@ -77,7 +77,7 @@ clients (the natural ones, if there are any). Takes the keys of fedloom run; tho
 clients and seed.
 
 options:
-  --out FILE              pictures (png, svg or pdf): samples of each class, and beside it FILE-clients, labels by client
+  --out FILE              pictures (png, svg or pdf): samples of each class; beside it FILE-clients, labels by client
 
 example:
   fedloom data mnist partition=dirichlet partition.alpha=0.1 clients=20 --out mnist.png

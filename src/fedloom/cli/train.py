@@ -20,6 +20,7 @@ from fedloom.run.loop import run
 from fedloom.run.report import build as build_report
 from fedloom.run.report import comparison_picture
 
+CURVES = "figures/curves.png"
 MARK = "evaluation.target=0.9"
 """The stop-watch mark of the default comparison, which every method reaches on the digits."""
 
@@ -144,10 +145,11 @@ def show(console: Console, jobs: Sequence[Job], parent: Path | None) -> None:
             console.print(f"note: {warning}", markup=False, soft_wrap=True)
     console.print()
     for job, _ in rows:
-        comparison_picture([job.directory], job.directory / "figures" / "curves.png")
+        comparison_picture([job.directory], job.directory / CURVES)
     if parent is None or not rows:
         for job in jobs:
-            console.print(f"run directory: {short(job.directory)}, with figures/curves.png", markup=False, soft_wrap=True)
+            console.print(f"run directory: {short(job.directory)}", markup=False, soft_wrap=True)
+            console.print(f"picture:       {short(job.directory / CURVES)}", markup=False, soft_wrap=True)
         return
     directories = [job.directory for job, _ in rows]
     picture = comparison_picture(directories, parent / "comparison.png")

@@ -138,7 +138,7 @@ class Part:
         return {}
 
     def init_client(self, shared: Tree) -> Tree:
-        """The part's state at a client that takes part for the first time; ``shared`` is the initial θ^0."""
+        """The part's state at a client that takes part for the first time; ``shared`` is θ^t of that round."""
         return {}
 
     def begin(self, ctx: Context) -> Tree:

@@ -277,6 +277,6 @@ class InitialStates:
 
 
 def _refuse_if_broken(report: Report, members: int) -> None:
-    errors = [f for f in report.failures if "failed in" in f.reason]
+    errors = [f for f in report.failures if f.reason.startswith(("failed in", "its worker process died"))]
     if members and len(errors) == members:
         raise ClientError(f"every client of the round failed; the first was {errors[0]}.")

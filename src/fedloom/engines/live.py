@@ -61,7 +61,7 @@ class LiveClient:
             loss = work.loss(plan, work.outputs(live.module, data.x, features, data.twin), data, job.contexts)
             if plan.plain:  # θ ← θ - η g with the gradients as they come: nothing is accumulated or copied
                 grads = torch.autograd.grad(loss, live.parameters, materialize_grads=True)
-                torch._foreach_add_(live.tensors, grads, alpha=-down.lr)
+                torch._foreach_add_(live.tensors, grads, alpha=-down.lr)  # pyright: ignore[reportPrivateImportUsage]
             else:
                 live.grad.zero_()
                 loss.backward()

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fedloom.core import rng
-from fedloom.core.client import Failure, Plan
+from fedloom.core.client import Failure
 from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError
-from fedloom.core.federation import Arrays, Federation, Split, Unlabelled
 from fedloom.core.local import cohort_size, draw_cohort
 from fedloom.core.round import Report, Server, Traffic, federated_round
-from fedloom.core.slots import label
-from fedloom.data.augment import pipeline
 from fedloom.engines import engines
 from fedloom.run import checkpoint as checkpoints
 from fedloom.run.checkpoint import Snapshot
@@ -29,6 +25,7 @@ from fedloom.run.evaluate import Evaluator, LastModels
 from fedloom.run.experiment import Experiment
 from fedloom.run.interrupt import Interruptible
 from fedloom.run.machine import one_thread, pick_device
+from fedloom.run.prepare import make_plan, placed
 from fedloom.run.store import MemoryStore
 from fedloom.run.summary import should_stop, summarise
 
@@ -124,7 +121,7 @@ class _Run:
         self.trackers = trackers
         self.federation = experiment.federation.pooled() if experiment.method.pooled else experiment.federation
         device = "cpu" if experiment.engine == "processes" else pick_device(experiment.device)
-        self.federation = _placed(self.federation, getattr(torch, experiment.dtype), device)
+        self.federation = placed(self.federation, getattr(torch, experiment.dtype), device)
         self.plan = make_plan(experiment, self.federation, device)
         self.evaluator = Evaluator(self.plan, self.federation, experiment.evaluation)
         self.directory = None if out is None else RunDirectory(out)
@@ -132,6 +129,7 @@ class _Run:
         self.failures: list[Failure] = []
         self.sent = Traffic()
         self.warnings: list[str] = []
+        self.saved = -1  # the round of the last checkpoint
         theta, buffers = self.plan.theta0.to(device), self.plan.buffers0.to(device)
         last = None
         if "average" in experiment.evaluation.on:
@@ -172,11 +170,11 @@ class _Run:
             raise
         finally:
             engine.close()
+            for tracker in self.trackers:
+                tracker.close()
         self._checkpoint()
         summary = self._finish(status)
         progress.finish(summary)
-        for tracker in self.trackers:
-            tracker.close()
         model = self.evaluator.live.module
         self.evaluator.load(self.state.server.shared["shared"], self.state.server.buffers)
         return RunResult(self.history, summary, model, self.state, self.failures)
@@ -204,6 +202,7 @@ class _Run:
             self.state = checkpoints.load(chosen, self.state)
             for later in found[found.index(chosen) + 1 :]:
                 checkpoints.remove(later)
+            self.saved = self.state.server.round
             self.sent = Traffic(**self.state.facts["traffic"])
             self.failures = [Failure(**failure) for failure in self.state.facts["failures"]]
         try:
@@ -273,7 +272,8 @@ class _Run:
     def _checkpoint(self) -> None:
         """Write the tables and a checkpoint; a full disk is reported in the summary and harms nothing."""
         directory = self.directory
-        if directory is None or directory.recorded != self.state.server.round:  # a round without record is not kept
+        here = self.state.server.round
+        if directory is None or directory.recorded != here or self.saved == here:  # a round without record is not kept
             return
         self.state.facts = {
             "traffic": vars(self.sent),
@@ -282,16 +282,16 @@ class _Run:
         try:
             directory.write_tables()
             checkpoints.save(directory.checkpoints, self.state, self.keep)
+            self.saved = here
         except OSError as error:
             self.warnings.append(
-                f"round {self.state.server.round}: no checkpoint could be written ({error.strerror or error}); "
+                f"round {here}: no checkpoint could be written ({error.strerror or error}); "
                 "the one before it is untouched."
             )
 
     def _finish(self, status: str) -> dict[str, Any]:
-        summary = summarise(self.experiment, self.plan, self.history, self.failures, status) | {
-            "warnings": self.warnings
-        }
+        summary = summarise(self.experiment, self.plan, self.history, self.failures, status)
+        summary["warnings"] += self.warnings
         if self.directory is not None:
             try:
                 named = self.plan.layout.named(
@@ -303,72 +303,3 @@ class _Run:
             except OSError as error:
                 summary["warnings"].append(f"the summary could not be written ({error.strerror or error}).")
         return summary
-
-
-def make_plan(experiment: Experiment, federation: Federation, device: str) -> Plan:
-    """The plan of an experiment, with its model initialised from the seed and tried on the data.
-
-    Raises:
-        ConfigError: if the model does not take the data, or the engine does not suit a part.
-    """
-    for place, part in experiment.method.parts.items():
-        if experiment.engine == "vmap" and not part.needs.vmap:
-            raise ConfigError(f"engine 'vmap' cannot run {place} {label(part)!r}; use engine=serial or processes.")
-    with torch.random.fork_rng(devices=[]):
-        rng.seed_torch(experiment.seed, "model")
-        model = experiment.model().to(getattr(torch, experiment.dtype))
-    data = federation.train.first(federation.seen)
-    plan = Plan.of(model, experiment.method, data, experiment.local, experiment.seed, device)
-    plan = replace(
-        plan,
-        theta0=plan.theta0.to(device),
-        buffers0=plan.buffers0.to(device),
-        report_models="average" in experiment.evaluation.on,
-        augment=pipeline(experiment.augment, data.arrays) if experiment.augment else None,
-    )
-    sample = federation.train.arrays.x[:2].to("cpu")
-    try:
-        with torch.no_grad():
-            out = model.eval()(sample)
-    except Exception as error:
-        raise ConfigError(
-            f"the model does not take inputs of shape {tuple(sample.shape[1:])}: {str(error).splitlines()[0]}"
-        ) from error
-    if not federation.train.arrays.y.is_floating_point() and out.shape[-1] < federation.classes:
-        raise ConfigError(f"the model has {out.shape[-1]} outputs, but the data have {federation.classes} classes.")
-    return plan
-
-
-def _placed(federation: Federation, dtype: torch.dtype, device: str) -> Federation:
-    """The federation with its arrays of the run's type and on its device; nothing is copied that fits already."""
-    moved: dict[int, Tensor] = {}
-    done: dict[int, Arrays] = {}
-
-    def to(t: Tensor) -> Tensor:
-        if id(t) not in moved:
-            moved[id(t)] = t.to(device, dtype) if t.is_floating_point() else t.to(device)
-        return moved[id(t)]
-
-    def place(arrays: Arrays) -> Arrays:
-        if id(arrays) not in done:
-            x, y = to(arrays.x), to(arrays.y)
-            same = x is arrays.x and y is arrays.y
-            done[id(arrays)] = arrays if same else replace(arrays, x=x, y=y)
-        return done[id(arrays)]
-
-    def split(old: Split) -> Split:
-        return Split(place(old.arrays), old.index, None if old.relabel is None else to(old.relabel))
-
-    return replace(
-        federation,
-        train=split(federation.train),
-        validation=split(federation.validation),
-        held_out=split(federation.held_out),
-        test=place(federation.test),
-        unlabelled=None if federation.unlabelled is None else Unlabelled(to(federation.unlabelled.x)),
-    )
-
-
-def result_differs(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """The keys in which two records differ, wall-clock time aside."""
-    return [k for k in {*a, *b} if k != "seconds" and a.get(k) != b.get(k)]

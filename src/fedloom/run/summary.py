@@ -50,6 +50,7 @@ def summarise(
     rounds, values = curve(history, settings.metric)
     direction = "max" if settings.maximise else "min"
     best = best_round(values, rounds, direction) if values else None
+    idle = sum(record["failures"] == record["cohort"] for record in history)
     summary: dict[str, Any] = {
         "method": experiment.method.name,
         "seed": experiment.seed,
@@ -62,6 +63,7 @@ def summarise(
         "best": None if best is None else {"metric": settings.metric, "round": best[0], "value": best[1]},
         "failures": [str(failure) for failure in failures[:100]],
         "failure_count": len(failures),
+        "warnings": [f"in {idle} of {len(history)} rounds nobody's update could be used."] if idle else [],
     }
     if settings.target is not None:
         reached = rounds_to_target(values, rounds, settings.target, direction)

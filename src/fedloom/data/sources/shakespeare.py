@@ -50,7 +50,8 @@ def shakespeare(
     training has seen already (``split=random``). Here a role's test samples come from speeches after those that it
     trains on, so that none is known.
 
-    A client's own test samples are ``held_out=natural``.
+    Stage directions that stand within a speech, like ``[Aside]``, stay in it. A client's own test samples are
+    ``held_out=natural``.
 
     Args:
         train: training samples per role (FedDyn: 2000), the first ones in the play; roles with fewer are left out.
