@@ -66,6 +66,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def notes(results: dict[str, Any]) -> list[str]:
+    """What a person wrote into the results under ``notes``."""
+    written = [f"- {note}" for note in results.get("notes", [])]
+    return ["", "## What holds and what does not", "", *written] if written else []
+
+
 def machine() -> str:
     """What it ran on, and when."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

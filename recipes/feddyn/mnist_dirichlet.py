@@ -110,7 +110,7 @@ def tables(results: dict[str, Any]) -> str:
         for runs in [{k.removeprefix("seed"): v for k, v in results["runs"].get(name, {}).items()}]
     ]
     text += [book.table(["method", "rounds at most", "rounds done (seed:rounds)"], rows), ""]
-    text += [f"`{results['command']}`", "", f"{results['machine']}.", *results.get("notes", [])]
+    text += [f"`{results['command']}`", "", f"{results['machine']}.", *book.notes(results)]
     return "\n".join(text)
 
 

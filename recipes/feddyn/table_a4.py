@@ -185,10 +185,10 @@ def tables(results: dict[str, Any]) -> str:
 def row(setting: str, found: dict[str, Any], model: str, published: dict[str, int]) -> list[str]:
     """One line of the table."""
     draws = found["draws"].values()
-    targets = [draw["target"] for draw in draws] or [float("nan")]
+    targets = [one["target"] for one in draws] or [float("nan")]
     cells = [setting, f"{min(targets):.4f} to {max(targets):.4f}"]
     for method in METHODS:
-        runs = [(draw["runs"][method], draw["target"]) for draw in draws if method in draw["runs"]]
+        runs = [(one["runs"][method], one["target"]) for one in draws if method in one["runs"]]
         spent = [book.reached(tried, model, target, "min") for tried, target in runs]
         shown = book.cell(spent, [tried["rounds"] * tried["cost"] for tried, _ in runs])
         cells.append(f"{shown} ({published[method]})")
@@ -206,7 +206,7 @@ def details(results: dict[str, Any]) -> Iterator[str]:
     yield from ("## Chosen points", "", book.table(["setting", *METHODS], rows), "")
     yield from ("## Losses", "", f"At zero the loss is log 5 = {log(5):.4f}.", "")
     yield book.table(["setting", "mean L*", "published target", "our target / L*", "L* of our draws"], optima)
-    yield from ("", f"`{results['command']}`", "", f"{results['machine']}.", *results.get("notes", []))
+    yield from ("", f"`{results['command']}`", "", f"{results['machine']}.", *book.notes(results))
 
 
 def picture(results: dict[str, Any], path: Path) -> None:

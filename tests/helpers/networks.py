@@ -45,6 +45,11 @@ def headless() -> nn.Module:
     return fixed(nn.Linear(FEATURES, CLASSES))
 
 
+def linear_layers() -> nn.Module:
+    """Two linear layers, body and head, with nothing between that could stop an overflow."""
+    return fixed(Split(nn.Linear(FEATURES, 3), 3))
+
+
 def line(features: int) -> Callable[[], nn.Module]:
     """θᵀx without intercept, from zero."""
 

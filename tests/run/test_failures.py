@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import SIZES, classes
-from helpers.networks import headless
+from helpers.networks import linear_layers
 from helpers.runs import assert_same_state, experiment, go, theta
 from helpers.trouble import MARK, guarded, marked, stumble
 
@@ -53,7 +53,7 @@ WHOLE = Local(steps=4, batch_size=0, lr=0.1)  # one batch: then results do not d
 
 
 def run_poisoned(name: str, engine: str = "serial", **changes: Any) -> RunResult:
-    return go(name, federation=poisoned(), model=headless, engine=engine, **{"local": WHOLE} | changes)
+    return go(name, federation=poisoned(), model=linear_layers, engine=engine, **{"local": WHOLE} | changes)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -74,7 +74,7 @@ def test_an_update_that_is_not_finite_is_left_out(name: str, engine: str) -> Non
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedexp", "fedadam", "fednova"])
 def test_coefficients_of_the_others_are_renormalised(name: str, engine: str) -> None:
     """For methods that do not divide by K, leaving a client out equals a federation that never had it."""
-    there = go(name, federation=without(), model=headless, local=WHOLE)
+    there = go(name, federation=without(), model=linear_layers, local=WHOLE)
     np.testing.assert_allclose(theta(run_poisoned(name, engine)), theta(there), rtol=0, atol=1e-10)
 
 
@@ -139,9 +139,9 @@ def test_a_faulty_part_ends_the_run_on_every_engine(engine: str) -> None:
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn"])
 def test_when_nobody_can_be_used_the_model_stays(name: str) -> None:
     """All diverge: that is data, not code, so the run goes on and says so."""
-    wild = go(name, model=headless, federation=scaled(1e160), local=WHOLE, rounds=2)
+    wild = go(name, model=linear_layers, federation=scaled(1e160), local=WHOLE, rounds=2)
     assert [record["failures"] for record in wild.history] == [len(SIZES)] * 2
-    start = torch.cat([p.detach().double().ravel() for p in headless().parameters()]).numpy()
+    start = torch.cat([p.detach().double().ravel() for p in linear_layers().parameters()]).numpy()
     np.testing.assert_array_equal(theta(wild), start)
     assert len(wild.snapshot.store) == 0
     assert wild.history[-1]["train/loss"] is None
@@ -157,7 +157,7 @@ def test_a_server_model_that_overflows_ends_the_run() -> None:
     """Every single update is finite, their extrapolation is not."""
     method = Method("far", (make("fedavg").objective[0],), mixing=Uniform(), server=make("fedavgm", lr=1e308).server)
     with pytest.raises(ClientError, match="the server model is no longer finite; lower the learning rate"):
-        go(method, local=Local(steps=3, batch_size=0, lr=50.0), model=headless)
+        go(method, local=Local(steps=3, batch_size=0, lr=50.0), model=linear_layers)
 
 
 # --- drop-outs ----------------------------------------
@@ -194,5 +194,5 @@ def test_a_round_in_which_everybody_drops_out_changes_nothing() -> None:
 
 
 def test_run_is_the_same_function_of_its_experiment_whoever_fails() -> None:
-    e = experiment("scaffold", federation=poisoned(), model=headless, drop_rate=0.2, cohort=4, seed=6)
+    e = experiment("scaffold", federation=poisoned(), model=linear_layers, drop_rate=0.2, cohort=4, seed=6)
     assert_same_state(run(e).snapshot, run(e).snapshot)
