@@ -4,9 +4,10 @@
 
 W1: TwoNN, 1000 clients of 60 samples, cohort 100, batch 10, 1 epoch.   W2: FedDyn CNN, 100 clients of 500 images
 (3x32x32), cohort 10, batch 50, 1 epoch.   The floor is one module, ``torch.optim.SGD`` and ``cross_entropy`` on one
-thread, over the same batches in the same order, with a fresh optimiser and a state reset per client and the mean of all
-models. All contestants take turns in one process tree; a ratio is floor time / engine time (above 1: faster than the
-floor), the median over repeats, and noise is the floor's interquartile range over its median.
+thread, over the same batches in the same order, with a fresh optimiser and a state reset per client and the mean of
+all models. All contestants take turns on the same cohort in one process tree; a ratio compares two rounds of one turn
+(above 1: faster than the floor, or than serial) and is the median over turns; noise is the floor's interquartile range
+over its median, and ``steal`` the share of time that the hypervisor gave to others.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ def compare(name: str, repeats: int, contestants: dict[str, tuple[str, dict]]) -
     rounds = {"floor": (lambda cohort, r: bare_round(model, split, local, cohort, r), lambda: None)}
     rounds |= {label: engine_round(plan, engine, **settings) for label, (engine, settings) in contestants.items()}
     seconds: dict[str, list[float]] = {label: [] for label in rounds}
+    started, steal = time.perf_counter(), stolen()
     for repeat in range(repeats + 1):  # the first turn warms up
         cohort = draw_cohort(len(split), size, seed=0, round=repeat)
         for label, (go, _) in rounds.items():
@@ -100,14 +102,25 @@ def compare(name: str, repeats: int, contestants: dict[str, tuple[str, dict]]) -
                 seconds[label].append(time.perf_counter() - begin)
     for _, close in rounds.values():
         close()
-    floor = statistics.median(seconds["floor"])
-    low, _, high = statistics.quantiles(seconds["floor"], n=4)
+    low, middle, high = statistics.quantiles(seconds["floor"], n=4)
+
+    def ratios(base: str) -> dict[str, float]:
+        pairs = {label: zip(seconds[base], s, strict=True) for label, s in seconds.items() if label != base}
+        return {label: round(statistics.median(b / s for b, s in turns), 2) for label, turns in pairs.items()}
+
     return {
-        "floor_seconds": round(floor, 4),
-        "noise": round((high - low) / floor, 3),
+        "noise": round((high - low) / middle, 3),
+        "steal": round((stolen() - steal) / (time.perf_counter() - started) / (os.cpu_count() or 1), 3),
         "seconds": {label: round(statistics.median(s), 4) for label, s in seconds.items()},
-        "ratio_to_floor": {label: round(floor / statistics.median(s), 2) for label, s in seconds.items()},
+        "times_the_floor": ratios("floor"),
+        "times_serial": ratios("serial"),
     }
+
+
+def stolen() -> float:
+    """Seconds that the hypervisor has taken from this machine since it started (0 where the system does not say)."""
+    stat = Path("/proc/stat")
+    return int(stat.read_text().split("\n")[0].split()[8]) / os.sysconf("SC_CLK_TCK") if stat.exists() else 0.0
 
 
 def driver_overhead(repeats: int) -> dict:

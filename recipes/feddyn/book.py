@@ -46,18 +46,20 @@ def shown(value: float, spent: float) -> str:
 
 
 def cell(values: Iterable[float], spent: Iterable[float]) -> str:
-    """The median over draws with the range behind it, where all were given as much.
+    """The median over draws with the range behind it; ``x+`` where it is only known to be more than x.
 
-    >>> cell([30, 20, float("inf")], [30, 20, 500]), cell([float("inf")], [500])
-    ('30 (20 to 500+)', '500+')
+    >>> cell([30, 20, float("inf")], [30, 20, 500]), cell([float("inf"), 20, 30], [10, 20, 30])
+    ('30 (20 to 500+)', '20+ (10+ to 30)')
     """
-    order = sorted(zip(values, spent, strict=True))
+    order = sorted(zip(values, spent, strict=True), key=min)
     if not order:
         return "-"
-    inner = order[(len(order) - 1) // 2 : len(order) // 2 + 1]
-    middle = f"{fmean(min(pair) for pair in inner):g}" + ("+" if inner[-1][0] == float("inf") else "")
+    upper = len(order) // 2
+    middle = fmean(min(pair) for pair in order[(len(order) - 1) // 2 : upper + 1])
+    unknown = any(value == float("inf") for value, _ in order[: upper + 1])
     ends = shown(*order[0]), shown(*order[-1])
-    return middle if ends[0] == ends[1] else f"{middle} ({ends[0]} to {ends[1]})"
+    text = f"{middle:g}" + ("+" if unknown else "")
+    return text if ends[0] == ends[1] else f"{text} ({ends[0]} to {ends[1]})"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -79,19 +79,15 @@ def collect(runs: Path, stored: dict[str, Any]) -> dict[str, Any]:
         history = [json.loads(line) for line in lines if line.endswith("\n")]
         name, seed = config.parts[-3:-1]
         found.setdefault(name, {})[seed] = book.compact(history, 199210, "accuracy")
-    return {"command": "python recipes/feddyn/mnist_dirichlet.py", "machine": book.machine(), **stored, "runs": found}
+    return {"command": "python recipes/feddyn/mnist_dirichlet.py", **stored, "runs": found}
 
 
 def tables(results: dict[str, Any]) -> str:
     """The results beside the paper's."""
     text = ["# MNIST, 100 clients, 10 % participation, Dirichlet .3", ""]
-    text += [
-        "Parameters transmitted until the target test accuracy, in rounds of FedAvg (a round of SCAFFOLD costs 2):"
-    ]
-    text += [
-        "median over seeds, range in brackets; `x+`: not reached when x had been sent. A run ends when the average"
-    ]
-    text += ["model has 98.2 %, so that `+` in the table of the server model says no more than: later than that."]
+    text += ["Parameters transmitted until the target test accuracy, in rounds of FedAvg (a round of SCAFFOLD costs"]
+    text += ["2): one number a seed; `x+`: not reached when x had been sent, where the run was ended. A run also ends"]
+    text += ["when the average model has 98.2 %, so that `+` for the server model then says only: later than that."]
     for model, words in book.MODELS.items():
         rows = []
         for number, target in enumerate(TARGETS):
@@ -137,9 +133,9 @@ def picture(results: dict[str, Any], path: Path) -> None:
     pyplot.close(figure)
 
 
-def report(runs: Path, out: Path) -> None:
+def report(runs: Path, out: Path, machine: dict[str, str]) -> None:
     """Bring the stored results up to date, and write tables and picture from them."""
-    results = collect(runs, book.read(out / "mnist_dirichlet.json"))
+    results = collect(runs, {"machine": "", **book.read(out / "mnist_dirichlet.json"), **machine})
     book.write(out / "mnist_dirichlet.json", results)
     book.write(out / "mnist_dirichlet.md", tables(results))
     picture(results, out / "mnist_dirichlet.png")
@@ -158,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--table", action="store_true", help="only write them again")
     args = parser.parse_args(arguments)
     if args.table:
-        report(args.runs, args.out)
+        report(args.runs, args.out, machine={})
         return 0
     try:
         mnist = sources.make("mnist")
@@ -170,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             where = args.runs / name / f"seed{seed}"
             chosen = experiment(CASES[name], mnist, seed, args.rounds, args.engine, args.target)
             run(chosen, where, resume=where.exists(), checkpoint_every=25)
-            report(args.runs, args.out)
+            report(args.runs, args.out, {"machine": book.machine()})
     return 0
 
 

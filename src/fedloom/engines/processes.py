@@ -50,6 +50,7 @@ class Worker:
     process: Any
     pipe: Connection
     tasks: deque[Task] = field(default_factory=deque)
+    heard: Spec = field(default_factory=list)  # where its last result lay, which most results share
 
 
 class Processes:
@@ -154,7 +155,7 @@ class Processes:
             if len(worker.tasks) >= QUEUED:
                 return
             position, client = todo.popleft()
-            slot = free.popleft()
+            slot = free.pop()  # the one used last: its memory is still in the caches
             spec, _ = self.slots[slot].pack(flatten(states(client)))
             task = Task(position, client, slot, spec)
             worker.tasks.append(task)
@@ -172,18 +173,25 @@ class Processes:
             number = busy[pipe]  # type: ignore[index]
             worker = self.workers[number]
             try:
-                result, spec = worker.pipe.recv()
+                client, loss, steps, failure, spec = worker.pipe.recv()
             except (EOFError, OSError):
                 found += self._after_death(number, down, announce)
                 continue
             task = worker.tasks.popleft()
-            trees = nest(self.slots[task.slot].unpack(spec))
-            result.update = trees.get("update", {})
-            result.moved = trees.get("moved", {})
-            result.buffers = trees.get("buffers", {}).get("", torch.zeros(0))
-            result.uploads = trees.get("uploads", {})
+            worker.heard = spec or worker.heard
+            trees = nest(self.slots[task.slot].unpack(worker.heard))
             state: State = trees.get("state", {})
-            result.state = {place: {k: v.clone() for k, v in t.items()} for place, t in state.items()}
+            result = Result(
+                client,
+                trees.get("update", {}),
+                trees["buffers"][""],
+                trees.get("uploads", {}),
+                {place: {k: v.clone() for k, v in t.items()} for place, t in state.items()},
+                trees.get("moved", {}),
+                loss,
+                steps,
+                failure,
+            )
             found.append((task.position, result, task.slot))
         return found
 
@@ -230,6 +238,7 @@ def _serve(plan: Plan, segment: Segment, slots: list[Segment], pipe: Connection)
     torch.set_num_threads(1)
     live = LiveClient(plan)
     down: Broadcast | None = None
+    told: Spec = []  # the last address list that was sent; it is sent again only when it changes
     while True:
         try:
             message = pipe.recv()
@@ -256,5 +265,5 @@ def _serve(plan: Plan, segment: Segment, slots: list[Segment], pipe: Connection)
                 "state": result.state,
             }
             spec, _ = slot.pack(flatten(trees), -(-start // 64) * 64)
-            bare = Result(result.client, loss=result.loss, steps=result.steps, failure=result.failure)
-            pipe.send((bare, spec))
+            pipe.send((result.client, result.loss, result.steps, result.failure, spec if spec != told else None))
+            told = spec
