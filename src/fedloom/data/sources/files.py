@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -134,7 +135,7 @@ def fetch(title: str, kind: str, folder: Path, **options: Any) -> None:
         DataError: if torchvision cannot be imported, or the download fails.
     """
     try:
-        from torchvision import datasets  # an extra, and it refuses to load beside another build of torch
+        datasets = import_module("torchvision.datasets")  # an extra; it refuses to load beside another build of torch
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".rstrip(".")
         raise DataError(
