@@ -135,7 +135,7 @@ def fetch(title: str, kind: str, folder: Path, **options: Any) -> None:
         DataError: if torchvision cannot be imported, or the download fails.
     """
     try:
-        datasets = import_module("torchvision.datasets")  # an extra; it refuses to load beside another build of torch
+        datasets = import_module("torchvision").datasets  # an extra; it refuses to load beside another build of torch
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".rstrip(".")
         raise DataError(
