@@ -26,6 +26,7 @@ from fedloom.data.sources.berka import berka
 from fedloom.data.sources.heart import heart
 from fedloom.data.sources.isic import isic2019
 from fedloom.data.sources.medmnist import dermamnist, organcmnist
+from fedloom.data.sources.toys import intervals, six_gaussians
 from fedloom.data.sources.own import from_tensors, npz
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "femnist",
     "from_tensors",
     "heart",
+    "intervals",
     "isic2019",
     "mini_imagenet",
     "mnist",
@@ -52,6 +54,7 @@ __all__ = [
     "organcmnist",
     "reddit",
     "shakespeare",
+    "six_gaussians",
     "sources",
     "speech_commands",
     "synthetic",
