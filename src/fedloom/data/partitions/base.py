@@ -46,7 +46,7 @@ class Partition(ABC):
 
     def test_owners(self, labels: np.ndarray, classes: int, clients: int, rng: np.random.Generator) -> np.ndarray:
         """The client of every row of the common test set, int [N], where the partition ``deals_test``."""
-        raise NotImplementedError
+        raise DataError(f"partition {self.name!r} does not say who holds which row of the common test set.")
 
     def relabelling(self, clients: int, classes: int, rng: np.random.Generator) -> np.ndarray | None:
         """What each client calls each class, int [K, C]; None if all use the common numbers."""
