@@ -274,3 +274,24 @@ def test_every_partition_describes_itself_as_plain_data() -> None:
     assert Dirichlet(0.1).describe() == {"name": "dirichlet", "alpha": 0.1}
     assert Iid(min_size=3).describe() == {"name": "iid", "min_size": 3}
     assert [entry.name for entry in partitions if not entry.summary] == []
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.0, 10.0])
+def test_dirichlet_over_clients_has_the_label_entropy_of_a_direct_simulation(alpha: float) -> None:
+    """Each class spread over the clients by its own Dirichlet draw: mean entropy of a client's labels, in nats."""
+    classes, clients, each = 10, 20, 600
+    labels = np.repeat(np.arange(classes), each)
+
+    def entropy(counts: np.ndarray) -> float:  # [clients, classes]
+        p = counts / counts.sum(1, keepdims=True)
+        return float(-np.where(p > 0, p * np.log(np.where(p > 0, p, 1)), 0).sum(1).mean())
+
+    found, simulated = [], []
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        index = partitions.make("dirichlet", alpha=alpha)(labels, clients, rng)
+        found.append(entropy(np.array([np.bincount(labels[rows], minlength=classes) for rows in index])))
+        shares = np.random.default_rng(1000 + seed).dirichlet(np.full(clients, alpha), size=classes)
+        simulated.append(entropy(each * shares.T + 1e-9))
+    spread = np.std(simulated) / np.sqrt(len(simulated)) + np.std(found) / np.sqrt(len(found))
+    assert abs(np.mean(found) - np.mean(simulated)) < 4 * spread + 0.02
