@@ -1,8 +1,8 @@
 """Data sources, one data set (or family) a file.
 
 >>> from fedloom.data.sources import sources
->>> sources.names()[:4], len(sources)
-(['digits', 'synthetic', 'mnist', 'fashion_mnist'], 24)
+>>> sources.names()[:4]
+['digits', 'synthetic', 'mnist', 'fashion_mnist']
 """
 # isort: off
 # The order of registration is the order in listings.
