@@ -6,12 +6,13 @@ for a whole cohort at once, because nothing in them depends on a tensor's value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedloom.core import tree
 from fedloom.core.batches import Augment
@@ -31,7 +32,8 @@ class Plan:
 
     ``theta0`` [P] and ``buffers0`` are the freshly initialised model: private parameters start from it.
     ``report_models`` asks for every client's own displacement beside its upload (for the ``average`` evaluation).
-    ``augment`` changes the inputs of every mini-batch, where there is one.
+    ``augment`` changes the inputs of every mini-batch, where there is one; ``teacher`` is a trained model that a term of
+    the objective compares with.
     """
 
     model: nn.Module
@@ -45,6 +47,7 @@ class Plan:
     device: str = "cpu"
     report_models: bool = False
     augment: Augment | None = None
+    teacher: nn.Module | None = None
 
     @classmethod
     def of(
@@ -156,7 +159,8 @@ def loss(plan: Plan, out: Output, batch: Batch, contexts: Mapping[str, Context])
     """The objective on one batch, []: every term's mean over the rows that are not padding, summed."""
     total: Tensor | float = 0.0
     for place, term in plan.method.hooks["loss"]:
-        value: Tensor = term.loss(out, batch, contexts[place])
+        seen = out._replace(anchors=out.anchors[place]) if place in out.anchors else out  # each term sees its own
+        value: Tensor = term.loss(seen, batch, contexts[place])
         if value.ndim:
             value = value.mean() if batch.mask is None else (value * batch.mask).sum() / batch.mask.sum().clamp(min=1)
         total = total + value
@@ -164,14 +168,45 @@ def loss(plan: Plan, out: Output, batch: Batch, contexts: Mapping[str, Context])
     return total
 
 
-def outputs(model: Callable[..., Tensor], x: Tensor, features: bool, twin: Tensor | None = None) -> Output:
-    """Logits, and features if some part needs them, in one forward pass; another one gives the twin's logits."""
-    if twin is not None:
-        return outputs(model, x, features)._replace(twin=model(twin))
-    if not features:
-        return Output(model(x))
-    hidden = model.features(x)  # type: ignore[attr-defined]
-    return Output(model.head(hidden), hidden)  # type: ignore[attr-defined]
+class Net(nn.Module):
+    """A model with all that parts may need of it as one call: logits, features, the twin's logits."""
+
+    def __init__(self, model: nn.Module, plan: Plan) -> None:
+        super().__init__()
+        self.model = model
+        self.features = plan.method.needs("features")
+
+    def forward(self, x: Tensor, twin: Tensor | None = None, features: bool = False) -> Output:
+        """Features come from the same forward pass as logits; the twin takes another one."""
+        if features or self.features:
+            hidden = self.model.features(x)  # type: ignore[operator]
+            out = Output(self.model.head(hidden), hidden)  # type: ignore[operator]
+        else:
+            out = Output(self.model(x))
+        return out if twin is None else out._replace(twin=self.model(twin))
+
+
+def companions(
+    plan: Plan, net: Net, out: Output, x: Tensor, seen: Mapping[str, Context], theta: Tensor, buffers: Tensor
+) -> Output:
+    """The output with what other models say of the same inputs: the teacher, and the anchors of each part.
+
+    ``theta`` [P] and ``buffers`` are the client's own, of which an anchor takes what is private.
+    """
+    if plan.teacher is not None:
+        with torch.no_grad():
+            out = out._replace(teacher=plan.teacher(x))
+    if not plan.method.hooks["anchors"]:
+        return out
+    found: dict[str, dict[str, Tensor]] = {}
+    with torch.no_grad():
+        for place, part in plan.method.hooks["anchors"]:
+            found[place] = {}
+            for name, shared in part.anchors(seen[place]).items():
+                whole = torch.cat([shared, theta.detach()[plan.layout.shared_size :]])
+                named = {f"model.{k}": v for k, v in plan.layout.named(whole, buffers.clone()).items()}
+                found[place][name] = functional_call(net, named, (x,), {"features": True}).features
+    return out._replace(anchors=found)
 
 
 def step(plan: Plan, work: Work, grad: Tensor, lr: float | Tensor) -> None:

@@ -11,7 +11,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Adaptation, Drift, Mixing, Part, Personal, ServerOptimizer, Term, overrides
 from fedloom.core.slots import SLOTS, label
 
-HOOKS = ("init_server", "broadcast", "init_client", "begin", "loss", "grad", "end", "server")
+HOOKS = ("init_server", "broadcast", "init_client", "begin", "anchors", "loss", "grad", "end", "server", "refine")
 
 
 @dataclass(frozen=True)

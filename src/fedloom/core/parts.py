@@ -11,6 +11,7 @@ life of a part during a round::
                                              loss(out, batch, ctx), grad(g, w, ctx)   every step
     server(state, Δ, reduced)  <------------ end(ctx, Δ_i) -> new state, uploads, Δ_i
       -> state, Δ'
+    refine(state, θ, cohort) -> state, θ
 
 Each part sees its own slices alone, so parts coexist, communication is counted from what is really sent, and a
 checkpoint needs no code per method.
@@ -18,16 +19,19 @@ checkpoint needs no code per method.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedloom.core.tree import Tree
+
+if TYPE_CHECKING:
+    from fedloom.core.bench import Bench
 
 
 class Reduce(Enum):
@@ -46,6 +50,9 @@ class Needs:
     Attributes:
         features: the model's features, besides its logits.
         twin: a second augmented view of every mini-batch, and the model's logits on it.
+        teacher: a second, trained model that is run forward on every mini-batch.
+        target: unlabelled inputs of the target distribution, at the server.
+        views: random views of those inputs.
         losses: every cohort member's training loss of the received model, before local work.
         updates: all updates of the cohort at once, instead of a running sum.
         update_share: (1/K) Σ_S Δ_i, besides the mixed update (costs no communication).
@@ -57,6 +64,9 @@ class Needs:
 
     features: bool = False
     twin: bool = False
+    teacher: bool = False
+    target: bool = False
+    views: bool = False
     losses: bool = False
     updates: bool = False
     update_share: bool = False
@@ -79,11 +89,17 @@ class Batch(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What the model said: logits [B, C] and, if some part needs them, features [B, d] and the twin's logits [B, C]."""
+    """What the model said: logits [B, C] and, if some part needs them, features [B, d] and the twin's logits [B, C].
+
+    ``teacher`` are the teacher's logits [B, C]; ``anchors`` the features [B, d] of the models for which the part's own
+    ``anchors`` asked.
+    """
 
     logits: Tensor
     features: Tensor | None = None
     twin: Tensor | None = None
+    teacher: Tensor | None = None
+    anchors: Mapping[str, Any] = {}
 
 
 class Context(NamedTuple):
@@ -149,6 +165,13 @@ class Part:
         """The corrected gradient at the shared parameters ``w``; ``grads`` may be overwritten and returned."""
         return grads
 
+    def anchors(self, ctx: Context) -> Tree:
+        """Other shared parameters [P] whose features on every mini-batch the part's ``loss`` compares with.
+
+        Those models are run forward only; private parameters are the client's own.
+        """
+        return {}
+
     def end(self, ctx: Context, update: Tree) -> Ended:
         """New client state, uploads and the update Δ_i = θ^t - θ_i, changed if the method says so."""
         return Ended(ctx.state, {}, update)
@@ -159,6 +182,10 @@ class Part:
         ``reduced`` holds each upload under its name, and ``"update/share"`` if the part needs it.
         """
         return state, update
+
+    def refine(self, state: Tree, shared: Tree, buffers: Tensor, cohort: Cohort) -> tuple[Tree, Tree]:
+        """New server state and the server model after its step, trained further on what the server itself holds."""
+        return state, shared
 
     @property
     def is_identity(self) -> bool:
@@ -203,7 +230,11 @@ class Cohort:
         samples: n_i, int64 [|S|].
         total_clients: K.
         losses: F_i(θ^t) before local work, float64 [|S|], if the policy needs them.
-        updates: the cohort's updates Δ_i, if the policy needs them.
+        updates: the cohort's updates Δ_i = θ^t - θ_i, if a part needs them.
+        buffers: the members' buffers after local work, where there are updates.
+        received: θ^t.
+        round: its number t.
+        bench: the server's unlabelled inputs and the model, if a part needs them.
     """
 
     clients: np.ndarray
@@ -211,6 +242,25 @@ class Cohort:
     total_clients: int
     losses: np.ndarray | None = None
     updates: list[Tree] = field(default_factory=list)
+    buffers: list[Tensor] = field(default_factory=list)
+    received: Tree = field(default_factory=dict)
+    round: int = 0
+    bench: Bench | None = None
+
+    def of(self, arrived: np.ndarray, kept: Sequence[Tree]) -> Cohort:
+        """Those members alone, with what they uploaded where it was kept."""
+        return replace(
+            self,
+            clients=self.clients[arrived],
+            samples=self.samples[arrived],
+            losses=None if self.losses is None else self.losses[arrived],
+            updates=[{k: v for k, v in upload.items() if k != "buffers"} for upload in kept],
+            buffers=[upload["buffers"] for upload in kept],
+        )
+
+    def models(self) -> Tensor:
+        """The members' models θ_i = θ^t - Δ_i as uploaded, [|S|, P]."""
+        return torch.stack([self.received["shared"] - update["shared"] for update in self.updates])
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core import rng, tree
+from fedloom.core.bench import Bench
 from fedloom.core.client import Broadcast, Failure, Plan, Result, State
 from fedloom.core.errors import ClientError
 from fedloom.core.parts import Cohort, Reduce
@@ -95,6 +96,7 @@ class Report:
     p: np.ndarray  # mixing coefficients really used, 0 for clients left out
     train_loss: float
     traffic: Traffic
+    losses: np.ndarray | None = None  # F_i(θ^t) before local work, where a part asked for it
     failures: list[Failure] = field(default_factory=list)
     states: dict[int, State] = field(default_factory=dict)  # new client states, to be stored when the round is over
 
@@ -121,9 +123,11 @@ class Fold:
                 self._fold(f"{place}/{name}", {"": upload[name]}, factor)
 
     def _fold(self, slot: str, value: Tree, weight: float | None) -> None:
-        if weight is None:
+        if weight is None or (slot == "update" and self.plan.method.needs("updates")):
             self.kept.setdefault(slot, []).append(tree.clone(value))
-        elif slot in self.sums:
+        if weight is None:
+            return
+        if slot in self.sums:
             tree.add_(self.sums[slot], value, weight)
         else:
             self.sums[slot] = tree.scale(value, weight)
@@ -167,6 +171,7 @@ def federated_round(
     cohort: np.ndarray,
     *,
     drop_rate: float = 0.0,
+    bench: Bench | None = None,
     observe: Callable[[Result], None] = lambda result: None,
 ) -> tuple[Server, Report]:
     """One round over the given cohort.
@@ -178,6 +183,7 @@ def federated_round(
         store: client states; read only, so that a round broken off midway leaves no trace.
         cohort: S_t, sorted client numbers.
         drop_rate: probability that a member drops out after receiving the model (injected, for tests and studies).
+        bench: the server's unlabelled inputs, for parts that learn from them.
         observe: called with every successful result, in order.
 
     Returns:
@@ -208,7 +214,11 @@ def federated_round(
     members = cohort[present]
 
     samples = plan.data.index.offsets[members + 1] - plan.data.index.offsets[members]
-    signals = Cohort(members, samples, len(plan.data), losses if losses is None else losses[present])
+    signals = Cohort(
+        members, samples, len(plan.data), losses if losses is None else losses[present],
+        received=server.shared, round=server.round, bench=bench,
+    )  # fmt: skip
+    report.losses = losses
     states = dict(server.parts)
     waits = method.mixing.needs.updates
     weights = None
@@ -231,15 +241,8 @@ def federated_round(
     if not fold.arrived:
         _refuse_if_broken(report, len(members))
         return replace(server, parts=states, round=server.round + 1), report
+    signals = signals.of(np.array(fold.arrived), fold.kept.get("update", []))
     if waits:
-        arrived = np.array(fold.arrived)
-        signals = Cohort(
-            members[arrived],
-            samples[arrived],
-            signals.total_clients,
-            None if signals.losses is None else signals.losses[arrived],
-            [{k: v for k, v in t.items() if k != "buffers"} for t in fold.kept["update"]],
-        )
         states["mixing"], p = method.mixing.coefficients(states.get("mixing", {}), signals)
     else:
         p = fold.coefficients()
@@ -251,7 +254,10 @@ def federated_round(
         states[place], update = part.server(states.get(place, {}), update, reduced[place])
     report.p[np.flatnonzero(present)[fold.arrived]] = p
     report.train_loss = float(np.mean(local_losses))
-    moved = Server(tree.sub(server.shared, update), buffers, states, server.round + 1)
+    shared = tree.sub(server.shared, update)
+    for place, part in method.hooks["refine"]:
+        states[place], shared = part.refine(states.get(place, {}), shared, buffers, signals)
+    moved = Server(shared, buffers, states, server.round + 1)
     if not tree.finite(moved.shared):
         raise ClientError(
             f"round {server.round}: the server model is no longer finite; lower the learning rate or clip gradients."

@@ -12,7 +12,7 @@ from fedloom.core import client as work
 from fedloom.core import rng, tree
 from fedloom.core.client import Broadcast, Failure, Plan, Result, State
 from fedloom.core.layout import LiveModule
-from fedloom.core.parts import Batch
+from fedloom.core.parts import Batch, Context, Output
 
 EVALUATION_BATCH = 1000
 
@@ -23,6 +23,7 @@ class LiveClient:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.live = LiveModule(copy.deepcopy(plan.model), plan.layout, plan.device)
+        self.net = work.Net(self.live.module, plan)
         self.stage = ""
 
     def load(self, down: Broadcast, state: State) -> None:
@@ -53,12 +54,11 @@ class LiveClient:
         self.load(down, state)
         self.stage = "begin"
         job = work.begin(plan, down, state, live.theta, len(rows) / plan.mean_size, len(batches))
-        features = plan.method.needs("features")
         total = torch.zeros((), dtype=plan.layout.dtype, device=live.theta.device)
         for number, batch in enumerate(batches):
             self.stage = f"step {number + 1} of {len(batches)}"
             data = fetch.single(plan, batch, client, down.round, number)
-            loss = work.loss(plan, work.outputs(live.module, data.x, features, data.twin), data, job.contexts)
+            loss = work.loss(plan, self.outputs(data, job.contexts), data, job.contexts)
             if plan.plain:  # θ ← θ - η g with the gradients as they come: nothing is accumulated or copied
                 grads = torch.autograd.grad(loss, live.parameters, materialize_grads=True)
                 torch._foreach_add_(live.tensors, grads, alpha=-down.lr)  # pyright: ignore[reportPrivateImportUsage]
@@ -83,6 +83,11 @@ class LiveClient:
         result = Result(client, update, buffers[:shared_buffers].clone(), uploads, states, moved, loss, steps)
         return work.checked(result, down.round)
 
+    def outputs(self, data: Batch, seen: dict[str, Context]) -> Output:
+        """What the parts may need of the model, and of the models it is compared with, on one batch."""
+        live = self.live
+        return work.companions(self.plan, self.net, self.net(data.x, data.twin), data.x, seen, live.theta, live.buffers)
+
     def loss_of_received(self, down: Broadcast, client: int) -> float:
         """F_i(θ^t): the mean loss of the received model on all training data of the client, before local work."""
         plan, live = self.plan, self.live
@@ -94,8 +99,7 @@ class LiveClient:
             for part in rows.split(EVALUATION_BATCH):
                 x = plan.data.arrays.x[part]
                 data = Batch(x, plan.data.labels(part, client), twin=x if plan.twin else None)
-                out = work.outputs(live.module, x, plan.method.needs("features"), data.twin)
-                total += len(part) * float(work.loss(plan, out, data, seen))
+                total += len(part) * float(work.loss(plan, self.outputs(data, seen), data, seen))
         return total / len(rows)
 
     def losses(self, down: Broadcast, clients: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
@@ -21,22 +21,11 @@ from fedloom.core import client as work
 from fedloom.core import rng, tree
 from fedloom.core.client import Broadcast, Failure, Plan, Result, State, Work
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Batch, Output
+from fedloom.core.parts import Batch
 from fedloom.core.tree import Tree
 from fedloom.engines.live import LiveClient
 
 CHUNK_BYTES = 2 << 30  # what the vectors of a chunk chosen by itself may take
-
-
-class _Net(nn.Module):
-    """Logits, and what else is asked for, as one call for ``functional_call``."""
-
-    def __init__(self, model: nn.Module, features: bool) -> None:
-        super().__init__()
-        self.model, self.features = model, features
-
-    def forward(self, x: Tensor, twin: Tensor | None) -> Output:
-        return work.outputs(self.model, x, self.features, twin)
 
 
 class Vmap:
@@ -62,7 +51,7 @@ class Vmap:
                     "choose group normalisation, or engine=serial or processes."
                 )
         self.plan = plan
-        self.net = _Net(copy.deepcopy(plan.model).to(plan.device).train(), plan.method.needs("features"))
+        self.net = work.Net(copy.deepcopy(plan.model).to(plan.device).train(), plan)
         vectors = 8 * plan.layout.size * plan.layout.dtype.itemsize
         self.chunk = chunk or max(1, CHUNK_BYTES // vectors)
         self.compile = compile
@@ -126,7 +115,9 @@ class Vmap:
 
             def objective(at: Tensor) -> Tensor:
                 named = {f"model.{k}": v for k, v in plan.layout.named(at, buffers).items()}
-                return work.loss(plan, functional_call(self.net, named, (batch.x, batch.twin)), batch, current.contexts)
+                out = functional_call(self.net, named, (batch.x, batch.twin))
+                out = work.companions(plan, self.net, out, batch.x, current.contexts, at, buffers)
+                return work.loss(plan, out, batch, current.contexts)
 
             gradient, value = grad_and_value(objective)(theta)
             work.step(plan, current, gradient, lr)

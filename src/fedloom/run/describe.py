@@ -59,9 +59,23 @@ def describe(experiment: Experiment, plan: Plan) -> dict[str, Any]:
             ),
         },
         **({"augment": [repr(augmentation(a)) for a in experiment.augment]} if experiment.augment else {}),
+        **_beside(experiment, plan),
         "seed": experiment.seed,
         "dtype": experiment.dtype,
     }
+
+
+def _beside(experiment: Experiment, plan: Plan) -> dict[str, Any]:
+    """What only some methods learn from: a teacher, unlabelled inputs and their views."""
+    found: dict[str, Any] = {}
+    unlabelled = experiment.federation.unlabelled
+    if plan.teacher is not None:
+        found["teacher"] = _digest(*(_bytes(t) for t in plan.teacher.state_dict().values()))
+    if unlabelled is not None and experiment.method.needs("target"):
+        found["target"] = _digest(_bytes(unlabelled.x))
+    if experiment.method.needs("views"):
+        found["views"] = [repr(augmentation(a)) for a in experiment.views]
+    return found
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -100,6 +100,9 @@ class Experiment:
         local: local training.
         augment: random changes of the images of every mini-batch, in order: names of augmentations (crop, flip, cutout,
             jitter, blur, autoaugment, randaugment), or ``{"name": "cutout", "size": 8}`` for one with settings.
+        views: random changes, likewise, that make two views of the server's unlabelled inputs; for methods that learn
+            from them.
+        teacher: for objectives that distil: a trained model, or the run directory of one.
         evaluation: what is measured.
         engine: ``serial``, ``processes`` or ``vmap``.
         engine_settings: settings of the engine, like ``{"workers": 4}``.
@@ -122,6 +125,8 @@ class Experiment:
     sampling: str = "fixed"
     local: Local = field(default_factory=Local)
     augment: tuple[str | Mapping[str, Any] | Augmentation, ...] = ()
+    views: tuple[str | Mapping[str, Any] | Augmentation, ...] = ("crop", "jitter", "blur")
+    teacher: nn.Module | Path | str | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
     engine: str = "serial"
     engine_settings: Mapping[str, Any] = field(default_factory=dict)
@@ -150,6 +155,22 @@ class Experiment:
             raise ConfigError(
                 f"{self.method.who_needs('twin')} compares two augmented views, but nothing is augmented; "
                 "say how, with augment=[crop,flip]."
+            )
+        if self.method.needs("target") and self.federation.unlabelled is None:
+            raise ConfigError(
+                f"{self.method.who_needs('target')} learns from unlabelled inputs of a target distribution, but the "
+                "data have none; choose a target, like target=skew or target=uniform."
+            )
+        if self.method.needs("views"):
+            if not self.views:
+                raise ConfigError(
+                    f"{self.method.who_needs('views')} compares views of inputs; say which, with views=[crop]."
+                )
+            pipeline(self.views, self.federation.train.arrays)
+        if self.method.needs("teacher") and self.teacher is None:
+            raise ConfigError(
+                f"{self.method.who_needs('teacher')} needs a trained model to learn from; "
+                "give its run directory, with teacher=runs/...."
             )
         if self.method.needs("plain_sgd") and self.local.momentum:
             raise ConfigError(

@@ -25,7 +25,7 @@ from fedloom.run.evaluate import Evaluator, LastModels
 from fedloom.run.experiment import Experiment
 from fedloom.run.interrupt import Interruptible
 from fedloom.run.machine import one_thread, pick_device
-from fedloom.run.prepare import make_plan, placed
+from fedloom.run.prepare import make_bench, make_plan, placed
 from fedloom.run.store import MemoryStore
 from fedloom.run.summary import should_stop, summarise
 
@@ -123,6 +123,7 @@ class _Run:
         device = "cpu" if experiment.engine == "processes" else pick_device(experiment.device)
         self.federation = placed(self.federation, getattr(torch, experiment.dtype), device)
         self.plan = make_plan(experiment, self.federation, device)
+        self.bench = make_bench(experiment, self.plan, self.federation)
         self.evaluator = Evaluator(self.plan, self.federation, experiment.evaluation)
         self.directory = None if out is None else RunDirectory(out)
         self.history: list[dict[str, Any]] = []
@@ -229,6 +230,7 @@ class _Run:
             self.state.store,
             cohort,
             drop_rate=experiment.drop_rate,
+            bench=self.bench,
             observe=(lambda result: None) if last is None else (lambda result: last.observe(server, result)),
         )
 
@@ -262,7 +264,8 @@ class _Run:
         else:
             if table is not None:
                 self.directory.clients.add(server.round, table)
-            self.directory.mixing.add(server.round, {"client": report.cohort, "p": report.p})
+            losses = {} if report.losses is None else {"loss": report.losses}
+            self.directory.mixing.add(server.round, {"client": report.cohort, "p": report.p, **losses})
             self.directory.record(record)
             self.history = self.directory.history
         for tracker in self.trackers:

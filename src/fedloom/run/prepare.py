@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedloom.core import rng
+from fedloom.core.bench import Bench
 from fedloom.core.client import Plan
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation, Split, Unlabelled
@@ -15,6 +16,7 @@ from fedloom.core.method import Method
 from fedloom.core.slots import label
 from fedloom.data.augment import pipeline
 from fedloom.run.experiment import Experiment
+from fedloom.run.teacher import load_teacher
 
 
 def make_plan(experiment: Experiment, federation: Federation, device: str) -> Plan:
@@ -38,6 +40,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Pl
         buffers0=plan.buffers0.to(device),
         report_models="average" in experiment.evaluation.on,
         augment=pipeline(experiment.augment, data.arrays) if experiment.augment else None,
+        teacher=_teacher(experiment, federation, device),
     )
     _private(experiment.method, plan)
     sample = federation.train.arrays.x[:2].to("cpu")
@@ -51,6 +54,21 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Pl
     if not federation.train.arrays.y.is_floating_point() and out.shape[-1] < federation.classes:
         raise ConfigError(f"the model has {out.shape[-1]} outputs, but the data have {federation.classes} classes.")
     return plan
+
+
+def make_bench(experiment: Experiment, plan: Plan, federation: Federation) -> Bench | None:
+    """What the server learns with, if some part of the method does."""
+    if federation.unlabelled is None or not experiment.method.needs("target"):
+        return None
+    views = experiment.method.needs("views")
+    change = pipeline(experiment.views, federation.train.arrays) if views else None
+    return Bench(plan, federation.unlabelled.x, change)
+
+
+def _teacher(experiment: Experiment, federation: Federation, device: str) -> nn.Module | None:
+    if experiment.teacher is None or not experiment.method.needs("teacher"):
+        return None
+    return load_teacher(experiment.teacher, federation, getattr(torch, experiment.dtype), device)
 
 
 def _private(method: Method, plan: Plan) -> None:
