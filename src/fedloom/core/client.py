@@ -32,8 +32,8 @@ class Plan:
 
     ``theta0`` [P] and ``buffers0`` are the freshly initialised model: private parameters start from it.
     ``report_models`` asks for every client's own displacement beside its upload (for the ``average`` evaluation).
-    ``augment`` changes the inputs of every mini-batch, where there is one; ``teacher`` is a trained model that a term of
-    the objective compares with.
+    ``augment`` changes the inputs of every mini-batch, where there is one; ``teacher`` is a trained model that a part
+    of the objective compares with.
     """
 
     model: nn.Module

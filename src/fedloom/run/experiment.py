@@ -164,7 +164,8 @@ class Experiment:
         if self.method.needs("views"):
             if not self.views:
                 raise ConfigError(
-                    f"{self.method.who_needs('views')} compares views of inputs; say which, with views=[crop]."
+                    f"{self.method.who_needs('views')} compares two views of inputs; say how they are made, "
+                    "with views=[crop,jitter,blur]."
                 )
             pipeline(self.views, self.federation.train.arrays)
         if self.method.needs("teacher") and self.teacher is None:
