@@ -29,9 +29,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedloom import methods
-from fedloom.core.client import Plan
 from fedloom.core.federation import Arrays, Index, Split
 from fedloom.core.local import Local, draw_cohort
+from fedloom.core.plan import Plan
 from fedloom.core.round import Server, federated_round
 from fedloom.engines import engines
 from fedloom.models import models

@@ -154,7 +154,7 @@ def test_two_views_are_two_and_need_an_augmentation() -> None:
     found = fetch.padded(plan, [rows, plan.data.index[2][:1]], [1, 2], 0, 0)
     torch.testing.assert_close(found["twin"][0], one.twin, rtol=0, atol=1e-12)
     with pytest.raises(ConfigError, match="compares two augmented views, but nothing is augmented"):
-        experiment(AGREEING, federation=pictures(), model=conv)
+        experiment(AGREEING, federation=pictures(), model=conv, augment=())
 
 
 def test_the_stored_images_are_never_written_to() -> None:

@@ -11,12 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.federations import SIZES
+import torch
+from helpers.federations import SIZES, classes
+from helpers.networks import linear_layers, tanh_net
 from helpers.runs import assert_same_run, assert_same_state, experiment, go
 from helpers.trouble import MARK, guarded, marked, stumble, suicide
 
+from fedloom.core.client import Result
 from fedloom.core.errors import ClientError
+from fedloom.core.fold import blocks
+from fedloom.core.local import Local
+from fedloom.core.round import federated_round
 from fedloom.engines.processes import Processes
+from fedloom.run.experiment import Evaluation
 from fedloom.run.loop import Silent, _Run, run
 
 VICTIM = 2
@@ -58,7 +65,8 @@ def test_a_worker_killed_between_rounds_is_replaced() -> None:
     state = {"drift": {"c": server.parts["drift"]["c"]}}
 
     def updates() -> list[bytes]:
-        return [r.update["shared"].clone().numpy().tobytes() for r in engine.run(down, cohort, lambda i: state)]
+        folds = engine.run(down, cohort, lambda i: state, np.ones(len(SIZES)))
+        return [fold.sums["update"]["shared"].numpy().tobytes() for fold in folds]
 
     try:
         before = updates()
@@ -70,6 +78,79 @@ def test_a_worker_killed_between_rounds_is_replaced() -> None:
         losses = engine.losses(down, cohort)
         assert losses.shape == (len(SIZES),)
         assert np.isfinite(losses).all()
+    finally:
+        engine.close()
+
+
+MANY = tuple(2 + i % 3 for i in range(110))  # sizes: such a cohort is cut into blocks of six and less
+IN_BLOCKS = {"model": tanh_net, "local": Local(batch_size=2), "rounds": 2, "evaluation": Evaluation(on=("average",))}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedper", "q_ffl", "fedmgda"])
+def test_blocks_of_several_clients_have_the_bits_of_serial(method: str) -> None:
+    """Clients drop out and one diverges in the midst of its block; folds, states and models agree all the same."""
+    settings = IN_BLOCKS | {"federation": marked(VICTIM, 1e160, MANY), "model": linear_layers, "drop_rate": 0.1}
+    assert len(blocks(len(MANY))[0]) == 6
+    reference = go(method, **settings)
+    assert VICTIM in {f.client for f in reference.failures}
+    for workers in (1, 3):
+        assert_same_run(reference, go(method, engine="processes", engine_settings={"workers": workers}, **settings))
+    assert_same_run(reference, go(method, engine="vmap", engine_settings={"chunk": 16}, **settings), 1e-9)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_a_block_is_redone_when_its_worker_dies(name: str, workers: int, tmp_path: Path) -> None:
+    diary = tmp_path / "deaths"
+    settings = IN_BLOCKS | {"federation": marked(VICTIM, MARK, MANY), "model": guarded(suicide(1, diary))}
+    reference = go(name, **settings)
+    result = go(name, engine="processes", engine_settings={"workers": workers}, **settings)
+    assert diary.read_text() == "x", "no worker died, so nothing was tested"
+    assert not result.failures
+    assert_same_run(reference, result)
+
+
+def test_the_others_of_a_block_count_when_one_always_kills_its_worker(tmp_path: Path) -> None:
+    """The run is the one in which that client raises an error instead."""
+    diary = tmp_path / "deaths"
+    settings = IN_BLOCKS | {"federation": marked(VICTIM, MARK, MANY)}
+    there = go("scaffold", model=guarded(stumble), **{k: v for k, v in settings.items() if k != "model"})
+    settings |= {"model": guarded(suicide(10**6, diary))}
+    result = go("scaffold", engine="processes", engine_settings={"workers": 2}, **settings)
+    assert [str(f) for f in result.failures] == [
+        f"round {t}, client {VICTIM}: its worker process died 2 times" for t in (0, 1)
+    ]
+    assert diary.read_text() == 4 * "x"
+    assert_same_run(there, result)
+
+
+def test_two_clients_of_a_block_that_kill_their_workers_are_both_named(tmp_path: Path) -> None:
+    diary = tmp_path / "deaths"
+    federation = marked(VICTIM, MARK, MANY)
+    federation.train.arrays.x[torch.from_numpy(federation.train.index[VICTIM + 2]), 0] = MARK
+    settings = IN_BLOCKS | {"federation": federation, "model": guarded(suicide(10**6, diary)), "rounds": 1}
+    result = go(engine="processes", engine_settings={"workers": 2}, **settings)
+    assert [f.client for f in result.failures] == [VICTIM, VICTIM + 2]
+    assert diary.read_text() == 4 * "x"
+
+
+def test_a_round_that_is_given_up_leaves_nothing_to_the_next() -> None:
+    machine = _Run(experiment("scaffold", federation=classes(MANY)), None, 10, 2, ())
+    engine, server, cohort = Processes(machine.plan, workers=2), machine.state.server, np.arange(len(MANY))
+
+    def go_round() -> bytes:
+        moved, _ = federated_round(machine.plan, engine, server, machine.state.store, cohort)
+        return moved.shared["shared"].numpy().tobytes()
+
+    def interrupt(result: Result) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before, workers = go_round(), [worker.process for worker in engine.workers]
+        with pytest.raises(KeyboardInterrupt):
+            federated_round(machine.plan, engine, server, machine.state.store, cohort, observe=interrupt)
+        assert not any(process.is_alive() for process in workers), "a worker goes on with a round that is over"
+        assert go_round() == before
     finally:
         engine.close()
 

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.federation import Federation, Split
-from helpers.federations import classes
+from helpers.federations import SIZES, classes
 from helpers.networks import tanh_net
 
 MARK = 77.0  # stands in the first feature of the marked client's samples
 
 
-def marked(client: int, value: float = MARK) -> Federation:
+def marked(client: int, value: float = MARK, sizes: tuple[int, ...] = SIZES) -> Federation:
     """The usual federation, with a value in the first feature of all samples of one client."""
-    federation = classes()
+    federation = classes(sizes)
     arrays = federation.train.arrays
     x = arrays.x.clone()
     x[torch.from_numpy(federation.train.index[client]), 0] = value

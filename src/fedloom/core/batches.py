@@ -13,7 +13,7 @@ from fedloom.core import rng
 from fedloom.core.parts import Batch
 
 if TYPE_CHECKING:
-    from fedloom.core.client import Plan
+    from fedloom.core.plan import Plan
 
 
 class Augment(Protocol):
@@ -24,17 +24,22 @@ class Augment(Protocol):
         ...
 
 
-def single(plan: Plan, rows: np.ndarray, client: int, round: int, step: int) -> Batch:
-    """A client's mini-batch of one local step."""
+def single(plan: Plan, rows: np.ndarray, client: int, round: int, step: int, purpose: str = "augment") -> Batch:
+    """A client's mini-batch of one local step; ``purpose`` names the stream that decides its augmentation."""
     at = torch.from_numpy(rows)
     x = plan.data.arrays.x[at]
     if plan.augment is None:
         return Batch(x, plan.data.labels(at, client))
-    views = (plan.augment(x, [(stream(plan, client, round, step, v), len(rows))]) for v in range(1 + plan.twin))
+    views = (
+        plan.augment(x, [(stream(plan, client, round, step, view, purpose), len(rows))])
+        for view in range(1 + plan.twin)
+    )
     return Batch(next(views), plan.data.labels(at, client), twin=next(views, None))
 
 
-def padded(plan: Plan, rows: Sequence[np.ndarray], clients: Sequence[int], round: int, step: int) -> dict[str, Tensor]:
+def padded(
+    plan: Plan, rows: Sequence[np.ndarray], clients: Sequence[int], round: int, step: int, purpose: str = "augment"
+) -> dict[str, Tensor]:
     """The batch of one local step of several clients, by field: inputs [C, B, ...], targets and mask [C, B].
 
     Rows of weight zero, the client's own first one, fill up smaller batches; every other row is as in ``single``.
@@ -53,7 +58,8 @@ def padded(plan: Plan, rows: Sequence[np.ndarray], clients: Sequence[int], round
         chosen = real.reshape(-1).to(x.device)
         filled = bool(mask.all())
         for view in range(1 + plan.twin):
-            draws = [(stream(plan, c, round, step, view), len(r)) for c, r in zip(clients, rows, strict=True) if len(r)]
+            owned = [(c, r) for c, r in zip(clients, rows, strict=True) if len(r)]
+            draws = [(stream(plan, c, round, step, view, purpose), len(r)) for c, r in owned]
             new = plan.augment(x if filled else x[chosen], draws)
             views.append(new if filled else x.clone().index_put_((chosen,), new))
         views = views[1:]
@@ -63,6 +69,8 @@ def padded(plan: Plan, rows: Sequence[np.ndarray], clients: Sequence[int], round
     return made | {"mask": real.to(x.device, plan.layout.dtype)}
 
 
-def stream(plan: Plan, client: int, round: int, step: int, view: int = 0) -> np.random.Generator:
+def stream(
+    plan: Plan, client: int, round: int, step: int, view: int = 0, purpose: str = "augment"
+) -> np.random.Generator:
     """What decides the augmentation of a mini-batch; a second ``view`` of the same rows has other draws."""
-    return rng.stream(plan.seed, "augment", round, client, step, view)
+    return rng.stream(plan.seed, purpose, round, client, step, view)

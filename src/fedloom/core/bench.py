@@ -17,7 +17,7 @@ from fedloom.core import rng
 from fedloom.core.batches import Augment
 
 if TYPE_CHECKING:
-    from fedloom.core.client import Plan
+    from fedloom.core.plan import Plan
 
 
 @dataclass(frozen=True)

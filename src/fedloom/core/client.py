@@ -6,71 +6,22 @@ for a whole cohort at once, because nothing in them depends on a tensor's value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedloom.core import tree
-from fedloom.core.batches import Augment
-from fedloom.core.federation import Split
-from fedloom.core.layout import Layout
 from fedloom.core.local import Local
-from fedloom.core.method import Method
 from fedloom.core.parts import Batch, Context, Output
+from fedloom.core.plan import Plan
 from fedloom.core.tree import Tree
+from fedloom.core.views import Moment, Pair, View
 
 State = dict[str, Tree]  # a client's state: place of the part -> its tree
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything about client work that does not change from round to round.
-
-    ``theta0`` [P] and ``buffers0`` are the freshly initialised model: private parameters start from it.
-    ``report_models`` asks for every client's own displacement beside its upload (for the ``average`` evaluation).
-    ``augment`` changes the inputs of every mini-batch, where there is one; ``teacher`` is a trained model that a part
-    of the objective compares with.
-    """
-
-    model: nn.Module
-    layout: Layout
-    method: Method
-    data: Split
-    local: Local
-    theta0: Tensor
-    buffers0: Tensor
-    seed: int = 0
-    device: str = "cpu"
-    report_models: bool = False
-    augment: Augment | None = None
-    teacher: nn.Module | None = None
-
-    @classmethod
-    def of(
-        cls, model: nn.Module, method: Method, data: Split, local: Local, seed: int = 0, device: str = "cpu"
-    ) -> Plan:
-        """The plan of a method on a model, which is taken as it is initialised."""
-        layout = Layout.of(model, method.personal.private)
-        return cls(model, layout, method, data, local, *layout.read(model), seed=seed, device=device)
-
-    @cached_property
-    def plain(self) -> bool:
-        """Whether a local step is θ ← θ - ηg with nothing added to g, which engines may shorten."""
-        return not (self.method.hooks["grad"] or self.local.clip or self.local.weight_decay or self.local.momentum)
-
-    @cached_property
-    def twin(self) -> bool:
-        """Whether mini-batches have a second view."""
-        return self.method.needs("twin")
-
-    @cached_property
-    def mean_size(self) -> float:
-        """Samples of the average client."""
-        return float(self.data.index.sizes.mean())
+WHOLE = View()  # everything moves along one gradient
 
 
 @dataclass(frozen=True)
@@ -115,10 +66,11 @@ class Result:
 class Work:
     """Local work under way: the trained vectors and what the parts remember."""
 
-    theta: Tensor  # [P], shared parameters first
+    theta: Tensor  # all that is trained, shared parameters first, then what is private
     shared: int
     momentum: Tensor | None
     contexts: dict[str, Context]
+    scratch: Tensor | None = None  # [P], where a mixed model is to be written
 
     @property
     def w(self) -> Tree:
@@ -147,7 +99,7 @@ def contexts(
 
 
 def begin(plan: Plan, down: Broadcast, state: State, theta: Tensor, size: float | Tensor, steps: int | Tensor) -> Work:
-    """Start local work at ``theta`` [P], which holds the received and the private parameters."""
+    """Start local work at ``theta``, which holds the received and the private parameters."""
     seen = contexts(plan, down, state, {}, size, steps)
     for place, part in plan.method.hooks["begin"]:
         seen[place] = seen[place]._replace(local=part.begin(seen[place]))
@@ -156,7 +108,16 @@ def begin(plan: Plan, down: Broadcast, state: State, theta: Tensor, size: float 
 
 
 def loss(plan: Plan, out: Output, batch: Batch, contexts: Mapping[str, Context]) -> Tensor:
-    """The objective on one batch, []: every term's mean over the rows that are not padding, summed."""
+    """The objective on one batch, []; of a network trained at several ends, its weighted sum over them."""
+    if not plan.ends:
+        return _objective(plan, out, batch, contexts)
+    logits = zip(plan.ends, (*out.early, out.logits), strict=True)
+    values = [w * _objective(plan, out._replace(logits=end), batch, contexts) for w, end in logits if w]
+    return torch.stack(values).sum()
+
+
+def _objective(plan: Plan, out: Output, batch: Batch, contexts: Mapping[str, Context]) -> Tensor:
+    """Every term's mean over the rows that are not padding, summed, []."""
     total: Tensor | float = 0.0
     for place, term in plan.method.hooks["loss"]:
         seen = out._replace(anchors=out.anchors[place]) if place in out.anchors else out  # each term sees its own
@@ -175,9 +136,13 @@ class Net(nn.Module):
         super().__init__()
         self.model = model
         self.features = plan.method.needs("features")
+        self.ends = bool(plan.ends)
 
     def forward(self, x: Tensor, twin: Tensor | None = None, features: bool = False) -> Output:
         """Features come from the same forward pass as logits; the twin takes another one."""
+        if self.ends:
+            *early, last = self.model.ends(x)  # type: ignore[operator]
+            return Output(last, early=tuple(early))
         if features or self.features:
             hidden = self.model.features(x)  # type: ignore[operator]
             out = Output(self.model.head(hidden), hidden)  # type: ignore[operator]
@@ -209,23 +174,119 @@ def companions(
     return out._replace(anchors=found)
 
 
-def step(plan: Plan, work: Work, grad: Tensor, lr: float | Tensor) -> None:
-    """One local step with the gradient [P] of the loss, which it may overwrite; ``lr`` 0 leaves θ as it is."""
-    local = plan.local
-    g: Tree = {"shared": grad[: work.shared]}
-    w = work.w
-    for place, part in plan.method.hooks["grad"]:
-        g = part.grad(g, w, work.contexts[place])
-    if plan.method.hooks["grad"]:
-        grad = g["shared"] if work.shared == plan.layout.size else torch.cat([g["shared"], grad[work.shared :]])
-    if local.clip is not None:
-        grad = grad * (local.clip / (torch.linalg.vector_norm(grad) + 1e-6)).clamp(max=1.0)
+def advance(
+    plan: Plan, work: Work, moment: Moment, lr: float | Tensor, gradient: Callable[[Tensor], tuple[Tensor, Tensor]]
+) -> Tensor:
+    """One local step along all its views; ``gradient`` gives gradient [P] and loss [] at a model [P] on the mini-batch.
+
+    Returns:
+        The mean of the views' losses, [].
+    """
+    if not plan.viewed:
+        grad, value = gradient(work.theta)
+        step(plan, work, grad, lr)
+        return value
+    personal, ctx, size = plan.method.personal, work.contexts["personal"], plan.layout.size
+    values = []
+    for view in personal.views(moment, work.theta[2 * size :], ctx):
+        if not personal.paired:
+            grad, value = gradient(work.theta)
+            values.append(value)
+            step(plan, work, grad, lr, view)
+            continue
+        pair = Pair(*work.theta.split([size, size, len(personal.extras)]))
+        if view.data:
+            grad, value = gradient(_mixed(pair, view.at, work.scratch))
+            values.append(value)
+        else:
+            grad = torch.zeros_like(pair.w)
+        pulled = personal.pull(view, pair, grad, _chained(view, grad, pair.extra), ctx)
+        _step(plan, work, pulled.w, pulled.v, lr, view)
+        if personal.extras:
+            pair.extra.copy_((pair.extra - lr * view.private * pulled.extra).clamp(0, 1))
+    return torch.stack(values).mean()
+
+
+def _mixed(pair: Pair, at: float | Tensor, out: Tensor | None) -> Tensor:
+    """(1 - λ)w + λv [P], in ``out`` if there is one."""
+    if out is None:
+        return torch.lerp(pair.w, pair.v, at)
+    return torch.lerp(pair.w, pair.v, at, out=out)
+
+
+def _chained(view: View, grad: Tensor, extra: Tensor) -> Pair:
+    """The gradients (1 - λ)g and λg of those models that move; the other one's is empty, [0]."""
+    w = v = grad[:0]
+    if _moves(view.shared) and _moves(view.private) and isinstance(view.at, Tensor) and not view.at.ndim:
+        w, v = torch.outer(torch.stack([1 - view.at, view.at]), grad)  # one pass over the gradient
+    else:
+        if _moves(view.shared):
+            w = _times(1 - view.at, grad)
+        if _moves(view.private):
+            v = _times(view.at, grad)
+    return Pair(w, v, torch.zeros_like(extra))
+
+
+def _times(factor: float | Tensor, grad: Tensor) -> Tensor:
+    return grad if isinstance(factor, float) and factor == 1 else factor * grad
+
+
+def step(plan: Plan, work: Work, grad: Tensor, lr: float | Tensor, view: View = WHOLE) -> None:
+    """One step along the gradient of the loss, which it may overwrite; ``lr`` 0 leaves everything as it is."""
+    _step(plan, work, grad[: work.shared], grad[work.shared :], lr, view)
+
+
+def _step(plan: Plan, work: Work, shared: Tensor, private: Tensor, lr: float | Tensor, view: View) -> None:
+    """``step`` with the gradients of what is shared and of what is private; one that does not move is not read."""
+    if _moves(view.shared) and plan.method.hooks["grad"]:
+        g: Tree = {"shared": shared}
+        w = work.w
+        for place, part in plan.method.hooks["grad"]:
+            g = part.grad(g, w, work.contexts[place])
+        shared = g["shared"]
+    pieces: list[tuple[slice, Tensor, float | Tensor]] = [
+        (slice(work.shared), shared, view.shared),
+        (slice(work.shared, work.shared + len(private)), private, view.private),
+    ]
+    pieces = [piece for piece in pieces if _moves(piece[2]) and len(piece[1])]
+    factor = None if plan.local.clip is None else (plan.local.clip / (_norm(pieces) + 1e-6)).clamp(max=1.0)
+    for where, grad, speed in pieces:
+        _descend(plan.local, work, grad if factor is None else grad * factor, lr, where, speed)
+
+
+def _norm(pieces: list[tuple[slice, Tensor, float | Tensor]]) -> Tensor:
+    """The Euclidean norm over what moves."""
+    if len(pieces) == 1:
+        return torch.linalg.vector_norm(pieces[0][1])
+    squares = [grad.square().sum() * (speed != 0) for _, grad, speed in pieces]
+    return torch.stack(squares).sum().sqrt()
+
+
+def _moves(speed: float | Tensor) -> bool:
+    return isinstance(speed, Tensor) or speed != 0
+
+
+def _descend(local: Local, work: Work, grad: Tensor, lr: float | Tensor, where: slice, speed: float | Tensor) -> None:
+    """Weight decay, momentum and the step itself, for some of what is trained."""
+    theta = work.theta[where]
+    momentum = None if work.momentum is None else work.momentum[where]
+    if not isinstance(lr, Tensor) and not isinstance(speed, Tensor):  # one pass over memory instead of three
+        buffers = [] if momentum is None else [momentum]
+        torch._fused_sgd_(  # pyright: ignore[reportPrivateImportUsage]
+            [theta], [grad], buffers, weight_decay=local.weight_decay, momentum=local.momentum, lr=lr * speed,
+            dampening=0.0, nesterov=local.nesterov, maximize=False, is_first_step=False,
+        )  # fmt: skip
+        return
     if local.weight_decay:
-        grad = grad.add(work.theta, alpha=local.weight_decay)
-    if work.momentum is not None:
-        work.momentum.mul_(local.momentum).add_(grad)
-        grad = grad.add(work.momentum, alpha=local.momentum) if local.nesterov else work.momentum
-    tree.axpy_(work.theta, -lr, grad)
+        grad = grad.add(theta, alpha=local.weight_decay)
+    if momentum is not None:
+        if isinstance(speed, Tensor):
+            on = (speed != 0).to(grad.dtype)
+            momentum.mul_(1 - on * (1 - local.momentum)).add_(on * grad)
+        else:
+            momentum.mul_(local.momentum).add_(grad)
+        grad = grad.add(momentum, alpha=local.momentum) if local.nesterov else momentum
+    tree.axpy_(theta, -lr * speed, grad)
 
 
 def end(plan: Plan, work: Work, update: Tree) -> tuple[Tree, State, State]:

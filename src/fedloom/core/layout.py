@@ -7,7 +7,8 @@ one. A step, a norm, an update or a message is then a single operation on a sing
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 import torch
@@ -89,6 +90,28 @@ class Layout:
         """P, the number of trainable parameters."""
         return sum(leaf.size for leaf in self.parameters)
 
+    @cached_property
+    def layers(self) -> tuple[int, ...]:
+        """Parameters of each layer (a module that owns some), in order of first appearance; they lie side by side."""
+        sizes: list[int] = []
+        last = None
+        for leaf in self.parameters:
+            owner = leaf.name.rpartition(".")[0]
+            if owner == last:
+                sizes[-1] += leaf.size
+            else:
+                sizes.append(leaf.size)
+            last = owner
+        return tuple(sizes)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """One number a parameter [P] from one number a layer [L].
+
+        >>> Layout.of(nn.Linear(2, 1)).spread(torch.tensor([0.5]))
+        tensor([0.5000, 0.5000, 0.5000])
+        """
+        return torch.cat([value.expand(size) for value, size in zip(values, self.layers, strict=True)])
+
     @property
     def buffer_size(self) -> int:
         """Number of buffer elements."""
@@ -107,6 +130,10 @@ class Layout:
             for name, view in self.named(theta, buffers).items():
                 view.copy_(state[name])
         return theta, buffers
+
+    def places(self, numbered: nn.Module) -> Tensor:
+        """The numbers that a module of this layout holds in the place of parameters, in their order, int64 [P]."""
+        return replace(self, dtype=torch.float64, buffers=()).read(numbered)[0].long()
 
     def write(self, module: nn.Module, theta: Tensor, buffers: Tensor) -> None:
         """Copy flat vectors into a module's own tensors."""

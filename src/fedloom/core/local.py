@@ -75,14 +75,16 @@ class Local:
             return 0
         return self.steps or self.epochs * ceil(samples / (self.batch_size or samples))
 
-    def batches(self, rows: np.ndarray, seed: int, round: int, client: int) -> list[np.ndarray]:
-        """The rows of each mini-batch, in order: a function of (seed, round, client) alone.
+    def batches(
+        self, rows: np.ndarray, seed: int, round: int, client: int, purpose: str = "batches"
+    ) -> list[np.ndarray]:
+        """The rows of each mini-batch, in order: a function of (seed, round, client) and their purpose alone.
 
         >>> [b.tolist() for b in Local(batch_size=2).batches(np.array([7, 8, 9]), seed=0, round=0, client=0)]
         [[9, 8], [7]]
         """
         size = self.batch_size or len(rows)
-        draw = rng.stream(seed, "batches", round, client)
+        draw = rng.stream(seed, purpose, round, client)
         batches: list[np.ndarray] = []
         total = self.steps_for(len(rows))
         while len(batches) < total:

@@ -47,6 +47,11 @@ class Method:
     def __post_init__(self) -> None:
         if not any(overrides(term, "loss") for term in self.objective):
             raise ConfigError(f"method {self.name!r} has no term with a loss on the data; add CrossEntropy().")
+        if self.personal.paired and not self.adaptation.is_identity:
+            raise ConfigError(
+                f"adaptation {label(self.adaptation)!r} fits one model, but with personal {label(self.personal)!r} "
+                "a client has two."
+            )
         if self.personal.private("body.weight") and self.personal.private("head.weight"):
             for slot, part in self.parts.items():
                 if part.needs.shared:

@@ -19,7 +19,7 @@ checkpoint needs no code per method.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -29,8 +29,11 @@ import torch
 from torch import Tensor
 
 from fedloom.core.tree import Tree
+from fedloom.core.views import Moment, Pair, View
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from fedloom.core.bench import Bench
 
 
@@ -53,6 +56,7 @@ class Needs:
         teacher: a second, trained model that is run forward on every mini-batch.
         target: unlabelled inputs of the target distribution, at the server.
         views: random views of those inputs.
+        exits: a network with an early exit, which gives logits at its ``ends``.
         losses: every cohort member's training loss of the received model, before local work.
         updates: all updates of the cohort at once, instead of a running sum.
         update_share: (1/K) Σ_S Δ_i, besides the mixed update (costs no communication).
@@ -67,6 +71,7 @@ class Needs:
     teacher: bool = False
     target: bool = False
     views: bool = False
+    exits: bool = False
     losses: bool = False
     updates: bool = False
     update_share: bool = False
@@ -92,7 +97,7 @@ class Output(NamedTuple):
     """What the model said: logits [B, C] and, if some part needs them, features [B, d] and the twin's logits [B, C].
 
     ``teacher`` are the teacher's logits [B, C]; ``anchors`` the features [B, d] of the models for which the part's own
-    ``anchors`` asked.
+    ``anchors`` asked; ``early`` the logits [B, C] at the network's earlier ends, where those are trained too.
     """
 
     logits: Tensor
@@ -100,6 +105,7 @@ class Output(NamedTuple):
     twin: Tensor | None = None
     teacher: Tensor | None = None
     anchors: Mapping[str, Any] = {}
+    early: tuple[Tensor, ...] = ()
 
 
 class Context(NamedTuple):
@@ -124,6 +130,9 @@ class Context(NamedTuple):
     steps: Any
     lr: Any
     clients: int
+
+
+Forward = Callable[[Tensor, Tensor], Output]  # (parameters [P], inputs [N, ...]) -> what the model says
 
 
 class Ended(NamedTuple):
@@ -209,16 +218,91 @@ class Drift(Part):
 
 @dataclass(frozen=True)
 class Personal(Part):
-    """Which parameters stay at the client; the identity shares all of them."""
+    """What a client keeps for itself; the identity shares all parameters.
+
+    Either some of the model's parameters are private, or (``paired``) all are shared and the client has a second copy v
+    of them beside the received w; see ``fedloom.core.views``. Or clients are too different for one network, and each
+    trains the part of it that its *level* can hold; see ``fedloom.core.levels``.
+    """
+
+    paired: ClassVar[bool] = False
+    fresh: ClassVar[bool] = False  # v starts as another random initialisation, instead of as the received model
+    random: ClassVar[bool] = False  # whether steps draw random numbers
+
+    @property
+    def extras(self) -> tuple[float, ...]:
+        """Where further trained numbers in [0, 1] start, one per number; they take plain steps."""
+        return ()
 
     def private(self, name: str) -> bool:
         """Whether the parameter or buffer of this name is private: kept at the client and never sent."""
         return False
 
+    def views(self, moment: Moment, extra: Tensor, ctx: Context) -> tuple[View, ...]:
+        """The gradients of one local step, in order, all on its mini-batch; how many does not depend on the client."""
+        return (View(),)
+
+    def pull(self, view: View, at: Pair, task: Tensor, grads: Pair, ctx: Context) -> Pair:
+        """The gradients of a paired method in a view, with what its own terms add.
+
+        ``task`` [P] is the gradient g of the loss at W, ``grads`` its parts (1 - λ)g and λg, which may be overwritten.
+        """
+        return grads
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """What clients of different levels are called, the most capable first; none where all train one network."""
+        return ()
+
+    def level(self, client: int) -> int:
+        """The number of a client's level."""
+        return 0
+
+    def whole(self, model: nn.Module) -> nn.Module:
+        """What the server keeps, made from the experiment's model."""
+        return model
+
+    def network(self, whole: nn.Module, level: int) -> nn.Module:
+        """The network of a level: every parameter is one of ``whole``, or a piece of one, whatever numbers it holds."""
+        return whole
+
+    def ends(self, level: int) -> tuple[float, ...]:
+        """The weights of the losses at that network's ``ends(x)``, in order; none for its output alone."""
+        return ()
+
+    def deployed(self, extra: Tensor) -> float | None:
+        """The λ of the model (1 - λ)w + λv that a client uses; None lets each choose on its validation samples."""
+        return 1.0
+
 
 @dataclass(frozen=True)
 class Adaptation(Part):
-    """How a model fits itself to a client before it is used; the identity leaves it as it is."""
+    """How a model fits itself to a client before it is used; the identity leaves it as it is.
+
+    If it ``trains``, local steps descend L(T(θ; support); query) for two fresh mini-batches; otherwise only the
+    deployed model is adapted, with all the client's training samples.
+    """
+
+    @property
+    def trains(self) -> bool:
+        """Whether local training goes through the adaptation."""
+        return False
+
+    def adapt(
+        self, forward: Forward, theta: Tensor, support: Batch, loss: Callable[[Output, Batch], Tensor]
+    ) -> tuple[Callable[[Tensor], Output], Tensor | None]:
+        """The adapted model as a function of inputs, differentiable in ``theta`` [P].
+
+        Args:
+            forward: the model, as a function of its parameters and of inputs.
+            theta: the parameters to start from.
+            support: the client's samples to fit to.
+            loss: the objective on an output.
+
+        Returns:
+            The function; and which classes it can name, bool [C], or None if all.
+        """
+        return lambda x: forward(theta, x), None
 
 
 @dataclass(frozen=True)
@@ -286,5 +370,5 @@ def overrides(part: Part, hook: str) -> bool:
     >>> overrides(Drift(), "grad")
     False
     """
-    base = Term if hook == "loss" else Part
-    return hasattr(part, hook) and getattr(type(part), hook) is not getattr(base, hook)
+    own = getattr(type(part), hook, None)
+    return own is not None and own.__module__ != __name__

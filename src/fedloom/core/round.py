@@ -1,23 +1,25 @@
 """The round: broadcast, local work, mixing as updates arrive, server step.
 
-Knows neither methods nor engines: it folds what comes back as the parts' declarations say.
+Knows neither methods nor engines: it adds up what comes back as the parts' declarations say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedloom.core import rng, tree
 from fedloom.core.bench import Bench
-from fedloom.core.client import Broadcast, Failure, Plan, Result, State
+from fedloom.core.client import Broadcast, Failure, Result, State
 from fedloom.core.errors import ClientError
-from fedloom.core.parts import Cohort, Reduce
+from fedloom.core.fold import Fold, Traffic
+from fedloom.core.parts import Cohort
+from fedloom.core.plan import Plan
 from fedloom.core.tree import Tree
 
 
@@ -52,10 +54,12 @@ class Store(Protocol):
 
 
 class Engine(Protocol):
-    """Interprets client work. Results come in the order of ``clients``, so that sums have one order on all engines."""
+    """Interprets client work. Folds come in the order of ``clients``, so that sums have one order on all engines."""
 
-    def run(self, down: Broadcast, clients: np.ndarray, states: Callable[[int], State]) -> Iterator[Result]:
-        """Local work of the given clients."""
+    def run(
+        self, down: Broadcast, clients: np.ndarray, states: Callable[[int], State], weights: np.ndarray | None
+    ) -> Generator[Fold]:
+        """Local work of the given clients, one fold for each of their ``blocks``; ``weights`` as far as known."""
         ...
 
     def losses(self, down: Broadcast, clients: np.ndarray) -> np.ndarray:
@@ -65,27 +69,6 @@ class Engine(Protocol):
     def close(self) -> None:
         """Release what the engine holds."""
         ...
-
-
-@dataclass
-class Traffic:
-    """Parameters and bytes sent in one round, counted from the trees that were sent."""
-
-    down_params: int = 0
-    up_params: int = 0
-    bytes: int = 0
-
-    def down(self, trees: Iterable[Mapping[str, Tensor]], receivers: int) -> None:
-        """Count one broadcast to a number of clients."""
-        for t in trees:
-            self.down_params += receivers * tree.count(t)
-            self.bytes += receivers * tree.nbytes(t)
-
-    def up(self, trees: Iterable[Mapping[str, Tensor]]) -> None:
-        """Count one client's upload."""
-        for t in trees:
-            self.up_params += tree.count(t)
-            self.bytes += tree.nbytes(t)
 
 
 @dataclass
@@ -99,68 +82,6 @@ class Report:
     losses: np.ndarray | None = None  # F_i(θ^t) before local work, where a part asked for it
     failures: list[Failure] = field(default_factory=list)
     states: dict[int, State] = field(default_factory=dict)  # new client states, to be stored when the round is over
-
-
-class Fold:
-    """Reduces uploads as they arrive; holds one accumulator a slice, and single uploads only where a part needs all."""
-
-    def __init__(self, plan: Plan, weights: np.ndarray | None) -> None:
-        self.plan, self.weights = plan, weights
-        self.sums: dict[str, Tree] = {}
-        self.kept: dict[str, list[Tree]] = {}
-        self.arrived: list[int] = []
-
-    def add(self, position: int, result: Result) -> None:
-        """Fold in the result of the cohort's member at ``position``."""
-        self.arrived.append(position)
-        weight = None if self.weights is None else float(self.weights[position])
-        self._fold("update", {**result.update, "buffers": result.buffers}, weight)
-        if self.plan.method.needs("update_share"):
-            self._fold("update/share", result.update, 1.0)
-        for place, upload in result.uploads.items():
-            for name, how in self.plan.method.parts[place].uploads.items():
-                factor = {Reduce.ALL: None, Reduce.MIX: weight}.get(how, 1.0)
-                self._fold(f"{place}/{name}", {"": upload[name]}, factor)
-
-    def _fold(self, slot: str, value: Tree, weight: float | None) -> None:
-        if weight is None or (slot == "update" and self.plan.method.needs("updates")):
-            self.kept.setdefault(slot, []).append(tree.clone(value))
-        if weight is None:
-            return
-        if slot in self.sums:
-            tree.add_(self.sums[slot], value, weight)
-        else:
-            self.sums[slot] = tree.scale(value, weight)
-
-    def coefficients(self) -> np.ndarray:
-        """P over those that arrived: the weights chosen before local work, renormalised (NaN if they are all 0)."""
-        assert self.weights is not None
-        weights = self.weights[self.arrived]
-        with np.errstate(invalid="ignore"):
-            return weights / weights.sum()
-
-    def mix(self, p: np.ndarray) -> tuple[Tree, Tensor, dict[str, dict[str, Tree]]]:
-        """The mixed update Δ, the mixed buffers, and every part's reduced uploads, with p over those that arrived."""
-        total = 1.0 if self.weights is None else float(self.weights[self.arrived].sum())
-        divisor = {Reduce.MIX: total, Reduce.MEAN: len(self.arrived), Reduce.SHARE: len(self.plan.data)}
-
-        def reduce(slot: str, how: Reduce) -> Tree:
-            if slot in self.sums:
-                return tree.scale(self.sums[slot], 1 / divisor[how])
-            if how is Reduce.ALL:
-                return {"": torch.stack([t[""] for t in self.kept[slot]])}
-            mixed = tree.scale(self.kept[slot][0], float(p[0]))
-            for weight, t in zip(p[1:], self.kept[slot][1:], strict=True):
-                tree.add_(mixed, t, float(weight))
-            return mixed
-
-        reduced: dict[str, dict[str, Tree]] = {}
-        for place, part in self.plan.method.parts.items():
-            reduced[place] = {name: reduce(f"{place}/{name}", how) for name, how in part.uploads.items()}
-            if part.needs.update_share:
-                reduced[place]["update/share"] = reduce("update/share", Reduce.SHARE)
-        update = reduce("update", Reduce.MIX)
-        return update, update.pop("buffers"), reduced
 
 
 def federated_round(
@@ -184,7 +105,7 @@ def federated_round(
         cohort: S_t, sorted client numbers.
         drop_rate: probability that a member drops out after receiving the model (injected, for tests and studies).
         bench: the server's unlabelled inputs, for parts that learn from them.
-        observe: called with every successful result, in order.
+        observe: called with what remains of every successful result, in order.
 
     Returns:
         The server's new state, and the round's report with the clients' new states. If nobody's update can be used
@@ -195,7 +116,12 @@ def federated_round(
     """
     method, down = plan.method, server.broadcast(plan)
     report = Report(cohort, np.zeros(len(cohort)), float("nan"), Traffic())
-    report.traffic.down((down.shared, {"": down.buffers}, *down.parts.values()), len(cohort))
+    if plan.ladder:
+        _, first, members = np.unique(plan.level[cohort], return_index=True, return_counts=True)
+        for client, receivers in zip(cohort[first], members, strict=True):
+            report.traffic.down((plan.received(client, down.shared),), int(receivers))
+    else:
+        report.traffic.down((down.shared, {"": down.buffers}, *down.parts.values()), len(cohort))
 
     def leave_out(out: np.ndarray, reason: str) -> None:
         report.failures += [Failure(server.round, int(c), reason) for c in cohort[out]]
@@ -220,39 +146,40 @@ def federated_round(
     )  # fmt: skip
     report.losses = losses
     states = dict(server.parts)
-    waits = method.mixing.needs.updates
     weights = None
-    if len(members) and not waits:
+    if len(members) and not method.mixing.needs.updates:
         states["mixing"], weights = method.mixing.coefficients(states.get("mixing", {}), signals)
 
-    initial = InitialStates(plan, server, store)
-    fold = Fold(plan, weights)
+    total = Fold(sent=report.traffic)
     local_losses: list[float] = []
-    for position, result in enumerate(engine.run(down, members, initial)):
-        if result.failure is not None:
-            report.failures.append(result.failure)
-            continue
-        report.traffic.up(({**result.update, "buffers": result.buffers}, *result.uploads.values()))
-        fold.add(position, result)
-        report.states[result.client] = result.state
-        local_losses.append(result.loss)
-        observe(result)
+    with closing(engine.run(down, members, InitialStates(plan, server, store), weights)) as folds:
+        for fold in folds:
+            total.merge(fold)
+            for result in fold.results:
+                if result.failure is not None:
+                    report.failures.append(result.failure)
+                    continue
+                report.states[result.client] = result.state
+                local_losses.append(result.loss)
+                observe(result)
 
-    if not fold.arrived:
+    arrived = np.flatnonzero(total.arrived)
+    if not len(arrived):
         _refuse_if_broken(report, len(members))
         return replace(server, parts=states, round=server.round + 1), report
-    signals = signals.of(np.array(fold.arrived), fold.kept.get("update", []))
-    if waits:
+    signals = signals.of(arrived, total.kept.get("update", []))
+    if weights is None:
         states["mixing"], p = method.mixing.coefficients(states.get("mixing", {}), signals)
     else:
-        p = fold.coefficients()
+        with np.errstate(invalid="ignore"):  # the weights of those that arrived, renormalised; NaN if they are all 0
+            p = weights[arrived] / weights[arrived].sum()
     if not np.isfinite(p).all():  # all weight was on clients that failed: nobody's work counts
         report.states.clear()
         return replace(server, parts=states, round=server.round + 1), report
-    update, buffers, reduced = fold.mix(p)
+    update, buffers, reduced = total.mix(plan, weights, p, signals.clients)
     for place, part in method.hooks["server"]:
         states[place], update = part.server(states.get(place, {}), update, reduced[place])
-    report.p[np.flatnonzero(present)[fold.arrived]] = p
+    report.p[np.flatnonzero(present)[arrived]] = p
     report.train_loss = float(np.mean(local_losses))
     shared = tree.sub(server.shared, update)
     for place, part in method.hooks["refine"]:
@@ -278,7 +205,8 @@ class InitialStates:
         state = self.store.get(client)
         if state is None:
             hooks = self.plan.method.hooks["init_client"]
-            state = {place: part.init_client(self.server.shared) for place, part in hooks}
+            shared = self.plan.received(client, self.server.shared) if hooks else {}
+            state = {place: part.init_client(shared) for place, part in hooks}
         return state
 
 

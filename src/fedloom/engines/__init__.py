@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedloom.core.client import Plan
+from fedloom.core.plan import Plan
 from fedloom.core.registry import Registry
 from fedloom.core.round import Engine
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.func import grad_and_value
 
 from fedloom.core import batches as fetch
 from fedloom.core import client as work
 from fedloom.core import rng, tree
-from fedloom.core.client import Broadcast, Failure, Plan, Result, State
+from fedloom.core.adapting import objective
+from fedloom.core.client import Broadcast, Failure, Result, State
 from fedloom.core.layout import LiveModule
 from fedloom.core.parts import Batch, Context, Output
+from fedloom.core.plan import Plan
+from fedloom.core.views import Moment
 
 EVALUATION_BATCH = 1000
 
@@ -22,22 +29,35 @@ class LiveClient:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self.levels = [LiveClient(level.plan) for level in plan.ladder]
+        if self.levels:  # each has a network of its own
+            return
         self.live = LiveModule(copy.deepcopy(plan.model), plan.layout, plan.device)
         self.net = work.Net(self.live.module, plan)
+        self.theta = self.live.theta  # all that a client trains; of a paired method two models, one of them at a time
+        if plan.method.personal.paired:  # in the module
+            self.theta = self.live.theta.new_empty(plan.layout.shared_size + plan.private_size)
         self.stage = ""
 
-    def load(self, down: Broadcast, state: State) -> None:
-        """Write the received and the private parameters and buffers into the module."""
+    def load(self, down: Broadcast, state: State, client: int | None = None) -> None:
+        """Put the received and the private parameters and buffers in place; no client: only those of the module."""
         plan, live = self.plan, self.live
         split, buffers = plan.layout.shared_size, plan.layout.shared_buffers
         private = state.get("personal", {})
-        live.theta[:split].copy_(down.shared["shared"])
-        live.theta[split:].copy_(private.get("private", plan.theta0[split:]))
+        self.theta[:split].copy_(down.shared["shared"])
+        if plan.private_size and not (client is None and self.theta is not live.theta):
+            mine = private["private"] if private else plan.first_private(client or 0, down.shared["shared"])
+            self.theta[split:].copy_(mine)
+        if self.theta is not live.theta:
+            live.theta.copy_(down.shared["shared"])
         live.buffers[:buffers].copy_(down.buffers)
         live.buffers[buffers:].copy_(private.get("buffers", plan.buffers0[buffers:]))
 
     def work(self, down: Broadcast, client: int, state: State) -> Result:
         """One client's local work; an exception inside it, or an update that is not finite, becomes a failure."""
+        if self.levels:
+            mine = replace(down, shared=self.plan.received(client, down.shared))
+            return self.levels[self.plan.level[client]].work(mine, client, state)
         self.stage = "receiving the model"
         try:
             return self._work(down, client, state)
@@ -49,24 +69,28 @@ class LiveClient:
         plan, live = self.plan, self.live
         rows = plan.data.index[client]
         batches = plan.local.batches(rows, plan.seed, down.round, client)
+        supports = plan.local.batches(rows, plan.seed, down.round, client, "support") if plan.adapts else []
         rng.seed_torch(plan.seed, "dropout", down.round, client)
         live.module.train()
-        self.load(down, state)
+        self.load(down, state, client)
         self.stage = "begin"
-        job = work.begin(plan, down, state, live.theta, len(rows) / plan.mean_size, len(batches))
+        job = work.begin(plan, down, state, self.theta, len(rows) / plan.mean_size, len(batches))
+        job.scratch = live.theta
         total = torch.zeros((), dtype=plan.layout.dtype, device=live.theta.device)
         for number, batch in enumerate(batches):
             self.stage = f"step {number + 1} of {len(batches)}"
             data = fetch.single(plan, batch, client, down.round, number)
-            loss = work.loss(plan, self.outputs(data, job.contexts), data, job.contexts)
+            support = fetch.single(plan, supports[number], client, down.round, number, "support") if supports else None
             if plan.plain:  # θ ← θ - η g with the gradients as they come: nothing is accumulated or copied
+                loss = work.loss(plan, self.outputs(data, job.contexts), data, job.contexts)
                 grads = torch.autograd.grad(loss, live.parameters, materialize_grads=True)
                 torch._foreach_add_(live.tensors, grads, alpha=-down.lr)  # pyright: ignore[reportPrivateImportUsage]
             else:
-                live.grad.zero_()
-                loss.backward()
+                draws = torch.as_tensor(plan.draws(down.round, client, number)).to(live.theta)
+                moment = Moment(down.round, number, draws, plan.layout.spread)
                 with torch.no_grad():
-                    work.step(plan, job, live.grad, down.lr)
+                    gradient = partial(self.gradient, data, support, job.contexts)
+                    loss = work.advance(plan, job, moment, down.lr, gradient)
             total += loss.detach()
         self.stage = "end"
         with torch.no_grad():
@@ -77,11 +101,23 @@ class LiveClient:
         split, shared_buffers = plan.layout.shared_size, plan.layout.shared_buffers
         moved = tree.sub(down.shared, job.w)
         update, uploads, states = work.end(plan, job, moved)
-        if split < plan.layout.size:
+        if plan.private_size:
             states["personal"] = {"private": job.theta[split:].clone(), "buffers": buffers[shared_buffers:].clone()}
         moved = moved if plan.report_models else {}
         result = Result(client, update, buffers[:shared_buffers].clone(), uploads, states, moved, loss, steps)
         return work.checked(result, down.round)
+
+    def gradient(
+        self, data: Batch, support: Batch | None, seen: dict[str, Context], at: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Gradient [P] and value [] of the objective; the model ``at`` which it is taken is in the module already."""
+        if support is not None:
+            return grad_and_value(objective(self.plan, self.net, self.live.buffers, support, data, seen))(at)
+        self.live.grad.zero_()
+        with torch.enable_grad():
+            loss = work.loss(self.plan, self.outputs(data, seen), data, seen)
+            loss.backward()
+        return self.live.grad, loss.detach()
 
     def outputs(self, data: Batch, seen: dict[str, Context]) -> Output:
         """What the parts may need of the model, and of the models it is compared with, on one batch."""
@@ -96,6 +132,9 @@ class LiveClient:
         total = 0.0
         with torch.no_grad():
             seen = work.contexts(plan, down, {}, {}, len(rows) / plan.mean_size, 1)
+            if plan.adapts:
+                data = Batch(plan.data.arrays.x[rows], plan.data.labels(rows, client))
+                return float(objective(plan, self.net, live.buffers, data, data, seen)(live.theta))
             for part in rows.split(EVALUATION_BATCH):
                 x = plan.data.arrays.x[part]
                 data = Batch(x, plan.data.labels(part, client), twin=x if plan.twin else None)
@@ -104,5 +143,11 @@ class LiveClient:
 
     def losses(self, down: Broadcast, clients: np.ndarray) -> np.ndarray:
         """``loss_of_received`` of several clients, float64."""
+        if self.levels:
+            return np.array([self._loss_at_level(down, int(c)) for c in clients])
         self.load(down, {})
         return np.array([self.loss_of_received(down, int(c)) for c in clients])
+
+    def _loss_at_level(self, down: Broadcast, client: int) -> float:
+        mine = replace(down, shared=self.plan.received(client, down.shared))
+        return float(self.levels[self.plan.level[client]].losses(mine, np.array([client]))[0])

@@ -1,10 +1,11 @@
 """A process a core: forked workers, each a live module with one thread, around shared memory.
 
-Data, model and method are inherited by fork and never copied. The broadcast lies in one shared segment; each task owns
-a slot, a segment through which a client's state goes in and its result comes out, so that pipes carry only addresses.
-Clients are dealt out in cohort order and their results are handed on in that order, whoever finishes first: sums have
-the order of the serial engine, hence the same bits. A worker that dies is replaced and its clients are redone; a client
-that kills its worker twice counts as failed.
+Data, model and method are inherited by fork and never copied. The cohort's blocks are dealt out in order; a worker does
+the work of a block's members one after the other and hands over their fold: sums travel, not updates, and pipes carry
+only addresses. The broadcast lies in one shared segment; each task owns a slot, a segment through which clients' states
+go in and the fold comes out. Folds are handed on in the order of the cohort, whoever finishes first: sums have the
+order of the serial engine, hence the same bits. A worker that dies is replaced and its blocks are redone; a client that
+kills its worker twice counts as failed, and the others of its block are done without it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from __future__ import annotations
 import contextlib
 import multiprocessing as mp
 import os
+import pickle
 import signal
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -22,25 +24,39 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedloom.core.client import Broadcast, Failure, Plan, Result, State
-from fedloom.core.errors import ConfigError
+from fedloom.core.client import Broadcast, Failure, Result, State
+from fedloom.core.errors import ClientError, ConfigError
+from fedloom.core.fold import LONGEST, Fold, blocks, fold
+from fedloom.core.plan import Plan
 from fedloom.engines.live import LiveClient
-from fedloom.engines.shared import Segment, Spec, flatten, nest
+from fedloom.engines.shared import Segment
 
 QUEUED = 2  # tasks a worker holds: one under way, one waiting, so that it never idles
-SLOTS_PER_WORKER = 4
 ATTEMPTS = 2
+VECTORS = 8  # room for what a client brings and leaves behind, each as long as the model
 
 
 @dataclass
 class Task:
-    """One client's work, and the slot through which it goes."""
+    """A block's work, and the slot through which it goes.
 
-    position: int
-    client: int
+    Attributes:
+        number: of the block in its cohort.
+        clients: its members.
+        weights: their mixing coefficients, if they are known.
+        states: what they bring along.
+        slot: number of the slot, whose mark says which member is under way.
+        deaths: how many workers died at each member.
+        lost: what stands for the members at which too many did.
+    """
+
+    number: int
+    clients: list[int]
+    weights: np.ndarray | None
+    states: list[State]
     slot: int
-    inputs: Spec
-    attempts: int = 0
+    deaths: Counter[int] = field(default_factory=Counter)
+    lost: dict[int, Result] = field(default_factory=dict)
 
 
 @dataclass
@@ -50,7 +66,6 @@ class Worker:
     process: Any
     pipe: Connection
     tasks: deque[Task] = field(default_factory=deque)
-    heard: Spec = field(default_factory=list)  # where its last result lay, which most results share
 
 
 class Processes:
@@ -73,11 +88,12 @@ class Processes:
             raise ConfigError(f"engine 'processes': workers is {workers}, but it must be at least 0.")
         self.plan = plan
         self.context: Any = mp.get_context("fork")
-        count = workers or len(os.sched_getaffinity(0))
-        model = 8 * (plan.layout.size + plan.layout.buffer_size)
-        self.down = Segment(16 * model + (1 << 20))
-        self.slots = [Segment(32 * model + (1 << 20)) for _ in range(SLOTS_PER_WORKER * count)]
-        self.workers = [self._fork() for _ in range(count)]
+        self.count = workers or len(os.sched_getaffinity(0))
+        numbers = plan.layout.shared_size + plan.private_size + plan.layout.buffer_size
+        vectors = VECTORS * numbers * plan.layout.dtype.itemsize
+        self.down = Segment(vectors + (1 << 20))
+        self.slots = [Segment(LONGEST * (vectors + (1 << 20))) for _ in range(QUEUED * self.count)]
+        self.workers = [self._fork() for _ in range(self.count)]
 
     def _fork(self) -> Worker:
         ours, theirs = self.context.Pipe()
@@ -86,149 +102,130 @@ class Processes:
         theirs.close()
         return Worker(process, ours)
 
-    def run(self, down: Broadcast, clients: np.ndarray, states: Callable[[int], State]) -> Iterator[Result]:
-        """Results in the order of ``clients``; valid until the next one is asked for, but for the client's state."""
-        announce = ("round", down.round, down.lr, self._publish(down))
-        for worker in self.workers:
-            self._send(worker, announce)
-        free = deque(range(len(self.slots)))
-        todo = deque(enumerate(int(c) for c in clients))
-        done: dict[int, tuple[Result, int | None]] = {}
-        turn = 0
+    def run(
+        self, down: Broadcast, clients: np.ndarray, states: Callable[[int], State], weights: np.ndarray | None
+    ) -> Generator[Fold]:
+        """The folds of the clients' blocks, in order; they are the caller's own."""
+        self._announce(down)
+        cut = blocks(len(clients))
+        todo, free = deque(enumerate(cut)), deque(range(len(self.slots)))
+        done: dict[int, Fold] = {}
+
+        def deal() -> None:
+            """Give waiting blocks to workers that have room, the least busy first."""
+            while todo and free:
+                worker = min(self.workers, key=lambda w: len(w.tasks))
+                if len(worker.tasks) >= QUEUED:
+                    return
+                number, block = todo.popleft()
+                slot = free.pop()  # the one used last: its memory is still in the caches
+                members = clients[block.start : block.stop].tolist()
+                part = None if weights is None else weights[block.start : block.stop]
+                self._give(worker, Task(number, members, part, [states(client) for client in members], slot))
+
         try:
-            while turn < len(clients):
-                self._deal(todo, free, states)
-                if turn in done:
-                    result, slot = done.pop(turn)
-                    turn += 1
-                    yield result
-                    if slot is not None:
-                        free.append(slot)
-                    continue
-                if not free and todo and done:
-                    self._make_room(done, free)
-                    continue
-                for position, result, slot in self._collect(down, announce):
-                    done[position] = (result, slot)
-        finally:  # also when the round is broken off: let workers come to rest, so that slots are nobody's
-            while any(worker.tasks for worker in self.workers):
-                self._collect(down, announce)
+            deal()
+            for turn in range(len(cut)):
+                while turn not in done:
+                    for task, found in self._collect(down):
+                        done[task.number] = found
+                        free.append(task.slot)
+                    deal()
+                yield done.pop(turn)
+        finally:
+            if any(worker.tasks for worker in self.workers):  # the round is broken off, and nothing of it shall stay
+                self.close()
 
     def losses(self, down: Broadcast, clients: np.ndarray) -> np.ndarray:
         """Training losses of the received model, float64 [clients]."""
-        announce = ("round", down.round, down.lr, self._publish(down))
+        self._announce(down)
         shares = np.array_split(clients, len(self.workers))
-        for worker in self.workers:
-            self._send(worker, announce)
         for attempt in range(ATTEMPTS):
-            found: list[np.ndarray] = []
             try:
                 for worker, share in zip(self.workers, shares, strict=True):
                     worker.pipe.send(("losses", share))
-                for worker in self.workers:
-                    found.append(worker.pipe.recv())
-                return np.concatenate(found)
+                return np.concatenate([worker.pipe.recv() for worker in self.workers])
             except (EOFError, OSError):
                 if attempt + 1 == ATTEMPTS:
                     raise
                 for number in range(len(self.workers)):
-                    self._replace(number, announce)
+                    self._replace(number)
+            except BaseException:  # broken off: no answer shall be left in a pipe
+                self.close()
+                raise
         raise AssertionError("unreachable")
 
     def close(self) -> None:
-        """End the workers."""
-        for worker in self.workers:
-            worker.process.terminate()
+        """End the workers; another round would begin with new ones."""
+        workers, self.workers = self.workers, []
+        for worker in workers:
+            worker.process.kill()
             worker.pipe.close()
-        for worker in self.workers:
+        for worker in workers:
             worker.process.join()
-        self.workers = []
 
-    def _publish(self, down: Broadcast) -> Spec:
-        trees = {"shared": down.shared, "buffers": {"": down.buffers}, "parts": down.parts}
-        return self.down.pack(flatten(trees))[0]
+    def _announce(self, down: Broadcast) -> None:
+        """Tell all workers of a round, those too that will be forked during it."""
+        self.workers = self.workers or [self._fork() for _ in range(self.count)]
+        self.announcement = ("round", self.down.dump(down)[0])
+        for worker in self.workers:
+            self._send(worker, self.announcement)
 
-    def _deal(self, todo: deque[tuple[int, int]], free: deque[int], states: Callable[[int], State]) -> None:
-        """Give waiting clients to workers that have room, the least busy first."""
-        while todo and free:
-            worker = min(self.workers, key=lambda w: len(w.tasks))
-            if len(worker.tasks) >= QUEUED:
-                return
-            position, client = todo.popleft()
-            slot = free.pop()  # the one used last: its memory is still in the caches
-            spec, _ = self.slots[slot].pack(flatten(states(client)))
-            task = Task(position, client, slot, spec)
-            worker.tasks.append(task)
-            self._send(worker, ("work", task))
+    def _give(self, worker: Worker, task: Task) -> None:
+        slot = self.slots[task.slot]
+        slot.mark = next(n for n in range(len(task.clients)) if n not in task.lost)
+        worker.tasks.append(task)
+        self._send(worker, ("work", (task.slot, *slot.dump(task))))
 
     def _send(self, worker: Worker, message: tuple) -> None:
         with contextlib.suppress(OSError):  # the worker died; _collect finds out and gives its tasks to another
-            worker.pipe.send(message)
+            worker.pipe.send_bytes(pickle.dumps(message))  # ``send`` would build a pickler for each message
 
-    def _collect(self, down: Broadcast, announce: tuple) -> list[tuple[int, Result, int | None]]:
-        """Wait for a worker and take what it has: a finished task, or its death."""
-        found: list[tuple[int, Result, int | None]] = []
-        busy = {w.pipe: number for number, w in enumerate(self.workers) if w.tasks}
+    def _collect(self, down: Broadcast) -> list[tuple[Task, Fold]]:
+        """Wait for workers and take what they have: a finished task, or their death."""
+        found: list[tuple[Task, Fold]] = []
+        busy = {worker.pipe: number for number, worker in enumerate(self.workers) if worker.tasks}
         for pipe in wait(list(busy)):
             number = busy[pipe]  # type: ignore[index]
             worker = self.workers[number]
             try:
-                client, loss, steps, failure, spec = worker.pipe.recv()
+                message = worker.pipe.recv_bytes()
             except (EOFError, OSError):
-                found += self._after_death(number, down, announce)
+                found += self._after_death(number, down)
                 continue
             task = worker.tasks.popleft()
-            worker.heard = spec or worker.heard
-            trees = nest(self.slots[task.slot].unpack(worker.heard))
-            state: State = trees.get("state", {})
-            result = Result(
-                client,
-                trees.get("update", {}),
-                trees["buffers"][""],
-                trees.get("uploads", {}),
-                {place: {k: v.clone() for k, v in t.items()} for place, t in state.items()},
-                trees.get("moved", {}),
-                loss,
-                steps,
-                failure,
-            )
-            found.append((task.position, result, task.slot))
+            folded = self.slots[task.slot].load(message, copy=True)
+            if isinstance(folded, ClientError):
+                raise folded
+            found.append((task, folded))
         return found
 
-    def _after_death(self, number: int, down: Broadcast, announce: tuple) -> list[tuple[int, Result, int | None]]:
-        """Replace a dead worker and hand its tasks on; the one it was at is tried once more."""
-        tasks = self._replace(number, announce)
-        found: list[tuple[int, Result, int | None]] = []
+    def _after_death(self, number: int, down: Broadcast) -> list[tuple[Task, Fold]]:
+        """Replace a dead worker and hand its tasks on; the client it was at is tried once more."""
+        tasks = self._replace(number)
+        found: list[tuple[Task, Fold]] = []
         if tasks:
-            tasks[0].attempts += 1
-            if tasks[0].attempts >= ATTEMPTS:
-                task = tasks.popleft()
-                failure = Failure(down.round, task.client, f"its worker process died {ATTEMPTS} times")
-                found.append((task.position, Result(task.client, failure=failure), task.slot))
+            task = tasks[0]
+            at = self.slots[task.slot].mark
+            task.deaths[at] += 1
+            if task.deaths[at] == ATTEMPTS:
+                failure = Failure(down.round, task.clients[at], f"its worker process died {ATTEMPTS} times")
+                task.lost[at] = Result(task.clients[at], failure=failure)
+            if len(task.lost) == len(task.clients):
+                results = (task.lost[n] for n in range(len(task.clients)))
+                found.append((tasks.popleft(), fold(self.plan, results, task.weights)))
         for task in tasks:
-            self.workers[number].tasks.append(task)
-            self._send(self.workers[number], ("work", task))
+            self._give(self.workers[number], task)
         return found
 
-    def _replace(self, number: int, announce: tuple) -> deque[Task]:
+    def _replace(self, number: int) -> deque[Task]:
         old = self.workers[number]
         old.pipe.close()
         old.process.kill()
         old.process.join()
         self.workers[number] = self._fork()
-        self._send(self.workers[number], announce)
+        self._send(self.workers[number], self.announcement)
         return old.tasks
-
-    def _make_room(self, done: dict[int, tuple[Result, int | None]], free: deque[int]) -> None:
-        """Copy results that wait for their turn out of their slots, when a slow client holds up the order."""
-        for position, (result, slot) in done.items():
-            if slot is not None:
-                result.update = {k: v.clone() for k, v in result.update.items()}
-                result.moved = {k: v.clone() for k, v in result.moved.items()}
-                result.buffers = result.buffers.clone()
-                result.uploads = {p: {k: v.clone() for k, v in t.items()} for p, t in result.uploads.items()}
-                done[position] = (result, None)
-                free.append(slot)
 
 
 def _serve(plan: Plan, segment: Segment, slots: list[Segment], pipe: Connection) -> None:
@@ -238,32 +235,32 @@ def _serve(plan: Plan, segment: Segment, slots: list[Segment], pipe: Connection)
     torch.set_num_threads(1)
     live = LiveClient(plan)
     down: Broadcast | None = None
-    told: Spec = []  # the last address list that was sent; it is sent again only when it changes
     while True:
         try:
-            message = pipe.recv()
+            kind, content = pipe.recv()
         except EOFError:
             return
-        if message[0] == "round":
-            _, number, lr, spec = message
-            trees = nest(segment.unpack(spec))
-            down = Broadcast(number, lr, trees["shared"], trees["buffers"][""], trees.get("parts", {}))
-        elif message[0] == "losses":
-            assert down is not None
-            pipe.send(live.losses(down, message[1]))
+        if kind == "round":
+            down = segment.load(content)
+            continue
+        assert down is not None
+        if kind == "losses":
+            pipe.send(live.losses(down, content))
         else:
-            assert down is not None
-            task: Task = message[1]
-            slot = slots[task.slot]
-            result = live.work(down, task.client, nest(slot.unpack(task.inputs)))
-            start = max((at + int(np.prod(s)) * t.itemsize for _, s, t, at in task.inputs), default=0)
-            trees = {
-                "update": result.update,
-                "moved": result.moved,
-                "buffers": {"": result.buffers},
-                "uploads": result.uploads,
-                "state": result.state,
-            }
-            spec, _ = slot.pack(flatten(trees), -(-start // 64) * 64)
-            pipe.send((result.client, result.loss, result.steps, result.failure, spec if spec != told else None))
-            told = spec
+            number, message, end = content
+            task: Task = slots[number].load(message)
+            try:
+                folded = fold(plan, _results(live, down, task, slots[number]), task.weights)
+            except Exception as error:  # a fault in what a part uploads, which no other worker would mend
+                folded = ClientError(f"round {down.round}: uploads do not fold: {type(error).__name__}: {error}.")
+            pipe.send_bytes(slots[number].dump(folded, end)[0])
+
+
+def _results(live: LiveClient, down: Broadcast, task: Task, slot: Segment) -> Iterator[Result]:
+    """The results of a block's members, one after the other; the slot's mark says who is under way."""
+    for at, (client, state) in enumerate(zip(task.clients, task.states, strict=True)):
+        if at in task.lost:
+            yield task.lost[at]
+        else:
+            slot.mark = at
+            yield live.work(down, client, state)

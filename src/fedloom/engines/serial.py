@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
 import numpy as np
 
-from fedloom.core.client import Broadcast, Plan, Result, State
+from fedloom.core.client import Broadcast, State
+from fedloom.core.fold import Fold, folds
+from fedloom.core.plan import Plan
 from fedloom.engines.live import LiveClient
 
 
@@ -14,12 +16,14 @@ class Serial:
     """Runs clients one by one in a single live module, on the CPU or on a GPU."""
 
     def __init__(self, plan: Plan) -> None:
-        self.live = LiveClient(plan)
+        self.plan, self.live = plan, LiveClient(plan)
 
-    def run(self, down: Broadcast, clients: np.ndarray, states: Callable[[int], State]) -> Iterator[Result]:
-        """Results in the order of ``clients``, each made when it is asked for."""
-        for client in clients:
-            yield self.live.work(down, int(client), states(int(client)))
+    def run(
+        self, down: Broadcast, clients: np.ndarray, states: Callable[[int], State], weights: np.ndarray | None
+    ) -> Generator[Fold]:
+        """The folds of the clients' blocks, each made when it is asked for."""
+        results = (self.live.work(down, int(client), states(int(client))) for client in clients)
+        yield from folds(self.plan, results, len(clients), weights)
 
     def losses(self, down: Broadcast, clients: np.ndarray) -> np.ndarray:
         """Training losses of the received model, float64 [clients]."""

@@ -1,70 +1,89 @@
-"""Trees in memory that several processes see: packed into a buffer, read back as views without copying."""
+"""Values in memory that several processes see: tensors lie in it and are read back without copying.
+
+What goes through a pipe is a pickle in which every tensor is replaced by its address, whatever it is a part of: a
+broadcast, a client's state, a fold. A tensor for which no room is left travels in the pickle itself.
+"""
 
 from __future__ import annotations
 
+import io
 import mmap
-from collections.abc import Iterable, Mapping
+import pickle
+from math import prod
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-Spec = list[tuple[tuple[str, ...], tuple[int, ...], torch.dtype, int]]  # path, shape, type, offset in bytes
+Address = tuple[tuple[int, ...], torch.dtype, int]  # shape, type, offset in bytes
 ALIGN = 64
+MARK = 8  # bytes of the number at the beginning
 
 
 class Segment:
-    """A piece of anonymous shared memory, inherited by forked processes; the system commits only what is touched."""
+    """A piece of anonymous shared memory, inherited by forked processes; the system commits only what is touched.
+
+    >>> segment = Segment(1000)
+    >>> message, end = segment.dump({"state": [torch.ones(2), "and so on"]})
+    >>> segment.load(message), end
+    ({'state': [tensor([1., 1.]), 'and so on']}, 128)
+    """
 
     def __init__(self, nbytes: int) -> None:
-        self.memory = mmap.mmap(-1, max(nbytes, ALIGN))
-        self.bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
+        self.memory = mmap.mmap(-1, ALIGN + nbytes)
 
-    def pack(self, leaves: Iterable[tuple[tuple[str, ...], Tensor]], start: int = 0) -> tuple[Spec, int]:
-        """Copy tensors in, one after the other; returns where each lies and the end.
+    @property
+    def mark(self) -> int:
+        """A number beside the values that every process may read and write at any time."""
+        return int.from_bytes(self.memory[:MARK], "little")
 
-        Raises:
-            MemoryError: if they do not fit.
-        """
-        spec: Spec = []
-        at = start
-        for path, value in leaves:
-            size = value.numel() * value.element_size()
-            if at + size > len(self.bytes):
-                raise MemoryError(f"shared segment of {len(self.bytes)} bytes is full")
-            self._view(tuple(value.shape), value.dtype, at).copy_(value)
-            spec.append((path, tuple(value.shape), value.dtype, at))
-            at += -(-size // ALIGN) * ALIGN
-        return spec, at
+    @mark.setter
+    def mark(self, number: int) -> None:
+        self.memory[:MARK] = number.to_bytes(MARK, "little")
 
-    def unpack(self, spec: Spec) -> dict[tuple[str, ...], Tensor]:
-        """Views of packed tensors by their paths."""
-        return {path: self._view(shape, dtype, at) for path, shape, dtype, at in spec}
+    def dump(self, value: Any, start: int = ALIGN) -> tuple[bytes, int]:
+        """Copy a value's tensors in, one after the other; returns the message for ``load``, and where they end."""
+        file = io.BytesIO()
+        packer = _Packer(file, self, start)
+        packer.dump(value)
+        return file.getvalue(), packer.end
 
-    def _view(self, shape: tuple[int, ...], dtype: torch.dtype, at: int) -> Tensor:
-        size = int(np.prod(shape)) * dtype.itemsize
-        return self.bytes[at : at + size].view(dtype).view(shape)
+    def load(self, message: bytes, copy: bool = False) -> Any:
+        """The value, with tensors that are views of this memory or copies of their own."""
+        unpacker = _Unpacker(io.BytesIO(message))
+        unpacker.segment, unpacker.copy = self, copy
+        return unpacker.load()
 
-
-def flatten(tree: Mapping, prefix: tuple[str, ...] = ()) -> Iterable[tuple[tuple[str, ...], Tensor]]:
-    """The leaves of nested dictionaries with their paths.
-
-    >>> [path for path, _ in flatten({"a": {"b": torch.zeros(1)}, "c": torch.zeros(1)})]
-    [('a', 'b'), ('c',)]
-    """
-    for key, value in tree.items():
-        if isinstance(value, Tensor):
-            yield (*prefix, key), value
-        else:
-            yield from flatten(value, (*prefix, key))
+    def view(self, shape: tuple[int, ...], dtype: torch.dtype, at: int) -> Tensor:
+        """The tensor at an address; it is not empty."""
+        return torch.frombuffer(self.memory, dtype=dtype, count=prod(shape), offset=at).view(shape)
 
 
-def nest(leaves: Mapping[tuple[str, ...], Tensor]) -> dict:
-    """The nested dictionaries that ``flatten`` came from."""
-    tree: dict = {}
-    for path, value in leaves.items():
-        node = tree
-        for key in path[:-1]:
-            node = node.setdefault(key, {})
-        node[path[-1]] = value
-    return tree
+class _Packer(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, segment: Segment, start: int) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.segment, self.end = segment, start
+
+    def persistent_id(self, obj: Any) -> Address | None:
+        if not isinstance(obj, Tensor):
+            return None
+        address = tuple(obj.shape), obj.dtype, self.end
+        size = obj.numel() * obj.element_size()
+        if self.end + size > len(self.segment.memory):
+            return None
+        if size:
+            self.segment.view(*address).copy_(obj)
+        self.end += -(-size // ALIGN) * ALIGN
+        return address
+
+
+class _Unpacker(pickle.Unpickler):
+    segment: Segment
+    copy: bool
+
+    def persistent_load(self, pid: Address) -> Tensor:
+        shape, dtype, _ = pid
+        if not prod(shape):
+            return torch.empty(shape, dtype=dtype)
+        found = self.segment.view(*pid)
+        return found.clone() if self.copy else found

@@ -8,7 +8,8 @@ serial engine up to rounding. Dropout draws from other streams than in a live mo
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,10 +20,14 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from fedloom.core import batches as fetch
 from fedloom.core import client as work
 from fedloom.core import rng, tree
-from fedloom.core.client import Broadcast, Failure, Plan, Result, State, Work
+from fedloom.core.adapting import objective
+from fedloom.core.client import Broadcast, Failure, Result, State, Work
 from fedloom.core.errors import ConfigError
+from fedloom.core.fold import Fold, folds
 from fedloom.core.parts import Batch
+from fedloom.core.plan import Plan
 from fedloom.core.tree import Tree
+from fedloom.core.views import Moment
 from fedloom.engines.live import LiveClient
 
 CHUNK_BYTES = 2 << 30  # what the vectors of a chunk chosen by itself may take
@@ -51,18 +56,34 @@ class Vmap:
                     "choose group normalisation, or engine=serial or processes."
                 )
         self.plan = plan
+        self.levels = [Vmap(level.plan, chunk, compile) for level in plan.ladder]
         self.net = work.Net(copy.deepcopy(plan.model).to(plan.device).train(), plan)
-        vectors = 8 * plan.layout.size * plan.layout.dtype.itemsize
+        vectors = 8 * (plan.layout.shared_size + plan.private_size) * plan.layout.dtype.itemsize
         self.chunk = chunk or max(1, CHUNK_BYTES // vectors)
         self.compile = compile
         self.live: LiveClient | None = None
 
-    def run(self, down: Broadcast, clients: np.ndarray, states: Callable[[int], State]) -> Iterator[Result]:
-        """Results in the order of ``clients``, all made before the first is handed out."""
+    def run(
+        self, down: Broadcast, clients: np.ndarray, states: Callable[[int], State], weights: np.ndarray | None
+    ) -> Generator[Fold]:
+        """The folds of the clients' blocks, whose results are all made before the first is handed out."""
+        results = self._results(down, [int(c) for c in clients], states)
+        in_order = (results.pop(int(client)) for client in clients)
+        yield from folds(self.plan, in_order, len(clients), weights)
+
+    def _results(self, down: Broadcast, clients: list[int], states: Callable[[int], State]) -> dict[int, Result]:
+        """The work of all clients: chunk by chunk, and those of one level at a time."""
         plan = self.plan
-        batches = {int(c): plan.local.batches(plan.data.index[c], plan.seed, down.round, int(c)) for c in clients}
-        by_length = sorted(batches, key=lambda c: (-len(batches[c]), c))
         results: dict[int, Result] = {}
+        for number, level in enumerate(self.levels):
+            members = [c for c in clients if plan.level[c] == number]
+            if members:
+                mine = replace(down, shared=plan.received(members[0], down.shared))
+                results |= level._results(mine, members, states)
+        if self.levels:
+            return results
+        batches = {c: plan.local.batches(plan.data.index[c], plan.seed, down.round, c) for c in clients}
+        by_length = sorted(batches, key=lambda c: (-len(batches[c]), c))
         for start in range(0, len(by_length), self.chunk):
             members = by_length[start : start + self.chunk]
             rng.seed_torch(plan.seed, "dropout", down.round, members[0])
@@ -72,8 +93,7 @@ class Vmap:
                 reason = f"failed in a vmapped chunk: {type(error).__name__}: {error}"
                 found = [Result(c, failure=Failure(down.round, c, reason)) for c in members]
             results |= {result.client: result for result in found}
-        for client in clients:
-            yield results.pop(int(client))
+        return results
 
     def losses(self, down: Broadcast, clients: np.ndarray) -> np.ndarray:
         """Training losses of the received model, float64 [clients]."""
@@ -88,10 +108,17 @@ class Vmap:
     ) -> list[Result]:
         plan, device, dtype = self.plan, self.plan.device, self.plan.layout.dtype
         split = plan.layout.shared_size
+        supports: list[list[np.ndarray]] = []
+        if plan.adapts:
+            index = plan.data.index
+            supports = [plan.local.batches(index[c], plan.seed, down.round, c, "support") for c in members]
         lengths = torch.tensor([len(b) for b in batches], device=device)
         steps = lengths.to(dtype)
         sizes = torch.tensor([len(plan.data.index[c]) / plan.mean_size for c in members], dtype=dtype, device=device)
-        private = [state.get("personal", {}).get("private", plan.theta0[split:]) for state in states]
+        private = [
+            state["personal"]["private"] if state.get("personal") else plan.first_private(c, down.shared["shared"])
+            for c, state in zip(members, states, strict=True)
+        ]
         buffers = torch.cat([down.buffers, plan.buffers0[plan.layout.shared_buffers :]])
         received = down.shared["shared"].expand(len(members), split)
         theta = torch.cat([received, torch.stack(private)], dim=1)  # [C, P]
@@ -108,20 +135,22 @@ class Vmap:
 
         def step(
             theta: Tensor, momentum: Tensor, state: State, local: State, size: Tensor, n: Tensor,
-            lr: Tensor, fields: dict[str, Tensor],
+            lr: Tensor, number: Tensor, draws: Tensor, fields: dict[str, Tensor], others: dict[str, Tensor],
         ) -> Tensor:  # fmt: skip
             current = job(theta, momentum, state, local, size, n)
             batch = Batch(**fields)
 
-            def objective(at: Tensor) -> Tensor:
+            def plain(at: Tensor) -> Tensor:
                 named = {f"model.{k}": v for k, v in plan.layout.named(at, buffers).items()}
                 out = functional_call(self.net, named, (batch.x, batch.twin))
                 out = work.companions(plan, self.net, out, batch.x, current.contexts, at, buffers)
                 return work.loss(plan, out, batch, current.contexts)
 
-            gradient, value = grad_and_value(objective)(theta)
-            work.step(plan, current, gradient, lr)
-            return value
+            value = plain
+            if plan.adapts:
+                value = objective(plan, self.net, buffers, Batch(**others), batch, current.contexts)
+            moment = Moment(down.round, number, draws, plan.layout.spread)
+            return work.advance(plan, current, moment, lr, grad_and_value(value))
 
         def end(
             theta: Tensor, momentum: Tensor, state: State, local: State, size: Tensor, n: Tensor
@@ -137,15 +166,22 @@ class Vmap:
         for number in range(int(lengths.max())):
             rows = [b[number] if number < len(b) else b[0][:0] for b in batches]
             batch = fetch.padded(plan, rows, members, down.round, number)
+            other = {}
+            if plan.adapts:
+                rows = [s[number] if number < len(s) else s[0] for s in supports]
+                other = fetch.padded(plan, rows, members, down.round, number, "support")
             active = (number < lengths).to(dtype)
             with torch.no_grad():
-                total += active * vstep(theta, momentum, *fixed, down.lr * active, batch)
+                draws = np.stack([plan.draws(down.round, c, number) for c in members])
+                draws = torch.as_tensor(draws).to(theta)
+                at = torch.full_like(active, number)
+                total += active * vstep(theta, momentum, *fixed, down.lr * active, at, draws, batch, other)
         with torch.no_grad():
             update, uploads, new, moved = vmap(end)(theta, momentum, *fixed)
         results = []
         for i, client in enumerate(members):
             mine = {place: {k: v[i].clone() for k, v in t.items()} for place, t in new.items()}
-            if split < plan.layout.size:
+            if plan.private_size:
                 mine["personal"] = {
                     "private": theta[i, split:].clone(),
                     "buffers": buffers[plan.layout.shared_buffers :].clone(),

@@ -1,0 +1,147 @@
+"""The fixed part of client work: model, data, method and local training, as they stay from round to round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedloom.core import rng
+from fedloom.core.batches import Augment
+from fedloom.core.errors import ConfigError
+from fedloom.core.federation import Split
+from fedloom.core.layout import Layout
+from fedloom.core.levels import Level, ladder
+from fedloom.core.local import Local
+from fedloom.core.method import Method
+from fedloom.core.parts import overrides
+from fedloom.core.slots import label
+from fedloom.core.tree import Tree
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about client work that does not change from round to round.
+
+    ``theta0`` [P] and ``buffers0`` are the freshly initialised model: private parameters start from it.
+    ``report_models`` asks for every client's own displacement beside its upload (for the ``average`` evaluation).
+    ``augment`` changes the inputs of every mini-batch, where there is one; ``teacher`` is a trained model that a part
+    of the objective compares with. ``rung`` is the level for which this is the plan, where clients have several.
+    """
+
+    model: nn.Module
+    layout: Layout
+    method: Method
+    data: Split
+    local: Local
+    theta0: Tensor
+    buffers0: Tensor
+    seed: int = 0
+    device: str = "cpu"
+    report_models: bool = False
+    augment: Augment | None = None
+    teacher: nn.Module | None = None
+    make: Callable[[], nn.Module] | None = None
+    rung: int | None = None
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, method: Method, data: Split, local: Local, seed: int = 0, device: str = "cpu"
+    ) -> Plan:
+        """The plan of a method on a model, which is taken as it is initialised."""
+        model = method.personal.whole(model)
+        layout = Layout.of(model, method.personal.private)
+        return cls(model, layout, method, data, local, *layout.read(model), seed=seed, device=device)
+
+    @cached_property
+    def ladder(self) -> tuple[Level, ...]:
+        """The levels of clients, the most capable first; none where all train the same network."""
+        return () if self.rung is not None else ladder(self)
+
+    @cached_property
+    def level(self) -> np.ndarray:
+        """The level of every client, int64 [K]."""
+        return np.array([self.method.personal.level(client) for client in range(len(self.data))])
+
+    def received(self, client: int, shared: Tree) -> Tree:
+        """What of the server's parameters a client holds."""
+        if not self.ladder:
+            return shared
+        return {"shared": shared["shared"][self.ladder[self.level[client]].index]}
+
+    @cached_property
+    def ends(self) -> tuple[float, ...]:
+        """The weights of the losses at the network's ends; none for its output alone."""
+        return () if self.rung is None else self.method.personal.ends(self.rung)
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether a local step is θ ← θ - ηg with the model's own gradient, which engines may shorten."""
+        return (
+            not self.viewed
+            and not self.adapts
+            and not (self.method.hooks["grad"] or self.local.clip or self.local.weight_decay or self.local.momentum)
+        )
+
+    @cached_property
+    def viewed(self) -> bool:
+        """Whether a local step is more than one gradient at the model as it stands."""
+        return self.method.personal.paired or overrides(self.method.personal, "views")
+
+    @cached_property
+    def adapts(self) -> bool:
+        """Whether local steps go through an adaptation, and so take two mini-batches."""
+        return self.method.adaptation.trains
+
+    @cached_property
+    def private_size(self) -> int:
+        """How many numbers a client keeps for itself: private parameters, or a whole second model and its extras."""
+        personal = self.method.personal
+        if personal.paired:
+            return self.layout.size + len(personal.extras)
+        return self.layout.size - self.layout.shared_size
+
+    def first_private(self, client: int, shared: Tensor) -> Tensor:
+        """What a client keeps for itself when it first takes part, [private size]; ``shared`` is what it received."""
+        personal = self.method.personal
+        if not personal.paired:
+            return self.theta0[self.layout.shared_size :]
+        v = shared
+        if personal.fresh:
+            with torch.random.fork_rng(devices=[]):
+                rng.seed_torch(self.seed, "personal model", client)
+                v = self.layout.read(self.remake())[0].to(shared.device)
+        return torch.cat([v, shared.new_tensor(personal.extras)])
+
+    def remake(self) -> nn.Module:
+        """The model with other random initial parameters, as the default generator draws them.
+
+        Raises:
+            ConfigError: if the plan does not know how the model was made.
+        """
+        if self.make is None:
+            raise ConfigError(
+                f"personal {label(self.method.personal)!r} starts from another initialisation of the model, "
+                "but the plan has no factory for it."
+            )
+        return self.make().to(self.layout.dtype)
+
+    def draws(self, round: int, client: int, number: int) -> np.ndarray:
+        """The uniform random numbers of a local step, one a layer [L]; none if the method draws none."""
+        if not self.method.personal.random:
+            return np.zeros(0)
+        return rng.stream(self.seed, "views", round, client, number).random(len(self.layout.layers))
+
+    @cached_property
+    def twin(self) -> bool:
+        """Whether mini-batches have a second view."""
+        return self.method.needs("twin")
+
+    @cached_property
+    def mean_size(self) -> float:
+        """Samples of the average client."""
+        return float(self.data.index.sizes.mean())

@@ -1,0 +1,121 @@
+"""Folding in blocks: how a cohort is cut, and that no result depends on who folded what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from helpers.runs import experiment, go
+
+from fedloom.core.client import Failure, Result
+from fedloom.core.errors import ClientError
+from fedloom.core.fold import LONGEST, Fold, Traffic, blocks, fold, folds
+from fedloom.core.method import Method
+from fedloom.core.parts import Context, Drift, Ended, Reduce
+from fedloom.core.tree import Tree
+from fedloom.engines.shared import Segment
+from fedloom.objectives import CrossEntropy
+from fedloom.run.loop import _Run
+
+
+def results(count: int, failed: tuple[int, ...] = ()) -> list[Result]:
+    """Made-up results of SCAFFOLD's clients, with the shapes of the tiny net's."""
+    draw = np.random.default_rng(0)
+
+    def vector() -> torch.Tensor:
+        return torch.from_numpy(draw.normal(size=27))
+
+    made = [
+        Result(i, {"shared": vector()}, torch.zeros(0), {"drift": {"control": vector()}}, {"drift": {"c": vector()}})
+        for i in range(count)
+    ]
+    return [Result(r.client, failure=Failure(0, r.client, "lost")) if r.client in failed else r for r in made]
+
+
+@pytest.mark.parametrize("members", [0, 1, 5, 10, 31, 32, 100, 1000, 4321])
+def test_blocks_are_consecutive_and_cover_the_cohort(members: int) -> None:
+    cut = blocks(members)
+    assert [position for block in cut for position in block] == list(range(members))
+    sizes = [len(block) for block in cut]
+    assert sizes == sorted(sizes, reverse=True)
+    assert not sizes or (min(sizes) == 1 and max(sizes) <= LONGEST)
+
+
+def test_small_cohorts_are_handed_over_client_by_client() -> None:
+    assert all(len(block) == 1 for block in blocks(31))
+    assert len(blocks(1000)[0]) == LONGEST
+
+
+def test_the_folds_add_up_to_the_weighted_sums_of_those_that_arrived() -> None:
+    plan = _Run(experiment("scaffold"), None, 10, 2, ()).plan
+    failed, weights = (3, 4, 5, 6, 7, 8, 77), np.random.default_rng(1).random(100)
+    everyone, total = results(100, failed), Fold()
+    for part in folds(plan, iter(results(100, failed)), 100, weights):
+        total.merge(part)
+    there = np.array([i not in failed for i in range(100)])
+    assert total.arrived == there.tolist()
+    arrived = [r for r in everyone if r.failure is None]
+    updates = np.stack([r.update["shared"].numpy() for r in arrived])
+    controls = np.stack([r.uploads["drift"]["control"].numpy() for r in arrived])
+    p = weights[there] / weights[there].sum()
+    update, _, reduced = total.mix(plan, weights, p)
+    np.testing.assert_allclose(update["shared"], p @ updates, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(
+        reduced["drift"]["control"][""], controls.sum(axis=0) / len(plan.data), rtol=0, atol=1e-13
+    )
+    assert total.sent == Traffic(0, 93 * 54, 93 * 54 * 8)
+
+
+def test_what_remains_of_a_result_holds_no_upload() -> None:
+    plan = _Run(experiment("scaffold"), None, 10, 2, ()).plan
+    folded = fold(plan, results(3, failed=(1,)), np.ones(3))
+    assert [(r.client, r.failure is None, bool(r.update or r.uploads)) for r in folded.results] == [
+        (0, True, False), (1, False, False), (2, True, False)
+    ]  # fmt: skip
+    assert set(folded.results[0].state) == {"drift"}
+    assert not folded.results[1].state
+
+
+def test_without_weights_single_updates_are_kept_as_they_were() -> None:
+    """A live module's tensors are written again for the next client, so what is kept is a copy."""
+    plan = _Run(experiment("scaffold"), None, 10, 2, ()).plan
+    given = results(2)
+    folded = fold(plan, given, None)
+    expected = given[0].update["shared"].clone()
+    given[0].update["shared"].zero_()
+    assert torch.equal(folded.kept["update"][0]["shared"], expected)
+    assert "update" not in folded.sums
+
+
+@pytest.mark.parametrize("room", [10_000, 1500, 0])
+def test_a_fold_goes_through_shared_memory_and_what_finds_no_room_in_the_message(room: int) -> None:
+    plan = _Run(experiment("scaffold"), None, 10, 2, ()).plan
+    folded, segment = fold(plan, results(3), np.ones(3)), Segment(room)
+    message, _ = segment.dump(folded)
+    found: Fold = segment.load(message, copy=True)
+    segment.memory[64:] = bytes(len(segment.memory) - 64)
+    assert torch.equal(found.sums["update"]["shared"], folded.sums["update"]["shared"])
+    for mine, given in zip(found.results, folded.results, strict=True):
+        assert torch.equal(mine.state["drift"]["c"], given.state["drift"]["c"])
+    assert found.sent == folded.sent
+    assert found.arrived == folded.arrived
+
+
+@dataclass(frozen=True)
+class Forgetful(Drift):
+    """Declares an upload that it does not make."""
+
+    uploads: ClassVar[Mapping[str, Reduce]] = {"declared": Reduce.MIX}
+
+    def end(self, ctx: Context, update: Tree) -> Ended:
+        return Ended({}, {"made": update["shared"]}, update)
+
+
+@pytest.mark.parametrize(("engine", "error"), [("serial", KeyError), ("processes", ClientError)])
+def test_uploads_that_do_not_fold_end_the_run(engine: str, error: type[Exception]) -> None:
+    with pytest.raises(error, match="'declared'"):
+        go(Method("m", (CrossEntropy(),), drift=Forgetful()), engine=engine)
