@@ -5,7 +5,8 @@ from __future__ import annotations
 from fedloom.core.method import Method
 from fedloom.methods.registry import methods
 from fedloom.objectives import CrossEntropy
-from fedloom.personal import Body, Head
+from fedloom.personal import AdaptiveMixture, Body, Ditto, Head, HeadFirst, Moreau, Subspace
+from fedloom.server import SGD
 
 
 @methods.register
@@ -21,3 +22,71 @@ def fedper() -> Method:
 def lg_fedavg() -> Method:
     """The head is shared and averaged, each client keeps its own body. Liang et al. 2020."""
     return Method("lg_fedavg", (CrossEntropy(),), personal=Body())
+
+
+@methods.register
+def fedrep(share: float = 0.9) -> Method:
+    """Private head and shared body, trained one after the other: first the head, then the body. Collins et al., 2021.
+
+    Args:
+        share: the share of the round's steps that train the head.
+    """
+    return Method("fedrep", (CrossEntropy(),), personal=HeadFirst(share))
+
+
+@methods.register
+def apfl(alpha: float = 0.25, learn: bool = False) -> Method:
+    """w as in FedAvg, and v ← v - ηα∇F_i(αv + (1 - α)w); the mixture is deployed. Deng, Kamani & Mahdavi 2020.
+
+    Args:
+        alpha: α in [0, 1]; with 0 it is FedAvg.
+        learn: whether each client learns its α.
+    """
+    return Method("apfl", (CrossEntropy(),), personal=AdaptiveMixture(alpha, learn))
+
+
+@methods.register
+def ditto(pull_in: float = 0.1) -> Method:
+    """w as in FedAvg, and v by F_i(v) + (λ/2)‖v - θ^t‖², which is deployed. Li et al., ICML 2021.
+
+    Args:
+        pull_in: λ.
+    """
+    return Method("ditto", (CrossEntropy(),), personal=Ditto(pull_in))
+
+
+@methods.register
+def pfedme(pull_in: float = 15.0, steps: int = 5, rate: float = 1.0, beta: float = 1.0) -> Method:
+    """Moreau envelopes: v ≈ argmin F_i(v) + (λ/2)‖v - w‖², w ← w - ηλ(w - v). T. Dinh, Tran & Nguyen 2020.
+
+    Args:
+        pull_in: λ.
+        steps: K, inner steps a mini-batch.
+        rate: the learning rate of v relative to the local one.
+        beta: β, θ ← (1 - β)θ + β·mean at the server.
+    """
+    return Method("pfedme", (CrossEntropy(),), personal=Moreau(pull_in, steps, rate), server=SGD(beta))
+
+
+@methods.register
+def superfed_mm(mu: float = 0.01, nu: float = 1.0, start: int = 0) -> Method:
+    """SuPerFed, model mixing: loss at (1 - λ)w + λv, λ ~ U(0, 1), + (μ/2)‖w - θ^t‖² + ν cos²(w, v). Hahn et al., 2022.
+
+    Args:
+        mu: μ.
+        nu: ν.
+        start: L, the round from which v takes part.
+    """
+    return Method("superfed_mm", (CrossEntropy(),), personal=Subspace(False, mu, nu, start))
+
+
+@methods.register
+def superfed_lm(mu: float = 0.01, nu: float = 1.0, start: int = 0) -> Method:
+    """SuPerFed, layer mixing: as ``superfed_mm``, with a λ of its own for each layer. Hahn et al., 2022.
+
+    Args:
+        mu: μ.
+        nu: ν.
+        start: L, the round from which v takes part.
+    """
+    return Method("superfed_lm", (CrossEntropy(),), personal=Subspace(True, mu, nu, start))

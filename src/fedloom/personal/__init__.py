@@ -1,5 +1,21 @@
-"""Which parameters are shared and which private."""
+"""What is shared, what is private, and what a client deploys."""
 
+from fedloom.personal.interpolated import AdaptiveMixture, Subspace
+from fedloom.personal.nested import Apart, Depth, Width
+from fedloom.personal.paired import Ditto, Moreau
 from fedloom.personal.private import Body, Everything, Head
+from fedloom.personal.sequential import HeadFirst
 
-__all__ = ["Body", "Everything", "Head"]
+__all__ = [
+    "AdaptiveMixture",
+    "Apart",
+    "Body",
+    "Depth",
+    "Ditto",
+    "Everything",
+    "Head",
+    "HeadFirst",
+    "Moreau",
+    "Subspace",
+    "Width",
+]

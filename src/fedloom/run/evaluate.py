@@ -10,13 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.client import Plan, Result, State
+from fedloom.core.adapting import deployed
+from fedloom.core.client import Net, Result, State
 from fedloom.core.federation import Arrays, Federation, Split
 from fedloom.core.layout import LiveModule
-from fedloom.core.round import Server
+from fedloom.core.levels import Level
+from fedloom.core.parts import Batch
+from fedloom.core.plan import Plan
+from fedloom.core.round import Server, Store
 from fedloom.metrics import Predictions, direction, fairness, predictions
+from fedloom.run import mixtures
 from fedloom.run.experiment import Evaluation
-from fedloom.run.store import MemoryStore
 
 
 @dataclass
@@ -24,33 +28,67 @@ class LastModels:
     """Each client's last model and the sum over all K of them, for the ``average`` evaluation only.
 
     A client that has not taken part counts with the initial model, as in the published curves of FedDyn. The sum is
-    kept in float64 and updated by differences, so a round costs O(cohort).
+    kept in float64 and updated by differences, so a round costs O(cohort). Where clients have levels, ``initial`` and
+    ``total`` hold those of all levels, one after the other.
     """
 
     initial: Tensor
     clients: int
+    plan: Plan | None = None  # where clients have levels
     models: dict[int, Tensor] = field(default_factory=dict)
     total: Tensor = field(init=False)
     pending: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.total = self.initial.double() * self.clients
+        self.total = self.initial.double()
+        for number in range(len(self.ladder) or 1):
+            self.total[self.segment(number)] *= self.members(number)
+
+    @classmethod
+    def of(cls, plan: Plan, clients: int) -> LastModels:
+        """Nobody has taken part yet."""
+        if plan.ladder:
+            return cls(torch.cat([level.plan.theta0 for level in plan.ladder]).cpu(), clients, plan)
+        split, own = plan.layout.shared_size, plan.layout.shared_buffers
+        return cls(torch.cat([plan.theta0[:split], plan.buffers0[:own]]).cpu(), clients)
+
+    @property
+    def ladder(self) -> tuple[Level, ...]:
+        """The levels; none if all clients train the same network."""
+        return () if self.plan is None else self.plan.ladder
+
+    def segment(self, number: int) -> slice:
+        """Where the models of a level lie."""
+        if not self.ladder:
+            return slice(None)
+        ends = np.cumsum([0, *(len(level.index) for level in self.ladder)])
+        return slice(int(ends[number]), int(ends[number + 1]))
+
+    def members(self, number: int) -> int:
+        """How many clients a level has."""
+        return self.clients if self.plan is None else int((self.plan.level[: self.clients] == number).sum())
+
+    def where(self, client: int) -> slice:
+        """Where the model of a client's level lies."""
+        return self.segment(0 if self.plan is None else int(self.plan.level[client]))
 
     def observe(self, server: Server, result: Result) -> None:
         """Remember what a client of this round has arrived at; nothing changes before ``commit``."""
-        theta = server.shared["shared"] - result.moved["shared"]
+        received = server.shared if self.plan is None else self.plan.received(result.client, server.shared)
+        theta = received["shared"] - result.moved["shared"]
         self.pending[result.client] = torch.cat([theta, result.buffers]).cpu()
 
     def commit(self) -> None:
         """The round is over: its models become the last ones."""
         for client, model in self.pending.items():
-            self.total += model.double() - self.models.get(client, self.initial).double()
+            at = self.where(client)
+            self.total[at] += model.double() - self.models.get(client, self.initial[at]).double()
             self.models[client] = model
         self.pending.clear()
 
-    def mean(self) -> Tensor:
-        """The average model, parameters and buffers in one vector."""
-        return (self.total / self.clients).to(self.initial.dtype)
+    def mean(self, number: int = 0) -> Tensor:
+        """The average model, parameters and buffers in one vector; of a level's clients, where there are several."""
+        return (self.total[self.segment(number)] / self.members(number)).to(self.initial.dtype)
 
 
 class Evaluator:
@@ -60,6 +98,8 @@ class Evaluator:
         self.plan, self.federation, self.settings = plan, federation, settings
         self.live = LiveModule(copy.deepcopy(plan.model), plan.layout, plan.device)
         self.live.module.eval()
+        self.net = Net(self.live.module, plan)
+        self.levels = [Evaluator(level.plan, federation, settings) for level in plan.ladder]
 
     def load(self, shared: Tensor, buffers: Tensor, private: Mapping[str, Tensor] | None = None) -> None:
         """Put a model in place: shared parameters and buffers, and private ones if there are any."""
@@ -93,17 +133,26 @@ class Evaluator:
         values = {metric: found.value(metric) for metric in ("loss", *self.settings.metrics)}
         return {f"{name}/{k}": v for k, v in values.items() if k == "loss" or not np.isnan(v)}
 
-    def clients(self, server: Server, store: MemoryStore) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    def clients(self, server: Server, store: Store) -> tuple[dict[str, float], dict[str, np.ndarray]]:
         """Every client's deployed model on its own test samples: a summary, and one row per client.
 
-        One shared model takes one pass over all clients' samples; private models take one pass each.
+        One shared model takes one pass over all clients' samples; private models take one pass each, and mixtures of
+        two models one each and λ.
         """
         split = self.federation.held_out
         rows, sizes = split.index.rows, split.index.sizes
         tested = np.flatnonzero(sizes)
-        if self.plan.layout.shared_size == self.plan.layout.size:
+        n, offsets = sizes[tested], np.concatenate([[0], np.cumsum(sizes[tested])])
+        record: dict[str, float] = {}
+        if self.plan.method.personal.paired:
+            values, record = mixtures.deployed(self, server, store, tested)
+        elif not self.plan.method.adaptation.is_identity:
+            values = self._by_client(self.adapted(server, store, tested), offsets)
+        elif self.levels:
+            values = self._by_client(self.by_level(server, tested), offsets)
+        elif self.plan.layout.shared_size == self.plan.layout.size:
             self.load(server.shared["shared"], server.buffers)
-            found = self.scores(split.arrays, rows, owned_labels(split))
+            values = self._by_client(self.scores(split.arrays, rows, owned_labels(split)), offsets)
         else:
             parts = []
             for client in tested:
@@ -111,15 +160,16 @@ class Evaluator:
                 self.load(server.shared["shared"], server.buffers, state.get("personal"))
                 mine = split.index[int(client)]
                 parts.append(self.scores(split.arrays, mine, split.labels(torch.from_numpy(mine), int(client))))
-            found = Predictions.joined(parts)
-        n, offsets = sizes[tested], np.concatenate([[0], np.cumsum(sizes[tested])])
-        values = {metric: found.by_group(metric, offsets) for metric in (*self.settings.metrics, "loss")}
+            values = self._by_client(Predictions.joined(parts), offsets)
         table = {"client": tested, "n": n, **values}
-        record = {"clients/loss/mean": float(values["loss"].mean())}
+        record["clients/loss/mean"] = float(values["loss"].mean())
         groups = {"clients": np.ones(len(tested), dtype=bool)}
         if self.federation.unseen:
             new = tested >= self.federation.seen
             groups |= {"seen": ~new, "unseen": new}
+        for number, level in enumerate(self.plan.ladder):
+            if level.name and len(of := self.level_of(tested) == number) and of.any():
+                groups[f"clients/{level.name}"] = of
         for metric in self.settings.metrics:
             if np.isnan(values[metric]).all():
                 continue
@@ -128,8 +178,42 @@ class Evaluator:
                 record |= {f"{name}/{metric}/{k}": v for k, v in figures.items()}
         return record, table
 
+    def adapted(self, server: Server, store: Store, tested: np.ndarray) -> Predictions:
+        """Predictions of each tested client's model on its own test samples, adapted with all its training samples."""
+        train, test, live = self.federation.train, self.federation.held_out, self.live
+        device, parts = live.theta.device, []
+        for client in tested:
+            self.load(server.shared["shared"], server.buffers, (store.get(int(client)) or {}).get("personal"))
+            rows = torch.from_numpy(train.index[int(client)])
+            support = Batch(train.arrays.x[rows].to(device), train.labels(rows, int(client)).to(device))
+            rows = torch.from_numpy(test.index[int(client)])
+            y = test.labels(rows, int(client)).to(device)
+            with torch.no_grad():
+                predict = deployed(self.plan, self.net, live.theta, live.buffers, support)
+                logits = predict(test.arrays.x[rows].to(device))
+                parts.append(predictions(self.settings.metrics, logits, y, self.settings.padding))
+        return Predictions.joined(parts)
+
+    def level_of(self, clients: np.ndarray) -> np.ndarray:
+        """The levels of clients, those too that never take part."""
+        return np.array([self.plan.method.personal.level(int(client)) for client in clients])
+
+    def by_level(self, server: Server, tested: np.ndarray) -> Predictions:
+        """Predictions of the network of each tested client's level on its own test samples."""
+        split, parts = self.federation.held_out, []
+        for evaluator, level in zip(self.levels, self.plan.ladder, strict=True):
+            evaluator.load(server.shared["shared"][level.index], server.buffers)
+        for client, number in zip(tested, self.level_of(tested), strict=True):
+            mine = split.index[int(client)]
+            labels = split.labels(torch.from_numpy(mine), int(client))
+            parts.append(self.levels[number].scores(split.arrays, mine, labels))
+        return Predictions.joined(parts)
+
+    def _by_client(self, found: Predictions, offsets: np.ndarray) -> dict[str, np.ndarray]:
+        return {metric: found.by_group(metric, offsets) for metric in (*self.settings.metrics, "loss")}
+
     def measure(
-        self, server: Server, store: MemoryStore, last: LastModels | None
+        self, server: Server, store: Store, last: LastModels | None
     ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
         """All evaluations asked for: numbers for the round's record, and the clients' table."""
         record: dict[str, float] = {}
@@ -138,7 +222,14 @@ class Evaluator:
         if "clients" in on and len(federation.held_out.index.rows):
             numbers, table = self.clients(server, store)
             record |= numbers
-        if "average" in on and last is not None:
+        for number, (evaluator, level) in enumerate(zip(self.levels, self.plan.ladder, strict=True)):
+            if "average" in on and last is not None and last.members(number):
+                evaluator.load(last.mean(number), server.buffers)
+                record |= evaluator.on("/".join(filter(None, ("average", level.name))), federation.test)
+            if "global" in on and level.name:
+                evaluator.load(server.shared["shared"][level.index], server.buffers)
+                record |= evaluator.on(f"global/{level.name}", federation.test)
+        if "average" in on and last is not None and not self.levels:
             mean = last.mean()
             split = self.plan.layout.shared_size
             self.load(mean[:split], mean[split:])

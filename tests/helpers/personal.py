@@ -1,0 +1,144 @@
+"""NumPy derivations of the methods whose clients keep a model, or half of one, for themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from fedloom.core import rng
+from helpers.reference import Found, Vector, World, average
+
+
+class Pace:
+    """Clipping, weight decay and momentum of one client's round, for vectors that are stepped separately."""
+
+    def __init__(self, world: World, rate: float) -> None:
+        self.local, self.rate = world.local, rate
+        self.velocity: dict[str, Vector] = {}
+
+    def step(self, named: dict[str, tuple[Vector, Vector]], speed: float = 1.0) -> list[Vector]:
+        """New vectors from pairs (θ, gradient); they are clipped together."""
+        local, found = self.local, []
+        norm = np.sqrt(sum(np.sum(g**2) for _, g in named.values()))
+        shrink = 1.0 if local.clip is None else min(1.0, local.clip / (norm + 1e-6))
+        for name, (theta, g) in named.items():
+            g = shrink * g + local.weight_decay * theta
+            m = local.momentum * self.velocity.get(name, 0.0) + g
+            self.velocity[name] = m
+            found.append(theta - self.rate * speed * (g + local.momentum * m if local.nesterov else m))
+        return found
+
+
+Work = Callable[[World, int, int, float, Vector, Vector], tuple[Vector, Vector]]
+
+
+def rounds(world: World, work: Work, extras: tuple[float, ...] = (), lr: float = 1.0, fresh: bool = False) -> Found:
+    """FedAvg on w, where ``work`` takes a client from (w, v) to new ones.
+
+    v starts as the model first received, or as a fresh one, which here is always ``world.start``.
+    """
+    theta, own = world.start, {}
+    for t, rate, cohort in world.schedule():
+        models = {}
+        for i in cohort:
+            v = own.get(i, np.concatenate([world.start if fresh else theta, extras]))
+            models[i], own[i] = work(world, i, t, rate, theta, v)
+        theta = theta - lr * (theta - average(world, theta, models))
+    return Found(theta, states={f"client {i}/personal/private": v for i, v in own.items()})
+
+
+def batches(world: World, client: int, t: int) -> list[Vector]:
+    return world.local.batches(world.federation.train.index[client], world.seed, t, client)
+
+
+def ditto(world: World, pull_in: float = 0.1) -> Found:
+    def work(world: World, i: int, t: int, rate: float, theta: Vector, v: Vector) -> tuple[Vector, Vector]:
+        w, pace = theta, Pace(world, rate)
+        for rows in batches(world, i, t):
+            (w,) = pace.step({"w": (w, world.gradient(w, rows))})
+            (v,) = pace.step({"v": (v, world.gradient(v, rows) + pull_in * (v - theta))})
+        return w, v
+
+    return rounds(world, work)
+
+
+def pfedme(world: World, pull_in: float = 15.0, steps: int = 5, rate: float = 1.0, beta: float = 1.0) -> Found:
+    def work(world: World, i: int, t: int, lr: float, theta: Vector, v: Vector) -> tuple[Vector, Vector]:
+        w, pace = theta, Pace(world, lr)
+        for rows in batches(world, i, t):
+            for _ in range(steps):
+                (v,) = pace.step({"v": (v, world.gradient(v, rows) + pull_in * (v - w))}, rate)
+            (w,) = pace.step({"w": (w, pull_in * (w - v))})
+        return w, v
+
+    return rounds(world, work, lr=beta)
+
+
+def apfl(world: World, alpha: float = 0.25, learn: bool = False) -> Found:
+    def work(world: World, i: int, t: int, rate: float, theta: Vector, kept: Vector) -> tuple[Vector, Vector]:
+        w, v, a = theta, kept[: len(theta)], kept[len(theta)] if learn else alpha
+        pace = Pace(world, rate)
+        for rows in batches(world, i, t):
+            (w,) = pace.step({"w": (w, world.gradient(w, rows))})
+            g = world.gradient(a * v + (1 - a) * w, rows)
+            slope = g @ (v - w)
+            (v,) = pace.step({"v": (v, a * g)})
+            a = np.clip(a - rate * slope, 0, 1) if learn else a
+        return w, np.append(v, a) if learn else v
+
+    return rounds(world, work, (alpha,) if learn else ())
+
+
+def superfed(world: World, mu: float, nu: float, start: int, layers: bool) -> Found:
+    sizes = [world.body, len(world.start) - world.body]
+
+    def work(world: World, i: int, t: int, rate: float, theta: Vector, v: Vector) -> tuple[Vector, Vector]:
+        w, pace = theta, Pace(world, rate)
+        for number, rows in enumerate(batches(world, i, t)):
+            near = mu * (w - theta)
+            if t < start:
+                (w,) = pace.step({"w": (w, world.gradient(w, rows) + near)})
+                continue
+            drawn = rng.stream(world.seed, "views", t, i, number).random(2)
+            at = np.repeat(drawn, sizes) if layers else drawn[0]
+            g = world.gradient((1 - at) * w + at * v, rows)
+            long_w, long_v = np.linalg.norm(w), np.linalg.norm(v)
+            cosine = w @ v / (long_w * long_v)
+            turn_w = 2 * nu * cosine * (v / (long_w * long_v) - cosine * w / long_w**2)
+            turn_v = 2 * nu * cosine * (w / (long_w * long_v) - cosine * v / long_v**2)
+            w, v = pace.step({"w": (w, (1 - at) * g + near + turn_w), "v": (v, at * g + turn_v)})
+        return w, v
+
+    return rounds(world, work, fresh=True)
+
+
+def superfed_mm(world: World, mu: float = 0.01, nu: float = 1.0, start: int = 0) -> Found:
+    return superfed(world, mu, nu, start, layers=False)
+
+
+def superfed_lm(world: World, mu: float = 0.01, nu: float = 1.0, start: int = 0) -> Found:
+    return superfed(world, mu, nu, start, layers=True)
+
+
+def fedrep(world: World, share: float = 0.9) -> Found:
+    theta, own = world.start.copy(), dict.fromkeys(range(world.clients), world.start[world.body :])
+    body = slice(0, world.body)
+    for t, rate, cohort in world.schedule():
+        models = {}
+        for i in cohort:
+            w, h, pace, todo = theta[body], own[i], Pace(world, rate), batches(world, i, t)
+            first = int(np.floor(share * len(todo) + 1e-9))
+            for number, rows in enumerate(todo):
+                g = world.gradient(np.concatenate([w, h]), rows)
+                if number < first:
+                    (h,) = pace.step({"h": (h, g[world.body :])})
+                else:
+                    (w,) = pace.step({"w": (w, g[body])})
+            models[i], own[i] = np.concatenate([w, h]), h
+        theta[body] = average(world, theta, models)[body]
+    whole = {i: np.concatenate([theta[body], h]) for i, h in own.items()}
+    return Found(theta, whole)
+
+
+ORACLES = {f.__name__: f for f in (ditto, pfedme, apfl, superfed_mm, superfed_lm, fedrep)}

@@ -1,0 +1,192 @@
+"""What methods with a model of their own at each client must reduce to, keep to themselves, and deploy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.federations import classes
+from helpers.networks import Split
+from helpers.runs import experiment, go, theta
+from torch import Tensor, nn
+
+from fedloom.core.client import Plan
+from fedloom.core.local import Local
+from fedloom.core.method import Method
+from fedloom.core.parts import Context
+from fedloom.core.views import Moment, Pair, View
+from fedloom.drift import Dynamic
+from fedloom.methods import make
+from fedloom.objectives import CrossEntropy
+from fedloom.personal import AdaptiveMixture, Ditto, HeadFirst, Moreau, Subspace
+from fedloom.run.experiment import Evaluation
+from fedloom.run.loop import run
+from fedloom.run.mixtures import GRID
+
+PAIRED = ["ditto", "pfedme", "apfl", "superfed_mm", "superfed_lm"]
+LOCAL = Local(epochs=2, batch_size=4, lr=0.2, momentum=0.8, weight_decay=0.01, clip=0.9)
+
+
+def random_net() -> nn.Module:
+    """A net that PyTorch initialises as it likes."""
+    return Split(nn.Sequential(nn.Linear(4, 3), nn.Tanh()), 3)
+
+
+def same(a: Method | str, b: Method | str, **changes: Any) -> None:
+    changes = {"local": LOCAL, "cohort": 4, "rounds": 4, "seed": 3} | changes
+    assert np.array_equal(theta(go(a, **changes)), theta(go(b, **changes)))
+
+
+@pytest.mark.parametrize("engine", ["serial", "vmap"])
+def test_the_shared_model_of_ditto_and_apfl_is_that_of_fedavg(engine: str) -> None:
+    """Bit for bit: what the private model does is seen by nobody else."""
+    for method in ("ditto", make("apfl", alpha=0.7), make("apfl", learn=True)):
+        same(method, "fedavg", engine=engine)
+
+
+def test_superfed_before_its_start_is_fedprox() -> None:
+    same(make("superfed_mm", mu=0.0, start=100), "fedavg")
+    near = theta(go(make("superfed_lm", mu=0.3, start=100), local=LOCAL))
+    np.testing.assert_allclose(near, theta(go(make("fedprox", mu=0.3), local=LOCAL)), atol=1e-12)
+
+
+def test_superfed_at_lambda_zero_is_fedavg(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Plan, "draws", lambda self, round, client, number: np.zeros(len(self.layout.layers)))
+    for layers in (False, True):
+        method = Method("a", (CrossEntropy(),), personal=Subspace(layers, mu=0.0, nu=0.0))
+        same(method, "fedavg", local=Local(epochs=2, batch_size=4, lr=0.2, momentum=0.8, weight_decay=0.01))
+
+
+def test_head_first_with_one_half_only_trains_that_half() -> None:
+    """All steps for the head leave the shared body where it was; none for it leave the head there."""
+    start = theta(go("fedavg", rounds=1, local=Local(lr=1e-300)))
+    only_head = go(make("fedrep", share=1.0), local=LOCAL)
+    assert np.array_equal(theta(only_head), start[: len(theta(only_head))])
+    only_body = go(make("fedrep", share=0.0), local=LOCAL)
+    assert not np.array_equal(theta(only_body), start[: len(theta(only_body))])
+    for _, state in only_body.snapshot.store:
+        assert np.array_equal(state["personal"]["private"].numpy(), start[len(theta(only_body)) :])
+
+
+def context(received: Tensor) -> Context:
+    return Context({"shared": received}, {}, {}, {}, 1.0, 3, 0.1, 5)
+
+
+@pytest.mark.parametrize("nu", [0.0, 0.7])
+@pytest.mark.parametrize("mu", [0.0, 0.3])
+def test_superfed_follows_the_gradient_of_its_whole_objective(mu: float, nu: float) -> None:
+    """Both regularisers against automatic differentiation, through the squared cosine too, and for both models."""
+    draw = torch.Generator().manual_seed(0)
+    w, v, received, target = (torch.randn(6, generator=draw, dtype=torch.float64) for _ in range(4))
+    at = torch.tensor(0.3, dtype=torch.float64)
+    w.requires_grad_(), v.requires_grad_()
+    mixed = (1 - at) * w + at * v
+    cosine = torch.dot(w, v) / (w.norm() * v.norm())
+    value = (mixed - target).pow(3).sum() + mu / 2 * (w - received).pow(2).sum() + nu * cosine**2
+    expected = torch.autograd.grad(value, (w, v))
+    with torch.no_grad():
+        task = 3 * (mixed - target).pow(2)
+        grads = Pair((1 - at) * task, at * task, torch.zeros(0))
+        found = Subspace(mu=mu, nu=nu).pull(View(at), Pair(w, v, torch.zeros(0)), task, grads, context(received))
+    torch.testing.assert_close(found[:2], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_layer_mixing_draws_one_number_a_layer_and_model_mixing_one() -> None:
+    plan = Plan.of(random_net(), make("superfed_lm"), classes().train, LOCAL)
+    draws = torch.from_numpy(plan.draws(0, 1, 2)).float()
+    assert len(draws) == 2
+    assert plan.layout.layers == (15, 12)
+    moment = Moment(0, 2, draws, plan.layout.spread)
+    (view,) = Subspace(layers=True).views(moment, torch.zeros(0), context(torch.zeros(27)))
+    assert torch.equal(view.at, torch.cat([draws[0].expand(15), draws[1].expand(12)]))
+    (view,) = Subspace().views(moment, torch.zeros(0), context(torch.zeros(27)))
+    assert view.at == draws[0]
+
+
+def test_local_models_of_superfed_start_apart_from_each_other_and_from_the_shared_one() -> None:
+    plan = Plan.of(random_net(), make("superfed_mm"), classes().train, LOCAL)
+    object.__setattr__(plan, "make", random_net)
+    received = torch.ones(plan.layout.size)
+    starts = [plan.first_private(client, received) for client in (0, 1, 0)]
+    assert not torch.equal(starts[0], starts[1])
+    assert torch.equal(starts[0], starts[2])
+    assert not torch.equal(starts[0], plan.theta0)
+    for part in (Ditto(), AdaptiveMixture(), Moreau()):
+        other = Plan.of(random_net(), Method("a", (CrossEntropy(),), personal=part), classes().train, LOCAL)
+        assert torch.equal(other.first_private(0, received), received)
+
+
+@pytest.mark.parametrize("name", [*PAIRED, "fedrep"])
+def test_private_models_never_travel(name: str) -> None:
+    """A round moves what FedAvg moves (FedRep: the body alone), whatever stays at the clients."""
+    record = go(name, local=LOCAL, cohort=4, rounds=1).history[0]
+    size = 15 if name == "fedrep" else 27
+    assert record["comm/up_params"] == record["comm/down_params"] == 4 * size
+
+
+@pytest.mark.parametrize("name", PAIRED)
+def test_what_is_deployed(name: str) -> None:
+    """Clients that took part deploy their mixture, others the shared model; the table says which λ."""
+    found = go(
+        name, local=LOCAL, cohort=2, rounds=2, seed=5, evaluation=Evaluation(on=("clients",), metrics=("accuracy",))
+    )
+    known = {client for client, _ in found.snapshot.store}
+    assert 0 < len(known) < 6
+    record = found.history[-1]
+    assert 0 <= record["clients/accuracy/mean"] <= 1
+    if name.startswith("superfed"):
+        assert {"lambda/0/accuracy/mean", "lambda/1/accuracy/mean", "as_published/accuracy/mean"} <= record.keys()
+        assert record["as_published/accuracy/mean"] >= record["lambda/0.5/accuracy/mean"]
+    else:
+        assert not any(key.startswith("lambda") for key in record)
+
+
+def test_the_learned_mixture_moves_and_stays_between_zero_and_one() -> None:
+    found = go(make("apfl", learn=True), local=Local(epochs=3, batch_size=4, lr=0.05), rounds=4)
+    learned = [float(state["personal"]["private"][-1]) for _, state in found.snapshot.store]
+    assert all(0 <= a <= 1 for a in learned)
+    assert len({round(a, 6) for a in learned}) > 1
+
+
+def test_pairs_combine_with_drift_correction() -> None:
+    """FedDyn under SuperFed: the shared path differs from either alone, and serial and vmap agree."""
+    both = Method("both", (CrossEntropy(),), Dynamic(0.3), Subspace(mu=0.0, nu=0.5))
+    found = {engine: theta(go(both, local=LOCAL, engine=engine, cohort=4)) for engine in ("serial", "vmap")}
+    np.testing.assert_allclose(found["serial"], found["vmap"], atol=1e-10)
+    for other in (make("feddyn", alpha=0.3), make("superfed_mm", mu=0.0, nu=0.5)):
+        assert np.abs(found["serial"] - theta(go(other, local=LOCAL, cohort=4))).max() > 1e-6
+
+
+def test_validation_chooses_the_mixture() -> None:
+    """With validation samples the deployed λ is each client's best there, not the best on its test samples."""
+    federation = classes()
+    federation = type(federation)(
+        federation.train, federation.held_out, federation.held_out, federation.test, federation.names
+    )
+    made = experiment("superfed_mm", federation=federation, local=LOCAL, rounds=2,
+                      evaluation=Evaluation(on=("clients",)))  # fmt: skip
+    record = run(made).history[-1]
+    # Here the validation samples are the test samples, so that both choices agree.
+    assert record["clients/accuracy/mean"] == record["as_published/accuracy/mean"]
+
+
+def test_the_grid_is_the_papers() -> None:
+    assert np.allclose(GRID, np.arange(11) / 10)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (lambda: Subspace(nu=-1), "at least 0"),
+        (lambda: AdaptiveMixture(1.5), "[0, 1]"),
+        (lambda: Ditto(float("inf")), "finite"),
+        (lambda: Moreau(0.0), "positive"),
+        (lambda: HeadFirst(2.0), "[0, 1]"),
+    ],
+)
+def test_settings_outside_their_range_are_refused(part: Any, words: str) -> None:
+    with pytest.raises(ValueError, match="personal") as caught:
+        part()
+    assert words in str(caught.value)
