@@ -1,1 +1,6 @@
-"""How a model fits itself to a client before it is used; so far only the identity, which lives in the core."""
+"""How a model fits itself to a client before it is used."""
+
+from fedloom.adaptation.gradient import FineTune, Maml
+from fedloom.adaptation.prototypes import Prototypes
+
+__all__ = ["FineTune", "Maml", "Prototypes"]

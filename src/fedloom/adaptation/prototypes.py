@@ -1,0 +1,63 @@
+"""Adaptation without parameters: classes are named by the nearest mean of features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedloom.core.parts import Adaptation, Batch, Forward, Needs, Output
+from fedloom.core.slots import adaptations
+
+UNKNOWN = -1e9  # the logit of a class that the support has none of
+
+
+@adaptations.register(name="proto")
+@dataclass(frozen=True)
+class Prototypes(Adaptation):
+    """Class k is the mean c_k of the features of the support's samples of that class; logits are -‖r(x) - c_k‖².
+
+    A local step descends the cross entropy of these logits on the query batch; rows whose class the support lacks do
+    not count. A client can name the classes of its own training samples, as many as they are, whatever it calls them:
+    the model's head is never used. Snell et al., NeurIPS 2017; Acar, thesis 2023, ch. 3 and A.1.2.
+
+    Args:
+        training: False trains without adaptation and adapts at evaluation only.
+    """
+
+    training: bool = True
+
+    needs = Needs(features=True)
+    citation = """@inproceedings{snell2017proto, title={Prototypical Networks for Few-shot Learning},
+  author={Snell, Jake and Swersky, Kevin and Zemel, Richard}, booktitle={NeurIPS}, year={2017}}"""
+
+    @property
+    def trains(self) -> bool:
+        """As set."""
+        return self.training
+
+    def adapt(
+        self, forward: Forward, theta: Tensor, support: Batch, loss: Callable[[Output, Batch], Tensor]
+    ) -> tuple[Callable[[Tensor], Output], Tensor | None]:
+        """The model whose logits are negative squared distances to the support's class means."""
+        out = forward(theta, support.x)
+        assert out.features is not None
+        z = out.features.flatten(1)
+        classes = torch.arange(out.logits.shape[-1], device=z.device)
+        owner = (support.y[:, None] == classes).to(z.dtype)  # [B, C]
+        if support.mask is not None:
+            owner = owner * support.mask[:, None]
+        count = owner.sum(0)
+        known = count > 0
+        centres = owner.T @ z / count.clamp(min=1)[:, None]  # [C, d]
+
+        def predict(x: Tensor) -> Output:
+            features = forward(theta, x).features
+            assert features is not None
+            r = features.flatten(1)
+            distance = r.square().sum(1, keepdim=True) - 2 * r @ centres.T + centres.square().sum(1)
+            return Output(torch.where(known, -distance, UNKNOWN), features)
+
+        return predict, known

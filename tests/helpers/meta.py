@@ -1,0 +1,127 @@
+"""NumPy derivations of methods that train through an adaptation: two mini-batches a step, hand-written gradients.
+
+The Hessian of MAML is taken by the complex step, Hv = Im ∇L(θ + ihv)/h, which is exact to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from fedloom.core import rng
+from helpers.reference import Correct, Found, Vector, World, average
+
+Slope = Callable[[Vector, Vector, Vector], Vector]  # (θ, rows of the support, rows of the query) -> gradient
+
+
+def supports(world: World, client: int, t: int) -> list[Vector]:
+    """The rows of the support batches: permutations from a stream of their own."""
+    rows = world.federation.train.index[client]
+    size, draw = world.local.batch_size or len(rows), rng.stream(world.seed, "support", t, client)
+    found: list[Vector] = []
+    while len(found) < world.local.steps_for(len(rows)):
+        order = draw.permutation(rows)
+        found += [order[start : start + size] for start in range(0, len(order), size)]
+    return found
+
+
+def maml(world: World, lr: float, steps: int, second_order: bool) -> Slope:
+    def slope(theta: Vector, support: Vector, query: Vector) -> Vector:
+        path = [theta]
+        for _ in range(steps):
+            path.append(path[-1] - lr * world.gradient(path[-1], support))
+        g = world.gradient(path[-1], query)
+        for at in reversed(path[:-1]):
+            if second_order:  # (I - ηH)g, step by step backwards
+                g = g - lr * world.gradient(at + 1e-30j * g, support).imag / 1e-30
+        return g
+
+    return slope
+
+
+def proto(world: World) -> Slope:
+    def slope(theta: Vector, support: Vector, query: Vector) -> Vector:
+        d, h = world.x.shape[1], world.width
+        w1, b1 = theta[: h * d].reshape(h, d), theta[h * d : h * d + h]
+        found = np.zeros_like(theta)
+        classes = np.unique(world.y[support])
+        query = query[np.isin(world.y[query], classes)]
+        if not len(query):
+            return found
+        zs, zq = (np.tanh(world.x[rows] @ w1.T + b1) for rows in (support, query))
+        centre = np.array([zs[world.y[support] == k].mean(0) for k in classes])
+        apart = zq[:, None, :] - centre[None]  # [Q, C, h]
+        logits = -np.sum(apart**2, 2)
+        e = np.exp(logits - logits.max(1, keepdims=True))
+        delta = e / e.sum(1, keepdims=True) - (world.y[query][:, None] == classes)
+        pull = -2 * delta[:, :, None] * apart / len(query)  # d loss / d zq, by class
+        counts = np.array([(world.y[support] == k).sum() for k in classes])
+        back = {"q": pull.sum(1), "s": -(pull.sum(0) / counts[:, None])[np.searchsorted(classes, world.y[support])]}
+        for rows, z, b in ((query, zq, back["q"]), (support, zs, back["s"])):
+            b = b * (1 - z**2)
+            found[: h * d] += (b.T @ world.x[rows]).ravel()
+            found[h * d : h * d + h] += b.sum(0)
+        return found
+
+    return slope
+
+
+def trained(world: World, slope: Slope, theta: Vector, i: int, t: int, rate: float, shift: Correct) -> Vector:
+    """Local SGD on the adapted loss, with a correction of the gradient."""
+    pending = iter(supports(world, i, t))
+    return world.train(theta, i, t, rate, shift, gradient=lambda at, query: slope(at, next(pending), query))[0]
+
+
+def averaged(world: World, slope: Slope) -> Found:
+    theta = world.start
+    for t, rate, cohort in world.schedule():
+        models = {i: trained(world, slope, theta, i, t, rate, lambda g, w: g) for i in cohort}
+        theta = average(world, theta, models)
+    return Found(theta)
+
+
+def per_fedavg(world: World, lr: float = 0.1, steps: int = 1, second_order: bool = True) -> Found:
+    return averaged(world, maml(world, lr, steps, second_order))
+
+
+def p_avg_proto(world: World) -> Found:
+    return averaged(world, proto(world))
+
+
+def pfldyn(world: World, alpha: float = 0.1) -> Found:
+    theta, h, slope = world.start, np.zeros_like(world.start), proto(world)
+    own = {i: np.zeros_like(theta) for i in range(world.clients)}
+    for t, rate, cohort in world.schedule():
+        models = {}
+        for i in cohort:
+            size = world.n[i] / world.n.mean()
+
+            def shift(g: Vector, w: Vector, i: int = i, at: Vector = theta, size: float = size) -> Vector:
+                return g - own[i] / size + alpha / size * (w - at)
+
+            models[i] = trained(world, slope, theta, i, t, rate, shift)
+        for i in cohort:
+            own[i] = own[i] - alpha * (models[i] - theta)
+        h = h - alpha / world.clients * sum(models[i] - theta for i in cohort)
+        theta = average(world, theta, models, uniform=True) - h / alpha
+    return Found(theta, states={"server/drift/h": h} | {f"client {i}/drift/h": v for i, v in own.items()})
+
+
+def pflscaf(world: World) -> Found:
+    theta, c, slope = world.start, np.zeros_like(world.start), proto(world)
+    own = {i: np.zeros_like(theta) for i in range(world.clients)}
+    for t, rate, cohort in world.schedule():
+        models, new = {}, {}
+        for i in cohort:
+            gap = c - own[i]
+            models[i] = trained(world, slope, theta, i, t, rate, lambda g, w, gap=gap: g + gap)
+            steps = world.local.steps_for(int(world.n[i]))
+            new[i] = own[i] - c + (theta - models[i]) / (steps * rate)
+        c = c + sum(new[i] - own[i] for i in cohort) / world.clients
+        own |= new
+        theta = average(world, theta, models, uniform=True)
+    return Found(theta, states={"server/drift/c": c} | {f"client {i}/drift/c": v for i, v in own.items()})
+
+
+ORACLES = {f.__name__: f for f in (per_fedavg, p_avg_proto, pfldyn, pflscaf)}

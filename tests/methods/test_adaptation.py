@@ -1,0 +1,162 @@
+"""Adaptation: what it reduces to, its gradient on a quadratic by hand, and what it does under anonymous labels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from helpers.federations import classes
+from helpers.runs import experiment, go, theta
+
+from fedloom.adaptation import FineTune, Maml, Prototypes
+from fedloom.core.errors import ConfigError
+from fedloom.core.local import Local
+from fedloom.core.method import Method
+from fedloom.core.parts import Batch, Output
+from fedloom.data import federate, partitions, sources
+from fedloom.methods import make
+from fedloom.models import models
+from fedloom.objectives import CrossEntropy
+from fedloom.personal import Ditto
+from fedloom.run.experiment import Evaluation, Experiment
+from fedloom.run.loop import run
+
+LOCAL = Local(epochs=2, batch_size=4, lr=0.2, clip=0.9)
+
+
+@pytest.mark.parametrize("part", [Maml(steps=0), Maml(lr=0.0), Maml(lr=0.0, steps=3), FineTune(), Prototypes(False)])
+def test_no_adaptation_in_training_is_fedavg(part: Maml | FineTune | Prototypes) -> None:
+    method = Method("a", (CrossEntropy(),), adaptation=part)
+    np.testing.assert_allclose(theta(go(method, local=LOCAL)), theta(go("fedavg", local=LOCAL)), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("second_order", [True, False])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_maml_on_quadratics_by_hand(steps: int, second_order: bool) -> None:
+    """L(w; A, b) = w'Aw/2 - b'w: the adapted w is affine in w, with matrix (I - ηA)^n, and so is its gradient."""
+    draw = np.random.default_rng(0)
+    roots = draw.normal(size=(2, 4, 4))
+    support, query = (torch.from_numpy(m @ m.T / 4) for m in roots)
+    b_support, b_query, w = (torch.from_numpy(draw.normal(size=4)) for _ in range(3))
+
+    def forward(at: torch.Tensor, x: torch.Tensor) -> Output:
+        return Output(at)
+
+    def loss(out: Output, batch: Batch) -> torch.Tensor:
+        return out.logits @ batch.x @ out.logits / 2 - batch.y @ out.logits
+
+    def whole(at: torch.Tensor) -> torch.Tensor:
+        predict, known = Maml(0.3, steps, second_order).adapt(forward, at, Batch(support, b_support), loss)
+        assert known is None
+        return loss(predict(query), Batch(query, b_query))
+
+    shrink = torch.eye(4, dtype=torch.float64) - 0.3 * support
+    moved = w
+    for _ in range(steps):
+        moved = shrink @ moved + 0.3 * b_support
+    outer = query @ moved - b_query
+    if second_order:
+        outer = torch.linalg.matrix_power(shrink, steps) @ outer
+    torch.testing.assert_close(torch.func.grad(whole)(w), outer, rtol=1e-12, atol=1e-12)
+
+
+def test_prototypes_name_the_nearest_mean_and_only_classes_they_have_seen() -> None:
+    def forward(theta: torch.Tensor, x: torch.Tensor) -> Output:
+        return Output(torch.zeros(len(x), 4), x * theta)
+
+    support = Batch(torch.tensor([[0.0, 0.0], [0.0, 2.0], [4.0, 0.0]]), torch.tensor([1, 1, 3]))
+    predict, known = Prototypes().adapt(forward, torch.ones(2), support, lambda out, batch: out.logits.sum())
+    assert known is not None
+    assert known.tolist() == [False, True, False, True]
+    logits = predict(torch.tensor([[0.0, 1.0], [3.0, 0.0]])).logits
+    assert logits.argmax(1).tolist() == [1, 3]
+    assert logits[0, 1].item() == 0
+    assert logits[1, 3].item() == -1
+
+
+@pytest.mark.filterwarnings("ignore:partition:UserWarning")
+def test_anonymous_labels_do_not_hurt_prototypes_and_leave_a_plain_model_at_chance() -> None:
+    """Real digits, five classes a client: under ALID every client has its own names for them."""
+    digits = sources.make("digits")
+    found = {}
+    for partition in ("acid", "alid"):
+        dealt = partitions.make(partition, classes=5, samples=60, test_samples=15)
+        federation = federate(digits, dealt, clients=20, seed=1)
+        for name in ("fedavg", "p_avg_proto"):
+            result = run(
+                Experiment(
+                    make(name),
+                    federation,
+                    lambda: models.make("mlp", classes=10, inputs=(1, 8, 8)),
+                    rounds=15,
+                    participation=0.5,
+                    local=Local(steps=20, batch_size=20, lr=0.1, clip=10),
+                    evaluation=Evaluation(on=("clients",), every=15),
+                    seed=0,
+                )
+            )
+            found[partition, name] = result.history[-1]["clients/accuracy/mean"]
+    assert found["alid", "fedavg"] < 0.45, found
+    assert found["alid", "p_avg_proto"] > 0.85, found
+    assert abs(found["alid", "p_avg_proto"] - found["acid", "p_avg_proto"]) < 0.07, found
+
+
+@pytest.mark.filterwarnings("ignore:partition:UserWarning")
+def test_a_model_that_is_adapted_at_inference_beats_itself_as_it_is() -> None:
+    dealt = partitions.make("alid", classes=3, samples=60, test_samples=15)
+    federation = federate(sources.make("digits"), dealt, clients=10, seed=1)
+    kept = {}
+    for name, part in {"none": None, "proto": Prototypes(False), "finetune": FineTune(0.5, 20)}.items():
+        changes = {} if part is None else {"adaptation": part}
+        result = run(
+            Experiment(
+                Method(name, (CrossEntropy(),), **changes),
+                federation,
+                lambda: models.make("mlp", classes=10, inputs=(1, 8, 8)),
+                rounds=5,
+                local=Local(steps=10, batch_size=20, lr=0.1),
+                evaluation=Evaluation(on=("clients",), every=5),
+            )
+        )
+        kept[name] = (result.history[-1]["clients/accuracy/mean"], theta(result))
+    assert np.array_equal(kept["none"][1], kept["proto"][1])
+    assert np.array_equal(kept["none"][1], kept["finetune"][1])
+    assert kept["proto"][0] > kept["none"][0] + 0.2
+    assert kept["finetune"][0] > kept["none"][0] + 0.2
+
+
+def test_fair_policies_see_the_loss_of_the_adapted_model() -> None:
+    """F_i of a policy is the objective that clients really have; with no inner steps it is the plain one."""
+    found = [
+        theta(go(Method("a", (CrossEntropy(),), adaptation=part, mixing=make("term", tilt=3.0).mixing), local=LOCAL))
+        for part in (Maml(steps=0), Maml(0.5, 2))
+    ]
+    plain = theta(go(make("term", tilt=3.0), local=LOCAL))
+    np.testing.assert_allclose(found[0], plain, rtol=0, atol=1e-12)
+    assert np.abs(found[1] - plain).max() > 1e-4
+
+
+def test_two_models_cannot_be_adapted_as_one() -> None:
+    with pytest.raises(ConfigError, match=r"adaptation 'maml'.*personal 'ditto'"):
+        Method("a", (CrossEntropy(),), personal=Ditto(), adaptation=Maml())
+
+
+def test_private_heads_and_adaptation_combine() -> None:
+    method = Method("a", (CrossEntropy(),), personal=make("fedper").personal, adaptation=Maml(0.2))
+    found = [theta(go(method, local=LOCAL, engine=engine, cohort=4)) for engine in ("serial", "vmap")]
+    np.testing.assert_allclose(found[0], found[1], rtol=0, atol=1e-10)
+    record = run(experiment(method, local=LOCAL, evaluation=Evaluation(on=("clients",)))).history[-1]
+    assert 0 <= record["clients/accuracy/mean"] <= 1
+
+
+def test_supports_are_other_batches_than_queries_and_repeat() -> None:
+    rows = classes().train.index[0]
+    first, again = (LOCAL.batches(rows, 3, 1, 0, "support") for _ in range(2))
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert any(not np.array_equal(a, b) for a, b in zip(first, LOCAL.batches(rows, 3, 1, 0), strict=True))
+
+
+@pytest.mark.parametrize("make_part", [lambda: Maml(-1.0), lambda: Maml(steps=-1), lambda: FineTune(float("inf"))])
+def test_settings_outside_their_range_are_refused(make_part) -> None:
+    with pytest.raises(ConfigError, match="adaptation"):
+        make_part()
