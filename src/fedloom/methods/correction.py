@@ -1,12 +1,12 @@
-"""Methods against client drift: a proximal term, control variates, dynamic regularisation, normalised averaging."""
+"""Methods against client drift, by what clients minimise, how they step, or how models are put together."""
 
 from __future__ import annotations
 
 from fedloom.core.method import Method
-from fedloom.drift import Dynamic, Normalized, Scaffold
+from fedloom.drift import Decoupled, Dynamic, Normalized, Scaffold, Splitting
 from fedloom.methods.registry import methods
 from fedloom.mixing import Uniform
-from fedloom.objectives import CrossEntropy, Proximal
+from fedloom.objectives import CrossEntropy, Decorrelation, Proximal
 
 
 @methods.register
@@ -50,3 +50,42 @@ def fednova() -> Method:
     Wang et al., NeurIPS 2020. With equal τ_i it is FedAvg.
     """
     return Method("fednova", (CrossEntropy(),), drift=Normalized())
+
+
+@methods.register
+def fedsplit(s: float = 10.0, active: bool = False) -> Method:
+    """Operator splitting: u_i ≈ prox of sF_i at 2x - z_i, z_i ← z_i + 2(u_i - x), x ← mean z_i, by local SGD.
+
+    Pathak & Wainwright, NeurIPS 2020; for partial participation Acar, thesis 2023, §A.1.1.
+
+    Args:
+        s: s > 0, the step of the proximal operator.
+        active: whether x is the mean of the cohort's z_i (FedSplit Act) or of all clients' (FedSplit All).
+    """
+    return Method("fedsplit", (CrossEntropy(),), drift=Splitting(s, active), mixing=Uniform())
+
+
+@methods.register
+def feddc(alpha: float = 0.01, gradient: bool = True, everyone: bool = False) -> Method:
+    """Local argmin of F_i(θ) + (α/2)‖h_i + θ - θ^t‖² + (1/(ηk))⟨θ, g_i - g⟩, h_i ← h_i + θ_i - θ^t, mean of θ_i + h_i.
+
+    Gao et al., CVPR 2022. Twice FedAvg's communication.
+
+    Args:
+        alpha: α ≥ 0, the weight of the drift's penalty.
+        gradient: whether the objective has the term with the last local and global updates g_i and g.
+        everyone: whether the mean of h_i is over all clients rather than the cohort.
+    """
+    return Method("feddc", (CrossEntropy(),), drift=Decoupled(alpha, gradient, everyone=everyone), mixing=Uniform())
+
+
+@methods.register
+def feddecorr(beta: float = 0.1) -> Method:
+    """Local SGD on F_i(θ) + (β/d²)‖K‖_F², K the correlations of a batch's features; mean weighted by samples.
+
+    Shi et al., ICLR 2023. With β = 0 it is FedAvg.
+
+    Args:
+        beta: β ≥ 0.
+    """
+    return Method("feddecorr", (CrossEntropy(), Decorrelation(beta)))

@@ -1,0 +1,67 @@
+"""FedDecorr's penalty on correlated features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Batch, Context, Needs, Output, Term
+from fedloom.core.slots import objectives
+
+
+@objectives.register(name="decorrelation")
+@dataclass(frozen=True)
+class Decorrelation(Term):
+    """β (1/d²) ‖K‖_F², K [d, d] the correlation matrix of the d features over a mini-batch.
+
+    It keeps the spectrum of the features wide where heterogeneous labels would let it collapse. K = (1/B) Σ_b z_b z_bᵀ
+    with z_b the features standardised over the batch, (h - mean)/√(var + eps): a feature that is constant on the batch
+    correlates with nothing, itself included. Shi et al., ICLR 2023. The diagonal, 1 for all other features,
+    only adds a constant. The published code averages the squares of what is off the diagonal of B·K and divides them
+    by B instead, about B·d/(d-1) times the strength of this term for the same β.
+
+    Where batches have several positions per sample (features [B, T, d]), every position is a row.
+
+    >>> import torch
+    >>> h = torch.tensor([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]])  # one feature is twice the other: K is all ones
+    >>> round(float(Decorrelation(0.1).loss(Output(h, h), Batch(h, h), None)), 4)
+    0.1
+
+    Args:
+        beta: β ≥ 0.
+        eps: eps > 0, added to variances.
+
+    Raises:
+        ConfigError: if β is negative, eps is not positive, or one is not finite.
+    """
+
+    beta: float = 0.1
+    eps: float = 1e-8
+
+    needs = Needs(features=True)
+    citation = """@inproceedings{shi2023feddecorr,
+  title={Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning},
+  author={Shi, Yujun and Liang, Jian and Zhang, Wenqing and Tan, Vincent Y. F. and Bai, Song},
+  booktitle={International Conference on Learning Representations}, year={2023}}"""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.beta < float("inf") and 0 < self.eps < float("inf")):
+            raise ConfigError(
+                f"objective 'decorrelation' needs a beta of at least 0 and a positive eps, "
+                f"not {self.beta:g} and {self.eps:g}."
+            )
+
+    def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
+        """One number for the batch []."""
+        assert out.features is not None
+        h = out.features.flatten(0, -2)  # [rows, d]
+        rows = h.new_ones(len(h), 1)
+        if batch.mask is not None:
+            rows = batch.mask.to(h.dtype).repeat_interleave(len(h) // len(batch.mask))[:, None]
+        count = rows.sum().clamp(min=1)
+        centred = (h - (rows * h).sum(0) / count) * rows
+        z = centred / (centred.square().sum(0) / count + self.eps).sqrt()
+        small = z @ z.T if len(z) < z.shape[1] else z.T @ z  # zzᵀ and zᵀz have the same norm
+        return self.beta * (small / count).square().sum() / z.shape[1] ** 2
