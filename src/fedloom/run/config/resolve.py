@@ -46,7 +46,7 @@ FITTING: Mapping[tuple[str, str], Mapping[str, Any]] = {
 }
 """Defaults that go with a choice."""
 
-MAY_CHANGE = ("engine", "device", "checkpoint", "track")
+MAY_CHANGE = ("engine", "device", "states", "checkpoint", "track")
 """Keys that a continued run may change, besides more rounds: what was computed so far does not depend on them."""
 
 
@@ -229,7 +229,8 @@ def _checked(full: Tree) -> dict[str, Any]:
         value = full[key]
         if value is inspect.Parameter.empty:
             raise ConfigError(f"{key} needs a value; give it as {key}=….")
-        values[key] = plain(convert(key, value, scalar.parameter.annotation))
+        found = convert(key, value, scalar.parameter.annotation)
+        values[key] = plain(found.resolve() if isinstance(found, Path) else found)  # holds from any folder
     for record, made in schema.RECORDS.items():
         values[record] = settings(record, f"{record}.", made, schema.signature(made), full.get(record, {}))
     return values

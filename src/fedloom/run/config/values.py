@@ -89,7 +89,7 @@ def expected(annotation: Any) -> str:
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         options = sorted(inner, key=lambda option: option is type(None))
-        return " or ".join(expected(option) for option in options)
+        return " or ".join(dict.fromkeys(map(expected, filter(_typeable, options))) or map(expected, options))
     if origin is Literal:
         return "one of " + ", ".join(map(repr, inner))
     if origin in (tuple, list, Sequence):
@@ -102,6 +102,12 @@ def expected(annotation: Any) -> str:
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
     words |= {type(None): "null"}
     return words.get(annotation) or getattr(annotation, "__name__", str(annotation))
+
+
+def _typeable(annotation: Any) -> bool:
+    """Whether a value of that type can be written in a configuration; some settings take Python objects as well."""
+    given = (bool, int, float, str, Path, type(None), Mapping, Sequence)
+    return not isinstance(annotation, type) or issubclass(annotation, given)
 
 
 def shown(value: Any) -> str:

@@ -1,0 +1,51 @@
+"""What terms on predictions share: cross entropy, and Kullback-Leibler divergences at a temperature, sample by sample.
+
+Logits are [B, C], or [B, T, C] for sequences, where a sample's loss is the mean over its positions. Results are [B].
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedloom.core.errors import ConfigError
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """-log softmax(logits)_y."""
+    each = F.cross_entropy(logits.movedim(-1, 1), y, reduction="none")
+    return each if each.ndim == 1 else each.flatten(1).mean(1)
+
+
+def kl(target: Tensor, logits: Tensor, tau: float) -> Tensor:
+    """τ² KL(t‖s) of t = softmax(target/τ) and s = softmax(logits/τ); its gradient at the logits is τ(s - t).
+
+    >>> import torch
+    >>> kl(torch.tensor([[0.0, 4.0]]), torch.tensor([[4.0, 0.0]]), tau=1.0)
+    tensor([3.8561])
+    """
+    t, s = (target / tau).log_softmax(-1), (logits / tau).log_softmax(-1)
+    return tau**2 * _per_sample((t.exp() * (t - s)).sum(-1))
+
+
+def symmetric_kl(a: Tensor, b: Tensor, tau: float) -> Tensor:
+    """(τ²/2) (KL(p‖q) + KL(q‖p)) = (τ²/2) Σ (p - q)(log p - log q) of p = softmax(a/τ) and q = softmax(b/τ).
+
+    >>> import torch
+    >>> symmetric_kl(torch.tensor([[0.0, 4.0]]), torch.tensor([[4.0, 0.0]]), tau=1.0)
+    tensor([3.8561])
+    """
+    p, q = (a / tau).log_softmax(-1), (b / tau).log_softmax(-1)
+    return tau**2 / 2 * _per_sample(((p.exp() - q.exp()) * (p - q)).sum(-1))
+
+
+def check(name: str, alpha: float, tau: float) -> None:
+    """Refuse a trade-off outside [0, 1] and a temperature that is not positive."""
+    if not 0 <= alpha <= 1:
+        raise ConfigError(f"objective {name!r} needs an alpha in [0, 1], not {alpha:g}.")
+    if not 0 < tau < float("inf"):
+        raise ConfigError(f"objective {name!r} needs a finite temperature tau > 0, not {tau:g}.")
+
+
+def _per_sample(each: Tensor) -> Tensor:
+    return each if each.ndim == 1 else each.flatten(1).mean(1)

@@ -1,0 +1,145 @@
+"""NumPy derivations of the methods with a stronger local loss, beside those of ``reference``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+import numpy as np
+
+from fedloom.core import rng
+from helpers.federations import Shaken
+from helpers.networks import teacher_net
+from helpers.reference import Found, Vector, World, average
+
+
+def forward(theta: Vector, x: Vector, width: int) -> tuple[Vector, Vector, Vector]:
+    """Features tanh(W₁x + b₁), logits, and W₂, of a net whose parameters lie end to end."""
+    d, h = x.shape[1], width
+    w1, b1, rest = theta[: h * d].reshape(h, d), theta[h * d : h * d + h], theta[h * d + h :]
+    c = len(rest) // (h + 1)
+    w2 = rest[: c * h].reshape(c, h)
+    a = np.tanh(x @ w1.T + b1)
+    return a, a @ w2.T + rest[c * h :], w2
+
+
+def backward(theta: Vector, x: Vector, width: int, logits: Vector | float, features: Vector | float = 0.0) -> Vector:
+    """The gradient at θ, from those at logits and features, which may be 0."""
+    a, o, w2 = forward(theta, x, width)
+    at_logits = np.zeros_like(o) + logits
+    back = (at_logits @ w2 + features) * (1 - a**2)
+    return np.concatenate([(back.T @ x).ravel(), back.sum(0), (at_logits.T @ a).ravel(), at_logits.sum(0)])
+
+
+def softmax(o: Vector) -> Vector:
+    e = np.exp(o - o.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def teacher_logits(x: Vector) -> Vector:
+    net = teacher_net()
+    parameters = [p.detach().double().numpy().ravel() for p in net.parameters()]
+    return forward(np.concatenate(parameters), x, len(parameters[1]))[1]
+
+
+def turned(z: Vector, to: Vector) -> tuple[Vector, Vector]:
+    """cos(z, to) of each row, and its gradient at z."""
+    long, other = np.sqrt((z**2).sum(1, keepdims=True)), np.sqrt((to**2).sum(1, keepdims=True))
+    cos = (z * to).sum(1, keepdims=True) / (long * other)
+    return cos[:, 0], to / (long * other) - cos * z / long**2
+
+
+def moon(world: World, mu: float = 0.1, tau: float = 0.5) -> Found:
+    """The derivative of -log σ((cos_glob - cos_prev)/τ) is (1 - σ)(cos'_prev - cos'_glob)/τ."""
+    theta, previous = world.start, {}
+    for t, rate, cohort in world.schedule():
+        models = {}
+        for i in cohort:
+            batches = iter(world.local.batches(world.federation.train.index[i], world.seed, t, i))
+            others = theta, previous.get(i, theta)
+
+            def correct(g: Vector, w: Vector, batches=batches, others=others) -> Vector:
+                x = world.x[next(batches)]
+                z, there, before = (forward(v, x, world.width)[0] for v in (w, *others))
+                (glob, to_glob), (prev, to_prev) = turned(z, there), turned(z, before)
+                push = 1 / (1 + np.exp((glob - prev) / tau))
+                pull = mu / tau / len(x) * push[:, None] * (to_prev - to_glob)
+                return g + backward(w, x, world.width, 0.0, pull)
+
+            models[i], _ = world.train(theta, i, t, rate, correct)
+        previous |= models
+        theta = average(world, theta, models)
+    return Found(theta, states={f"client {i}/objective.1/previous": v for i, v in previous.items()})
+
+
+def labels(world: World, rows: Vector, o: Vector) -> Vector:
+    """The gradient of the mean cross entropy at the logits."""
+    return (softmax(o) - np.eye(o.shape[1])[world.y[rows]]) / len(rows)
+
+
+def taught(x: Vector, o: Vector, tau: float) -> Vector:
+    """The gradient of the mean τ² KL(teacher‖model) at the logits."""
+    return tau * (softmax(o / tau) - softmax(teacher_logits(x) / tau)) / len(x)
+
+
+def agreeing(o: Vector, other: Vector, tau: float) -> Vector:
+    """The gradient of the mean (τ²/2) (KL(p‖q) + KL(q‖p)) at the logits of p."""
+    p, q = softmax(o / tau), softmax(other / tau)
+    ratio = np.log(p / q)
+    return tau / 2 * (p * (ratio - (p * ratio).sum(1, keepdims=True)) + p - q) / len(p)
+
+
+def views(world: World, rows: Vector, t: int, client: int, step: int) -> tuple[Vector, Vector]:
+    """Both augmentations of a mini-batch: what is drawn is data."""
+    x = world.x[rows]
+    draws = (rng.stream(world.seed, "augment", t, client, step, view) for view in (0, 1))
+    one, two = (x + draw.normal(scale=Shaken().by, size=x.shape) for draw in draws)
+    return one, two
+
+
+def trained(world: World, gradient: Callable[[Vector, Vector, int, int, int], Vector]) -> Found:
+    """FedAvg along another gradient(θ, rows, round, client, step)."""
+    theta = world.start
+    for t, rate, cohort in world.schedule():
+        models = {}
+        for i in cohort:
+            batches = zip(world.local.batches(world.federation.train.index[i], world.seed, t, i), count(), strict=False)
+
+            def instead(g: Vector, w: Vector, batches=batches, t: int = t, i: int = i) -> Vector:
+                rows, step = next(batches)
+                return gradient(w, rows, t, i, step)
+
+            models[i], _ = world.train(theta, i, t, rate, instead)
+        theta = average(world, theta, models)
+    return Found(theta)
+
+
+def distill(world: World, alpha: float = 0.1, tau: float = 3.5) -> Found:
+    def gradient(w: Vector, rows: Vector, t: int, client: int, step: int) -> Vector:
+        x = world.x[rows]
+        o = forward(w, x, world.width)[1]
+        return backward(w, x, world.width, alpha * labels(world, rows, o) + (1 - alpha) * taught(x, o, tau))
+
+    return trained(world, gradient)
+
+
+def robust(world: World, alpha: float = 0.5, tau: float = 3.5, teach: float = 0.0) -> Found:
+    """``teach`` is the weight of a teacher on the first view."""
+
+    def gradient(w: Vector, rows: Vector, t: int, client: int, step: int) -> Vector:
+        one, two = views(world, rows, t, client, step)
+        o, other = (forward(w, x, world.width)[1] for x in (one, two))
+        first = alpha * labels(world, rows, o) + (1 - alpha) * agreeing(o, other, tau)
+        if teach:
+            first = first + teach * taught(one, o, tau)
+        second = (1 - alpha) * agreeing(other, o, tau)
+        return backward(w, one, world.width, first) + backward(w, two, world.width, second)
+
+    return trained(world, gradient)
+
+
+def distill_robust(world: World, alpha: float = 0.1, tau: float = 3.5) -> Found:
+    return robust(world, alpha, tau, teach=1 - alpha)
+
+
+ORACLES: dict[str, Callable[..., Found]] = {f.__name__: f for f in (moon, distill, robust, distill_robust)}

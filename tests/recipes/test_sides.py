@@ -1,0 +1,75 @@
+"""The recipe of stronger local losses runs on a handful of images, and goes on where it was."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "recipes" / "sides"
+
+
+@pytest.fixture
+def recipe(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Does what ``python recipes/sides/table_7_1.py ...`` does: its exit code."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return lambda *arguments: importlib.import_module("table_7_1").main([str(a) for a in arguments])
+
+
+@pytest.fixture
+def photographs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that looks like CIFAR-10, with 60 images to learn and 20 to test."""
+    random = np.random.default_rng(0)
+    arrays = {}
+    for split, count in (("train", 60), ("test", 20)):
+        arrays[f"x_{split}"] = random.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+        arrays[f"y_{split}"] = np.arange(count) % 10
+    (tmp_path / "data").mkdir()
+    np.savez(tmp_path / "data" / "cifar10.npz", **arrays)
+    monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path / "data"))
+
+
+@pytest.mark.usefixtures("photographs")
+def test_table_7_1_runs_goes_on_and_writes_the_table_again(tmp_path: Path, recipe: Callable[..., int]) -> None:
+    out = tmp_path / "out"
+    where = ("--runs", tmp_path / "runs", "--out", out, "--epochs", 1)
+    assert recipe(*where, "--rounds", 2, "--only", "FedAvg cross entropy", "FedDyn both") == 0
+    teacher = (tmp_path / "runs" / "teacher" / "metrics.jsonl").read_text()
+    assert recipe(*where, "--rounds", 4, "--only", "FedDyn both", "FedAvg robustness") == 0
+    assert (tmp_path / "runs" / "teacher" / "metrics.jsonl").read_text() == teacher, "it was trained once"
+    runs = json.loads((out / "table_7_1.json").read_text())["runs"]
+    done = {name: (cell["done"], cell["rounds"]) for name, cell in runs.items()}
+    assert done == {
+        "teacher": (1, [1]),
+        "FedAvg cross entropy": (2, [2]),
+        "FedDyn both": (4, [2, 4]),
+        "FedAvg robustness": (4, [2, 4]),
+    }
+    text = (out / "table_7_1.md").read_text()
+    assert "| FedDyn | both |" in text
+    assert "250 (6.54)" in text
+    assert (out / "table_7_1.png").read_bytes().startswith(b"\x89PNG")
+    assert recipe("--table", "--runs", tmp_path / "none", "--out", out) == 0
+    assert (out / "table_7_1.md").read_text() == text
+
+
+def test_every_cell_of_the_table_is_its_loss_and_its_drift(recipe: Callable[..., int]) -> None:
+    cases = importlib.import_module("table_7_1").CASES
+    assert len(cases) == 8
+    for name, method in cases.items():
+        assert method.drift.is_identity == name.startswith("FedAvg")
+        assert method.needs("teacher") == name.endswith(("distillation", "both"))
+        assert method.needs("twin") == name.endswith(("robustness", "both"))
+
+
+def test_without_data_it_says_so(
+    tmp_path: Path, recipe: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path))
+    assert recipe("--runs", tmp_path / "runs", "--out", tmp_path / "out") == 2
+    assert "CIFAR-10" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
