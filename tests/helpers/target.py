@@ -1,0 +1,160 @@
+"""NumPy derivations of the methods that learn at the server from unlabelled inputs.
+
+Only data are shared with the code under test: the noise that makes a view, and the order of the unlabelled inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedloom.core.rng import stream
+from helpers.federations import Shaken
+from helpers.reference import Found, Vector, World, average
+
+NOISE = Shaken().by
+
+
+def layers(world: World, theta: Vector) -> tuple[Vector, Vector, Vector, Vector]:
+    d, h = world.x.shape[1], world.width
+    rest = theta[h * (d + 1) :]
+    c = len(rest) // (h + 1)
+    return theta[: h * d].reshape(h, d), theta[h * d : h * (d + 1)], rest[: c * h].reshape(c, h), rest[c * h :]
+
+
+def outputs(world: World, theta: Vector, x: Vector) -> Vector:
+    """Logits [N, C] of the net."""
+    w1, b1, w2, b2 = layers(world, theta)
+    return np.tanh(x @ w1.T + b1) @ w2.T + b2
+
+
+def backward(world: World, theta: Vector, x: Vector, delta: Vector) -> Vector:
+    """The gradient with respect to θ from that with respect to the logits, ``delta`` [N, C]."""
+    w1, b1, w2, _ = layers(world, theta)
+    a = np.tanh(x @ w1.T + b1)
+    back = (delta @ w2) * (1 - a**2)
+    return np.concatenate([(back.T @ x).ravel(), back.sum(0), (delta.T @ a).ravel(), delta.sum(0)])
+
+
+def softmax(z: Vector) -> Vector:
+    e = np.exp(z - z.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+@dataclass
+class Adam:
+    """Kingma & Ba, algorithm 1."""
+
+    lr: float
+    m: Any = 0.0
+    v: Any = 0.0
+    t: int = 0
+
+    def step(self, g: Vector, factor: float = 1.0) -> Vector:
+        self.t += 1
+        self.m = 0.9 * self.m + 0.1 * g
+        self.v = 0.999 * self.v + 0.001 * g**2
+        return self.lr * factor * (self.m / (1 - 0.9**self.t)) / (np.sqrt(self.v / (1 - 0.999**self.t)) + 1e-8)
+
+
+def ssa_gradient(a: Vector, first: Vector, second: Vector, variance: float, entropy: float) -> Vector:
+    """The slope of the mean SSA loss in a [K], by hand; logits on either view are [N, K, C]."""
+    p = softmax(a)
+    y1, y2 = softmax(np.einsum("k,nkc->nc", p, first)), softmax(np.einsum("k,nkc->nc", p, second))
+    r1, r2 = (np.sqrt((y**2).sum(1, keepdims=True)) for y in (y1, y2))
+    cos = (y1 * y2).sum(1, keepdims=True) / (r1 * r2)
+    in_p = entropy * (np.log(p) + 1)
+    for z, y, r, other, far in ((first, y1, r1, y2, r2), (second, y2, r2, y1, r1)):
+        along = -(other / (r * far) - cos * y / r**2)  # of -cos in y
+        along = along - variance / 2 * 2 * (y - 1 / y.shape[1]) / y.shape[1]  # of -(λ/2)(1/C) Σ (y_c - 1/C)²
+        in_z = y * (along - (y * along).sum(1, keepdims=True))
+        in_p = in_p + np.einsum("nkc,nc->k", z, in_z) / len(y)
+    return p * (in_p - p @ in_p)
+
+
+def unlabelled(world: World) -> Vector:
+    assert world.federation.unlabelled is not None
+    return world.federation.unlabelled.x.numpy()
+
+
+def views(world: World, t: int, draw: int) -> list[Vector]:
+    """Two noisy versions of the unlabelled inputs, all of them in the first chunk."""
+    x = unlabelled(world)
+    return [x + stream(world.seed, "target view", t, v, draw, 0).normal(scale=NOISE, size=x.shape) for v in (0, 1)]
+
+
+def orders(world: World, t: int, epoch: int, size: int) -> list[Vector]:
+    rows = stream(world.seed, "target order", t, epoch).permutation(len(unlabelled(world)))
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def said(world: World, models: dict[int, Vector], x: Vector) -> Vector:
+    """Logits [N, K, C] of the cohort."""
+    return np.stack([outputs(world, model, x) for model in models.values()], 1)
+
+
+def mixed(world: World, decide: Callable[[int, dict[int, Vector]], Vector]) -> Found:
+    """θ ← Σ p_k θ_k with p from the round's models."""
+    theta = world.start
+    for t, rate, cohort in world.schedule():
+        models = {i: world.train(theta, i, t, rate)[0] for i in cohort}
+        p = decide(t, models)
+        theta = sum(p[k] * models[i] for k, i in enumerate(cohort))
+    return Found(theta)
+
+
+def fedssa(
+    world: World, variance: float = 1.0, entropy: float = 1e-3, lr: float = 0.01, epochs: int = 10,
+    batch_size: int = 64, draws: int = 1,
+) -> Found:  # fmt: skip
+    def decide(t: int, models: dict[int, Vector]) -> Vector:
+        a, adam = np.zeros(len(models)), Adam(lr)
+        for epoch in range(epochs):
+            one, other = (said(world, models, x) for x in views(world, t, epoch * draws // epochs))
+            for rows in orders(world, t, epoch, batch_size):
+                a = a - adam.step(ssa_gradient(a, one[rows], other[rows], variance, entropy))
+        return softmax(a)
+
+    return mixed(world, decide)
+
+
+def fedssa_similarity(world: World) -> Found:
+    def decide(t: int, models: dict[int, Vector]) -> Vector:
+        one, other = (softmax(said(world, models, x)) for x in views(world, t, 0))
+        cos = (one * other).sum(-1) / np.sqrt((one**2).sum(-1) * (other**2).sum(-1))
+        return cos.sum(0) / cos.sum()
+
+    return mixed(world, decide)
+
+
+def fedssa_confidence(world: World) -> Found:
+    def decide(t: int, models: dict[int, Vector]) -> Vector:
+        y = softmax(said(world, models, unlabelled(world)))
+        sure = (y**2).mean(-1) - y.mean(-1) ** 2
+        return sure.sum(0) / sure.sum()
+
+    return mixed(world, decide)
+
+
+def feddf(world: World, steps: int = 100, lr: float = 1e-3, batch_size: int = 128, temperature: float = 1.0) -> Found:
+    theta, x = world.start, unlabelled(world)
+    for t, rate, cohort in world.schedule():
+        models = {i: world.train(theta, i, t, rate)[0] for i in cohort}
+        theta = average(world, theta, models)
+        teacher = softmax(said(world, models, x).mean(1) / temperature)
+        epochs = -(-steps * batch_size // len(x)) + 1
+        batches = [rows for epoch in range(epochs) for rows in orders(world, t, epoch, batch_size)]
+        adam = Adam(lr)
+        for step, rows in enumerate(batches[:steps]):
+            student = softmax(outputs(world, theta, x[rows]) / temperature)
+            delta = temperature * (student - teacher[rows]) / len(rows)
+            theta = theta - adam.step(backward(world, theta, x[rows], delta), (1 + np.cos(np.pi * step / steps)) / 2)
+    return Found(theta)
+
+
+ORACLES: dict[str, Callable[..., Found]] = {
+    f.__name__: f for f in (fedssa, fedssa_similarity, fedssa_confidence, feddf)
+}
