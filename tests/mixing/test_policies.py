@@ -242,48 +242,6 @@ def test_linearised_gradient_is_the_tangent_of_the_gradient() -> None:
     np.testing.assert_allclose(linearised_gradient(p, at + r, level) - growth_gradient(p, at), slope, atol=1e-8)
 
 
-def regret(decisions: np.ndarray, responses: np.ndarray) -> float:
-    """Against the best fixed decision, found by multiplicative updates that raise Σ log(1 + ⟨p, r⟩)."""
-    best = np.full(responses.shape[1], 1 / responses.shape[1])
-    for _ in range(3000):
-        wealth = 1 + responses @ best
-        best = best * (((1 + responses) / wealth[:, None]).mean(0))  # sums to 1 by itself
-    return float(np.log1p(responses @ best).sum() - np.log1p((decisions * responses).sum(1)).sum())
-
-
-@pytest.mark.parametrize("kind", ["random", "one winner", "changing winner", "adversarial"])
-@pytest.mark.parametrize(("k", "rounds"), [(2, 50), (5, 200)])
-def test_regret_of_silo_aggregation_stays_below_its_bound(kind: str, k: int, rounds: int) -> None:
-    draw = np.random.default_rng(4)
-    policy, state, decisions, responses = SiloAggregation("weibull"), {}, [], []
-    p = np.full(k, 1 / k)
-    for t in range(rounds):
-        losses = 0.2 + draw.random(k)
-        chosen = {"random": 0, "one winner": 0, "changing winner": t % k, "adversarial": int(p.argmin())}[kind]
-        losses[chosen] *= 1 if kind == "random" else 20
-        decisions.append(p)
-        responses.append(respond(losses, "weibull", 1.0, 0.0, 0.0, 1 / k))
-        state, p = policy.coefficients(state, cohort(losses, np.ones(k, dtype=int)))
-    bound = 2 * (1 / k) * k * (1 + np.log(1 + rounds / (16 * k)))
-    assert -1e-9 <= regret(np.array(decisions), np.array(responses)) <= bound
-
-
-@pytest.mark.parametrize("kind", ["random", "one winner", "changing winner", "adversarial"])
-@pytest.mark.parametrize(("k", "rounds"), [(2, 50), (20, 300)])
-def test_regret_of_device_aggregation_with_all_clients_stays_below_its_bound(kind: str, k: int, rounds: int) -> None:
-    draw = np.random.default_rng(5)
-    policy, state, decisions, responses = DeviceAggregation("normal"), {}, [], []
-    p = np.full(k, 1 / k)
-    for t in range(rounds):
-        losses = 0.2 + draw.random(k)
-        chosen = {"random": 0, "one winner": 0, "changing winner": t % k, "adversarial": int(p.argmin())}[kind]
-        losses[chosen] *= 1 if kind == "random" else 20
-        decisions.append(p)
-        responses.append(respond(losses, "normal", 1.0, 0.0, 0.0, 1.0))
-        state, p = policy.coefficients(state, cohort(losses, np.ones(k, dtype=int)))
-    assert -1e-9 <= regret(np.array(decisions), np.array(responses)) <= 2 * 3 * np.sqrt(rounds * np.log(k))
-
-
 def test_q_zero_and_no_tilt_are_fedavg_to_the_last_round() -> None:
     hard = {"local": Local(epochs=2, batch_size=4, lr=0.3, clip=0.9), "cohort": 4, "drop_rate": 0.1, "seed": 3}
     for name, settings in (("q_ffl", {"q": 0.0}), ("term", {"tilt": 0.0})):
