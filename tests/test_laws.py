@@ -188,10 +188,11 @@ def test_order_of_clients_in_the_sum_does_not_matter() -> None:
     order = [4, 2, 5, 0, 3, 1]
     lists = [federation.train.index[i] for i in order]
     renamed = replace(federation, train=Split(federation.train.arrays, Index.of(lists)))
-    whole = Local(steps=4, batch_size=0, lr=0.3, weight_decay=0.01)
+    whole = Local(steps=4, batch_size=0, lr=0.1, weight_decay=0.01)
     for name in methods.names():
-        if name == "local":
-            continue  # it shares nothing
+        method = methods.make(name)
+        if name == "local" or method.needs("twin") or method.personal.random:
+            continue  # it shares nothing; or draws numbers that depend on a client's number
         a, b = (go(name, federation=f, local=whole) for f in (federation, renamed))
         np.testing.assert_allclose(theta(a), theta(b), rtol=0, atol=1e-12, err_msg=name)
 

@@ -149,7 +149,7 @@ def test_bad_recipes(text: str, sentence: str, tmp_path: Path):
 
 
 def test_sweeps():
-    assert [config["method.name"] for config in sweep(["method=glob(fed*,exclude=[fed*a*,fed*p*])"])] == [
+    assert [config["method.name"] for config in sweep(["method=glob(*y*,exclude=[*similarity,pf*])"])] == [
         "feddyn", "fedyogi",
     ]  # fmt: skip
     configs = sweep(["method=fedadam,{name: feddyn, alpha: .5}", "seed=range(1,3)"])

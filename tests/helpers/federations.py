@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from fedloom.core.federation import Arrays, Federation, Index, Split
+from fedloom.core.federation import Arrays, Federation, Index, Split, Unlabelled
+from fedloom.data.augment.base import Augmentation, Draws, Scale
 
 SIZES = (7, 12, 5, 9, 16, 4)
 FEATURES, CLASSES = 4, 3
@@ -17,7 +19,13 @@ def federation(arrays: Arrays, lists: Sequence[Sequence[int]], test: Arrays, hel
     """Clients with the given training rows; ``held_out`` of the test samples each, dealt in turn."""
     own = [[(held_out * i + j) % max(len(test), 1) for j in range(held_out)] for i in range(len(lists))]
     nothing = Index.of([[] for _ in lists])
-    return Federation(Split(arrays, Index.of(lists)), Split(test, nothing), Split(test, Index.of(own)), test)
+    return Federation(
+        Split(arrays, Index.of(lists)),
+        Split(test, nothing),
+        Split(test, Index.of(own)),
+        test,
+        unlabelled=Unlabelled(test.x),
+    )
 
 
 def dealt(sizes: Sequence[int], seed: int = 0) -> list[np.ndarray]:
@@ -44,6 +52,34 @@ def classes(
         y[rows] = np.where(draw.random(len(rows)) < 0.6, number % labels, draw.integers(labels, size=len(rows)))
     test = Arrays(torch.tensor(draw.normal(size=(20, *shape)), dtype=dtype), torch.arange(20) % labels, labels)
     return federation(Arrays(torch.tensor(x, dtype=dtype), torch.tensor(y), labels), lists, test)
+
+
+def as_images(given: Federation) -> Federation:
+    """The same samples with vectors [d] as images [d, 1, 1], which can be augmented."""
+
+    def image(x: torch.Tensor) -> torch.Tensor:
+        return x[..., None, None] if x.ndim == 2 else x
+
+    def change(arrays: Arrays) -> Arrays:
+        return replace(arrays, x=image(arrays.x))
+
+    splits = {name: getattr(given, name) for name in ("train", "validation", "held_out")}
+    moved = {name: replace(split, arrays=change(split.arrays)) for name, split in splits.items()}
+    hidden = given.unlabelled
+    return replace(given, test=change(given.test), unlabelled=hidden and Unlabelled(image(hidden.x)), **moved)
+
+
+@dataclass(frozen=True)
+class Shaken(Augmentation):
+    """Adds Gaussian noise to every number."""
+
+    by: float = 0.5
+
+    def draw(self, count: int, shape: tuple[int, ...], rng: np.random.Generator) -> Draws:
+        return {"noise": torch.from_numpy(rng.normal(scale=self.by, size=(count, *shape)))}
+
+    def apply(self, x: torch.Tensor, drawn: Draws, scale: Scale) -> torch.Tensor:
+        return x + drawn["noise"].to(x.dtype)
 
 
 def regression(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> Federation:

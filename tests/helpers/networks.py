@@ -40,6 +40,22 @@ def tanh_net(width: int = 3, seed: int = 0) -> nn.Module:
     return fixed(Split(nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh()), width), seed)
 
 
+class Flattening(Split):
+    """A net on vectors that takes them in any shape, with the same parameters under the same names."""
+
+    def __init__(self, net: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.body, self.head = net.body, net.head
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.body(x.flatten(1))
+
+
+def teacher_net() -> nn.Module:
+    """A wider tanh net with other weights, from which methods learn that need a teacher."""
+    return Flattening(tanh_net(5, seed=1))
+
+
 def headless() -> nn.Module:
     """A linear model with no parameter called ``head``."""
     return fixed(nn.Linear(FEATURES, CLASSES))

@@ -90,15 +90,17 @@ class World:
         return float(np.mean(np.log(np.exp(o).sum(1)) - o[np.arange(len(y)), y]))
 
     def train(
-        self, theta: Vector, client: int, t: int, rate: float, correct: Correct = lambda g, theta: g, rows: Any = None
-    ) -> tuple[Vector, int]:
+        self, theta: Vector, client: int, t: int, rate: float, correct: Correct = lambda g, theta: g, rows: Any = None,
+        gradient: Callable[[Vector, Vector], Vector] | None = None,
+    ) -> tuple[Vector, int]:  # fmt: skip
         """Local SGD from θ: correction, clipping, weight decay, momentum, step. Returns θ_i and the steps taken."""
+        gradient = gradient or self.gradient
         local, theta = self.local, theta.copy()
         rows = self.federation.train.index[client] if rows is None else rows
         batches = local.batches(rows, self.seed, t, client)
         velocity = np.zeros_like(theta)
         for batch in batches:
-            g = correct(self.gradient(theta, batch), theta)
+            g = correct(gradient(theta, batch), theta)
             if local.clip is not None:
                 norm = np.sqrt(np.sum(g**2))
                 g = g * min(1.0, local.clip / (norm + 1e-6))

@@ -15,14 +15,17 @@ from fedloom.core.method import Method
 from fedloom.run.checkpoint import Snapshot
 from fedloom.run.experiment import Evaluation, Experiment
 from fedloom.run.loop import RunResult, run
-from helpers.federations import classes
-from helpers.networks import tanh_net
+from helpers.federations import Shaken, as_images, classes
+from helpers.networks import Flattening, tanh_net, teacher_net
 
 QUIET = Evaluation(on=())
 
 
 def experiment(method: Method | str = "fedavg", **changes: Any) -> Experiment:
-    """A float64 experiment on a tiny net that measures nothing, with the given settings changed."""
+    """A float64 experiment on a tiny net that measures nothing, with the given settings changed.
+
+    A method that needs a teacher gets one, and one that compares two views vectors as images and noise on them.
+    """
     made = methods.make(method) if isinstance(method, str) else method
     settings: dict[str, Any] = {
         "federation": None,
@@ -36,6 +39,16 @@ def experiment(method: Method | str = "fedavg", **changes: Any) -> Experiment:
     settings |= changes
     if settings["federation"] is None:
         settings["federation"] = classes()
+    if made.needs("teacher"):
+        settings.setdefault("teacher", teacher_net())
+    if made.needs("twin") and "augment" not in settings:
+        make = settings["model"]
+        settings |= {"federation": as_images(settings["federation"]), "model": lambda: Flattening(make())}
+        settings["augment"] = (Shaken(),)
+    if made.needs("views") and "views" not in settings:
+        make = settings["model"]
+        settings |= {"federation": as_images(settings["federation"]), "model": lambda: Flattening(make())}
+        settings["views"] = (Shaken(),)
     return Experiment(made, **settings)
 
 

@@ -20,7 +20,7 @@ def markdown() -> str:
     rows = [["method", *SLOTS, "in words"], ["---"] * (len(SLOTS) + 2)]
     for entry in methods:
         made = entry.make()
-        terms = "cross entropy" + "".join(f" + {label(term)}" for term in made.objective[1:])
+        terms = " + ".join(label(term).replace("_", " ") for term in made.objective)
         slots = [getattr(made, slot) for slot in SLOTS if slot != "objective"]
         others = ["" if part.is_identity else label(part) for part in slots]
         words = entry.summary.replace("|", "\\|")

@@ -2,10 +2,12 @@
 
 A checkpoint is a folder ``checkpoint/round-000120`` with tensors in safetensors files and ``manifest.json``, which
 names each file with its size and SHA-256. It is written under a temporary name and renamed when everything is on disk.
+Client states that live on disk (``clients/``) are not copied: the checkpoint names their files.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -13,7 +15,7 @@ import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -25,9 +27,12 @@ from fedloom.core.client import State
 from fedloom.core.errors import CheckpointError
 from fedloom.core.round import Server
 from fedloom.run.evaluate import LastModels
-from fedloom.run.store import MemoryStore
+
+if TYPE_CHECKING:
+    from fedloom.run.store import ClientStore
 
 FORMAT = 1
+CLIENTS = "clients"  # where a run directory holds client states
 NAME = re.compile(r"round-(\d{6,})")
 
 
@@ -36,7 +41,7 @@ class Snapshot:
     """All state of a run between two rounds."""
 
     server: Server
-    store: MemoryStore
+    store: ClientStore
     last: LastModels | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -71,7 +76,49 @@ def save(folder: Path, snapshot: Snapshot, keep: int = 2) -> Path:
         raise
     for old in available(folder)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
+    sweep(folder, snapshot.store)
     return final
+
+
+def sweep(folder: Path, store: ClientStore) -> None:
+    """Remove the files of client states to which neither a checkpoint in ``folder`` nor the store refers."""
+    home = folder.parent / CLIENTS
+    if not home.is_dir():
+        return
+    try:
+        held = {name for path in available(folder) for name in _client_files(path)}
+        found = list(home.iterdir())
+    except (OSError, KeyError, SafetensorError):  # what a checkpoint that cannot be read refers to, nobody knows
+        return
+    store.hold(held)
+    needed = held | store.files
+    for path in found:
+        if path.name not in needed:
+            discard(path)
+
+
+def _client_files(path: Path) -> set[str]:
+    """The files of client states that a checkpoint refers to; none if it holds the states itself."""
+    file = path / "index.safetensors"
+    if not file.exists():
+        return set()
+    index = load_tensors(file.read_bytes())
+    return {state_file(c, r) for c, r in zip(index["client"].tolist(), index["round"].tolist(), strict=True)}
+
+
+def discard(path: Path) -> None:
+    """Delete a file that nobody needs any more, if that is possible."""
+    with contextlib.suppress(OSError):
+        os.remove(path)
+
+
+def state_file(client: int, round: int) -> str:
+    """The name of the file that holds a client's state from the end of a round on.
+
+    >>> state_file(3, 40)
+    '3-000040.safetensors'
+    """
+    return f"{client}-{round:06d}.safetensors"
 
 
 def available(folder: Path) -> list[Path]:
@@ -115,14 +162,9 @@ def _load(path: Path, initial: Snapshot) -> Snapshot:
     if shared.shape != initial.server.shared["shared"].shape or shared.dtype != initial.server.shared["shared"].dtype:
         raise ValueError("it belongs to another model")
     device = initial.server.buffers.device
-    parts = {place: {k: v.to(device) for k, v in t.items()} for place, t in _nested(top).items()}
+    parts = {place: {k: v.to(device) for k, v in t.items()} for place, t in nested(top).items()}
     server = Server({"shared": shared.to(device)}, buffers.to(device), parts, manifest["round"])
-    store = MemoryStore()
-    clients: dict[int, State] = {}
-    for key, value in trees["clients"].items():
-        client, place, name = key.split("|", 2)
-        clients.setdefault(int(client), {}).setdefault(place, {})[name] = value.to(device)
-    store.update(clients)
+    store = initial.store.restored(trees, path.parent.parent / CLIENTS, server.round, device)
     last = initial.last
     if last is not None:
         if "average" not in trees:
@@ -144,14 +186,8 @@ def _seal(manifest: dict[str, Any]) -> str:
 def _tensors(snapshot: Snapshot) -> dict[str, dict[str, Tensor]]:
     server = snapshot.server
     trees: dict[str, dict[str, Tensor]] = {
-        "server": {"shared": server.shared["shared"], "buffers": server.buffers}
-        | {f"{place}|{name}": value for place, t in server.parts.items() for name, value in t.items()},
-        "clients": {
-            f"{client}|{place}|{name}": value
-            for client, state in snapshot.store
-            for place, t in state.items()
-            for name, value in t.items()
-        },
+        "server": {"shared": server.shared["shared"], "buffers": server.buffers} | flat(server.parts),
+        **snapshot.store.saved(),
     }
     if snapshot.last is not None:
         models = {str(client): model for client, model in snapshot.last.models.items()}
@@ -159,12 +195,22 @@ def _tensors(snapshot: Snapshot) -> dict[str, dict[str, Tensor]]:
     return trees
 
 
-def _nested(flat: dict[str, Tensor]) -> State:
-    nested: State = {}
-    for key, value in flat.items():
+def flat(state: State) -> dict[str, Tensor]:
+    """All tensors of a state in one mapping.
+
+    >>> list(flat({"drift": {"h": torch.ones(2)}}))
+    ['drift|h']
+    """
+    return {f"{place}|{name}": value for place, tree in state.items() for name, value in tree.items()}
+
+
+def nested(tensors: dict[str, Tensor]) -> State:
+    """The state whose ``flat`` mapping this is."""
+    state: State = {}
+    for key, value in tensors.items():
         place, name = key.split("|", 1)
-        nested.setdefault(place, {})[name] = value
-    return nested
+        state.setdefault(place, {})[name] = value
+    return state
 
 
 def write_synced(path: Path, blob: bytes) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.client import Plan
+from fedloom.core.plan import Plan
 from fedloom.data.augment import augmentation
 from fedloom.run.experiment import Experiment
 

@@ -1,8 +1,11 @@
 """The run directory: what a run leaves behind, and what tools read.
 
 ``config.yaml`` (everything resolved, with versions, git revision and seed), ``metrics.jsonl`` (one object a round),
-``clients.parquet`` (round, client, n, accuracy, loss), ``mixing.parquet`` (round, client, p), ``checkpoint/``,
-``model.safetensors`` (the final server model under its module's names), ``summary.json``, ``citations.bib``.
+``clients.parquet`` (round, client, n, accuracy, loss), ``mixing.parquet`` (round, client, p and, where a policy or
+``evaluation.on=[received]`` asked, the client's training ``loss`` F_i(θ^t) of the model it received, NaN if it has
+none), ``checkpoint/``, ``clients/`` (client states, where they live on disk), ``model.safetensors`` (the final server
+model under its module's names), ``summary.json``, ``citations.bib``. With the losses, each round's record has
+``mixing/objective``, Σ p_i F_i(θ^t).
 """
 
 from __future__ import annotations

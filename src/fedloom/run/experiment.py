@@ -19,7 +19,8 @@ from fedloom.metrics import measures
 if TYPE_CHECKING:
     from fedloom.run.loop import RunResult
 
-EVALUATIONS = ("global", "clients", "average", "train")
+EVALUATIONS = ("global", "clients", "average", "train", "received")
+STATES = ("auto", "memory", "disk")
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,9 @@ class Evaluation:
     Args:
         on: any of ``global`` (server model on the common test set), ``clients`` (the model each client would deploy, on
             its own test samples, for all clients), ``average`` (the mean of all clients' last models on the common test
-            set; reported only, never fed back) and ``train`` (the server model's loss on all training data).
+            set; reported only, never fed back), ``train`` (the server model's loss on all training data) and
+            ``received`` (in every round, the cohort's losses F_i(θ^t) before local work and their mixture Σ p_i F_i,
+            for methods that do not ask for them anyway).
         every: rounds between two evaluations; the last round is always evaluated.
         target: stop-watch mark: a value in (0, 1] of ``metric`` if it is an accuracy, any positive number for a loss.
         metric: which number the target, early stopping and "best round" look at, like ``global/accuracy``.
@@ -110,6 +113,8 @@ class Experiment:
         drop_rate: probability that a cohort member drops out of a round (injected failures).
         dtype: ``float32`` or ``float64``.
         device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``.
+        states: where client states live between rounds, which changes no bit: ``memory``, ``disk`` (each in a file of
+            the run directory), or ``auto``, the disk where those of all clients that may take part exceed 2 GB.
         config: the settings as a person gave them, kept in the run directory.
 
     Raises:
@@ -125,7 +130,7 @@ class Experiment:
     sampling: str = "fixed"
     local: Local = field(default_factory=Local)
     augment: tuple[str | Mapping[str, Any] | Augmentation, ...] = ()
-    views: tuple[str | Mapping[str, Any] | Augmentation, ...] = ("crop", "jitter", "blur")
+    views: tuple[str | Mapping[str, Any] | Augmentation, ...] = ("jitter", "blur")
     teacher: nn.Module | Path | str | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
     engine: str = "serial"
@@ -134,6 +139,7 @@ class Experiment:
     drop_rate: float = 0.0
     dtype: str = "float32"
     device: str = "auto"
+    states: str = "auto"
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -146,6 +152,8 @@ class Experiment:
             raise ConfigError(f"drop_rate is {self.drop_rate:g}, but it must lie in [0, 1).")
         if self.dtype not in ("float32", "float64"):
             raise ConfigError(f"unknown dtype {self.dtype!r}; {nearest(self.dtype, ('float32', 'float64'))}")
+        if self.states not in STATES:
+            raise ConfigError(f"unknown states {self.states!r}; {nearest(self.states, STATES)}")
         if self.method.needs("full_participation") and size < self.federation.seen:
             raise ConfigError(
                 f"{self.method.who_needs('full_participation')} needs every client in every round, "
@@ -165,7 +173,7 @@ class Experiment:
             if not self.views:
                 raise ConfigError(
                     f"{self.method.who_needs('views')} compares two views of inputs; say how they are made, "
-                    "with views=[crop,jitter,blur]."
+                    "with views=[jitter,blur]."
                 )
             pipeline(self.views, self.federation.train.arrays)
         if self.method.needs("teacher") and self.teacher is None:

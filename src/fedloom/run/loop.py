@@ -14,8 +14,9 @@ from torch import nn
 
 from fedloom.core.client import Failure
 from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError
+from fedloom.core.fold import Traffic
 from fedloom.core.local import cohort_size, draw_cohort
-from fedloom.core.round import Report, Server, Traffic, federated_round
+from fedloom.core.round import Report, Server, federated_round
 from fedloom.engines import engines
 from fedloom.run import checkpoint as checkpoints
 from fedloom.run.checkpoint import Snapshot
@@ -26,7 +27,7 @@ from fedloom.run.experiment import Experiment
 from fedloom.run.interrupt import Interruptible
 from fedloom.run.machine import one_thread, pick_device
 from fedloom.run.prepare import make_bench, make_plan, placed
-from fedloom.run.store import MemoryStore
+from fedloom.run.store import make_store
 from fedloom.run.summary import should_stop, summarise
 
 
@@ -129,14 +130,16 @@ class _Run:
         self.history: list[dict[str, Any]] = []
         self.failures: list[Failure] = []
         self.sent = Traffic()
-        self.warnings: list[str] = []
         self.saved = -1  # the round of the last checkpoint
         theta, buffers = self.plan.theta0.to(device), self.plan.buffers0.to(device)
         last = None
         if "average" in experiment.evaluation.on:
-            split, own = self.plan.layout.shared_size, self.plan.layout.shared_buffers
-            last = LastModels(torch.cat([theta[:split], buffers[:own]]).cpu(), self.federation.seen)
-        self.state = Snapshot(Server.initial(self.plan, theta, buffers), MemoryStore(), last)
+            last = LastModels.of(self.plan, self.federation.seen)
+        server = Server.initial(self.plan, theta, buffers)
+        store, self.warnings = make_store(
+            experiment.states, self.plan, server, self._reach(), None if out is None else out / checkpoints.CLIENTS
+        )
+        self.state = Snapshot(server, store, last)
 
     def go(self, resume: bool | Path, progress: Progress) -> RunResult:
         experiment = self.experiment
@@ -206,12 +209,20 @@ class _Run:
             self.saved = self.state.server.round
             self.sent = Traffic(**self.state.facts["traffic"])
             self.failures = [Failure(**failure) for failure in self.state.facts["failures"]]
+        checkpoints.sweep(directory.checkpoints, self.state.store)  # what a killed run wrote after it
         try:
             directory.rewind(self.state.server.round)
             directory.describe(config, citations)
         except OSError as error:
             raise CheckpointError(f"{directory.path} cannot be written ({error.strerror or error}).") from error
         self.history = directory.history
+
+    def _reach(self) -> int:
+        """How many clients may take part in the whole run."""
+        experiment, seen = self.experiment, self.federation.seen
+        if experiment.method.pooled:
+            return seen
+        return min(seen, experiment.rounds * cohort_size(seen, experiment.participation, experiment.cohort))
 
     def _round(self, engine: Any) -> tuple[Server, Report]:
         experiment, server, last = self.experiment, self.state.server, self.state.last
@@ -223,7 +234,7 @@ class _Run:
         cohort = draw_cohort(self.federation.seen, size, experiment.seed, server.round, probability=probability)
         if last is not None:
             last.pending.clear()
-        return federated_round(
+        moved, report = federated_round(
             self.plan,
             engine,
             server,
@@ -233,18 +244,23 @@ class _Run:
             bench=self.bench,
             observe=(lambda result: None) if last is None else (lambda result: last.observe(server, result)),
         )
+        if "received" in experiment.evaluation.on and report.losses is None:  # no part asked; nothing depends on it
+            report.losses = engine.losses(server.broadcast(self.plan), cohort)
+        return moved, report
 
     def _commit(self, server: Server, report: Report, started: float) -> dict[str, Any]:
         """The round is over: take over its states, evaluate, and record."""
         experiment, state = self.experiment, self.state
+        state.store.update(report.states)  # first: where a disk is full, the round has not been
         state.server = server
-        state.store.update(report.states)
         if state.last is not None:
             state.last.commit()
         self.failures += report.failures
         here = Traffic() if experiment.method.pooled else report.traffic
         self.sent = Traffic(*(a + b for a, b in zip(vars(self.sent).values(), vars(here).values(), strict=True)))
         record: dict[str, Any] = {"round": server.round, "train/loss": report.train_loss}
+        if report.losses is not None:
+            record["mixing/objective"] = global_objective(report)
         table = None
         if server.round % experiment.evaluation.every == 0 or server.round == experiment.rounds:
             measured, table = self.evaluator.measure(server, state.store, state.last)
@@ -264,8 +280,10 @@ class _Run:
         else:
             if table is not None:
                 self.directory.clients.add(server.round, table)
-            losses = {} if report.losses is None else {"loss": report.losses}
-            self.directory.mixing.add(server.round, {"client": report.cohort, "p": report.p, **losses})
+            rows = {"client": report.cohort, "p": report.p}
+            if experiment.method.needs("losses") or "received" in experiment.evaluation.on:
+                rows["loss"] = np.full(len(report.cohort), np.nan) if report.losses is None else report.losses
+            self.directory.mixing.add(server.round, rows)
             self.directory.record(record)
             self.history = self.directory.history
         for tracker in self.trackers:
@@ -306,3 +324,13 @@ class _Run:
             except OSError as error:
                 summary["warnings"].append(f"the summary could not be written ({error.strerror or error}).")
         return summary
+
+
+def global_objective(report: Report) -> float:
+    """Σ p_i F_i(θ^t) over the round's clients: p as it mixed their updates, F before local work; NaN if p is all 0.
+
+    Hahn 2024, eq. (1.1) and figure 3.1.
+    """
+    assert report.losses is not None
+    mixed = report.p != 0
+    return float(report.p[mixed] @ report.losses[mixed]) if mixed.any() else float("nan")

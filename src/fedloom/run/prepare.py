@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from fedloom.core import rng
 from fedloom.core.bench import Bench
-from fedloom.core.client import Plan
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation, Split, Unlabelled
+from fedloom.core.levels import refuse
 from fedloom.core.method import Method
+from fedloom.core.plan import Plan
 from fedloom.core.slots import label
 from fedloom.data.augment import pipeline
 from fedloom.run.experiment import Experiment
@@ -40,9 +41,11 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Pl
         buffers0=plan.buffers0.to(device),
         report_models="average" in experiment.evaluation.on,
         augment=pipeline(experiment.augment, data.arrays) if experiment.augment else None,
+        make=experiment.model,
         teacher=_teacher(experiment, federation, device),
     )
     _private(experiment.method, plan)
+    refuse(experiment.method, plan)
     sample = federation.train.arrays.x[:2].to("cpu")
     try:
         with torch.no_grad():
@@ -51,6 +54,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Pl
         raise ConfigError(
             f"the model does not take inputs of shape {tuple(sample.shape[1:])}: {str(error).splitlines()[0]}"
         ) from error
+    _levels(plan, sample)
     if not federation.train.arrays.y.is_floating_point() and out.shape[-1] < federation.classes:
         raise ConfigError(f"the model has {out.shape[-1]} outputs, but the data have {federation.classes} classes.")
     return plan
@@ -71,11 +75,25 @@ def _teacher(experiment: Experiment, federation: Federation, device: str) -> nn.
     return load_teacher(experiment.teacher, federation, getattr(torch, experiment.dtype), device)
 
 
+def _levels(plan: Plan, sample: Tensor) -> None:
+    """Try the networks of all levels."""
+    for level in plan.ladder:
+        try:
+            with torch.no_grad():
+                level.plan.model.to("cpu").eval()(sample)
+        except Exception as error:
+            raise ConfigError(
+                f"personal {label(plan.method.personal)!r} cannot make the network {level.name!r} of this model: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+
+
 def _private(method: Method, plan: Plan) -> None:
     """Refuse a split of the parameters that is none on this model."""
     shared, total = plan.layout.shared_size, plan.layout.size
     everything = method.personal.private("body.weight") and method.personal.private("head.weight")
-    if not method.personal.is_identity and shared == total:
+    splits = not (method.personal.is_identity or method.personal.paired or method.personal.levels)
+    if splits and shared == total:
         raise ConfigError(
             f"personal {label(method.personal)!r} keeps no parameter of this model private; "
             "a head is found by names that begin with 'head.'."

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedloom.core.client import Failure, Plan
+from fedloom.core.client import Failure
 from fedloom.core.local import cohort_size
+from fedloom.core.plan import Plan
 from fedloom.metrics import best_round, fedavg_rounds, parameters_to_target, rounds_to_target
 from fedloom.run.experiment import Evaluation, Experiment
 

@@ -9,7 +9,7 @@ from typing import Any
 from fedloom.run.report.palette import Style, styles
 from fedloom.run.report.rundir import Run
 
-PROVENANCE = ("out", "resume", "versions", "git", "machine", "checkpoint")
+PROVENANCE = ("out", "resume", "versions", "git", "machine", "checkpoint", "states")
 """First parts of keys that say where and with what a run was made and kept, not what it was."""
 
 ABSENT = "–"

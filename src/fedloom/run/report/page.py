@@ -14,6 +14,7 @@ from fedloom.run.report.costs import cost_tables
 from fedloom.run.report.curves import comparison, curves
 from fedloom.run.report.groups import Group, group
 from fedloom.run.report.html import document, escape, picture, table
+from fedloom.run.report.objective import objective, recorded
 from fedloom.run.report.overview import header, settings_section
 from fedloom.run.report.results import fairness_table, final_tables
 from fedloom.run.report.rundir import load
@@ -77,6 +78,14 @@ def _mixing_plots(groups: Sequence[Group]) -> Iterator[Plot]:
             "The weight of each client's update in each round, one run a group; empty where a client did not take "
             f"part. Drawn for at most {CLIENTS_DRAWN} clients.",
             partial(heat, pictures),
+        )
+    if found := recorded(groups):
+        yield Plot(
+            "objective",
+            "Global objective",
+            "The training losses of the model that a round's clients received, weighted by the coefficients that then "
+            "mixed their updates: left in each round, right cumulated. Smaller is better. " + _band(groups),
+            partial(objective, found),
         )
 
 

@@ -1,0 +1,52 @@
+"""Clients whose networks differ in size: by depth, with an early exit, or by width."""
+
+from __future__ import annotations
+
+from fedloom.core.method import Method
+from fedloom.methods.registry import methods
+from fedloom.mixing import Uniform
+from fedloom.objectives import CrossEntropy
+from fedloom.personal import Apart, Depth, Width
+
+
+@methods.register
+def fedhen(simple: float = 0.5, side: float = 1.0) -> Method:
+    """Simple clients train the network up to its early exit, complex ones all of it at both ends. Acar, Saligrama 2022.
+
+    ``f(w) + σ f([w]_M)``; the shared part M is the mean over all active clients, the rest over the complex ones.
+
+    Args:
+        simple: the share of clients that train the simple network.
+        side: σ, the weight of the exit's loss at complex clients.
+    """
+    return Method("fedhen", (CrossEntropy(),), personal=Depth(simple, side), mixing=Uniform())
+
+
+@methods.register
+def noside(simple: float = 0.5) -> Method:
+    """FedHeN without the side objective, which is HeteroFL's rule by depth. Acar, thesis, algorithm 9.
+
+    Args:
+        simple: the share of clients that train the simple network.
+    """
+    return Method("noside", (CrossEntropy(),), personal=Depth(simple, 0.0), mixing=Uniform())
+
+
+@methods.register
+def decouple(simple: float = 0.5) -> Method:
+    """Two separate FedAvgs: one of the simple network, one of the complex one. Acar, thesis, algorithm 8.
+
+    Args:
+        simple: the share of clients that train the simple network.
+    """
+    return Method("decouple", (CrossEntropy(),), personal=Apart(simple), mixing=Uniform())
+
+
+@methods.register
+def heterofl(shares: tuple[float, ...] = (1.0, 0.5)) -> Method:
+    """A client holds the first channels of every layer; each is the mean over those that hold it. Diao et al., 2021.
+
+    Args:
+        shares: of the channels, from 1 downwards; clients take turns.
+    """
+    return Method("heterofl", (CrossEntropy(),), personal=Width(shares), mixing=Uniform())
