@@ -1,19 +1,19 @@
-"""What the recipes of this folder share: transmissions to a target, the machine, tables and files of results."""
+"""What the recipes of this folder share: transmissions to a target, and what all recipes share."""
 
 from __future__ import annotations
 
-import json
-import os
-import platform
+import sys
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
-
 from fedloom.metrics import rounds_to_target
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from pages import machine, notes, read, rounded, table, write
+
+__all__ = ["cell", "compact", "machine", "notes", "reached", "read", "rounded", "shown", "table", "write"]
 
 RESULTS = Path(__file__).parent / "results"
 MODELS = {"average": "average of all clients' last models (what the paper plots)", "global": "server model"}
@@ -26,11 +26,6 @@ def compact(history: Sequence[dict[str, Any]], parameters: int, metric: str) -> 
     curves = {model: [rounded(record.get(f"{model}/{metric}")) for record in history] for model in MODELS}
     failures = sum(record["failures"] for record in history)
     return {"rounds": len(history), "cost": round(max(sent, default=0)), "failures": failures, **curves}
-
-
-def rounded(value: float | None) -> float | None:
-    """Six significant digits: enough to tell on which side of a target a value lies."""
-    return None if value is None else float(f"{value:.6g}")
 
 
 def reached(run: dict[str, Any], model: str, target: float, direction: str) -> float:
@@ -60,35 +55,3 @@ def cell(values: Iterable[float], spent: Iterable[float]) -> str:
     ends = shown(*order[0]), shown(*order[-1])
     text = f"{middle:g}" + ("+" if unknown else "")
     return text if ends[0] == ends[1] else f"{text} ({ends[0]} to {ends[1]})"
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [list(header), ["---"] * len(header), *map(list, rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def notes(results: dict[str, Any]) -> list[str]:
-    """What a person wrote into the results under ``notes``."""
-    written = [f"- {note}" for note in results.get("notes", [])]
-    return ["", "## What holds and what does not", "", *written] if written else []
-
-
-def machine() -> str:
-    """What it ran on, and when."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    day = datetime.now(UTC).strftime("%Y-%m-%d")
-    return f"{cores} cores ({platform.machine()}), torch {torch.__version__}, Python {platform.python_version()}, {day}"
-
-
-def write(path: Path, content: Any) -> None:
-    """Write text, or JSON with one line per innermost list, in one step: a kill leaves the old file or the new one."""
-    text = content if isinstance(content, str) else json.dumps(content, separators=(",", ":")).replace("},", "},\n")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".tmp").write_text(text.rstrip() + "\n")
-    path.with_suffix(".tmp").replace(path)
-
-
-def read(path: Path) -> dict[str, Any]:
-    """JSON, or nothing yet."""
-    return json.loads(path.read_text()) if path.exists() else {}

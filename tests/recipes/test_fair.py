@@ -1,0 +1,186 @@
+"""The fairness recipes run on small data that look like the real ones, and say what they are told to say."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "recipes" / "fair"
+ROUNDS = 2
+
+
+@pytest.fixture
+def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The settings, with a handful of patients and pictures behind them and eight clients instead of a thousand."""
+    data = tmp_path / "data"
+    hospitals(data / "heart")
+    pictures(data / "FashionMNIST" / "raw")
+    monkeypatch.setenv("FEDLOOM_DATA", str(data))
+    monkeypatch.syspath_prepend(str(FOLDER))
+    module = importlib.import_module("trials")
+    module.load.cache_clear()
+    module.deal.cache_clear()
+    few = replace(module.SETTINGS["fashion_dirichlet"], clients=8, cohort=3, lrs=(0.03, 0.3))
+    monkeypatch.setitem(module.SETTINGS, "fashion_dirichlet", few)
+    return module
+
+
+@pytest.fixture
+def recipe(trials: ModuleType, tmp_path: Path) -> Callable[..., Path]:
+    """``recipe("silo", "--data", "heart")`` runs it for two rounds: where its results are."""
+
+    def run(name: str, *arguments: object, code: int = 0) -> Path:
+        where = ("--runs", tmp_path / "runs", "--out", tmp_path / "out", "--rounds", ROUNDS)
+        assert importlib.import_module(name).main([str(a) for a in (*arguments, *where)]) == code
+        return tmp_path / "out"
+
+    return run
+
+
+def hospitals(folder: Path) -> None:
+    """Forty patients each, sick when they are old."""
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for name in ("cleveland", "hungarian", "switzerland", "va"):
+        lines = []
+        for _ in range(40):
+            age = int(random.integers(30, 80))
+            sick = int(age + random.normal(0, 10) > 55)
+            pain, pressure, fat, rest = (random.integers(*ends) for ends in ((1, 5), (100, 180), (150, 300), (0, 3)))
+            pulse, peak = random.integers(90, 190), round(random.random(), 1)
+            lines.append(f"{age},1,{pain},{pressure},{fat},0,{rest},{pulse},0,{peak},?,?,?,{sick}")
+        (folder / f"processed.{name}.data").write_text("\n".join(lines) + "\n")
+
+
+def pictures(folder: Path) -> None:
+    """A folder that looks like Fashion-MNIST."""
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for split, samples in (("train", 300), ("t10k", 100)):
+        labels = np.arange(samples) % 10
+        images = random.integers(0, 50, (samples, 28, 28))
+        images[np.arange(samples), labels] += 200
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            shape = b"".join(n.to_bytes(4, "big") for n in array.shape)
+            raw = bytes([0, 0, 8, array.ndim]) + shape + array.astype(np.uint8).tobytes()
+            (folder / f"{split}-{kind}-ubyte").write_bytes(raw)
+
+
+def test_silo_chooses_on_its_own_seed_and_compares(recipe: Callable[..., Path], trials: ModuleType) -> None:
+    out = recipe("silo", "--seeds", 2, 4)
+    found = json.loads((out / "silo.json").read_text())["data"]["heart"]
+    points = {name: len(tried) for name, tried in found["grid"].items()}
+    assert points == {"AFL": 3, "q-FedAvg": 3, "TERM": 3, "FedMGDA+": 9, "PropFair": 3}
+    assert found["chosen"]["AAggFF"] == {"cdf": "frechet"}
+    for method, tried in found["grid"].items():
+        best = max(tried, key=lambda one: (one["worst10"], one["mean"]))
+        assert best["point"] == f"{method} {trials.text(found['chosen'][method])}, rate 0.01"
+    runs = found["runs"]
+    assert list(runs) == ["FedAvg", "AFL", "q-FedAvg", "TERM", "FedMGDA+", "PropFair", "AAggFF"]
+    assert all(list(seeds) == ["2", "4"] for seeds in runs.values())  # never the tuning seed
+    assert all(run["rounds"] == ROUNDS and run["failures"] == 0 for seeds in runs.values() for run in seeds.values())
+    assert all(sum(run["last_p"]) == pytest.approx(1, abs=1e-3) for run in runs["AAggFF"].values())
+
+    text = (out / "silo.md").read_text()
+    assert re.search(r"\| FedAvg \| .* \| - \|\n", text)
+    assert re.search(r"\| AAggFF \| .* \| frechet \|\n", text)
+    assert "| FedAvg | 84.42 | 65.22 |" in text  # the paper's
+    assert text.count(" of 2 |") == 6
+    assert (out / "silo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_stored_results_are_not_run_again_and_the_table_is_written_again(recipe: Callable[..., Path]) -> None:
+    out = recipe("silo", "--seeds", 2)
+    found, text = json.loads((out / "silo.json").read_text()), (out / "silo.md").read_text()
+    found["notes"] = ["It holds."]
+    (out / "silo.json").write_text(json.dumps(found))
+    recipe("silo", "--table")
+    assert (out / "silo.md").read_text() == f"{text.rstrip()}\n\n## What holds and what does not\n\n- It holds.\n"
+    for place in (out.parent / "runs").rglob("metrics.jsonl"):
+        place.unlink()
+    recipe("silo", "--seeds", 2)
+    assert not list((out.parent / "runs").rglob("metrics.jsonl"))
+
+
+def test_device_takes_fedavgs_rate_and_tries_every_cdf(recipe: Callable[..., Path], trials: ModuleType) -> None:
+    out = recipe("device", "--data", "fashion_dirichlet", "--seeds", 2)
+    found = json.loads((out / "device.json").read_text())["data"]["fashion_dirichlet"]
+    best = max(found["rates"], key=lambda one: one["mean"])
+    assert found["lr"] in (0.03, 0.3)
+    assert best["point"] == f"FedAvg, rate {found['lr']:g}"
+    assert len(found["grid"]["AAggFF"]) == len(trials.CDFS) == 6
+    assert "AFL" not in found["runs"]
+    assert found["runs"]["uniform"]["2"]["last_p"] == pytest.approx([1 / 3] * 3, abs=1e-4)
+    assert len(found["runs"]["AAggFF"]["2"]["last_p"]) == 3
+
+
+def test_plug_keeps_the_settings_that_an_algorithm_has_alone(recipe: Callable[..., Path], trials: ModuleType) -> None:
+    out = recipe("plug", "--data", "heart", "fashion_dirichlet", "--seeds", 2)
+    data = json.loads((out / "plug.json").read_text())["data"]
+    for found in data.values():
+        assert list(found["runs"]) == ["FedAvg", "FedProx", "FedAdam", "FedYogi", "FedAdagrad"]
+        assert all(list(pair["alone"]) == list(pair["with"]) == ["2"] for pair in found["runs"].values())
+        assert set(found["chosen"]) == set(found["runs"])
+        for algorithm in list(found["runs"])[1:]:
+            best = max(found["grid"][algorithm], key=lambda one: one["mean"])["point"]
+            assert best == f"{algorithm} {trials.text(found['chosen'][algorithm])}, rate {found['lr']:g}"
+    heart = data["heart"]["runs"]["FedAdam"]
+    assert heart["alone"]["2"]["last_p"] != heart["with"]["2"]["last_p"]
+    text = (out / "plug.md").read_text()
+    assert "| 84.34 / 65.44 |" in text
+    assert "| 84.84 / 67.00 |" in text
+
+
+def test_cdfs_sums_the_objective(recipe: Callable[..., Path], trials: ModuleType) -> None:
+    out = recipe("cdfs", "--data", "heart", "--seeds", 2)
+    runs = json.loads((out / "cdfs.json").read_text())["data"]["heart"]["runs"]
+    assert list(runs) == ["FedAvg", *trials.CDFS]
+    for row in runs.values():
+        assert len(row["2"]["curve"]) == ROUNDS
+        assert row["2"]["curve"][-1] == pytest.approx(row["2"]["objective"], rel=1e-3)
+    kept = [json.loads(line) for line in next((out.parent / "runs").glob("heart/FedAvg,*/seed2/metrics.jsonl")).open()]
+    assert sum(r["mixing/objective"] for r in kept) == pytest.approx(runs["FedAvg"]["2"]["objective"], abs=1e-4)
+    assert (out / "cdfs.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_not_here_is_said_and_left_out(recipe: Callable[..., Path], capsys: pytest.CaptureFixture) -> None:
+    out = recipe("silo", "--data", "berka", "heart", "--seeds", 2)
+    assert capsys.readouterr().err.startswith("berka is left out: ")
+    assert list(json.loads((out / "silo.json").read_text())["data"]) == ["heart"]
+    for name in ("silo", "plug", "cdfs"):
+        recipe(name, "--data", "berka", code=2)
+
+
+def test_it_starts_as_a_script(tmp_path: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "FEDLOOM_DATA"} | {"HOME": "/nonexistent"}
+    command = [sys.executable, str(FOLDER / "silo.py"), "--runs", str(tmp_path), "--out", str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    assert done.stderr.startswith("heart is left out: Heart disease is not here")
+    assert not list(tmp_path.iterdir())
+
+
+def test_cells(trials: ModuleType) -> None:
+    leaves = importlib.import_module("leaves")
+    assert leaves.spread([]) == "-"
+    assert leaves.spread([0.5]) == "50.00"
+    assert leaves.spread([0.5, 0.7]) == "60.00 (14.14)"
+    assert leaves.best({"a": [0.5], "b": [0.7], "c": [0.70001], "d": []}, smaller=False) == ["b", "c"]
+    assert leaves.best({"a": [0.5], "b": [0.7]}, smaller=True) == ["a"]
+    figures = {"mean": 0.8, "worst10": 0.5, "best10": 1.0, "gini": 0.1, "gap": 0.5}
+    ours = {"2": figures, "4": figures | {"worst10": 0.7}, "6": figures}
+    found = {"runs": {"FedAvg": {"2": figures | {"worst10": 0.4}, "4": figures}, "AAggFF": ours}}
+    assert list(leaves.paired(found)) == [
+        ["FedAvg", "0.00 (0.00)", "15.00 (7.07)", "0.00 (0.00)", "0.00 (0.00)", "0.00 (0.00)", "2 of 2"]
+    ]

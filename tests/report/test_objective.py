@@ -1,0 +1,109 @@
+"""The global objective: what runs record of it, and how the page sums and draws it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+
+from fedloom import methods
+from fedloom.core.method import Method
+from fedloom.core.parts import Mixing
+from fedloom.data import federate
+from fedloom.models import models
+from fedloom.objectives import CrossEntropy
+from fedloom.run.experiment import Evaluation, Experiment
+from fedloom.run.loop import run
+from fedloom.run.report import build
+from fedloom.run.report.objective import OBJECTIVE, _summed, cumulated, recorded
+from fedloom.run.report.page import read
+
+
+def experiment(method: Method, on: tuple[str, ...], **settings) -> Experiment:
+    federation = federate("digits", "dirichlet_balanced", clients=5, seed=1)
+    make = lambda: models.make("logistic", classes=10, inputs=(1, 8, 8))  # noqa: E731
+    evaluation = Evaluation(on, every=3, metric="clients/accuracy/mean")
+    return Experiment(method, federation, make, rounds=3, evaluation=evaluation, **settings)
+
+
+def stored(where: Path) -> tuple[list[dict], dict[str, np.ndarray]]:
+    records = [json.loads(line) for line in (where / "metrics.jsonl").read_text().splitlines()]
+    table = parquet.read_table(where / "mixing.parquet")
+    return records, {name: table[name].to_numpy() for name in table.column_names}
+
+
+@pytest.mark.parametrize("engine", ["serial", "processes", "vmap"])
+@pytest.mark.parametrize("method", [methods.fedavg(), methods.term(2.0)], ids=lambda m: m.name)
+def test_it_is_the_mixture_of_the_losses_of_received_models(method: Method, engine: str, tmp_path: Path) -> None:
+    run(experiment(method, ("clients", "received"), engine=engine), tmp_path / "run")
+    records, mixing = stored(tmp_path / "run")
+    for t, record in enumerate(records, start=1):
+        p, losses = (mixing[name][mixing["round"] == t] for name in ("p", "loss"))
+        assert len(p) == 5
+        assert record[OBJECTIVE] == pytest.approx(float((p * losses).sum()), rel=1e-12)
+    assert records[0][OBJECTIVE] == pytest.approx(np.log(10), rel=1e-6)  # every loss, at a model of zeros
+    assert records[2][OBJECTIVE] < records[1][OBJECTIVE] < records[0][OBJECTIVE]
+
+
+def test_asking_changes_nothing_else(tmp_path: Path) -> None:
+    for name, on in (("quiet", ("clients",)), ("asked", ("clients", "received"))):
+        run(experiment(methods.fedavg(), on, participation=0.4), tmp_path / name)
+    (quiet, without), (asked, having) = stored(tmp_path / "quiet"), stored(tmp_path / "asked")
+    assert not any(OBJECTIVE in record for record in quiet)
+    assert "loss" not in without
+    assert np.isfinite(having["loss"]).all()
+    np.testing.assert_array_equal(without["p"], having["p"])
+    same = [{k: v for k, v in record.items() if k not in (OBJECTIVE, "seconds")} for record in asked]
+    assert same == [{k: v for k, v in record.items() if k != "seconds"} for record in quiet]
+
+
+def test_a_round_that_nobody_reaches_leaves_gaps_and_no_broken_table(tmp_path: Path) -> None:
+    run(experiment(methods.term(), ("clients",), cohort=1, drop_rate=0.6, seed=3), tmp_path / "run")
+    records, mixing = stored(tmp_path / "run")
+    gone = [record["failures"] == 1 for record in records]
+    assert any(gone)
+    assert not all(gone)
+    assert [record.get(OBJECTIVE) is None for record in records] == gone
+    assert np.isnan(mixing["loss"]).tolist() == gone
+
+
+def test_no_weight_on_anybody_is_no_objective(tmp_path: Path) -> None:
+    class Nobody(Mixing):
+        def coefficients(self, state, cohort):
+            return state, np.zeros(len(cohort.clients))
+
+    run(experiment(Method("nobody", (CrossEntropy(),), mixing=Nobody()), ("received",)), tmp_path / "run")
+    assert [record[OBJECTIVE] for record in stored(tmp_path / "run")[0]] == [None] * 3
+
+
+def script(run: Path, values: list[float | None]) -> Path:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.dumps(row | {OBJECTIVE: value}) for row, value in zip(rows, values, strict=True)]
+    (run / "metrics.jsonl").write_text("\n".join(lines))
+    return run
+
+
+def test_sums_over_rounds_and_seeds(make_run) -> None:
+    runs = [
+        script(make_run(seed=1, rounds=4), [2.0, None, 1.0, 0.5]),
+        script(make_run(seed=2, rounds=3, planned=4), [1.0, 1.0, 3.0]),
+    ]
+    (member,) = recorded(read([*runs, make_run(method="silent", rounds=2)]))
+    rounds, total = cumulated(member.runs[0])
+    assert (rounds.tolist(), total.tolist()) == ([1, 2, 3, 4], [2.0, 2.0, 3.0, 3.5])
+    band = _summed(member)
+    assert band.x.tolist() == [1, 2, 3]  # as far as both seeds are
+    assert (band.mean.tolist(), band.low.tolist(), band.high.tolist()) == ([1.5, 2.0, 4.0], [1, 2, 3], [2, 2, 5])
+
+
+def test_the_page_draws_it_where_it_is(make_run, tmp_path: Path) -> None:
+    silent = make_run(method="fedavg", rounds=2)
+    without = build([silent], tmp_path / "without")
+    assert not (tmp_path / "without/figures/objective.png").exists()
+    assert "Global objective" not in without.read_text()
+    page = build([silent, script(make_run(method="aaggff_s", rounds=2), [2.0, 1.0])], tmp_path / "with")
+    assert (tmp_path / "with/figures/objective.png").read_bytes().startswith(b"\x89PNG")
+    assert "Global objective" in page.read_text()
