@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import SIZES, classes
+from helpers.nested import linear_ends
 from helpers.networks import linear_layers
 from helpers.runs import assert_same_state, experiment, go, theta
 from helpers.trouble import MARK, guarded, marked, stumble
@@ -53,7 +54,8 @@ WHOLE = Local(steps=4, batch_size=0, lr=0.1)  # one batch: then results do not d
 
 
 def run_poisoned(name: str, engine: str = "serial", **changes: Any) -> RunResult:
-    return go(name, federation=poisoned(), model=linear_layers, engine=engine, **{"local": WHOLE} | changes)
+    model = linear_ends if make(name).personal.levels else linear_layers
+    return go(name, federation=poisoned(), model=model, engine=engine, **{"local": WHOLE} | changes)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

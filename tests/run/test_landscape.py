@@ -1,0 +1,107 @@
+"""Losses on planes and segments, against problems whose surfaces are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.layout import Layout
+from fedloom.run.landscape import Plane, barrier, cross_entropy, losses_of, picture, segment, surface
+
+
+def three(size: int = 7) -> Tensor:
+    return torch.randn(3, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def bowl(theta: Tensor) -> Tensor:
+    return (theta - 1).square().sum()
+
+
+def test_the_plane_holds_its_three_models_and_keeps_their_distances() -> None:
+    models = three()
+    plane = Plane.through(*models)
+    torch.testing.assert_close(plane.axes @ plane.axes.T, torch.eye(2, dtype=torch.float64))
+    torch.testing.assert_close(plane.models(plane.points), models)
+    torch.testing.assert_close(torch.cdist(plane.points, plane.points), torch.cdist(models, models))
+
+
+def test_a_quadratic_on_a_plane_is_the_quadratic_of_its_coordinates() -> None:
+    """‖θ(a, b) - c‖² = ‖(a, b) - (a_c, b_c)‖² + the squared distance of c from the plane."""
+    plane = Plane.through(*three())
+    found = surface(bowl, plane, steps=5, margin=0.3)
+    low, high = plane.points.min(0).values.numpy(), plane.points.max(0).values.numpy()
+    np.testing.assert_allclose([found.a[0], found.b[0]], low - 0.3 * (high - low), rtol=1e-6)
+    np.testing.assert_allclose([found.a[-1], found.b[-1]], high + 0.3 * (high - low), rtol=1e-6)
+    centre = torch.ones(7, dtype=torch.float64) - plane.origin
+    at = plane.axes @ centre
+    away = float(centre.square().sum() - at.square().sum())
+    expected = (found.a[None, :] - float(at[0])) ** 2 + (found.b[:, None] - float(at[1])) ** 2 + away
+    np.testing.assert_allclose(found.losses, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("batch", [2, 3, 100])
+def test_several_models_at_once_give_the_same_losses(batch: int) -> None:
+    plane = Plane.through(*three())
+    one, several = (surface(bowl, plane, steps=4, batch=size).losses for size in (1, batch))
+    np.testing.assert_allclose(one, several, rtol=1e-12)
+
+
+def test_a_loss_may_be_any_function_when_models_come_one_by_one() -> None:
+    """Even one that leaves PyTorch, which no vmap could run."""
+    found = losses_of(lambda theta: torch.tensor(float(np.abs(theta.numpy()).max())), three())
+    np.testing.assert_allclose(found, three().abs().max(1).values.numpy())
+
+
+def test_segments_end_at_their_models_and_the_barrier_is_the_rise_above_the_line() -> None:
+    first, second, _ = three()
+    at = np.linspace(0, 1, 11)
+    found = segment(bowl, first, second, at.tolist(), batch=4)
+    np.testing.assert_allclose(found[[0, -1]], [float(bowl(first)), float(bowl(second))], rtol=1e-6)
+    assert barrier(found) == 0.0  # convex
+    assert abs(barrier(-found) - 0.25 * float((first - second).square().sum())) < 1e-5  # at the middle
+
+
+def test_the_cross_entropy_of_a_classifier_is_a_function_of_its_vector() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    x, y = torch.randn(6, 3), torch.tensor([0, 1, 0, 1, 1, 0])
+    layout = Layout.of(net)
+    theta, _ = layout.read(net)
+    loss = cross_entropy(net, layout, x, y)
+    net.eval()
+    torch.testing.assert_close(loss(theta), F.cross_entropy(net(x), y))
+    found = losses_of(loss, torch.stack([theta, theta + 0.1, theta]), batch=2)
+    assert found[0] == pytest.approx(found[2])
+    assert found[0] != pytest.approx(found[1])
+
+
+def test_the_width_of_a_valley_is_the_share_of_the_grid_below_a_level() -> None:
+    plane = Plane.through(torch.zeros(2), torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
+    found = surface(lambda theta: theta.sum(), plane, steps=2, margin=0.0)
+    assert [found.share_below(level) for level in (-0.1, 0.0, 1.0, 2.0)] == [0.0, 0.25, 0.75, 1.0]
+
+
+@pytest.mark.parametrize("highest", [None, 1.0, -5.0])
+def test_a_picture_is_drawn(tmp_path: Path, highest: float | None) -> None:
+    plane = Plane.through(*three())
+    picture(surface(bowl, plane, steps=4), tmp_path / "new" / "bowl.png", ("w", "v", "u"), highest)
+    assert (tmp_path / "new" / "bowl.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_impossible_planes_and_grids_are_refused() -> None:
+    a, b, _ = three()
+    for models in ((a, b, a), (a, a, b), (a, b, a + 3 * (b - a))):
+        with pytest.raises(ConfigError, match="line"):
+            Plane.through(*models)
+    with pytest.raises(ConfigError, match=r"\[7\], \[7\], \[5\]"):
+        Plane.through(a, b, a[:5])
+    plane = Plane.through(*three())
+    for wrong in ((1, 0.1, 1), (4, -0.1, 1), (4, 0.1, 0)):
+        with pytest.raises(ConfigError):
+            surface(bowl, plane, *wrong)
