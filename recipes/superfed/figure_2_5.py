@@ -1,0 +1,138 @@
+"""Accuracy against lambda at the clients of APFL, SuPerFed-MM and -LM (Hahn, thesis, figure 2.5).
+
+    FEDLOOM_DATA=... python recipes/superfed/figure_2_5.py
+    python recipes/superfed/figure_2_5.py --table             # picture again, from the stored results
+
+Every client of ``table_2_3.py`` with 100 clients that took part tries (1 - lambda) w + lambda v for lambda 0, .1, ...,
+1 on its own test images; w is the server's model. The runs are those of the table, gone on with where they are
+unfinished. The published picture is of 500 clients after 500 rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import shelf
+import table_2_3 as pathological
+
+from fedloom.core.errors import FedLoomError
+from fedloom.core.federation import Federation
+from fedloom.data import sources
+from fedloom.run.evaluate import Evaluator
+from fedloom.run.experiment import Experiment
+from fedloom.run.landscape import barrier
+from fedloom.run.loop import RunResult
+from fedloom.run.mixtures import GRID, sweep
+from fedloom.run.prepare import make_plan, placed
+
+METHODS = ("APFL", "SuPerFed-MM", "SuPerFed-LM")
+CLIENTS = 100
+
+
+def evaluator(chosen: Experiment, federation: Federation) -> Evaluator:
+    """What measures the models of a finished run."""
+    data = placed(federation, shelf.float32, "cpu")
+    return Evaluator(make_plan(chosen, data, "cpu"), data, chosen.evaluation)
+
+
+def swept(chosen: Experiment, federation: Federation, result: RunResult) -> dict[str, Any]:
+    """Mean and deviation over clients that took part of accuracy and loss at every λ, and the mean loss barrier."""
+    measure = evaluator(chosen, federation)
+    held, known = measure.federation.held_out, result.snapshot.store
+    clients = np.array(sorted(client for client, _ in known if held.index.sizes[client]))
+    found = sweep(measure, result.snapshot.server, known, held, clients)
+    accuracy, loss = found["accuracy"], found["loss"]
+    return {
+        "clients": len(clients),
+        "rounds": result.snapshot.server.round,
+        "mean": [shelf.rounded(float(a.mean())) for a in accuracy],
+        "std": [shelf.rounded(float(a.std())) for a in accuracy],
+        "loss": [shelf.rounded(float(a.mean())) for a in loss],
+        "barrier": shelf.rounded(float(np.mean([barrier(of) for of in loss.T]))),
+    }
+
+
+def page(results: dict[str, Any]) -> str:
+    """The numbers of the picture."""
+    text = ["# Accuracy against λ (Hahn, thesis, figure 2.5, with fewer clients and rounds)", ""]
+    text += ["Top-1 accuracy in percent of (1 - λ)w + λv on each client's own test images, mean over the clients that"]
+    text += [
+        "took part, w the server's model; `barrier`: how far the loss between w and v rises above the straight line"
+    ]
+    text += ["between theirs, mean over the clients.", ""]
+    rows = [
+        [
+            name,
+            f"{run['clients']} of {CLIENTS}",
+            str(run["rounds"]),
+            *map(shelf.percent, run["mean"]),
+            f"{run['barrier']:.3f}",
+        ]
+        for name, run in results["runs"].items()
+    ]
+    header = ["method", "clients", "rounds", *(f"{at:g}" for at in GRID), "barrier"]
+    text += [shelf.table(header, rows), "", "![accuracy against λ](figure_2_5.png)", ""]
+    text += [f"`{results['command']}`, seed {results['seed']}. {results.get('machine', '')}."]
+    return "\n".join([*text, *shelf.notes(results)])
+
+
+def picture(results: dict[str, Any], path: Path) -> None:
+    """One panel a method: the mean over clients, and one standard deviation around it."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(METHODS), figsize=(10, 3.2), sharey=True, layout="constrained")
+    for axis, name in zip(axes, METHODS, strict=True):
+        if run := results["runs"].get(name):
+            mean, deviation = 100 * np.array(run["mean"]), 100 * np.array(run["std"])
+            axis.errorbar(GRID, mean, deviation, capsize=2, color="#0b6e99" if name == "APFL" else "#c1272d")
+        axis.set(title=name, xlabel="λ (0: server's model, 1: client's own)")
+    axes[0].set_ylabel("top-1 accuracy, %")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def write(results: dict[str, Any], out: Path) -> None:
+    """Numbers, page and picture."""
+    shelf.write(out / "figure_2_5.json", results)
+    shelf.write(out / "figure_2_5.md", page(results))
+    picture(results, out / "figure_2_5.png")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Sweep λ over the runs of the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--rounds", type=int, default=pathological.ROUNDS[CLIENTS])
+    parser.add_argument("--runs", type=Path, default=Path("runs/superfed/table_2_3"), help="run directories")
+    parser.add_argument("--out", type=Path, default=shelf.RESULTS)
+    parser.add_argument("--table", action="store_true", help="only write page and picture again")
+    args = parser.parse_args(arguments)
+    empty = {"command": "python recipes/superfed/figure_2_5.py", "notes": [], "seed": args.seed, "runs": {}}
+    results = empty | shelf.read(args.out / "figure_2_5.json")
+    if args.table:
+        write(results, args.out)
+        return 0
+    try:
+        federation = pathological.data(sources.make("mnist"), CLIENTS, args.seed)
+        for name in args.only:
+            chosen = shelf.experiment(name, federation, args.rounds, args.seed)
+            result, _ = shelf.done(chosen, pathological.place(args.runs, CLIENTS, name, args.seed))
+            results["runs"][name] = swept(chosen, federation, result)
+            write(results | {"machine": shelf.machine(), "seed": args.seed}, args.out)
+    except FedLoomError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""MNIST, two classes a client, K = 50, 100, 500: eleven methods at all clients (Hahn, thesis, table 2.3), fewer rounds.
+
+    FEDLOOM_DATA=... python recipes/superfed/table_2_3.py [--seed 0] [--only FedAvg APFL] [--clients 100] [--rounds 5]
+    python recipes/superfed/table_2_3.py --table              # table and picture again, from the stored results
+
+As published: five clients a round, TwoNN, 10 epochs in batches of 10, learning rate .01 times .99 a round, momentum .9,
+weight decay 1e-4; a fifth of each client's images are its test set. SCAFFOLD runs without momentum, since its control
+variates read gradients from displacements. FedProx has mu .01, APFL alpha .25, Ditto lambda .1, pFedMe lambda 15 and
+five inner steps, FedRep nine epochs for the head and one for the body, SuPerFed mu .01 and nu 1.
+
+Other than published: 24 rounds instead of 500 (12 with 50 clients, 60 with 500), and a tenth of each client's images
+are set aside to choose its lambda. As few rounds let a client take part about once, SuPerFed's local models are
+trained from the start (L = 0; published: L about .4 T), and the table also shows the clients that took part alone.
+Runs that were interrupted go on from their last checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import shelf
+
+from fedloom.core.errors import FedLoomError
+from fedloom.core.federation import Federation
+from fedloom.data import Source, federate, sources
+from fedloom.data.partitions import Pathological
+
+ROUNDS = {100: 24, 500: 60, 50: 12}
+PUBLISHED = {  # mean and standard deviation of top-1 over clients, K = 50, 100, 500
+    "FedAvg": ((95.69, 2.39), (89.78, 11.30), (96.04, 4.74)),
+    "FedProx": ((95.13, 2.67), (93.25, 6.12), (96.50, 4.52)),
+    "SCAFFOLD": ((95.50, 2.71), (90.58, 10.13), (96.60, 4.26)),
+    "LG-FedAvg": ((98.21, 1.28), (97.52, 2.11), (96.05, 5.02)),
+    "FedPer": ((99.23, 0.66), (99.14, 0.93), (98.67, 2.61)),
+    "APFL": ((99.40, 0.58), (99.19, 0.92), (98.98, 2.22)),
+    "pFedMe": ((81.10, 8.52), (82.48, 7.62), (81.96, 12.28)),
+    "Ditto": ((97.07, 1.38), (97.13, 2.06), (97.20, 3.72)),
+    "FedRep": ((99.11, 0.63), (99.04, 1.02), (97.94, 3.37)),
+    "SuPerFed-MM": ((99.45, 0.46), (99.38, 0.93), (99.24, 2.12)),
+    "SuPerFed-LM": ((99.48, 0.54), (99.31, 1.09), (98.83, 3.02)),
+}
+PROTOCOLS = {  # what a client of SuPerFed deploys, and the keys of a run's records
+    "validation": ("clients/accuracy/mean", "clients/accuracy/std"),
+    "lambda 0": ("lambda/0/accuracy/mean", None),
+    "lambda .5": ("lambda/0.5/accuracy/mean", None),
+    "lambda 1": ("lambda/1/accuracy/mean", None),
+    "as published": ("as_published/accuracy/mean", "as_published/accuracy/std"),
+}
+
+
+def place(runs: Path, clients: int, name: str, seed: int) -> Path:
+    """Where a run is kept."""
+    return runs / f"k{clients}" / shelf.folder(name) / f"seed{seed}"
+
+
+def data(mnist: Source, clients: int, seed: int) -> Federation:
+    """Two classes a client; 20 % of its images to test, 10 % to choose λ."""
+    return federate(mnist, Pathological(classes=2), clients=clients, seed=seed, validation=0.1, held_out=0.2)
+
+
+def cell(where: Path) -> dict[str, Any]:
+    """What a run came to so far: the curve of each protocol, and the clients that took part."""
+    measured = [r for r in shelf.history(where) if "clients/accuracy/mean" in r]
+    if not measured:
+        return {}
+    found: dict[str, Any] = {"rounds": measured[-1]["round"], "at": [r["round"] for r in measured]}
+    for name, keys in PROTOCOLS.items():
+        if keys[0] in measured[-1]:
+            curves = [[shelf.rounded(r.get(key)) for r in measured] for key in keys if key]
+            found[name] = dict(zip(("mean", "std"), curves, strict=False))
+    return found | {"took part": {k: shelf.rounded(v) for k, v in shelf.took_part(where).items()}}
+
+
+def collect(runs: Path, stored: dict[str, Any], seed: int) -> dict[str, Any]:
+    """What the run directories hold, finished or not, over what is stored."""
+    found = {"command": "python recipes/superfed/table_2_3.py", "notes": [], "seed": seed, "runs": {}, **stored}
+    for clients in sorted(ROUNDS):
+        for name in PUBLISHED:
+            where = place(runs, clients, name, seed)
+            if (where / "clients.parquet").exists() and (new := cell(where)):
+                found["runs"].setdefault(str(clients), {})[name] = new
+    return found
+
+
+def shown(run: dict[str, Any], protocol: str) -> str:
+    """The last value of a protocol; ``-`` where the method has none."""
+    if protocol not in run:
+        return "-"
+    curve = run[protocol]
+    return shelf.percent(curve["mean"][-1], curve["std"][-1] if "std" in curve else None)
+
+
+def tables(results: dict[str, Any]) -> str:
+    """The results beside the published ones."""
+    text = ["# Personal models on MNIST, two classes a client (Hahn, thesis, table 2.3, with fewer rounds)", ""]
+    text += ["Top-1 accuracy in percent, mean and in brackets standard deviation over clients, of what each client"]
+    text += [
+        "deploys after the last round: over all clients, and over those that took part at least once. A client that"
+    ]
+    text += [
+        "never took part deploys the server's model (with the initial private half where there is one). SuPerFed's"
+    ]
+    text += ["clients choose λ on validation images of their own."]
+    for number, clients in enumerate(sorted(ROUNDS)):
+        runs = results["runs"].get(str(clients), {})
+        done = sorted({run["rounds"] for run in runs.values()})
+        rows = []
+        for name, paper in PUBLISHED.items():
+            if run := runs.get(name):
+                part = run["took part"]
+                inside = f"{shelf.percent(part.get('in'), part.get('in_std'))}, {part['count']:g} clients"
+                published = f"{paper[number][0]:.2f} ({paper[number][1]:.2f})"
+                rows.append([name, str(run["rounds"]), shown(run, "validation"), inside, published])
+        header = ["method", "rounds", "all clients", "those that took part", "published, 500 rounds"]
+        text += ["", f"## {clients} clients, {', '.join(map(str, done)) or 'no'} rounds", "", shelf.table(header, rows)]
+    rows = [
+        [str(clients), name, *(shown(run, protocol) for protocol in PROTOCOLS)]
+        for clients in sorted(ROUNDS)
+        for name, run in results["runs"].get(str(clients), {}).items()
+        if "lambda .5" in run
+    ]
+    text += ["", "## What a client of SuPerFed deploys: three protocols and the ends", ""]
+    text += [
+        "`validation`: the λ of 0, .1, ..., 1 that is best on the client's validation images. `lambda .5`: the middle"
+    ]
+    text += ["for everybody. `as published`: the λ that is best on the client's *test* images, which no client could"]
+    text += ["choose; the published figures of SuPerFed are of this kind.", ""]
+    text += [shelf.table(["clients", "method", *PROTOCOLS], rows), ""]
+    text += [f"`{results['command']}`, seed {results['seed']}. {results.get('machine', '')}."]
+    if spent := results.get("core_seconds"):
+        text += [f"The runs took at least {sum(spent.values()) / 60:.0f} minutes of one core."]
+    return "\n".join([*text, *shelf.notes(results)])
+
+
+def picture(results: dict[str, Any], path: Path) -> None:
+    """Mean accuracy over all clients (bars) and over those that took part (dots), beside the published one."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(ROUNDS), figsize=(11, 4), sharey=True, layout="constrained")
+    for number, (axis, clients) in enumerate(zip(axes, sorted(ROUNDS), strict=True)):
+        runs = results["runs"].get(str(clients), {})
+        for at, name in enumerate(PUBLISHED):
+            if run := runs.get(name):
+                colour = "#c1272d" if name.startswith("SuPerFed") else "#888888"
+                axis.barh(at, 100 * run["validation"]["mean"][-1], color=colour, alpha=0.5)
+                axis.plot(100 * run["took part"].get("in", float("nan")), at, "o", color=colour)
+        axis.plot([value[number][0] for value in PUBLISHED.values()], np.arange(len(PUBLISHED)), "k|", markersize=10)
+        axis.set(title=f"{clients} clients", xlabel="top-1 accuracy, %", xlim=(30, 101))
+    axes[0].set_yticks(range(len(PUBLISHED)), list(PUBLISHED))
+    axes[0].invert_yaxis()
+    figure.suptitle("bar: all clients, dot: those that took part, |: published, 500 rounds", fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def report(runs: Path, out: Path, seed: int, facts: dict[str, Any], spent: dict[str, float] | None = None) -> None:
+    """Bring the stored results up to date, and write table and picture from them."""
+    results = collect(runs, shelf.read(out / "table_2_3.json"), seed) | facts
+    for key, seconds in (spent or {}).items():
+        total = results.setdefault("core_seconds", {})
+        total[key] = round(total.get(key, 0.0) + seconds, 1)
+    shelf.write(out / "table_2_3.json", results)
+    shelf.write(out / "table_2_3.md", tables(results))
+    picture(results, out / "table_2_3.png")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is missing, the numbers of clients one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="+", choices=PUBLISHED, default=list(PUBLISHED))
+    parser.add_argument("--clients", type=int, nargs="+", choices=ROUNDS, default=list(ROUNDS))
+    parser.add_argument("--rounds", type=int, help="instead of each number of clients' own")
+    parser.add_argument("--runs", type=Path, default=Path("runs/superfed/table_2_3"), help="run directories")
+    parser.add_argument("--out", type=Path, default=shelf.RESULTS, help="table, picture and compact results")
+    parser.add_argument("--table", action="store_true", help="only write them again")
+    args = parser.parse_args(arguments)
+    if args.table:
+        report(args.runs, args.out, args.seed, {})
+        return 0
+    try:
+        mnist = sources.make("mnist")
+        for clients in args.clients:
+            federation = data(mnist, clients, args.seed)
+            for name in args.only:
+                chosen = shelf.experiment(name, federation, args.rounds or ROUNDS[clients], args.seed)
+                seconds = shelf.done(chosen, place(args.runs, clients, name, args.seed))[1]
+                facts = {"machine": shelf.machine(), "seed": args.seed}
+                report(args.runs, args.out, args.seed, facts, {f"{name}, {clients}": seconds})
+    except FedLoomError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
