@@ -16,6 +16,7 @@ from fedloom.run.checkpoint import Snapshot
 from fedloom.run.experiment import Evaluation, Experiment
 from fedloom.run.loop import RunResult, run
 from helpers.federations import Shaken, as_images, classes
+from helpers.nested import two_ends, wide_net
 from helpers.networks import Flattening, tanh_net, teacher_net
 
 QUIET = Evaluation(on=())
@@ -24,7 +25,8 @@ QUIET = Evaluation(on=())
 def experiment(method: Method | str = "fedavg", **changes: Any) -> Experiment:
     """A float64 experiment on a tiny net that measures nothing, with the given settings changed.
 
-    A method that needs a teacher gets one, and one that compares two views vectors as images and noise on them.
+    A method that needs a teacher gets one, one that compares two views vectors as images and noise on them, and one
+    with clients of several levels a net that can be cut.
     """
     made = methods.make(method) if isinstance(method, str) else method
     settings: dict[str, Any] = {
@@ -39,6 +41,8 @@ def experiment(method: Method | str = "fedavg", **changes: Any) -> Experiment:
     settings |= changes
     if settings["federation"] is None:
         settings["federation"] = classes()
+    if made.personal.levels and "model" not in changes:
+        settings["model"] = two_ends if made.needs("exits") else wide_net
     if made.needs("teacher"):
         settings.setdefault("teacher", teacher_net())
     if made.needs("twin") and "augment" not in settings:

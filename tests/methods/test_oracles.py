@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import drifting, fair, losses, meta, personal, reference, target
+from helpers import drifting, fair, losses, meta, nested, personal, reference, target
 from helpers.federations import classes
 from helpers.networks import tanh_net
 from helpers.reference import World
@@ -20,7 +20,7 @@ from fedloom.run.loop import RunResult, run
 
 WIDTH, ROUNDS, COHORT, SEED = 3, 5, 4, 7
 
-FAMILIES = (reference, fair, drifting, losses, target, personal, meta)
+FAMILIES = (reference, fair, drifting, losses, target, personal, meta, nested)
 ORACLES = {name: oracle for family in FAMILIES for name, oracle in family.ORACLES.items()}
 
 LOCALS = {
@@ -65,6 +65,10 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "pfedme": [{"pull_in": 1.0, "steps": 2, "rate": 0.5, "beta": 0.7}],
     "superfed_mm": [{"mu": 0.5, "nu": 3.0}, {"start": 3}],
     "superfed_lm": [{"mu": 0.5, "nu": 3.0}, {"start": 2}],
+    "fedhen": [{"simple": 0.25, "side": 3.0}, {"simple": 1.0}, {"simple": 0.0}],
+    "noside": [{"simple": 0.7}],
+    "decouple": [{"simple": 0.7}],
+    "heterofl": [{"shares": (1.0, 0.75, 0.25)}],
     "aaggff_s": [{"cdf": "weibull"}, {"cdf": "gumbel"}],
     "aaggff_d": [{"cdf": "frechet"}, {"cdf": "normal"}],
 }
@@ -127,7 +131,8 @@ def test_the_oracles_are_not_all_the_same() -> None:
     names = sorted(ends)
     for number, a in enumerate(names):
         for b in names[number + 1 :]:
-            apart = np.abs(ends[a].theta - ends[b].theta).max() > 1e-7
+            apart = len(ends[a].theta) != len(ends[b].theta)
+            apart = apart or np.abs(ends[a].theta - ends[b].theta).max() > 1e-7
             kept = [np.concatenate([np.zeros(1), *(v for v in ends[name].states.values())]) for name in (a, b)]
             apart |= len(kept[0]) != len(kept[1]) or np.abs(kept[0] - kept[1]).max() > 1e-7
             assert apart, f"{a} and {b} end at the same point"

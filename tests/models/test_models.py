@@ -77,7 +77,7 @@ def test_head_of_features_is_forward_and_inputs_stay(name: str) -> None:
     assert torch.equal(x, before)
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"preact_exit18"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"preact_exit18", "exit_cnn"}))
 def test_names_begin_with_body_or_head(name: str) -> None:
     for key, _ in make(name).named_parameters():
         assert key.startswith(("body.", "head."))
@@ -99,7 +99,8 @@ def assert_vmap_equals_plain(twins: list[nn.Module], x: Tensor) -> None:
     gradients, together = vmap(job)(params, buffers, x, y)
     for i, twin in enumerate(twins):
         torch.testing.assert_close(together[i], twin(x[i]))
-        alone = torch.autograd.grad(nn.functional.cross_entropy(twin(x[i]), y[i]), list(twin.parameters()))
+        weights = list(twin.parameters())
+        alone = torch.autograd.grad(nn.functional.cross_entropy(twin(x[i]), y[i]), weights, materialize_grads=True)
         for key, value in zip(dict(twin.named_parameters()), alone, strict=True):
             torch.testing.assert_close(gradients[key][i], value)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,20 +13,37 @@ from fedloom.core.parts import Adaptation, Batch, Forward, Output
 from fedloom.core.slots import adaptations
 
 Loss = Callable[[Output, Batch], Tensor]
+PIECE = 1000  # samples of one gradient at evaluation
 
 
 def descended(
     forward: Forward, theta: Tensor, support: Batch, loss: Loss, lr: float, steps: int, second_order: bool
 ) -> Tensor:
-    """Θ after so many steps θ ← θ - η∇L(θ; support), differentiable in θ [P] through the steps or past them."""
+    """Θ after so many steps θ ← θ - η∇L(θ; support), differentiable in θ [P] through the steps or past them.
 
-    def value(at: Tensor) -> Tensor:
-        return loss(forward(at, support.x), support)
+    Where nobody differentiates through them (evaluation), a large support's gradient is the weighted mean of those of
+    its pieces, so that memory does not grow with it.
+    """
+    pieces = [support] if torch.is_grad_enabled() else list(cut(support))
+
+    def value(at: Tensor, piece: Batch) -> Tensor:
+        return loss(forward(at, piece.x), piece)
 
     for _ in range(steps):
-        slope = torch.func.grad(value)(theta)
+        shares = [len(piece.x) / len(support.x) * torch.func.grad(value)(theta, piece) for piece in pieces]
+        slope = shares[0] if len(shares) == 1 else torch.stack(shares).sum(0)
         theta = theta - lr * (slope if second_order else slope.detach())
     return theta
+
+
+def cut(batch: Batch) -> Iterator[Batch]:
+    """Its rows in pieces of at most ``PIECE``; a batch with padding stays whole."""
+    if batch.mask is not None:
+        yield batch
+        return
+    for at in range(0, len(batch.x), PIECE):
+        rows = slice(at, at + PIECE)
+        yield Batch(batch.x[rows], batch.y[rows], twin=None if batch.twin is None else batch.twin[rows])
 
 
 def _check(name: str, lr: float, steps: int) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Adaptation, Batch, Forward, Needs, Output
 from fedloom.core.slots import adaptations
 
@@ -41,7 +42,13 @@ class Prototypes(Adaptation):
     def adapt(
         self, forward: Forward, theta: Tensor, support: Batch, loss: Callable[[Output, Batch], Tensor]
     ) -> tuple[Callable[[Tensor], Output], Tensor | None]:
-        """The model whose logits are negative squared distances to the support's class means."""
+        """The model whose logits are negative squared distances to the support's class means.
+
+        Raises:
+            ConfigError: if targets are numbers or sequences instead of one class a sample.
+        """
+        if support.y.ndim != 1 or support.y.is_floating_point():
+            raise ConfigError("adaptation 'proto' needs one class a sample, which these data do not have.")
         out = forward(theta, support.x)
         assert out.features is not None
         z = out.features.flatten(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor
 from torch.func import functional_call
 
@@ -12,13 +13,33 @@ from fedloom.core.client import Net
 from fedloom.core.parts import Batch, Context, Forward, Output
 from fedloom.core.plan import Plan
 
+PIECE = 1000  # samples of one forward pass where nobody differentiates through it
+NEVER = -1e9  # the logit of what cannot be
 
-def forward(plan: Plan, net: Net, buffers: Tensor) -> Forward:
-    """The model as a function of its parameters [P] and of inputs; buffers are copied, so that none changes."""
+
+def forward(plan: Plan, net: Net, buffers: Tensor, batches: tuple[Batch, ...] = ()) -> Forward:
+    """The model as a function of its parameters [P] and of inputs; buffers are copied, so that none changes.
+
+    A method that compares two views gets the second one of inputs that are those of one of the ``batches``; other
+    inputs are their own second view. Where no gradient is taken, many inputs go through in pieces.
+    """
+
+    def once(theta: Tensor, x: Tensor) -> Output:
+        twin = None
+        if plan.twin:
+            twin = next((batch.twin for batch in batches if batch.x is x and batch.twin is not None), x)
+        named = {f"model.{name}": value for name, value in plan.layout.named(theta, buffers.clone()).items()}
+        return functional_call(net, named, (x, twin))
 
     def run(theta: Tensor, x: Tensor) -> Output:
-        named = {f"model.{name}": value for name, value in plan.layout.named(theta, buffers.clone()).items()}
-        return functional_call(net, named, (x,))
+        if torch.is_grad_enabled() or len(x) <= PIECE:
+            return once(theta, x)
+        outs = [once(theta, part) for part in x.split(PIECE)]
+        whole = outs[0]._replace(logits=torch.cat([out.logits for out in outs]))
+        for name in ("features", "twin"):
+            if getattr(whole, name) is not None:
+                whole = whole._replace(**{name: torch.cat([getattr(out, name) for out in outs])})
+        return whole
 
     return run
 
@@ -28,20 +49,26 @@ def objective(
 ) -> Callable[[Tensor], Tensor]:
     """The loss [] on the query batch of the model that was adapted with the support batch, as a function of θ [P].
 
-    Rows of the query whose class the adapted model cannot know, because the support has none of it, do not count.
+    The loss inside the adaptation is the whole objective on the support. Rows of the query whose class the adapted
+    model cannot know, because the support has none of it, do not count; nor does what a teacher says of such classes.
     """
-
-    def loss(out: Output, batch: Batch) -> Tensor:
-        return work.loss(plan, out, batch, seen)
+    model = forward(plan, net, buffers, (support, query))
 
     def value(theta: Tensor) -> Tensor:
-        predict, known = plan.method.adaptation.adapt(forward(plan, net, buffers), theta, support, loss)
-        counted = query
-        if known is not None:
-            on = known[query.y].to(theta.dtype)
-            counted = query._replace(mask=on if query.mask is None else query.mask * on)
-        out = work.companions(plan, net, predict(query.x), query.x, seen, theta, buffers)
-        return loss(out, counted)
+        def loss(out: Output, batch: Batch, known: Tensor | None = None) -> Tensor:
+            out = work.companions(plan, net, out, batch.x, seen, theta, buffers)
+            if known is not None and out.teacher is not None:
+                out = out._replace(teacher=out.teacher.masked_fill(~known, NEVER))
+            return work.loss(plan, out, batch, seen)
+
+        predict, known = plan.method.adaptation.adapt(model, theta, support, loss)
+        out = predict(query.x)
+        if plan.twin and out.twin is None:
+            out = out._replace(twin=predict(query.x if query.twin is None else query.twin).logits)
+        if known is None:
+            return loss(out, query)
+        on = known[query.y].to(theta.dtype)
+        return loss(out, query._replace(mask=on if query.mask is None else query.mask * on), known)
 
     return value
 
@@ -56,6 +83,9 @@ def deployed(plan: Plan, net: Net, theta: Tensor, buffers: Tensor, support: Batc
     context = Context(shared, {}, {}, {}, 1.0, 1, plan.local.lr, len(plan.data))
 
     def loss(out: Output, batch: Batch) -> Tensor:
+        if plan.teacher is not None:
+            with torch.no_grad():
+                out = out._replace(teacher=plan.teacher(batch.x))
         return term.loss(out, batch, context).mean()
 
     predict, _ = plan.method.adaptation.adapt(forward(plan, net, buffers), theta, support, loss)

@@ -163,11 +163,11 @@ class Fold:
             if part.needs.update_share:
                 reduced[place]["update/share"] = reduce("update/share", Reduce.SHARE)
         if plan.ladder:
-            assert weights is not None and clients is not None
+            assert weights is not None
+            assert clients is not None
             return {"shared": self._regions(plan, weights[self.arrived], clients)}, torch.zeros(0), reduced
         update = reduce("update", Reduce.MIX)
         return update, update.pop("buffers"), reduced
-
 
     def _regions(self, plan: Plan, weights: np.ndarray, clients: np.ndarray) -> Tensor:
         """The mixed update [P] of clients of several levels: each parameter's mean over those that hold it."""

@@ -245,7 +245,8 @@ class Personal(Part):
     def pull(self, view: View, at: Pair, task: Tensor, grads: Pair, ctx: Context) -> Pair:
         """The gradients of a paired method in a view, with what its own terms add.
 
-        ``task`` [P] is the gradient g of the loss at W, ``grads`` its parts (1 - λ)g and λg, which may be overwritten.
+        ``task`` [P] is the gradient g of the loss at W, ``grads`` its parts (1 - λ)g and λg, which may be overwritten
+        and may then change ``task``; that of a model which does not move in the view is empty, [0].
         """
         return grads
 

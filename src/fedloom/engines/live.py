@@ -112,6 +112,8 @@ class LiveClient:
     ) -> tuple[Tensor, Tensor]:
         """Gradient [P] and value [] of the objective; the model ``at`` which it is taken is in the module already."""
         if support is not None:
+            if self.live.buffers.numel():  # the adapted loss leaves running statistics alone
+                self.net(data.x)
             return grad_and_value(objective(self.plan, self.net, self.live.buffers, support, data, seen))(at)
         self.live.grad.zero_()
         with torch.enable_grad():

@@ -33,7 +33,7 @@ def exit_cnn(
         >>> net = exit_cnn(classes=10, inputs=(1, 8, 8))
         >>> count = lambda part: sum(p.numel() for p in part.parameters())
         >>> count(net), count(net.body.near) + count(net.exit)
-        (61221, 5131)
+        (61205, 5131)
     """
     before, *sides = image("exit_cnn", classes, inputs)
     if not 0 < positive("exit_cnn", "near", near) < len(channels):

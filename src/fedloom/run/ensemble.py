@@ -214,8 +214,11 @@ def last_models(plan: Plan, snapshot: Snapshot) -> tuple[np.ndarray, Tensor, Ten
     """Who has taken part, int64 [K], and their last models and buffers, [K, P] and [K, B], private parts included.
 
     Raises:
-        ConfigError: if shared parameters of the last models were not kept, or nobody has taken part.
+        ConfigError: if shared parameters of the last models were not kept, nobody has taken part, or clients train
+            networks of different size.
     """
+    if plan.ladder:
+        raise ConfigError("the clients' last models are networks of different size, which cannot be mixed as one.")
     layout, last = plan.layout, snapshot.last
     split, own = layout.shared_size, layout.shared_buffers
     if split and last is None:

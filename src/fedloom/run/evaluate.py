@@ -40,7 +40,7 @@ class LastModels:
     pending: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.total = self.initial.double()
+        self.total = self.initial.double().clone()
         for number in range(len(self.ladder) or 1):
             self.total[self.segment(number)] *= self.members(number)
 

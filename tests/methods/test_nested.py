@@ -1,0 +1,354 @@
+"""Laws of networks of different size: what a client holds, how the server mixes, what travels, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.federations import SIZES, classes
+from helpers.nested import ENDS, M, flat, places, plain_net, simple_net, two_ends, wide_net
+from helpers.networks import IMAGE, headless, images, tanh_net
+from helpers.runs import assert_same_run, experiment, go, theta
+from torch import Tensor, nn
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.federation import Federation, Index, Split
+from fedloom.core.levels import shares
+from fedloom.core.local import Local
+from fedloom.core.method import Method
+from fedloom.core.plan import Plan
+from fedloom.data import federate
+from fedloom.data.partitions import Pathological
+from fedloom.drift import Dynamic, Scaffold
+from fedloom.methods import make
+from fedloom.mixing import Uniform
+from fedloom.models import EarlyExit, models
+from fedloom.objectives import CrossEntropy, Proximal
+from fedloom.personal import Apart, Depth, Width
+from fedloom.personal.nested import Simple, is_simple, narrowed
+from fedloom.run.experiment import Evaluation
+from fedloom.server import Adam
+
+# Whatever a step does beside the gradient must leave alone what a client does not hold.
+LOCAL = Local(epochs=2, batch_size=4, lr=0.2, momentum=0.6, weight_decay=0.05, clip=0.9)
+NESTED = ["fedhen", "noside", "decouple", "heterofl"]
+REST = np.setdiff1d(np.arange(ENDS[-1]), M)
+AVERAGED = Method("averaged", (CrossEntropy(),), mixing=Uniform())
+
+
+def method(name: str, **settings: Any) -> Method:
+    return make(name, **settings)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", ["fedhen", "noside"])
+def test_all_clients_simple_is_fedavg_on_the_simple_net(name: str, dtype: str) -> None:
+    """The same bits in M; the rest stays where it was, in spite of momentum, weight decay and clipping."""
+    found = theta(go(method(name, simple=1.0), local=LOCAL, cohort=4, dtype=dtype))
+    np.testing.assert_array_equal(found[M], theta(go(AVERAGED, model=simple_net, local=LOCAL, cohort=4, dtype=dtype)))
+    np.testing.assert_array_equal(found[REST], flat(two_ends()).astype(dtype)[REST])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_all_clients_complex_without_side_objective_is_fedavg_on_the_complex_net(dtype: str) -> None:
+    found = theta(go(method("noside", simple=0.0), local=LOCAL, cohort=4, dtype=dtype))
+    np.testing.assert_array_equal(found, theta(go(AVERAGED, model=two_ends, local=LOCAL, cohort=4, dtype=dtype)))
+
+
+def of_kind(federation: Federation, clients: list[int]) -> Federation:
+    """The federation with the data of these clients alone; the others hold one sample, and are never drawn."""
+    kept = [federation.train.index[i] for i in clients]
+    nothing = Index.of([[] for _ in clients])
+    test = federation.test
+    return replace(
+        federation,
+        train=Split(federation.train.arrays, Index.of(kept)),
+        validation=Split(test, nothing),
+        held_out=Split(test, nothing),
+    )
+
+
+def test_decouple_is_two_federations() -> None:
+    """With all data in a batch a client's number decides its kind and rounding alone: each half can run by itself."""
+    whole = Local(steps=3, batch_size=0, lr=0.2, momentum=0.5, weight_decay=0.05)
+    found = theta(go("decouple", local=whole))
+    simple = go(AVERAGED, federation=of_kind(classes(), [1, 3, 5]), model=simple_net, local=whole)
+    complex = go(AVERAGED, federation=of_kind(classes(), [0, 2, 4]), model=plain_net, local=whole)
+    np.testing.assert_allclose(found[: len(M)], theta(simple), rtol=0, atol=1e-14)
+    np.testing.assert_allclose(found[len(M) :], theta(complex), rtol=0, atol=1e-14)
+
+
+def test_heterofl_with_one_share_is_fedavg() -> None:
+    found = theta(go(method("heterofl", shares=(1.0,)), local=LOCAL, cohort=4))
+    np.testing.assert_array_equal(found, theta(go(AVERAGED, model=wide_net, local=LOCAL, cohort=4)))
+
+
+@pytest.mark.parametrize("name", ["fedhen", "noside", "decouple"])
+def test_without_complex_clients_the_rest_stays_as_it_is(name: str) -> None:
+    """One client a round: a round moves what its client holds, and nothing else."""
+    rounds = [go(name, local=LOCAL, cohort=1, rounds=t, seed=3) for t in range(1, 7)]
+    start = flat(two_ends())
+    before = np.concatenate([start[M], np.delete(start, np.s_[32:])]) if name == "decouple" else start
+    mine = np.arange(len(M)) if name == "decouple" else M
+    others = np.setdiff1d(np.arange(len(before)), mine)
+    kinds = set()
+    for found in rounds:
+        after, last = theta(found), found.history[-1]
+        simple = last["comm/up_params"] == len(M)
+        kinds.add(simple)
+        np.testing.assert_array_equal((after != before)[others].any(), not simple)
+        assert (after != before)[mine].any() == (simple or name != "decouple")
+        before = after
+    assert kinds == {True, False}, "both kinds must have had their rounds"
+
+
+def test_a_parameter_is_averaged_over_those_that_hold_it() -> None:
+    """Weights .1 .2 .3 .4 at shares 1, ½, ¼, ¼, by hand; and a level of weight 0 counts for nothing."""
+    federation = classes()
+    plan = Plan.of(wide_net(), make("heterofl", shares=(1.0, 0.5, 0.25)), federation.train, LOCAL)
+    mass = np.array([0.1, 0.2, 0.7])
+    found = shares(plan.ladder, mass, plan.theta0)
+    expected = np.full(len(found), 1 / 0.1)
+    expected[places(2)] = 1 / (0.1 + 0.2)
+    expected[places(1)] = 1.0
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    alone = shares(plan.ladder, np.array([0.0, 0.0, 0.7]), plan.theta0).numpy()
+    assert (np.delete(alone, places(1)) == 0).all()
+
+
+def test_mixing_by_samples_weighs_each_region_by_its_own_holders() -> None:
+    """Another policy than equal weights, one step from the start: against the mean of the clients' own models."""
+    one = Local(steps=1, batch_size=0, lr=0.3)
+    by_samples = Method("by samples", (CrossEntropy(),), personal=Depth())
+    found = theta(go(by_samples, local=one, rounds=1))
+    alone = {}
+    for i in range(6):
+        kept = Method("one", (CrossEntropy(),), personal=Depth(float(is_simple(i, 0.5))))
+        alone[i] = theta(go(kept, federation=of_kind(classes(), [i]), local=one, rounds=1))
+    n = np.array(SIZES, dtype=float)
+    everyone = sum(n[i] * alone[i][M] for i in range(6)) / n.sum()
+    large = sum(n[i] * alone[i][REST] for i in (0, 2, 4)) / n[[0, 2, 4]].sum()
+    np.testing.assert_allclose(found[M], everyone, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(found[REST], large, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "sizes"),
+    [
+        ("fedhen", {}, [44, 27]),
+        ("noside", {}, [44, 27]),
+        ("decouple", {}, [32, 27]),  # the complex net has no exit
+        ("heterofl", {"shares": (1.0, 0.5, 0.25)}, [35, 19, 11]),
+    ],
+)
+@pytest.mark.parametrize("engine", ["serial", "processes", "vmap"])
+def test_a_client_receives_and_sends_what_it_holds(
+    name: str, settings: dict[str, Any], sizes: list[int], engine: str
+) -> None:
+    record = go(method(name, **settings), local=LOCAL, rounds=1, engine=engine).history[0]
+    expected = sum(sizes[i % len(sizes)] for i in range(6))
+    assert record["comm/up_params"] == record["comm/down_params"] == expected
+    assert record["comm/bytes"] == 2 * 8 * expected
+
+
+def masked(net: nn.Module, index: Tensor) -> nn.Module:
+    """The net with all parameters at zero but those of the given places."""
+    plan = Plan.of(net, AVERAGED, classes().train, LOCAL)
+    kept = torch.zeros_like(plan.theta0)
+    kept[index] = plan.theta0[index]
+    plan.layout.write(net, kept, plan.buffers0)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("make_net", "inputs"),
+    [
+        (lambda: tanh_net(8), (4,)),
+        (images(), IMAGE),
+        (images("group"), IMAGE),
+        (lambda: models.make("two_nn", classes=3, inputs=(4,), width=8), (4,)),
+        (lambda: models.make("fedssa_cnn", classes=3, inputs=(2, 8, 8), channels=(4, 8), padding="same"), (2, 8, 8)),
+        (lambda: models.make("resnet10_s", classes=3, inputs=(2, 8, 8), groups=2), (2, 8, 8)),
+        (lambda: models.make("wide_resnet", classes=3, inputs=(2, 8, 8), depth=10, width=1), (2, 8, 8)),
+        (lambda: models.make("mobilenet", classes=3, inputs=(2, 8, 8), width=0.25), (2, 8, 8)),
+    ],
+)
+def test_a_narrow_net_is_the_whole_one_with_zeros(make_net: Any, inputs: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    net = make_net().double()
+    plan = Plan.of(net, make("heterofl"), classes().train, LOCAL)
+    _, half = plan.ladder
+    x = torch.randn(5, *inputs, dtype=torch.float64)
+    small = half.plan.model.eval()(x)
+    assert 0 < len(half.index) < 0.6 * plan.layout.size
+    torch.testing.assert_close(small, masked(net, half.index).eval()(x), rtol=1e-9, atol=1e-12)
+
+
+def test_the_places_of_a_narrow_net_are_where_its_numbers_came_from() -> None:
+    """Channels-last kernels included, whose order in the flat vector is another one."""
+    net = images("group")()
+    plan = Plan.of(net, make("heterofl"), classes().train, LOCAL)
+    for level in plan.ladder:
+        torch.testing.assert_close(level.plan.layout.read(level.plan.model)[0], plan.theta0[level.index])
+        assert len(level.index.unique()) == len(level.index)
+
+
+def test_the_nested_networks_of_the_zoo() -> None:
+    """PreActResNet-18 has the thesis' 0.7 million parameters in M, and its simple clients train the small network."""
+    net = models.make("preact_resnet18", classes=10, inputs=(3, 32, 32), exit=True)
+    plan = Plan.of(net, make("fedhen"), classes().train, LOCAL)
+    whole, simple = plan.ladder
+    assert (len(whole.index), len(simple.index)) == (plan.layout.size, 676_171)
+    small = models.make("preact_exit18", classes=10, inputs=(3, 32, 32))
+    small.load_state_dict(simple.plan.model.state_dict())
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert isinstance(net, EarlyExit)
+        assert isinstance(simple.plan.model, Simple)
+        torch.testing.assert_close(small(x), net.ends(x)[0])
+        torch.testing.assert_close(simple.plan.model.head(simple.plan.model.features(x)), small(x))
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_a_run_that_was_broken_off_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
+    on = Evaluation(on=("global", "clients", "average"))
+    made = experiment(name, local=LOCAL, cohort=3, rounds=6, evaluation=on, drop_rate=0.2)
+    whole = made.run(tmp_path / "whole", checkpoint_every=2)
+    replace(made, rounds=3).run(tmp_path / "cut", checkpoint_every=2)
+    again = made.run(tmp_path / "cut", resume=True, checkpoint_every=2)
+    assert_same_run(whole, again)
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_every_level_is_measured(name: str) -> None:
+    on = Evaluation(on=("global", "clients", "average"))
+    found = go(name, local=LOCAL, rounds=2, cohort=4, evaluation=on)
+    record, server = found.history[-1], found.snapshot.server.shared["shared"]
+    made = experiment(name)
+    plan = Plan.of(made.model().double(), made.method, made.federation.train, LOCAL)
+    level, x, y = plan.ladder[1], made.federation.test.x, made.federation.test.y
+    layout = level.plan.layout
+
+    def loss(theta: Tensor) -> float:
+        layout.write(level.plan.model, theta, torch.zeros(0, dtype=theta.dtype))
+        with torch.no_grad():
+            return float(nn.functional.cross_entropy(level.plan.model(x), y))
+
+    assert record[f"global/{level.name}/loss"] == pytest.approx(loss(server[level.index]), abs=1e-12)
+    assert record["global/loss"] != record[f"global/{level.name}/loss"]
+    last = found.snapshot.last
+    assert last is not None
+    own = [last.models.get(i, plan.theta0[level.index]) for i in (1, 3, 5)]
+    assert record[f"average/{level.name}/loss"] == pytest.approx(loss(torch.stack(own).mean(0)), abs=1e-12)
+    assert record["clients/accuracy/clients"] == 6
+    assert record[f"clients/{level.name}/accuracy/clients"] == 3
+
+
+def test_a_level_without_clients_has_no_average() -> None:
+    found = go(method("fedhen", simple=0.0), rounds=1, evaluation=Evaluation(on=("average", "global")))
+    assert "average/loss" in found.history[0]
+    assert "average/simple/loss" not in found.history[0]
+    assert "global/simple/loss" in found.history[0]
+
+
+def test_levels_go_with_terms_mixing_and_server_optimisers() -> None:
+    """FedProx's term, AAggFF's coefficients and Adam at the server, on all engines."""
+    made = Method("mixed", (CrossEntropy(), Proximal(0.5)), personal=Depth(), mixing=make("aaggff_d").mixing,
+                  server=Adam(0.05))  # fmt: skip
+    runs = {e: go(made, local=LOCAL, cohort=4, engine=e) for e in ("serial", "processes", "vmap")}
+    assert_same_run(runs["serial"], runs["processes"])
+    assert_same_run(runs["serial"], runs["vmap"], 1e-9)
+    plain = theta(go("fedhen", local=LOCAL, cohort=4))
+    assert np.abs(theta(runs["serial"]) - plain).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"drift": Scaffold()}, "drift 'scaffold' exchanges more than models with the clients, but with personal"),
+        ({"drift": Dynamic()}, "drift 'dynamic' looks at all clients' models as vectors of one length"),
+        ({"adaptation": make("p_avg_proto").adaptation}, "fits one network"),
+        ({"mixing": make("fedmgda").mixing}, "looks at all clients' models as vectors of one length"),
+        ({"objective": make("feddecorr").objective}, "cannot be taken at several"),
+        ({"pooled": True}, "trains at one place"),
+    ],
+)
+def test_what_is_not_defined_for_levels_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    settings: dict[str, Any] = {"objective": (CrossEntropy(),), "personal": Depth()} | changes
+    with pytest.raises(ConfigError, match=sentence):
+        go(Method("refused", **settings), model=two_ends)
+
+
+def vectors(norm: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), norm, nn.ReLU(), nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "make_net", "sentence"),
+    [
+        ("fedhen", headless, "'depth' needs a network with an early exit"),
+        ("decouple", tanh_net, "'apart' needs a network with an early exit"),
+        ("heterofl", tanh_net, "cannot take 0.5 of the 3 outputs of 'body.0'"),
+        ("heterofl", lambda: vectors(nn.BatchNorm1d(4)), "cannot mix the buffer '1.running_mean'"),
+        ("heterofl", lambda: vectors(nn.LayerNorm(4)), "cannot cut '1', a LayerNorm"),
+        ("heterofl", lambda: vectors(nn.GroupNorm(1, 4)), "cannot take 0.5 of the 1 groups of '1'"),
+    ],
+)
+def test_networks_that_cannot_be_cut_are_refused(name: str, make_net: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        go(name, model=make_net)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda: Depth(simple=1.5),
+        lambda: Depth(side=-1.0),
+        lambda: Apart(simple=-0.1),
+        lambda: Width(()),
+        lambda: Width((0.5, 0.25)),
+        lambda: Width((1.0, 0.5, 0.5)),
+        lambda: Width((1.0, 0.0)),
+    ],
+)
+def test_settings_outside_their_range_are_refused(part: Any) -> None:
+    with pytest.raises(ConfigError, match=r"personal '(depth|apart|width)'"):
+        part()
+
+
+def test_a_share_of_all_clients_is_simple() -> None:
+    for share in (0.0, 0.1, 0.3, 0.5, 2 / 3, 0.9, 1.0):
+        for clients in (1, 7, 10, 100, 1000):
+            simple = sum(is_simple(i, share) for i in range(clients))
+            assert abs(simple - share * clients) < 1
+            assert simple == int(share * clients + 1e-6)
+
+
+def test_a_quarter_of_the_width_is_a_half_of_a_half() -> None:
+    net = tanh_net(8)
+    twice = narrowed(narrowed(net, 0.5), 0.5)
+    for once, again in zip(narrowed(net, 0.25).parameters(), twice.parameters(), strict=True):
+        assert torch.equal(once, again)
+
+
+def test_on_real_digits_the_side_objective_helps_the_simple_model() -> None:
+    """Two digits a client: FedHeN's simple model learns from all ten clients, Decouple's from half of them."""
+    federation = federate("digits", Pathological(classes=2), clients=10, seed=0)
+    found = {}
+    for name in ("fedhen", "decouple"):
+        made = experiment(
+            name,
+            federation=federation,
+            model=lambda: models.make("exit_cnn", classes=10, inputs=(1, 8, 8), channels=(8, 16, 16)),
+            rounds=20,
+            local=Local(epochs=1, batch_size=20, lr=0.1, clip=10),
+            evaluation=Evaluation(on=("global",), every=20),
+            dtype="float32",
+        )
+        found[name] = made.run().history[-1]["global/simple/accuracy"]
+    assert found["fedhen"] > found["decouple"]
+    assert found["fedhen"] > 0.4
