@@ -1,0 +1,228 @@
+"""What the tables of personalised meta-learning show: our curves as transmissions to targets, beside the thesis'."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+from fedloom.metrics import rounds_to_target
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from pages import machine, notes, read, rounded, table, write
+
+__all__ = ["folder", "machine", "read", "report", "rounded", "table", "write"]
+
+RESULTS = Path(__file__).parent / "results"
+PERSONAL = ("Per-FedAvg", "PFLDyn (Proto)", "PFLDyn (MAML)", "PFLScaf (Proto)", "PFLScaf (MAML)", "P-Avg (Proto)")
+METHODS = ("FedAvg", "FedDyn", "SCAFFOLD", *PERSONAL)
+INFERENCE = tuple(f"{name} + {part}" for name in METHODS[:3] for part in ("Proto", "MAML"))
+LEVELS = {"mean": "mean over clients", "best": "best client", "worst": "worst client"}
+SPLITS = {"acid": "ACID: common names of classes", "alid": "ALID: names of its own at each client"}
+CHANCE = 1 / 10
+# Transmissions to an accuracy on CIFAR-10, in the order of PERSONAL; 1001 stands for "more than 1000".
+PUBLISHED: dict[str, dict[str, list[tuple[float, tuple[int, ...]]]]] = {
+    "acid 3": {
+        "mean": [(92.2, (1001, 211, 455, 618, 1001, 797)), (91.6, (815, 152, 242, 514, 1001, 334))],
+        "best": [(100.0, (381, 82, 111, 118, 874, 154)), (99.0, (106, 64, 86, 106, 186, 54))],
+        "worst": [(80.0, (1001, 522, 638, 780, 1001, 483)), (79.0, (512, 312, 211, 474, 1001, 482))],
+    },
+    "acid 5": {
+        "mean": [(88.8, (1001, 221, 392, 666, 1001, 783)), (87.6, (794, 163, 237, 436, 924, 286))],
+        "best": [(99.0, (297, 199, 265, 680, 886, 352)), (98.0, (221, 114, 199, 224, 518, 170))],
+        "worst": [(76.0, (1001, 240, 698, 982, 1001, 284)), (75.0, (585, 207, 159, 582, 892, 213))],
+    },
+    "acid 7": {
+        "mean": [(86.9, (1001, 202, 235, 622, 1001, 843)), (85.8, (925, 155, 177, 452, 734, 365))],
+        "best": [(96.0, (358, 142, 134, 422, 656, 170)), (95.0, (288, 123, 128, 336, 646, 161))],
+        "worst": [(77.0, (782, 180, 306, 708, 1001, 487)), (76.0, (409, 123, 305, 492, 742, 393))],
+    },
+    "alid 3": {
+        "mean": [(90.1, (1001, 109, 970, 290, 1001, 169)), (87.9, (792, 73, 323, 184, 520, 95))],
+        "best": [(100.0, (1001, 84, 92, 126, 216, 173)), (99.0, (153, 59, 73, 86, 114, 83))],
+        "worst": [(73.0, (1001, 114, 813, 350, 1001, 278)), (69.0, (710, 100, 250, 280, 586, 166))],
+    },
+    "alid 5": {
+        "mean": [(87.5, (1001, 161, 846, 452, 1001, 341)), (79.6, (514, 54, 88, 126, 296, 64))],
+        "best": [(99.0, (1001, 110, 641, 478, 1001, 547)), (96.0, (123, 79, 99, 172, 360, 78))],
+        "worst": [(72.0, (1001, 100, 245, 306, 988, 263)), (61.0, (349, 60, 68, 142, 292, 55))],
+    },
+    "alid 7": {
+        "mean": [(86.7, (1001, 224, 911, 574, 1001, 455)), (76.3, (966, 57, 86, 120, 292, 59))],
+        "best": [(98.0, (1001, 245, 475, 432, 1001, 350)), (91.0, (343, 70, 83, 138, 300, 74))],
+        "worst": [(75.0, (1001, 177, 423, 546, 1001, 241)), (63.0, (402, 54, 74, 130, 276, 60))],
+    },
+}
+
+
+def folder(name: str) -> str:
+    """A method's name as that of a folder.
+
+    >>> folder("PFLDyn (Proto)")
+    'pfldyn_proto'
+    """
+    return "_".join(re.findall(r"[a-z0-9]+", name.lower()))
+
+
+def sent(curve: Mapping[str, Any], level: str, target: float) -> float:
+    """Models transmitted until the target, in rounds of FedAvg; infinite if it is never reached."""
+    at = rounds_to_target(curve[level], curve["round"], target, "max")
+    return float("inf") if at is None else at * curve["cost"]
+
+
+def targets(curves: Mapping[str, Any], level: str) -> list[float]:
+    """As in the thesis: the highest accuracy of PFLDyn and PFLScaf, and the highest one of Per-FedAvg."""
+    ours = [max(curve[level]) for name, curve in curves.items() if name.startswith("PFL")]
+    theirs = [max(curves["Per-FedAvg"][level])] if "Per-FedAvg" in curves else []
+    return sorted({*([max(ours)] if ours else []), *theirs}, reverse=True)
+
+
+def gain(ours: float, theirs: float, spent: float) -> str:
+    """How many times more the other one sent; ``>`` where it did not reach the target with all it sent.
+
+    >>> gain(20, 50, 60), gain(20, float("inf"), 60), gain(float("inf"), 50, 60)
+    ('2.5x', '>3.0x', '-')
+    """
+    if ours == float("inf"):
+        return "-"
+    return f"{theirs / ours:.1f}x" if theirs < float("inf") else f">{spent / ours:.1f}x"
+
+
+def transmissions(key: str, cell: Mapping[str, Any]) -> list[str]:
+    """Tables 3.1 and 3.2 (mean), A.5 and A.6 (best and worst client): ours, and below it the thesis'."""
+    curves, lines = cell["curves"], []
+    header = ["accuracy", *PERSONAL, "PFLDyn against Per-FedAvg", "against the best without correction"]
+    baselines = [n for n in curves if n in ("Per-FedAvg", "P-Avg (Proto)") or n.startswith("FedAvg + Proto")]
+    for level, words in LEVELS.items():
+        rows = []
+        for target in targets(curves, level):
+            found = {name: sent(curve, level, target) for name, curve in curves.items()}
+            spent = {name: curve["round"][-1] * curve["cost"] for name, curve in curves.items()}
+            line = [f"{100 * target:.1f}"]
+            for name in PERSONAL:
+                value = found.get(name)
+                line.append("-" if value is None else f"{value:g}" if value < float("inf") else f">{spent[name]:g}")
+            ours = min([found[n] for n in ("PFLDyn (Proto)", "PFLDyn (MAML)") if n in found], default=float("inf"))
+            best = min(baselines, key=lambda name: found[name], default=None)
+            per = "Per-FedAvg"
+            line.append(gain(ours, found[per], spent[per]) if per in found else "-")
+            line.append(f"{gain(ours, found[best], spent[best])} ({best})" if best else "-")
+            rows.append(line)
+        for target, figures in PUBLISHED.get(key, {}).get(level, []):
+            line = [f"*thesis: {target:.1f}*", *(f"*>{f - 1}*" if f > 1000 else f"*{f}*" for f in figures)]
+            ours = float(min(figures[1:3]))
+            line.append(f"*{gain(ours, figures[0] if figures[0] <= 1000 else float('inf'), 1000)}*")
+            rows.append([*line, f"*{gain(ours, figures[5] if figures[5] <= 1000 else float('inf'), 1000)} (P-Avg)*"])
+        lines += ["", f"{words[0].upper()}{words[1:]}:", "", table(header, rows)]
+    return lines
+
+
+def percent(curve: Mapping[str, Any], level: str) -> str:
+    """The last value in percent; ``-`` where it was not measured."""
+    return f"{100 * curve[level][-1]:.1f}" if curve.get(level) else "-"
+
+
+def finals(results: Mapping[str, Any], classes: str) -> str:
+    """Mean, best and worst client after the last round, both splits side by side."""
+    cells = {split: results["cells"].get(f"{split} {classes}", {"curves": {}})["curves"] for split in SPLITS}
+    header = ["method", *(f"{split.upper()} {level}" for split in SPLITS for level in (*LEVELS, "mean, average model"))]
+    rows = []
+    for name in (*METHODS[:3], *INFERENCE, *PERSONAL):
+        if any(name in curves for curves in cells.values()):
+            levels = (*LEVELS, "average mean")
+            rows.append([name, *(percent(cells[s].get(name, {}), level) for s in SPLITS for level in levels)])
+    return table(header, rows)
+
+
+def choices(cell: Mapping[str, Any]) -> str:
+    """What the short runs came to."""
+    rows = [
+        [name, str(value), f"{100 * accuracy:.1f}"]
+        for name, grid in cell["picked"]["trials"].items()
+        for value, accuracy in grid.items()
+    ]
+    return table(["method", "alpha, or (MAML's learning rate, steps)", "mean accuracy"], rows)
+
+
+def tables(results: Mapping[str, Any]) -> str:
+    """The results as Markdown."""
+    text = ["# Personalised federated meta-learning on CIFAR-10 (Acar, thesis, tables 3.1, 3.2, A.5, A.6), reduced", ""]
+    text += ["Test accuracies in percent, of the server model after it was adapted with all of a client's training"]
+    text += ["images, on 100 test images of its own. `+ Proto`, `+ MAML`: trained without adaptation, adapted at"]
+    text += ["inference. *Average model*: the mean of all clients' last models, which the thesis plots (a client that"]
+    text += [
+        "has not taken part counts with the initial one). A model that cannot know what a client calls the classes"
+    ]
+    text += [
+        "is at chance, 10 %. Networks, images and rounds are not those of the thesis, whose figures (*italic*) are"
+    ]
+    text += ["for comparing the order of methods and the gains, not the accuracies."]
+    for classes in sorted({key.split()[1] for key in results["cells"]}):
+        text += ["", f"## {classes} classes a client", "", "### After the last round", "", finals(results, classes)]
+        for split, words in SPLITS.items():
+            if cell := results["cells"].get(f"{split} {classes}"):
+                text += ["", f"### {words}: models transmitted until an accuracy", ""]
+                text += ["In rounds of FedAvg: a round of PFLScaf counts 2. Targets are the highest accuracies of"]
+                text += [f"PFLDyn and PFLScaf, and of Per-FedAvg. {cell['rounds']} rounds, a look every"]
+                text += [
+                    f"{results['every']}; `>x`: not with x models. Without correction: Per-FedAvg, P-Avg (Proto), and"
+                ]
+                text += ["FedAvg with Proto at inference."]
+                text += transmissions(f"{split} {classes}", cell)
+                text += ["", "Settings, tried in short runs:", "", choices(cell)]
+    seconds = sum(c["seconds"] for cell in results["cells"].values() for c in cell["curves"].values())
+    failures = sum(c["failures"] for cell in results["cells"].values() for c in cell["curves"].values())
+    text += ["", f"`{results['command']}`, seed {results['seed']} (one seed). {results['machine']}. Training and looks"]
+    text += [f"took {seconds / 60:.0f} minutes of one core besides the short runs; {failures} clients were left out"]
+    text += ["because their models diverged."]
+    return "\n".join([*text, *notes(dict(results))])
+
+
+def picture(results: Mapping[str, Any], path: Path) -> None:
+    """Figures A.14 to A.17: mean accuracy by round; above what trains through an adaptation, below what does not."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    colours = {"Per-FedAvg": "#444444", "P-Avg": "#888888", "PFLDyn": "#c1272d", "PFLScaf": "#0b6e99"}
+    colours |= {"FedAvg": "#444444", "FedDyn": "#c1272d", "SCAFFOLD": "#0b6e99"}
+    keys = sorted(results["cells"], key=lambda key: (key.split()[1], key))
+    figure, axes = pyplot.subplots(2, len(keys), figsize=(5.2 * len(keys) + 2, 7.5), sharey=True, layout="constrained",
+                                   squeeze=False)  # fmt: skip
+    for column, key in enumerate(keys):
+        curves = results["cells"][key]["curves"]
+        below = [n for n in (*METHODS[:3], *INFERENCE) if not n.endswith("MAML")] + ["PFLDyn (Proto)"]
+        for axis, names in ((axes[0, column], PERSONAL), (axes[1, column], below)):
+            for name in names:
+                if name in curves:
+                    style = "--" if "MAML" in name or name == "Per-FedAvg" else "-" if "Proto" in name else ":"
+                    whole = name == "PFLDyn (Proto)" and names is below
+                    colour = "#e0a030" if whole else colours[name.split(" ")[0]]
+                    values = [100 * v for v in curves[name]["mean"]]
+                    axis.plot(curves[name]["round"], values, style, color=colour, label=name)
+            axis.set(title=f"{key.upper()} classes a client", xlabel="rounds")
+            axis.axhline(100 * CHANCE, color="grey", linewidth=0.5)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("mean test accuracy of clients, %")
+    for axis in axes[:, -1]:
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def report(path: Path, facts: Mapping[str, Any], key: str | None = None, cell: Mapping[str, Any] | None = None) -> None:
+    """Bring the stored results up to date, and write tables and picture from them."""
+    results = {"notes": [], "cells": {}} | read(path) | dict(facts)
+    if key is not None and cell is not None:
+        known = results["cells"].get(key, {"curves": {}, "picked": {"alpha": {}, "trials": {}}})
+        picked = {name: known["picked"][name] | cell["picked"][name] for name in ("alpha", "trials")}
+        picked["inner"] = cell["picked"]["inner"]
+        results["cells"][key] = {**cell, "picked": picked, "curves": known["curves"] | dict(cell["curves"])}
+    write(path, results)
+    write(path.with_suffix(".md"), tables(results))
+    picture(results, path.with_suffix(".png"))

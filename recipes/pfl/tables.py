@@ -1,0 +1,247 @@
+"""Personalised federated meta-learning: ACID and ALID splits of CIFAR-10 (Acar, thesis, tables 3.1, 3.2), reduced.
+
+    FEDLOOM_DATA=... python recipes/pfl/tables.py [--classes 5] [--only FedAvg "PFLDyn (Proto)"] [--rounds 8]
+    FEDLOOM_DATA=... python recipes/pfl/tables.py --scale thesis --classes 3 5 7      # as published: days of a core
+    python recipes/pfl/tables.py --table                      # tables and picture again, from the stored results
+
+As published: a client holds a window of 3, 5 or 7 classes, in ALID with names of its own for them; a tenth of the
+clients takes part in a round; learning rate .1 times .997 a round, weight decay 1e-3, gradients clipped (at 10).
+FedDyn's alpha is .1 or .01, the inner steps of MAML are 1 or 5 with learning rate .1 or .01: what is best in a short
+run. FedAvg, FedDyn and SCAFFOLD are trained as they are, and looked at as they are and adapted at inference.
+
+Other than published (``--scale thesis`` undoes all of it): images are averaged to 16 by 16; the CNN has 6 and 16
+channels and 120 and 84 dense units (published: 64, 64, 384, 192); 50 clients (100) hold 250 training images each (500)
+and take 25 steps (50) on batches of 25 (50) a round, for 40 rounds (1000); a short run has 6 rounds (100), MAML takes
+one inner step (1 or 5), and the learning rate found for Per-FedAvg serves all methods with MAML (each its own). Runs
+that were interrupted go on where they were.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import looks
+import torch
+from torch import nn
+from torch.nn.functional import avg_pool2d
+
+from fedloom import methods
+from fedloom.adaptation import Maml, Prototypes
+from fedloom.core.errors import FedLoomError
+from fedloom.core.federation import Arrays, Federation
+from fedloom.core.local import Local
+from fedloom.core.method import Method
+from fedloom.core.parts import Adaptation
+from fedloom.core.round import Server
+from fedloom.data import Source, federate, partitions, sources
+from fedloom.models import models
+from fedloom.run.evaluate import Evaluator
+from fedloom.run.experiment import Evaluation, Experiment
+from fedloom.run.loop import RunResult, run
+from fedloom.run.prepare import make_plan, placed
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large everything is; images are averaged by ``shrink``, ``every`` is the rounds between two looks."""
+
+    clients: int
+    samples: int
+    steps: int
+    batch: int
+    rounds: int
+    trial: int
+    every: int
+    shrink: int
+    inner: tuple[tuple[float, int], ...]  # MAML's learning rate and steps
+    model: Callable[..., nn.Module]
+
+
+ONE_STEP = ((0.1, 1), (0.01, 1))
+STEPS = (*ONE_STEP, (0.1, 5), (0.01, 5))
+SCALES = {
+    "reduced": Scale(50, 250, 25, 25, 40, 6, 4, 2, ONE_STEP, partial(models.make, "fedssa_cnn", padding="same")),
+    "thesis": Scale(100, 500, 50, 50, 1000, 100, 5, 1, STEPS, partial(models.make, "feddyn_cnn")),
+}
+ALPHAS = (0.1, 0.01)
+SEARCHED = {"FedDyn": "alpha", "PFLDyn (Proto)": "alpha", "Per-FedAvg": "inner", "PFLDyn (MAML)": "alpha"}
+UNADAPTED = ("FedAvg", "FedDyn", "SCAFFOLD")
+
+
+def method(name: str, alpha: float = 0.1, inner: tuple[float, int] = (0.1, 1)) -> Method:
+    """A method by its name in the tables, with FedDyn's α and MAML's learning rate and steps."""
+    maml = Maml(inner[0], inner[1])
+    made = {
+        "FedAvg": methods.fedavg(),
+        "FedDyn": methods.feddyn(alpha=alpha),
+        "SCAFFOLD": methods.scaffold(),
+        "Per-FedAvg": methods.per_fedavg(*inner),
+        "P-Avg (Proto)": methods.p_avg_proto(),
+        "PFLDyn (Proto)": methods.pfldyn(alpha=alpha),
+        "PFLDyn (MAML)": replace(methods.pfldyn(alpha=alpha), adaptation=maml),
+        "PFLScaf (Proto)": methods.pflscaf(),
+        "PFLScaf (MAML)": replace(methods.pflscaf(), adaptation=maml),
+    }
+    return made[name]
+
+
+def adaptations(name: str, inner: tuple[float, int]) -> dict[str, Adaptation]:
+    """How a trained model is looked at, by what stands behind the method's name: as trained, or at inference only."""
+    if name not in UNADAPTED:
+        return {"": method(name, inner=inner).adaptation}
+    return {"": Adaptation(), " + Proto": Prototypes(False), " + MAML": Maml(*inner, training=False)}
+
+
+def averaged(cifar: Source, by: int) -> Source:
+    """The same images, each ``by`` by ``by`` pixels as one."""
+
+    def change(arrays: Arrays) -> Arrays:
+        return arrays if by == 1 else replace(arrays, x=avg_pool2d(arrays.x.float(), by))
+
+    return replace(cifar, train=change(cifar.train), test=change(cifar.test))
+
+
+def data(cifar: Source, split: str, classes: int, scale: Scale, seed: int) -> Federation:
+    """``acid`` or ``alid`` with so many classes a client; 100 test images each."""
+    windows = partitions.make(split, classes=classes, samples=scale.samples, test_samples=100)
+    federation = federate(cifar, windows, clients=scale.clients, seed=seed)
+    return replace(federation, test=federation.test.take(torch.arange(100)))  # clients' own test images count here
+
+
+def experiment(made: Method, federation: Federation, scale: Scale, seed: int, rounds: int) -> Experiment:
+    """One training run; ``average`` keeps every client's last model, whose mean the thesis reports."""
+    inputs = tuple(federation.train.arrays.x.shape[1:])
+    return Experiment(
+        made,
+        federation,
+        partial(scale.model, classes=10, inputs=inputs),
+        rounds=rounds,
+        participation=0.1,
+        local=Local(steps=scale.steps, batch_size=scale.batch, lr=0.1, lr_decay=0.997, weight_decay=1e-3, clip=10),
+        evaluation=Evaluation(on=("average",), every=scale.rounds, metric="average/accuracy"),
+        seed=seed,
+        device="cpu",
+    )
+
+
+def look(chosen: Experiment, server: Server, result: RunResult, adaptation: Adaptation) -> dict[str, float]:
+    """Test accuracy of the clients' models, adapted with all their training images: mean, best and worst."""
+    here = placed(chosen.federation, torch.float32, "cpu")
+    plan = make_plan(replace(chosen, method=replace(chosen.method, adaptation=adaptation)), here, "cpu")
+    values = Evaluator(plan, here, chosen.evaluation).clients(server, result.snapshot.store)[1]["accuracy"]  # type: ignore[arg-type]
+    return {"mean": float(values.mean()), "best": float(values.max()), "worst": float(values.min())}
+
+
+def trained(
+    name: str, chosen: Experiment, scale: Scale, inner: tuple[float, int], where: Path
+) -> dict[str, dict[str, list[float]]]:
+    """Train in pieces of ``every`` rounds and look after each; the curves by name, with what a round costs."""
+    path = where.with_suffix(".json")
+    curves = looks.read(path)
+    total, started = chosen.rounds, time.process_time()
+    done = max((curve["round"][-1] for curve in curves.values()), default=0)
+    first = (done // scale.every + 1) * scale.every
+    for upto in [*range(first, total, scale.every), *([total] if done < total else [])]:
+        resume = (where / "config.yaml").exists()
+        result = run(replace(chosen, rounds=upto), where, resume=resume, checkpoint_every=scale.every, keep=1)
+        server, last = result.snapshot.server, result.snapshot.last
+        assert last is not None
+        here = result.history[-1]
+        spent = here["comm/params"] / sum(2 * r["cohort"] * len(last.initial) for r in result.history)
+        mean = replace(server, shared={"shared": last.mean()})  # these models have no buffers
+        for words, adaptation in adaptations(name, inner).items():
+            if words == " + MAML" and upto < total:
+                continue  # it costs more than training
+            point = look(chosen, server, result, adaptation)
+            if upto == total:
+                point |= {f"average {k}": v for k, v in look(chosen, mean, result, adaptation).items()}
+            curve = curves.setdefault(name + words, {"round": [], "cost": round(spent), "failures": 0, "seconds": 0})
+            curve["round"].append(server.round)
+            curve["failures"] = len(result.failures)
+            for key, value in point.items():
+                curve.setdefault(key, []).append(looks.rounded(value))
+        curves[name]["seconds"] = round(curves[name]["seconds"] + time.process_time() - started, 1)
+        started = time.process_time()
+        looks.write(path, curves)
+    return curves
+
+
+def chosen_by_trial(name: str, federation: Federation, scale: Scale, seed: int, inner: Any, where: Path) -> Any:
+    """The setting of a method's grid whose clients are best on average after a short run, and what each came to."""
+    grid = ALPHAS if SEARCHED[name] == "alpha" else scale.inner
+    path = where / f"{looks.folder(name)}.json"
+    found = looks.read(path)
+    for value in grid:
+        if str(value) not in found:
+            settings = {"inner": inner, SEARCHED[name]: value}
+            made = experiment(method(name, **settings), federation, scale, seed, scale.trial)
+            result = run(made)
+            adaptation = made.method.adaptation
+            if made.method.adaptation.is_identity:  # its clients will be looked at with prototypes too
+                adaptation = Prototypes(False)
+            found[str(value)] = looks.rounded(look(made, result.snapshot.server, result, adaptation)["mean"])
+            looks.write(path, found)
+    return max(grid, key=lambda value: found[str(value)]), found
+
+
+def settings(names: Sequence[str], federation: Federation, scale: Scale, seed: int, where: Path) -> dict[str, Any]:
+    """What the short runs chose: α of each method that has one, and the inner steps of MAML."""
+    inner, trials = chosen_by_trial("Per-FedAvg", federation, scale, seed, None, where)
+    found: dict[str, Any] = {"inner": list(inner), "alpha": {}, "trials": {"Per-FedAvg": trials}}
+    for name, kind in SEARCHED.items():
+        if kind == "alpha" and name in names:
+            found["alpha"][name], found["trials"][name] = chosen_by_trial(name, federation, scale, seed, inner, where)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Choose settings, then run what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--classes", type=int, nargs="+", choices=(3, 5, 7), default=[5], help="classes a client")
+    parser.add_argument("--splits", nargs="+", choices=("acid", "alid"), default=["acid", "alid"])
+    parser.add_argument("--only", nargs="+", choices=looks.METHODS, default=list(looks.METHODS))
+    parser.add_argument("--scale", choices=SCALES, default="reduced")
+    parser.add_argument("--rounds", type=int, help="instead of the scale's own")
+    parser.add_argument("--trial", type=int, help="rounds of the short runs, instead of the scale's own")
+    parser.add_argument("--runs", type=Path, default=Path("runs/pfl"), help="run directories")
+    parser.add_argument("--out", type=Path, default=looks.RESULTS, help="tables, picture and compact results")
+    parser.add_argument("--table", action="store_true", help="only write them again")
+    args = parser.parse_args(arguments)
+    stem = "tables" if args.scale == "reduced" else f"tables_{args.scale}"
+    if args.table:
+        looks.report(args.out / f"{stem}.json", {})
+        return 0
+    scale = SCALES[args.scale]
+    scale = replace(scale, rounds=args.rounds or scale.rounds, trial=args.trial or scale.trial)
+    command = f"python recipes/pfl/tables.py{'' if args.scale == 'reduced' else ' --scale ' + args.scale}"
+    facts = {"machine": looks.machine(), "command": command, "seed": args.seed, "every": scale.every}
+    try:
+        cifar = averaged(sources.make("cifar10"), scale.shrink)
+        for classes in args.classes:
+            for split in args.splits:
+                federation = data(cifar, split, classes, scale, args.seed)
+                where = args.runs / f"{args.scale}_{split}_{classes}" / f"seed{args.seed}"
+                picked = settings(args.only, federation, scale, args.seed, where / "trials")
+                inner = tuple(picked["inner"])
+                for name in args.only:
+                    made = method(name, picked["alpha"].get(name, 0.1), inner)
+                    chosen = experiment(made, federation, scale, args.seed, scale.rounds)
+                    curves = trained(name, chosen, scale, inner, where / looks.folder(name))
+                    cell = {"picked": picked, "rounds": scale.rounds, "curves": curves}
+                    looks.report(args.out / f"{stem}.json", facts, f"{split} {classes}", cell)
+    except FedLoomError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
