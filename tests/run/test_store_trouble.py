@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -56,10 +57,12 @@ def memory() -> Iterator[Path]:
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_killed_again_and_again_at_random_moments(name: str, memory: Path) -> None:
+    started = time.perf_counter()
     run(work(name), memory / "whole", checkpoint_every=2, keep=2)
+    whole_time = time.perf_counter() - started
     out, draw, deaths = memory / "killed", np.random.default_rng(1), 0
     for attempt in range(40):
-        limit = float(draw.uniform(0.01, 0.12)) if attempt < 10 else None
+        limit = whole_time * float(draw.uniform(0.05, 0.3)) if attempt < 10 else None
         status = child(lambda: go_on(work(name), out, checkpoint_every=2, keep=2), limit)
         assert status in (0, -signal.SIGKILL), "the run failed by itself"
         deaths += status != 0
