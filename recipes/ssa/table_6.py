@@ -1,0 +1,93 @@
+"""FedSSA with 5, 10 and 20 clients (its table 6), Dirichlet .5 and the skew target, on Fashion-MNIST at a small scale.
+
+    FEDLOOM_DATA=... python recipes/ssa/table_6.py [--clients 5 20] [--only FedAvg FedSSA]
+    python recipes/ssa/table_6.py --table                     # table again, from the stored results
+
+Scale and settings are those of table_1.py, whose runs with ten clients are used where they are there; the same images
+are dealt to more clients, so that each has fewer. Not run: 30 clients, and 50 with a fifth of them in a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import conditions
+from conditions import SEED, Runs, Scale
+
+from fedloom.core.errors import FedLoomError
+
+NAME = "table_6"
+CLIENTS = (5, 10, 20)
+PUBLISHED = {  # CIFAR-10
+    "FedAvg": (65.10, 65.15, 77.94),
+    "FedDF": (62.31, 61.55, 65.17),
+    "SCAFFOLD": (69.30, 67.87, 79.92),
+    "FedDecorr": (57.94, 57.48, 75.30),
+    "FedSSA": (81.78, 79.79, 81.46),
+}
+ROWS = (*PUBLISHED, "FedSSA, Adam")
+
+
+def tables(results: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    text = ["# The number of clients (FedSSA, table 6, reduced)", ""]
+    text += [
+        "Accuracy in percent on the skew target of Fashion-MNIST, Dirichlet .5, at the scale of [table_1](table_1.md)."
+    ]
+    text += ["Which target that is depends on the first client's labels and so on K; rows compare, columns do not.", ""]
+    lines = []
+    for name in ROWS:
+        cells = results["runs"].get(name, {})
+        shown = [f"{100 * cells[str(k)]['accuracy']:.2f}" if str(k) in cells else "-" for k in CLIENTS]
+        paper = PUBLISHED.get(name)
+        lines.append([name, *shown, *([f"{value:.2f}" for value in paper] if paper else ["-"] * len(CLIENTS))])
+    header = ["method", *(f"K = {k}" for k in CLIENTS), *(f"paper (CIFAR-10): {k}" for k in CLIENTS)]
+    text += [conditions.table(header, lines), ""]
+    text += [f"`{results['command']}`, seed {results['seed']}. {results['machine']}."]
+    return "\n".join([*text, *conditions.notes(results)])
+
+
+def report(results: dict[str, Any], out: Path) -> None:
+    """Store the results and write the table."""
+    conditions.write(out / f"{NAME}.json", results)
+    conditions.write(out / f"{NAME}.md", tables(results))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, nargs="+", choices=CLIENTS, default=list(CLIENTS))
+    parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--rounds", type=int, default=Scale.rounds)
+    parser.add_argument("--images", type=int, default=Scale.images)
+    parser.add_argument("--runs", type=Path, default=Path("runs/ssa"), help="run directories")
+    parser.add_argument("--out", type=Path, default=conditions.RESULTS, help="table and compact results")
+    parser.add_argument("--table", action="store_true", help="only write it again")
+    args = parser.parse_args(arguments)
+    empty = {"command": "python recipes/ssa/table_6.py", "machine": "", "seed": args.seed, "notes": [], "runs": {}}
+    results = {**empty, **conditions.read(args.out / f"{NAME}.json")}
+    if args.table:
+        report(results, args.out)
+        return 0
+    runs = Runs(args.runs, Scale(args.images, args.rounds))
+    results["machine"] = conditions.machine()
+    try:
+        for clients in args.clients:
+            for name in args.only:
+                row = results["runs"].setdefault(name, {})
+                if str(clients) not in row:
+                    row[str(clients)] = runs.figures(name, "niid_2", clients, args.seed, ["skew"])["skew"]
+                    report(results, args.out)
+    except FedLoomError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,279 @@
+"""What can be done with the client models of finished runs (FedSSA, tables 2, 3, 4, 7 to 9, figures 4b to 4d).
+
+    FEDLOOM_DATA=... python recipes/ssa/weights.py [--partition niid_1]
+    python recipes/ssa/weights.py --table                     # tables again, from the stored results
+
+The runs are those of table_1.py, which are made where they are missing; only coefficients are learnt here. Table 2:
+sample-wise FedSSA, for which no target is known in training. Table 3: FedSSA after training, on the last client models
+of five methods. Table 4: the models of single clients. Table 9: the two simple rules of appendix D. Sensitivity: other
+lambdas, rates and epochs for the same client models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import conditions
+from conditions import PARTITIONS, SEED, Descent, Runs, Scale, alone, rounded, similarity
+
+from fedloom.core.errors import FedLoomError
+from fedloom.core.parts import Mixing
+from fedloom.mixing import Confidence, SelfSupervised, Similarity, Uniform
+from fedloom.run.ensemble import after_training, sample_wise
+
+NAME = "weights"
+SHOWN = ("skew", "imbalanced 100", "uniform")
+PLUGGED = ("FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "MOON")
+POLICIES: dict[str, Mixing] = {
+    "FedSSA": Descent(),
+    "FedSSA, Adam": SelfSupervised(variance=1.0, entropy=1e-3, lr=0.01),
+    "similarity": Similarity(),
+    "confidence": Confidence(),
+}
+LEARNT = ("FedSSA", "FedSSA, Adam")
+REPEATED: dict[str, Mixing] = {
+    "SGD, λ_var 1": Descent(1.0),
+    "SGD, λ_var 10": Descent(10.0),
+    "Adam, λ_var 1": SelfSupervised(),
+    "similarity": Similarity(),
+    "confidence": Confidence(),
+    "equal shares": Uniform(),
+}
+BESIDE = ("FedAvg", *LEARNT)
+VARIANCES = (0.0, 0.1, 1.0, 10.0)
+ENTROPIES = (0.0, 1e-4, 1e-3, 1e-2, 0.1)
+RATES = (0.001, 0.003, 0.01, 0.03, 0.1)
+EPOCHS = (1, 5, 10, 20, 50)
+PAPER = {  # CIFAR-10, NIID-1
+    2: {
+        "local training": (19.35, 18.77, 18.68),
+        "local training + ensemble": (38.50, 39.43, 48.68),
+        "FedAvg": (37.05, 39.96, 42.28),
+        "FedAvg + ensemble": (69.70, 50.12, 49.73),
+        "sample-wise FedSSA": (72.50, 50.66, 50.37),
+    },
+    3: {
+        "FedAvg": ((96.55, 30.45), (62.19, 16.23), (47.24, 0.02)),
+        "FedProx": ((93.90, 51.70), (60.76, 20.04), (39.24, 0.01)),
+        "SCAFFOLD": ((94.95, 20.55), (63.76, 3.99), (47.59, 0.09)),
+        "FedDyn": ((95.56, 27.86), (61.62, 8.15), (53.31, 0.07)),
+        "MOON": ((95.85, 58.85), (62.15, 23.89), (56.85, 0.07)),
+    },
+}
+
+
+def votes(runs: Runs, partition: str, seed: int) -> dict[str, dict[str, float | None]]:
+    """Table 2: five ways to predict, on each target."""
+    clients, found = PARTITIONS[partition][2], {}
+    for target in SHOWN:
+        own = sample_wise(*looked(runs, "Local", partition, clients, seed, target))
+        shared = sample_wise(*looked(runs, "FedAvg", partition, clients, seed, target))
+        found[target] = {
+            "local training": rounded(own.local),
+            "local training + ensemble": rounded(own.ensemble),
+            "FedAvg": rounded(shared.server),
+            "FedAvg + ensemble": rounded(shared.ensemble),
+            "sample-wise FedSSA": rounded(shared.sample_wise),
+            "sample-wise FedSSA of local training": rounded(own.sample_wise),
+        }
+    return found
+
+
+def looked(runs: Runs, name: str, partition: str, clients: int, seed: int, target: str) -> tuple[Any, Any]:
+    """A finished run that did not look at a target, seen through one."""
+    experiment, result = runs.finished(name, partition, clients, seed)
+    return runs.on(experiment, target), result
+
+
+def plugged(runs: Runs, partition: str, seed: int) -> dict[str, dict[str, dict[str, Any]]]:
+    """Tables 3 and 9: each policy on the last client models of each method, by target."""
+    clients, found = PARTITIONS[partition][2], {}
+    for name in PLUGGED:
+        found[name] = {}
+        for target in conditions.TARGETS if name == "FedAvg" else SHOWN:
+            experiment, result = looked(runs, name, partition, clients, seed, target)
+            cell: dict[str, Any] = {"labels": similarity(experiment.federation)}
+            for words, policy in POLICIES.items():
+                custom = after_training(experiment, result, policy)
+                cell |= {"before": rounded(custom.before), words: rounded(custom.accuracy)}
+                cell[f"p, {words}"] = [round(float(value), 4) for value in custom.p]
+            found[name][target] = cell
+    return found
+
+
+def single(runs: Runs, partition: str, seed: int) -> dict[str, list[float]]:
+    """Table 4: the accuracy of every client's last model under FedAvg."""
+    clients = PARTITIONS[partition][2]
+    return {t: alone(*looked(runs, "FedAvg", partition, clients, seed, t)) for t in ("skew", "imbalanced 50")}
+
+
+def sensitivity(runs: Runs, partition: str, seed: int) -> dict[str, dict[str, float | None]]:
+    """Accuracies after training for other λ, rates and epochs, on FedAvg's last client models."""
+    found: dict[str, dict[str, float | None]] = {}
+    tried: dict[str, Mixing] = {f"lambda {v:g} {e:g}": Descent(v, e) for v in VARIANCES for e in ENTROPIES}
+    for words, kind in (("SGD", Descent), ("Adam", SelfSupervised)):
+        tried |= {f"rate {lr:g}, {words}": kind(lr=lr) for lr in RATES}
+        tried |= {f"epochs {e}, {words}": kind(epochs=e) for e in EPOCHS}
+    for target in SHOWN:
+        experiment, result = looked(runs, "FedAvg", partition, PARTITIONS[partition][2], seed, target)
+        found[target] = {k: rounded(after_training(experiment, result, p).accuracy) for k, p in tried.items()}
+    return found
+
+
+def repeated(runs: Runs, partition: str, seed: int) -> dict[str, dict[str, float | None]]:
+    """Table 3's first line again with another seed: each policy on FedAvg's last client models, on all targets."""
+    found: dict[str, dict[str, float | None]] = {}
+    for target in conditions.TARGETS:
+        experiment, result = looked(runs, "FedAvg", partition, PARTITIONS[partition][2], seed, target)
+        customs = {words: after_training(experiment, result, policy) for words, policy in REPEATED.items()}
+        before = rounded(next(iter(customs.values())).before)
+        found[target] = {"FedAvg": before} | {words: rounded(custom.accuracy) for words, custom in customs.items()}
+    return found
+
+
+def gains(seeds: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """The mean gain of each policy over FedAvg's own model, and those of the single seeds."""
+    lines = [
+        ["FedAvg", *(f"{100 * fmean(one[t]['FedAvg'] for one in seeds.values()):.2f}" for t in conditions.TARGETS)]
+    ]
+    for words in REPEATED:
+        line = [words]
+        for target in conditions.TARGETS:
+            each = [100 * (one[target][words] - one[target]["FedAvg"]) for one in seeds.values()]
+            line.append(f"{fmean(each):+.2f} ({', '.join(f'{value:+.2f}' for value in each)})")
+        lines.append(line)
+    return conditions.table(["", *conditions.TARGETS], lines)
+
+
+def percent(value: float | None) -> str:
+    """``98.21``."""
+    return "-" if value is None else f"{100 * value:.2f}"
+
+
+def page(found: Mapping[str, Any], words: str, rows: Mapping[str, Any]) -> list[str]:
+    """The tables of one partition; ``rows`` are the figures of table_1.py for table 4."""
+    text: list[str] = []
+    if "votes" in found:
+        text += ["", f"## {words}: without a target, sample by sample (table 2)", ""]
+        lines = []
+        for name in found["votes"]["skew"]:
+            paper = PAPER[2].get(name)
+            shown = [percent(found["votes"][target][name]) for target in SHOWN]
+            lines.append([name, *shown, *([f"{value:.2f}" for value in paper] if paper else ["-"] * 3)])
+        header = ["", *SHOWN, *(f"paper: {t}" for t in ("skew", "imb", "uniform"))]
+        text += [conditions.table(header, lines)]
+    if "plugged" in found:
+        text += ["", f"## {words}: after training (table 3)", ""]
+        lines = []
+        for name, cells in found["plugged"].items():
+            for policy in LEARNT:
+                shown = [f"{percent(c[policy])} ({100 * (c[policy] - c['before']):+.2f})"
+                         for c in (cells[t] for t in SHOWN)]  # fmt: skip
+                paper = [f"{a:.2f} ({gain:+.2f})" for a, gain in PAPER[3][name]]
+                lines.append([name, policy, *shown, *(paper if policy == "FedSSA" else [""] * 3)])
+        text += ["Accuracy, and in brackets the gain over the method's own server model.", ""]
+        header = ["method", "weights", *SHOWN, *(f"paper: {t}" for t in ("skew", "imb", "uniform"))]
+        text += [conditions.table(header, lines)]
+        if "seeds" in found:
+            text += [
+                "",
+                f"FedAvg with seeds {', '.join(found['seeds'])}: mean accuracy, and the mean gain of weights learnt",
+            ]
+            text += ["after training with that of each seed in brackets.", "", gains(found["seeds"])]
+        text += ["", f"## {words}: simple rules (table 9), on FedAvg's last client models", ""]
+        cells = found["plugged"]["FedAvg"]
+        rules = {"before": "FedAvg"} | {policy: policy for policy in ("similarity", "confidence", *LEARNT)}
+        lines = [[shown, *(percent(cells[t][key]) for t in cells)] for key, shown in rules.items()]
+        text += [conditions.table(["", *cells], lines)]
+    if "single" in found:
+        text += ["", f"## {words}: single client models (table 4)", ""]
+        lines = []
+        for target, each in found["single"].items():
+            others = [percent(rows.get(n, {}).get(target, {}).get("accuracy")) for n in BESIDE]
+            lines.append([target, *map(percent, each), *others])
+        clients = [f"L{k + 1}" for k in range(len(found["single"]["skew"]))]
+        text += [conditions.table(["target", *clients, *BESIDE], lines)]
+    if "sensitivity" in found:
+        text += ["", f"## {words}: other settings of the weights (tables 7 and 8, figures 4b to 4d)", ""]
+        text += [
+            f"After training, on FedAvg's last client models; accuracy on {', '.join(SHOWN)}. λ: by SGD at .01.",
+            "",
+        ]
+        tried = found["sensitivity"]
+        lines = [
+            [f"{e:g}", *(" / ".join(percent(tried[t][f"lambda {v:g} {e:g}"]) for t in SHOWN) for v in VARIANCES)]
+            for e in ENTROPIES
+        ]
+        text += [conditions.table(["λ_we", *(f"λ_var {v:g}" for v in VARIANCES)], lines), ""]
+        lines = [[key, *(percent(tried[t][key]) for t in SHOWN)] for key in tried["skew"] if key[:6] != "lambda"]
+        text += [conditions.table(["setting", *SHOWN], lines)]
+    return text
+
+
+def tables(results: dict[str, Any], rows: Mapping[str, Any]) -> str:
+    """All tables as Markdown."""
+    text = ["# Weights for client models of finished runs (FedSSA, tables 2, 3, 4 and 7 to 9, reduced)", ""]
+    text += ["Fashion-MNIST, at the scale of [table_1](table_1.md); accuracies in percent on each target. The paper's"]
+    text += [
+        "figures are those of CIFAR-10 and NIID-1 at full scale. `FedSSA`: weights by SGD at .01, λ_var 10; `FedSSA,"
+    ]
+    text += [
+        "Adam`: by Adam at .01, λ_var 1; λ_we .001. Sample-wise: Adam at .02, λ_var 1, ten steps, four pairs of views."
+    ]
+    for partition, (words, _, _) in PARTITIONS.items():
+        mine = {name: seeds.get(str(results["seed"]), {}) for name, seeds in rows.get(partition, {}).items()}
+        text += page(results["found"].get(partition, {}), words, mine)
+    text += ["", f"`{results['command']}`, seed {results['seed']}. {results['machine']}."]
+    return "\n".join([*text, *conditions.notes(results)])
+
+
+def report(results: dict[str, Any], out: Path) -> None:
+    """Store the results and write the tables."""
+    conditions.write(out / f"{NAME}.json", results)
+    conditions.write(out / f"{NAME}.md", tables(results, conditions.read(out / "table_1.json").get("runs", {})))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what is missing, partition by partition."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--partition", nargs="+", choices=PARTITIONS, default=["niid_1"])
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[], help="of FedAvg's runs, for gains seed by seed")
+    parser.add_argument("--rounds", type=int, default=Scale.rounds)
+    parser.add_argument("--images", type=int, default=Scale.images)
+    parser.add_argument("--runs", type=Path, default=Path("runs/ssa"), help="run directories")
+    parser.add_argument("--out", type=Path, default=conditions.RESULTS, help="tables and compact results")
+    parser.add_argument("--table", action="store_true", help="only write them again")
+    args = parser.parse_args(arguments)
+    empty = {"command": "python recipes/ssa/weights.py", "machine": "", "seed": args.seed, "notes": [], "found": {}}
+    results = {**empty, **conditions.read(args.out / f"{NAME}.json")}
+    if args.table:
+        report(results, args.out)
+        return 0
+    runs = Runs(args.runs, Scale(args.images, args.rounds))
+    results["machine"] = conditions.machine()
+    try:
+        for partition in args.partition:
+            found = results["found"].setdefault(partition, {})
+            for name, measure in (("single", single), ("plugged", plugged), ("votes", votes),
+                                  ("sensitivity", sensitivity)):  # fmt: skip
+                if name not in found:
+                    found[name] = measure(runs, partition, args.seed)
+                    report(results, args.out)
+            for seed in args.seeds:
+                if str(seed) not in found.setdefault("seeds", {}):
+                    found["seeds"][str(seed)] = repeated(runs, partition, seed)
+                    report(results, args.out)
+    except FedLoomError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""The recipes of models for a target run on a handful of pictures, and say what they are told to say."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from fedloom.mixing import SelfSupervised
+from fedloom.mixing.ssa import ssa_loss
+from fedloom.run.ensemble import sample_wise
+
+FOLDER = Path(__file__).parents[2] / "recipes" / "ssa"
+SMALL = ("--rounds", 1, "--images", 200)
+
+
+@pytest.fixture
+def conditions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The settings, with a folder behind them that looks like Fashion-MNIST."""
+    raw = tmp_path / "data" / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for split, samples in (("train", 300), ("t10k", 100)):
+        labels = np.arange(samples) % 10
+        images = random.integers(0, 50, (samples, 28, 28))
+        images[np.arange(samples), 2 * labels] += 200
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            shape = b"".join(n.to_bytes(4, "big") for n in array.shape)
+            (raw / f"{split}-{kind}-ubyte").write_bytes(
+                bytes([0, 0, 8, array.ndim]) + shape + array.astype(np.uint8).tobytes()
+            )
+    monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path / "data"))
+    monkeypatch.syspath_prepend(str(FOLDER))
+    module = importlib.import_module("conditions")
+    module.pool.cache_clear()
+    module.deal.cache_clear()
+    return module
+
+
+@pytest.fixture
+def recipe(conditions: ModuleType, tmp_path: Path) -> Callable[..., Path]:
+    """``recipe("table_1", "--only", "FedAvg")`` runs it for one round: where its results are."""
+
+    def run(name: str, *arguments: object, code: int = 0) -> Path:
+        where = ("--runs", tmp_path / "runs", "--out", tmp_path / "out")
+        assert importlib.import_module(name).main([str(a) for a in (*arguments, *where, *SMALL)]) == code
+        return tmp_path / "out"
+
+    return run
+
+
+def stored(out: Path, name: str) -> dict:
+    return json.loads((out / f"{name}.json").read_text())
+
+
+def test_the_methods_are_the_papers(conditions: ModuleType) -> None:
+    published = importlib.import_module("table_1").PUBLISHED
+    assert list(conditions.METHODS) == [*published, "FedSSA, Adam"]
+    for name, make in conditions.METHODS.items():
+        assert make().needs("target") == (name in conditions.AWARE), name
+    mixing = {name: conditions.METHODS[name]().mixing for name in ("AFL", "FedSSA", "FedSSA, Adam")}
+    assert mixing["AFL"].step == 0.001
+    assert (mixing["FedSSA"].variance, mixing["FedSSA"].entropy, mixing["FedSSA"].lr) == (10.0, 1e-3, 0.01)
+    assert mixing["FedSSA, Adam"] == SelfSupervised() != mixing["FedSSA"]
+    assert conditions.SEED != conditions.TUNING
+
+
+def test_table_1_trains_once_what_does_not_look_at_the_target(recipe: Callable[..., Path]) -> None:
+    only, targets = ("Local", "FedAvg", "FedSSA"), ["skew", "uniform"]
+    out = recipe("table_1", "--partition", "niid_1", "--only", *only, "--targets", *targets)
+    rows = stored(out, "table_1")["runs"]["niid_1"]
+    assert {name: list(seeds["1"]) for name, seeds in rows.items()} == dict.fromkeys(only, targets)
+    places = sorted(str(p.parent.relative_to(out.parent / "runs")) for p in (out.parent / "runs").rglob("summary.json"))
+    assert places == [
+        f"niid_1_5/{target}/{method}/seed1"
+        for target, method in (("none", "fedavg"), ("none", "local"), ("skew", "fedssa"), ("uniform", "fedssa"))
+    ]
+    for target, cell in rows["FedSSA"]["1"].items():
+        assert 0 <= cell["accuracy"] <= 1
+        assert sum(cell["p"]) == pytest.approx(1, abs=1e-3)
+        assert (cell["similarity"] == pytest.approx([1, 0, 0, 0, 0], abs=1e-2)) == (target == "skew")
+
+    text = (out / "table_1.md").read_text()
+    assert "200 training images, 1 rounds" in text
+    assert "| 95.60 | 84.34 | 82.61 |" in text  # the paper's
+    assert text.count("| FedSSA | skew |") == 1
+    assert (out / "table_1.png").read_bytes().startswith(b"\x89PNG")
+    recipe("table_1", "--table")
+    assert (out / "table_1.md").read_text() == text
+
+
+def test_what_is_stored_is_not_run_again(recipe: Callable[..., Path]) -> None:
+    wanted = ("--partition", "niid_2", "--only", "FedAvg", "--targets", "skew")
+    out = recipe("table_1", *wanted)
+    found = stored(out, "table_1")
+    for place in (out.parent / "runs").rglob("metrics.jsonl"):
+        place.unlink()
+    recipe("table_1", *wanted)
+    assert not list((out.parent / "runs").rglob("metrics.jsonl"))
+    assert stored(out, "table_1") == found
+    found["notes"] = ["It holds."]
+    (out / "table_1.json").write_text(json.dumps(found))
+    recipe("table_1", "--table")
+    assert (out / "table_1.md").read_text().endswith("## What holds and what does not\n\n- It holds.\n")
+
+
+def test_several_seeds_have_a_mean(recipe: Callable[..., Path]) -> None:
+    out = recipe("table_1", "--partition", "niid_1", "--only", "FedAvg", "--targets", "skew", "--seeds", 1, 2)
+    values = [100 * cells["skew"]["accuracy"] for cells in stored(out, "table_1")["runs"]["niid_1"]["FedAvg"].values()]
+    assert len(values) == 2
+    line = f"| FedAvg | {np.mean(values):.2f} ({np.std(values, ddof=1):.2f}) | {values[0]:.2f}, {values[1]:.2f} |"
+    assert line in (out / "table_1.md").read_text()
+
+
+def test_a_clients_own_model_is_measured_alone(conditions: ModuleType, tmp_path: Path) -> None:
+    runs = conditions.Runs(tmp_path / "runs", conditions.Scale(200, 1))
+    for name in ("Local", "FedAvg"):
+        experiment, result = runs.finished(name, "niid_1", 5, 1)
+        seen = runs.on(experiment, "imbalanced 10")
+        assert seen.federation.train.index.rows.tolist() == experiment.federation.train.index.rows.tolist()
+        each = conditions.alone(seen, result)
+        assert each == pytest.approx(sample_wise(seen, result).alone, abs=1e-5)
+        found = runs.figures(name, "niid_1", 5, 1, ["imbalanced 10"])["imbalanced 10"]["accuracy"]
+        assert (found == pytest.approx(np.mean(each), abs=1e-5)) or name != "Local"
+    assert runs.spent > 0
+
+
+def test_weights_are_learnt_for_finished_runs(recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("weights")
+    for name, value in (("VARIANCES", (10.0,)), ("ENTROPIES", (1e-3,)), ("RATES", (0.01,)), ("EPOCHS", (10,))):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(module, "PLUGGED", ("FedAvg", "SCAFFOLD"))
+    recipe("table_1", "--partition", "niid_1", "--only", "FedAvg", "--targets", "skew")
+    out = recipe("weights", "--seeds", 1)
+    found, rows = stored(out, "weights")["found"]["niid_1"], stored(out, "table_1")["runs"]["niid_1"]["FedAvg"]["1"]
+    plugged = found["plugged"]
+    assert {name: list(cells) for name, cells in plugged.items()} == {
+        "FedAvg": list(module.conditions.TARGETS), "SCAFFOLD": list(module.SHOWN)
+    }  # fmt: skip
+    for cells in plugged.values():
+        for cell in cells.values():
+            assert all(sum(cell[f"p, {policy}"]) == pytest.approx(1, abs=1e-3) for policy in module.POLICIES)
+    assert plugged["FedAvg"]["skew"]["before"] == rows["skew"]["accuracy"] == found["votes"]["skew"]["FedAvg"]
+    assert [len(each) for each in found["single"].values()] == [5, 5]
+    for target, tried in found["sensitivity"].items():  # the same point, however it is named
+        cell = plugged["FedAvg"][target]
+        assert tried["lambda 10 0.001"] == tried["rate 0.01, SGD"] == tried["epochs 10, SGD"] == cell["FedSSA"]
+        assert tried["rate 0.01, Adam"] == tried["epochs 10, Adam"] == cell["FedSSA, Adam"]
+    text = (out / "weights.md").read_text()
+    assert "| sample-wise FedSSA |" in text
+    again = found["seeds"]["1"]["skew"]
+    assert again["FedAvg"] == rows["skew"]["accuracy"]
+    assert again["SGD, λ_var 10"] == plugged["FedAvg"]["skew"]["FedSSA"]
+    gain = 100 * (again["similarity"] - again["FedAvg"])
+    assert f"| similarity | {gain:+.2f} ({gain:+.2f}) |" in text
+    assert "96.55 (+30.45)" in text
+    recipe("weights", "--table")
+    assert (out / "weights.md").read_text() == text
+
+
+def test_table_6_has_a_column_for_each_number_of_clients(recipe: Callable[..., Path]) -> None:
+    out = recipe("table_6", "--clients", 5, 20, "--only", "FedAvg", "FedSSA")
+    runs = stored(out, "table_6")["runs"]
+    assert {name: list(cells) for name, cells in runs.items()} == {"FedAvg": ["5", "20"], "FedSSA": ["5", "20"]}
+    assert len(runs["FedSSA"]["20"]["p"]) == 20
+    row = [f"{100 * runs['FedAvg'][k]['accuracy']:.2f}" for k in ("5", "20")]
+    assert f"| FedAvg | {row[0]} | - | {row[1]} | 65.10 | 65.15 | 77.94 |" in (out / "table_6.md").read_text()
+
+
+def test_weights_by_descent(conditions: ModuleType) -> None:
+    """One step from equal shares, against a difference quotient of the loss; samples by themselves, each its own."""
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.randn(2, 6, 3, 4, generator=generator, dtype=torch.float64) * 3
+    rule, start, h = conditions.Descent(variance=10.0, entropy=0.1, lr=0.5), torch.zeros(3, dtype=torch.float64), 1e-5
+    plus, minus = (
+        [ssa_loss(start + step * e, first, second, 10.0, 0.1).mean() for e in torch.eye(3, dtype=torch.float64)]
+        for step in (h, -h)
+    )
+    slope = (torch.stack(plus) - torch.stack(minus)) / (2 * h)
+    expected = torch.softmax(-0.5 * slope, -1)
+    torch.testing.assert_close(rule.learnt(start, [(first, second)]), expected, atol=1e-8, rtol=0)
+    assert not torch.allclose(rule.learnt(start, [(first, second)] * 2), expected)
+    apart = rule.learnt(start.expand(6, 3), [(first[None], second[None])])
+    alone = torch.stack([rule.learnt(start, [(first[i : i + 1], second[i : i + 1])]) for i in range(6)])
+    torch.testing.assert_close(apart, alone)
+
+
+def test_rank_correlation(conditions: ModuleType) -> None:
+    correlation = importlib.import_module("table_1").correlation
+    assert correlation({"p": [0.1, 0.2, 0.7], "similarity": [0.0, 0.5, 0.6]}) == 1
+    assert correlation({"p": [0.7, 0.2, 0.1], "similarity": [0.0, 0.5, 0.6]}) == -1
+    assert correlation({"p": [0.5, 0.5], "similarity": [0.0, 1.0]}) is None
+
+
+def test_without_data_it_says_so(
+    recipe: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path / "none"))
+    monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
+    for name in ("table_1", "weights", "table_6"):
+        out = recipe(name, code=2)
+        assert "FashionMNIST is not here" in capsys.readouterr().err
+        assert not (out / f"{name}.md").exists()
