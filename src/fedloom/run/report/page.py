@@ -16,6 +16,7 @@ from fedloom.run.report.groups import Group, group
 from fedloom.run.report.html import document, escape, picture, table
 from fedloom.run.report.objective import objective, recorded
 from fedloom.run.report.overview import header, settings_section
+from fedloom.run.report.regret import judged, regrets
 from fedloom.run.report.results import fairness_table, final_tables
 from fedloom.run.report.rundir import load
 from fedloom.run.report.series import scopes
@@ -86,6 +87,14 @@ def _mixing_plots(groups: Sequence[Group]) -> Iterator[Plot]:
             "The training losses of the model that a round's clients received, weighted by the coefficients that then "
             "mixed their updates: left in each round, right cumulated. Smaller is better. " + _band(groups),
             partial(objective, found),
+        )
+    if found := judged(groups):
+        yield Plot(
+            "regret",
+            "Regret",
+            "What the mixing coefficients lost, in decision losses -log(1 + ⟨p, r⟩), against the best fixed ones of "
+            "the whole run, where all clients' losses are known. One line a run; dotted, the bound of theorem 3.1.",
+            partial(regrets, found),
         )
 
 

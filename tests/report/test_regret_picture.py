@@ -1,0 +1,63 @@
+"""The regret of a run's mixing coefficients: which runs have one, and that it is what the metrics say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+
+from fedloom import methods
+from fedloom.core.method import Method
+from fedloom.data import federate
+from fedloom.metrics.regret import lipschitz, played, regret, silo_bound
+from fedloom.mixing.responses import respond
+from fedloom.models import models
+from fedloom.run.experiment import Evaluation, Experiment
+from fedloom.run.loop import run
+from fedloom.run.report import build
+from fedloom.run.report.page import read
+from fedloom.run.report.regret import curve, decisions, judged, transformation
+
+
+def trained(method: Method, out: Path, **settings) -> Path:
+    federation = federate("digits", "dirichlet_balanced", clients=5, seed=1)
+    make = lambda: models.make("logistic", classes=10, inputs=(1, 8, 8))  # noqa: E731
+    run(Experiment(method, federation, make, rounds=6, **settings), out)
+    return out
+
+
+@pytest.mark.parametrize("cdf", ["normal", "frechet"])
+def test_it_is_the_regret_of_the_recorded_coefficients(cdf: str, tmp_path: Path) -> None:
+    where = trained(methods.aaggff_s(cdf), tmp_path / "run")
+    (member,) = read([where])
+    (found,) = member.runs
+    assert transformation(found) == cdf
+    columns = parquet.read_table(where / "mixing.parquet")
+    p, losses = (columns[name].to_numpy().reshape(6, 5) for name in ("p", "loss"))
+    responses = np.array([respond(f, cdf, 1.0, 0.0, 0.0, 1 / 5) for f in losses])
+    series = curve(found)
+    assert series is not None
+    np.testing.assert_allclose(series.mean, regret(played(p), responses), rtol=0, atol=1e-12)
+    assert series.mean[-1] <= silo_bound(6, 5, lipschitz(0, 1 / 5))
+
+
+def test_only_runs_that_know_all_losses_have_one(tmp_path: Path) -> None:
+    some = trained(methods.aaggff_d(), tmp_path / "some", participation=0.4)
+    none = trained(methods.fedavg(), tmp_path / "none")
+    asked = trained(methods.fedavg(), tmp_path / "asked", evaluation=Evaluation(("global", "received")))
+    groups = judged(read([some, none, asked]))
+    known = {run.path.name for member in groups for run in member.runs if decisions(run) is not None}
+    assert known == {"asked"}
+    assert not judged(read([some, none]))
+    assert decisions(read([asked])[0].runs[0])[0].shape == (6, 5)  # type: ignore[index]
+    assert transformation(read([asked])[0].runs[0]) == "normal"
+
+
+def test_the_page_has_the_picture(tmp_path: Path) -> None:
+    where = [trained(methods.aaggff_s(), tmp_path / "a"), trained(methods.fedavg(), tmp_path / "b")]
+    build(where, tmp_path / "page")
+    assert (tmp_path / "page" / "figures" / "regret.png").stat().st_size > 5000
+    build(where[1:], tmp_path / "other")
+    assert not (tmp_path / "other" / "figures" / "regret.png").exists()
