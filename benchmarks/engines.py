@@ -161,7 +161,8 @@ def main() -> None:
     if args.compile:
         contestants["vmap compiled"] = ("vmap", {"chunk": 10, "compile": True})
     machine = {"cores": len(os.sched_getaffinity(0)), "machine": platform.machine(), "torch": torch.__version__}
-    found: dict[str, object] = {"machine": machine, "repeats": args.repeats}
+    command = f"python benchmarks/engines.py --repeats {args.repeats}"
+    found: dict[str, object] = {"command": command, "machine": machine, "repeats": args.repeats}
     with one_thread():
         if "overhead" in args.only:
             found["driver, 10 of 1 000 000 clients"] = driver_overhead(args.repeats)

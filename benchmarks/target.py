@@ -121,6 +121,7 @@ def main() -> None:
     with one_thread():
         found = compare(args.repeats, args.steps)
     found |= {
+        "command": f"python benchmarks/target.py --repeats {args.repeats} --steps {args.steps}",
         "repeats": args.repeats,
         "data": "fashion_mnist" if os.environ.get("FEDLOOM_DATA") else "random",
         "views": list(VIEWS),

@@ -213,7 +213,7 @@ def test_views_are_made_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert of.bench is not None
     sizes = []
     plain = Bench.views
-    monkeypatch.setattr("fedloom.core.logits.CHUNK", 6)
+    monkeypatch.setattr("fedloom.core.bench.CHUNK", 6)
     monkeypatch.setattr(Bench, "views", lambda self, x, *c: (sizes.append(len(x)), plain(self, x, *c))[1])
     p_of(SelfSupervised(), of)
     assert sizes == [6, 6, 6, 2]

@@ -28,15 +28,17 @@ def trained(method: Method, out: Path, **settings) -> Path:
     return out
 
 
-@pytest.mark.parametrize("cdf", ["normal", "frechet"])
-def test_it_is_the_regret_of_the_recorded_coefficients(cdf: str, tmp_path: Path) -> None:
-    where = trained(methods.aaggff_s(cdf), tmp_path / "run")
+@pytest.mark.parametrize(
+    ("cdf", "scale", "shape"), [("normal", 1.0, 0.0), ("frechet", 1.0, 0.0), ("weibull", 0.5, 3.0)]
+)
+def test_it_is_the_regret_of_the_recorded_coefficients(cdf: str, scale: float, shape: float, tmp_path: Path) -> None:
+    where = trained(methods.aaggff_s(cdf, scale, shape), tmp_path / "run")
     (member,) = read([where])
     (found,) = member.runs
-    assert transformation(found) == cdf
+    assert transformation(found) == (cdf, scale, shape)
     columns = parquet.read_table(where / "mixing.parquet")
     p, losses = (columns[name].to_numpy().reshape(6, 5) for name in ("p", "loss"))
-    responses = np.array([respond(f, cdf, 1.0, 0.0, 0.0, 1 / 5) for f in losses])
+    responses = np.array([respond(f, cdf, scale, shape, 0.0, 1 / 5) for f in losses])
     series = curve(found)
     assert series is not None
     np.testing.assert_allclose(series.mean, regret(played(p), responses), rtol=0, atol=1e-12)
@@ -52,7 +54,7 @@ def test_only_runs_that_know_all_losses_have_one(tmp_path: Path) -> None:
     assert known == {"asked"}
     assert not judged(read([some, none]))
     assert decisions(read([asked])[0].runs[0])[0].shape == (6, 5)  # type: ignore[index]
-    assert transformation(read([asked])[0].runs[0]) == "normal"
+    assert transformation(read([asked])[0].runs[0])[0] == "normal"
 
 
 def test_the_page_has_the_picture(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -18,6 +18,8 @@ from fedloom.core.batches import Augment
 
 if TYPE_CHECKING:
     from fedloom.core.plan import Plan
+
+CHUNK = 500  # inputs per forward pass: no more views than these are held at once
 
 
 @dataclass(frozen=True)
@@ -60,3 +62,38 @@ class Bench:
         """The inputs' numbers in random order, int64 [M]."""
         stream: np.random.Generator = rng.stream(self.plan.seed, "target order", round, *counters)
         return torch.from_numpy(stream.permutation(len(self.inputs)))
+
+
+@torch.no_grad()
+def logits_of(bench: Bench, models: Sequence[Tensor] | Tensor, buffers: Sequence[Tensor] | Tensor, x: Tensor) -> Tensor:
+    """Logits [N, K, C] of K models on inputs [N, ...]; models [K, P], one after the other, in evaluation mode."""
+    pairs = list(zip(models, buffers, strict=True))
+    parts = [torch.stack([bench.logits(*pair, part) for pair in pairs], 1) for part in x.split(CHUNK)]
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def view_logits(
+    bench: Bench, models: Sequence[Tensor] | Tensor, buffers: Sequence[Tensor] | Tensor, *counters: int
+) -> tuple[Tensor, Tensor]:
+    """Logits [M, K, C] of K models on two random views of all the bench's inputs.
+
+    The views depend on the seed and the counters, of which the first is the round; all models see the same ones.
+    """
+
+    def chunks() -> Iterator[tuple[Tensor, Tensor]]:
+        for number, x in enumerate(bench.inputs.split(CHUNK)):
+            views = bench.views(x, *counters, number)
+            yield logits_of(bench, models, buffers, views[0]), logits_of(bench, models, buffers, views[1])
+
+    first, second = zip(*chunks(), strict=True)
+    return torch.cat(first), torch.cat(second)
+
+
+def usable(*logits: Tensor) -> Tensor:
+    """Which models' logits [N, K, C] are finite on all inputs, bool [K].
+
+    >>> usable(torch.tensor([[[0.0, 1.0], [0.0, float("inf")]]]))
+    tensor([ True, False])
+    """
+    return torch.stack([z.isfinite().all(-1).all(0) for z in logits]).all(0)

@@ -108,16 +108,16 @@ class Processes:
         """The folds of the clients' blocks, in order; they are the caller's own."""
         self._announce(down)
         cut = blocks(len(clients))
-        todo, free = deque(enumerate(cut)), deque(range(len(self.slots)))
+        waiting, free = deque(enumerate(cut)), deque(range(len(self.slots)))
         done: dict[int, Fold] = {}
 
         def deal() -> None:
             """Give waiting blocks to workers that have room, the least busy first."""
-            while todo and free:
+            while waiting and free:
                 worker = min(self.workers, key=lambda w: len(w.tasks))
                 if len(worker.tasks) >= QUEUED:
                     return
-                number, block = todo.popleft()
+                number, block = waiting.popleft()
                 slot = free.pop()  # the one used last: its memory is still in the caches
                 members = clients[block.start : block.stop].tolist()
                 part = None if weights is None else weights[block.start : block.stop]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from fedloom.core.bench import usable, view_logits
 from fedloom.core.errors import ConfigError
-from fedloom.core.logits import usable, view_logits
 from fedloom.core.parts import Cohort, Mixing, Needs
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from fedloom.core.logits import logits_of, usable, view_logits
+from fedloom.core.bench import logits_of, usable, view_logits
 from fedloom.core.parts import Cohort, Mixing, Needs
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree

@@ -15,11 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.bench import Bench
+from fedloom.core.bench import CHUNK, Bench, logits_of, view_logits
 from fedloom.core.client import Plan
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation
-from fedloom.core.logits import CHUNK, logits_of, view_logits
 from fedloom.core.parts import Cohort, Mixing
 from fedloom.core.slots import label
 from fedloom.data.augment import pipeline

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div
 
-from fedloom.core.bench import Bench
+from fedloom.core.bench import Bench, logits_of, usable
 from fedloom.core.errors import ConfigError
-from fedloom.core.logits import logits_of, usable
 from fedloom.core.parts import Cohort, Needs, ServerOptimizer
 from fedloom.core.slots import servers
 from fedloom.core.tree import Tree

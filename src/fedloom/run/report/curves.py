@@ -12,10 +12,27 @@ from matplotlib.ticker import MaxNLocator
 from fedloom.run.report.canvas import dress, figure, legend, logarithmic, percent, thousands, title
 from fedloom.run.report.groups import Group
 from fedloom.run.report.palette import LIGHT, Theme
-from fedloom.run.report.series import COMMUNICATION, SCOPES, Scope, has, series
+from fedloom.run.report.series import COMMUNICATION, SCOPES, Scope, Series, has, series
 
 ROUNDS = "communication rounds"
 SENT = "parameters transmitted, down and up"
+
+
+def line(axes: Axes, member: Group, found: Series) -> None:
+    """A group's mean, and its band where it has several seeds."""
+    look = member.style
+    axes.plot(
+        found.x,
+        found.mean,
+        color=look.colour,
+        dashes=look.dash or (None, None),
+        linewidth=1.7,
+        marker=look.marker,
+        markersize=4.5 if len(found.x) > 1 else 7,
+        markevery=max(1, len(found.x) // 8),
+    )
+    if len(member.runs) > 1:
+        axes.fill_between(found.x, found.low, found.high, color=look.colour, alpha=0.16, linewidth=0)
 
 
 def _lines(axes: Axes, groups: Sequence[Group], key: str, x: str | None) -> None:
@@ -25,19 +42,7 @@ def _lines(axes: Axes, groups: Sequence[Group], key: str, x: str | None) -> None
         found = series(member, key, x)
         if found is None:
             continue
-        look = member.style
-        axes.plot(
-            found.x,
-            found.mean,
-            color=look.colour,
-            dashes=look.dash or (None, None),
-            linewidth=1.7,
-            marker=look.marker,
-            markersize=4.5 if len(found.x) > 1 else 7,
-            markevery=max(1, len(found.x) // 8),
-        )
-        if len(member.runs) > 1:
-            axes.fill_between(found.x, found.low, found.high, color=look.colour, alpha=0.16, linewidth=0)
+        line(axes, member, found)
         values.append(found.mean)
     together = np.concatenate(values) if values else np.zeros(0)
     if "accuracy" not in key and len(together) and 0 < together.min() < together.max() / 30:

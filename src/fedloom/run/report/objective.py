@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from fedloom.run.report.canvas import dress, figure, legend
-from fedloom.run.report.curves import ROUNDS
+from fedloom.run.report.curves import ROUNDS, line
 from fedloom.run.report.groups import Group
 from fedloom.run.report.palette import Theme
 from fedloom.run.report.rundir import Run
@@ -47,22 +47,9 @@ def objective(groups: Sequence[Group], theme: Theme) -> Figure:
     dress(left, theme, ROUNDS, "Σ p F")
     dress(right, theme, ROUNDS, "Σ p F, cumulated")
     for member in groups:
-        look = member.style
         for axes, found in ((left, series(member, OBJECTIVE)), (right, _summed(member))):
-            if found is None:
-                continue
-            axes.plot(
-                found.x,
-                found.mean,
-                color=look.colour,
-                dashes=look.dash or (None, None),
-                linewidth=1.7,
-                marker=look.marker,
-                markersize=4.5 if len(found.x) > 1 else 7,
-                markevery=max(1, len(found.x) // 8),
-            )
-            if len(member.runs) > 1:
-                axes.fill_between(found.x, found.low, found.high, color=look.colour, alpha=0.16, linewidth=0)
+            if found is not None:
+                line(axes, member, found)
     for axes in (left, right):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     legend(made, groups, theme)

@@ -35,19 +35,25 @@ def decisions(run: Run) -> tuple[NDArray[np.float64], NDArray[np.float64]] | Non
     return (found[0], found[1]) if len(clients) > 1 and np.isfinite(found).all() else None
 
 
-def transformation(run: Run) -> str:
-    """The name of the CDF in the run's own mixing policy, or the usual one."""
-    named = re.search(r"cdf='(\w+)'", str(run.facts.get("method.mixing", "")))
-    return named[1] if named and named[1] in CDFS else USUAL
+def transformation(run: Run) -> tuple[str, float, float]:
+    """Name, scale and shape of the CDF in the run's own mixing policy, or the usual one's."""
+    said = dict(re.findall(r"(\w+)='?([\w.+-]+)", str(run.facts.get("method.mixing", ""))))
+    if said.get("cdf") not in CDFS:
+        return USUAL, 1.0, 0.0
+    return said["cdf"], float(said["scale"]), float(said["shape"])
 
 
 def curve(run: Run) -> Series | None:
-    """Σ_{τ≤t} ℓ_τ(p^τ) - ℓ_τ(p*), by round: p* is the best fixed p for the whole run; None without all losses."""
+    """Σ_{τ≤t} ℓ_τ(p^τ) - ℓ_τ(p*), by round: p* is the best fixed p for the whole run; None without all losses.
+
+    Every policy is judged by responses from 0 to 1/K, those of AAggFF between silos.
+    """
     known = decisions(run)
     if known is None:
         return None
     p, losses = known
-    answer = partial(respond, cdf=transformation(run), scale=1.0, shape=0.0, low=0.0, high=1 / p.shape[1])
+    cdf, scale, shape = transformation(run)
+    answer = partial(respond, cdf=cdf, scale=scale, shape=shape, low=0.0, high=1 / p.shape[1])
     values = regret_of_losses(played(p), losses, answer)
     return Series(np.arange(1.0, len(values) + 1), values, values, values)
 
