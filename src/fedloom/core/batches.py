@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -28,18 +28,19 @@ def single(plan: Plan, rows: np.ndarray, client: int, round: int, step: int, pur
     """A client's mini-batch of one local step; ``purpose`` names the stream that decides its augmentation."""
     at = torch.from_numpy(rows)
     x = plan.data.arrays.x[at]
+    drawn = noise(plan, client, round, step, len(rows))
     if plan.augment is None:
-        return Batch(x, plan.data.labels(at, client))
+        return Batch(x, plan.data.labels(at, client), noise=drawn)
     views = (
         plan.augment(x, [(stream(plan, client, round, step, view, purpose), len(rows))])
         for view in range(1 + plan.twin)
     )
-    return Batch(next(views), plan.data.labels(at, client), twin=next(views, None))
+    return Batch(next(views), plan.data.labels(at, client), twin=next(views, None), noise=drawn)
 
 
 def padded(
     plan: Plan, rows: Sequence[np.ndarray], clients: Sequence[int], round: int, step: int, purpose: str = "augment"
-) -> dict[str, Tensor]:
+) -> dict[str, Any]:
     """The batch of one local step of several clients, by field: inputs [C, B, ...], targets and mask [C, B].
 
     Rows of weight zero, the client's own first one, fill up smaller batches; every other row is as in ``single``.
@@ -66,7 +67,28 @@ def padded(
     owners = torch.as_tensor(clients, device=arrays.y.device).repeat_interleave(width)
     found = dict(zip(("x", "twin"), views, strict=False)) | {"y": plan.data.labels(flat, owners)}
     made = {name: value.unflatten(0, at.shape) for name, value in found.items()}
-    return made | {"mask": real.to(x.device, plan.layout.dtype)}
+    made = made | {"mask": real.to(x.device, plan.layout.dtype)}
+    if not plan.method.hooks["draw"]:
+        return made
+    drawn = [noise(plan, c, round, step, len(r), width) for c, r in zip(clients, rows, strict=True)]
+    stacked = {p: {name: torch.stack([each[p][name] for each in drawn]) for name in t} for p, t in drawn[0].items()}
+    return made | {"noise": stacked}
+
+
+def noise(plan: Plan, client: int, round: int, step: int, rows: int, width: int = 0) -> dict[str, dict[str, Tensor]]:
+    """The random numbers of a local step, by the place of the part that asks for them, filled up to ``width`` rows."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for place, part in plan.method.hooks["draw"]:
+        drawn = part.draw(rng.stream(plan.seed, place, round, client, step), rows, plan.facts)
+        found[place] = {name: _filled(torch.as_tensor(v), width or rows, plan) for name, v in drawn.items()}
+    return found
+
+
+def _filled(value: Tensor, width: int, plan: Plan) -> Tensor:
+    value = value.to(plan.device, plan.layout.dtype) if value.is_floating_point() else value.to(plan.device)
+    if len(value) == width:
+        return value
+    return torch.cat([value, value.new_zeros(width - len(value), *value.shape[1:])])
 
 
 def stream(

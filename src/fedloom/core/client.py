@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from fedloom.core import tree
 from fedloom.core.local import Local
-from fedloom.core.parts import Batch, Context, Output
+from fedloom.core.parts import Batch, Context, Model, Output
 from fedloom.core.plan import Plan
 from fedloom.core.tree import Tree
 from fedloom.core.views import Moment, Pair, View
@@ -68,9 +68,10 @@ class Work:
 
     theta: Tensor  # all that is trained, shared parameters first, then what is private
     shared: int
-    momentum: Tensor | None
+    momentum: Tensor | None  # what the optimiser remembers, [P], or of Adam [2P]: the first moments, then the second
     contexts: dict[str, Context]
     scratch: Tensor | None = None  # [P], where a mixed model is to be written
+    number: int | Tensor = 0  # of the step under way
 
     @property
     def w(self) -> Tree:
@@ -103,7 +104,7 @@ def begin(plan: Plan, down: Broadcast, state: State, theta: Tensor, size: float 
     seen = contexts(plan, down, state, {}, size, steps)
     for place, part in plan.method.hooks["begin"]:
         seen[place] = seen[place]._replace(local=part.begin(seen[place]))
-    momentum = torch.zeros_like(theta) if plan.local.momentum else None
+    momentum = theta.new_zeros(plan.local.memory * len(theta)) if plan.local.memory else None
     return Work(theta, plan.layout.shared_size, momentum, seen)
 
 
@@ -121,12 +122,24 @@ def _objective(plan: Plan, out: Output, batch: Batch, contexts: Mapping[str, Con
     total: Tensor | float = 0.0
     for place, term in plan.method.hooks["loss"]:
         seen = out._replace(anchors=out.anchors[place]) if place in out.anchors else out  # each term sees its own
-        value: Tensor = term.loss(seen, batch, contexts[place])
-        if value.ndim:
-            value = value.mean() if batch.mask is None else (value * batch.mask).sum() / batch.mask.sum().clamp(min=1)
-        total = total + value
+        value: Tensor = term.loss(seen, own(batch, place), contexts[place])
+        total = total + (batch.mean(value) if value.ndim else value)
     assert isinstance(total, Tensor)
     return total
+
+
+def own(batch: Batch, place: str) -> Batch:
+    """The mini-batch with the random numbers of one part alone."""
+    return batch._replace(noise=batch.noise.get(place, {})) if batch.noise else batch
+
+
+def evolve(plan: Plan, seen: dict[str, Context], model: Model, batch: Batch) -> State:
+    """What parts change before a local step: their new constants, put into their contexts and returned."""
+    changed: State = {}
+    for place, part in plan.method.hooks["evolve"]:
+        changed[place] = part.evolve(seen[place], model, own(batch, place))
+        seen[place] = seen[place]._replace(local=changed[place])
+    return changed
 
 
 class Net(nn.Module):
@@ -137,12 +150,16 @@ class Net(nn.Module):
         self.model = model
         self.features = plan.method.needs("features")
         self.ends = bool(plan.ends)
+        self.answers = plan.method.answers
+        self.asked = plan.method.needs("model")
 
     def forward(self, x: Tensor, twin: Tensor | None = None, features: bool = False) -> Output:
         """Features come from the same forward pass as logits; the twin takes another one."""
         if self.ends:
             *early, last = self.model.ends(x)  # type: ignore[operator]
             return Output(last, early=tuple(early))
+        if not self.answers:
+            return Output(x.new_empty(0))
         if features or self.features:
             hidden = self.model.features(x)  # type: ignore[operator]
             out = Output(self.model.head(hidden), hidden)  # type: ignore[operator]
@@ -182,6 +199,7 @@ def advance(
     Returns:
         The mean of the views' losses, [].
     """
+    work.number = moment.step
     if not plan.viewed:
         grad, value = gradient(work.theta)
         step(plan, work, grad, lr)
@@ -269,6 +287,9 @@ def _moves(speed: float | Tensor) -> bool:
 def _descend(local: Local, work: Work, grad: Tensor, lr: float | Tensor, where: slice, speed: float | Tensor) -> None:
     """Weight decay, momentum and the step itself, for some of what is trained."""
     theta = work.theta[where]
+    if local.optimizer == "adam":
+        _adam(local, work, grad, lr, where, speed)
+        return
     momentum = None if work.momentum is None else work.momentum[where]
     if not isinstance(lr, Tensor) and not isinstance(speed, Tensor):  # one pass over memory instead of three
         buffers = [] if momentum is None else [momentum]
@@ -289,7 +310,20 @@ def _descend(local: Local, work: Work, grad: Tensor, lr: float | Tensor, where: 
     tree.axpy_(theta, -lr * speed, grad)
 
 
-def end(plan: Plan, work: Work, update: Tree) -> tuple[Tree, State, State]:
+def _adam(local: Local, work: Work, grad: Tensor, lr: float | Tensor, where: slice, speed: float | Tensor) -> None:
+    """m ← β₁m + (1-β₁)g, s ← β₂s + (1-β₂)g², θ ← θ - η m̂ / (√ŝ + 1e-8), with m̂ = m/(1-β₁ⁿ), ŝ = s/(1-β₂ⁿ)."""
+    assert work.momentum is not None
+    first, second = (moment[where] for moment in work.momentum.split(len(work.theta)))
+    if local.weight_decay:
+        grad = grad.add(work.theta[where], alpha=local.weight_decay)
+    one, two = (1 - beta ** (work.number + 1) for beta in (local.beta1, local.beta2))
+    on = (speed != 0).to(grad.dtype) if isinstance(speed, Tensor) else 1.0
+    first.mul_(1 - on * (1 - local.beta1)).add_(on * (1 - local.beta1) * grad)
+    second.mul_(1 - on * (1 - local.beta2)).add_(on * (1 - local.beta2) * grad.square())
+    tree.axpy_(work.theta[where], -lr * speed, first / one / ((second / two).sqrt() + 1e-8))
+
+
+def end(plan: Plan, work: Work, update: Tree, model: Model) -> tuple[Tree, State, State]:
     """Finish: the parts' view of the displacement θ^t - θ_i, the uploads, and the new states of all parts."""
     uploads: State = {}
     states: State = {}
@@ -301,6 +335,8 @@ def end(plan: Plan, work: Work, update: Tree) -> tuple[Tree, State, State]:
             uploads[place] = ended.uploads
         if ended.state:
             states[place] = ended.state
+    for place, part in plan.method.hooks["probe"]:
+        uploads[place] = uploads.get(place, {}) | part.probe(work.contexts[place], model)
     return update, uploads, states
 
 

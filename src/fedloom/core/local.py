@@ -13,10 +13,10 @@ from fedloom.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Local:
-    """How a client trains in one round: a fresh SGD over ``epochs`` passes or exactly ``steps`` mini-batches.
+    """How a client trains in one round: a fresh optimiser over ``epochs`` passes or exactly ``steps`` mini-batches.
 
     A step is, in this order: gradient of the objective plus corrections, clipping to norm ``clip``, weight decay
-    (g + wd·θ), momentum, θ ← θ - η_t·g, with η_t = lr · lr_decay^⌊t / decay_every⌋ in round t = 0, 1, ...
+    (g + wd·θ), momentum or Adam, θ ← θ - η_t·g, with η_t = lr · lr_decay^⌊t / decay_every⌋ in round t = 0, 1, ...
 
     Args:
         epochs: passes E over the client's data (ignored if ``steps`` is given).
@@ -29,6 +29,10 @@ class Local:
         nesterov: whether the momentum is Nesterov's.
         weight_decay: coefficient of θ added to the gradient after clipping.
         clip: largest Euclidean norm of the gradient over all parameters; None does not clip.
+        optimizer: ``sgd``, or ``adam`` (Kingma and Ba 2015; its moments start at zero every round too), where
+            ``momentum`` has no meaning. The papers use SGD but for networks that generate.
+        beta1: the decay of Adam's first moments.
+        beta2: and of the second ones.
 
     Raises:
         ConfigError: for values outside their range.
@@ -47,6 +51,9 @@ class Local:
     nesterov: bool = False
     weight_decay: float = 0.0
     clip: float | None = None
+    optimizer: str = "sgd"
+    beta1: float = 0.9
+    beta2: float = 0.999
 
     def __post_init__(self) -> None:
         checks = {
@@ -60,10 +67,18 @@ class Local:
             "nesterov needs momentum above 0": not self.nesterov or self.momentum > 0,
             "weight_decay must be at least 0": self.weight_decay >= 0,
             "clip must be positive": self.clip is None or self.clip > 0,
+            "optimizer must be sgd or adam": self.optimizer in ("sgd", "adam"),
+            "momentum is of sgd; adam has beta1": self.optimizer == "sgd" or self.momentum == 0,
+            "beta1 and beta2 must lie in [0, 1)": 0 <= self.beta1 < 1 and 0 <= self.beta2 < 1,
         }
         for sentence, holds in checks.items():
             if not holds:
                 raise ConfigError(f"local training: {sentence}.")
+
+    @property
+    def memory(self) -> int:
+        """How many numbers the optimiser remembers for each parameter."""
+        return 2 if self.optimizer == "adam" else int(self.momentum > 0)
 
     def rate(self, round: int) -> float:
         """η_t for round t."""

@@ -11,7 +11,10 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Adaptation, Drift, Mixing, Part, Personal, ServerOptimizer, Term, overrides
 from fedloom.core.slots import SLOTS, label
 
-HOOKS = ("init_server", "broadcast", "init_client", "begin", "anchors", "loss", "grad", "end", "server", "refine")
+HOOKS = (
+    "init_server", "found", "broadcast", "init_client", "begin", "anchors", "draw", "evolve", "loss", "grad", "end",
+    "probe", "server", "refine",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,11 @@ class Method:
                 f"adaptation {label(self.adaptation)!r} fits one model, but with personal {label(self.personal)!r} "
                 "a client has two."
             )
+        if self.needs("model") and self.adaptation.trains:
+            raise ConfigError(
+                f"{self.who_needs('model')} asks the model about inputs of its own, but adaptation "
+                f"{label(self.adaptation)!r} has a model only for the mini-batch at hand."
+            )
         if self.personal.private("body.weight") and self.personal.private("head.weight"):
             for slot, part in self.parts.items():
                 if part.needs.shared:
@@ -70,6 +78,11 @@ class Method:
     def hooks(self) -> dict[str, list[tuple[str, Any]]]:
         """For each hook, the parts that do something in it, with their places."""
         return {hook: [(place, part) for place, part in self.parts.items() if overrides(part, hook)] for hook in HOOKS}
+
+    @cached_property
+    def answers(self) -> bool:
+        """Whether some term looks at the model's output on the mini-batch, so that the model is a predictor."""
+        return any(part.needs.output for _, part in self.hooks["loss"])
 
     def needs(self, what: str) -> bool:
         """Whether any part needs a thing named in ``Needs``."""

@@ -6,10 +6,11 @@ life of a part during a round::
 
     server                                   client i (one of the cohort S_t)
     ------                                   --------------------------------
-    init_server(θ)  -> state   (once)        init_client(θ) -> state   (when it first takes part)
+    init_server(θ), found(facts) (once)      init_client(θ) -> state   (when it first takes part)
     broadcast(state) -> down   ------------> begin(ctx)  -> constants of this piece of local work
-                                             loss(out, batch, ctx), grad(g, w, ctx)   every step
-    server(state, Δ, reduced)  <------------ end(ctx, Δ_i) -> new state, uploads, Δ_i
+                                             draw(...), evolve(ctx, model, batch)     every step, and then
+                                             loss(out, batch, ctx), grad(g, w, ctx)
+    server(state, Δ, reduced)  <------------ end(ctx, Δ_i), probe(ctx, model) -> new state, uploads, Δ_i
       -> state, Δ'
     refine(state, θ, cohort) -> state, θ
 
@@ -51,6 +52,8 @@ class Needs:
     """What a part requires of the round, the model or the experiment; checked before anything runs.
 
     Attributes:
+        output: for a term, the model's output on the mini-batch; False for one that only asks ``out.model``.
+        model: the model itself, to be asked about other inputs than the mini-batch's.
         features: the model's features, besides its logits.
         twin: a second augmented view of every mini-batch, and the model's logits on it.
         teacher: a second, trained model that is run forward on every mini-batch.
@@ -66,6 +69,8 @@ class Needs:
         vmap: whether its hooks run under ``torch.func.vmap``.
     """
 
+    output: bool = True
+    model: bool = False
     features: bool = False
     twin: bool = False
     teacher: bool = False
@@ -84,20 +89,27 @@ class Needs:
 class Batch(NamedTuple):
     """One mini-batch: inputs [B, ...], targets [B] and, where rows are padding, a mask [B] of ones and zeros.
 
-    ``twin`` [B, ...] is another augmented view of the same samples, if some part needs it.
+    ``twin`` [B, ...] is another augmented view of the same samples, if some part needs it; ``noise`` holds the random
+    numbers for which a part's ``draw`` asked, each part seeing its own.
     """
 
     x: Tensor
     y: Tensor
     mask: Tensor | None = None
     twin: Tensor | None = None
+    noise: Mapping[str, Any] = {}
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of one number a row [B] over the rows that are not padding, []."""
+        return values.mean() if self.mask is None else (values * self.mask).sum() / self.mask.sum().clamp(min=1)
 
 
 class Output(NamedTuple):
     """What the model said: logits [B, C] and, if some part needs them, features [B, d] and the twin's logits [B, C].
 
     ``teacher`` are the teacher's logits [B, C]; ``anchors`` the features [B, d] of the models for which the part's own
-    ``anchors`` asked; ``early`` the logits [B, C] at the network's earlier ends, where those are trained too.
+    ``anchors`` asked; ``early`` the logits [B, C] at the network's earlier ends, where those are trained too; ``model``
+    is the module with the parameters that are being trained, differentiable, for parts that ask about other inputs.
     """
 
     logits: Tensor
@@ -106,6 +118,7 @@ class Output(NamedTuple):
     teacher: Tensor | None = None
     anchors: Mapping[str, Any] = {}
     early: tuple[Tensor, ...] = ()
+    model: Callable[..., Any] | None = None
 
 
 class Context(NamedTuple):
@@ -132,6 +145,27 @@ class Context(NamedTuple):
     clients: int
 
 
+class Facts(NamedTuple):
+    """What everybody may know of the experiment before anybody has trained.
+
+    Attributes:
+        inputs: shape of one input.
+        classes: how many class numbers there are.
+        low: the least value that an input can have, [channels, 1, 1] for images, else [].
+        high: the largest one.
+        rounds: T.
+        seed: of everything that is random.
+    """
+
+    inputs: tuple[int, ...]
+    classes: int
+    low: Tensor
+    high: Tensor
+    rounds: int
+    seed: int
+
+
+Model = Callable[..., Any]  # the client's module as it stands, called like the module
 Forward = Callable[[Tensor, Tensor], Output]  # (parameters [P], inputs [N, ...]) -> what the model says
 
 
@@ -158,6 +192,10 @@ class Part:
         """The part's state at the server before the first round."""
         return {}
 
+    def found(self, facts: Facts) -> Tree:
+        """More of the part's state at the server before the first round: what follows from the data's shape alone."""
+        return {}
+
     def broadcast(self, state: Tree) -> Tree:
         """What is sent down to every client of the cohort, besides θ."""
         return {}
@@ -169,6 +207,14 @@ class Part:
     def begin(self, ctx: Context) -> Tree:
         """Constants for this round's local work, seen later as ``ctx.local``."""
         return {}
+
+    def draw(self, draws: np.random.Generator, rows: int, facts: Facts) -> Mapping[str, np.ndarray]:
+        """The random numbers of one local step, one row a sample of its mini-batch; seen as ``batch.noise``."""
+        return {}
+
+    def evolve(self, ctx: Context, model: Model, batch: Batch) -> Tree:
+        """New ``ctx.local`` before a local step; ``model`` is the client's as it stands. Nothing is differentiated."""
+        return ctx.local
 
     def grad(self, grads: Tree, w: Tree, ctx: Context) -> Tree:
         """The corrected gradient at the shared parameters ``w``; ``grads`` may be overwritten and returned."""
@@ -184,6 +230,10 @@ class Part:
     def end(self, ctx: Context, update: Tree) -> Ended:
         """New client state, uploads and the update Δ_i = θ^t - θ_i, changed if the method says so."""
         return Ended(ctx.state, {}, update)
+
+    def probe(self, ctx: Context, model: Model) -> Tree:
+        """Uploads that the trained model is asked for, besides those of ``end``."""
+        return {}
 
     def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
         """New server state and the mixed update Δ, changed if the method says so.
@@ -233,6 +283,11 @@ class Personal(Part):
     def extras(self) -> tuple[float, ...]:
         """Where further trained numbers in [0, 1] start, one per number; they take plain steps."""
         return ()
+
+    @property
+    def kept(self) -> bool:
+        """Whether what is private outlives the round; otherwise every piece of local work starts from another one."""
+        return True
 
     def private(self, name: str) -> bool:
         """Whether the parameter or buffer of this name is private: kept at the client and never sent."""

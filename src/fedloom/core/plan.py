@@ -18,7 +18,7 @@ from fedloom.core.layout import Layout
 from fedloom.core.levels import Level, ladder
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.parts import overrides
+from fedloom.core.parts import Facts, overrides
 from fedloom.core.slots import label
 from fedloom.core.tree import Tree
 
@@ -30,7 +30,7 @@ class Plan:
     ``theta0`` [P] and ``buffers0`` are the freshly initialised model: private parameters start from it.
     ``report_models`` asks for every client's own displacement beside its upload (for the ``average`` evaluation).
     ``augment`` changes the inputs of every mini-batch, where there is one; ``teacher`` is a trained model that a part
-    of the objective compares with. ``rung`` is the level for which this is the plan, where clients have several.
+    of the objective compares with; ``rounds`` is T, as far as it is known. ``rung`` is the level for which this is the plan, where clients have several.
     """
 
     model: nn.Module
@@ -46,6 +46,7 @@ class Plan:
     augment: Augment | None = None
     teacher: nn.Module | None = None
     make: Callable[[], nn.Module] | None = None
+    rounds: int = 0
     rung: int | None = None
 
     @classmethod
@@ -56,6 +57,15 @@ class Plan:
         model = method.personal.whole(model)
         layout = Layout.of(model, method.personal.private)
         return cls(model, layout, method, data, local, *layout.read(model), seed=seed, device=device)
+
+    @cached_property
+    def facts(self) -> Facts:
+        """What everybody may know of the experiment."""
+        arrays = self.data.arrays
+        shape = (-1, *(1,) * (arrays.x.ndim - 2)) if arrays.mean else ()
+        mean, std = (self.theta0.new_tensor(values or default).reshape(shape) for values, default in
+                     ((arrays.mean, 0.0), (arrays.std, 1.0)))  # fmt: skip
+        return Facts(tuple(arrays.x.shape[1:]), arrays.classes, (0 - mean) / std, (1 - mean) / std, self.rounds, self.seed)
 
     @cached_property
     def ladder(self) -> tuple[Level, ...]:
@@ -84,7 +94,7 @@ class Plan:
         return (
             not self.viewed
             and not self.adapts
-            and not (self.method.hooks["grad"] or self.local.clip or self.local.weight_decay or self.local.momentum)
+            and not (self.method.hooks["grad"] or self.local.clip or self.local.weight_decay or self.local.memory)
         )
 
     @cached_property
@@ -105,17 +115,23 @@ class Plan:
             return self.layout.size + len(personal.extras)
         return self.layout.size - self.layout.shared_size
 
-    def first_private(self, client: int, shared: Tensor) -> Tensor:
-        """What a client keeps for itself when it first takes part, [private size]; ``shared`` is what it received."""
+    def first_private(self, client: int, shared: Tensor, round: int = 0) -> Tensor:
+        """What a client keeps for itself when it first takes part, [private size]; ``shared`` is what it received.
+
+        Where that is not kept, it is what the client starts from in this round.
+        """
         personal = self.method.personal
         if not personal.paired:
-            return self.theta0[self.layout.shared_size :]
-        v = shared
-        if personal.fresh:
-            with torch.random.fork_rng(devices=[]):
-                rng.seed_torch(self.seed, "personal model", client)
-                v = self.layout.read(self.remake())[0].to(shared.device)
+            begun = self.theta0 if personal.kept else self._another(round, client)
+            return begun[self.layout.shared_size :]
+        v = self._another(client) if personal.fresh else shared
         return torch.cat([v, shared.new_tensor(personal.extras)])
+
+    def _another(self, *counters: int) -> Tensor:
+        """The parameters [P] of another random initialisation."""
+        with torch.random.fork_rng(devices=[]):
+            rng.seed_torch(self.seed, "personal model", *counters)
+            return self.layout.read(self.remake())[0].to(self.theta0.device)
 
     def remake(self) -> nn.Module:
         """The model with other random initial parameters, as the default generator draws them.

@@ -37,6 +37,8 @@ class Server:
         """The state before the first round, from a freshly initialised model."""
         shared = {"shared": theta[: plan.layout.shared_size].clone()}
         states = {place: part.init_server(shared) for place, part in plan.method.hooks["init_server"]}
+        for place, part in plan.method.hooks["found"]:
+            states[place] = states.get(place, {}) | part.found(plan.facts)
         return cls(shared, buffers[: plan.layout.shared_buffers].clone(), states)
 
     def broadcast(self, plan: Plan) -> Broadcast:

@@ -46,7 +46,7 @@ class LiveClient:
         private = state.get("personal", {})
         self.theta[:split].copy_(down.shared["shared"])
         if plan.private_size and not (client is None and self.theta is not live.theta):
-            mine = private["private"] if private else plan.first_private(client or 0, down.shared["shared"])
+            mine = private["private"] if private else plan.first_private(client or 0, down.shared["shared"], down.round)
             self.theta[split:].copy_(mine)
         if self.theta is not live.theta:
             live.theta.copy_(down.shared["shared"])
@@ -81,6 +81,9 @@ class LiveClient:
             self.stage = f"step {number + 1} of {len(batches)}"
             data = fetch.single(plan, batch, client, down.round, number)
             support = fetch.single(plan, supports[number], client, down.round, number, "support") if supports else None
+            if plan.method.hooks["evolve"]:
+                with torch.no_grad():
+                    work.evolve(plan, job.contexts, self.net.model, data)
             if plan.plain:  # θ ← θ - η g with the gradients as they come: nothing is accumulated or copied
                 loss = work.loss(plan, self.outputs(data, job.contexts), data, job.contexts)
                 grads = torch.autograd.grad(loss, live.parameters, materialize_grads=True)
@@ -100,8 +103,8 @@ class LiveClient:
         plan, buffers = self.plan, self.live.buffers
         split, shared_buffers = plan.layout.shared_size, plan.layout.shared_buffers
         moved = tree.sub(down.shared, job.w)
-        update, uploads, states = work.end(plan, job, moved)
-        if plan.private_size:
+        update, uploads, states = work.end(plan, job, moved, self.net.model)
+        if plan.private_size and plan.method.personal.kept:
             states["personal"] = {"private": job.theta[split:].clone(), "buffers": buffers[shared_buffers:].clone()}
         moved = moved if plan.report_models else {}
         result = Result(client, update, buffers[:shared_buffers].clone(), uploads, states, moved, loss, steps)
@@ -123,8 +126,9 @@ class LiveClient:
 
     def outputs(self, data: Batch, seen: dict[str, Context]) -> Output:
         """What the parts may need of the model, and of the models it is compared with, on one batch."""
-        live = self.live
-        return work.companions(self.plan, self.net, self.net(data.x, data.twin), data.x, seen, live.theta, live.buffers)
+        live, out = self.live, self.net(data.x, data.twin)
+        out = out._replace(model=self.net.model) if self.net.asked else out
+        return work.companions(self.plan, self.net, out, data.x, seen, live.theta, live.buffers)
 
     def loss_of_received(self, down: Broadcast, client: int) -> float:
         """F_i(θ^t): the mean loss of the received model on all training data of the client, before local work."""

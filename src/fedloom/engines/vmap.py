@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from fedloom.core.adapting import objective
 from fedloom.core.client import Broadcast, Failure, Result, State, Work
 from fedloom.core.errors import ConfigError
 from fedloom.core.fold import Fold, folds
-from fedloom.core.parts import Batch
+from fedloom.core.parts import Batch, Model
 from fedloom.core.plan import Plan
 from fedloom.core.tree import Tree
 from fedloom.core.views import Moment
@@ -116,33 +117,40 @@ class Vmap:
         steps = lengths.to(dtype)
         sizes = torch.tensor([len(plan.data.index[c]) / plan.mean_size for c in members], dtype=dtype, device=device)
         private = [
-            state["personal"]["private"] if state.get("personal") else plan.first_private(c, down.shared["shared"])
+            state["personal"]["private"]
+            if state.get("personal")
+            else plan.first_private(c, down.shared["shared"], down.round)
             for c, state in zip(members, states, strict=True)
         ]
         buffers = torch.cat([down.buffers, plan.buffers0[plan.layout.shared_buffers :]])
         received = down.shared["shared"].expand(len(members), split)
         theta = torch.cat([received, torch.stack(private)], dim=1)  # [C, P]
         stacked = _stack([{k: t for k, t in state.items() if k != "personal"} for state in states])
-        momentum = torch.zeros_like(theta) if plan.local.momentum else torch.zeros(len(members), 0, device=device)
+        momentum = theta.new_zeros(len(members), plan.local.memory * theta.shape[1])
 
         def job(theta: Tensor, momentum: Tensor, state: State, local: State, size: Tensor, n: Tensor) -> Work:
-            known = momentum if plan.local.momentum else None
+            known = momentum if plan.local.memory else None
             return Work(theta, split, known, work.contexts(plan, down, state, local, size, n))
 
         def begin(theta: Tensor, state: State, size: Tensor, n: Tensor) -> State:
             begun = work.begin(plan, down, state, theta, size, n)
             return {place: ctx.local for place, ctx in begun.contexts.items() if ctx.local}
 
+        def module(at: Tensor) -> Model:
+            return lambda *x, **k: functional_call(self.net.model, plan.layout.named(at, buffers), x, k)
+
         def step(
             theta: Tensor, momentum: Tensor, state: State, local: State, size: Tensor, n: Tensor,
-            lr: Tensor, number: Tensor, draws: Tensor, fields: dict[str, Tensor], others: dict[str, Tensor],
-        ) -> Tensor:  # fmt: skip
+            lr: Tensor, number: Tensor, draws: Tensor, fields: dict[str, Any], others: dict[str, Any],
+        ) -> tuple[Tensor, State]:  # fmt: skip
             current = job(theta, momentum, state, local, size, n)
             batch = Batch(**fields)
+            changed = work.evolve(plan, current.contexts, module(theta), batch)
 
             def plain(at: Tensor) -> Tensor:
                 named = {f"model.{k}": v for k, v in plan.layout.named(at, buffers).items()}
                 out = functional_call(self.net, named, (batch.x, batch.twin))
+                out = out._replace(model=module(at)) if self.net.asked else out
                 out = work.companions(plan, self.net, out, batch.x, current.contexts, at, buffers)
                 return work.loss(plan, out, batch, current.contexts)
 
@@ -150,16 +158,16 @@ class Vmap:
             if plan.adapts:
                 value = objective(plan, self.net, buffers, Batch(**others), batch, current.contexts)
             moment = Moment(down.round, number, draws, plan.layout.spread)
-            return work.advance(plan, current, moment, lr, grad_and_value(value))
+            return work.advance(plan, current, moment, lr, grad_and_value(value)), changed
 
         def end(
             theta: Tensor, momentum: Tensor, state: State, local: State, size: Tensor, n: Tensor
         ) -> tuple[Tree, State, State, Tree]:
             current = job(theta, momentum, state, local, size, n)
             moved = tree.sub(down.shared, current.w)
-            return (*work.end(plan, current, moved), moved)
+            return (*work.end(plan, current, moved, module(theta)), moved)
 
-        fixed = (stacked, vmap(begin)(theta, stacked, sizes, steps), sizes, steps)
+        local = vmap(begin)(theta, stacked, sizes, steps)
         vstep = vmap(step, randomness="different")
         vstep = torch.compile(vstep, dynamic=False) if self.compile else vstep
         total = torch.zeros(len(members), dtype=dtype, device=device)
@@ -175,13 +183,18 @@ class Vmap:
                 draws = np.stack([plan.draws(down.round, c, number) for c in members])
                 draws = torch.as_tensor(draws).to(theta)
                 at = torch.full_like(active, number)
-                total += active * vstep(theta, momentum, *fixed, down.lr * active, at, draws, batch, other)
+                rates = down.lr * active
+                losses, changed = vstep(
+                    theta, momentum, stacked, local, sizes, steps, rates, at, draws, batch, other
+                )
+                total += active * losses
+                local |= changed
         with torch.no_grad():
-            update, uploads, new, moved = vmap(end)(theta, momentum, *fixed)
+            update, uploads, new, moved = vmap(end)(theta, momentum, stacked, local, sizes, steps)
         results = []
         for i, client in enumerate(members):
             mine = {place: {k: v[i].clone() for k, v in t.items()} for place, t in new.items()}
-            if plan.private_size:
+            if plan.private_size and plan.method.personal.kept:
                 mine["personal"] = {
                     "private": theta[i, split:].clone(),
                     "buffers": buffers[plan.layout.shared_buffers :].clone(),

@@ -3,7 +3,7 @@
 from fedloom.personal.interpolated import AdaptiveMixture, Subspace
 from fedloom.personal.nested import Apart, Depth, Width
 from fedloom.personal.paired import Ditto, Moreau
-from fedloom.personal.private import Body, Everything, Head
+from fedloom.personal.private import Body, Everything, Head, Renewed
 from fedloom.personal.sequential import HeadFirst
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Head",
     "HeadFirst",
     "Moreau",
+    "Renewed",
     "Subspace",
     "Width",
 ]

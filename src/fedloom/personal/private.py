@@ -18,6 +18,24 @@ class Everything(Personal):
         return True
 
 
+@personals.register(name="renewed")
+@dataclass(frozen=True)
+class Renewed(Personal):
+    """All parameters are private, and none outlives a round: each starts from another random initialisation.
+
+    For methods in which models are only a means, and something else crosses the network.
+    """
+
+    @property
+    def kept(self) -> bool:
+        """No."""
+        return False
+
+    def private(self, name: str) -> bool:
+        """Always."""
+        return True
+
+
 @personals.register(name="head")
 @dataclass(frozen=True)
 class Head(Personal):

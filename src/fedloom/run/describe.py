@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.core.local import Local
 from fedloom.core.plan import Plan
 from fedloom.data.augment import augmentation
 from fedloom.run.experiment import Experiment
 
+ADAM = ("beta1", "beta2")
 SAMPLED = 1000  # rows of the inputs that are looked at
 
 
@@ -31,7 +33,7 @@ def describe(experiment: Experiment, plan: Plan) -> dict[str, Any]:
     parts = {place: repr(part) for place, part in experiment.method.parts.items()}
     return {
         "method": {"name": experiment.method.name, "pooled": experiment.method.pooled, **parts},
-        "local": asdict(experiment.local),
+        "local": _local(experiment.local),
         "sampling": {
             "participation": experiment.participation,
             "cohort": experiment.cohort,
@@ -63,6 +65,12 @@ def describe(experiment: Experiment, plan: Plan) -> dict[str, Any]:
         "seed": experiment.seed,
         "dtype": experiment.dtype,
     }
+
+
+def _local(local: Local) -> dict[str, Any]:
+    """The settings of local training, of which those of an optimiser that is not used say nothing."""
+    found = asdict(local)
+    return found if local.optimizer != "sgd" else {k: v for k, v in found.items() if k not in ("optimizer", *ADAM)}
 
 
 def _beside(experiment: Experiment, plan: Plan) -> dict[str, Any]:

@@ -181,10 +181,17 @@ class Experiment:
                 f"{self.method.who_needs('teacher')} needs a trained model to learn from; "
                 "give its run directory, with teacher=runs/...."
             )
-        if self.method.needs("plain_sgd") and self.local.momentum:
+        if self.method.needs("plain_sgd") and self.local.memory:
+            has = f"not {self.local.momentum:g}" if self.local.momentum else f"not {self.local.optimizer}"
             raise ConfigError(
                 f"{self.method.who_needs('plain_sgd')} reads gradients from displacements and so needs "
-                f"local momentum 0, not {self.local.momentum:g}."
+                f"local momentum 0, {has}."
+            )
+        judged = [name for name in ("global", "clients", "average", "train", "received") if name in self.evaluation.on]
+        if not self.method.answers and judged:
+            raise ConfigError(
+                f"method {self.method.name!r} trains no predictor that evaluation.on={judged[0]} could judge; "
+                "use fedloom synthesize, which judges what it generates, or leave evaluation.on empty."
             )
         if self.augment:
             pipeline(self.augment, self.federation.train.arrays)  # refuses what does not suit the data

@@ -42,6 +42,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Pl
         report_models="average" in experiment.evaluation.on,
         augment=pipeline(experiment.augment, data.arrays) if experiment.augment else None,
         make=experiment.model,
+        rounds=experiment.rounds,
         teacher=_teacher(experiment, federation, device),
     )
     _private(experiment.method, plan)
@@ -55,6 +56,8 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Pl
             f"the model does not take inputs of shape {tuple(sample.shape[1:])}: {str(error).splitlines()[0]}"
         ) from error
     _levels(plan, sample)
+    if not experiment.method.answers:
+        return plan
     if not federation.train.arrays.y.is_floating_point() and out.shape[-1] < federation.classes:
         raise ConfigError(f"the model has {out.shape[-1]} outputs, but the data have {federation.classes} classes.")
     return plan
