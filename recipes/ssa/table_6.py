@@ -3,8 +3,9 @@
     FEDLOOM_DATA=... python recipes/ssa/table_6.py [--clients 5 20] [--only FedAvg FedSSA]
     python recipes/ssa/table_6.py --table                     # table again, from the stored results
 
-Scale and settings are those of table_1.py, whose runs with ten clients are used where they are there; the same images
-are dealt to more clients, so that each has fewer. Not run: 30 clients, and 50 with a fifth of them in a round.
+Scale and settings are those of table_1.py --scale small, whose runs with ten clients are used where they are there;
+the same images are dealt to more clients, so that each has fewer. Not run: 30 clients, and 50 with a fifth of
+them in a round.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def tables(results: dict[str, Any]) -> str:
     """The results as Markdown."""
     text = ["# The number of clients (FedSSA, table 6, reduced)", ""]
     text += [
-        "Accuracy in percent on the skew target of Fashion-MNIST, Dirichlet .5, at the scale of [table_1](table_1.md)."
+        "Accuracy in percent on the skew target of Fashion-MNIST, Dirichlet .5, at the scale of "
+        "[table_1_small](table_1_small.md)."
     ]
     text += ["Which target that is depends on the first client's labels and so on K; rows compare, columns do not.", ""]
     lines = []

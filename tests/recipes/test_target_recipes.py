@@ -136,9 +136,12 @@ def test_weights_are_learnt_for_finished_runs(recipe: Callable[..., Path], monke
     for name, value in (("VARIANCES", (10.0,)), ("ENTROPIES", (1e-3,)), ("RATES", (0.01,)), ("EPOCHS", (10,))):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(module, "PLUGGED", ("FedAvg", "SCAFFOLD"))
-    recipe("table_1", "--partition", "niid_1", "--only", "FedAvg", "--targets", "skew")
+    recipe("table_1", "--scale", "small", "--partition", "niid_1", "--only", "FedAvg", "--targets", "skew")
     out = recipe("weights", "--seeds", 1)
-    found, rows = stored(out, "weights")["found"]["niid_1"], stored(out, "table_1")["runs"]["niid_1"]["FedAvg"]["1"]
+    found, rows = (
+        stored(out, "weights")["found"]["niid_1"],
+        stored(out, "table_1_small")["runs"]["niid_1"]["FedAvg"]["1"],
+    )
     plugged = found["plugged"]
     assert {name: list(cells) for name, cells in plugged.items()} == {
         "FedAvg": list(module.conditions.TARGETS), "SCAFFOLD": list(module.SHOWN)
