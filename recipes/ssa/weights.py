@@ -221,7 +221,8 @@ def tables(results: dict[str, Any], rows: Mapping[str, Any]) -> str:
     text += [
         "Fashion-MNIST, at the scale of [table_1_small](table_1_small.md); accuracies in percent on each target. The "
         "paper's figures are those of CIFAR-10 and NIID-1 at full scale. `FedSSA`: weights by SGD at .01, λ_var 10; "
-        "`FedSSA, Adam`: by Adam at .01, λ_var 1; λ_we .001. Sample-wise: Adam at .02, λ_var 1, ten steps, four pairs of views."
+        "`FedSSA, Adam`: by Adam at .01, λ_var 1; λ_we .001. Sample-wise: Adam at .02, λ_var 1, ten steps, four pairs "
+        "of views."
     ]
     for partition, (words, _, _) in PARTITIONS.items():
         mine = {name: seeds.get(str(results["seed"]), {}) for name, seeds in rows.get(partition, {}).items()}
