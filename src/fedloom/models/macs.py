@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedloom.models.norm import SpectralLinear
+
 
 def _convolution(module: nn.Conv1d | nn.Conv2d, x: Tensor, out: Tensor) -> int:
     return out.numel() * module.weight[0].numel()
@@ -27,6 +29,7 @@ _COUNTS: dict[type[nn.Module], Callable[..., int]] = {
     nn.Conv1d: _convolution,
     nn.Conv2d: _convolution,
     nn.Linear: _linear,
+    SpectralLinear: _linear,
     nn.LSTM: _recurrent,
 }
 

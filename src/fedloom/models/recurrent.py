@@ -13,8 +13,10 @@ class Recurrent(nn.Module):
     """Token numbers [B, T] to hidden states: of the last position [B, d], or of every one [B, T, d].
 
     Under ``torch.func.vmap`` a forward pass works within a gradient, as on the ``vmap`` engine; without one PyTorch has
-    no batched form of its fused LSTM.
+    no batched form of its fused LSTM, so that several models cannot be evaluated as one (``stackable``).
     """
+
+    stackable = False
 
     def __init__(self, vocabulary: int, embedding: int, hidden: int, layers: int, every: bool) -> None:
         super().__init__()

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
 from fedloom.models.checks import image
 from fedloom.models.classifier import Classifier, models
-from fedloom.models.norm import Norm, normalisation
+from fedloom.models.norm import Norm, SpectralLinear, normalisation
+from fedloom.models.norm import activation as activated
 
 
 class Block(nn.Module):
     """A basic residual block: two 3x3 convolutions beside a shortcut."""
 
-    def __init__(self, before: int, after: int, stride: int, norm: Norm) -> None:
+    def __init__(self, before: int, after: int, stride: int, norm: Norm, act: Callable[[], nn.Module]) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
         self.norm1 = norm(after)
@@ -24,11 +24,12 @@ class Block(nn.Module):
         self.shortcut = nn.Sequential()
         if stride != 1 or before != after:
             self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), norm(after))
+        self.act = act()
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, before, H, W] to [B, after, H / stride, W / stride]."""
-        y = torch.relu(self.norm1(self.conv1(x)))
-        return torch.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+        y = self.act(self.norm1(self.conv1(x)))
+        return self.act(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
 class GlobalMean(nn.Module):
@@ -49,6 +50,8 @@ def residual(
     inputs: tuple[int, ...],
     norm: str = "group",
     groups: int = 2,
+    activation: str = "relu",
+    spectral: bool = False,
 ) -> Classifier:
     """A residual network: 3x3 stem, stages of basic blocks, global mean, linear head; all stages but the first halve.
 
@@ -61,22 +64,29 @@ def residual(
         inputs: (channels, height, width) of one image, of any size.
         norm: ``group`` or ``batch``.
         groups: groups of channels in group normalisation.
+        activation: ``relu``, or ``swish``.
+        spectral: whether the head's weight is divided by its largest singular value; see ``SpectralLinear``.
 
     Example:
+        >>> import torch
         >>> tiny = residual("tiny", 4, (4, 8), (1, 2), classes=3, inputs=(1, 6, 6))
         >>> tiny(torch.zeros(2, 1, 6, 6)).shape
         torch.Size([2, 3])
     """
     colours, _, _ = image(name, classes, inputs)
     make = normalisation(name, norm, groups, (stem, *widths))
-    body = nn.Sequential(nn.Conv2d(colours, stem, 3, 1, 1, bias=False), make(stem), nn.ReLU())
+    act = activated(name, activation)
+    body = nn.Sequential(nn.Conv2d(colours, stem, 3, 1, 1, bias=False), make(stem), act())
     before = stem
     for stage, (after, count) in enumerate(zip(widths, repeats, strict=True)):
         for number in range(count):
-            body.append(Block(before, after, 2 if stage and not number else 1, make))
+            body.append(Block(before, after, 2 if stage and not number else 1, make, act))
             before = after
     body.append(GlobalMean())
-    return Classifier(body, before, classes)
+    network = Classifier(body, before, classes)
+    if spectral:
+        network.head = SpectralLinear(before, classes)
+    return network
 
 
 _STAGES = {
@@ -94,24 +104,37 @@ _DOCUMENTATION = """
 
     Widths and repetitions as in Acar (2023), appendix A.1.5. Group normalisation is the default, as in the federated
     experiments: it keeps no statistics of the batches, which would differ from client to client. Batch normalisation
-    brings buffers that are aggregated like parameters.
+    brings buffers that are aggregated like parameters. Energy-based training takes ``activation="swish"`` and
+    ``spectral=True``, spectral normalisation of the last layer alone (Hahn, 2024, IV.4.1).
 
     Args:
         classes: number of classes.
         inputs: (channels, height, width) of one image, of any size; three of the four stages halve it.
         norm: ``group`` or ``batch``.
         groups: groups of channels in group normalisation (two, as Reddi et al., 2021); a divisor of every width.
+        activation: ``relu``, or ``swish`` x·σ(x).
+        spectral: divide the head's weight by its largest singular value.
 
     Raises:
-        ConfigError: for samples that are no images, an unknown normalisation, or groups that do not divide.
+        ConfigError: for samples that are no images, an unknown normalisation or activation, or groups that do not
+            divide.
 """
 
 
 def _member(name: str) -> Callable[..., Classifier]:
     widths, repeats = _STAGES[name]
 
-    def make(*, classes: int, inputs: tuple[int, ...], norm: str = "group", groups: int = 2) -> Classifier:
+    def make(
+        *,
+        classes: int,
+        inputs: tuple[int, ...],
+        norm: str = "group",
+        groups: int = 2,
+        activation: str = "relu",
+        spectral: bool = False,
+    ) -> Classifier:
         settings = {"classes": classes, "inputs": inputs, "norm": norm, "groups": groups}
+        settings |= {"activation": activation, "spectral": spectral}
         return residual(name, widths[0], widths, repeats, **settings)
 
     make.__name__ = make.__qualname__ = name

@@ -1,0 +1,1 @@
+"""Data sets that a federation makes: synthetic, labelled, at the server."""
