@@ -201,12 +201,25 @@ def test_rank_correlation(conditions: ModuleType) -> None:
     assert correlation({"p": [0.5, 0.5], "similarity": [0.0, 1.0]}) is None
 
 
+def test_the_terms_of_single_clients_are_fedssas(recipe: Callable[..., Path]) -> None:
+    module = importlib.import_module("ranking")
+    sure = torch.tensor([[[30.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]])  # one sample, two clients: sure, and clueless
+    cos, var = module.terms(sure, sure)
+    assert cos == pytest.approx([1, 1])
+    assert var == pytest.approx([3 / 16, 0], abs=1e-9)
+    one = ssa_loss(torch.tensor([40.0, -40.0]).double(), sure.double(), sure.double())  # all weight on the first
+    assert -float(one) == pytest.approx(cos[0] + var[0], abs=1e-6)
+    assert module.first([[3.0, 1.0], [0.0, 1.0], [2.0, 0.0]]) == 2
+    found = stored(recipe("ranking", "--seeds", 1), "ranking")["runs"]
+    assert {name: list(seeds) for name, seeds in found.items()} == {"images as they are": ["1"], "crop flip": ["1"]}
+
+
 def test_without_data_it_says_so(
     recipe: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path / "none"))
     monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
-    for name in ("table_1", "weights", "table_6"):
+    for name in ("table_1", "weights", "table_6", "ranking"):
         out = recipe(name, code=2)
         assert "FashionMNIST is not here" in capsys.readouterr().err
         assert not (out / f"{name}.md").exists()

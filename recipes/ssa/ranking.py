@@ -1,0 +1,150 @@
+"""Which client does FedSSA's loss favour? Its two terms for every client alone, round by round, under the skew target.
+
+    FEDLOOM_DATA=... python recipes/ssa/ranking.py [--seeds 1 2 3] [--images 12000] [--rounds 6]
+    python recipes/ssa/ranking.py --table                     # table again, from the stored results
+
+Under NIID-1 the target has the two classes of client 1, so that all weight belongs there. FedSSA can only find it if
+that client's model agrees with itself on two views more than the others do (cos), or is surer (var). This counts in how
+many rounds it does, for client models of FedAvg that were trained with and without the augmentation that makes the
+views. Fashion-MNIST, the skew target, five clients; images, rounds, epochs and the rate are reduced, see the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import conditions
+import numpy as np
+import torch
+from conditions import Scale
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from fedloom import Experiment, Local, Method
+from fedloom.core.bench import view_logits
+from fedloom.core.errors import FedLoomError
+from fedloom.core.parts import Cohort, Mixing, Needs
+from fedloom.core.tree import Tree
+from fedloom.data.augment import pipeline
+from fedloom.models import models
+from fedloom.objectives import CrossEntropy
+from fedloom.run.experiment import Evaluation
+
+NAME = "ranking"
+VIEWS = (("jitter", "blur"), ("crop", "flip"), ("crop", "flip", "jitter", "blur"))
+TRAINED = ((), ("crop", "flip"))
+SCALE = Scale(images=12_000, rounds=6, epochs=5, lr=0.02, tested=2000, unlabelled=1000)
+
+
+@dataclass(frozen=True)
+class Watched(Mixing):
+    """FedAvg's coefficients; and what FedSSA's terms are for every client alone is written down."""
+
+    seen: list[dict[str, list[float]]] = field(default_factory=list, compare=False)
+
+    needs = Needs(target=True, views=True, updates=True, shared=True)
+
+    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+        """By samples."""
+        assert cohort.bench is not None
+        models, found = cohort.models(), {}
+        for views in VIEWS:
+            bench = replace(cohort.bench, change=pipeline(views, cohort.bench.plan.data.arrays))
+            cos, var = terms(*view_logits(bench, models, cohort.buffers, cohort.round))
+            found[" ".join(views)] = {"cos": cos, "var": var}
+        self.seen.append(found)
+        return super().coefficients(state, cohort)
+
+
+def terms(first: Tensor, second: Tensor) -> tuple[list[float], list[float]]:
+    """The mean cosine between two views' predictions, and the mean variance, of every model alone, [K] each."""
+    one, other = (torch.softmax(z.double(), -1) for z in (first, second))  # [M, K, C]
+    var = (one.var(-1, correction=0) + other.var(-1, correction=0)) / 2
+    return cosine_similarity(one, other, dim=-1).mean(0).tolist(), var.mean(0).tolist()
+
+
+def look(scale: Scale, augment: tuple[str, ...], seed: int) -> dict[str, dict[str, list[list[float]]]]:
+    """For every kind of view, both terms of all clients in every round, [T][K]."""
+    federation = conditions.deal("niid_1", 5, "skew", seed, scale)
+    arrays, watched = federation.train.arrays, Watched()
+    shape = {"classes": arrays.classes, "inputs": tuple(arrays.x.shape[1:])}
+    Experiment(
+        Method("watched", (CrossEntropy(),), mixing=watched),
+        federation,
+        lambda: models.make("fedssa_cnn", **shape),
+        rounds=scale.rounds,
+        local=Local(epochs=scale.epochs, batch_size=64, lr=scale.lr),
+        augment=augment,
+        views=VIEWS[0],
+        evaluation=Evaluation(on=()),
+        seed=seed,
+    ).run()
+    return {
+        views: {term: [[round(v, 4) for v in each[views][term]] for each in watched.seen] for term in ("cos", "var")}
+        for views in watched.seen[0]
+    }
+
+
+def first(values: Sequence[Sequence[float]]) -> int:
+    """In how many rounds the first client has the largest value."""
+    return sum(int(np.argmax(row)) == 0 for row in values)
+
+
+def tables(results: dict[str, Any]) -> str:
+    """The counts as Markdown."""
+    scale = results["scale"]
+    text = ["# Does FedSSA's loss favour the right client?", ""]
+    text += [
+        "Fashion-MNIST, NIID-1, the skew target: all weight belongs to the first of five clients. In how many of "
+        f"{scale['rounds']} rounds does its model, alone, agree with itself on two views the most (cos), is it the "
+        "surest (var), and is it the best by both together (cos + var, λ_var = 1)? By chance: "
+        f"{scale['rounds'] / 5:g}. Client models of FedAvg, {scale['images']} images, {scale['epochs']} epochs at rate "
+        f"{scale['lr']:g}; seed by seed."
+    ]  # fmt: skip
+    header, body = ["trained with", "views", "cos", "var", "cos + var"], []
+    for trained, seeds in results["runs"].items():
+        for views in map(" ".join, VIEWS):
+            cos, var = ([each[views][term] for each in seeds.values()] for term in ("cos", "var"))
+            both = [np.add(a, b).tolist() for a, b in zip(cos, var, strict=True)]
+            body.append([trained, views, *(", ".join(str(first(v)) for v in which) for which in (cos, var, both))])
+    text += ["", conditions.table(header, body)]
+    text += ["", f"`{results['command']}`, seeds {', '.join(next(iter(results['runs'].values()), {}))}."]
+    text += [f"{results['machine']}."]
+    return "\n".join([*text, *conditions.notes(results)])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--images", type=int, default=SCALE.images)
+    parser.add_argument("--rounds", type=int, default=SCALE.rounds)
+    parser.add_argument("--out", type=Path, default=conditions.RESULTS)
+    parser.add_argument("--runs", type=Path, help="not used: a run takes less than a minute and is not kept")
+    parser.add_argument("--table", action="store_true", help="only write it again")
+    args = parser.parse_args(arguments)
+    scale = replace(SCALE, images=args.images, rounds=args.rounds)
+    empty = {"command": "python recipes/ssa/ranking.py", "machine": "", "notes": [], "runs": {}}
+    results: dict[str, Any] = {**empty, "scale": vars(scale), **conditions.read(args.out / f"{NAME}.json")}
+    try:
+        for augment in () if args.table else TRAINED:
+            rows = results["runs"].setdefault(" ".join(augment) or "images as they are", {})
+            for seed in args.seeds:
+                if str(seed) not in rows:
+                    rows[str(seed)] = look(scale, augment, seed)
+                    results |= {"machine": conditions.machine(), "scale": vars(scale)}
+                    conditions.write(args.out / f"{NAME}.json", results)
+        conditions.write(args.out / f"{NAME}.md", tables(results))
+    except FedLoomError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
