@@ -1,0 +1,162 @@
+"""Distillation in a federation with and without a guide: FedAvg, FedAvg + distillation, FedAvg + DiSK.
+
+    FEDLOOM_DATA=... python recipes/distill/federated.py [--seeds 0 1 2] [--rounds 40]
+    python recipes/distill/federated.py --table               # table and picture again, from the stored results
+
+What Acar's thesis, §7.2, proposes as the next step, on Fashion-MNIST: 20 clients hold the first 4000 training images,
+Dirichlet .3 over clients per class, and five of them take part in a round. A client trains a perceptron with 16 hidden
+units (12 730 parameters); the teacher is FedSSA's CNN with 6 and 16 channels (44 426), trained by ``centralised`` on
+the same images. The settings are those of §7.2: batches of 50, learning rate .1 times .998 a round, weight decay 5e-4,
+temperature 3.5, alpha .1; with one local epoch and clip 10. Runs go on from their last checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import matplotlib
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import pages
+
+from fedloom import methods
+from fedloom.core.errors import FedLoomError
+from fedloom.core.federation import Federation
+from fedloom.core.local import Local
+from fedloom.core.method import Method
+from fedloom.data import federate, partitions, sources
+from fedloom.models import models
+from fedloom.run.experiment import Evaluation, Experiment
+from fedloom.run.loop import run
+
+RESULTS = Path(__file__).parent / "results"
+SAMPLES, TESTED, CLIENTS, COHORT, CONCENTRATION = 4000, 2000, 20, 5, 0.3
+INPUTS = {"classes": 10, "inputs": (1, 28, 28)}
+STUDENT, TEACHER = partial(models.make, "mlp", hidden=(16,), **INPUTS), partial(models.make, "fedssa_cnn", **INPUTS)
+CASES: dict[str, Method] = {
+    "FedAvg": methods.fedavg(),
+    "FedAvg + distillation": methods.distill(alpha=0.1, tau=3.5),
+    "FedAvg + DiSK": methods.disk(alpha=0.1, tau=3.5),
+}
+COLOURS = dict(zip(CASES, ("#444444", "#d9902f", "#0b6e99"), strict=True))
+
+
+def data(seed: int) -> Federation:
+    """The first images of Fashion-MNIST, dealt by class."""
+    images = sources.make("fashion_mnist")
+    train, test = images.train.take(torch.arange(SAMPLES)), images.test.take(torch.arange(TESTED))
+    drawn = replace(images, train=train, test=test)
+    return federate(drawn, partitions.make("dirichlet", alpha=CONCENTRATION), CLIENTS, seed, held_out=0.0)
+
+
+def teacher(federation: Federation, seed: int, epochs: int) -> Experiment:
+    """Centralised training of the larger network; a round is an epoch."""
+    local = Local(epochs=1, batch_size=50, lr=0.1, lr_decay=0.9, weight_decay=5e-4, clip=10)
+    return Experiment(
+        methods.centralised(), federation, TEACHER, rounds=epochs, local=local, seed=seed,
+        evaluation=Evaluation(on=("global",), every=epochs), config={"model": {"name": "fedssa_cnn"}},
+    )  # fmt: skip
+
+
+def experiment(method: Method, federation: Federation, known: Path, seed: int, rounds: int) -> Experiment:
+    """One run of the table."""
+    local = Local(epochs=1, batch_size=50, lr=0.1, lr_decay=0.998, weight_decay=5e-4, clip=10)
+    return Experiment(
+        method, federation, STUDENT, rounds=rounds, cohort=COHORT, local=local, seed=seed,
+        teacher=known if method.needs("teacher") else None, evaluation=Evaluation(on=("global",), every=2),
+    )  # fmt: skip
+
+
+def curve(path: Path) -> dict[str, Any]:
+    """What a run directory says of the server model."""
+    history = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    measured = [record for record in history if "global/accuracy" in record]
+    return {
+        "rounds": [record["round"] for record in measured],
+        "accuracy": [round(record["global/accuracy"], 4) for record in measured],
+        "seconds": round(sum(record["seconds"] for record in history), 1),
+        "up": round(history[0]["comm/up_params"] / COHORT),
+        "down": round(history[0]["comm/down_params"] / COHORT),
+    }
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    rows = []
+    for name in CASES:
+        if cells := list(results["runs"].get(name, {}).values()):
+            last = [100 * cell["accuracy"][-1] for cell in cells]
+            best = [100 * max(cell["accuracy"]) for cell in cells]
+            rows.append((name, spread(last), spread(best), str(cells[0]["up"]), str(cells[0]["down"]),
+                         f"{mean(cell['seconds'] for cell in cells):.0f}"))  # fmt: skip
+    head = ("method", "last accuracy, %", "best accuracy, %", "numbers up a client", "numbers down", "seconds")
+    teachers = [100 * cell["accuracy"][-1] for cell in results["runs"].get("teacher", {}).values()]
+    text = ["# A teacher at the clients, with and without a guide", "", pages.table(head, rows), ""]
+    text += [f"Test accuracy of the server model, {len(teachers)} seeds, ± standard deviation. The teacher has "
+             f"{spread(teachers)} %.", "", f"`{results['command']}`. {results.get('machine', '')}."]  # fmt: skip
+    return "\n".join(text + pages.notes(results))
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation."""
+    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def picture(results: dict[str, Any], path: Path) -> None:
+    """Test accuracy against rounds, a line a seed."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    for name in CASES:
+        for number, cell in enumerate(results["runs"].get(name, {}).values()):
+            label = name if number == 0 else None
+            axis.plot(cell["rounds"], [100 * a for a in cell["accuracy"]], color=COLOURS[name], alpha=0.7, label=label)
+    axis.set(xlabel="rounds", ylabel="test accuracy, %")
+    axis.legend(frameon=False)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train a teacher for every seed, then run what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--epochs", type=int, default=12, help="of the teachers' training")
+    parser.add_argument("--runs", type=Path, default=Path("runs/distill/federated"), help="run directories")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="table, picture and compact results")
+    parser.add_argument("--table", action="store_true", help="only write them again")
+    args = parser.parse_args(arguments)
+    stored = args.out / "federated.json"
+    results = {"command": "python recipes/distill/federated.py", "notes": [], "runs": {}} | pages.read(stored)
+    try:
+        for seed in () if args.table else args.seeds:
+            federation, known = data(seed), args.runs / f"teacher_{seed}"
+            run(teacher(federation, seed, args.epochs), known, resume=known.exists())
+            results["runs"].setdefault("teacher", {})[str(seed)] = curve(known)
+            for name, method in CASES.items():
+                where = args.runs / f"{name.replace(' ', '_')}_{seed}"
+                run(experiment(method, federation, known, seed, args.rounds), where, resume=where.exists())
+                results["runs"].setdefault(name, {})[str(seed)] = curve(where)
+                pages.write(stored, results | {"machine": pages.machine()})
+    except FedLoomError as error:
+        print(error, file=sys.stderr)
+        return 2
+    results = pages.read(stored)
+    pages.write(args.out / "federated.md", table(results))
+    picture(results, args.out / "federated.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

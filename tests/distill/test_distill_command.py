@@ -1,0 +1,126 @@
+"""``fedloom distill``: the default, run directories, going on, mistakes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+Cli = Callable[..., Any]
+QUICK = ("epochs=4", "teaching_epochs=2", "teacher.hidden=[16]")
+
+
+def summary(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / "summary.json").read_text())
+
+
+def test_by_default_three_methods_learn_from_one_teacher(cli: Cli, tmp_path: Path):
+    code, out, err = cli("distill", *QUICK)
+    assert (code, err) == (0, "")
+    (parent,) = (tmp_path / "runs").glob("*/*-ce-kd-disk")
+    for name in ("ce-0", "kd-0", "disk-0", "teacher"):
+        assert summary(parent / name)["status"] == "finished"
+    assert summary(parent / "disk-0")["passes"] == summary(parent / "kd-0")["passes"] == 4
+    assert (parent / "figures" / "distill.png").read_bytes().startswith(b"\x89PNG")
+    lines = out.splitlines()
+    table = next(number for number, line in enumerate(lines) if line.startswith("method "))
+    assert [line.split()[0] for line in lines[table + 1 : table + 5]] == ["teacher", "ce", "kd", "disk"]
+    assert "round 1/4" in out
+    code, again, _ = cli("distill", f"resume={parent}")
+    assert code == 0
+    assert "round" not in again, "everything was there"
+    assert again.splitlines()[1:6] == lines[table : table + 5]
+
+
+def test_one_run_has_everything_in_its_directory(cli: Cli, tmp_path: Path):
+    words = ("method=disk", "method.alpha=0.3", "method.delta=0.1", "seed=3", "out=there", *QUICK)
+    assert cli("distill", "-q", *words).code == 0
+    stored: Any = OmegaConf.to_container(OmegaConf.load("there/config.yaml"))
+    assert stored["command"] == "distill"
+    assert (stored["method"]["alpha"], stored["method"]["delta"], stored["seed"]) == (0.3, 0.1, 3)
+    assert stored["versions"]["fedloom"]
+    names = {path.name for path in Path("there").iterdir()}
+    wanted = {"config.yaml", "metrics.jsonl", "summary.json", "checkpoint", "citations.bib", "model.safetensors"}
+    assert wanted | {"guide.parquet", "teacher", "figures"} <= names
+    assert "kag2023" in Path("there/citations.bib").read_text()
+    records = [json.loads(line) for line in Path("there/metrics.jsonl").read_text().splitlines()]
+    assert [record["passes"] for record in records] == [1, 4]
+    assert records[-1]["guide/delta"] == 0.1
+    code, _, err = cli("distill", *words)
+    assert (code, "exists already" in err) == (2, True)
+    code, _, err = cli("distill", "method=kd", "teacher=there/teacher", "out=again", "epochs=2")
+    assert (code, err) == (0, "")
+    assert summary(tmp_path / "again")["teacher"]["accuracy"] == summary(tmp_path / "there")["teacher"]["accuracy"]
+    recipe = ("there/config.yaml", "method.alpha=0.4", "--dry-run")
+    assert "alpha: 0.4" in cli("distill", *recipe).out
+
+
+def test_several_values_are_a_sweep(cli: Cli, tmp_path: Path):
+    words = ("method=kd", "method.alpha=0.1,0.9", "seed=1,2", "out=sweep", *QUICK)
+    code, out, _ = cli("distill", "-m", "-q", *words)
+    assert code == 0
+    names = {path.name for path in (tmp_path / "sweep").iterdir() if (path / "summary.json").exists()}
+    assert names == {"teacher", *(f"kd-alpha={a}-{s}" for a in (0.1, 0.9) for s in (1, 2))}
+    assert "kd, alpha=0.9, seed 2" in out
+
+
+MISTAKES = {
+    "distill method=dsik": "unknown method of distillation 'dsik'; did you mean 'disk'?",
+    "distill metod=disk": "unknown key 'metod'; did you mean 'method'?",
+    "distill method=kd method.top=3": "'kd' has no setting 'top'; there are: alpha, tau, warm",
+    "distill method=kd method.alpha=2": "an alpha in [0, 1], not 2",
+    "distill method=kd method.tau=0": "a finite temperature tau > 0",
+    "distill method=disk method.top=0": "top=1, not 0",
+    "distill method=disk method.least=60": "the guide: 0 <= least <= most must hold",
+    "distill method=disk method.alpha=much": "method.alpha is 'much', but it must be a number",
+    "distill teacher=nix": "neither a run directory nor a model",
+    "distill teacher=runs/nix": "not a run directory",
+    "distill data=digit": "did you mean 'digits'?",
+    "distill model=mpl": "did you mean 'mlp'?",
+    "distill model.classes=3": "model 'mlp' has no setting 'classes'",
+    "distill training.lrr=1": "training has no setting 'lrr'; did you mean 'lr'?",
+    "distill training.batch_size=1": "batch_size must be at least 2",
+    "distill budget=time": "budget is 'time', but it must be one of passes and published",
+    "distill epochs=4 warm=4": "the budget of 4 passes is spent before the method begins",
+    "distill epochs=1.5": "epochs is 1.5, but it must be a whole number",
+    "distill validation=1": "validation is 1, but it must lie in [0, 1)",
+    "distill samples=5000": "5000 training samples are asked for, but there are 1442",
+    "distill method=ce start=nix": "starts from scratch",
+    "distill method=kd start=nix teacher=mlp": "nix is not a run directory",
+    "distill cache=attic": "unknown cache 'attic'",
+    "distill device=gpu": "unknown device 'gpu'",
+    "distill augment=crp": "unknown augmentation 'crp'; did you mean 'crop'?",
+    "distill model=fedssa_cnn": "at least 16 by 16",
+    "distill seed=1,2": "add -m",
+    "distill seed": "write it as key=value",
+    "distill resume=nix": "'nix' is not a run directory",
+    "distill resume=nix seed=1": "cannot be combined",
+    "distill --nix": "has no option '--nix'",
+    "distill nix.yaml": "there is no file 'nix.yaml'",
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_mistake(line: str, cli: Cli, tmp_path: Path):
+    code, out, err = cli(*line.split(" "))
+    assert (code, out) == (2, "")
+    assert MISTAKES[line] in err
+    assert err.startswith("fedloom: ")
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_federated_run_is_continued_elsewhere(cli: Cli):
+    assert cli("run", "-q", "method=fedavg", "rounds=1", "clients=5", "out=there").code == 0
+    code, _, err = cli("distill", "resume=there")
+    assert (code, "fedloom run resume=there" in err) == (2, True)
+
+
+def test_help(cli: Cli):
+    out = cli("distill", "--help").out
+    assert "budget=published" in out
+    assert max(map(len, out.splitlines())) <= 120

@@ -1,0 +1,114 @@
+"""A method with part of it switched off is the simpler method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.distilling import Problem, weights
+from torch import Tensor
+
+from fedloom.distill import Distiller, Guide, ce, disk, distillers, fitnet, kd, semckd, simkd, simkd_disk, work
+from fedloom.distill.terms import Labels, Response
+
+
+@pytest.fixture
+def no_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guide that never helps."""
+    monkeypatch.setattr(
+        "fedloom.distill.guide.GuideNet.forward", lambda self, features, logits: features.new_zeros(len(features))
+    )
+    monkeypatch.setattr(work, "guide_pass", lambda *args: 0.0)
+
+
+@pytest.mark.usefixtures("no_help")
+@pytest.mark.parametrize("problem", ["vectors", "images"])
+def test_disk_without_help_is_distillation(problem: str, request: pytest.FixtureRequest):
+    here: Problem = request.getfixturevalue(problem)
+    helpless = here.experiment(disk(0.3, tau=4.0, tau_s=4.0, delta=1e9, passes=1)).run()
+    plain = here.experiment(kd(0.3, tau=4.0)).run()
+    torch.testing.assert_close(weights(helpless.model), weights(plain.model), rtol=0, atol=1e-12)
+    assert [r["global/accuracy"] for r in helpless.history] == [r["global/accuracy"] for r in plain.history]
+
+
+@pytest.mark.usefixtures("no_help")
+@pytest.mark.parametrize("problem", ["vectors", "images"])
+def test_guided_features_without_help_are_simkd(problem: str, request: pytest.FixtureRequest):
+    here: Problem = request.getfixturevalue(problem)
+    helpless = here.experiment(simkd_disk(passes=1)).run()
+    plain = here.experiment(simkd(warm=True)).run()
+    assert torch.equal(weights(helpless.model), weights(plain.model))
+    assert [r["train/loss"] for r in helpless.history] == [r["train/loss"] for r in plain.history]
+
+
+@pytest.mark.parametrize("method", [kd(1.0, warm=False), fitnet(1.0, beta=0.0), semckd(1.0, beta=0.0)])
+def test_labels_alone_are_cross_entropy(images: Problem, method: Distiller):
+    torch.testing.assert_close(
+        weights(images.experiment(method).run().model), weights(images.experiment(ce()).run().model), rtol=0, atol=1e-12
+    )
+
+
+def test_hints_without_weight_are_distillation(images: Problem):
+    hinted = images.experiment(fitnet(0.3, beta=0.0)).run()
+    plain = images.experiment(kd(0.3, warm=False)).run()
+    torch.testing.assert_close(weights(hinted.model), weights(plain.model), rtol=0, atol=1e-12)
+
+
+def test_the_warm_start_is_a_run_of_cross_entropy(vectors: Problem, tmp_path: Path):
+    first = vectors.experiment(ce(), epochs=3).run(tmp_path / "ce")
+    assert first.summary["passes"] == 3
+    for method in (kd(), disk(delta=0.2)):
+        warmed = vectors.experiment(method, epochs=9, warm=3).run()
+        begun = vectors.experiment(method, epochs=9, start=tmp_path / "ce").run()
+        assert torch.equal(weights(warmed.model), weights(begun.model))
+        assert warmed.summary["passes"] == begun.summary["passes"] == 9
+
+
+def test_full_help_on_all_classes_frees_the_student_of_easy_answers():
+    """With g = 1 the loss is -ττ_s Σ t log(1 + s): never positive, and 0 for no answer at all."""
+    from fedloom.distill.selective import guided
+
+    student, teacher = torch.randn(9, 4, dtype=torch.float64), torch.randn(9, 4, dtype=torch.float64)
+    free = guided(student, teacher, torch.ones(9, dtype=torch.float64), 4.0, 2.0, 4)
+    held = guided(student, teacher, torch.zeros(9, dtype=torch.float64), 4.0, 2.0, 4)
+    assert bool((free < 0).all())
+    assert bool((held > 0).all())
+
+
+@dataclass(frozen=True)
+class Doubled(Labels):
+    """A term of one's own: the labels, twice."""
+
+    def guided(self, view: Tensor, teacher: object, y: Tensor, g: Tensor, tau_s: float) -> Tensor:
+        return 2 * super().guided(view, None, y, g, tau_s)
+
+
+def test_a_method_of_ones_own_is_a_record(vectors: Problem):
+    own = Distiller("own", (Doubled(0.25), Response(0.5)), warm=False)
+    plain = kd(0.5, warm=False)
+    assert torch.allclose(
+        weights(vectors.experiment(own).run().model), weights(vectors.experiment(plain).run().model), atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("budget", ["passes", "published"])
+@pytest.mark.parametrize("name", distillers.names())
+def test_passes_are_counted(images: Problem, name: str, budget: str):
+    method = distillers.make(name)
+    run = images.experiment(method, epochs=8, budget=budget, every=2).run()
+    assert run.summary["protocol"] == budget
+    if budget == "passes":
+        assert run.summary["passes"] == 8
+        return
+    assert run.summary["passes"] == (8 if method.warm else 0) + 8 * method.passes
+    assert run.summary["warm"] == (8 if method.warm else 0)
+    assert run.summary["forwards"] == (8 if method.guide is not None else 0)
+
+
+def test_a_guide_needs_a_listener():
+    with pytest.raises(ValueError, match="no term listens"):
+        Distiller("deaf", (Labels(),), Guide())
+    with pytest.raises(ValueError, match="no terms"):
+        replace(ce(), terms=())

@@ -1,0 +1,206 @@
+"""Losses and layers beside independent NumPy derivations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from helpers.distilling import Problem
+from torch import Tensor, nn
+
+from fedloom.distill import Taps, disk, fitnet, kd, semckd, simkd
+from fedloom.distill.attention import Attention, SemanticAttention
+from fedloom.distill.guide import GuideNet
+from fedloom.distill.learner import make_learner
+from fedloom.distill.method import Pair
+from fedloom.distill.taps import Said
+from fedloom.distill.terms import Hint, Labels, Response, Reuse, Selective, SelectiveReuse
+
+N, C = 6, 4
+
+
+def softmax(z: np.ndarray) -> np.ndarray:
+    e = np.exp(z - z.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+@pytest.fixture
+def pair() -> Pair:
+    """What two networks with two maps each say."""
+    draw = torch.Generator().manual_seed(3)
+
+    def said(width: int, sizes: list[tuple[int, int]]) -> Said:
+        maps = tuple(torch.rand(N, c, s, s, generator=draw, dtype=torch.float64) for c, s in sizes)
+        logits = torch.randn(N, C, generator=draw, dtype=torch.float64)
+        return Said(logits, torch.randn(N, width, generator=draw, dtype=torch.float64), maps)
+
+    return Pair(said(5, [(2, 8), (3, 4)]), said(7, [(4, 8), (6, 2)]), torch.arange(N) % C)
+
+
+def convolved(x: np.ndarray, layer: nn.Module) -> np.ndarray:
+    """A convolution without stride, by loops over the kernel."""
+    assert isinstance(layer, nn.Conv2d)
+    w = layer.weight.detach().numpy()
+    p = w.shape[2] // 2
+    wide = np.pad(x, ((0, 0), (0, 0), (p, p), (p, p)))
+    height, width = x.shape[2:]
+    out = sum(
+        np.einsum("nchw,oc->nohw", wide[:, :, i : i + height, j : j + width], w[:, :, i, j])
+        for i in range(w.shape[2])
+        for j in range(w.shape[3])
+    )
+    bias = 0 if layer.bias is None else layer.bias.detach().numpy()[:, None, None]
+    return np.asarray(out + bias)
+
+
+def normalised(x: np.ndarray) -> np.ndarray:
+    """Batch normalisation as it starts: mean 0, variance 1 over the batch."""
+    axes = (0, *range(2, x.ndim))
+    return (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + 1e-5)
+
+
+def shrunk(x: np.ndarray, size: int) -> np.ndarray:
+    n, c, h, _ = x.shape
+    k = h // size
+    return x.reshape(n, c, size, k, size, k).mean((3, 5))
+
+
+def relu(x: np.ndarray) -> np.ndarray:
+    return np.maximum(x, 0)
+
+
+def through(x: np.ndarray, layers: nn.Module) -> np.ndarray:
+    """Convolution, normalisation, ReLU, as often as they come."""
+    for layer in layers.children():
+        if isinstance(layer, nn.Conv2d):
+            x = convolved(x, layer)
+        elif isinstance(layer, nn.Linear):
+            x = x @ layer.weight.detach().numpy().T + (0 if layer.bias is None else layer.bias.detach().numpy())
+        else:
+            x = normalised(x) if isinstance(layer, nn.BatchNorm2d | nn.BatchNorm1d) else relu(x)
+    return x
+
+
+def close(found: Tensor, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-10, atol=1e-12)
+
+
+def numpy(t: Tensor) -> np.ndarray:
+    return t.detach().numpy()
+
+
+def test_labels_and_answers(pair: Pair):
+    s, t = numpy(pair.student.logits), numpy(pair.taught.logits)
+    close(Labels(0.5).loss(pair, None), -0.5 * np.log(softmax(s)[np.arange(N), numpy(pair.y)]))
+    a, b = softmax(t / 3), softmax(s / 3)
+    close(Response(2.0, tau=3.0).loss(pair, None), 2 * 9 * (a * np.log(a / b)).sum(1))
+
+
+def test_selective_answers(pair: Pair):
+    s, t = numpy(pair.student.logits), numpy(pair.taught.logits)
+    g = np.linspace(0, 1, N)
+    a, b = softmax(t / 4), softmax(s / 2)
+    for i in range(N):
+        b[i, np.argsort(-t[i])[:2]] += g[i]
+    expected = -4 * 2 * (a * np.log(b)).sum(1)
+    close(Selective(1.0, 4.0, None, 2).loss(pair, None, torch.from_numpy(g), tau_s=2.0), expected)
+    close(Selective(1.0, 4.0, 2.0, 2).loss(pair, None, torch.from_numpy(g), tau_s=9.0), expected)
+
+
+def test_hint(pair: Pair):
+    term = Hint(3.0, layer=-1)
+    layers = term.layers(sizes(pair.student), sizes(pair.taught), N)
+    assert layers is not None
+    layers.double()
+    came = through(shrunk(numpy(pair.student.maps[1]), 2), layers.body)  # type: ignore[arg-type]
+    expected = 3 * ((came - numpy(pair.taught.maps[1])) ** 2).mean((1, 2, 3))
+    close(term.loss(pair, layers), expected)
+
+
+def test_reused_head_on_features(pair: Pair):
+    term = Reuse(2.0)
+    layers = term.layers(sizes(pair.student), sizes(pair.taught), N)
+    assert layers is not None
+    layers.double()
+    d = ((through(numpy(pair.student.features), layers) - numpy(pair.taught.features)) ** 2).mean(1)
+    close(term.loss(pair, layers), 2 * d)
+    g = np.linspace(0, 1, N)
+    close(SelectiveReuse(2.0).loss(pair, layers, torch.from_numpy(g)), 2 * (1 - g) * d)
+
+
+def test_reused_head_on_maps(pair: Pair):
+    term = Reuse()
+    student, teacher = sizes(pair.student)._replace(pooled=True), sizes(pair.taught)._replace(pooled=True)
+    layers = term.layers(student, teacher, N)
+    assert layers is not None
+    layers.double()
+    came = through(shrunk(numpy(pair.student.maps[1]), 2), layers.body)  # type: ignore[arg-type]
+    close(term.loss(pair, layers), ((came - numpy(pair.taught.maps[1])) ** 2).mean((1, 2, 3)))
+    close(term.features(pair.student, layers), came.mean((2, 3)))
+
+
+def test_attention(pair: Pair):
+    term = SemanticAttention(2.0, width=5)
+    layers = term.layers(sizes(pair.student), sizes(pair.taught), N + 2)
+    assert isinstance(layers, Attention)
+    layers.double()
+
+    def embedded(maps: Tensor, mlp: nn.Module) -> np.ndarray:
+        flat = numpy(maps).reshape(N, -1)
+        similar = flat @ flat.T
+        rows = np.concatenate([similar / np.linalg.norm(similar, axis=1, keepdims=True), np.zeros((N, 2))], 1)
+        first, _, second = mlp.children()
+        out = relu(rows @ numpy(first.weight).T + numpy(first.bias)) @ numpy(second.weight).T + numpy(second.bias)  # type: ignore[arg-type]
+        return out / np.linalg.norm(out, axis=1, keepdims=True)
+
+    queries = np.stack([embedded(m, q) for m, q in zip(pair.student.maps, layers.queries, strict=True)], 1)
+    keys = np.stack([embedded(m, k) for m, k in zip(pair.taught.maps, layers.keys, strict=True)], 1)
+    alpha = softmax(np.einsum("nsw,ntw->nst", queries, keys))
+    close(layers.weights(pair.student.maps, pair.taught.maps), alpha)
+    expected = np.zeros(N)
+    for i, s in enumerate(pair.student.maps):
+        for j, t in enumerate(pair.taught.maps):
+            size = min(s.shape[2], t.shape[2])
+            body = layers.projections[i][j].body  # type: ignore[index]
+            came = through(shrunk(numpy(s), size), body)
+            expected += alpha[:, i, j] * ((came - shrunk(numpy(t), size)) ** 2).mean((1, 2, 3))
+    close(term.loss(pair, layers), 2 * expected / 2)
+
+
+def sizes(said: Said):
+    from fedloom.distill.taps import Sizes
+
+    maps = tuple((m.shape[1], m.shape[2], m.shape[3]) for m in said.maps)
+    return Sizes(said.logits.shape[1], said.features.shape[1], maps, pooled=False)
+
+
+def test_guide(pair: Pair):
+    net = GuideNet(7, C).double()
+    said = np.concatenate([numpy(pair.taught.features), numpy(pair.taught.logits)], 1)
+    hidden = through(said, net.body)
+    logit = hidden @ numpy(net.head.weight)[0] + numpy(net.head.bias)[0]
+    close(net(pair.taught.features, pair.taught.logits), 1 / (1 + np.exp(-logit)))
+    assert [p.shape[0] for p in net.parameters() if p.ndim == 2] == [64, 128, 1]
+
+
+def test_the_deployed_model_is_the_teachers_head_on_the_students_features(images: Problem):
+    learner, (own, theirs) = make_learner(
+        simkd(), images.student().double(), images.teacher, (1, 8, 8), 16, 0, torch.float64
+    )
+    assert own.pooled
+    assert theirs.pooled
+    x = images.data.test.x
+    learner.eval()
+    said = learner.hears(x)
+    expected = images.teacher.head(learner.of(0)(said.maps[-1]).mean((2, 3)))  # type: ignore[operator, misc]
+    torch.testing.assert_close(learner(x), expected)
+
+
+@pytest.mark.parametrize("method", [kd(), disk(), fitnet(), semckd(), simkd()])
+def test_the_loss_of_a_method_is_the_sum_of_its_terms(images: Problem, method):
+    learner, _ = make_learner(method, images.student().double(), images.teacher, (1, 8, 8), 16, 0, torch.float64)
+    x, y = images.data.train.x[:16], images.data.train.y[:16]
+    with torch.no_grad():
+        pair = Pair(learner.hears(x), Taps(images.teacher.eval(), maps=True)(x), y)
+        each = [term.loss(pair, learner.of(n)) for n, term in enumerate(method.terms)]
+        torch.testing.assert_close(learner.losses(pair), sum(each))

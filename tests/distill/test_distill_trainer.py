@@ -1,0 +1,322 @@
+"""What training changes and what it does not: turns, caches, checkpoints, selection."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from helpers.distilling import Problem, weights
+from torch import Tensor, nn
+
+from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError
+from fedloom.data import federate
+from fedloom.distill import (
+    Distiller,
+    Splits,
+    Training,
+    ce,
+    disk,
+    distillers,
+    fitnet,
+    kd,
+    semckd,
+    simkd,
+    simkd_disk,
+    work,
+)
+from fedloom.distill.lessons import Lessons, Wanted
+from fedloom.distill.records import published, selected
+from fedloom.run.console import Quiet
+
+
+def snapshot(module: nn.Module) -> Tensor:
+    return torch.cat([t.detach().reshape(-1).double() for t in module.state_dict().values()]).clone()
+
+
+@pytest.mark.parametrize("method", [disk(), simkd_disk()])
+def test_guide_and_student_move_in_turns(images: Problem, method: Distiller, monkeypatch: pytest.MonkeyPatch):
+    before_teacher = snapshot(images.teacher)
+    moved: list[str] = []
+    guides: list[nn.Module] = []
+    real_guide, real_student = work.guide_pass, work.student_pass
+
+    def guide_pass(bench: Any, method: Any, now: Any, net: nn.Module, *rest: Any) -> float:
+        student, own = snapshot(learners[0]), snapshot(net)
+        value = real_guide(bench, method, now, net, *rest)  # type: ignore[arg-type]
+        assert torch.equal(student, snapshot(learners[0])), "the guide's pass left the student alone"
+        assert not torch.equal(own, snapshot(net))
+        moved.append("g")
+        guides.append(net)
+        return value
+
+    def student_pass(bench: Any, learner: nn.Module, *rest: Any) -> float:
+        own = snapshot(learner)
+        guide = snapshot(guides[-1]) if guides else None
+        value = real_student(bench, learner, *rest)  # type: ignore[arg-type]
+        assert not torch.equal(own, snapshot(learner))
+        if guide is not None:
+            assert torch.equal(guide, snapshot(guides[-1])), "the student's pass left the guide alone"
+        moved.append("s")
+        return value
+
+    learners: list[nn.Module] = []
+    real_look = work.look
+
+    def look(bench: Any, learner: nn.Module, *rest: Any) -> Any:
+        learners[:] = [learner]
+        own = snapshot(learner)
+        found = real_look(bench, learner, *rest)  # type: ignore[arg-type]
+        assert torch.equal(own, snapshot(learner)), "looking changes no statistics"
+        return found
+
+    monkeypatch.setattr(work, "guide_pass", guide_pass)
+    monkeypatch.setattr(work, "student_pass", student_pass)
+    monkeypatch.setattr(work, "look", look)
+    images.experiment(method, epochs=6, warm=1).run()
+    assert "".join(moved) == "s" + "gggsss" + "gggss", "three passes each, as far as the budget goes"
+    assert torch.equal(before_teacher, snapshot(images.teacher))
+
+
+def test_the_guide_spends_what_it_may(vectors: Problem):
+    def spent(delta: float) -> float:
+        method = disk(delta=delta, least=50.0, most=50.0, guide_lr=0.01, top=1)
+        return vectors.experiment(method, epochs=13, warm=1).run().history[-1]["guide/spent"]
+
+    little, much = spent(0.02), spent(1.0)
+    assert little < much / 2, (little, much)
+
+
+@pytest.mark.parametrize("name", [name for name in distillers.names() if name != "ce"])
+def test_no_method_trains_the_teacher(images: Problem, name: str):
+    before = snapshot(images.teacher)
+    result = images.experiment(
+        distillers.make(name), epochs=2, warm=1 if "disk" in name or name == "kd" else None
+    ).run()
+    assert torch.equal(before, snapshot(images.teacher))
+    assert result.summary["teacher"]["parameters"] == sum(p.numel() for p in images.teacher.parameters())
+
+
+@pytest.mark.parametrize("method", [kd(), disk(), fitnet(), semckd(), simkd(), simkd_disk()])
+def test_kept_answers_are_the_teachers(images: Problem, method: Distiller, tmp_path: Path):
+    runs = [
+        images.experiment(method, cache=mode).run(tmp_path / mode, checkpoint_every=3)
+        for mode in ("none", "memory", "disk")
+    ]
+    for other in runs[1:]:
+        torch.testing.assert_close(weights(other.model), weights(runs[0].model), rtol=1e-9, atol=1e-10)
+    assert torch.equal(weights(runs[1].model), weights(runs[2].model))
+    assert (tmp_path / "disk" / "answers").is_dir()
+    assert not (tmp_path / "memory" / "answers").exists()
+
+
+def test_kept_answers_belong_to_one_teacher(images: Problem, tmp_path: Path):
+    x = images.data.train.x
+    images.teacher.eval()
+    first = Lessons(images.teacher, x, Wanted((1,)), "disk", tmp_path).at(torch.arange(4))
+    assert len(list(tmp_path.iterdir())) == 1
+    again = Lessons(images.teacher, x, Wanted((1,)), "disk", tmp_path).at(torch.arange(4))
+    assert torch.equal(first.maps[1], again.maps[1])
+    assert first.maps[0].numel() == 0, "nobody asked for it"
+    with torch.no_grad():
+        next(images.teacher.parameters()).mul_(2)
+    changed = Lessons(images.teacher, x, Wanted((1,)), "disk", tmp_path).at(torch.arange(4))
+    assert not torch.allclose(first.logits, changed.logits)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_kept_answers_are_those_of_the_batch(images: Problem):
+    images.teacher.eval()
+    x, rows = images.data.train.x, torch.tensor([4, 0, 9])
+    kept = Lessons(images.teacher, x, Wanted((0, 1)), "memory").at(rows)
+    asked = Lessons(images.teacher, x, Wanted((0, 1)), "none").at(rows)
+    for a, b in zip((kept.logits, kept.features, *kept.maps), (asked.logits, asked.features, *asked.maps), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+class Stop(Quiet):
+    """Presses Ctrl-C after a round."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def round(self, record: dict[str, Any]) -> None:
+        if record["round"] == self.after:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def content(out: Path) -> dict[str, Any]:
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((out / "summary.json").read_text())
+    found = {"metrics": [{k: v for k, v in r.items() if k != "seconds"} for r in records]}
+    found |= {"summary": {k: v for k, v in summary.items() if k not in ("seconds", "warnings")}}
+    found |= {name: (out / name).read_bytes() for name in ("model.safetensors", "last.safetensors")}
+    if (out / "guide.parquet").exists():
+        found["guide"] = pq.read_table(out / "guide.parquet")["g"].to_pylist()
+    return found
+
+
+@pytest.mark.parametrize("name", distillers.names())
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(images: Problem, name: str, tmp_path: Path):
+    experiment = images.experiment(distillers.make(name), epochs=12, warm=2 if name in ("kd", "disk") else None)
+    experiment.run(tmp_path / "whole")
+    out = tmp_path / "stopped"
+    last = 1
+    for after in (1, 3):  # once in the warm start of those that have one
+        with pytest.raises(KeyboardInterrupt):
+            experiment.run(out, progress=Stop(after), resume=after > 1)
+        status = json.loads((out / "summary.json").read_text())
+        assert (status["status"], status["rounds"]) == ("interrupted", after)
+        last = after
+    killed = out / "checkpoint" / f"round-{last:06d}"
+    shutil.rmtree(killed)  # as if it had been killed before that checkpoint was written
+    experiment.run(out, resume=True)
+    assert content(out) == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", ["kd", "disk"])
+def test_a_pass_that_was_broken_off_is_made_again(
+    images: Problem, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    experiment = images.experiment(distillers.make(name), epochs=12, warm=2)
+    experiment.run(tmp_path / "whole")
+    real, calls = work.step, [0]
+
+    def step(*args: Any) -> float:
+        calls[0] += 1
+        if calls[0] == 31:  # in the midst of a round, with neither student nor guide where they began it
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(work, "step", step)
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run(tmp_path / "stopped")
+    experiment.run(tmp_path / "stopped", resume=True)
+    assert content(tmp_path / "stopped") == content(tmp_path / "whole")
+
+
+def test_equal_seeds_give_equal_bits_and_others_do_not(images: Problem, tmp_path: Path):
+    a, b, c = (images.experiment(disk(), epochs=6, seed=seed).run() for seed in (3, 3, 4))
+    assert torch.equal(weights(a.model), weights(b.model))
+    assert not torch.equal(weights(a.model), weights(c.model))
+
+
+def test_another_experiment_is_not_continued(images: Problem, tmp_path: Path):
+    images.experiment(kd(), epochs=4).run(tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"another experiment.*epochs: 4 → 5"):
+        images.experiment(kd(), epochs=5).run(tmp_path / "run", resume=True)
+    with pytest.raises(CheckpointError, match="exists already"):
+        images.experiment(kd(), epochs=4).run(tmp_path / "run")
+    file = next((tmp_path / "run" / "checkpoint").iterdir()) / "state.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(CheckpointError, match="altered"):
+        images.experiment(kd(), epochs=4).run(tmp_path / "run", resume=True)
+
+
+def test_the_reported_model_is_the_best_on_validation_samples(images: Problem):
+    run = images.experiment(kd(), epochs=9).run()
+    main = [r for r in run.history if r["phase"] == "main"]
+    best = max(main, key=lambda r: (r["validation/accuracy"], -r["round"]))
+    assert run.summary["selected"]["round"] == best["round"]
+    assert run.summary["selected"]["accuracy"] == best["global/accuracy"]
+    found = dict(work.measured(run.model, images.data.placed(torch.float64, "cpu").test))
+    assert found["accuracy"] == best["global/accuracy"], "and it is the model that was returned"
+    assert run.summary["as_published"]["accuracy"] == max(r["global/accuracy"] for r in main)
+
+
+def test_without_validation_samples_the_last_model_is_reported(images: Problem):
+    none = images.data.validation.take(torch.zeros(0, dtype=torch.int64))
+    bare = images._replace(data=replace(images.data, validation=none))
+    run = bare.experiment(kd(), epochs=5).run()
+    assert run.summary["selected"]["round"] == 5
+    assert "best" not in run.summary
+
+
+def test_selection_looks_past_the_warm_start():
+    records = [
+        {"round": 1, "phase": "warm", "validation/accuracy": 0.9, "global/accuracy": 0.9},
+        {"round": 2, "phase": "main", "validation/accuracy": 0.5, "global/accuracy": 0.6},
+        {"round": 3, "phase": "main", "validation/accuracy": 0.4, "global/accuracy": 0.7},
+    ]
+    chosen, on_test = selected(records), published(records)
+    assert chosen is not None
+    assert on_test is not None
+    assert (chosen["round"], on_test["round"]) == (2, 3)
+
+
+def test_augmented_images_are_shown_to_both(images: Problem):
+    settings: dict[str, Any] = {"epochs": 7, "augment": ("flip", {"name": "crop", "padding": 1})}
+    runs = [images.experiment(disk(), **settings, cache=mode).run() for mode in ("auto", "none")]
+    assert torch.equal(weights(runs[0].model), weights(runs[1].model))
+    plain = images.experiment(disk(), epochs=7).run()
+    assert not torch.equal(weights(runs[0].model), weights(plain.model))
+
+
+def test_a_teacher_may_be_a_federated_run_or_one_of_distillation(digits: Splits, tmp_path: Path):
+    from functools import partial
+
+    from fedloom import methods
+    from fedloom.distill import Distillation
+    from fedloom.models import models
+    from fedloom.run.experiment import Experiment
+
+    make = partial(models.make, "mlp", classes=10, inputs=(1, 8, 8))
+    known = {"name": "mlp", "hidden": [16]}
+    federated = Experiment(
+        methods.fedavg(),
+        federate("digits", "iid", clients=4),
+        partial(make, hidden=(16,)),
+        rounds=1,
+        config={"model": known},
+    )
+    federated.run(tmp_path / "federated")
+    central = {"command": "distill", "method": {"name": "ce"}, "model": known}
+    Distillation(ce(), digits, partial(make, hidden=(16,)), epochs=1, config=central).run(tmp_path / "central")
+    for teacher in ("federated", "central"):
+        run = Distillation(kd(), digits, partial(make, hidden=(4,)), tmp_path / teacher, epochs=2).run()
+        assert run.summary["teacher"]["parameters"] == 1210
+    with pytest.raises(ConfigError, match="not a run directory"):
+        Distillation(kd(), digits, partial(make, hidden=(4,)), tmp_path / "nix", epochs=2).run()
+
+
+def test_networks_that_cannot_be_brought_together_are_refused(vectors: Problem, images: Problem):
+    with pytest.raises(ConfigError, match="the student has 0 maps"):
+        vectors.experiment(fitnet()).run()
+    with pytest.raises(ConfigError, match="SemCKD compares feature maps, but the student has none"):
+        vectors.experiment(semckd()).run()
+    with pytest.raises(ConfigError, match="Linear has none"):
+        images._replace(student=lambda: nn.Linear(64, 3)).experiment(kd()).run()
+    with pytest.raises(ConfigError, match="does not take inputs"):
+        images._replace(student=vectors.student).experiment(kd()).run()
+    with pytest.raises(ConfigError, match="learns from a teacher"):
+        replace(vectors.experiment(kd()), teacher=None)
+
+
+def test_a_loss_that_is_no_number_ends_the_run(vectors: Problem, tmp_path: Path):
+    with pytest.raises(FedLoomError, match="loss is"):
+        vectors.experiment(ce(), training=Training(batch_size=16, lr=1e200)).run(tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"].startswith("failed")
+
+
+@pytest.mark.slow
+def test_a_student_learns_digits_from_a_teacher(digits: Splits):
+    from functools import partial
+
+    from fedloom.distill import Distillation
+    from fedloom.models import models
+
+    make = partial(models.make, "mlp", classes=10, inputs=(1, 8, 8))
+    training = Training(batch_size=50, lr=0.05, clip=10.0)
+    teacher = Distillation(ce(), digits, partial(make, hidden=(256, 256)), epochs=10, training=training).run()
+    assert teacher.summary["selected"]["accuracy"] > 0.95
+    for method in (kd(0.5), disk(0.5, top=2, guide_lr=0.001, period=0), simkd(warm=True)):
+        student = Distillation(method, digits, partial(make, hidden=(8,)), teacher.model, 40, training=training).run()
+        assert student.summary["selected"]["accuracy"] > 0.75
+        assert student.summary["student"]["macs"] < student.summary["teacher"]["macs"]

@@ -1,0 +1,288 @@
+"""Selective distillation: its losses against NumPy, their gradients, the schedule, and the federated term's laws."""
+
+from __future__ import annotations
+
+from math import cos, log, pi
+
+import numpy as np
+import pytest
+import torch
+from helpers.federations import classes
+from helpers.networks import teacher_net
+from helpers.runs import assert_same_run, experiment, go, leaves, theta
+from torch import Tensor
+
+from fedloom import methods
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Batch, Context, Output
+from fedloom.distill.schedule import fit_temperature, multiplier
+from fedloom.distill.selective import budget, guided, helpable, lagrangian
+from fedloom.objectives import Distillation, Selective, divergence
+from fedloom.run.loop import run
+
+NOWHERE = Context({}, {"guide": torch.zeros(5, dtype=torch.float64)}, {}, {}, 1.0, 1, 0.1, 1)
+
+
+def drawn(n: int = 6, classes: int = 4, scale: float = 2.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Student, teacher, labels and guide."""
+    draw = torch.Generator().manual_seed(0)
+    student, teacher = (scale * torch.randn(n, classes, dtype=torch.float64, generator=draw) for _ in range(2))
+    y, g = torch.randint(classes, (n,), generator=draw), torch.rand(n, dtype=torch.float64, generator=draw)
+    return student, teacher, y, g
+
+
+def softened(logits: Tensor, tau: float) -> np.ndarray:
+    e = np.exp(logits.detach().numpy() / tau)
+    return e / e.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize(("tau", "tau_s", "top"), [(4.0, 4.0, 1), (2.0, 1.0, 2), (1.0, 3.0, 3), (3.5, 3.5, 9)])
+def test_the_distance_is_that_of_the_paper(tau: float, tau_s: float, top: int) -> None:
+    student, teacher, _, g = drawn()
+    t, s = softened(teacher, tau), softened(student, tau_s)
+    expected = []
+    for i in range(len(t)):
+        best = sorted(range(4), key=lambda y: -t[i, y])[:top]
+        terms = [t[i, y] * log(s[i, y] + (float(g[i]) if y in best else 0.0)) for y in range(4)]
+        expected.append(-tau * tau_s * sum(terms))
+    np.testing.assert_allclose(guided(student, teacher, g, tau, tau_s, top), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("top", [0, 1, 4])
+def test_no_help_is_distillation_up_to_the_teachers_entropy(top: int) -> None:
+    """Value and gradient, at one temperature."""
+    student, teacher, _, g = drawn()
+    student.requires_grad_()
+    none = torch.zeros_like(g) if top else g  # help for no class is no help either
+    found, plain = guided(student, teacher, none, 4.0, 4.0, top), divergence.kl(teacher, student, 4.0)
+    t = softened(teacher, 4.0)
+    np.testing.assert_allclose((found - plain).detach(), -16 * (t * np.log(t)).sum(1), rtol=0, atol=1e-11)
+    slopes = [torch.autograd.grad(value.sum(), student, retain_graph=True)[0] for value in (found, plain)]
+    torch.testing.assert_close(*slopes, rtol=0, atol=1e-12)
+
+
+def test_only_the_teachers_likeliest_classes_are_helped() -> None:
+    """And as many of them as K says, also where the teacher finds several alike."""
+    teacher = torch.tensor([[3.0, 1.0, 2.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
+    assert helpable(teacher, 2)[0].tolist() == [1, 0, 1, 0]
+    assert [helpable(teacher, k).sum(1).tolist() for k in (0, 1, 3, 7)] == [[0, 0], [1, 1], [3, 3], [4, 4]]
+
+
+def test_help_is_worth_less_than_the_student_and_never_negative_in_effect() -> None:
+    """More help, less loss; full help leaves a right class with a loss of at most 0."""
+    student, teacher, _, _ = drawn()
+    losses = [guided(student, teacher, torch.full((6,), v, dtype=torch.float64), 2.0, 2.0, 4) for v in (0, 0.3, 1)]
+    assert (losses[0] > losses[1]).all()
+    assert (losses[1] > losses[2]).all()
+    assert (losses[2] <= 0).all()  # every logarithm is of something above 1: s + g is not a distribution
+
+
+def test_the_logarithm_has_a_floor_and_no_ceiling() -> None:
+    apart = torch.tensor([[-200.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    sure = torch.tensor([[200.0, 0.0]], dtype=torch.float64)
+    value = guided(apart, sure, torch.zeros(1, dtype=torch.float64), 1.0, 1.0, 1)
+    assert value.item() == pytest.approx(-log(1e-12))
+    value.sum().backward()
+    assert apart.grad is not None
+    assert torch.isfinite(apart.grad).all()
+    above = guided(sure, sure, torch.ones(1, dtype=torch.float64), 1.0, 1.0, 1)
+    assert above.item() == pytest.approx(-log(2))
+
+
+def test_the_budget_counts_help_by_surprise_and_divides_by_what_is_wrong() -> None:
+    student, _, y, g = drawn()
+    p = softened(student, 1.0)
+    surprise = -np.log(p[np.arange(6), y])
+    wrong = int((p.argmax(1) != y.numpy()).sum())
+    assert 1 < wrong < 6, "the draw should have both"
+    spent = float((g.numpy() * surprise).sum() / wrong)
+    for delta in (0.0, 0.3, spent - 1e-6):
+        assert budget(student, y, g, delta).item() == pytest.approx(spent - delta, abs=1e-12)
+    for delta in (spent + 1e-6, 10.0):
+        assert budget(student, y, g, delta).item() == 0.0
+
+
+def test_the_budget_of_a_student_that_is_never_wrong_divides_by_one() -> None:
+    student, y = 3 * torch.eye(3), torch.arange(3)
+    surprise = log(1 + 2 * np.exp(-3))
+    assert budget(student, y, torch.ones(3), 0.0).item() == pytest.approx(3 * surprise, abs=1e-6)
+
+
+def test_padding_neither_spends_nor_is_wrong() -> None:
+    student, _, y, g = drawn()
+    mask = torch.tensor([1.0, 1, 1, 1, 0, 0], dtype=torch.float64)
+    cut = budget(student[:4], y[:4], g[:4], 0.1)
+    torch.testing.assert_close(budget(student, y, g, 0.1, mask), cut, rtol=0, atol=1e-14)
+
+
+def test_gradients_reach_guide_and_student_as_the_algorithm_wants() -> None:
+    """Both terms move the guide against each other; the student's pass has no budget, the guide's no student."""
+    student, teacher, y, g = drawn()
+    assert torch.autograd.gradcheck(
+        lambda s, h: guided(s, teacher, h, 4.0, 2.0, 2), (student.clone().requires_grad_(), g.clone().requires_grad_())
+    )
+    assert torch.autograd.gradcheck(lambda h: budget(student, y, h, 0.1), (g.clone().requires_grad_(),))
+    s, h = student.clone().requires_grad_(), g.clone().requires_grad_()
+    helped = torch.autograd.grad(guided(s, teacher, h, 4.0, 4.0, 2).sum(), h)[0]
+    costs = torch.autograd.grad(budget(s, y, h, 0.0), h)[0]
+    assert (helped < 0).all()
+    assert (costs > 0).all()
+    settings = {"alpha": 0.3, "tau": 4.0, "tau_s": 4.0, "top": 2}
+    pass_of_student = lagrangian(s, teacher, y, h.detach(), **settings)
+    both = torch.autograd.grad(pass_of_student, (s, h), allow_unused=True)
+    assert both[0].abs().sum() > 0
+    assert both[1] is None
+    spent = lagrangian(s.detach(), teacher, y, h, delta=0.1, multiplier=5.0, **settings)
+    assert torch.autograd.grad(spent, h)[0].abs().sum() > 0
+    free = lagrangian(s.detach(), teacher, y, h, **settings)
+    assert (spent - free).item() == pytest.approx(5 * budget(student, y, g, 0.1).item(), abs=1e-12)
+
+
+def test_labels_alone_and_the_teacher_alone_are_the_ends_of_alpha() -> None:
+    student, teacher, y, g = drawn()
+    settings = {"tau": 4.0, "tau_s": 3.0, "top": 2}
+    labels = lagrangian(student, teacher, y, g, alpha=1.0, **settings)
+    torch.testing.assert_close(labels, torch.nn.functional.cross_entropy(student, y))
+    far = lagrangian(student, teacher, y, g, alpha=0.0, **settings)
+    torch.testing.assert_close(far, guided(student, teacher, g, 4.0, 3.0, 2).mean())
+
+
+def test_the_multiplier_rises_and_falls_back_and_ends_at_its_most() -> None:
+    found = [multiplier(r, 200, 0.1, 50.0, 50) for r in range(201)]
+    expected = [0.1 + 49.9 * (1 - cos(pi * (r % 50) / 50)) / 2 for r in range(200)] + [50.0]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+    for first in (0, 50, 100, 150):
+        assert found[first] == pytest.approx(0.1)
+        assert (np.diff(found[first : first + 50]) > 0).all()
+
+
+@pytest.mark.parametrize(("rounds", "period"), [(7, 3), (100, 30), (5, 50), (1, 1), (60, 20)])
+def test_the_last_period_is_monotone_whatever_is_left_over(rounds: int, period: int) -> None:
+    found = np.array([multiplier(r, rounds, 1.0, 9.0, period) for r in range(rounds + 1)])
+    last = max(rounds // period - 1, 0) * period
+    assert found[last] == 1.0
+    assert (np.diff(found[last:]) > 0).all()
+    assert found[-1] == pytest.approx(9.0)
+    assert found.min() >= 1.0
+    assert found.max() <= 9.0
+
+
+@pytest.mark.parametrize("call", [(0, 5, 2.0, 1.0, 2), (0, 5, -1.0, 1.0, 2), (6, 5, 0.0, 1.0, 2), (0, 5, 0.0, 1.0, 0)])
+def test_a_schedule_that_cannot_be_is_refused(call: tuple[int, int, float, float, int]) -> None:
+    with pytest.raises(ConfigError, match="the multiplier"):
+        multiplier(*call)
+
+
+def test_the_students_temperature_is_the_minimum_of_the_divergence() -> None:
+    student, teacher, _, _ = drawn(40)
+    teacher = teacher + 2 * student  # something to find
+    found = fit_temperature(teacher, student, tau=4.0)
+
+    def divergence_at(at: float) -> float:
+        t, s = softened(teacher, 4.0), softened(student, at)
+        return float((t * np.log(t / s)).sum(1).mean())
+
+    assert divergence_at(found) <= min(divergence_at(found * (1 + e)) for e in (-1e-3, 1e-3))
+    assert divergence_at(found) <= min(divergence_at(at) for at in np.linspace(0.05, 50, 400)) + 1e-9
+    assert fit_temperature(teacher, 3 * student, tau=4.0) == pytest.approx(3 * found, rel=1e-4)
+    assert fit_temperature(student, student, tau=2.5) == pytest.approx(2.5, rel=1e-4)
+
+
+def test_a_student_that_says_the_opposite_gets_the_highest_temperature() -> None:
+    student, _, _, _ = drawn(40)
+    assert fit_temperature(-student, student, tau=4.0) == pytest.approx(50.0, rel=1e-3)
+    with pytest.raises(ConfigError, match="temperature"):
+        fit_temperature(student, student, tau=0.0)
+
+
+# --- the term of a federation ---
+
+
+def test_helping_no_class_is_distillation() -> None:
+    plain, none = go("distill", cohort=4, rounds=3), go(methods.disk(top=0), cohort=4, rounds=3)
+    np.testing.assert_allclose(theta(none), theta(plain), rtol=0, atol=1e-12)
+    helped = go(methods.disk(most=0.1), cohort=4, rounds=3)
+    assert np.abs(theta(helped) - theta(plain)).max() > 1e-3
+
+
+def test_a_guide_that_is_shut_is_distillation() -> None:
+    student, teacher, y, _ = drawn()
+    shut = NOWHERE._replace(down={"guide": torch.tensor([0, 0, 0, 0, -800.0], dtype=torch.float64)})
+    out, batch = Output(student.requires_grad_(), teacher=teacher), Batch(student, y)
+    slopes = [
+        torch.autograd.grad(term.loss(out, batch, shut).mean(), student, retain_graph=True)[0]
+        for term in (Selective(0.3, 2.0), Distillation(0.3, 2.0))
+    ]
+    torch.testing.assert_close(*slopes, rtol=0, atol=1e-12)
+
+
+def test_labels_alone_are_fedavg() -> None:
+    np.testing.assert_array_equal(theta(go(methods.disk(alpha=1.0))), theta(go("fedavg")))
+
+
+def test_a_dear_budget_shuts_the_guide_and_a_cheap_one_opens_it() -> None:
+    """φ moves from 0 to where help is refused or given; its state is at the server alone."""
+    ends = []
+    for least, most in ((0.0, 0.0), (50.0, 50.0)):
+        result = go(methods.disk(least=least, most=most, delta=0.0, rate=0.02), rounds=4)
+        states = {key: value for key, value in leaves(result.snapshot) if "guide" in key}
+        assert list(states) == ["server/objective.0/guide"]
+        ends.append(states["server/objective.0/guide"].numpy())
+    teacher = teacher_net().double()(classes().train.arrays.x)
+    given, refused = (Selective()._guide(torch.tensor(phi), teacher) for phi in ends)
+    assert given.min() > 0.5
+    assert refused.max() < 0.5
+
+
+def test_the_teacher_stays_as_it_is_and_is_asked_once_more_for_the_guide() -> None:
+    teacher = teacher_net()
+    before = {name: value.clone() for name, value in teacher.state_dict().items()}
+    run(experiment("disk", teacher=teacher, rounds=2))
+    assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())
+
+
+def test_the_guide_travels_and_is_counted() -> None:
+    """C + 1 numbers up; C + 1 and the multiplier down."""
+    plain, helped = (go(name, rounds=1, cohort=4) for name in ("distill", "disk"))
+    classes_ = 3
+    for key, more in (("comm/up_params", classes_ + 1), ("comm/down_params", classes_ + 2)):
+        assert helped.history[0][key] - plain.history[0][key] == 4 * more
+
+
+def test_sequences_are_guided_position_by_position() -> None:
+    student, teacher, y, _ = drawn(12)
+    phi = torch.tensor([0.3, -1.0, 0.5, 2.0, -0.2], dtype=torch.float64)
+    ctx = NOWHERE._replace(down={"guide": phi})
+    whole = Selective(0.4, top=1).loss(
+        Output(student.view(4, 3, 4), teacher=teacher.view(4, 3, 4)), Batch(y, y.view(4, 3)), ctx
+    )
+    each = Selective(0.4, top=1).loss(Output(student, teacher=teacher), Batch(y, y), ctx)
+    torch.testing.assert_close(whole, each.view(4, 3).mean(1), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ["processes", "vmap"])
+def test_other_engines_train_the_same_guide(engine: str) -> None:
+    """Where some clients have fewer steps than others, and batches are padded."""
+    tolerance = {"tolerance": 1e-9} if engine == "vmap" else {}
+    one, other = (go("disk", rounds=3, engine=e, cohort=4) for e in ("serial", engine))
+    assert_same_run(one, other, *tolerance.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"top": -1}, "objective 'selective' needs a top of at least 0, not -1"),
+        ({"delta": -0.1}, "objective 'selective' needs a finite delta of at least 0, not -0.1"),
+        ({"rate": 0.0}, "objective 'selective' needs a finite rate > 0, not 0"),
+        ({"alpha": 1.5}, r"objective 'selective' needs an alpha in \[0, 1\], not 1.5"),
+        ({"least": 3.0, "most": 1.0}, "the multiplier runs from least to most"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: dict[str, float], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        Selective(**settings)  # type: ignore[arg-type]
+
+
+def test_the_term_needs_a_teacher() -> None:
+    with pytest.raises(ConfigError, match="needs a trained model to learn from"):
+        go("disk", teacher=None)

@@ -1,0 +1,175 @@
+"""The toy problems of selective distillation: what is exact, what a student is, and that DiSK does what it is for."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedloom.core.errors import ConfigError
+from fedloom.distill import toys
+from fedloom.distill.selective import guided
+from fedloom.distill.toys import Course, counts, train
+
+RECIPES = Path(__file__).parents[2] / "recipes" / "distill"
+
+
+@pytest.fixture(scope="module")
+def line() -> toys.Toy:
+    return toys.intervals(samples=120)
+
+
+@pytest.fixture(scope="module")
+def plane() -> toys.Toy:
+    return toys.gaussians(samples=120, test_samples=120)
+
+
+def test_a_student_is_one_interval(line: toys.Toy) -> None:
+    kappa, scale = toys.KAPPA, toys.SCALE
+    x = np.linspace(0, 9, 7)
+    h = 1 / (1 + np.exp(-kappa * (x - 2))) - 1 / (1 + np.exp(-kappa * (x - 7)))
+    found = line.student(torch.tensor([2.0, 7.0]), torch.from_numpy(x)[:, None].float())
+    np.testing.assert_allclose(found, scale * np.stack([1 - h, h], 1), rtol=0, atol=1e-5)
+
+
+def test_the_teacher_knows_both_intervals_and_the_best_student_only_one(line: toys.Toy) -> None:
+    assert line.test_teacher > 0.93
+    x, y = line.train.x[:, 0], line.train.y
+    first, second = line.seen.T
+    assert (first[(x > 2.2) & (x < 2.8)] > 0.4).all()
+    assert (second[(x > 5.3) & (x < 6.7)] > 0.6).all()
+    assert (line.seen.sum(1)[y == 0].mean() < 0.2).item()
+    ends = torch.tensor(list(toys.MINIMA.values()))
+    accuracies = line.accuracy(ends)
+    assert (accuracies < line.test_teacher).all()
+    assert accuracies.argmin() == 0  # A holds the short interval alone
+
+
+def test_places_are_named(line: toys.Toy) -> None:
+    where = torch.tensor([[2.0, 3.0], [2.3, 6.5], [5.0, 7.0], [4.7, 7.1], [0.0, 9.0]])
+    assert counts(line, where) == {"A": 1, "B": 1, "C": 2, "none": 1}
+
+
+def by_hand(toy: toys.Toy, course: Course, p: Tensor, g: Tensor) -> Tensor:
+    """The student's loss of one start, once more."""
+    logits = toy.student(p, toy.train.x)
+    labels = -logits.log_softmax(-1)[torch.arange(len(g)), toy.train.y].mean()
+    far = guided(logits, toy.teacher_logits, g, course.tau, course.tau, course.top).mean()
+    return course.alpha * labels + (1 - course.alpha) * far
+
+
+@pytest.mark.parametrize("problem", ["line", "plane"])
+def test_all_starts_at_once_are_each_start_alone(problem: str, request: pytest.FixtureRequest) -> None:
+    """torch.func.vmap against a plain optimiser on one start after the other."""
+    toy: toys.Toy = request.getfixturevalue(problem)
+    course = Course(alpha=0.3, tau=2.0, rounds=3, passes=2)
+    found = train(toy, course, starts=4)
+    for number in range(4):
+        p = found.path[0, number].clone().requires_grad_()
+        optimiser = torch.optim.SGD([p], lr=0.1, momentum=0.9, weight_decay=0.01)
+        for _ in range(6):
+            optimiser.zero_grad()
+            by_hand(toy, course, p, torch.zeros(len(toy.train.y))).backward()
+            optimiser.step()
+            with torch.no_grad():
+                p.copy_(toy.keep(p))
+        torch.testing.assert_close(found.parameters[number], p.detach(), rtol=0, atol=2e-4)
+
+
+def test_a_guide_that_may_help_no_class_changes_nothing(line: toys.Toy) -> None:
+    course = Course(alpha=0.1, tau=4.0, rounds=4)
+    plain = train(line, course, starts=5)
+    idle = train(line, replace(course, guide=True, top=0), starts=5)
+    torch.testing.assert_close(idle.parameters, plain.parameters, rtol=0, atol=1e-6)
+    helped = train(line, replace(course, guide=True, top=2, most=0.1), starts=5)
+    assert (helped.parameters - plain.parameters).abs().max() > 1e-3
+    assert plain.help.abs().max() == 0
+
+
+def test_equal_seeds_are_equal_runs_and_courses_share_their_starts(plane: toys.Toy) -> None:
+    course = Course(alpha=0.1, tau=2.0, guide=True, rounds=3)
+    one, again = (train(plane, course, starts=3) for _ in range(2))
+    assert one.parameters.equal(again.parameters)
+    assert one.path[0].equal(train(plane, Course(rounds=1), starts=3).path[0])
+    assert not one.path[0].equal(train(plane, Course(rounds=1), starts=3, seed=1).path[0])
+    assert one.multipliers == [0.1, *one.multipliers[1:]]
+    assert one.path.shape == (4, 3, 17)
+    assert one.help.shape == (3, 120)
+
+
+def test_the_network_is_that_of_torch(plane: toys.Toy) -> None:
+    """Linear, batch norm, ReLU, linear: in training mode on the training samples, with their statistics on others."""
+    p = train(plane, Course(rounds=1), starts=1).parameters[0]
+    net = torch.nn.Sequential(
+        torch.nn.Linear(2, 2, bias=False), torch.nn.BatchNorm1d(2, momentum=1.0), torch.nn.ReLU(), torch.nn.Linear(2, 3)
+    )
+    with torch.no_grad():
+        for parameter, piece in zip(net.parameters(), p.split([4, 2, 2, 6, 3]), strict=True):
+            parameter.copy_(piece.view_as(parameter))
+        found = net(plane.train.x)
+        torch.testing.assert_close(plane.student(p, plane.train.x), found, rtol=0, atol=1e-5)
+        count = len(plane.train.x)
+        net.get_buffer("1.running_var").mul_((count - 1) / count)  # torch keeps the unbiased variance for later
+        torch.testing.assert_close(plane.student(p, plane.test.x), net.eval()(plane.test.x), rtol=0, atol=1e-5)
+
+
+def test_the_teacher_of_the_plane_is_nearly_always_right(plane: toys.Toy) -> None:
+    assert plane.test_teacher > 0.95
+    assert plane.seen.shape == (120, 16)
+    torch.testing.assert_close(plane.seen.mean(0), torch.zeros(16), rtol=0, atol=1e-4)
+
+
+def test_disk_finds_the_minimum_that_others_seldom_find() -> None:
+    """The effect itself, with fewer starts and samples than in the recipe."""
+    toy, ends = toys.intervals(samples=500), {}
+    for name in ("KD", "DiSK"):
+        ends[name] = counts(toy, train(toy, toys.COURSES["intervals"][name], starts=8).parameters)
+    assert ends["DiSK"]["C"] >= ends["KD"]["C"] + 2
+    assert ends["DiSK"]["C"] >= 6
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"alpha": -0.1}, {"tau": 0.0}, {"passes": 0}, {"guide_lr": 0.0}, {"least": 2.0, "most": 1.0}]
+)
+def test_courses_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        Course(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_recipe_writes_counts_tables_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(RECIPES))
+    recipe = importlib.import_module("toys")
+    assert recipe.main(["--starts", "3", "--rounds", "2", "--samples", "60", "--out", str(tmp_path)]) == 0
+    kept = json.loads((tmp_path / "toys.json").read_text())
+    assert set(kept["toys"]) == set(recipe.TITLES)
+    for problem in kept["toys"].values():
+        assert set(problem["methods"]) == {"cross entropy", "KD", "DiSK"}
+        assert all(sum(one["counts"].values()) == 3 for one in problem["methods"].values())
+    text = (tmp_path / "toys.md").read_text()
+    assert "1-D intervals" in text
+    assert "2-D Gaussians" in text
+    assert all((tmp_path / f"figure_6_{n}.png").stat().st_size > 10_000 for n in (1, 2))
+    (tmp_path / "toys.md").unlink()
+    assert recipe.main(["--table", "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "toys.md").read_text() == text
+
+
+@pytest.mark.skipif("FEDLOOM_DATA" not in os.environ, reason="FEDLOOM_DATA names no folder with Fashion-MNIST")
+def test_the_federated_recipe_runs_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(RECIPES))
+    recipe = importlib.import_module("federated")
+    monkeypatch.setattr(recipe, "SAMPLES", 300)
+    where = ["--seeds", "0", "--epochs", "1", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
+    for rounds in ("2", "4"):
+        assert recipe.main([*where, "--rounds", rounds]) == 0
+    runs = json.loads((tmp_path / "federated.json").read_text())["runs"]
+    assert [runs[name]["0"]["rounds"] for name in recipe.CASES] == [[2, 4]] * 3
+    assert runs["FedAvg + DiSK"]["0"]["up"] == runs["FedAvg"]["0"]["up"] + 11
+    assert "FedAvg + DiSK" in (tmp_path / "federated.md").read_text()
