@@ -46,7 +46,9 @@ def cut(batch: Batch) -> Iterator[Batch]:
         yield Batch(batch.x[rows], batch.y[rows], twin=None if batch.twin is None else batch.twin[rows])
 
 
-def _check(name: str, lr: float, steps: int) -> None:
+def _check(name: str, lr: float | Tensor, steps: int) -> None:
+    if isinstance(lr, Tensor):  # one number an expert, where several are trained at once
+        return
     if not 0 <= lr < float("inf") or steps < 0:
         raise ConfigError(f"adaptation {name!r}: lr must be at least 0 and finite, and steps at least 0.")
 

@@ -18,10 +18,13 @@ HELP = """FedLoom: federated learning when clients differ.
 usage: fedloom COMMAND …
 
   run         train, and leave a run directory with curves, tables and checkpoints
+  distill     train a small model with a large one as its teacher
+  online      learn from a stream of tasks with bounded memory
   list        what there is to choose from: methods, parts, data, partitions, models, engines, settings
   data        which data sets are here, and what is in them
   partition   draw who holds which data, before anything trains
   report      one page that compares any number of runs
+  synthesize  make labelled synthetic data out of a federation, and judge them
 
 start here:
   fedloom run                                    FedAvg against FedDyn on real digits, in seconds
@@ -58,6 +61,64 @@ examples:
   fedloom run -m method=fedavg,feddyn,scaffold seed=1,2,3
   fedloom run recipe.yaml method.alpha=0.03
   fedloom run resume=runs/2026-01-31/093000-feddyn-0 rounds=200
+"""
+
+DISTILL = """Train a small model, the student, with a large one as its teacher.
+
+usage: fedloom distill [RECIPE.yaml] [key=value …] [-m] [-q] [--dry-run] [--debug]
+
+Without a method, cross entropy (ce), distillation (kd) and selective distillation (disk) are compared. Keys:
+
+  method=disk             ce, kd, disk, fitnet, semckd, simkd, simkd_disk; settings as method.alpha=0.1
+  data=fashion_mnist      by name, centralised; samples=10000 uses so many, validation=0.1 of them to choose on
+  model=fedssa_cnn        the student, with its settings: model.channels=[2,4]
+  teacher=two_cnn         a model that is trained first (teaching_epochs=20, teaching.lr=0.05, …), or a run directory
+  epochs=40               the student's passes over the data, for every method the same (budget=passes), warm start
+                          included; under budget=published the method's rounds, in which DiSK makes three passes
+  warm=10 start=DIR       passes of the warm start; or a student that a run of ce has trained
+  training.lr=0.05 training.batch_size=50 augment=[crop,flip] cache=auto seed=1 device=auto
+  out=DIR                 the run directory; by default runs/<date>/<time>-<method>-<seed>
+  resume=DIR              go on where it was, to the same bits
+
+options:
+  -m, --multirun          run the product of everything that has several values: method=kd,disk seed=range(1,4)
+  -q, --quiet             no progress, only the results
+  --dry-run               check everything, print the configuration and stop
+  --debug                 a traceback for errors that are otherwise one sentence
+
+examples:
+  fedloom distill                                         three methods on real digits, in seconds
+  fedloom distill method=disk data=fashion_mnist teacher=two_cnn model=fedssa_cnn model.channels=[2,4]
+  fedloom distill -m method=simkd,simkd_disk teacher=runs/2026-01-31/093000-fedavg-0 data=mnist model=mlp
+"""
+
+ONLINE = """Learn from a stream of tasks: each is predicted before it is learnt.
+
+usage: fedloom online [RECIPE.yaml] [key=value …] [-q] [--dry-run] [--debug]
+
+Without a learner, moml, ftml and mogd are compared. Keys:
+
+  learner=moml            moml, b_moml, moml_nabla0, ftml, mogd, toe, fs; with settings: learner.alpha=5
+  adaptation=maml         how the model fits itself to a task: adaptation.lr=0.1 adaptation.steps=5; or proto
+  data=mnist stream=s_mnist tasks=1000     tasks: s_mnist or k_way, with settings (stream.ways=3)
+  model=mlp model.hidden=[200]
+  local.steps=10 local.lr=0.1 local.batch_size=10 local.weight_decay=1e-3 local.clip=3
+  measures.ltm_every=50 measures.efficiency_every=10       when all tasks so far are evaluated, and with fewer samples
+  learner.alpha=[1,5,10]  a list is a grid of experts, of which Hedge makes one figure: hedge.gamma=0.1
+  learner=moml,ftml       several values are several runs
+  seed=1 support=10 dtype=float32 device=auto checkpoint.every=50
+  out=DIR                 the run directory; by default runs/<date>/<time>-<learner>-<seed>
+  resume=DIR              go on where it was, to the same bits; with more tasks=, further
+
+options:
+  -q, --quiet             no progress, only the results
+  --dry-run               check everything, print the configuration and stop
+  --debug                 a traceback for errors that are otherwise one sentence
+
+examples:
+  fedloom online
+  fedloom online learner=moml data=mnist model.hidden=[200] tasks=1000 adaptation.lr=[0.1,0.01] learner.alpha=[1,5,10]
+  fedloom online learner=moml,ftml data=emnist_l stream=k_way model=fedssa_cnn adaptation=proto
 """
 
 LIST = """What there is to choose from.
@@ -105,6 +166,35 @@ one alone, otherwise into report/.
 """
 
 
+SYNTHESIZE = """Make labelled synthetic data out of a federation, and judge them.
+
+usage: fedloom synthesize [RECIPE.yaml] [key=value …] [-m] [-q] [--dry-run] [--debug]
+
+Takes the keys of fedloom run, and those of the judge. Without a method it is FedEvg on real digits. Methods: fedevg
+(no model ever crosses), fedcgan and fedcvae (both networks do, as in FedAvg). The run directory gets, besides what
+every run leaves, synthetic.npz and synthetic.parquet (images, labels, where they come from), synthetic.json (all that
+the judge found) and pictures; either file is data for another run: data=generated data.path=…/synthetic.npz.
+
+  judge.every=50          rounds between two looks, each a picture and numbers; 0 looks at the end alone
+  judge.per_class=10      samples of each class that are drawn from a generator; FedEvg's own number is method.per_class
+  judge.classifier=auto   the network that learns from the set, and the one trained on real data that compares
+  judge.most=2000         steps for which either is trained at most; judge.lr, judge.batch_size, judge.augment likewise
+  out=DIR                 the run directory; by default runs/<date>/<time>-<method>-<seed>
+  resume=DIR              go on where it was, to the same bits
+
+options:
+  -m, --multirun          run the product of everything that has several values: method=fedevg,fedcvae seed=range(1,4)
+  -q, --quiet             no progress, only the results
+  --dry-run               check everything, print the configuration and stop
+  --debug                 a traceback for errors that are otherwise one sentence
+
+examples:
+  fedloom synthesize
+  fedloom synthesize -m method=fedevg,fedcgan,fedcvae data=mnist rounds=200 judge.every=50
+  fedloom run method=centralised clients=1 data=generated data.path=runs/…/synthetic.npz
+"""
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are sentences, and whose help is written by hand."""
 
@@ -127,6 +217,23 @@ def _run() -> Parser:
     parser = Parser(RUN)
     parser.add_argument("words", nargs="*")
     parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("-q", "--quiet", action="store_true")
+    parser.add_argument("--dry-run", action="store_true")
+    return parser
+
+
+def _distill() -> Parser:
+    parser = Parser(DISTILL)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("-q", "--quiet", action="store_true")
+    parser.add_argument("--dry-run", action="store_true")
+    return parser
+
+
+def _online() -> Parser:
+    parser = Parser(ONLINE)
+    parser.add_argument("words", nargs="*")
     parser.add_argument("-q", "--quiet", action="store_true")
     parser.add_argument("--dry-run", action="store_true")
     return parser
@@ -159,12 +266,24 @@ def _report() -> Parser:
     return parser
 
 
+def _synthesize() -> Parser:
+    parser = Parser(SYNTHESIZE)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("-q", "--quiet", action="store_true")
+    parser.add_argument("--dry-run", action="store_true")
+    return parser
+
+
 COMMANDS: dict[str, tuple[Callable[[], Parser], str]] = {
     "run": (_run, "fedloom.cli.train"),
+    "distill": (_distill, "fedloom.cli.distill"),
+    "online": (_online, "fedloom.cli.online"),
     "list": (_list, "fedloom.cli.listing"),
     "data": (_data, "fedloom.cli.data"),
     "partition": (_partition, "fedloom.cli.look"),
     "report": (_report, "fedloom.cli.compare"),
+    "synthesize": (_synthesize, "fedloom.cli.synthesize"),
 }
 
 

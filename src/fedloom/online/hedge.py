@@ -1,0 +1,91 @@
+"""Hedge: experts are trusted by what their predictions have cost so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+
+import torch
+from torch import Tensor
+
+from fedloom.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Hedge:
+    """p_i^{t+1} ∝ p_i^t γ^{ℓ_i^t} from uniform p^1: an expert's coefficient falls with its loss.
+
+    What is suffered is the mixture's loss Σ p_i ℓ_i. For losses in [0, 1] it is, after any number of tasks and against
+    the best of G experts, at most (L_best log(1/γ) + log G) / (1 - γ). Freund and Schapire, 1997; Acar, thesis 2023,
+    algorithm 10, with γ = .1.
+
+    State is the experts' cumulated loss; a loss that is not finite counts as infinite: that expert is never trusted
+    again.
+
+    >>> hedge = Hedge()
+    >>> total = hedge.update(hedge.init(2), torch.tensor([0.0, 1.0]))
+    >>> hedge.p(total)
+    tensor([0.9091, 0.0909], dtype=torch.float64)
+
+    Args:
+        gamma: γ, in (0, 1); near 1 all experts stay equal.
+        retire: an expert whose coefficient falls below this is given up: it is neither trained nor asked any more. 0
+            never does that. What is reported changes by no more than this times the number of experts, unless one of
+            them would have come back.
+    """
+
+    gamma: float = 0.1
+    retire: float = 0.0
+
+    citation = """@article{freund1997decision, title={A Decision-Theoretic Generalization of On-Line Learning and an
+  Application to Boosting}, author={Freund, Yoav and Schapire, Robert E.},
+  journal={Journal of Computer and System Sciences}, year={1997}}"""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.gamma < 1:
+            raise ConfigError(f"Hedge's gamma must lie strictly between 0 and 1, not {self.gamma:g}.")
+        if not 0 <= self.retire < 1e-3:
+            raise ConfigError(f"Hedge's retire must lie in [0, .001), not {self.retire:g}.")
+
+    def init(self, experts: int) -> Tensor:
+        """No expert has lost anything yet, float64 [G]."""
+        return torch.zeros(experts, dtype=torch.float64)
+
+    def p(self, total: Tensor) -> Tensor:
+        """The coefficients after cumulated losses ``total`` [G]; uniform if no expert is left."""
+        if bool(torch.isinf(total).all()):
+            return torch.full_like(total, 1 / len(total))
+        return torch.softmax(log(self.gamma) * total, 0)
+
+    def update(self, total: Tensor, losses: Tensor) -> Tensor:
+        """The cumulated losses after another task."""
+        losses = losses.to(total)
+        total = total + torch.where(torch.isfinite(losses), losses, float("inf"))
+        return torch.where(self.p(total) < self.retire, float("inf"), total)
+
+    def active(self, total: Tensor) -> list[int]:
+        """The experts that can still be trusted; all, if none can.
+
+        >>> Hedge().active(torch.tensor([1.0, float("inf")]))
+        [0]
+        """
+        found = torch.isfinite(total).nonzero().flatten().tolist()
+        return found or list(range(len(total)))
+
+    def bound(self, best: float, experts: int) -> float:
+        """The most that the mixture can have lost when the best expert has lost ``best``, with losses in [0, 1].
+
+        >>> round(Hedge().bound(10.0, 24), 2)
+        29.12
+        """
+        return (best * log(1 / self.gamma) + log(experts)) / (1 - self.gamma)
+
+
+def mixed(p: Tensor, values: Tensor) -> float:
+    """Σ p_i v_i over the experts that are trusted at all, since those that are not may have no value.
+
+    >>> mixed(torch.tensor([1.0, 0.0]), torch.tensor([0.5, float("nan")]))
+    0.5
+    """
+    trusted = p > 0
+    return float((p[trusted] * values.to(p)[trusted]).sum())

@@ -1,0 +1,143 @@
+"""``fedloom online``: a run, going on, several runs, and every mistake as one sentence with exit code 2."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from fedloom.cli import main
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Answer]
+QUICK = ("tasks=4", "local.steps=2", "model.hidden=[8]", "measures.ltm_every=2")
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDLOOM_DATA", raising=False)
+
+    def call(*words: str) -> Answer:
+        capsys.readouterr()
+        code = main(["online", *words])
+        out, err = capsys.readouterr()
+        return Answer(code, out, err)
+
+    return call
+
+
+def test_a_run_leaves_a_directory_a_table_and_a_picture(cli: Cli) -> None:
+    answer = cli("learner=b_moml", "learner.buffer=3", *QUICK, "out=here", "adaptation.lr=[0.3,0.1]")
+    assert answer.code == 0, answer.err
+    assert "task 4/4" in answer.out or "round 4/4" in answer.out
+    assert "b_moml" in answer.out
+    assert Path("here/figures/online.png").read_bytes().startswith(b"\x89PNG")
+    summary = json.loads(Path("here/summary.json").read_text())
+    assert summary["memory"]["tasks"] == 2
+    assert len(summary["hedge"]["p"]) == 2
+
+
+def test_without_a_learner_three_are_compared(cli: Cli) -> None:
+    answer = cli(*QUICK, "out=three", "-q")
+    assert answer.code == 0, answer.err
+    assert sorted(p.name for p in Path("three").iterdir() if p.is_dir() and p.name != "figures") == [
+        "ftml",
+        "mogd",
+        "moml",
+    ]
+    kept = {
+        name: json.loads(Path(f"three/{name}/summary.json").read_text())["memory"]["task_bytes"]
+        for name in ("moml", "ftml", "mogd")
+    }
+    assert kept["moml"] == kept["mogd"] == 0 < kept["ftml"]
+    again = cli("resume=three", "-q")
+    assert again.code == 0, again.err
+
+
+def test_a_run_goes_on_with_more_tasks(cli: Cli) -> None:
+    assert cli("learner=moml", *QUICK, "out=one", "-q").code == 0
+    assert cli("resume=one", "tasks=6", "-q").code == 0
+    assert cli("learner=moml", *QUICK, "tasks=6", "out=whole", "-q").code == 0
+
+    def losses(name: str) -> list[float]:
+        return [json.loads(line)["ctm/loss"] for line in Path(f"{name}/metrics.jsonl").read_text().splitlines()]
+
+    assert losses("one") == losses("whole")
+
+
+def test_a_run_directory_is_a_recipe(cli: Cli) -> None:
+    assert cli("learner=moml", "learner.alpha=[1,2]", *QUICK, "out=one", "-q").code == 0
+    os.rename("one/config.yaml", "again.yaml")
+    assert cli("again.yaml", "out=two", "-q").code == 0
+    assert Path("one/metrics.jsonl").read_text().count("\n") == Path("two/metrics.jsonl").read_text().count("\n") == 4
+
+
+def test_a_dry_run_writes_nothing(cli: Cli) -> None:
+    answer = cli("learner=ftml", "--dry-run")
+    assert answer.code == 0
+    assert "name: ftml" in answer.out
+    assert list(Path().iterdir()) == []
+
+
+MISTAKES = {
+    "learner=moni": "unknown learner 'moni'",
+    "lerner=moml": "unknown key 'lerner'; did you mean 'learner'?",
+    "learner=moml learner.alfa=1": "learner 'moml' has no setting 'alfa'; did you mean 'alpha'?",
+    "learner=moml learner.alpha=-1": "alpha must be positive",
+    "learner=moml learner.alpha=[]": "learner.alpha is an empty list",
+    "learner=moml learner.alpha=[1,fast]": "learner.alpha is 'fast', but it must be a number",
+    "learner=b_moml learner.accept=2": "accept must lie in [0, 1]",
+    "stream=k_wai": "unknown task stream 'k_wai'; did you mean 'k_way'?",
+    "stream=k_way stream.ways=11": "tasks of 11 classes cannot be made from 10",
+    "tasks=0": "tasks must be at least 1",
+    "tasks=many": "stream.tasks is 'many', but it must be a whole number",
+    "adaptation=malm": "unknown adaptation 'malm'; did you mean 'maml'?",
+    "adaptation.lr=-1": "lr must be at least 0",
+    "model=mpl": "did you mean 'mlp'?",
+    "model=feddyn_cnn": "at least 16 by 16",
+    "model.norm=batch": "batch statistics",
+    "local.momentum=0.9": "plain gradient steps",
+    "local.lrr=1": "local has no setting 'lrr'; did you mean 'lr'?",
+    "hedge.gamma=1": "strictly between 0 and 1",
+    "hedged=accuracy": "'error', 'loss'",
+    "measures.sizes=[3,1]": "sizes must grow",
+    "support=-1": "support must be at least 0",
+    "data=mnist": "MNIST is not here",
+    "device=gpu": "unknown device 'gpu'",
+    "dtype=half": "'float32' or 'float64'",
+    "resume=nix": "'nix' is not a run directory",
+    "resume=nix out=there": "cannot be combined",
+    "seed=[1": "cannot be read",
+    "learner.alpha.deep=1": "settings have one dot",
+    "local=3": "must be a mapping of settings",
+    "--nix": "has no option '--nix'",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistake_is_one_sentence(cli: Cli, words: str) -> None:
+    answer = cli(*words.split(" "))
+    assert answer.code == 2
+    assert answer.err.startswith("fedloom: ")
+    assert MISTAKES[words] in answer.err
+    assert answer.err.count("\n") == 1
+    assert list(Path().iterdir()) == []
+
+
+def test_what_may_not_change_on_resume(cli: Cli) -> None:
+    assert cli("learner=moml", *QUICK, "out=one", "-q").code == 0
+    for words in ("learner.alpha=3", "tasks=2", "seed=4", "local.steps=9"):
+        answer = cli("resume=one", words)
+        assert answer.code == 2
+        assert "cannot be continued with another" in answer.err

@@ -1,0 +1,225 @@
+"""Laws of the learners: where one reduces to another, and oracles that were derived by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.arriving import LOCAL, convex, gaussians, online, stream
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedloom.adaptation import FineTune, Maml, Prototypes
+from fedloom.core import rng
+from fedloom.core.local import Local
+from fedloom.online import BufferedMoml, Fs, Ftml, Learner, Mogd, Moml, PlainMoml, Toe
+from fedloom.online.bank import MEMORY
+
+RANDOM = np.random.default_rng(3)
+CENTRES, SCALES = RANDOM.normal(size=(20, 3)), RANDOM.uniform(0.5, 1.5, (20, 3))
+
+
+def same(a: Learner, b: Learner, **changes: Any) -> None:
+    one, other = online(a, **changes).run(), online(b, **changes).run()
+    assert torch.equal(one.state["0"]["w"], other.state["0"]["w"])
+    assert [r["ctm/loss"] for r in one.history] == [r["ctm/loss"] for r in other.history]
+
+
+def test_a_buffer_of_one_is_moml() -> None:
+    same(BufferedMoml(alpha=2.0, buffer=1), Moml(alpha=2.0))
+
+
+def test_a_buffer_that_accepts_nothing_is_moml() -> None:
+    same(BufferedMoml(alpha=2.0, buffer=4, accept=0.0), Moml(alpha=2.0))
+
+
+def test_a_buffer_that_holds_everything_sees_what_ftml_sees() -> None:
+    buffered = online(BufferedMoml(alpha=1e-9, buffer=100, draws=0)).run()
+    leader = online(Ftml(draws=0)).run()
+    assert torch.allclose(buffered.state["0"]["w"], leader.state["0"]["w"], atol=1e-6)
+
+
+def test_ftml_with_one_task_is_maml_training_on_it() -> None:
+    same(Ftml(), Mogd(), tasks=stream(1))
+    found = online(Ftml(), stream(1), support=4).run().state["0"]["w"][0]
+    assert torch.allclose(found, maml(support=4), atol=1e-12)
+
+
+def maml(support: int) -> Tensor:
+    """Three steps of second-order MAML on the first task with plain autograd, from the experiment's initial model."""
+    bank = online(Mogd()).bank()
+    shapes = [tuple(p.shape) for p in bank.model.parameters()]
+    w = torch.cat([p.detach().reshape(-1) for p in bank.model.parameters()])
+    train = gaussians(0).train
+
+    def value(flat: Tensor, rows: np.ndarray) -> Tensor:
+        a, b, c, d = (p.view(s) for p, s in zip(flat.split([int(np.prod(s)) for s in shapes]), shapes, strict=True))
+        at = torch.from_numpy(rows)
+        return cross_entropy(torch.relu(train.x[at] @ a.T + b) @ c.T + d, train.y[at])
+
+    def batches(purpose: str, size: int) -> list[np.ndarray]:
+        draw, found = rng.stream(1, f"online {purpose}", 0, 0), []
+        while len(found) < 3:
+            order = draw.permutation(np.arange(9))
+            found += [order[i : i + size] for i in range(0, 9, size)]
+        return found
+
+    for inner, outer in zip(batches("support", support)[:3], batches("query", 4)[:3], strict=True):
+        w = w.requires_grad_()
+        (slope,) = torch.autograd.grad(value(w, inner), w, create_graph=True)
+        (g,) = torch.autograd.grad(value(w - 0.1 * slope, outer), w)
+        g = g * min(1.0, 3.0 / (float(g.norm()) + 1e-6))
+        w = (w - 0.1 * (g + 1e-3 * w)).detach()
+    return w
+
+
+def test_without_its_linear_term_moml_is_proximal() -> None:
+    """With a task that never changes the steps of MOML ∇=0 are those on f + (α/2)‖w - ω‖², ω the mean of the two."""
+    alpha, steps = 2.0, 7
+    found = convex(PlainMoml(alpha), CENTRES[:5], SCALES[:5], local=Local(steps=steps, batch_size=0, lr=0.05)).run()
+    w = omega = np.zeros(3)
+    for c, a in zip(CENTRES[:5], SCALES[:5], strict=True):
+        for _ in range(steps):
+            w = w - 0.05 * (a**2 * (w - c) + alpha * (w - omega))
+        omega = (omega + w) / 2
+    np.testing.assert_allclose(found.state["0"]["w"][0].numpy(), w, atol=1e-12)
+    np.testing.assert_allclose(found.state["0"]["omega"][0].numpy(), omega, atol=1e-12)
+
+
+def test_moml_follows_its_recursion_on_quadratics() -> None:
+    alpha, beta, steps = 1.5, 0.05, 7
+    found = convex(Moml(alpha), CENTRES, SCALES, local=Local(steps=steps, batch_size=0, lr=beta)).run()
+    w = omega = nabla = np.zeros(3)
+    for c, a in zip(CENTRES, SCALES, strict=True):
+        for _ in range(steps):
+            w = w - beta * (a**2 * (w - c) - nabla + alpha * (w - omega))
+        nabla = nabla - alpha * (w - omega)
+        omega = 0.5 * (omega + w - nabla / alpha)
+    for name, value in (("w", w), ("omega", omega), ("nabla", nabla)):
+        np.testing.assert_allclose(found.state["0"][name][0].numpy(), value, atol=1e-12)
+
+
+def test_solved_to_the_end_the_state_is_the_gradient_at_the_new_model() -> None:
+    """Eq. 5.10: at a stationary point ∇ is ∇f^t(w^{t+1}), though no gradient was asked for it."""
+    found = convex(Moml(2.0), CENTRES[:6], SCALES[:6], local=Local(steps=150, batch_size=0, lr=0.2)).run()
+    w = found.state["0"]["w"][0].numpy()
+    np.testing.assert_allclose(found.state["0"]["nabla"][0].numpy(), SCALES[5] ** 2 * (w - CENTRES[5]), atol=1e-10)
+
+
+@pytest.mark.parametrize("learner", [Moml(10.0), Ftml(draws=0)], ids=["moml", "ftml"])
+def test_a_convex_problem_is_solved(learner: Learner) -> None:
+    """Tasks in random order, a few times over: the model comes to the minimum of their sum, which OGD does not."""
+    order = np.concatenate([np.random.default_rng(i).permutation(8) for i in range(15)])
+    best = (SCALES[:8] ** 2 * CENTRES[:8]).sum(0) / (SCALES[:8] ** 2).sum(0)
+    local = Local(steps=6, batch_size=0, lr=0.08)
+    w = convex(learner, CENTRES[order], SCALES[order], local=local).run().state["0"]["w"][0].numpy()
+    greedy = convex(Mogd(), CENTRES[order], SCALES[order], local=local).run().state["0"]["w"][0].numpy()
+    assert 5 * np.linalg.norm(w - best) < 0.6 < np.linalg.norm(greedy - best)
+
+
+def test_the_regret_of_moml_keeps_its_bound() -> None:
+    """Theorem 8: R_T ≤ α‖w*‖² + (3/α) Σ ‖∇f^t(w^t)‖² for convex losses, from w = ω = 0."""
+    for alpha in (0.5, 2.0, 6.0):
+        local = Local(steps=25, batch_size=0, lr=1 / (alpha + 1.3))
+        experiment = convex(Moml(alpha), CENTRES, SCALES, local=local)
+        best = (SCALES**2 * CENTRES).sum(0) / (SCALES**2).sum(0)
+        bank = experiment.bank()
+        state, suffered, slopes = bank.init(), 0.0, 0.0
+        for t, (c, a) in enumerate(zip(CENTRES, SCALES, strict=True)):
+            w = state["0"]["w"][0].numpy()
+            suffered += 0.5 * float(((a * (w - c)) ** 2).sum())
+            slopes += float(((a**2 * (w - c)) ** 2).sum())
+            state, _ = bank.learn(state, t, experiment.stream[t].train)
+        regret = suffered - 0.5 * float(((SCALES * (best - CENTRES)) ** 2).sum())
+        assert 0 < regret <= alpha * float((best**2).sum()) + 3 / alpha * slopes
+
+
+GRIDS: dict[str, tuple[Callable[[], Learner], Any, dict[str, Any]]] = {
+    "moml": (lambda: Moml(1.0), Maml(steps=2), {"learner.alpha": (1.0, 3.0), "adaptation.lr": (0.1, 0.3)}),
+    "b_moml": (lambda: BufferedMoml(1.0, 3), Maml(), {"learner.alpha": (1.0, 3.0), "local.steps": (2, 3)}),
+    "moml_nabla0": (lambda: PlainMoml(1.0), Prototypes(), {"learner.alpha": (1.0, 3.0), "local.lr": (0.1, 0.2)}),
+    "ftml": (Ftml, Maml(second_order=False), {"adaptation.lr": (0.1, 0.3), "adaptation.steps": (1, 2)}),
+    "mogd": (Mogd, Maml(), {"local.weight_decay": (0.0, 0.1), "local.steps": (1, 4)}),
+    "toe": (Toe, Maml(), {"local.lr": (0.1, 0.3), "adaptation.lr": (0.1, 0.3)}),
+    "fs": (Fs, FineTune(), {"adaptation.lr": (0.1, 0.3), "adaptation.steps": (1, 2)}),
+}
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_experts_at_once_are_the_single_ones(name: str) -> None:
+    make, adaptation, over = GRIDS[name]
+    whole = online(make(), adaptation=adaptation, over=over, support=5).run()
+    found = torch.tensor([[v or 0.0 for v in r["experts/accuracy"]] for r in whole.history], dtype=torch.float64)
+    experts = online(make(), adaptation=adaptation, over=over).experts
+    for place, expert in enumerate(experts):
+        alone = online(expert.learner, adaptation=expert.adaptation, local=expert.local, support=5).run()
+        loop = online(make(), adaptation=adaptation, over=over, support=5, vectorised=False).bank()
+        group = next(i for i, g in enumerate(loop.groups) if place in g.places)
+        row = loop.groups[group].places.index(place)
+        for key, value in alone.state["0"].items():
+            if key != "held":
+                assert torch.allclose(whole.state[str(group)][key][row], value[0], atol=1e-9, rtol=0), key
+        assert found[:, place].tolist() == pytest.approx([r["ctm/accuracy"] for r in alone.history], abs=1e-9)
+
+
+def test_a_loop_over_experts_is_the_vmapped_group() -> None:
+    settings: dict[str, Any] = {"over": {"learner.alpha": (1.0, 2.0, 5.0)}}
+    a = online(Moml(), **settings).run().state["0"]["w"]
+    b = online(Moml(), vectorised=False, **settings).run().state["0"]["w"]
+    assert torch.allclose(a, b, atol=1e-9, rtol=0)
+    assert not torch.equal(a[0], a[1])
+
+
+def test_one_expert_under_hedge_is_that_learner() -> None:
+    found = online(Moml()).run()
+    assert found.p.tolist() == [1.0]
+    assert all(r["ctm/accuracy"] == r["experts/accuracy"][0] for r in found.history)
+
+
+def test_memory_is_flat_for_moml_and_grows_for_ftml() -> None:
+    one = 9 * 2 * 8 + 9 * 8  # bytes of a task's training samples
+
+    def kept(learner: Learner) -> list[int]:
+        return [r["memory/task_bytes"] for r in online(learner, stream(7)).run().history]
+
+    assert kept(Moml()) == kept(PlainMoml()) == kept(Mogd()) == kept(Fs()) == [0] * 7
+    assert kept(Ftml()) == kept(Toe()) == [one * t for t in range(1, 8)]
+    assert kept(BufferedMoml(buffer=4)) == [one, 2 * one, 3 * one, 3 * one, 3 * one, 3 * one, 3 * one]
+    state = online(Moml(), stream(9)).run().history
+    assert len({r["memory/state_bytes"] for r in state}) == 1
+
+
+def test_the_buffer_is_a_queue_and_its_coin_is_fair() -> None:
+    learner, held = BufferedMoml(buffer=4, accept=0.3), []
+    entered = 0
+    for t in range(2000):
+        new = list(learner.keep(held, t, np.random.default_rng(t)))
+        entered += t in new
+        assert new in (held, [*held, t][-3:])
+        held = new
+    assert entered / 2000 == pytest.approx(0.3, abs=0.03)
+
+
+def test_old_states_are_left_as_they_are() -> None:
+    experiment = online(BufferedMoml(buffer=3), over={"learner.alpha": (1.0, 2.0)})
+    bank = experiment.bank()
+    state = bank.init()
+    for t in range(4):
+        before = {place: {k: v.clone() for k, v in tree.items()} for place, tree in state.items()}
+        new, _ = bank.learn(state, t, experiment.stream[t].train)
+        assert all(torch.equal(v, state[place][k]) for place, tree in before.items() for k, v in tree.items())
+        assert not torch.equal(new["0"]["w"], state["0"]["w"])
+        state = new
+    assert sorted(state[MEMORY]) == ["000002/x", "000002/y", "000003/x", "000003/y"]
+
+
+def test_local_settings_count() -> None:
+    base = online(Mogd()).run().state["0"]["w"]
+    for change in ({"lr_decay": 0.5}, {"clip": 0.1}, {"weight_decay": 0.5}, {"batch_size": 2}):
+        local = Local(
+            **{**{f: getattr(LOCAL, f) for f in ("steps", "batch_size", "lr", "weight_decay", "clip")}, **change}
+        )
+        assert not torch.equal(base, online(Mogd(), local=local).run().state["0"]["w"])

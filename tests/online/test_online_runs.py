@@ -1,0 +1,309 @@
+"""Runs over a stream: what is seen when, what is written, and that a run goes on to the same bits."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.arriving import gaussians, online, small, stream
+
+from fedloom.adaptation import Maml, Prototypes
+from fedloom.core.errors import CheckpointError, ClientError, ConfigError
+from fedloom.core.federation import Arrays
+from fedloom.core.local import Local
+from fedloom.core.parts import Batch
+from fedloom.data import task_stream
+from fedloom.data.streams import Task, TaskStream
+from fedloom.models import models
+from fedloom.online import BufferedMoml, Expert, Fs, Ftml, Hedge, Measures, Mogd, Moml, Online, Toe, grid, learners
+from fedloom.online.evaluate import trusted
+from fedloom.online.metrics import samples_needed
+
+MEASURES = Measures(ltm_every=2, efficiency_every=2, sizes=(0, 3, 9))
+GRID = {"learner.alpha": (1.0, 5.0), "adaptation.steps": (1, 2)}
+
+
+def clean(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in history]
+
+
+def poisoned(arrays: Arrays, labels: bool = True, inputs: bool = True) -> Arrays:
+    x = torch.full_like(arrays.x, 1e6) if inputs else arrays.x
+    return replace(arrays, x=x, y=(arrays.y + 1) % arrays.classes if labels else arrays.y)
+
+
+@pytest.mark.parametrize("name", learners.names())
+def test_nothing_of_the_future_is_seen(name: str) -> None:
+    """Poisoned later tasks change no earlier record, and a task's own training samples none before its own."""
+
+    def tasks(poison: int) -> TaskStream:
+        def make(number: int) -> Task:
+            task = gaussians(number)
+            if number < poison:
+                return task
+            return replace(task, train=poisoned(task.train), test=poisoned(task.test))
+
+        return TaskStream(6, make)
+
+    learner = learners.make(name)
+    plain = online(learner, tasks(6), measures=MEASURES).run()
+    wrong = online(learner, tasks(4), measures=MEASURES).run()
+    assert clean(plain.history)[:4] == clean(wrong.history)[:4]
+    assert clean(plain.history)[4] != clean(wrong.history)[4]
+
+
+@pytest.mark.parametrize("name", learners.names())
+def test_test_samples_never_reach_a_learner(name: str) -> None:
+    """With all test sets poisoned the models, what they keep and their training losses are the same, bit for bit."""
+
+    def make(number: int) -> Task:
+        task = gaussians(number)
+        return replace(task, test=poisoned(task.test))
+
+    plain = online(learners.make(name), stream(), measures=MEASURES).run()
+    wrong = online(learners.make(name), TaskStream(6, make), measures=MEASURES).run()
+    for place, tree in plain.state.items():
+        assert all(torch.equal(value, wrong.state[place][key]) for key, value in tree.items())
+    assert [r["train/loss"] for r in plain.history] == [r["train/loss"] for r in wrong.history]
+    assert plain.history[-1]["ctm/loss"] != wrong.history[-1]["ctm/loss"]
+
+
+def test_test_labels_change_no_prediction_and_only_later_trust() -> None:
+    """A task's wrong test labels change its score and Hedge's coefficients for the tasks behind it, nothing before."""
+
+    def make(number: int) -> Task:
+        task = gaussians(number)
+        return replace(task, test=poisoned(task.test, inputs=False)) if number == 3 else task
+
+    plain = online(Moml(), stream(), over=GRID).run()
+    wrong = online(Moml(), TaskStream(6, make), over=GRID).run()
+    assert clean(plain.history)[:3] == clean(wrong.history)[:3]
+    assert plain.history[3]["hedge/p"] == wrong.history[3]["hedge/p"]
+    assert plain.history[4]["experts/accuracy"] == wrong.history[4]["experts/accuracy"]
+    assert plain.history[4]["hedge/p"] != wrong.history[4]["hedge/p"]
+
+
+def test_a_task_is_made_when_it_arrives_and_not_before() -> None:
+    asked: list[int] = []
+    experiment = online(Moml(), TaskStream(5, lambda number: asked.append(number) or gaussians(number)))
+    experiment.run()
+    arrivals = [n for i, n in enumerate(asked) if n not in asked[:i]]
+    assert arrivals == list(range(5))
+    assert asked[:-5].count(0) <= 3  # its shape is looked at before the run
+    assert asked[-5:] == list(range(5))  # the long-term evaluation makes them again
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        online(Moml(), over=GRID, measures=MEASURES, hedge=Hedge(retire=1e-4)),
+        online(BufferedMoml(buffer=3, accept=0.6, draws=2), measures=MEASURES),
+        online(Ftml(), over={"adaptation.lr": (0.1, 0.3)}),
+        online(Toe()),
+        online(Fs(), adaptation=Prototypes(), model=small),
+    ],
+    ids=["moml", "b_moml", "ftml", "toe", "fs"],
+)
+def test_a_run_goes_on_to_the_same_bits(experiment: Online, tmp_path: Path) -> None:
+    whole = experiment.run(tmp_path / "whole", checkpoint_every=2)
+    replace(experiment, stream=experiment.stream[:3]).run(tmp_path / "cut", checkpoint_every=2)
+    on = experiment.run(tmp_path / "cut", resume=True, checkpoint_every=2)
+    assert [r["ctm/loss"] for r in on.history] == [r["ctm/loss"] for r in whole.history]
+    assert on.history[-1]["hedge/p"] == whole.history[-1]["hedge/p"]
+    for place, tree in whole.state.items():
+        assert sorted(tree) == sorted(on.state[place])
+        assert all(torch.equal(value, on.state[place][key]) for key, value in tree.items())
+    lines = (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_kill_between_checkpoints_is_rewound(tmp_path: Path) -> None:
+    experiment = online(Moml(), over=GRID, measures=MEASURES)
+    whole = experiment.run(tmp_path / "whole")
+
+    class Stop(Exception):
+        pass
+
+    def tasks(number: int) -> Task:
+        if number == 5:
+            raise Stop
+        return gaussians(number)
+
+    with pytest.raises(Stop):
+        replace(experiment, stream=TaskStream(6, tasks)).run(tmp_path / "killed", checkpoint_every=2)
+    with (tmp_path / "killed" / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 6, "ctm/acc')  # the line that was being written
+    on = experiment.run(tmp_path / "killed", resume=True)
+    assert clean(on.history) == clean(whole.history)
+    assert torch.equal(on.state["0"]["w"], whole.state["0"]["w"])
+
+
+def test_ctrl_c_leaves_a_checkpoint(tmp_path: Path) -> None:
+    experiment = online(Ftml())
+
+    class Impatient:
+        def start(self, *_: Any) -> None: ...
+        def round(self, record: dict[str, Any]) -> None:
+            if record["round"] == 4:
+                os.kill(os.getpid(), 2)
+
+        def finish(self, summary: dict[str, Any]) -> None: ...
+
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run(tmp_path / "run", progress=Impatient())
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"]) == ("interrupted", 4)
+    on = experiment.run(tmp_path / "run", resume=True)
+    assert torch.equal(on.state["0"]["w"], experiment.run().state["0"]["w"])
+
+
+def test_a_run_directory_says_what_the_run_was(tmp_path: Path) -> None:
+    found = online(Moml(), over=GRID, measures=MEASURES).run(tmp_path / "run")
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"config.yaml", "metrics.jsonl", "summary.json", "checkpoint", "citations.bib"} <= names
+    assert "acar2021moml" in (tmp_path / "run" / "citations.bib").read_text()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary == found.summary
+    assert summary["hedge"]["loss"] <= summary["hedge"]["bound"]
+    assert sum(summary["hedge"]["p"].values()) == pytest.approx(1)
+    first = found.history[0]
+    assert first["ctm/accuracy"] == pytest.approx(sum(first["experts/accuracy"]) / 4)
+
+
+def test_another_experiment_is_not_continued(tmp_path: Path) -> None:
+    online(Moml(alpha=1.0)).run(tmp_path / "run")
+    for other in (online(Moml(alpha=2.0)), online(Moml(alpha=1.0), stream(seed=3)), online(Moml(alpha=1.0), seed=2)):
+        with pytest.raises(CheckpointError, match="another experiment"):
+            other.run(tmp_path / "run", resume=True)
+    with pytest.raises(CheckpointError, match="exists already"):
+        online(Moml(alpha=1.0)).run(tmp_path / "run")
+
+
+def test_long_term_evaluation_is_that_of_every_task_by_itself() -> None:
+    """Batched over tasks or one after the other, and for tasks of different sizes."""
+    batched = online(Mogd(), measures=Measures(at_once=4)).run().history[-1]
+    alone = online(Mogd(), measures=Measures(at_once=1)).run().history[-1]
+    assert batched["ltm/loss"] == pytest.approx(alone["ltm/loss"], abs=1e-12)
+
+    def make(number: int) -> Task:
+        return gaussians(number, samples=6 + 3 * (number % 2))
+
+    uneven = online(Mogd(), TaskStream(6, make))
+    found = uneven.run()
+    bank, total = uneven.bank(), 0.0
+    for number in range(6):
+        task = make(number)
+        logits = bank.predict(found.state, Batch(task.train.x, task.train.y), task.test.x)
+        total += float((logits[0].argmax(1) == task.test.y).double().mean()) / 6
+    assert found.history[-1]["ltm/accuracy"] == pytest.approx(total)
+
+
+def test_regret_is_what_was_lost_against_the_final_model() -> None:
+    found = online(Mogd()).run()
+    lost = sum(r["ctm/loss"] for r in found.history) - 6 * found.history[-1]["ltm/loss"]
+    assert found.summary["regret_to_final_model"] == pytest.approx(lost)
+
+
+def test_efficiency_grows_from_no_sample_to_the_whole_task() -> None:
+    found = online(Mogd(), stream(20), measures=MEASURES, adaptation=Prototypes()).run()
+    record = found.history[-1]
+    assert record["efficiency/accuracy"][-1] == record["ctm/accuracy"]
+    assert record["efficiency/samples"] == samples_needed((0, 3, 9), record["efficiency/accuracy"], 0.8)
+    means = found.summary["efficiency"]["accuracy"]
+    assert means[0] < 0.6 < means[-1]
+
+
+def test_experts_that_are_hardly_trusted_are_left_out() -> None:
+    p = torch.tensor([0.0004, 0.0005, 0.9991], dtype=torch.float64)
+    assert trusted(p, 1e-3) == [2]
+    assert trusted(p, 5e-4) == [1, 2]
+    assert trusted(p, 0.0) == [0, 1, 2]
+
+
+def test_retired_experts_stand_still() -> None:
+    """One expert does not adapt; it is given up, and the other one is as it would be without it."""
+    base = online(Mogd(), stream(20))
+    good, bad = (Expert(Mogd(), Maml(lr=lr, steps=5), base.experts[0].local) for lr in (0.5, 0.0))
+    both = replace(base, experts=(good, bad), hedge=Hedge(retire=9e-4)).run()
+    alone = replace(base, experts=(good,)).run()
+    assert both.p.tolist() == [1.0, 0.0]
+    assert torch.allclose(both.state["0"]["w"][0], alone.state["0"]["w"][0], atol=1e-9)
+    gone = next(i for i, r in enumerate(both.history) if r["experts/accuracy"][1] is None)
+    assert 2 < gone < 19
+    assert both.history[gone - 1]["hedge/p"][1] >= 9e-4
+    assert all(r["experts/accuracy"][1] is None for r in both.history[gone:])
+
+
+def test_divergence_of_all_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ClientError, match="no expert's predictions are finite"):
+        online(Mogd(), stream(40), local=Local(steps=20, lr=1e30)).run(tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"].startswith("failed")
+
+
+IMPOSSIBLE: dict[str, tuple[Callable[[], Any], str]] = {
+    "alpha": (lambda: Moml(alpha=0.0), "alpha must be positive"),
+    "buffer": (lambda: BufferedMoml(buffer=0), "buffer must be positive"),
+    "accept": (lambda: BufferedMoml(accept=2.0), r"accept must lie in \[0, 1\]"),
+    "draws": (lambda: Ftml(draws=-1), "draws must be at least 0"),
+    "tasks": (lambda: online(Moml(), stream(0)), "at least one task"),
+    "hedged": (lambda: online(Moml(), hedged="accuracy"), "'error', 'loss'"),
+    "support": (lambda: online(Moml(), support=-1).bank(), "support must be at least 0"),
+    "momentum": (lambda: online(Moml(), local=Local(momentum=0.9)).bank(), "plain gradient steps"),
+    "grid": (lambda: grid(Moml(), Maml(), Local(), {"learner.beta": (1,)}), "cannot vary 'learner.beta'"),
+    "sizes": (lambda: Measures(sizes=(3, 1)), "sizes must grow"),
+    "inputs": (
+        lambda: online(Moml(), model=lambda: models.make("mlp", classes=3, inputs=(5,))).bank(),
+        "does not take inputs of shape",
+    ),
+    "classes": (
+        lambda: online(Moml(), model=lambda: models.make("mlp", classes=2, inputs=(2,))).bank(),
+        "a task has 3 classes",
+    ),
+    "statistics": (
+        lambda: online(Moml(), model=lambda: models.make("mlp", classes=3, inputs=(2,), norm="batch")).bank(),
+        "batch statistics",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_impossible_settings_are_refused(name: str) -> None:
+    make, sentence = IMPOSSIBLE[name]
+    with pytest.raises(ConfigError, match=sentence):
+        make()
+
+
+def test_meta_learning_on_real_digits_beats_a_model_that_never_learns() -> None:
+    tasks = task_stream("digits", "s_mnist", seed=0)[:60]
+    local = Local(steps=10, batch_size=10, lr=0.1, clip=3.0)
+
+    def make() -> torch.nn.Module:
+        return models.make("mlp", classes=10, inputs=(1, 8, 8), hidden=(32,))
+
+    def late(learner: Any) -> float:
+        found = Online(learner.__class__.__name__, grid(learner, Maml(lr=1.0), local, {}), tasks, make, seed=0).run()
+        assert all(math.isfinite(r["ctm/loss"]) for r in found.history)
+        return sum(r["ctm/accuracy"] for r in found.history[40:]) / 20
+
+    assert late(Moml(alpha=0.5)) > late(Fs()) + 0.1
+
+
+@pytest.mark.skipif("FEDLOOM_DATA" not in os.environ, reason="FEDLOOM_DATA is not set")
+def test_the_published_stream_begins() -> None:
+    tasks = task_stream("mnist", "s_mnist", seed=0)
+    assert len(tasks) == 1000
+
+    def make() -> torch.nn.Module:
+        return models.make("mlp", classes=10, inputs=(1, 28, 28), hidden=(200,))
+
+    local = Local(steps=2, batch_size=10, lr=0.1, weight_decay=1e-3, clip=3.0)
+    found = Online("moml", grid(Moml(), Maml(steps=5), local, {}), tasks[:4], make).run()
+    assert found.summary["parameters"] == 784 * 200 + 200 + 200 * 10 + 10
+    assert found.summary["ctm"]["accuracy"] > 0.4

@@ -1,0 +1,91 @@
+"""The recipes of online meta-learning run on small pictures that look like the real ones."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedloom.data.streams import KWay, Transformed
+
+FOLDER = Path(__file__).parents[2] / "recipes" / "online"
+
+
+def pictures(folder: Path) -> None:
+    """A folder that looks like MNIST."""
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for split, samples in (("train", 300), ("t10k", 100)):
+        labels = np.arange(samples) % 10
+        images = random.integers(0, 50, (samples, 28, 28))
+        images[np.arange(samples), labels + 5, 5:20] += 200
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            shape = b"".join(n.to_bytes(4, "big") for n in array.shape)
+            raw = bytes([0, 0, 8, array.ndim]) + shape + array.astype(np.uint8).tobytes()
+            (folder / f"{split}-{kind}-ubyte").write_bytes(raw)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """``recipe("--settings", "s_mnist")`` runs it on twenty tasks at most: where its results are."""
+    pictures(tmp_path / "data" / "MNIST" / "raw")
+    monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path / "data"))
+    monkeypatch.syspath_prepend(str(FOLDER))
+    arrivals = importlib.import_module("arrivals")
+    arrivals.source.cache_clear()
+    few = {"steps": (2,), "ltm_every": 2, "model_settings": {"hidden": (8,)}, "model": "mlp", "source": "mnist"}
+    s_mnist = replace(arrivals.SETTINGS["s_mnist"], kind=Transformed(tasks=20, train=20, test=10), **few)
+    letters = replace(arrivals.SETTINGS["letters_5"], kind=KWay(tasks=20, train=20, test=10), **few)
+    monkeypatch.setitem(arrivals.SETTINGS, "s_mnist", s_mnist)
+    monkeypatch.setitem(arrivals.SETTINGS, "letters_5", letters)
+
+    def run(*arguments: object) -> Path:
+        where = ("--runs", tmp_path / "runs", "--out", tmp_path / "out")
+        tables = importlib.import_module("arrivals").RESULTS.parent / "tables.py"
+        spec = importlib.util.spec_from_file_location("online_tables", tables)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        assert module.main([str(a) for a in (*arguments, *where)]) == 0
+        return tmp_path / "out"
+
+    return run
+
+
+def test_stages_go_on_and_tables_stand_beside_the_published(recipe: Callable[..., Path]) -> None:
+    learners = ("MOML", "FTML", "FS", "B-MOML 5 random")
+    out = recipe("--settings", "s_mnist", "--only", *learners, "--tasks", 2, 4)
+    found = json.loads((out / "tables.json").read_text())["settings"]["s_mnist"]
+    assert list(found) == list(learners)
+    assert all(run["tasks"] == len(run["ctm"]) == 4 for run in found.values())
+    assert [n for n, _ in found["MOML"]["ltm"]] == [2, 4]
+    assert found["MOML"]["bytes"] == [0] * 4
+    assert found["FTML"]["bytes"][3] == 4 * found["FTML"]["bytes"][0] > 0
+    text = (out / "tables.md").read_text()
+    assert "### 4 tasks" in text
+    assert re.search(r"\| MOML \| \d+\.\d\d \(85\.82\) .* \(87\.49\)", text)
+    assert re.search(r"\| FTML \| \d+\.\d\d \(80\.62\) .* \(82\.49\)", text)
+    assert (out / "s_mnist.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_stored_results_are_not_run_again(recipe: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    out = recipe("--settings", "letters_5", "omniglot_apart", "--only", "FS", "--tasks", 3)
+    assert "omniglot_apart: no data here" in capsys.readouterr().err
+    before = (out / "tables.json").read_text()
+    results = json.loads(before)
+    results["notes"] = ["It holds."]
+    (out / "tables.json").write_text(json.dumps(results))
+    recipe("--table")
+    assert "- It holds." in (out / "tables.md").read_text()
+    for path in (out.parent / "runs").rglob("metrics.jsonl"):
+        path.unlink()
+    recipe("--settings", "letters_5", "--only", "FS", "--tasks", 3)
+    assert not list((out.parent / "runs").rglob("metrics.jsonl"))
