@@ -1,6 +1,8 @@
-"""What a client's local step costs with a second model: SuperFed, APFL, Ditto and pFedMe against FedAvg.
+"""What personal models cost: a client's local step with a second model, and the evaluation of all clients' models.
 
     python benchmarks/personal.py [--repeats 9] [--out benchmarks/results/personal.json]
+
+The step: SuperFed, APFL, Ditto and pFedMe against FedAvg.
 
 W1: TwoNN, 600 samples (1x28x28), batches of 10, 60 steps.   W2: FedDyn CNN, 500 images (3x32x32), batches of 50, 10
 steps.   All methods run one client's round in the live module that the serial engine and every worker process use, on
@@ -8,6 +10,13 @@ the same mini-batches, with learning rate .01, momentum .9 and weight decay 1e-4
 ratio compares two rounds of one turn (2: twice the time of FedAvg's step) and is the median over turns, with the
 quartiles beside it. Time is the processor's, so that other programs of the machine count little. Aims for SuPerFed with
 model mixing: at most 2.0 on W1 and 1.3 on W2; APFL and Ditto take two gradients a step, pFedMe five.
+
+The evaluation: what every client deploys, on its own test samples, against a plain loop that puts each model in place,
+runs it and measures it before the next one. Both take turns on the same random models and data, and must agree.
+E1: TwoNN, 100 clients with 100 samples (1x28x28).   E2: TwoCNN, 5 such clients.   E3: TwoNN, 500 clients with 20.
+E4: a perceptron with 64 hidden units, 100 clients with 15 training and 5 test samples (1x8x8).
+SuperFed clients have eleven models each; by p_avg_proto and per_fedavg a model is adapted to each client first. A ratio
+is the plain loop's time over the other's (2: twice as fast), the median over turns with its quartiles.
 """
 
 from __future__ import annotations
@@ -19,19 +28,26 @@ import platform
 import statistics
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from fedloom.core.adapting import deployed
 from fedloom.core.client import Broadcast, State
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.local import Local
+from fedloom.core.parts import Batch
+from fedloom.core.round import Server
 from fedloom.engines.live import LiveClient
 from fedloom.methods import make
+from fedloom.metrics import Predictions, predictions
 from fedloom.models import models
-from fedloom.run.experiment import Experiment
+from fedloom.run.evaluate import Evaluator
+from fedloom.run.experiment import Evaluation, Experiment
 from fedloom.run.machine import one_thread
+from fedloom.run.mixtures import GRID, sweep
 from fedloom.run.prepare import make_plan
 
 METHODS = ("fedavg", "superfed_mm", "superfed_lm", "apfl", "ditto", "pfedme")
@@ -82,11 +98,108 @@ def compare(work: str, repeats: int, names: tuple[str, ...] = METHODS) -> dict[s
     return found
 
 
+EVALUATIONS = {  # model, clients, training and test samples of each, inputs, methods
+    "E1": ("two_nn", 100, 500, 100, (1, 28, 28), ("superfed_mm", "ditto", "fedper")),
+    "E2": ("two_cnn", 5, 500, 100, (1, 28, 28), ("superfed_mm", "ditto", "fedper")),
+    "E3": ("two_nn", 500, 100, 20, (1, 28, 28), ("superfed_mm", "ditto", "fedper")),
+    "E4": ("mlp", 100, 15, 5, (1, 8, 8), ("superfed_mm", "ditto", "fedper", "p_avg_proto", "per_fedavg")),
+}
+
+
+@dataclass(frozen=True)
+class States:
+    """The clients' states, as a run would have stored them."""
+
+    known: dict[int, State] = field(default_factory=dict)
+
+    def get(self, client: int) -> State | None:
+        """The client's state, or None."""
+        return self.known.get(client)
+
+
+def deployment(work: str, name: str) -> tuple[Evaluator, Server, States]:
+    """Clients with random data, each with a private model near the shared one."""
+    model, clients, trained, tested, inputs, _ = EVALUATIONS[work]
+    draw = np.random.default_rng(0)
+
+    def split(samples: int) -> Split:
+        x = torch.from_numpy(draw.standard_normal((clients * samples, *inputs), dtype=np.float32))
+        arrays = Arrays(x, torch.from_numpy(draw.integers(0, 10, len(x))), 10)
+        return Split(arrays, Index.of(np.arange(len(x)).reshape(clients, samples)))
+
+    train, test = split(trained), split(tested)
+    data = Federation(train, Split(test.arrays, Index.of([[]] * clients)), test, test.arrays)
+    on = Evaluation(on=("clients",))
+    chosen = Experiment(make(name), data, lambda: models.make(model, classes=10, inputs=inputs), evaluation=on)
+    plan = make_plan(chosen, data, "cpu")
+    server, states = Server.initial(plan, plan.theta0, plan.buffers0), States()
+    for client in range(clients if plan.private_size else 0):
+        own = plan.first_private(client, server.shared["shared"])
+        near = own + torch.from_numpy(0.01 * draw.standard_normal(len(own))).to(own)
+        states.known[client] = {"personal": {"private": near, "buffers": torch.zeros(0)}}
+    return Evaluator(plan, data, on), server, states
+
+
+def together(evaluator: Evaluator, server: Server, states: States) -> np.ndarray:
+    """Every client's loss with each of its models [models, clients], as a run's evaluation finds it."""
+    split, everyone = evaluator.federation.held_out, np.arange(len(evaluator.federation))
+    if evaluator.plan.method.personal.random:
+        return sweep(evaluator, server, states, split, everyone)["loss"]
+    return evaluator.clients(server, states)[1]["loss"][None]
+
+
+def one_by_one(evaluator: Evaluator, server: Server, states: States) -> np.ndarray:
+    """The same by a plain loop."""
+    plan, live, train, test = evaluator.plan, evaluator.live, evaluator.federation.train, evaluator.federation.held_out
+    w, personal, adaptation = server.shared["shared"], plan.method.personal, plan.method.adaptation
+    losses = []
+    for at in GRID if personal.random else (1.0,):
+        found = []
+        for client in range(len(evaluator.federation)):
+            own = (states.get(client) or {}).get("personal", {})
+            rows = torch.from_numpy(test.index[client])
+            if personal.paired:
+                evaluator.load(torch.lerp(w, own["private"], at), server.buffers)
+            else:
+                evaluator.load(w, server.buffers, own)
+            if adaptation.is_identity:
+                found.append(evaluator.scores(test.arrays, test.index[client], test.labels(rows, client)))
+                continue
+            mine = torch.from_numpy(train.index[client])
+            with torch.no_grad():
+                support = Batch(train.arrays.x[mine], train.labels(mine, client))
+                logits = deployed(plan, evaluator.net, live.theta, live.buffers, support)(test.arrays.x[rows])
+                found.append(predictions(evaluator.settings.metrics, logits, test.labels(rows, client)))
+        losses.append(Predictions.joined(found).by_group("loss", test.index.offsets))
+    return np.stack(losses)
+
+
+def evaluate(work: str, repeats: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of an evaluation, and how many times faster it is than the plain loop."""
+    found = {}
+    for name in EVALUATIONS[work][-1]:
+        given = deployment(work, name)
+        seconds: dict[str, list[float]] = {"loop": [], "together": []}
+        for repeat in range(repeats + 1):  # the first turn warms up
+            losses = {}
+            for way, evaluation in (("loop", one_by_one), ("together", together)):
+                began = time.process_time()
+                losses[way] = evaluation(*given)
+                if repeat:
+                    seconds[way].append(time.process_time() - began)
+            np.testing.assert_allclose(losses["together"], losses["loop"], rtol=1e-4, atol=1e-5)
+        gains = [a / b for a, b in zip(seconds["loop"], seconds["together"], strict=True)]
+        low, middle, high = statistics.quantiles(gains, n=4)
+        found[name] = {"ms": round(1e3 * statistics.median(seconds["together"]), 2), "times_faster": round(middle, 2)}
+        found[name] |= {"from": round(low, 2), "to": round(high, 2)}
+    return found
+
+
 def main() -> None:
     """Run everything and print it; write JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--work", nargs="+", choices=WORK, default=list(WORK))
+    parser.add_argument("--work", nargs="+", choices=[*WORK, *EVALUATIONS], default=[*WORK, *EVALUATIONS])
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.repeats < 2:
@@ -97,7 +210,7 @@ def main() -> None:
             "command": " ".join(["python", *sys.argv]),
             "machine": machine,
             "repeats": args.repeats,
-            **{work: compare(work, args.repeats) for work in args.work},
+            **{work: (compare if work in WORK else evaluate)(work, args.repeats) for work in args.work},
         }
     text = json.dumps(found, indent=1)
     print(text)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
+import pytest
 from rich.console import Console
 
+from fedloom.methods import methods
 from fedloom.run.console import Bars, Lines, Quiet, make_console, make_progress, results
+from fedloom.run.experiment import Evaluation
+from fedloom.run.summary import headline
 
 RECORDS: list[dict[str, Any]] = [
     {"round": 1, "seconds": 0.5, "train/loss": 1.5, "global/accuracy": 0.5, "global/loss": 1.0, "failures": 0},
@@ -80,3 +85,72 @@ def test_results_leave_out_what_was_not_measured():
     assert "1 rounds" in first
     assert "> 2 rounds" in second
     assert "stopped" in second
+
+
+def shown(record: dict[str, Any], first: str = "global/accuracy") -> str:
+    file = io.StringIO()
+    lines = Lines(make_console(file))
+    lines.first = first
+    lines.start("m", 1, 0)
+    lines.round({"round": 1, "seconds": 0.5, **record})
+    return file.getvalue().strip()
+
+
+LEVELS = {
+    "global/accuracy": 0.9, "global/simple/accuracy": 0.8, "global/simple/loss": 1.0, "clients/accuracy/mean": 0.7,
+    "clients/width_0.5/accuracy/mean": 0.6, "clients/width_0.5/accuracy/std": 0.1, "average/simple/accuracy": 0.5,
+}  # fmt: skip
+
+
+def test_every_level_has_its_number_in_a_line_and_a_bar():
+    levels = "accuracy 90.0 %  simple 80.0 %  clients 70.0 %  clients width 0.5 60.0 %  average simple 50.0 %"
+    assert shown(LEVELS) == f"m  round 1/1  {levels}  0.5 s"
+    console, file = terminal()
+    with Bars(console) as bars:
+        bars.start("m", 2, 0)
+        bars.round({"round": 1, "seconds": 0.5, **LEVELS, "train/loss": 1.0})
+        bars.round({"round": 2, "seconds": 0.5, "train/loss": 0.5})
+    assert "accuracy 90.0 %  simple 80.0 %  loss 0.500" in file.getvalue()
+
+
+def test_what_clients_deploy_comes_first_where_the_method_leaves_models_to_them():
+    record = {"global/accuracy": 0.4, "clients/accuracy/mean": 0.8, "train/loss": 1.0}
+    assert (
+        shown(record, "clients/accuracy/mean") == "m  round 1/1  clients 80.0 %  server model 40.0 %  loss 1.000  0.5 s"
+    )
+    console, file = terminal()
+    bars = Bars(console)
+    bars.first = "clients/accuracy/mean"
+    with bars:
+        bars.start("m", 1, 0)
+        bars.round({"round": 1, "seconds": 0.5, **record})
+    assert "clients 80.0 %  loss 1.000" in file.getvalue()
+    assert "40.0 %" not in file.getvalue()
+
+
+def test_a_table_is_ordered_by_what_all_its_runs_can_be_compared_by():
+    final = {"global/accuracy": 0.4, "clients/accuracy/mean": 0.8, "clients/accuracy/worst10": 0.2}
+    plain = {"method": "fedavg", "rounds": 1, "final": final, "headline": "global/accuracy"}
+    own = {"method": "ditto", "rounds": 1, "final": final, "headline": "clients/accuracy/mean"}
+    heads = []
+    for rows in ([("a", plain)], [("a", plain), ("b", own)], [("a", {**plain, "final": LEVELS})]):
+        file = io.StringIO()
+        make_console(file).print(results(rows))
+        heads.append(re.split(r"  +", file.getvalue().splitlines()[0].strip()))
+    assert heads[0] == ["method", "accuracy", "clients", "worst 10 %", "rounds"]
+    assert heads[1] == ["method", "clients", "worst 10 %", "server model"]
+    assert heads[2][:6] == ["method", "accuracy", "simple", "average simple", "clients", "clients width 0.5"]
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_the_number_to_read_follows_the_method(name: str):
+    """Clients' accuracy where any of the model is kept by, or fitted to, a client; and it is measured unasked."""
+    made = methods[name].make()
+    kept = made.personal.paired or made.personal.private("body.weight") or made.personal.private("head.weight")
+    own = (kept and made.personal.kept) or not made.adaptation.is_identity
+    assert headline(made) == ("clients/accuracy/mean" if own else "global/accuracy")
+    assert headline(made).partition("/")[0] in Evaluation().on
+    if name in ("fedavg", "fedhen", "heterofl", "aaggff_d"):
+        assert headline(made) == "global/accuracy"
+    if name in ("ditto", "superfed_mm", "fedper", "lg_fedavg", "fedrep", "p_avg_proto", "per_fedavg"):
+        assert headline(made) == "clients/accuracy/mean"

@@ -178,14 +178,30 @@ def places(units: int) -> Vector:
     return np.concatenate([w1[:units].ravel(), b1[:units], w2[:, :units].ravel(), b2])
 
 
-def heterofl(world: World, shares: tuple[float, ...] = (1.0, 0.5)) -> Found:
+def scaled(world: World, units: int, share: float) -> Callable[[Vector, Vector], Vector]:
+    """The gradient where the units are tanh((W₁x + b₁)/r)."""
+
+    def slope(w: Vector, rows: Vector) -> Vector:
+        x, y, cut = world.x[rows], world.y[rows], (FEATURES + 1) * units
+        (w1, b1), (w2, b2) = layer(w[:cut], FEATURES), layer(w[cut:], units)
+        a = np.tanh((x @ w1.T + b1) / share)
+        late = softmax_error(a @ w2.T + b2, y)
+        early = (late @ w2) * (1 - a**2) / share
+        return np.concatenate([p for d, h in ((early, x), (late, a)) for p in ((d.T @ h).ravel(), d.sum(0))])
+
+    return slope
+
+
+def heterofl(world: World, shares: tuple[float, ...] = (1.0, 0.5), scale: bool = False) -> Found:
     theta = flat(wide_net())
     for t, rate, cohort in world.schedule():
         total, holders = np.zeros_like(theta), np.zeros_like(theta)
         for i in cohort:
-            units = round(shares[i % len(shares)] * UNITS)
+            share = shares[i % len(shares)]
+            units = round(share * UNITS)
             where, here = places(units), replace(world, width=units)
-            total[where] += here.train(theta[where], i, t, rate)[0]
+            slope = scaled(world, units, share) if scale else here.gradient
+            total[where] += here.train(theta[where], i, t, rate, gradient=slope)[0]
             holders[where] += 1
         theta = np.where(holders > 0, total / np.maximum(holders, 1), theta)
     return Found(theta)

@@ -95,12 +95,13 @@ def superfed(world: World, mu: float, nu: float, start: int, layers: bool) -> Fo
 
     def work(world: World, i: int, t: int, rate: float, theta: Vector, v: Vector) -> tuple[Vector, Vector]:
         w, pace = theta, Pace(world, rate)
-        for number, rows in enumerate(batches(world, i, t)):
+        draw = rng.stream(world.seed, "views", t, i)
+        for rows in batches(world, i, t):
             near = mu * (w - theta)
+            drawn = draw.random(2)
             if t < start:
                 (w,) = pace.step({"w": (w, world.gradient(w, rows) + near)})
                 continue
-            drawn = rng.stream(world.seed, "views", t, i, number).random(2)
             at = np.repeat(drawn, sizes) if layers else drawn[0]
             g = world.gradient((1 - at) * w + at * v, rows)
             long_w, long_v = np.linalg.norm(w), np.linalg.norm(v)

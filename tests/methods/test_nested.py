@@ -30,6 +30,7 @@ from fedloom.models import EarlyExit, models
 from fedloom.objectives import CrossEntropy, Proximal
 from fedloom.personal import Apart, Depth, Width
 from fedloom.personal.nested import Simple, is_simple, narrowed
+from fedloom.run.evaluate import Evaluator
 from fedloom.run.experiment import Evaluation
 from fedloom.server import Adam
 
@@ -188,6 +189,32 @@ def test_a_narrow_net_is_the_whole_one_with_zeros(make_net: Any, inputs: tuple[i
     torch.testing.assert_close(small, masked(net, half.index).eval()(x), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("make_net", [lambda: tanh_net(8), images(), images("group")])
+def test_the_scaler_acts_in_training_on_hidden_layers_alone(make_net: Any) -> None:
+    """The same parameters, and the same net when it is tested; in training 1/r times what hidden layers say."""
+    whole = make_net().double()
+    plain, scaled = narrowed(whole, 0.5), narrowed(whole, 0.5, scale=True)
+    for a, b in zip(plain.named_parameters(), scaled.named_parameters(), strict=True):
+        assert a[0] == b[0]
+        assert torch.equal(a[1], b[1])
+    said: dict[str, Tensor] = {}
+    for name, part in scaled.named_modules():
+        if isinstance(part, nn.Linear | nn.Conv2d):
+            part.register_forward_hook(lambda module, inputs, out, name=name: said.update({name: out}))
+    flat_inputs = isinstance(plain.get_submodule("body.0"), nn.Linear)
+    x = torch.randn(5, *((4,) if flat_inputs else IMAGE), dtype=torch.float64)
+    torch.testing.assert_close(scaled.eval()(x), plain.eval()(x), rtol=0, atol=0)
+    first = said["body.0"]
+    scaled.train()(x)
+    torch.testing.assert_close(said["body.0"], 2 * first)
+    head = scaled.get_submodule("head")
+    with torch.no_grad():
+        again = nn.functional.linear(scaled.get_submodule("body")(x), head.weight, head.bias)  # type: ignore[arg-type]
+    torch.testing.assert_close(said["head"], again)
+    top = Width((1.0, 0.5), scale=True).network(whole, 0)
+    assert not any(part._forward_hooks for part in top.modules())
+
+
 def test_the_places_of_a_narrow_net_are_where_its_numbers_came_from() -> None:
     """Channels-last kernels included, whose order in the flat vector is another one."""
     net = images("group")()
@@ -246,6 +273,17 @@ def test_every_level_is_measured(name: str) -> None:
     assert record[f"average/{level.name}/loss"] == pytest.approx(loss(torch.stack(own).mean(0)), abs=1e-12)
     assert record["clients/accuracy/clients"] == 6
     assert record[f"clients/{level.name}/accuracy/clients"] == 3
+    top = made.method.personal.levels[0]
+    assert record[f"clients/{top}/accuracy/clients"] == 3
+    means = [record[f"clients/{name}/accuracy/mean"] for name in made.method.personal.levels]
+    assert record["clients/accuracy/mean"] == pytest.approx(np.mean(means))
+    one = made.federation.held_out.client(3)  # a client of the smaller network, whose model is the server's part of it
+    layout.write(level.plan.model, server[level.index], torch.zeros(0, dtype=server.dtype))
+    with torch.no_grad():
+        right = (level.plan.model(one.x).argmax(1) == one.y).double().mean()
+    evaluator = Evaluator(plan, made.federation, Evaluation(on=("clients",)))
+    values = evaluator.by_level(found.snapshot.server, np.array([0, 3]))
+    assert values["accuracy"][1] == pytest.approx(float(right))
 
 
 def test_a_level_without_clients_has_no_average() -> None:

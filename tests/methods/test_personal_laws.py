@@ -53,7 +53,7 @@ def test_superfed_before_its_start_is_fedprox() -> None:
 
 
 def test_superfed_at_lambda_zero_is_fedavg(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Plan, "draws", lambda self, round, client, number: np.zeros(len(self.layout.layers)))
+    monkeypatch.setattr(Plan, "draws", lambda self, round, client, steps: np.zeros((steps, len(self.layout.layers))))
     for layers in (False, True):
         method = Method("a", (CrossEntropy(),), personal=Subspace(layers, mu=0.0, nu=0.0))
         same(method, "fedavg", local=Local(epochs=2, batch_size=4, lr=0.2, momentum=0.8, weight_decay=0.01))
@@ -88,21 +88,24 @@ def test_superfed_follows_the_gradient_of_its_whole_objective(mu: float, nu: flo
     expected = torch.autograd.grad(value, (w, v))
     with torch.no_grad():
         task = 3 * (mixed - target).pow(2)
-        grads = Pair((1 - at) * task, at * task, torch.zeros(0))
-        found = Subspace(mu=mu, nu=nu).pull(View(at), Pair(w, v, torch.zeros(0)), task, grads, context(received))
-    torch.testing.assert_close(found[:2], expected, rtol=1e-12, atol=1e-12)
+        pull = Subspace(mu=mu, nu=nu).pull(View(at), Pair(w, v, torch.zeros(0)), task, context(received))
+        of_w = sum(a * x for a, x in zip(pull.w, (w, v, received), strict=True))
+        of_v = sum(a * x for a, x in zip(pull.v, (v, w, received), strict=True))
+        found = (1 - at) * task + of_w, at * task + of_v
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_layer_mixing_draws_one_number_a_layer_and_model_mixing_one() -> None:
     plan = Plan.of(random_net(), make("superfed_lm"), classes().train, LOCAL)
-    draws = torch.from_numpy(plan.draws(0, 1, 2)).float()
-    assert len(draws) == 2
+    draws = plan.draws(0, 1, 3)
+    assert draws.shape == (3, 2)
+    assert np.array_equal(plan.draws(0, 1, 5)[:3], draws), "more steps must not change the first ones"
     assert plan.layout.layers == (15, 12)
-    moment = Moment(0, 2, draws, plan.layout.spread)
+    moment = Moment(0, 2, draws[2].tolist())
     (view,) = Subspace(layers=True).views(moment, torch.zeros(0), context(torch.zeros(27)))
-    assert torch.equal(view.at, torch.cat([draws[0].expand(15), draws[1].expand(12)]))
+    assert view.at == draws[2].tolist()
     (view,) = Subspace().views(moment, torch.zeros(0), context(torch.zeros(27)))
-    assert view.at == draws[0]
+    assert view.at == draws[2, 0]
 
 
 def test_local_models_of_superfed_start_apart_from_each_other_and_from_the_shared_one() -> None:

@@ -189,3 +189,26 @@ def test_comparison_picture(make_run, tmp_path: Path) -> None:
     runs = [make_run(method=method, rounds=4) for method in ("fedavg", "_feddyn")]
     picture = comparison_picture(runs, tmp_path / "new" / "compare.png")
     assert picture.read_bytes().startswith(PNG)
+
+
+def test_levels_and_what_clients_deploy_have_sections_of_their_own(make_run, tmp_path: Path) -> None:
+    run = make_run(method="fedhen", scopes=("global", "global/simple", "clients", "average/simple"))
+    page = build([run], tmp_path / "levels")
+    text = Reader(page).text
+    titles = [
+        "Server model on the common test set",
+        "Server model of level simple on the common test set",
+        "Deployed models on the clients' own test data",
+        "Average of the last models of the clients of level simple",
+    ]
+    places = [text.index(title) for title in titles]
+    assert places == sorted(places)
+    assert (tmp_path / "levels/figures/curves_global_simple.png").exists()
+
+    own = make_run(method="ditto")
+    summary = json.loads((own / "summary.json").read_text())
+    (own / "summary.json").write_text(json.dumps({**summary, "headline": "clients/accuracy/mean"}))
+    text = Reader(build([own, run], tmp_path / "own")).text
+    assert text.index("Deployed models on the clients' own test data") < text.index(
+        "Server model on the common test set"
+    )

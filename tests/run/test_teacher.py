@@ -205,3 +205,15 @@ def test_the_settings_are_listed_with_their_defaults(capsys: pytest.CaptureFixtu
 
 def test_wrong_types(refused: Callable[..., str]) -> None:
     assert "teacher is ['a', 'b'], but it must be a path or text or null" in refused("teacher=[a,b]")
+
+
+def test_a_method_that_learns_from_no_teacher_refuses_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Otherwise a run would record a teacher that it never asked."""
+    words = ("run", "method=fedavg", "rounds=1", "model.hidden=[4]", "out=student", "teacher=teacher", *SMALL)
+    assert main(list(words)) == 2
+    out, err = capsys.readouterr()
+    assert "method 'fedavg' learns from no teacher, so teacher= would change nothing" in err
+    assert len(err.strip().splitlines()) == 1
+    assert "Traceback" not in out + err
+    assert not (folder / "student").exists()
+    assert main([*words, "method.objective=[cross_entropy,distillation]"]) == 0

@@ -19,6 +19,7 @@ from fedloom.run.console import Quiet, make_console, make_progress, results, sho
 from fedloom.run.loop import run
 from fedloom.run.report import build as build_report
 from fedloom.run.report import comparison_picture
+from fedloom.run.summary import headline
 
 CURVES = "figures/curves.png"
 MARK = "evaluation.target=0.9"
@@ -99,6 +100,7 @@ def work(jobs: Sequence[Job], parent: Path | None, progress: Quiet) -> list[tupl
         progress.label = job.label if seeds == 1 else job.title
         try:
             experiment = build(job.config)
+            progress.first = headline(experiment.method)
             checkpoints = build_checkpoints(job.config)
             run(
                 experiment,

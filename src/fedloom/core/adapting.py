@@ -86,7 +86,8 @@ def deployed(plan: Plan, net: Net, theta: Tensor, buffers: Tensor, support: Batc
         if plan.teacher is not None:
             with torch.no_grad():
                 out = out._replace(teacher=plan.teacher(batch.x))
-        return term.loss(out, batch, context).mean()
+        value = term.loss(out, batch, context)
+        return value.mean() if batch.mask is None else (value * batch.mask).sum() / batch.mask.sum()
 
     predict, _ = plan.method.adaptation.adapt(forward(plan, net, buffers), theta, support, loss)
     return lambda x: predict(x).logits

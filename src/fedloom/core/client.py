@@ -18,7 +18,7 @@ from fedloom.core.local import Local
 from fedloom.core.parts import Batch, Context, Model, Output
 from fedloom.core.plan import Plan
 from fedloom.core.tree import Tree
-from fedloom.core.views import Moment, Pair, View
+from fedloom.core.views import Cuts, Moment, Pair, View, mixed, moves, pulled, times
 
 State = dict[str, Tree]  # a client's state: place of the part -> its tree
 WHOLE = View()  # everything moves along one gradient
@@ -70,8 +70,9 @@ class Work:
     shared: int
     momentum: Tensor | None  # what the optimiser remembers, [P], or of Adam [2P]: the first moments, then the second
     contexts: dict[str, Context]
-    scratch: Tensor | None = None  # [P], where a mixed model is to be written
+    scratch: Tensor | None = None  # [P], for a mixed model, and then for the gradient of v
     number: int | Tensor = 0  # of the step under way
+    cuts: Cuts = field(default_factory=dict)
 
     @property
     def w(self) -> Tree:
@@ -137,7 +138,10 @@ def evolve(plan: Plan, seen: dict[str, Context], model: Model, batch: Batch) -> 
     """What parts change before a local step: their new constants, put into their contexts and returned."""
     changed: State = {}
     for place, part in plan.method.hooks["evolve"]:
-        changed[place] = part.evolve(seen[place], model, own(batch, place))
+        mine = own(batch, place)
+        if part.needs.teacher and plan.teacher is not None:
+            mine = mine._replace(teacher=plan.teacher(batch.x))
+        changed[place] = part.evolve(seen[place], model, mine)
         seen[place] = seen[place]._replace(local=changed[place])
     return changed
 
@@ -204,8 +208,9 @@ def advance(
         grad, value = gradient(work.theta)
         step(plan, work, grad, lr)
         return value
-    personal, ctx, size = plan.method.personal, work.contexts["personal"], plan.layout.size
-    values = []
+    personal, ctx = plan.method.personal, work.contexts["personal"]
+    size = work.shared if personal.paired else len(work.theta)  # P
+    layout, cuts, values = plan.layout, work.cuts, []
     for view in personal.views(moment, work.theta[2 * size :], ctx):
         if not personal.paired:
             grad, value = gradient(work.theta)
@@ -214,39 +219,28 @@ def advance(
             continue
         pair = Pair(*work.theta.split([size, size, len(personal.extras)]))
         if view.data:
-            grad, value = gradient(_mixed(pair, view.at, work.scratch))
+            grad, value = gradient(mixed(layout, pair, view.at, work.scratch, cuts))
             values.append(value)
         else:
             grad = torch.zeros_like(pair.w)
-        pulled = personal.pull(view, pair, grad, _chained(view, grad, pair.extra), ctx)
-        _step(plan, work, pulled.w, pulled.v, lr, view)
-        if personal.extras:
-            pair.extra.copy_((pair.extra - lr * view.private * pulled.extra).clamp(0, 1))
-    return torch.stack(values).mean()
-
-
-def _mixed(pair: Pair, at: float | Tensor, out: Tensor | None) -> Tensor:
-    """(1 - λ)w + λv [P], in ``out`` if there is one."""
-    if out is None:
-        return torch.lerp(pair.w, pair.v, at)
-    return torch.lerp(pair.w, pair.v, at, out=out)
-
-
-def _chained(view: View, grad: Tensor, extra: Tensor) -> Pair:
-    """The gradients (1 - λ)g and λg of those models that move; the other one's is empty, [0]."""
-    w = v = grad[:0]
-    if _moves(view.shared) and _moves(view.private) and isinstance(view.at, Tensor) and not view.at.ndim:
-        w, v = torch.outer(torch.stack([1 - view.at, view.at]), grad)  # one pass over the gradient
-    else:
-        if _moves(view.shared):
-            w = _times(1 - view.at, grad)
-        if _moves(view.private):
-            v = _times(view.at, grad)
-    return Pair(w, v, torch.zeros_like(extra))
-
-
-def _times(factor: float | Tensor, grad: Tensor) -> Tensor:
-    return grad if isinstance(factor, float) and factor == 1 else factor * grad
+        pull = personal.pull(view, pair, grad, ctx)
+        shared = private = grad[:0]  # of a model that stays where it is
+        received, decay = ctx.received["shared"], (0.0, 0.0)
+        here = None if work.scratch is None else grad  # where tensors may be written in place
+        joint = moves(view.shared) and moves(view.private)
+        if joint and here is not None and plan.decays:  # a model's own multiple costs nothing as weight decay
+            decay = pull.w[0], pull.v[0]
+            pull = pull._replace(w=(0.0, *pull.w[1:]), v=(0.0, *pull.v[1:]))
+        if moves(view.private):
+            other = work.scratch if joint else here  # the mixed model has served: its memory is free
+            private = pulled(times(layout, grad, view.at, other, cuts), pull.v, (pair.v, pair.w, received))
+        if moves(view.shared):
+            rest = [1 - at for at in view.at] if isinstance(view.at, list) else 1 - view.at
+            shared = pulled(times(layout, grad, rest, here, cuts), pull.w, (pair.w, pair.v, received))
+        _step(plan, work, shared, private, lr, view, decay)
+        if pull.extra is not None:
+            pair.extra.copy_((pair.extra - lr * view.private * pull.extra).clamp(0, 1))
+    return values[0] if len(values) == 1 else torch.stack(values).mean()
 
 
 def step(plan: Plan, work: Work, grad: Tensor, lr: float | Tensor, view: View = WHOLE) -> None:
@@ -254,38 +248,42 @@ def step(plan: Plan, work: Work, grad: Tensor, lr: float | Tensor, view: View = 
     _step(plan, work, grad[: work.shared], grad[work.shared :], lr, view)
 
 
-def _step(plan: Plan, work: Work, shared: Tensor, private: Tensor, lr: float | Tensor, view: View) -> None:
-    """``step`` with the gradients of what is shared and of what is private; one that does not move is not read."""
-    if _moves(view.shared) and plan.method.hooks["grad"]:
+def _step(
+    plan: Plan, work: Work, shared: Tensor, private: Tensor, lr: float | Tensor, view: View,
+    decay: tuple[float, float] = (0.0, 0.0),
+) -> None:  # fmt: skip
+    """``step`` with the gradients of what is shared and of what is private; one that does not move is not read.
+
+    ``decay`` is added to the weight decay of either.
+    """
+    if moves(view.shared) and plan.method.hooks["grad"]:
         g: Tree = {"shared": shared}
         w = work.w
         for place, part in plan.method.hooks["grad"]:
             g = part.grad(g, w, work.contexts[place])
         shared = g["shared"]
-    pieces: list[tuple[slice, Tensor, float | Tensor]] = [
-        (slice(work.shared), shared, view.shared),
-        (slice(work.shared, work.shared + len(private)), private, view.private),
+    pieces: list[tuple[slice, Tensor, float | Tensor, float]] = [
+        (slice(work.shared), shared, view.shared, decay[0]),
+        (slice(work.shared, work.shared + len(private)), private, view.private, decay[1]),
     ]
-    pieces = [piece for piece in pieces if _moves(piece[2]) and len(piece[1])]
+    pieces = [piece for piece in pieces if moves(piece[2]) and len(piece[1])]
     factor = None if plan.local.clip is None else (plan.local.clip / (_norm(pieces) + 1e-6)).clamp(max=1.0)
-    for where, grad, speed in pieces:
-        _descend(plan.local, work, grad if factor is None else grad * factor, lr, where, speed)
+    for where, grad, speed, more in pieces:
+        _descend(plan.local, work, grad if factor is None else grad * factor, lr, where, speed, more)
 
 
-def _norm(pieces: list[tuple[slice, Tensor, float | Tensor]]) -> Tensor:
+def _norm(pieces: list[tuple[slice, Tensor, float | Tensor, float]]) -> Tensor:
     """The Euclidean norm over what moves."""
     if len(pieces) == 1:
         return torch.linalg.vector_norm(pieces[0][1])
-    squares = [grad.square().sum() * (speed != 0) for _, grad, speed in pieces]
+    squares = [grad.square().sum() * (speed != 0) for _, grad, speed, _ in pieces]
     return torch.stack(squares).sum().sqrt()
 
 
-def _moves(speed: float | Tensor) -> bool:
-    return isinstance(speed, Tensor) or speed != 0
-
-
-def _descend(local: Local, work: Work, grad: Tensor, lr: float | Tensor, where: slice, speed: float | Tensor) -> None:
-    """Weight decay, momentum and the step itself, for some of what is trained."""
+def _descend(
+    local: Local, work: Work, grad: Tensor, lr: float | Tensor, where: slice, speed: float | Tensor, more: float
+) -> None:
+    """Weight decay, momentum and the step itself, for some of what is trained; ``more`` is added to the decay."""
     theta = work.theta[where]
     if local.optimizer == "adam":
         _adam(local, work, grad, lr, where, speed)
@@ -294,12 +292,12 @@ def _descend(local: Local, work: Work, grad: Tensor, lr: float | Tensor, where: 
     if not isinstance(lr, Tensor) and not isinstance(speed, Tensor):  # one pass over memory instead of three
         buffers = [] if momentum is None else [momentum]
         torch._fused_sgd_(  # pyright: ignore[reportPrivateImportUsage]
-            [theta], [grad], buffers, weight_decay=local.weight_decay, momentum=local.momentum, lr=lr * speed,
+            [theta], [grad], buffers, weight_decay=local.weight_decay + more, momentum=local.momentum, lr=lr * speed,
             dampening=0.0, nesterov=local.nesterov, maximize=False, is_first_step=False,
         )  # fmt: skip
         return
-    if local.weight_decay:
-        grad = grad.add(theta, alpha=local.weight_decay)
+    if local.weight_decay + more:
+        grad = grad.add(theta, alpha=local.weight_decay + more)
     if momentum is not None:
         if isinstance(speed, Tensor):
             on = (speed != 0).to(grad.dtype)

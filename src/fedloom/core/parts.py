@@ -23,14 +23,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.core.seen import Batch, Context, Facts, Forward, Model, Output
 from fedloom.core.tree import Tree
-from fedloom.core.views import Moment, Pair, View
+from fedloom.core.views import Moment, Pair, Pull, View
 
 if TYPE_CHECKING:
     from torch import nn
@@ -84,89 +85,6 @@ class Needs:
     shared: bool = False
     plain_sgd: bool = False
     vmap: bool = True
-
-
-class Batch(NamedTuple):
-    """One mini-batch: inputs [B, ...], targets [B] and, where rows are padding, a mask [B] of ones and zeros.
-
-    ``twin`` [B, ...] is another augmented view of the same samples, if some part needs it; ``noise`` holds the random
-    numbers for which a part's ``draw`` asked, each part seeing its own.
-    """
-
-    x: Tensor
-    y: Tensor
-    mask: Tensor | None = None
-    twin: Tensor | None = None
-    noise: Mapping[str, Any] = {}
-
-    def mean(self, values: Tensor) -> Tensor:
-        """The mean of one number a row [B] over the rows that are not padding, []."""
-        return values.mean() if self.mask is None else (values * self.mask).sum() / self.mask.sum().clamp(min=1)
-
-
-class Output(NamedTuple):
-    """What the model said: logits [B, C] and, if some part needs them, features [B, d] and the twin's logits [B, C].
-
-    ``teacher`` are the teacher's logits [B, C]; ``anchors`` the features [B, d] of the models for which the part's own
-    ``anchors`` asked; ``early`` the logits [B, C] at the network's earlier ends, where those are trained too; ``model``
-    is the module with the parameters that are being trained, differentiable, for parts that ask about other inputs.
-    """
-
-    logits: Tensor
-    features: Tensor | None = None
-    twin: Tensor | None = None
-    teacher: Tensor | None = None
-    anchors: Mapping[str, Any] = {}
-    early: tuple[Tensor, ...] = ()
-    model: Callable[..., Any] | None = None
-
-
-class Context(NamedTuple):
-    """What a part sees of the client it works for. Numbers are floats, or scalars [] under vmap.
-
-    Attributes:
-        received: θ^t, the shared parameters as received.
-        down: the part's own slice of the broadcast.
-        state: the part's own state at this client.
-        local: what its ``begin`` returned.
-        size: n_i / (mean n), the client's samples relative to the average client's.
-        steps: number of local steps of this round.
-        lr: η_t, the learning rate really applied this round.
-        clients: K, the number of all clients.
-    """
-
-    received: Tree
-    down: Tree
-    state: Tree
-    local: Tree
-    size: Any
-    steps: Any
-    lr: Any
-    clients: int
-
-
-class Facts(NamedTuple):
-    """What everybody may know of the experiment before anybody has trained.
-
-    Attributes:
-        inputs: shape of one input.
-        classes: how many class numbers there are.
-        low: the least value that an input can have, [channels, 1, 1] for images, else [].
-        high: the largest one.
-        rounds: T.
-        seed: of everything that is random.
-    """
-
-    inputs: tuple[int, ...]
-    classes: int
-    low: Tensor
-    high: Tensor
-    rounds: int
-    seed: int
-
-
-Model = Callable[..., Any]  # the client's module as it stands, called like the module
-Forward = Callable[[Tensor, Tensor], Output]  # (parameters [P], inputs [N, ...]) -> what the model says
 
 
 class Ended(NamedTuple):
@@ -297,13 +215,9 @@ class Personal(Part):
         """The gradients of one local step, in order, all on its mini-batch; how many does not depend on the client."""
         return (View(),)
 
-    def pull(self, view: View, at: Pair, task: Tensor, grads: Pair, ctx: Context) -> Pair:
-        """The gradients of a paired method in a view, with what its own terms add.
-
-        ``task`` [P] is the gradient g of the loss at W, ``grads`` its parts (1 - λ)g and λg, which may be overwritten
-        and may then change ``task``; that of a model which does not move in the view is empty, [0].
-        """
-        return grads
+    def pull(self, view: View, at: Pair, task: Tensor, ctx: Context) -> Pull:
+        """What a paired method's own terms add to the gradients of a view; ``task`` [P] is the gradient g at W."""
+        return Pull()
 
     @property
     def levels(self) -> tuple[str, ...]:

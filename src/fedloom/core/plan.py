@@ -30,7 +30,8 @@ class Plan:
     ``theta0`` [P] and ``buffers0`` are the freshly initialised model: private parameters start from it.
     ``report_models`` asks for every client's own displacement beside its upload (for the ``average`` evaluation).
     ``augment`` changes the inputs of every mini-batch, where there is one; ``teacher`` is a trained model that a part
-    of the objective compares with; ``rounds`` is T, as far as it is known. ``rung`` is the level for which this is the plan, where clients have several.
+    of the objective compares with; ``rounds`` is T, as far as it is known. ``rung`` is the level for which this is the
+    plan, where clients have several.
     """
 
     model: nn.Module
@@ -65,7 +66,9 @@ class Plan:
         shape = (-1, *(1,) * (arrays.x.ndim - 2)) if arrays.mean else ()
         mean, std = (self.theta0.new_tensor(values or default).reshape(shape) for values, default in
                      ((arrays.mean, 0.0), (arrays.std, 1.0)))  # fmt: skip
-        return Facts(tuple(arrays.x.shape[1:]), arrays.classes, (0 - mean) / std, (1 - mean) / std, self.rounds, self.seed)
+        return Facts(
+            tuple(arrays.x.shape[1:]), arrays.classes, (0 - mean) / std, (1 - mean) / std, self.rounds, self.seed
+        )
 
     @cached_property
     def ladder(self) -> tuple[Level, ...]:
@@ -98,6 +101,11 @@ class Plan:
         )
 
     @cached_property
+    def decays(self) -> bool:
+        """Whether a multiple of θ in the gradient acts as weight decay: nothing comes between gradient and decay."""
+        return self.local.optimizer == "sgd" and self.local.clip is None and not self.method.hooks["grad"]
+
+    @cached_property
     def viewed(self) -> bool:
         """Whether a local step is more than one gradient at the model as it stands."""
         return self.method.personal.paired or overrides(self.method.personal, "views")
@@ -106,6 +114,11 @@ class Plan:
     def adapts(self) -> bool:
         """Whether local steps go through an adaptation, and so take two mini-batches."""
         return self.method.adaptation.trains
+
+    @cached_property
+    def splits(self) -> bool:
+        """Whether a client's model has a private half, besides what is shared."""
+        return not self.method.personal.paired and self.private_size > 0
 
     @cached_property
     def private_size(self) -> int:
@@ -146,11 +159,11 @@ class Plan:
             )
         return self.make().to(self.layout.dtype)
 
-    def draws(self, round: int, client: int, number: int) -> np.ndarray:
-        """The uniform random numbers of a local step, one a layer [L]; none if the method draws none."""
+    def draws(self, round: int, client: int, steps: int) -> np.ndarray:
+        """The uniform random numbers of a client's local steps [steps, L], one a layer; [steps, 0] if it draws none."""
         if not self.method.personal.random:
-            return np.zeros(0)
-        return rng.stream(self.seed, "views", round, client, number).random(len(self.layout.layers))
+            return np.zeros((steps, 0))
+        return rng.stream(self.seed, "views", round, client).random((steps, len(self.layout.layers)))
 
     @cached_property
     def twin(self) -> bool:

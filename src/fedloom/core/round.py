@@ -64,8 +64,8 @@ class Engine(Protocol):
         """Local work of the given clients, one fold for each of their ``blocks``; ``weights`` as far as known."""
         ...
 
-    def losses(self, down: Broadcast, clients: np.ndarray) -> np.ndarray:
-        """Their training losses of the received model, float64 [clients]."""
+    def losses(self, down: Broadcast, clients: np.ndarray, states: Callable[[int], State]) -> np.ndarray:
+        """Their training losses of the received model, with what of it is their own, float64 [clients]."""
         ...
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ def federated_round(
     losses = None
     if method.needs("losses") and present.any():
         losses = np.full(len(cohort), np.nan)
-        losses[present] = engine.losses(down, cohort[present])
+        losses[present] = engine.losses(down, cohort[present], InitialStates(plan, server, store))
         diverged = present & ~np.isfinite(losses)
         leave_out(diverged, "its loss of the received model is not finite")
         present &= ~diverged

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -22,6 +23,11 @@ from fedloom.core.plan import Plan
 from fedloom.core.views import Moment
 
 EVALUATION_BATCH = 1000
+
+
+def no_state(client: int) -> State:
+    """What a client brings along that never took part."""
+    return {}
 
 
 class LiveClient:
@@ -76,6 +82,7 @@ class LiveClient:
         self.stage = "begin"
         job = work.begin(plan, down, state, self.theta, len(rows) / plan.mean_size, len(batches))
         job.scratch = live.theta
+        draws = plan.draws(down.round, client, len(batches)).tolist()
         total = torch.zeros((), dtype=plan.layout.dtype, device=live.theta.device)
         for number, batch in enumerate(batches):
             self.stage = f"step {number + 1} of {len(batches)}"
@@ -89,8 +96,7 @@ class LiveClient:
                 grads = torch.autograd.grad(loss, live.parameters, materialize_grads=True)
                 torch._foreach_add_(live.tensors, grads, alpha=-down.lr)  # pyright: ignore[reportPrivateImportUsage]
             else:
-                draws = torch.as_tensor(plan.draws(down.round, client, number)).to(live.theta)
-                moment = Moment(down.round, number, draws, plan.layout.spread)
+                moment = Moment(down.round, number, draws[number])
                 with torch.no_grad():
                     gradient = partial(self.gradient, data, support, job.contexts)
                     loss = work.advance(plan, job, moment, down.lr, gradient)
@@ -141,18 +147,25 @@ class LiveClient:
             if plan.adapts:
                 data = Batch(plan.data.arrays.x[rows], plan.data.labels(rows, client))
                 return float(objective(plan, self.net, live.buffers, data, data, seen)(live.theta))
-            for part in rows.split(EVALUATION_BATCH):
+            for number, part in enumerate(rows.split(EVALUATION_BATCH)):
                 x = plan.data.arrays.x[part]
-                data = Batch(x, plan.data.labels(part, client), twin=x if plan.twin else None)
+                drawn = fetch.noise(plan, client, down.round, -1 - number, len(part))  # local steps count from 0
+                data = Batch(x, plan.data.labels(part, client), twin=x if plan.twin else None, noise=drawn)
                 total += len(part) * float(work.loss(plan, self.outputs(data, seen), data, seen))
         return total / len(rows)
 
-    def losses(self, down: Broadcast, clients: np.ndarray) -> np.ndarray:
-        """``loss_of_received`` of several clients, float64."""
+    def losses(self, down: Broadcast, clients: np.ndarray, states: Callable[[int], State] = no_state) -> np.ndarray:
+        """``loss_of_received`` of several clients, float64; with their own private half where a model is split."""
         if self.levels:
             return np.array([self._loss_at_level(down, int(c)) for c in clients])
+        if self.plan.splits:
+            return np.array([self._loss_with_own(down, int(c), states(int(c))) for c in clients])
         self.load(down, {})
         return np.array([self.loss_of_received(down, int(c)) for c in clients])
+
+    def _loss_with_own(self, down: Broadcast, client: int, state: State) -> float:
+        self.load(down, state, client)
+        return self.loss_of_received(down, client)
 
     def _loss_at_level(self, down: Broadcast, client: int) -> float:
         mine = replace(down, shared=self.plan.received(client, down.shared))

@@ -28,7 +28,7 @@ from fedloom.core.client import Broadcast, Failure, Result, State
 from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.fold import LONGEST, Fold, blocks, fold
 from fedloom.core.plan import Plan
-from fedloom.engines.live import LiveClient
+from fedloom.engines.live import LiveClient, no_state
 from fedloom.engines.shared import Segment
 
 QUEUED = 2  # tasks a worker holds: one under way, one waiting, so that it never idles
@@ -136,14 +136,17 @@ class Processes:
             if any(worker.tasks for worker in self.workers):  # the round is broken off, and nothing of it shall stay
                 self.close()
 
-    def losses(self, down: Broadcast, clients: np.ndarray) -> np.ndarray:
+    def losses(self, down: Broadcast, clients: np.ndarray, states: Callable[[int], State] = no_state) -> np.ndarray:
         """Training losses of the received model, float64 [clients]."""
         self._announce(down)
-        shares = np.array_split(clients, len(self.workers))
+        shares = []
+        for share in np.array_split(clients, len(self.workers)):
+            own = {int(c): {k: v for k, v in states(int(c)).items() if k == "personal"} for c in share}
+            shares.append((share, own if self.plan.splits else {}))
         for attempt in range(ATTEMPTS):
             try:
                 for worker, share in zip(self.workers, shares, strict=True):
-                    worker.pipe.send(("losses", share))
+                    worker.pipe.send_bytes(pickle.dumps(("losses", share)))
                 return np.concatenate([worker.pipe.recv() for worker in self.workers])
             except (EOFError, OSError):
                 if attempt + 1 == ATTEMPTS:
@@ -245,7 +248,8 @@ def _serve(plan: Plan, segment: Segment, slots: list[Segment], pipe: Connection)
             continue
         assert down is not None
         if kind == "losses":
-            pipe.send(live.losses(down, content))
+            clients, states = content
+            pipe.send(live.losses(down, clients, lambda client, states=states: states.get(client, {})))
         else:
             number, message, end = content
             task: Task = slots[number].load(message)

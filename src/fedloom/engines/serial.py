@@ -9,7 +9,7 @@ import numpy as np
 from fedloom.core.client import Broadcast, State
 from fedloom.core.fold import Fold, folds
 from fedloom.core.plan import Plan
-from fedloom.engines.live import LiveClient
+from fedloom.engines.live import LiveClient, no_state
 
 
 class Serial:
@@ -25,9 +25,9 @@ class Serial:
         results = (self.live.work(down, int(client), states(int(client))) for client in clients)
         yield from folds(self.plan, results, len(clients), weights)
 
-    def losses(self, down: Broadcast, clients: np.ndarray) -> np.ndarray:
+    def losses(self, down: Broadcast, clients: np.ndarray, states: Callable[[int], State] = no_state) -> np.ndarray:
         """Training losses of the received model, float64 [clients]."""
-        return self.live.losses(down, clients)
+        return self.live.losses(down, clients, states)
 
     def close(self) -> None:
         """Nothing to release."""

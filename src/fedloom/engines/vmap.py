@@ -29,7 +29,7 @@ from fedloom.core.parts import Batch, Model
 from fedloom.core.plan import Plan
 from fedloom.core.tree import Tree
 from fedloom.core.views import Moment
-from fedloom.engines.live import LiveClient
+from fedloom.engines.live import LiveClient, no_state
 
 CHUNK_BYTES = 2 << 30  # what the vectors of a chunk chosen by itself may take
 
@@ -96,10 +96,10 @@ class Vmap:
             results |= {result.client: result for result in found}
         return results
 
-    def losses(self, down: Broadcast, clients: np.ndarray) -> np.ndarray:
+    def losses(self, down: Broadcast, clients: np.ndarray, states: Callable[[int], State] = no_state) -> np.ndarray:
         """Training losses of the received model, float64 [clients]."""
         self.live = self.live or LiveClient(self.plan)
-        return self.live.losses(down, clients)
+        return self.live.losses(down, clients, states)
 
     def close(self) -> None:
         """Nothing to release."""
@@ -157,7 +157,7 @@ class Vmap:
             value = plain
             if plan.adapts:
                 value = objective(plan, self.net, buffers, Batch(**others), batch, current.contexts)
-            moment = Moment(down.round, number, draws, plan.layout.spread)
+            moment = Moment(down.round, number, draws)
             return work.advance(plan, current, moment, lr, grad_and_value(value)), changed
 
         def end(
@@ -171,7 +171,11 @@ class Vmap:
         vstep = vmap(step, randomness="different")
         vstep = torch.compile(vstep, dynamic=False) if self.compile else vstep
         total = torch.zeros(len(members), dtype=dtype, device=device)
-        for number in range(int(lengths.max())):
+        most = int(lengths.max())
+        drawn = np.stack(
+            [plan.draws(down.round, c, most) for c in members]
+        )  # [C, steps, L]; shorter work draws as many
+        for number in range(most):
             rows = [b[number] if number < len(b) else b[0][:0] for b in batches]
             batch = fetch.padded(plan, rows, members, down.round, number)
             other = {}
@@ -180,13 +184,10 @@ class Vmap:
                 other = fetch.padded(plan, rows, members, down.round, number, "support")
             active = (number < lengths).to(dtype)
             with torch.no_grad():
-                draws = np.stack([plan.draws(down.round, c, number) for c in members])
-                draws = torch.as_tensor(draws).to(theta)
+                draws = torch.as_tensor(drawn[:, number]).to(theta)
                 at = torch.full_like(active, number)
                 rates = down.lr * active
-                losses, changed = vstep(
-                    theta, momentum, stacked, local, sizes, steps, rates, at, draws, batch, other
-                )
+                losses, changed = vstep(theta, momentum, stacked, local, sizes, steps, rates, at, draws, batch, other)
                 total += active * losses
                 local |= changed
         with torch.no_grad():

@@ -43,10 +43,11 @@ def decouple(simple: float = 0.5) -> Method:
 
 
 @methods.register
-def heterofl(shares: tuple[float, ...] = (1.0, 0.5)) -> Method:
+def heterofl(shares: tuple[float, ...] = (1.0, 0.5), scale: bool = False) -> Method:
     """A client holds the first channels of every layer; each is the mean over those that hold it. Diao et al., 2021.
 
     Args:
         shares: of the channels, from 1 downwards; clients take turns.
+        scale: whether narrow networks divide their features by their share in training, as the paper's scaler does.
     """
-    return Method("heterofl", (CrossEntropy(),), personal=Width(shares), mixing=Uniform())
+    return Method("heterofl", (CrossEntropy(),), personal=Width(shares, scale), mixing=Uniform())

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.core import tree
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Context, Needs, Personal
 from fedloom.core.slots import personals
-from fedloom.core.views import Moment, Pair, View
+from fedloom.core.views import Moment, Pair, Pull, View
 
 
 @personals.register(name="subspace")
@@ -60,23 +59,18 @@ class Subspace(Personal):
         """At a random mixture; at w alone before round L."""
         if moment.round < self.start:
             return (View(private=0.0),)
-        return (View(moment.spread(moment.draws) if self.layers else moment.draws[0]),)
+        return (View(moment.draws if self.layers else moment.draws[0]),)
 
-    def pull(self, view: View, at: Pair, task: Tensor, grads: Pair, ctx: Context) -> Pair:
+    def pull(self, view: View, at: Pair, task: Tensor, ctx: Context) -> Pull:
         """The gradients of both regularisers."""
-        w, v, near = at.w, at.v, self.mu
-        if self.mu:
-            grads.w.sub_(ctx.received["shared"], alpha=self.mu)
-        if self.nu and view.private:
-            # as numbers where possible, so that sums need no copies; mv: dot is slow on unaligned vectors
-            products = torch.stack([torch.dot(w, w), torch.dot(v, v), torch.mv(w[None], v)[0]])
-            ww, vv, wv = products if isinstance(ctx.size, Tensor) else products.tolist()
-            across = 2 * self.nu * wv / (ww * vv)  # 2νc / (‖w‖‖v‖)
-            near = self.mu - across * wv / ww
-            tree.axpy_(grads.w, across, v)
-            tree.axpy_(tree.axpy_(grads.v, across, w), -across * wv / vv, v)
-        tree.axpy_(grads.w, near, w)
-        return grads
+        w, v = at.w, at.v
+        if not (self.nu and view.private):
+            return Pull((self.mu, 0.0, -self.mu))
+        # as numbers where possible, so that sums need no copies; mv: dot is slow on unaligned vectors
+        products = torch.stack([torch.dot(w, w), torch.dot(v, v), torch.mv(w[None], v)[0]])
+        ww, vv, wv = products if isinstance(ctx.size, Tensor) else products.tolist()
+        across = 2 * self.nu * wv / (ww * vv)  # 2νc / (‖w‖‖v‖)
+        return Pull((self.mu - across * wv / ww, across, -self.mu), (-across * wv / vv, across, 0.0))
 
     def deployed(self, extra: Tensor) -> float | None:
         """What validation chooses."""
@@ -122,11 +116,9 @@ class AdaptiveMixture(Personal):
         """First w at w, then v at the mixture."""
         return View(private=0.0), View(extra[0].clone() if self.learn else self.alpha, shared=0.0)
 
-    def pull(self, view: View, at: Pair, task: Tensor, grads: Pair, ctx: Context) -> Pair:
-        """The gradient of α beside the others."""
-        if not self.learn:
-            return grads
-        return grads._replace(extra=torch.dot(task, at.v - at.w)[None])
+    def pull(self, view: View, at: Pair, task: Tensor, ctx: Context) -> Pull:
+        """The gradient of α."""
+        return Pull(extra=torch.dot(task, at.v - at.w)[None] if self.learn and view.private else None)
 
     def deployed(self, extra: Tensor) -> float | None:
         """Α, or the client's own."""

@@ -185,15 +185,19 @@ class Width(Personal):
         server   each parameter: the mean over the active clients that hold it
 
     Inputs and classes stay whole. The r-network equals the whole one with every other parameter at zero. Clients take
-    turns: client i has the share number i modulo their count. HeteroFL's aggregation rule; without its scaler, its
-    static batch normalisation and its masked loss. Diao, Ding & Tarokh, ICLR 2021.
+    turns: client i has the share number i modulo their count. HeteroFL's aggregation rule and, with ``scale``, its
+    scaler: while it trains, an r-network divides what each hidden layer puts out by r (before normalisation and
+    activation), so that features are as large as those of the whole network, which is tested without. Without static
+    batch normalisation and masked loss. Diao, Ding & Tarokh, ICLR 2021.
 
     Args:
         shares: from 1 downwards, one a level; every r·C must be a whole number, and so must r times the number of
             groups of a group normalisation, that no group lies on both sides of the border.
+        scale: whether narrow networks scale their features in training.
     """
 
     shares: tuple[float, ...] = (1.0, 0.5)
+    scale: bool = False
 
     citation = DIAO
 
@@ -216,16 +220,28 @@ class Width(Personal):
 
     def network(self, whole: nn.Module, level: int) -> nn.Module:
         """The network of the first channels."""
-        return whole if self.shares[level] == 1 else narrowed(whole, self.shares[level])
+        return whole if self.shares[level] == 1 else narrowed(whole, self.shares[level], self.scale)
+
+
+@dataclass(frozen=True)
+class Scaler:
+    """A forward hook that divides what a layer puts out by a share, in training only."""
+
+    share: float
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        """The layer's output, scaled."""
+        return output / self.share if module.training else output
 
 
 KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.GroupNorm)
 
 
-def narrowed(model: nn.Module, share: float) -> nn.Module:
+def narrowed(model: nn.Module, share: float, scale: bool = False) -> nn.Module:
     """The network of the first channels of every hidden layer, with these parameters of the model's.
 
     The first layer keeps all inputs; layers that are called ``head`` keep all outputs, or the last layer if none is.
+    With ``scale`` hidden layers get a ``Scaler``.
 
     Raises:
         ConfigError: if a layer cannot be cut.
@@ -253,6 +269,8 @@ def narrowed(model: nn.Module, share: float) -> nn.Module:
         linear = isinstance(part, nn.Linear)
         fan_out, fan_in = ("out_features", "in_features") if linear else ("out_channels", "in_channels")
         if name not in heads:
+            if scale:
+                part.register_forward_hook(Scaler(share))
             setattr(part, fan_out, _whole(name, "outputs", getattr(part, fan_out), share))
         if name != cut[0]:
             setattr(part, fan_in, _whole(name, "inputs", getattr(part, fan_in), share))

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Context, Needs, Personal
 from fedloom.core.slots import personals
-from fedloom.core.views import Moment, Pair, View
+from fedloom.core.views import Moment, Pair, Pull, View
 
 
 @personals.register(name="ditto")
@@ -39,11 +39,9 @@ class Ditto(Personal):
         """First w at w, then v at v."""
         return View(private=0.0), View(1.0, shared=0.0)
 
-    def pull(self, view: View, at: Pair, task: Tensor, grads: Pair, ctx: Context) -> Pair:
+    def pull(self, view: View, at: Pair, task: Tensor, ctx: Context) -> Pull:
         """λ(v - θ^t) beside the gradient of v."""
-        if view.private:
-            grads.v.add_(at.v, alpha=self.pull_in).sub_(ctx.received["shared"], alpha=self.pull_in)
-        return grads
+        return Pull(v=(self.pull_in, 0.0, -self.pull_in))
 
 
 @personals.register(name="moreau")
@@ -79,8 +77,6 @@ class Moreau(Personal):
         """K times v at v, then w without data."""
         return (*[View(1.0, shared=0.0, private=self.rate)] * self.steps, View(private=0.0, data=False))
 
-    def pull(self, view: View, at: Pair, task: Tensor, grads: Pair, ctx: Context) -> Pair:
-        """λ(v - w) for v, λ(w - v) for w."""
-        toward, (of, other) = (grads.v, (at.v, at.w)) if view.data else (grads.w, (at.w, at.v))
-        toward.add_(of, alpha=self.pull_in).sub_(other, alpha=self.pull_in)
-        return grads
+    def pull(self, view: View, at: Pair, task: Tensor, ctx: Context) -> Pull:
+        """λ(v - w) for v, λ(w - v) for w, whichever moves."""
+        return Pull((self.pull_in, -self.pull_in, 0.0), (self.pull_in, -self.pull_in, 0.0))

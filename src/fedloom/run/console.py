@@ -17,7 +17,15 @@ from rich.table import Table
 from rich.text import Text
 
 ABSENT = "–"
-FOUND = ("global/accuracy", "clients/accuracy/mean", "average/accuracy", "global/loss", "train/loss")
+FOUND = (
+    "global/accuracy",
+    "clients/accuracy/mean",
+    "average/accuracy",
+    "global/loss",
+    "train/loss",
+    "ctm/accuracy/mean",
+    "ltm/accuracy",
+)
 """The numbers by which a run is watched, the most telling first."""
 
 WORDS = {
@@ -26,7 +34,33 @@ WORDS = {
     "average/accuracy": "average",
     "global/loss": "test loss",
     "train/loss": "loss",
+    "ctm/accuracy/mean": "CTM",
+    "ltm/accuracy": "LTM",
 }
+
+LEVEL = re.compile(r"(?P<scope>global|average|clients)/(?P<level>[^/]+)/accuracy(/mean)?")
+"""What records call the accuracy of a level's network, where clients train networks of different size."""
+
+
+def watched(record: Mapping[str, Any], first: str = FOUND[0]) -> dict[str, str]:
+    """The numbers of a record to be shown, with the words for them; ``first`` leads, and levels follow their scope.
+
+    >>> watched({"global/accuracy": 0.5, "global/simple/accuracy": 0.4, "train/loss": 2.0})
+    {'global/accuracy': 'accuracy', 'global/simple/accuracy': 'simple', 'train/loss': 'loss'}
+    >>> watched({"global/accuracy": 0.5, "clients/accuracy/mean": 0.8}, "clients/accuracy/mean")
+    {'clients/accuracy/mean': 'clients', 'global/accuracy': 'server model'}
+    """
+    words = WORDS if first == FOUND[0] else WORDS | {FOUND[0]: "server model"}
+    found: dict[str, str] = {}
+    for key in (first, *(key for key in FOUND if key != first)):
+        if record.get(key) is not None:
+            found[key] = words[key]
+        for other, value in record.items():
+            match = LEVEL.fullmatch(other)
+            if match and value is not None and "accuracy" in key and match["scope"] == key.partition("/")[0]:
+                scope = {"global": ""}.get(match["scope"], f"{match['scope']} ")
+                found[other] = scope + match["level"].replace("_", " ")
+    return found
 
 
 class Trimmed:
@@ -99,9 +133,11 @@ class Quiet:
 
     Attributes:
         label: how the next run is to be called, if not by its method's name.
+        first: the number by which the next run is read.
     """
 
     label: str = ""
+    first: str = FOUND[0]
 
     def __enter__(self) -> Quiet:
         return self
@@ -135,7 +171,7 @@ class Lines(Quiet):
     def round(self, record: dict[str, Any]) -> None:
         """One line: round, what was measured, failures, time."""
         wide = len(str(self.total))
-        said = [f"{WORDS[key]} {number(key, record[key])}" for key in FOUND if record.get(key) is not None]
+        said = [f"{word} {number(key, record[key])}" for key, word in watched(record, self.first).items()]
         if record.get("failures"):
             said.append(f"failures {record['failures']}")
         said.append(duration(record.get("seconds")))
@@ -193,10 +229,14 @@ class Bars(Quiet):
     def round(self, record: dict[str, Any]) -> None:
         """Move the bar; a number that was not measured in this round keeps its last value."""
         assert self.task is not None
-        self.seen |= {key: record[key] for key in FOUND if record.get(key) is not None}
+        words = watched(record, self.first)
+        self.seen |= {key: record[key] for key in words}
         self.failures += record.get("failures", 0)
-        shown = [key for key in FOUND[:4] if key in self.seen][:1] + [key for key in FOUND[4:] if key in self.seen]
-        said = "  ".join(f"{WORDS[key]} {number(key, self.seen[key])}" for key in shown)
+        words = watched(self.seen, self.first)
+        lead = next((key for key in words if key not in FOUND[4:]), "")
+        levels = [key for key in words if LEVEL.fullmatch(key) and key.partition("/")[0] == lead.partition("/")[0]]
+        shown = [key for key in (lead, *levels, *FOUND[4:]) if key in words]
+        said = "  ".join(f"{words[key]} {number(key, self.seen[key])}" for key in shown)
         said += f"  [yellow]{self.failures} failed[/]" if self.failures else ""
         self.bars.update(self.task, completed=record["round"], said=said)
 
@@ -233,9 +273,12 @@ def results(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
     Args:
         rows: a label and the summary of each run.
     """
-    columns = [_columns(summary) for _, summary in rows]
+    first = FOUND[0]
+    if any(summary.get("headline", first) != first for _, summary in rows):  # one column to compare all of them by
+        first = FOUND[1]
+    columns = [_columns(summary, first) for _, summary in rows]
     heads = dict.fromkeys(head for column in columns for head, said in column.items() if said != ABSENT)
-    if "accuracy" in heads:
+    if {"accuracy", "server model"} & heads.keys():
         heads.pop("test loss", None)
     if len({column["rounds"] for column in columns}) == 1 and len(rows) > 1:
         heads.pop("rounds", None)
@@ -248,17 +291,21 @@ def results(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
     return table
 
 
-def _columns(summary: Mapping[str, Any]) -> dict[str, str]:
+def _columns(summary: Mapping[str, Any], first: str) -> dict[str, str]:
     final: Mapping[str, Any] = summary.get("final") or {}
     target: Mapping[str, Any] = summary.get("target") or {}
     goal = number(str(target.get("metric", "")), target.get("value")).replace(".0 %", " %")
     rounds, reached = summary.get("rounds"), target.get("round")
     status = str(summary.get("status", "finished"))
+    levels = [key for key in watched(final) if LEVEL.fullmatch(key)]
+    server = {"accuracy" if first == FOUND[0] else "server model": number("accuracy", final.get("global/accuracy"))}
+    server |= {watched(final)[key]: number(key, final[key]) for key in levels if not key.startswith("clients/")}
+    server |= {"average model": number("accuracy", final.get("average/accuracy"))}
+    clients = {"clients": number("accuracy", final.get("clients/accuracy/mean"))}
+    clients |= {watched(final)[key]: number(key, final[key]) for key in levels if key.startswith("clients/")}
+    clients |= {"worst 10 %": number("accuracy", final.get("clients/accuracy/worst10"))}
     return {
-        "accuracy": number("accuracy", final.get("global/accuracy")),
-        "average model": number("accuracy", final.get("average/accuracy")),
-        "clients": number("accuracy", final.get("clients/accuracy/mean")),
-        "worst 10 %": number("accuracy", final.get("clients/accuracy/worst10")),
+        **(server | clients if first == FOUND[0] else clients | server),
         "test loss": number("loss", final.get("global/loss")),
         f"to {goal}": ABSENT if not target else f"> {rounds} rounds" if reached is None else f"{reached} rounds",
         "rounds": f"{rounds}" if rounds is not None else ABSENT,

@@ -10,16 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.adapting import deployed
-from fedloom.core.client import Net, Result, State
+from fedloom.core.client import Net, Result
 from fedloom.core.federation import Arrays, Federation, Split
 from fedloom.core.layout import LiveModule
 from fedloom.core.levels import Level
-from fedloom.core.parts import Batch
 from fedloom.core.plan import Plan
 from fedloom.core.round import Server, Store
 from fedloom.metrics import Predictions, direction, fairness, predictions
-from fedloom.run import mixtures
+from fedloom.run import mixtures, passes
 from fedloom.run.experiment import Evaluation
 
 
@@ -136,40 +134,33 @@ class Evaluator:
     def clients(self, server: Server, store: Store) -> tuple[dict[str, float], dict[str, np.ndarray]]:
         """Every client's deployed model on its own test samples: a summary, and one row per client.
 
-        One shared model takes one pass over all clients' samples; private models take one pass each, and mixtures of
-        two models one each and λ.
+        One shared model, or one a level, takes one pass over all clients' samples; private, adapted and mixed models go
+        through as ``fedloom.run.passes`` has it.
         """
         split = self.federation.held_out
         rows, sizes = split.index.rows, split.index.sizes
         tested = np.flatnonzero(sizes)
         n, offsets = sizes[tested], np.concatenate([[0], np.cumsum(sizes[tested])])
         record: dict[str, float] = {}
+        adapts, whole = not self.plan.method.adaptation.is_identity, self.plan.layout.size
         if self.plan.method.personal.paired:
             values, record = mixtures.deployed(self, server, store, tested)
-        elif not self.plan.method.adaptation.is_identity:
-            values = self._by_client(self.adapted(server, store, tested), offsets)
         elif self.levels:
-            values = self._by_client(self.by_level(server, tested), offsets)
-        elif self.plan.layout.shared_size == self.plan.layout.size:
+            values = self.by_level(server, tested)
+        elif adapts or self.plan.layout.shared_size < whole:
+            values = self._by_client(self.own(server, store, tested), offsets)
+        else:
             self.load(server.shared["shared"], server.buffers)
             values = self._by_client(self.scores(split.arrays, rows, owned_labels(split)), offsets)
-        else:
-            parts = []
-            for client in tested:
-                state: State = store.get(int(client)) or {}
-                self.load(server.shared["shared"], server.buffers, state.get("personal"))
-                mine = split.index[int(client)]
-                parts.append(self.scores(split.arrays, mine, split.labels(torch.from_numpy(mine), int(client))))
-            values = self._by_client(Predictions.joined(parts), offsets)
         table = {"client": tested, "n": n, **values}
         record["clients/loss/mean"] = float(values["loss"].mean())
         groups = {"clients": np.ones(len(tested), dtype=bool)}
         if self.federation.unseen:
             new = tested >= self.federation.seen
             groups |= {"seen": ~new, "unseen": new}
-        for number, level in enumerate(self.plan.ladder):
-            if level.name and len(of := self.level_of(tested) == number) and of.any():
-                groups[f"clients/{level.name}"] = of
+        for number in range(len(self.plan.ladder)):
+            if (of := self.level_of(tested) == number).any():
+                groups[f"clients/{self.plan.method.personal.levels[number]}"] = of
         for metric in self.settings.metrics:
             if np.isnan(values[metric]).all():
                 continue
@@ -178,36 +169,42 @@ class Evaluator:
                 record |= {f"{name}/{metric}/{k}": v for k, v in figures.items()}
         return record, table
 
-    def adapted(self, server: Server, store: Store, tested: np.ndarray) -> Predictions:
-        """Predictions of each tested client's model on its own test samples, adapted with all its training samples."""
-        train, test, live = self.federation.train, self.federation.held_out, self.live
-        device, parts = live.theta.device, []
-        for client in tested:
-            self.load(server.shared["shared"], server.buffers, (store.get(int(client)) or {}).get("personal"))
-            rows = torch.from_numpy(train.index[int(client)])
-            support = Batch(train.arrays.x[rows].to(device), train.labels(rows, int(client)).to(device))
-            rows = torch.from_numpy(test.index[int(client)])
-            y = test.labels(rows, int(client)).to(device)
-            with torch.no_grad():
-                predict = deployed(self.plan, self.net, live.theta, live.buffers, support)
-                logits = predict(test.arrays.x[rows].to(device))
-                parts.append(predictions(self.settings.metrics, logits, y, self.settings.padding))
-        return Predictions.joined(parts)
+    def own(self, server: Server, store: Store, tested: np.ndarray) -> Predictions:
+        """Predictions of each tested client's model on its own test samples: its private half with the shared one.
+
+        Where the method adapts models, each is adapted first, with all the client's training samples.
+        """
+        layout, plan = self.plan.layout, self.plan
+        split, federation = (layout.shared_size, layout.shared_buffers), self.federation
+        self.load(server.shared["shared"], server.buffers)
+
+        def fill(client: int, number: int, theta: Tensor, buffers: Tensor) -> None:
+            mine = (store.get(client) or {}).get("personal", {})
+            theta.copy_(mine.get("private", plan.theta0[split[0] :]))
+            buffers.copy_(mine.get("buffers", plan.buffers0[split[1] :]))
+
+        support = None if plan.method.adaptation.is_identity else federation.train
+        return passes.through(self, federation.held_out, tested, fill, split, support=support)[0]
 
     def level_of(self, clients: np.ndarray) -> np.ndarray:
         """The levels of clients, those too that never take part."""
         return np.array([self.plan.method.personal.level(int(client)) for client in clients])
 
-    def by_level(self, server: Server, tested: np.ndarray) -> Predictions:
-        """Predictions of the network of each tested client's level on its own test samples."""
-        split, parts = self.federation.held_out, []
-        for evaluator, level in zip(self.levels, self.plan.ladder, strict=True):
-            evaluator.load(server.shared["shared"][level.index], server.buffers)
-        for client, number in zip(tested, self.level_of(tested), strict=True):
-            mine = split.index[int(client)]
-            labels = split.labels(torch.from_numpy(mine), int(client))
-            parts.append(self.levels[number].scores(split.arrays, mine, labels))
-        return Predictions.joined(parts)
+    def by_level(self, server: Server, tested: np.ndarray) -> dict[str, np.ndarray]:
+        """The metrics and the loss of the network of each tested client's level on its own test samples, [clients]."""
+        split, levels = self.federation.held_out, self.level_of(tested)
+        values = {metric: np.full(len(tested), np.nan) for metric in (*self.settings.metrics, "loss")}
+        for number, (evaluator, level) in enumerate(zip(self.levels, self.plan.ladder, strict=True)):
+            of = np.flatnonzero(levels == number)
+            if len(of):
+                evaluator.load(server.shared["shared"][level.index], server.buffers)
+                index = split.index.pick(tested[of])
+                owners = torch.from_numpy(np.repeat(tested[of], index.sizes)).to(split.arrays.y.device)
+                labels = None if split.relabel is None else split.labels(torch.from_numpy(index.rows), owners)
+                found = evaluator.scores(split.arrays, index.rows, labels)
+                for metric, column in self._by_client(found, index.offsets).items():
+                    values[metric][of] = column
+        return values
 
     def _by_client(self, found: Predictions, offsets: np.ndarray) -> dict[str, np.ndarray]:
         return {metric: found.by_group(metric, offsets) for metric in (*self.settings.metrics, "loss")}

@@ -181,6 +181,11 @@ class Experiment:
                 f"{self.method.who_needs('teacher')} needs a trained model to learn from; "
                 "give its run directory, with teacher=runs/...."
             )
+        if self.teacher is not None and not self.method.needs("teacher"):
+            raise ConfigError(
+                f"method {self.method.name!r} learns from no teacher, so teacher= would change nothing; leave it out, "
+                "or add a term that does, like method.objective=[cross_entropy,distillation]."
+            )
         if self.method.needs("plain_sgd") and self.local.memory:
             has = f"not {self.local.momentum:g}" if self.local.momentum else f"not {self.local.optimizer}"
             raise ConfigError(

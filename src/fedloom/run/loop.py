@@ -16,7 +16,8 @@ from fedloom.core.client import Failure
 from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError
 from fedloom.core.fold import Traffic
 from fedloom.core.local import cohort_size, draw_cohort
-from fedloom.core.round import Report, Server, federated_round
+from fedloom.core.plan import Plan
+from fedloom.core.round import InitialStates, Report, Server, federated_round
 from fedloom.engines import engines
 from fedloom.run import checkpoint as checkpoints
 from fedloom.run.checkpoint import Snapshot
@@ -44,6 +45,14 @@ class Progress(Protocol):
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Called once at the end."""
+        ...
+
+
+class Observer(Protocol):
+    """Looks at what the server holds after a round; what it measures joins the round's record."""
+
+    def observe(self, plan: Plan, server: Server) -> dict[str, Any]:
+        """Numbers by name, a function of the server's state alone, so that a continued run repeats them."""
         ...
 
 
@@ -88,6 +97,7 @@ def run(
     keep: int = 2,
     progress: Progress | None = None,
     trackers: Sequence[Any] = (),
+    observers: Sequence[Observer] = (),
 ) -> RunResult:
     """Run an experiment, from the start or from a checkpoint.
 
@@ -99,6 +109,7 @@ def run(
         keep: how many checkpoints stay.
         progress: shows the run.
         trackers: objects with ``log(round, record)`` and ``close()``, called with every record.
+        observers: what else looks at the server after every round, and adds to its record.
 
     Raises:
         ConfigError: if the model does not fit the data or the engine not the method.
@@ -109,17 +120,23 @@ def run(
     if checkpoint_every < 1 or keep < 1:
         raise ConfigError("checkpoint.every and checkpoint.keep must be at least 1.")
     with one_thread():
-        return _Run(experiment, None if out is None else Path(out), checkpoint_every, keep, trackers).go(
+        return _Run(experiment, None if out is None else Path(out), checkpoint_every, keep, trackers, observers).go(
             resume, progress or Silent()
         )
 
 
 class _Run:
     def __init__(
-        self, experiment: Experiment, out: Path | None, checkpoint_every: int, keep: int, trackers: Sequence[Any]
+        self,
+        experiment: Experiment,
+        out: Path | None,
+        checkpoint_every: int,
+        keep: int,
+        trackers: Sequence[Any],
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.experiment, self.checkpoint_every, self.keep = experiment, checkpoint_every, keep
-        self.trackers = trackers
+        self.trackers, self.observers = trackers, observers
         self.federation = experiment.federation.pooled() if experiment.method.pooled else experiment.federation
         device = "cpu" if experiment.engine == "processes" else pick_device(experiment.device)
         self.federation = placed(self.federation, getattr(torch, experiment.dtype), device)
@@ -159,8 +176,9 @@ class _Run:
                         break
                     started = time.perf_counter()
                     server, report = self._round(engine)
+                    seen = {k: v for one in self.observers for k, v in one.observe(self.plan, server).items()}
                     with signals.held():
-                        record = self._commit(server, report, started)
+                        record = self._commit(server, report, started, seen)
                         progress.round(record)
                         if server.round % self.checkpoint_every == 0:
                             self._checkpoint()
@@ -245,10 +263,11 @@ class _Run:
             observe=(lambda result: None) if last is None else (lambda result: last.observe(server, result)),
         )
         if "received" in experiment.evaluation.on and report.losses is None:  # no part asked; nothing depends on it
-            report.losses = engine.losses(server.broadcast(self.plan), cohort)
+            states = InitialStates(self.plan, server, self.state.store)
+            report.losses = engine.losses(server.broadcast(self.plan), cohort, states)
         return moved, report
 
-    def _commit(self, server: Server, report: Report, started: float) -> dict[str, Any]:
+    def _commit(self, server: Server, report: Report, started: float, seen: dict[str, Any]) -> dict[str, Any]:
         """The round is over: take over its states, evaluate, and record."""
         experiment, state = self.experiment, self.state
         state.store.update(report.states)  # first: where a disk is full, the round has not been
@@ -265,7 +284,7 @@ class _Run:
         if server.round % experiment.evaluation.every == 0 or server.round == experiment.rounds:
             measured, table = self.evaluator.measure(server, state.store, state.last)
             record |= measured
-        record |= {
+        record |= seen | {
             "comm/down_params": here.down_params,
             "comm/up_params": here.up_params,
             "comm/params": self.sent.down_params + self.sent.up_params,

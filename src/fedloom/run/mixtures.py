@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedloom.core.federation import Split
 from fedloom.core.round import Server, Store
-from fedloom.metrics import Predictions, direction
+from fedloom.metrics import direction
+from fedloom.run import passes
 
 if TYPE_CHECKING:
     from fedloom.run.evaluate import Evaluator
@@ -34,26 +36,37 @@ def scores(
         clients: which clients, each with at least one sample.
         at: λ of each, [clients].
     """
-    w, size = server.shared["shared"], evaluator.plan.layout.size
-    parts = []
-    for client, weight in zip(clients, at, strict=True):
-        state = (store.get(int(client)) or {}).get("personal")
-        mixed = w if state is None else torch.lerp(w, state["private"][:size], float(weight))
-        evaluator.load(mixed, server.buffers)
-        rows = split.index[int(client)]
-        parts.append(evaluator.scores(split.arrays, rows, split.labels(torch.from_numpy(rows), int(client))))
-    found = Predictions.joined(parts)
-    offsets = np.concatenate([[0], np.cumsum(split.index.sizes[clients])])
-    return {metric: found.by_group(metric, offsets) for metric in (*evaluator.settings.metrics, "loss")}
+    return {metric: column[0] for metric, column in _swept(evaluator, server, store, split, clients, at[None]).items()}
 
 
 def sweep(
     evaluator: Evaluator, server: Server, store: Store, split: Split, clients: np.ndarray,
     grid: Sequence[float] = GRID,
 ) -> Values:  # fmt: skip
-    """``scores`` for every λ of a grid, each [λ, clients]."""
-    found = [scores(evaluator, server, store, split, clients, np.full(len(clients), at)) for at in grid]
-    return {metric: np.stack([values[metric] for values in found]) for metric in found[0]}
+    """``scores`` for every λ of a grid, each [λ, clients]; a client's samples are fetched once."""
+    at = np.repeat(np.array(grid)[:, None], len(clients), 1)
+    return _swept(evaluator, server, store, split, clients, at)
+
+
+def _swept(
+    evaluator: Evaluator, server: Server, store: Store, split: Split, clients: np.ndarray, at: np.ndarray
+) -> Values:
+    """The metrics and the loss [M, clients] of each client's mixtures with λ of [M, clients]."""
+    w, size = server.shared["shared"], evaluator.plan.layout.size
+    place = {int(client): number for number, client in enumerate(clients)}
+    evaluator.load(w, server.buffers)
+
+    def fill(client: int, number: int, theta: Tensor, buffers: Tensor) -> None:
+        state = (store.get(client) or {}).get("personal")
+        if state is None:
+            theta.copy_(w)
+        else:
+            torch.lerp(w, state["private"][:size], float(at[number, place[client]]), out=theta)
+
+    found = passes.through(evaluator, split, clients, fill, (0, len(evaluator.live.buffers)), len(at))
+    offsets = np.concatenate([[0], np.cumsum(split.index.sizes[clients])])
+    metrics = (*evaluator.settings.metrics, "loss")
+    return {metric: np.stack([one.by_group(metric, offsets) for one in found]) for metric in metrics}
 
 
 def best(values: Values, metric: str) -> np.ndarray:

@@ -25,7 +25,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Pl
 
     Raises:
         ConfigError: if the model does not take the data, the engine does not suit a part, or the split into shared and
-            private parameters finds none of the one or the other in this model.
+            private parameters finds none of the one or the other in this model, or latent vectors have another length.
     """
     for place, part in experiment.method.parts.items():
         if experiment.engine == "vmap" and not part.needs.vmap:
@@ -46,6 +46,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Pl
         teacher=_teacher(experiment, federation, device),
     )
     _private(experiment.method, plan)
+    _latent(experiment.method, model)
     refuse(experiment.method, plan)
     sample = federation.train.arrays.x[:2].to("cpu")
     try:
@@ -89,6 +90,18 @@ def _levels(plan: Plan, sample: Tensor) -> None:
                 f"personal {label(plan.method.personal)!r} cannot make the network {level.name!r} of this model: "
                 f"{str(error).splitlines()[0]}"
             ) from error
+
+
+def _latent(method: Method, model: nn.Module) -> None:
+    """Refuse latent vectors of another length than the model's."""
+    has = getattr(model, "latent", None)
+    for place, part in method.parts.items():
+        wants = getattr(part, "latent", None)
+        if wants is not None and has is not None and wants != has:
+            raise ConfigError(
+                f"{place} {label(part)!r} draws latent vectors of length {wants}, but those of the model have {has}; "
+                "give both the same latent."
+            )
 
 
 def _private(method: Method, plan: Plan) -> None:

@@ -7,9 +7,22 @@ from typing import Any
 
 from fedloom.core.client import Failure
 from fedloom.core.local import cohort_size
+from fedloom.core.method import Method
+from fedloom.core.parts import overrides
 from fedloom.core.plan import Plan
 from fedloom.metrics import best_round, fedavg_rounds, parameters_to_target, rounds_to_target
 from fedloom.run.experiment import Evaluation, Experiment
+
+
+def headline(method: Method) -> str:
+    """The number by which a run of the method is read.
+
+    It is the server model's accuracy; where clients keep a model, or half of one, or adapt what they receive, it is the
+    mean accuracy of what they deploy, since the server's model alone is then nobody's.
+    """
+    personal = method.personal
+    own = personal.paired or (overrides(personal, "private") and personal.kept) or not method.adaptation.is_identity
+    return "clients/accuracy/mean" if own else "global/accuracy"
 
 
 def curve(history: Sequence[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
@@ -54,6 +67,7 @@ def summarise(
     idle = sum(record["failures"] == record["cohort"] for record in history)
     summary: dict[str, Any] = {
         "method": experiment.method.name,
+        "headline": headline(experiment.method),
         "seed": experiment.seed,
         "status": status,
         "rounds": final.get("round", 0),

@@ -113,7 +113,12 @@ def build_model(config: Config, federation: Federation) -> Callable[[], nn.Modul
     """What makes the model; tried without memory first, so that a model that does not fit is refused here."""
     settings = {key: value for key, value in config.values["model"].items() if key != "name"}
     entry = schema.GROUPS["model"][config.values["model"]["name"]]
-    fixed = {"classes": federation.classes, "inputs": tuple(federation.train.arrays.x.shape[1:])}
+    arrays = federation.train.arrays
+    known = {"classes": federation.classes, "inputs": tuple(arrays.x.shape[1:])}
+    if arrays.std:  # between which values pixels lie; 0 and 1 otherwise
+        pairs = list(zip(arrays.mean, arrays.std, strict=True))
+        known |= {"low": tuple((0 - m) / s for m, s in pairs), "high": tuple((1 - m) / s for m, s in pairs)}
+    fixed = {name: value for name, value in known.items() if name in entry.parameters}
     make = functools.partial(entry.make, **fixed, **_entry_settings("model", entry, settings))
     with torch.device("meta"):
         make()

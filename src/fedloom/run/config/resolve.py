@@ -43,6 +43,30 @@ FITTING: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("partition", "alid"): {"clients": 100, "held_out": "common"},
     ("partition", "niid1"): {"clients": 5, "participation": 1.0},
     ("partition", "niid2"): {"clients": 10, "participation": 1.0},
+    ("method", "fedevg"): {
+        "model": {"name": "energy_cnn", "channels": [16, 32, 64]},
+        "clients": 10,
+        "participation": 1.0,
+        "rounds": 40,
+        "local": {"steps": 15, "batch_size": 32, "lr": 1e-3, "optimizer": "adam", "weight_decay": 0.0},
+        "evaluation": {"on": []},
+    },
+    ("method", "fedcgan"): {
+        "model": "conditional_gan",
+        "clients": 10,
+        "participation": 1.0,
+        "rounds": 40,
+        "local": {"steps": 15, "batch_size": 32, "lr": 1e-3, "optimizer": "adam", "beta1": 0.5, "weight_decay": 0.0},
+        "evaluation": {"on": []},
+    },
+    ("method", "fedcvae"): {
+        "model": "conditional_vae",
+        "clients": 10,
+        "participation": 1.0,
+        "rounds": 40,
+        "local": {"steps": 15, "batch_size": 32, "lr": 2e-3, "optimizer": "adam", "weight_decay": 0.0},
+        "evaluation": {"on": []},
+    },
 }
 """Defaults that go with a choice."""
 

@@ -32,7 +32,7 @@ GROUPS: dict[str, Registry[Any]] = {
 }
 """Keys that choose by name."""
 
-FROM_DATA = {"model": ("classes", "inputs")}
+FROM_DATA = {"model": ("classes", "inputs", "low", "high")}
 """Parameters of a factory that are no settings because they follow from the data."""
 
 

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from fedloom.run.report.canvas import dress, figure, legend, logarithmic, percent, thousands, title
 from fedloom.run.report.groups import Group
 from fedloom.run.report.palette import LIGHT, Theme
-from fedloom.run.report.series import COMMUNICATION, SCOPES, Scope, Series, has, series
+from fedloom.run.report.series import COMMUNICATION, SCOPES, Scope, Series, has, scopes, series
 
 ROUNDS = "communication rounds"
 SENT = "parameters transmitted, down and up"
@@ -95,8 +95,9 @@ def curves(groups: Sequence[Group], scope: Scope, targets: dict[str, float], the
 
 def comparison(groups: Sequence[Group], targets: dict[str, float], theme: Theme = LIGHT) -> Figure:
     """Accuracy (loss where there is none) against rounds and communication, a row for each evaluation of the models."""
-    keys = [(s, s.accuracy) for s in SCOPES if has(groups, s.accuracy)]
-    keys = keys or [(s, s.loss) for s in SCOPES if has(groups, s.loss)] or [(SCOPES[0], SCOPES[0].accuracy)]
+    found = scopes(groups)
+    keys = [(s, s.accuracy) for s in found if has(groups, s.accuracy)]
+    keys = keys or [(s, s.loss) for s in found if has(groups, s.loss)] or [(SCOPES[0], SCOPES[0].accuracy)]
     columns = [None, COMMUNICATION] if has(groups, COMMUNICATION) else [None]
     made = figure(5.4 * len(columns), 3.2 * len(keys) + 0.35, theme)
     grid = made.subplots(len(keys), len(columns), squeeze=False)

@@ -11,7 +11,7 @@ from fedloom.run.report.palette import DARK, Style
 from fedloom.run.report.style import CSS
 from fedloom.run.report.table import Cell, Table
 
-__all__ = ["cell_text", "document", "escape", "facts", "named", "picture", "section", "table"]
+__all__ = ["cell_text", "document", "escape", "facts", "image", "named", "picture", "section", "table"]
 
 
 def line(style: Style) -> str:
@@ -81,6 +81,14 @@ def picture(light: bytes, drawing: Drawing, heading: str, caption: str) -> str:
         f"<figure><h3>{escape(heading)}</h3>"
         f'<picture><source srcset="{_data(draw(drawing, DARK))}" media="(prefers-color-scheme: dark)">'
         f'<img src="{_data(light)}" alt="{escape(heading)}. {escape(caption)}"></picture>'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )
+
+
+def image(png: bytes, heading: str, caption: str) -> str:
+    """A picture that exists already, inside the page."""
+    return (
+        f'<figure><h3>{escape(heading)}</h3><img src="{_data(png)}" alt="{escape(heading)}. {escape(caption)}">'
         f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
 

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 
 from fedloom.core.errors import FedLoomError
-from fedloom.run.report import latex, ledger
+from fedloom.run.report import latex, ledger, synthetic
 from fedloom.run.report.canvas import Drawing, draw
 from fedloom.run.report.costs import cost_tables
 from fedloom.run.report.curves import comparison, curves
 from fedloom.run.report.groups import Group, group
-from fedloom.run.report.html import document, escape, picture, table
+from fedloom.run.report.html import document, escape, image, picture, table
 from fedloom.run.report.objective import objective, recorded
 from fedloom.run.report.overview import header, settings_section
 from fedloom.run.report.regret import judged, regrets
@@ -98,6 +98,16 @@ def _mixing_plots(groups: Sequence[Group]) -> Iterator[Plot]:
         )
 
 
+def _synthetic_plots(groups: Sequence[Group]) -> Iterator[Plot]:
+    if found := synthetic.measured(groups):
+        yield Plot(
+            "synthetic_sets",
+            "Synthetic sets",
+            "What a fresh classifier learns from a set, and how its samples compare with real ones. " + _band(groups),
+            partial(synthetic.judged, found),
+        )
+
+
 def _write(path: Path, content: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,6 +124,10 @@ def _figures(plots: Iterator[Plot], out: Path) -> str:
         _write(out / "figures" / f"{plot.name}.png", light)
         pieces.append(picture(light, plot.drawing, plot.heading, plot.caption))
     return "\n".join(pieces)
+
+
+def _images(groups: Sequence[Group]) -> str:
+    return "\n".join(image(png, heading, caption) for heading, caption, png in synthetic.images(groups))
 
 
 def _tables(found: Sequence[Table]) -> str:
@@ -143,7 +157,8 @@ def build(run_dirs: Sequence[Path], out: Path, title: str = "Comparison of runs"
     """
     groups = read(run_dirs)
     out = Path(out)
-    results, fairness, costs = final_tables(groups), fairness_table(groups), cost_tables(groups)
+    results = [*final_tables(groups), *synthetic.tables(groups)]
+    fairness, costs = fairness_table(groups), cost_tables(groups)
     runs = ledger.runs_table(groups)
     told = [*results, *costs, *([fairness] if fairness else [])]
     notes = "".join(f"<li><b>{escape(name)}</b>: {escape(text)}</li>" for name, text in ledger.remarks(groups))
@@ -152,6 +167,7 @@ def build(run_dirs: Sequence[Path], out: Path, title: str = "Comparison of runs"
     sections = [
         ("results", "Results", _tables(results) or empty),
         ("curves", "Curves", _figures(_curve_plots(groups), out)),
+        ("synthetic", "Synthetic data", _figures(_synthetic_plots(groups), out) + _images(groups)),
         ("communication", "Communication", _tables(costs)),
         ("clients", "Clients", _figures(_client_plots(groups), out) + (table(fairness) if fairness else "")),
         ("mixing", "Mixing", _figures(_mixing_plots(groups), out)),

@@ -38,7 +38,7 @@ def _rounds(groups: Sequence[Group]) -> list[Cell]:
     return [Cell(", ".join(dict.fromkeys(rounds_done(run) for run in member.runs))) for member in groups]
 
 
-def _final(run: Run, key: str) -> float | None:
+def final(run: Run, key: str) -> float | None:
     """The last recorded value, NaN if that is what the run wrote."""
     values = run.curve(key)[1]
     return float(values[-1]) if len(values) else None
@@ -57,13 +57,13 @@ def _smoothed(run: Run, key: str) -> float | None:
 
 
 _ACCURACY: tuple[tuple[str, Figure], ...] = (
-    ("final round", _final),
+    ("final round", final),
     ("best round", lambda run, key: _best(run, key, "max")),
     (f"EMA {EMA:g}", _smoothed),
 )
 
 _LOSS: tuple[tuple[str, Figure], ...] = (
-    ("final round", _final),
+    ("final round", final),
     ("best round", lambda run, key: _best(run, key, "min")),
 )
 

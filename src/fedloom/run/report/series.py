@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,9 +58,38 @@ def has(groups: Sequence[Group], key: str) -> bool:
     return any(np.isfinite(run.curve(key)[1]).any() for member in groups for run in member.runs)
 
 
+_LEVEL = re.compile(r"(global|average|clients)/([^/]+)/accuracy(?:/mean)?")
+_OF_LEVEL = {
+    "global": "Server model of level {} on the common test set",
+    "clients": "Deployed models of the clients of level {} on their own test data, mean over clients",
+    "average": "Average of the last models of the clients of level {}",
+}
+
+
+def _levels(groups: Sequence[Group], scope: Scope) -> list[Scope]:
+    """The evaluations of single levels' networks, where clients train networks of different size."""
+    keys = dict.fromkeys(key for member in groups for run in member.runs for row in run.rows for key in row)
+    found = []
+    for key in keys:
+        if (match := _LEVEL.fullmatch(key)) and match[1] == scope.name:
+            title = _OF_LEVEL[scope.name].format(match[2].replace("_", " "))
+            found.append(Scope(f"{scope.name}_{match[2]}", title, key, key.replace("/accuracy", "/loss")))
+    return found
+
+
+def headline(groups: Sequence[Group]) -> str:
+    """The scope to read first: ``clients`` if any run's method leaves models to its clients, as its summary says."""
+    said = [str(run.summary.get("headline", "")) for member in groups for run in member.runs]
+    return "clients" if any(key.startswith("clients/") for key in said) else "global"
+
+
 def scopes(groups: Sequence[Group]) -> list[Scope]:
-    """The evaluations of which there is anything to draw."""
-    return [s for s in SCOPES if has(groups, s.accuracy) or has(groups, s.loss)]
+    """The evaluations of which there is anything to draw, the one to read first in front."""
+    first = headline(groups)
+    ordered = [
+        scope for scope in sorted(SCOPES, key=lambda s: s.name != first) for scope in (scope, *_levels(groups, scope))
+    ]
+    return [s for s in ordered if has(groups, s.accuracy) or has(groups, s.loss)]
 
 
 def _at(run: Run, key: str, rounds: Floats) -> Floats:

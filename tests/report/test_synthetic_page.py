@@ -1,0 +1,59 @@
+"""Synthetic sets on the page: a table, curves, and pictures; nothing where there are none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from fedloom.run.report import build, synthetic
+from fedloom.run.report.page import read
+
+Maker = Callable[..., Path]
+
+
+def judged(path: Path, accuracy: float) -> Path:
+    """Add what a judge says to a run's records, every fourth round, and a picture."""
+    records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for record in records:
+        if record["round"] % 4 == 0:
+            record |= {"synthetic/accuracy": accuracy * record["round"] / 12}
+            record |= {"synthetic/fid": 9.0, "synthetic/copies": 0.0}
+    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (path / "figures").mkdir()
+    for name in ("synthetic.png", "real.png"):
+        Image.new("L", (4, 4)).save(path / "figures" / name)
+    return path
+
+
+def test_sets_have_a_table_curves_and_pictures(make_run: Maker, tmp_path: Path) -> None:
+    runs = [judged(make_run(method="fedevg", seed=seed), 0.5 + 0.1 * seed) for seed in (1, 2)]
+    plain = make_run(method="fedavg")
+    groups = read([*runs, plain])
+    assert [member.method for member in synthetic.measured(groups)] == ["fedevg"]
+    (table,) = synthetic.tables(groups)
+    assert list(table.columns) == ["method", "accuracy, %", "FID", "copies, %"]
+    assert table.rows[0][1].text.startswith("65.00")
+    assert [heading for heading, *_ in synthetic.images(groups)] == ["Real", "fedevg"]
+    page = build([*runs, plain], tmp_path / "page").read_text()
+    assert page.count("One row a class") + page.count("one row a class") >= 2
+    assert (tmp_path / "page" / "figures" / "synthetic_sets.png").is_file()
+    assert "Synthetic sets" in (tmp_path / "page" / "tables.tex").read_text()
+
+
+def test_without_sets_the_page_says_nothing_of_them(make_run: Maker, tmp_path: Path) -> None:
+    groups = read([make_run()])
+    assert synthetic.tables(groups) == []
+    assert list(synthetic.images(groups)) == []
+    assert "Synthetic" not in build([groups[0].runs[0].path], tmp_path / "page").read_text()
+
+
+@pytest.mark.parametrize("missing", ["real.png", "synthetic.png"])
+def test_a_picture_that_is_missing_is_left_out(make_run: Maker, missing: str) -> None:
+    run = judged(make_run(method="fedevg"), 0.5)
+    (run / "figures" / missing).unlink()
+    found = [heading for heading, *_ in synthetic.images(read([run]))]
+    assert found == ([] if missing == "synthetic.png" else ["fedevg"])
