@@ -221,7 +221,10 @@ class Runs:
         for target in targets:
             if name in AWARE:
                 experiment, result = self.finished(name, partition, clients, seed, target)
-                found[target] = {"accuracy": rounded(result.history[-1]["global/accuracy"])}
+                measured = result.history[-1].get("global/accuracy")  # none, if the run was to be longer once
+                if measured is None:
+                    measured = after_training(experiment, result, Mixing()).before
+                found[target] = {"accuracy": rounded(measured)}
                 if name != "FedDF":
                     found[target] |= {
                         "p": self.coefficients(name, partition, clients, seed, target),
