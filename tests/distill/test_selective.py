@@ -17,7 +17,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Batch, Context, Output
 from fedloom.distill.schedule import fit_temperature, multiplier
 from fedloom.distill.selective import budget, guided, helpable, lagrangian
-from fedloom.objectives import Distillation, Selective, divergence
+from fedloom.objectives import Distillation, Selective, divergence, guidance
 from fedloom.run.loop import run
 
 NOWHERE = Context({}, {"guide": torch.zeros(5, dtype=torch.float64)}, {}, {}, 1.0, 1, 0.1, 1)
@@ -136,6 +136,24 @@ def test_gradients_reach_guide_and_student_as_the_algorithm_wants() -> None:
     assert torch.autograd.grad(spent, h)[0].abs().sum() > 0
     free = lagrangian(s.detach(), teacher, y, h, **settings)
     assert (spent - free).item() == pytest.approx(5 * budget(student, y, g, 0.1).item(), abs=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(6,), (3, 2)])
+@pytest.mark.parametrize("delta", [0.1, 5000.0])
+def test_slopes_at_the_guide_are_what_autograd_says(shape: tuple[int, ...], delta: float) -> None:
+    """Also with rows of padding, for sequences, and where the floor is reached."""
+    student, teacher, y, g = drawn()
+    student[0] = torch.tensor([0.0, 0, 0, -500])
+    teacher[0, 3], g[0] = 9.0, 0.0
+    student, teacher, y, g = student.view(*shape, 4), teacher.view(*shape, 4), y.view(shape), g.view(shape)
+    for mask in (None, torch.tensor([1.0] * (shape[0] - 1) + [0.0], dtype=torch.float64)):
+        batch, h = Batch(student, y, mask), g.clone().requires_grad_()
+        far = batch.mean(guided(student, teacher, h, 4.0, 2.0, 2))
+        spent = budget(student, y, h, delta, mask)
+        found = guidance.slope(student, teacher, y, 4.0, 2.0, 2, delta, mask)(g)
+        for value, here in zip((far, spent), found, strict=True):
+            torch.testing.assert_close(here, torch.autograd.grad(value, h)[0], rtol=0, atol=1e-12)
+        assert bool(found[1].any()) == (delta < 1)
 
 
 def test_labels_alone_and_the_teacher_alone_are_the_ends_of_alpha() -> None:

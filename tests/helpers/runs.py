@@ -16,8 +16,9 @@ from fedloom.run.checkpoint import Snapshot
 from fedloom.run.experiment import Evaluation, Experiment
 from fedloom.run.loop import RunResult, run
 from helpers.federations import Shaken, as_images, classes
+from helpers.generative import generative_net
 from helpers.nested import two_ends, wide_net
-from helpers.networks import Flattening, tanh_net, teacher_net
+from helpers.networks import Flattening, linear_layers, tanh_net, teacher_net
 
 QUIET = Evaluation(on=())
 
@@ -26,7 +27,8 @@ def experiment(method: Method | str = "fedavg", **changes: Any) -> Experiment:
     """A float64 experiment on a tiny net that measures nothing, with the given settings changed.
 
     A method that needs a teacher gets one, one that compares two views vectors as images and noise on them, and one
-    with clients of several levels a net that can be cut.
+    with clients of several levels a net that can be cut. One without a predictor gets two networks that make samples,
+    linear ones in the place of linear layers, and nothing is evaluated.
     """
     made = methods.make(method) if isinstance(method, str) else method
     settings: dict[str, Any] = {
@@ -43,6 +45,9 @@ def experiment(method: Method | str = "fedavg", **changes: Any) -> Experiment:
         settings["federation"] = classes()
     if made.personal.levels and "model" not in changes:
         settings["model"] = two_ends if made.needs("exits") else wide_net
+    if not made.answers:
+        settings["model"] = generative_net(made, settings["model"] is linear_layers)
+        settings["evaluation"] = QUIET
     if made.needs("teacher"):
         settings.setdefault("teacher", teacher_net())
     if made.needs("twin") and "augment" not in settings:

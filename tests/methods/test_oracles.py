@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import drifting, fair, losses, meta, nested, personal, reference, target
+from helpers import drifting, fair, generative, losses, meta, nested, personal, reference, synthetic, target
 from helpers.federations import classes
 from helpers.networks import tanh_net
 from helpers.reference import World
@@ -20,7 +20,7 @@ from fedloom.run.loop import RunResult, run
 
 WIDTH, ROUNDS, COHORT, SEED = 3, 5, 4, 7
 
-FAMILIES = (reference, fair, drifting, losses, target, personal, meta, nested)
+FAMILIES = (reference, fair, drifting, losses, target, personal, meta, nested, generative, synthetic)
 ORACLES = {name: oracle for family in FAMILIES for name, oracle in family.ORACLES.items()}
 
 LOCALS = {
@@ -40,6 +40,10 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "feddecorr": [{"beta": 2.0}],
     "moon": [{"mu": 5.0}, {"mu": 1.0, "tau": 0.1}],
     "distill": [{"alpha": 0.6, "tau": 1.0}, {"alpha": 0.0}],
+    "disk": [
+        {"alpha": 0.3, "tau": 2.0, "top": 1, "delta": 0.0, "least": 1.0, "most": 5.0, "period": 2, "rate": 0.5},
+        {"delta": 2.0, "most": 3.0, "top": 9},
+    ],
     "robust": [{"alpha": 0.1, "tau": 1.0}, {"alpha": 0.9}],
     "distill_robust": [{"alpha": 0.7, "tau": 2.0}],
     "fedavgm": [{"lr": 0.6, "momentum": 0.5}],
@@ -52,6 +56,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"variance": 0.0, "entropy": 0.0, "epochs": 3, "draws": 3},
     ],
     "feddf": [{"steps": 30, "lr": 0.05, "batch_size": 6, "temperature": 3.0}, {"steps": 0}],
+    "fedcgan": [{"latent": 2, "labels": "uniform"}, {"latent": 3, "speed": 3.0}],
+    "fedcvae": [{"latent": 2, "beta": 2.0}, {"latent": 3, "likelihood": "gaussian", "variance": 0.5, "beta": 0.2}],
     "term": [{"tilt": 4.0}, {"tilt": -2.0}],
     "q_ffl": [{"q": 0.0}, {"q": 0.3}, {"q": 5.0}],
     "propfair": [{"baseline": 5.0}, {"baseline": 1.0, "eps": 0.3}],
@@ -68,7 +74,12 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedhen": [{"simple": 0.25, "side": 3.0}, {"simple": 1.0}, {"simple": 0.0}],
     "noside": [{"simple": 0.7}],
     "decouple": [{"simple": 0.7}],
-    "heterofl": [{"shares": (1.0, 0.75, 0.25)}],
+    "heterofl": [{"shares": (1.0, 0.75, 0.25)}, {"shares": (1.0, 0.5, 0.25), "scale": True}],
+    "fedevg": [
+        {"per_class": 4, "lam": 0.7, "gamma": 0.3, "sigma": 0.5, "steps": 3, "beta": 0.5, "last": 0.2, "delta": 0.1},
+        {"weights": "raw", "beta": 0.3, "repulsion": 0.4, "magnitude": 0.2, "kept": True},
+        {"per_class": 1, "beta": 0.2, "clip": False},
+    ],
     "aaggff_s": [{"cdf": "weibull"}, {"cdf": "gumbel"}],
     "aaggff_d": [{"cdf": "frechet"}, {"cdf": "normal"}],
 }
@@ -108,7 +119,7 @@ def test_method_follows_its_equations(name: str, settings: dict[str, Any], local
     here = world(local)
     shared = len(final(result))
     head, body = slice(here.body, None), slice(0, here.body)
-    order = {"fedper": body, "fedrep": body, "lg_fedavg": head, "local": slice(0, 0)}
+    order = {"fedper": body, "fedrep": body, "lg_fedavg": head, "local": slice(0, 0), "fedevg": slice(0, 0)}
     part = order.get(name, slice(None))
     assert shared == len(found.theta[part])
     np.testing.assert_allclose(final(result), found.theta[part], rtol=0, atol=1e-10)
@@ -133,7 +144,7 @@ def test_the_oracles_are_not_all_the_same() -> None:
         for b in names[number + 1 :]:
             apart = len(ends[a].theta) != len(ends[b].theta)
             apart = apart or np.abs(ends[a].theta - ends[b].theta).max() > 1e-7
-            kept = [np.concatenate([np.zeros(1), *(v for v in ends[name].states.values())]) for name in (a, b)]
+            kept = [np.concatenate([np.zeros(1), *(v.ravel() for v in ends[name].states.values())]) for name in (a, b)]
             apart |= len(kept[0]) != len(kept[1]) or np.abs(kept[0] - kept[1]).max() > 1e-7
             assert apart, f"{a} and {b} end at the same point"
 

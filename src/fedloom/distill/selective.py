@@ -10,6 +10,7 @@ The student s and the guide g are trained in turns (algorithm 7 of Acar, thesis 
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -48,15 +49,17 @@ def lagrangian(
         delta: δ ≥ 0.
         multiplier: λ ≥ 0.
 
-    >>> import torch
     >>> said, y, g = torch.zeros(1, 2), torch.tensor([0]), torch.zeros(1)
     >>> lagrangian(said, said, y, g, alpha=0.5, tau=1.0, tau_s=1.0, top=1)  # log 2 of either
     tensor(0.6931)
     >>> lagrangian(said, said, y, g + 0.5, alpha=0.0, tau=1.0, tau_s=1.0, top=1, multiplier=2.0)  # half; 2·½ log 2
     tensor(1.0397)
     """
-    labels = F.cross_entropy(student_logits, y)
-    total = alpha * labels + (1 - alpha) * guided(student_logits, teacher_logits, g, tau, tau_s, top).mean()
-    if isinstance(multiplier, float) and multiplier == 0:
-        return total
-    return total + multiplier * budget(student_logits, y, g, delta)
+    parts = []  # what weighs nothing is not computed
+    if alpha > 0:
+        parts.append(alpha * F.cross_entropy(student_logits, y))
+    if alpha < 1:
+        parts.append((1 - alpha) * guided(student_logits, teacher_logits, g, tau, tau_s, top).mean())
+    if isinstance(multiplier, Tensor) or multiplier:
+        parts.append(multiplier * budget(student_logits, y, g, delta))
+    return torch.stack(parts).sum()

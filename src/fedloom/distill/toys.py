@@ -355,17 +355,18 @@ def _neurons(who: str) -> Callable[[np.random.Generator, int], Tensor]:
 def _perceptron(p: Tensor, widths: tuple[int, ...], batch: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     """Logits and last features on ``at`` [M, d]; norms take their statistics from ``batch`` [N, d]."""
     same, start = at is batch, 0
+    batch, at = batch.T, at.T  # [d, N], [d, M]: samples lie side by side, so that few neurons are no short rows
     for number, (d, h) in enumerate(pairwise(widths)):
         w = p[start : start + h * d].reshape(h, d)
         start += h * d
         if number == len(widths) - 2:
-            return at @ w.T + p[start : start + h], at
-        gain, shift = p[start : start + h], p[start + h : start + 2 * h]
+            return (w @ at + p[start : start + h, None]).T, at.T
+        gain, shift = p[start : start + h, None], p[start + h : start + 2 * h, None]
         start += 2 * h
-        before = batch @ w.T
-        mean, scale = before.mean(0), gain / (before.var(0, correction=0) + 1e-5).sqrt()
+        before = w @ batch
+        mean, scale = before.mean(1, keepdim=True), gain / (before.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
         batch = ((before - mean) * scale + shift).relu()
-        at = batch if same else ((at @ w.T - mean) * scale + shift).relu()
+        at = batch if same else ((w @ at - mean) * scale + shift).relu()
     raise AssertionError("a perceptron has at least one layer")
 
 

@@ -1,4 +1,4 @@
-"""Methods with a stronger local loss: a contrastive term, a teacher, agreement between augmentations.
+"""Methods with a stronger local loss: a contrastive term, a teacher (followed or selectively so), augmentations.
 
 Each of them runs with any drift correction, mixing and server optimiser; with FedDyn's, for example::
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fedloom.core.method import Method
 from fedloom.methods.registry import methods
-from fedloom.objectives import Contrastive, CrossEntropy, Distillation, Robustness
+from fedloom.objectives import Contrastive, CrossEntropy, Distillation, Robustness, Selective
 
 ACAR = """@phdthesis{acar2023thesis, title={Learning with Constraints on Processing and Supervision},
   author={Acar, Durmus Alp Emre}, school={Boston University}, year={2023}}"""
@@ -39,6 +39,37 @@ def distill(alpha: float = 0.1, tau: float = 3.5) -> Method:
         tau: τ > 0.
     """
     return Method("distill", (Distillation(alpha, tau),), citation=ACAR)
+
+
+@methods.register
+def disk(
+    alpha: float = 0.1,
+    tau: float = 3.5,
+    top: int = 2,
+    delta: float = 0.1,
+    least: float = 0.1,
+    most: float = 50.0,
+    period: int = 50,
+    rate: float = 0.02,
+) -> Method:
+    """Selective distillation in a federation: as distillation, where the model is helped as far as a guide allows.
+
+    Our composition of what Acar, thesis 2023, names as the next step in §7.2: DiSK (ch. 6) as the clients' objective,
+    with a guide of C + 1 numbers that is federated like the model. Needs ``teacher=``, the run of a trained model; with
+    K = 0 it is distillation.
+
+    Args:
+        alpha: α in [0, 1], the weight of the labels.
+        tau: τ > 0, the temperature of both.
+        top: K ≥ 0, how many of the teacher's classes may be helped.
+        delta: δ ≥ 0, the budget of help.
+        least: λ_min ≥ 0, the budget's least multiplier.
+        most: λ_max ≥ λ_min.
+        period: λ_T ≥ 1, rounds from one to the other.
+        rate: the guide's learning rate.
+    """
+    term = Selective(alpha, tau, None, top, delta, least, most, period, rate)
+    return Method("disk", (term,), citation=ACAR)
 
 
 @methods.register

@@ -28,6 +28,7 @@ from fedloom.data.sources.isic import isic2019
 from fedloom.data.sources.medmnist import dermamnist, organcmnist
 from fedloom.data.sources.toys import intervals, six_gaussians
 from fedloom.data.sources.own import from_tensors, npz
+from fedloom.data.sources.generated import generated
 
 __all__ = [
     "Source",
@@ -43,6 +44,7 @@ __all__ = [
     "fashion_mnist",
     "femnist",
     "from_tensors",
+    "generated",
     "heart",
     "intervals",
     "isic2019",
