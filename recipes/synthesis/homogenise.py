@@ -1,0 +1,202 @@
+"""What a synthetic set is good for in ordinary training: FedAvg under extreme label skew, with and without one.
+
+    FEDLOOM_DATA=... python recipes/synthesis/homogenise.py [--scale reduced] [--seeds 1] [--rounds 12]
+    python recipes/synthesis/homogenise.py --table            # table and picture again, from the stored results
+
+The thesis (Hahn, 2024, IV.4.2) names "data homogenisation as a public shared dataset" and warm starts as uses, without
+figures. Here FedAvg trains a small CNN on the federation of ``table_4_2.py`` with Dirichlet(.01) labels, most clients
+having one or two classes: as it is; begun from a model that has learnt from the synthetic set (*warm start*); with the
+set at every client besides its own samples (*shared*); and both. The sets are those that ``table_4_2.py`` has left in
+``runs/synthesis``, made by the same clients without their data leaving them. *Real images* are as many random training
+images, which nobody could share: the bound of what a set of that size can do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import sets
+import table_4_2
+import torch
+from sets import machine, notes, read, rounded, spread, table, write
+from torch import nn
+
+from fedloom import methods
+from fedloom.core.errors import FedLoomError
+from fedloom.core.federation import Arrays, Federation
+from fedloom.core.local import Local
+from fedloom.core.rng import stream
+from fedloom.data.sources.generated import read_generated
+from fedloom.models import models
+from fedloom.run.experiment import Evaluation, Experiment
+from fedloom.run.loop import run
+from fedloom.synthesis.fit import Training, fit
+from fedloom.synthesis.share import begun, shared
+
+NETWORK = "fedssa_cnn"
+USES = ("warm start", "shared", "both")
+ALPHA = 0.01
+WORDS = """MNIST, 10 clients, all in every round, 40 steps of 32 samples; test accuracies in percent of the server model
+on the common test set, and on the clients' own test images (mean, and worst tenth). *Warm start*: the first model has
+learnt from the set. *Shared*: every client trains on the set besides its own samples (listed {times} times, so that it
+weighs). *Real images*: as many random training images, which nobody could share."""
+TIMES = 10  # how often a shared set is listed: a client has thousands of samples of its own
+
+
+def real(parts: Federation, each: int) -> Arrays:
+    """As many random training images."""
+    split, draws = parts.train, stream(0, "reference")
+    arrays = split.arrays.take(split.index.rows)
+    y = arrays.y.numpy()
+    rows = [torch.from_numpy(draws.permutation((y == c).nonzero()[0])[:each]) for c in range(arrays.classes)]
+    return arrays.take(torch.cat(rows))
+
+
+def train(parts: Federation, given: Arrays | None, use: str, rounds: int, seed: int) -> dict[str, Any]:
+    """One FedAvg, and what it came to."""
+    shape, classes = tuple(parts.train.arrays.x.shape[1:]), parts.train.arrays.classes
+
+    def fresh() -> nn.Module:
+        return models.make(NETWORK, classes=classes, inputs=shape)
+
+    model = fresh
+    if given is not None and use in ("warm start", "both"):
+        model = begun(fit(NETWORK, given, Training(most=1000), seed).model)
+    if given is not None and use in ("shared", "both"):
+        parts = shared(parts, given, TIMES)
+    done = run(
+        Experiment(
+            methods.fedavg(),
+            parts,
+            model,
+            rounds=rounds,
+            local=Local(steps=40, batch_size=32, lr=0.05),
+            evaluation=Evaluation(("global", "clients")),
+            seed=seed,
+            device="cpu",
+        )
+    )
+    looks = [record for record in done.history if record.get("global/accuracy") is not None]
+    return {
+        "round": [record["round"] for record in looks],
+        "accuracy": [rounded(record["global/accuracy"]) for record in looks],
+        "clients": [rounded(record["clients/accuracy/mean"]) for record in looks],
+        "worst": [rounded(record["clients/accuracy/worst10"]) for record in looks],
+        "seconds": round(done.summary["seconds"], 1),
+    }
+
+
+def given_sets(arguments: argparse.Namespace, seed: int, parts: Federation, spc: int) -> dict[str, Arrays]:
+    """The sets that are here, by the name of the method that made them, and as many real images."""
+    folder = arguments.runs / arguments.scale / f"mnist-10-{ALPHA:g}"
+    found = {}
+    for name in table_4_2.METHODS:
+        path = folder / f"{name.lower().replace(', ', '-')}-{seed}" / "synthetic.npz"
+        if path.is_file():
+            found[name] = read_generated(path).arrays
+    return found | {sets.REAL: real(parts, spc)}
+
+
+def do(arguments: argparse.Namespace) -> None:
+    """Everything that was asked for and is not there yet."""
+    scale = table_4_2.SCALES[arguments.scale]
+    data = table_4_2.source("mnist", scale.sides["mnist"])
+    path = arguments.out / f"homogenise_{arguments.scale}.json"
+    for seed in arguments.seeds:
+        parts = table_4_2.federation(data, 10, ALPHA, seed)
+        given = given_sets(arguments, seed, parts, scale.spc)
+        cells = [("nothing", "", None), *((name, use, given[name]) for name in given for use in USES)]
+        for name, use, arrays in cells:
+            results = read(path) or {"notes": [], "runs": {}}
+            label = f"{name}, {use}" if use else name
+            if str(seed) in results["runs"].get(label, {}):
+                continue
+            found = train(parts, arrays, use, arguments.rounds, seed)
+            results["runs"].setdefault(label, {})[str(seed)] = found
+            results |= {"command": arguments.command, "machine": machine(), "rounds": arguments.rounds}
+            write(path, results)
+            print(f"seed {seed}, {label}: {100 * found['accuracy'][-1]:.1f} % ({found['seconds']:.0f} s)", flush=True)
+            report(path)
+
+
+def at(run: dict[str, Any], key: str, share: float) -> float:
+    """A value after that share of the rounds."""
+    return run[key][max(round(share * len(run[key])) - 1, 0)]
+
+
+def report(path: Path) -> None:
+    """Table and picture from the stored results."""
+    results = read(path)
+    if not results:
+        raise SystemExit(f"there are no results in {path} yet.")
+    rows = []
+    for label, runs in results["runs"].items():
+        early = [at(run, "accuracy", 0.25) for run in runs.values()]
+        late = [[run[key][-1] for run in runs.values()] for key in ("accuracy", "clients", "worst")]
+        rows.append([label, spread(early, 100), *(spread(values, 100) for values in late)])
+    quarter = max(round(results["rounds"] / 4), 1)
+    heads = ["synthetic set, its use", f"test, round {quarter}", f"test, round {results['rounds']}", "clients", "worst"]
+    seeds = sorted({seed for runs in results["runs"].values() for seed in runs})
+    lines = [f"# FedAvg under Dirichlet({ALPHA:g}) labels, with and without a synthetic set (reduced)", ""]
+    lines += [WORDS.format(times=TIMES), "", table(heads, rows), ""]
+    lines += [f"`{results['command']}`, seeds {', '.join(seeds)}. {results['machine']}.", *notes(results)]
+    write(path.with_suffix(".md"), "\n".join(lines))
+    picture(results, path.with_suffix(".png"))
+
+
+def picture(results: dict[str, Any], path: Path) -> None:
+    """Test accuracy by round, one panel a use."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    colours = {"FedCGAN": "#888888", "FedCVAE": "#0b6e99", "FedEvg": "#c1272d", "FedEvg, apart": "#d9902f"}
+    figure, axes = pyplot.subplots(1, len(USES), figsize=(4.2 * len(USES), 3.6), sharey=True, layout="constrained")
+    for axis, use in zip(axes, USES, strict=True):
+        for label, runs in results["runs"].items():
+            name = label.removesuffix(f", {use}")
+            if label != "nothing" and name == label:
+                continue
+            first = next(iter(runs.values()))
+            mean = [
+                100 * sum(column) / len(column) for column in zip(*(r["accuracy"] for r in runs.values()), strict=True)
+            ]
+            axis.plot(first["round"], mean, color=colours.get(name, "#222222" if name == "nothing" else "#3a9a4b"),
+                      linestyle="--" if label == "nothing" else "-", label=name)  # fmt: skip
+        axis.set(title=use, xlabel="rounds")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("test accuracy, %")
+    axes[-1].legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run, or write table and picture from the stored results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", choices=table_4_2.SCALES, default="reduced")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--runs", type=Path, default=Path("runs/synthesis"))
+    parser.add_argument("--out", type=Path, default=sets.RESULTS)
+    parser.add_argument("--table", action="store_true")
+    arguments = parser.parse_args(words)
+    given = sys.argv[1:] if words is None else words
+    arguments.command = " ".join(["python recipes/synthesis/homogenise.py", *given])
+    try:
+        if arguments.table:
+            report(arguments.out / f"homogenise_{arguments.scale}.json")
+        else:
+            do(arguments)
+    except FedLoomError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""What the tables and figures of synthetic sets show: ours beside the thesis', and pictures side by side."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+import matplotlib
+import numpy as np
+import thesis
+import torch
+
+from fedloom.core.federation import Arrays
+from fedloom.data.sources.generated import Generated, pixels, read_generated, save_npz
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from pages import machine, notes, read, rounded, table, write
+
+__all__ = ["RESULTS", "machine", "notes", "read", "report", "rounded", "table", "write"]
+
+RESULTS = Path(__file__).parent / "results"
+NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "dermamnist": "DermaMNIST", "organcmnist": "OrganCMNIST"}
+REAL = "real images"
+SEEN = {
+    "recognised": ("recognised", 100),
+    "diversity": ("diversity", 1),
+    "diversity_features": ("diversity, features", 1),
+    "precision": ("precision", 100),
+    "recall": ("recall", 100),
+    "coverage": ("coverage", 100),
+    "kid": ("KID", 1),
+    "copies": ("copies", 100),
+    "members_p": ("members, p", 1),
+    "nearest": ("nearest real", 1),
+}
+
+
+def spread(values: Sequence[float], factor: float = 1, digits: int = 1) -> str:
+    """Mean, and in brackets the standard deviation over seeds where there are several.
+
+    >>> spread([0.5, 0.7], 100), spread([0.5], 100), spread([])
+    ('60.0 (10.0)', '50.0', '-')
+    """
+    if not values:
+        return "-"
+    mean = f"{factor * fmean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ({factor * pstdev(values):.{digits}f})"
+
+
+def of(runs: Mapping[str, Any], when: str, key: str) -> list[float]:
+    """A number of all seeds."""
+    return [run[when][key] for run in runs.values() if run[when].get(key) is not None]
+
+
+def parted(key: str) -> tuple[str, int, float]:
+    """Data, clients and alpha of a cell."""
+    data, clients, alpha = key.split()
+    return data, int(clients), float(alpha)
+
+
+def main_table(
+    cells: Mapping[str, Any], data: str, methods: Sequence[str], key: str, factor: float, beside: bool = True
+) -> str:
+    """One of the thesis' tables: our figures at equal rounds and at equal communication, and below them the thesis'."""
+    chosen = sorted((k for k in cells if parted(k)[0] == data), key=lambda k: parted(k)[1:])
+    theirs = (thesis.FID if key == "fid" else thesis.ACCURACY).get(data, {}) if beside else {}
+    rows = []
+    for name in methods:
+        ours = [cells[k]["runs"].get(name, {}) for k in chosen]
+        if any(ours):
+            rows.append([name, *(spread(of(runs, "final", key), factor) for runs in ours)])
+            if not name.startswith("FedEvg"):
+                rows.append(
+                    [f"{name}, equal communication", *(spread(of(runs, "equal", key), factor) for runs in ours)]
+                )
+    real = [[found[key] for found in cells[k]["real"].values() if key in found] for k in chosen]
+    rows.append([REAL, *(spread(values, factor) for values in real)])
+    for name, figures in theirs.items():
+        at = dict(zip(thesis.COLUMNS, figures, strict=True))
+        said = (at.get(parted(k)[1:]) for k in chosen)
+        rows.append([f"*thesis: {name}*", *(f"*{v[0]} ({v[1]})*" if v else "-" for v in said)])
+    heads = [f"{parted(k)[1]} clients, α {parted(k)[2]:g}" for k in chosen]
+    return table(["method", *heads], rows)
+
+
+def seen_table(cell: Mapping[str, Any], methods: Sequence[str]) -> str:
+    """What else the judge found."""
+    rows = []
+    for name in methods:
+        runs = cell["runs"].get(name, {})
+        if runs:
+            figures = [
+                spread(of(runs, "final", key), factor, 1 if factor > 1 else 3) for key, (_, factor) in SEEN.items()
+            ]
+            some = next(iter(runs.values()))
+            rows.append([name, f"{some['parameters']:,}", *figures])
+    real = list(cell["real"].values())
+    figures = [[found[key] for found in real if key in found] for key in SEEN]
+    shown = [spread(v, f, 1 if f > 1 else 3) for v, (_, f) in zip(figures, SEEN.values(), strict=True)]
+    return table(["method", "sent", *(word for word, _ in SEEN.values())], [*rows, [REAL, "", *shown]])
+
+
+INTRODUCTION = """{rounds} rounds of {steps} local steps with mini-batches of {batch_size}; {spc} images of each class.
+*Equal communication*: judged after as many rounds as send no more than FedEvg has sent in all. *Real images*: as many
+random training images, judged alike. *FedEvg, apart*: with repulsion between the images of a class, which is no part of
+the thesis. Figures of the thesis (*italic*: ResNet-10, 500 rounds, Inception features) are for comparing the order of
+methods, not values."""
+WORDS = """*Sent*: numbers a client receives and sends in a round. *Recognised*: the share that a classifier trained on
+real data labels as their class. *Diversity*: mean distance within a class, synthetic over real. *Precision, recall,
+coverage*: by 5 nearest neighbours in features, against as many real test images. *Copies*: the share of images nearer
+to training images than 99 % of fresh ones are (1 % for fresh images); *members, p*: the probability of so many training
+images among the nearest neighbours by chance. *Nearest real*: median distance in pixels to a training image."""
+
+
+def text(results: Mapping[str, Any], methods: Sequence[str]) -> str:
+    """The results as Markdown."""
+    cells, scale = results["cells"], results["scale"]
+    runs = [run for cell in cells.values() for by_seed in cell["runs"].values() for run in by_seed.values()]
+    lines = [f"# Synthetic data from a federation (Hahn, thesis, tables 4.2 to 4.5, figures 4.1 to 4.4), {scale}", ""]
+    lines += [INTRODUCTION.format(**results)]
+    for data in dict.fromkeys(parted(key)[0] for key in cells):
+        name = NAMES.get(data, data)
+        lines += [
+            "",
+            f"## {name}",
+            "",
+            "Accuracy in percent of a classifier trained on the synthetic set, mean over the",
+        ]
+        lines += ["clients' own test images (tables 4.2, 4.3; brackets: standard deviation over seeds):", ""]
+        lines += [main_table(cells, data, methods, "clients/accuracy/mean", 100)]
+        lines += ["", "The same classifier on the common test set; the thesis has the clients' own alone:", ""]
+        lines += [main_table(cells, data, methods, "accuracy", 100, beside=False)]
+        lines += ["", f"FID (tables 4.4, 4.5); our features are those of {runs[0]['features']} (test accuracy"]
+        lines += [f"{100 * runs[0]['features_accuracy']:.1f} %), so that only the order compares:", ""]
+        lines += [main_table(cells, data, methods, "fid", 1)]
+        for key in sorted((k for k in cells if parted(k)[0] == data), key=lambda k: parted(k)[1:]):
+            _, clients, alpha = parted(key)
+            lines += ["", f"What else the judge found, {clients} clients, α {alpha:g}, after all rounds:", ""]
+            lines += [seen_table(cells[key], methods), "", f"![{name}, α {alpha:g}]({picture_name(scale, key)})"]
+    seeds = sorted({seed for cell in cells.values() for by_seed in cell["runs"].values() for seed in by_seed})
+    seconds, failures = (sum(run[key] for run in runs) for key in ("seconds", "failures"))
+    lines += ["", WORDS, "", f"`{results['command']}`, seeds {', '.join(seeds)}. {results['machine']}. The runs took"]
+    lines += [f"{seconds / 60:.0f} minutes of wall time; {failures} clients were left out because they diverged."]
+    return "\n".join([*lines, *notes(dict(results))])
+
+
+def picture_name(scale: str, key: str) -> str:
+    """The file of a cell's picture."""
+    data, clients, alpha = key.split()
+    return f"figure_{scale}_{data}_{clients}_{alpha}.png"
+
+
+def tile(arrays: Arrays, each: int = 10) -> np.ndarray:
+    """Images as one picture [H, W] or [H, W, 3], one row a class."""
+    x = pixels(arrays).clamp(0, 1)
+    blank, rows = torch.ones_like(x[0]), []
+    for label in range(arrays.classes):
+        mine = list(x[arrays.y == label][:each])
+        rows.append(torch.cat([torch.nn.functional.pad(one, (0, 1, 0, 1), value=1.0) for one in
+                               mine + [blank] * (each - len(mine))], 2))  # fmt: skip
+    whole = torch.cat(rows, 1).permute(1, 2, 0).numpy()
+    return whole[..., 0] if whole.shape[2] == 1 else whole
+
+
+def keep_real(test: Arrays, folder: Path, each: int = 10) -> None:
+    """Some real test images, for the first panel of a picture."""
+    rows = torch.cat([(test.y == label).nonzero()[:each, 0] for label in range(test.classes)])
+    folder.mkdir(parents=True, exist_ok=True)
+    save_npz(Generated(test.take(rows), {}), folder / "real.npz")
+
+
+def picture(scale: str, key: str, cell: Mapping[str, Any], runs: Path, methods: Sequence[str], path: Path) -> None:
+    """Figures 4.1 to 4.4: real images, then each method's; left out if the runs are not here."""
+    seed = next(iter(next(iter(cell["runs"].values()))))
+    folder = runs / scale / key.replace(" ", "-")
+    panels: list[tuple[str, np.ndarray]] = []
+    for name in methods:
+        place = folder / f"{name.lower().replace(', ', '-')}-{seed}"
+        if seed in cell["runs"].get(name, {}) and (place / "synthetic.npz").is_file():
+            panels.append((name, tile(read_generated(place / "synthetic.npz").arrays)))
+    if not panels:
+        return
+    if (folder / "real.npz").is_file():
+        panels.insert(0, ("real test images", tile(read_generated(folder / "real.npz").arrays)))
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(3.4 * len(panels), 3.8), layout="constrained", squeeze=False
+    )
+    for axis, (name, image) in zip(axes[0], panels, strict=True):
+        axis.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        axis.set_title(name, fontsize=10)
+        axis.set_axis_off()
+    _, clients, alpha = key.split()
+    figure.suptitle(f"{NAMES.get(key.split()[0])}, {clients} clients, α {alpha}, seed {seed}", fontsize=11)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def report(path: Path, runs: Path, methods: Sequence[str]) -> None:
+    """Tables from the stored results, and pictures of the sets that are here."""
+    results = read(path)
+    if not results:
+        raise SystemExit(f"there are no results in {path} yet.")
+    write(path.with_suffix(".md"), text(results, methods))
+    for key, cell in results["cells"].items():
+        picture(results["scale"], key, cell, runs, methods, path.parent / picture_name(results["scale"], key))

@@ -1,0 +1,285 @@
+"""Synthetic data from a federation: FedEvg beside FedCGAN and FedCVAE (Hahn, thesis, tables 4.2 to 4.5, figures 4.1 to
+4.4).
+
+    FEDLOOM_DATA=... python recipes/synthesis/table_4_2.py [--scale reduced] [--seeds 1] [--alphas 0.01 1] [--only ...]
+    python recipes/synthesis/table_4_2.py --table             # tables and pictures again, from the stored results
+
+K clients, labels split by Dirichlet(alpha); every method works for T rounds of the same local steps and leaves ten
+images of each class. A fresh classifier learns from them until it converges, with shifts as augmentation, and is tested
+on all test images of every client (the mean over clients is what the thesis' tables 4.2 and 4.3 show) and on the common
+test set. FID is that of the images and all test images, on features of a classifier trained on real data (the thesis
+took Inception's: give its weights with --inception).
+
+**Equal communication.** A round of FedEvg sends M images and labels down, M gradients and weights up; one of FedCGAN
+and FedCVAE a whole pair of networks each way. They are judged at equal rounds, and also after as many rounds as send no
+more than FedEvg has sent in all.
+
+``reduced`` is for a laptop: MNIST at 28², K 10, small networks, few rounds; in so few the server of FedEvg takes steps
+three times the published ones, and its network must see the whole image. ``full`` has the thesis' settings
+(ResNet-10, 500 rounds, K 10 and 100, four data sets) and is for a machine with a GPU. "FedEvg, apart" is FedEvg with
+repulsion between the images of a class at the server, which costs no communication and is no part of the thesis.
+Interrupted work goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import sets
+import torch
+import torch.nn.functional as F
+from sets import machine, read, rounded, write
+from torch import nn
+
+from fedloom import methods
+from fedloom.core.errors import DataError, FedLoomError
+from fedloom.core.federation import Arrays, Federation
+from fedloom.core.local import Local
+from fedloom.core.rng import stream
+from fedloom.data import Source, federate, partitions, sources
+from fedloom.models import models
+from fedloom.run.experiment import Evaluation, Experiment
+from fedloom.synthesis.judge import Judge, Judging
+from fedloom.synthesis.run import synthesize
+
+METHODS = ("FedCGAN", "FedCVAE", "FedEvg", "FedEvg, apart")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What ``--scale`` chooses: ``sides`` are those of the images, ``local`` the steps of all methods."""
+
+    sides: dict[str, int]
+    clients: tuple[int, ...]
+    rounds: int
+    steps: int
+    batch_size: int
+    energy: tuple[str, dict[str, Any]]
+    server: dict[str, float]
+    generators: dict[str, dict[str, Any]]
+    judging: Judging
+    spc: int = 10
+    device: str = "cpu"
+
+
+SMALL = {"FedCGAN": {"width": 16, "latent": 32}, "FedCVAE": {"width": 16, "latent": 16}}
+SCALES = {
+    "reduced": Scale(
+        {"mnist": 28},
+        (10,),
+        rounds=60,
+        steps=15,
+        batch_size=32,
+        energy=("energy_cnn", {"channels": (8, 16, 32, 64, 64)}),
+        server={"beta": 30.0, "last": 0.03},
+        generators=SMALL,
+        judging=Judging(most=1000),
+    ),
+    "full": Scale(
+        {"mnist": 32, "cifar10": 32, "dermamnist": 64, "organcmnist": 64},
+        (10, 100),
+        rounds=500,
+        steps=15,
+        batch_size=50,
+        energy=("resnet10", {"activation": "swish", "spectral": True}),
+        server={"beta": 10.0, "last": 0.01},
+        generators={"FedCGAN": {"latent": 100}, "FedCVAE": {"latent": 64}},
+        judging=Judging(),
+        device="auto",
+    ),
+}
+ADAM = {"FedCGAN": {"lr": 1e-3, "beta1": 0.5}, "FedCVAE": {"lr": 2e-3}, "FedEvg": {"lr": 3e-3}}
+APART = {"repulsion": 0.2, "blur": 1.5}
+
+
+def source(name: str, side: int) -> Source:
+    """A data set with pixels from 0 to 1, for which FedEvg's step sizes are meant, at the given size."""
+    sizes = {"size": 64} if name in ("dermamnist", "organcmnist") and side == 64 else {}
+    found = sources.make(name, normalise=False, **sizes)
+    return replace(found, train=sized(found.train, side), test=sized(found.test, side))
+
+
+def sized(arrays: Arrays, side: int) -> Arrays:
+    """The images, brought to another size where they have not got it."""
+    if arrays.x.shape[-1] == side:
+        return arrays
+    x = F.interpolate(arrays.x, size=(side, side), mode="bilinear", align_corners=False, antialias=True)
+    return replace(arrays, x=x.clamp(0, 1))
+
+
+def federation(data: Source, clients: int, alpha: float, seed: int) -> Federation:
+    """Labels split by Dirichlet; a fifth of each client's images is its hold-out."""
+    return federate(data, partitions.make("dirichlet", alpha=alpha), clients, seed)
+
+
+def experiment(name: str, scale: Scale, parts: Federation, seed: int) -> Experiment:
+    """One cell of the tables."""
+    arrays, kind = parts.train.arrays, name.partition(",")[0]
+    shape, settings = tuple(arrays.x.shape[1:]), scale.generators.get(kind, {})
+    if kind == "FedEvg":
+        apart = APART if name.endswith("apart") else {}
+        method = methods.fedevg(per_class=scale.spc, **scale.server, **apart)
+        network, settings = scale.energy
+    else:
+        method = methods.make(kind.lower(), latent=settings["latent"])
+        network = {"FedCGAN": "conditional_gan", "FedCVAE": "conditional_vae"}[kind]
+
+    def model() -> nn.Module:
+        return models.make(network, classes=arrays.classes, inputs=shape, **settings)
+
+    return Experiment(
+        replace(method, name=name.lower().replace(", ", "-")),
+        parts,
+        model,
+        rounds=scale.rounds,
+        participation=min(1.0, 10 / len(parts)),
+        local=Local(steps=scale.steps, batch_size=scale.batch_size, optimizer="adam", **ADAM[kind]),
+        evaluation=Evaluation(on=()),
+        seed=seed,
+        device=scale.device,
+    )
+
+
+def sent(name: str, scale: Scale, arrays: Arrays) -> int:
+    """Numbers that a client sends and receives in a round."""
+    kind = name.partition(",")[0]
+    if kind == "FedEvg":
+        return 2 * arrays.classes * scale.spc * (arrays.x[0].numel() + 1)
+    network = {"FedCGAN": "conditional_gan", "FedCVAE": "conditional_vae"}[kind]
+    with torch.device("meta"):
+        made = models.make(network, classes=arrays.classes, inputs=tuple(arrays.x.shape[1:]), **scale.generators[kind])
+    return 2 * sum(p.numel() for p in made.parameters())
+
+
+def equal_rounds(name: str, scale: Scale, arrays: Arrays) -> int:
+    """After how many rounds a method has sent as much as FedEvg in all of them; at most all."""
+    budget = scale.rounds * sent("FedEvg", scale, arrays)
+    return max(min(budget // sent(name, scale, arrays), scale.rounds), 1)
+
+
+def measured(record: dict[str, Any]) -> dict[str, Any]:
+    """What the judge said in a round."""
+    numbers = {key.removeprefix("synthetic/"): rounded(v) for key, v in record.items() if key.startswith("synthetic/")}
+    return {"round": record["round"], "sent": record["comm/params"], **numbers}
+
+
+def work(name: str, scale: Scale, parts: Federation, seed: int, place: Path, cache: Path) -> dict[str, Any]:
+    """Run one cell, or go on with it; what it came to."""
+    many = equal_rounds(name, scale, parts.train.arrays)
+    judging = replace(scale.judging, every=many, per_class=scale.spc)
+    resume = (place / "config.yaml").is_file()
+    made = synthesize(experiment(name, scale, parts, seed), place, judging, cache=cache, resume=resume)
+    looks = {record["round"]: measured(record) for record in made.result.history if "synthetic/fid" in record}
+    last = {"round": scale.rounds, "sent": made.result.history[-1]["comm/params"]}
+    last |= {key.removeprefix("synthetic/"): rounded(value) for key, value in made.verdict.numbers.items()}
+    return {
+        "final": last,
+        "equal": looks.get(many, last),
+        "parameters": sent(name, scale, parts.train.arrays),
+        "seconds": round(sum(record["seconds"] for record in made.result.history), 1),
+        "failures": len(made.result.failures),
+        "features": made.verdict.said["features"],
+        "features_accuracy": rounded(made.verdict.said["features_accuracy"]),
+        "classifier": made.verdict.said["classifier"],
+    }
+
+
+def reference(judge: Judge, spc: int) -> dict[str, Any]:
+    """What the judge says of as many real training images."""
+    arrays, draws = judge.trained_on, stream(0, "reference")
+    y = arrays.y.cpu().numpy()
+    rows = [draws.permutation((y == label).nonzero()[0])[:spc] for label in range(arrays.classes)]
+    found = judge.judge(arrays.take(torch.cat([torch.from_numpy(part) for part in rows])))
+    return {key.removeprefix("synthetic/"): rounded(value) for key, value in found.numbers.items()}
+
+
+def do(arguments: argparse.Namespace, say: Callable[[str], None] = print) -> None:
+    """Everything that was asked for and is not there yet, the results written after each run."""
+    scale = SCALES[arguments.scale]
+    if arguments.rounds:
+        scale = replace(scale, rounds=arguments.rounds)
+    if arguments.inception:
+        scale = replace(scale, judging=replace(scale.judging, inception=arguments.inception))
+    path = arguments.out / f"table_4_2_{arguments.scale}.json"
+    for seed in arguments.seeds:
+        for name, side in scale.sides.items():
+            try:
+                data = source(name, side)
+            except DataError as error:
+                say(f"{name} is left out: {error}")
+                continue
+            for clients in scale.clients:
+                for alpha in arguments.alphas:
+                    parts = federation(data, clients, alpha, seed)
+                    key = f"{name} {clients} {alpha:g}"
+                    folder = arguments.runs / arguments.scale / key.replace(" ", "-")
+                    _cell(arguments, scale, key, seed, parts, folder, path, say)
+
+
+def _cell(
+    arguments: argparse.Namespace,
+    scale: Scale,
+    key: str,
+    seed: int,
+    parts: Federation,
+    folder: Path,
+    path: Path,
+    say: Callable[[str], None],
+) -> None:
+    cache = arguments.runs / arguments.scale / "judge"
+    sets.keep_real(parts.test, folder)
+    for name in arguments.only:
+        results = read(path) or {"scale": arguments.scale, "notes": [], "cells": {}}
+        cell = results["cells"].setdefault(key, {"real": {}, "runs": {}})
+        if str(seed) in cell["runs"].get(name, {}):
+            continue
+        place = folder / f"{name.lower().replace(', ', '-')}-{seed}"
+        found = work(name, scale, parts, seed, place, cache)
+        if str(seed) not in cell["real"]:
+            judge = Judge(parts, replace(scale.judging, per_class=scale.spc), seed, cache)
+            cell["real"][str(seed)] = reference(judge, scale.spc)
+        cell["runs"].setdefault(name, {})[str(seed)] = found
+        facts = {"rounds": scale.rounds, "steps": scale.steps, "batch_size": scale.batch_size, "spc": scale.spc}
+        results |= {"command": arguments.command, "machine": machine(), **facts}
+        write(path, results)
+        shown = found["final"]
+        say(
+            f"{key}, seed {seed}, {name}: clients {100 * shown['clients/accuracy/mean']:.1f} %, "
+            f"FID {shown['fid']:.1f}, recognised {100 * shown['recognised']:.0f} %, "
+            f"diversity {shown['diversity']:.2f} ({found['seconds']:.0f} s)"
+        )
+        sets.report(path, arguments.runs, METHODS)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run, or write tables and pictures from the stored results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", choices=SCALES, default="reduced")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--alphas", type=float, nargs="+", default=[1.0, 0.01])
+    parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--inception", type=Path, default=None)
+    parser.add_argument("--runs", type=Path, default=Path("runs/synthesis"))
+    parser.add_argument("--out", type=Path, default=sets.RESULTS)
+    parser.add_argument("--table", action="store_true")
+    arguments = parser.parse_args(words)
+    arguments.command = " ".join(["python recipes/synthesis/table_4_2.py", *(sys.argv[1:] if words is None else words)])
+    try:
+        if arguments.table:
+            sets.report(arguments.out / f"table_4_2_{arguments.scale}.json", arguments.runs, METHODS)
+        else:
+            do(arguments)
+    except FedLoomError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""``fedloom synthesize``: run a method that generates data, judge what it makes, and write it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedloom.cli import places
+from fedloom.cli.places import Job
+from fedloom.cli.train import Stopped, dry_run, goes_on
+from fedloom.core.errors import ClientError, ConfigError
+from fedloom.run.config import build, build_checkpoints, build_trackers, resolve, sweep
+from fedloom.run.config.files import split_words
+from fedloom.run.config.overrides import parse
+from fedloom.run.config.resolve import run_directory
+from fedloom.run.config.schema import signature
+from fedloom.run.config.tree import read
+from fedloom.run.config.values import settings, typed
+from fedloom.run.console import ABSENT, Quiet, count, duration, make_console, make_progress, short, show_warnings
+from fedloom.run.report import build as build_report
+from fedloom.synthesis.judge import CACHE, Judging
+from fedloom.synthesis.run import synthesize
+
+DEFAULT = "method=fedevg"
+PREFIX = "judge."
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Do what ``fedloom synthesize`` was asked for."""
+    console = make_console()
+    if not arguments.quiet:
+        show_warnings(console)
+    parent, jobs = planned(arguments)
+    if arguments.dry_run:
+        for job in jobs:
+            check(job)
+        return dry_run(console, jobs)
+    if len(jobs) > 1:
+        for job in jobs:
+            check(job)
+    with make_progress(console, arguments.quiet) as progress:
+        failed = work(jobs, parent, progress)
+    show(console, jobs, parent)
+    for label, error in failed:
+        print(f"fedloom: {label}: {error}", file=sys.stderr)
+    return 2 if failed else 0
+
+
+def planned(arguments: argparse.Namespace) -> tuple[Path | None, list[Job]]:
+    """What is to be run, and the folder that holds it all if there are several."""
+    base, words = split_words(arguments.words)
+    judging = judge_settings([word for word in words if word.startswith(PREFIX)])
+    overrides = [word for word in words if not word.startswith(PREFIX)]
+    resume = next((Path(word.partition("=")[2]) for word in overrides if word.startswith("resume=")), None)
+    if resume is not None:
+        if len(words) > len(overrides):
+            raise ConfigError(f"resume= continues a run with the judge that it has; leave out {PREFIX}….")
+        if (resume / places.PLAN).is_file():
+            if len(overrides) > 1 or base is not None:
+                raise ConfigError(f"{str(resume)!r} is a sweep, which goes on as it is; leave out the other settings.")
+            return resume, places.read_plan(resume)
+        judging = kept_settings(run_directory(resume))
+    named = any(word.partition("=")[0] in ("method", "method.name") for word in overrides)
+    if resume is None and not named and (base is None or "method" not in read(base)):
+        overrides = [DEFAULT, *overrides]
+    configs = sweep(overrides, base) if arguments.multirun else [resolve(overrides, base)]
+    configs = [replace(config, values={**config.values, "judge": judging}) for config in configs]
+    if len(configs) == 1:
+        return None, [places.single(configs[0])]
+    return places.several(configs)
+
+
+def judge_settings(words: Sequence[str]) -> dict[str, Any]:
+    """All settings of the judge as plain data, with those given as ``judge.every=10``.
+
+    >>> judge_settings(["judge.every=10"])["every"]
+    10
+
+    Raises:
+        ConfigError: for unknown ones, wrong types, or several values.
+    """
+    given: dict[str, Any] = {}
+    for word in words:
+        one = parse(word)
+        if one.is_sweep or len(one.path) != 2:
+            raise ConfigError(f"{word!r} is no setting of the judge; write it as {PREFIX}every=10.")
+        given[one.path[1]] = one.values[0]
+    found = settings("the judge", PREFIX, Judging, signature(Judging), given)
+    judged(found)
+    return found
+
+
+def judged(found: Mapping[str, Any]) -> Judging:
+    """The settings as a record."""
+    return Judging(**typed(signature(Judging), found))
+
+
+def kept_settings(directory: Path) -> dict[str, Any]:
+    """The judge's settings of a stored run."""
+    path = directory / "config.yaml"
+    stored = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
+    found = stored.get("judge") if isinstance(stored, dict) else None
+    if path.is_file() and not isinstance(found, dict):
+        raise ConfigError(f"{str(directory)!r} was not begun by fedloom synthesize; continue it with fedloom run.")
+    return settings("the judge", PREFIX, Judging, signature(Judging), found or {})
+
+
+def check(job: Job) -> None:
+    """Refuse what is impossible, before anything trains."""
+    build(job.config)
+    judged(job.config["judge"])
+
+
+def work(jobs: Sequence[Job], parent: Path | None, progress: Quiet) -> list[tuple[str, ClientError]]:
+    """Run all jobs, one after the other; those of a sweep that diverged are returned."""
+    failed: list[tuple[str, ClientError]] = []
+    if parent is not None and not (parent / places.PLAN).exists():
+        places.write_plan(parent, jobs)
+    for job in jobs:
+        if parent is not None and job.is_done and (job.directory / "synthetic.json").is_file():
+            continue
+        progress.label = job.label if parent is None else job.title
+        try:
+            experiment, checkpoints = build(job.config), build_checkpoints(job.config)
+            synthesize(
+                experiment,
+                job.directory,
+                judged(job.config["judge"]),
+                cache=None if parent is None else parent / CACHE,
+                resume=job.resume,
+                checkpoint_every=checkpoints.every,
+                keep=checkpoints.keep,
+                progress=Telling(progress),
+                trackers=build_trackers(job.config, job.directory),
+            )
+        except ClientError as error:
+            if parent is None:
+                raise
+            failed.append((job.label, error))
+        except KeyboardInterrupt:
+            said = goes_on(job, parent).replace("fedloom run resume", "fedloom synthesize resume")
+            raise Stopped(said) from None
+    return failed
+
+
+class Telling:
+    """Shows the accuracy of what a classifier learnt from the set where a run shows that of its model."""
+
+    def __init__(self, progress: Quiet) -> None:
+        self.progress = progress
+        self.start, self.finish = progress.start, progress.finish
+
+    def round(self, record: dict[str, Any]) -> None:
+        """Pass a record on."""
+        said = record.get("synthetic/accuracy")
+        self.progress.round(record if said is None else {**record, "global/accuracy": said})
+
+
+def show(console: Console, jobs: Sequence[Job], parent: Path | None) -> None:
+    """The results, and where everything is."""
+    rows = [(job, places.summary(job.directory)) for job in jobs]
+    rows = [(job, summary) for job, summary in rows if summary]
+    console.print()
+    console.print(table([(job.label if parent is None else job.title, summary) for job, summary in rows]))
+    for _, summary in rows:
+        for warning in summary.get("warnings") or []:
+            console.print(f"note: {warning}", markup=False, soft_wrap=True)
+    console.print()
+    where = parent or jobs[0].directory
+    page = build_report([job.directory for job, _ in rows], where) if rows else None
+    for job, _ in rows:
+        console.print(f"set:     {short(job.directory / 'synthetic.npz')}", markup=False, soft_wrap=True)
+        console.print(f"picture: {short(job.directory / 'figures' / 'synthetic.png')}", markup=False, soft_wrap=True)
+    if page is not None:
+        console.print(f"page:    {short(page)}", markup=False, soft_wrap=True)
+
+
+SHOWN = {
+    "accuracy": "synthetic/accuracy",
+    "clients": "synthetic/clients/accuracy/mean",
+    "recognised": "synthetic/recognised",
+    "FID": "synthetic/fid",
+    "diversity": "synthetic/diversity",
+    "coverage": "synthetic/coverage",
+    "copies": "synthetic/copies",
+}
+SHARES = ("accuracy", "clients", "recognised", "coverage", "copies")
+
+
+def table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
+    """What the judge found of each run: a classifier trained on the set, and the set beside real data."""
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    made.add_column("method", overflow="fold")
+    for head in (*SHOWN, "sent", "time"):
+        made.add_column(head, justify="right", no_wrap=True)
+    for label, summary in rows:
+        final = summary.get("final") or {}
+        cells = [_cell(head, final.get(key)) for head, key in SHOWN.items()]
+        made.add_row(Text(label), *cells, count(final.get("comm/params")), duration(summary.get("seconds")))
+    return made
+
+
+def _cell(head: str, value: float | None) -> str:
+    if value is None:
+        return ABSENT
+    return f"{100 * value:.1f} %" if head in SHARES else f"{value:.3g}"

@@ -1,0 +1,193 @@
+"""Synthetic sets on disk: what ``fedloom synthesize`` writes, and any run can train on.
+
+Both files hold images as pixels from 0 to 1 (other inputs as they are), their labels, the names of the classes, the
+mean and the deviation by which the real images are normalised, and as JSON where the set comes from.
+
+- npz: ``x_train`` float32 [M, C, H, W], ``y_train`` int64 [M], ``names``, ``mean``, ``std``, ``provenance``. It is an
+  ordinary file for ``data=npz`` too.
+- parquet: one row a sample with ``label`` and ``x`` (the same numbers, in one list); images also as ``image``, a PNG,
+  in the form that Hugging Face ``datasets`` and its viewers show.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fedloom.core.errors import DataError, FedLoomError
+from fedloom.core.federation import Arrays
+from fedloom.data.sources.archive import read_npz, write_npz
+from fedloom.data.sources.base import Source, sources
+
+OURS = b"fedloom"  # where parquet keeps what concerns the whole set
+KEYS = ("shape", "classes", "names", "mean", "std", "provenance")
+
+
+class Generated(NamedTuple):
+    """A synthetic set: its samples in the range of the real data, and where they come from."""
+
+    arrays: Arrays
+    provenance: Mapping[str, Any]
+
+
+def pixels(arrays: Arrays) -> Tensor:
+    """Images as pixels from 0 to 1, float32 [N, C, H, W]; inputs that were not normalised as they are.
+
+    >>> arrays = Arrays(torch.zeros(1, 1, 1, 1), torch.tensor([0]), classes=1, mean=(0.25,), std=(0.5,))
+    >>> pixels(arrays).item()
+    0.25
+    """
+    x = arrays.x.float()
+    if not arrays.std:
+        return x
+    return x * _per_channel(arrays.std, x) + _per_channel(arrays.mean, x)
+
+
+def _per_channel(values: tuple[float, ...], x: Tensor) -> Tensor:
+    return x.new_tensor(values).reshape(-1, *(1,) * (x.ndim - 2))
+
+
+def _normalised(x: Tensor, about: Mapping[str, Any], y: Tensor) -> Arrays:
+    mean, std = (tuple(float(v) for v in about[key]) for key in ("mean", "std"))
+    if std:
+        x = (x - _per_channel(mean, x)) / _per_channel(std, x)
+    return Arrays(x, y, int(about["classes"]), tuple(about["names"]), mean, std)
+
+
+def save_npz(found: Generated, path: Path) -> None:
+    """Write a set as npz.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    arrays = found.arrays
+    write_npz(
+        path,
+        x_train=pixels(arrays).numpy(),
+        y_train=arrays.y.numpy(),
+        names=np.array(arrays.names, dtype=np.str_),
+        classes=np.array(arrays.classes),
+        mean=np.array(arrays.mean, dtype=np.float64),
+        std=np.array(arrays.std, dtype=np.float64),
+        provenance=np.array(json.dumps(found.provenance)),
+    )
+
+
+def parquet(found: Generated) -> bytes:
+    """A set as a parquet file."""
+    arrays, x = found.arrays, pixels(found.arrays)
+    columns: dict[str, Any] = {"label": pa.array(arrays.y.numpy(), pa.int64())}
+    kinds: dict[str, Any] = {"label": {"_type": "Value", "dtype": "int64"}}
+    if arrays.names:
+        kinds["label"] = {"_type": "ClassLabel", "names": list(arrays.names)}
+    if x.ndim == 4 and x.shape[1] in (1, 3):
+        image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+        columns["image"] = pa.array([{"bytes": png(one), "path": None} for one in x], image)
+        kinds["image"] = {"_type": "Image"}
+    columns["x"] = pa.array(x.flatten(1).numpy().tolist(), pa.list_(pa.float32()))
+    kinds["x"] = {"_type": "List", "feature": {"_type": "Value", "dtype": "float32"}}
+    about = {
+        "shape": list(x.shape[1:]),
+        "classes": arrays.classes,
+        "names": arrays.names,
+        "mean": arrays.mean,
+        "std": arrays.std,
+        "provenance": found.provenance,
+    }
+    theirs = {"info": {"features": kinds}}
+    table = pa.table(columns).replace_schema_metadata({OURS: json.dumps(about), b"huggingface": json.dumps(theirs)})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    return sink.getvalue().to_pybytes()
+
+
+def png(x: Tensor) -> bytes:
+    """One image [1 or 3, H, W] of pixels from 0 to 1 as a PNG file."""
+    bytes_ = (x.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
+    buffer = io.BytesIO()
+    Image.fromarray(bytes_[..., 0] if len(x) == 1 else bytes_).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def read_generated(path: Path) -> Generated:
+    """Read a synthetic set, npz or parquet.
+
+    Raises:
+        DataError: if it is neither, or not one that ``fedloom synthesize`` wrote.
+    """
+    if path.suffix == ".parquet":
+        x, y, about = _read_parquet(path)
+    else:
+        found = read_npz(path, ["x_train", "y_train", "provenance"], ["names", "classes", "mean", "std"])
+        x, y = torch.from_numpy(found["x_train"]), torch.from_numpy(found["y_train"])
+        try:
+            about = {key: found[key].tolist() for key in ("names", "classes", "mean", "std")}
+            about["provenance"] = json.loads(str(found["provenance"]))
+        except (KeyError, ValueError) as error:
+            raise DataError(f"{path} was not written by fedloom synthesize; read it with data=npz.") from error
+    if len(x) != len(y):
+        raise DataError(f"{path} holds {len(x)} samples but {len(y)} labels.")
+    return Generated(_normalised(x.float(), about, y.long()), about["provenance"])
+
+
+def _read_parquet(path: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    try:
+        table = pq.read_table(path)
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {path}.") from error
+    except Exception as error:  # arrow has an error for each kind of damage
+        raise DataError(f"{path} is truncated or not a parquet file ({str(error).splitlines()[0]}).") from error
+    kept = (table.schema.metadata or {}).get(OURS)
+    about = json.loads(kept) if kept else {}
+    if not {*KEYS} <= {*about} or not {"x", "label"} <= {*table.column_names}:
+        raise DataError(f"{path} was not written by fedloom synthesize.")
+    x = np.array(table["x"].to_pylist(), dtype=np.float32).reshape(-1, *about["shape"])
+    return torch.from_numpy(x), torch.from_numpy(table["label"].to_numpy().copy()), about
+
+
+@sources.register
+def generated(path: str, test: bool = True) -> Source:
+    """A synthetic set of ``fedloom synthesize`` to train on; tests are on the real data that it imitates.
+
+    Args:
+        path: its npz or parquet file.
+        test: whether the real test samples are read; otherwise there are none.
+
+    Raises:
+        DataError: if it is no such file, or the real data are not here.
+    """
+    found = read_generated(Path(path).expanduser())
+    arrays, origin = found.arrays, found.provenance.get("data", {})
+    real = Arrays(arrays.x[:0], arrays.y[:0], arrays.classes, arrays.names, arrays.mean, arrays.std)
+    licence, citation = "that of the data it imitates", ""
+    if test:
+        source = _imitated(path, origin)
+        if source.test.x.shape[1:] != arrays.x.shape[1:] or source.test.std != arrays.std:
+            raise DataError(f"{path} imitates other images than the {source.name} here; leave its test set out: {OUT}")
+        real, licence, citation = source.test, source.licence, source.citation
+    settings = {"path": str(path), "imitates": origin.get("name"), "method": found.provenance.get("method")}
+    return Source(f"generated from {origin.get('name')}", arrays, real, licence, citation, settings=settings)
+
+
+OUT = "data.test=false."
+
+
+def _imitated(path: str, origin: Mapping[str, Any]) -> Source:
+    name = str(origin.get("name"))
+    if name not in sources:
+        raise DataError(f"{path} imitates data that have no name here, so there is no test set; leave it out: {OUT}")
+    known = sources[name].parameters
+    try:
+        return sources.make(name, **{key: value for key, value in origin.items() if key in known})
+    except FedLoomError as error:
+        raise DataError(f"{path} imitates {name}, which cannot be read: {error} Or leave it out: {OUT}") from error

@@ -1,0 +1,170 @@
+"""What a guide g(x) in [0, 1] changes in distillation: help towards the teacher's classes, within a budget.
+
+Logits are [..., C], a guide's values and targets [...]; for sequences [B, T, C] results are means over a sample's
+positions. Acar, thesis 2023, §6.3 and A.1.5; Kag, Acar, Gangrade & Saligrama, ICLR 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import cos, pi
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedloom.core.errors import ConfigError
+
+FLOOR = 1e-12  # least argument of the logarithm
+
+
+def guided(
+    student_logits: Tensor, teacher_logits: Tensor, g: Tensor, tau: float, tau_s: float | Tensor, top: int
+) -> Tensor:
+    """L_dist before its mean, -τ τ_s Σ_y t^τ_y log(s^{τ_s}_y + 1[y ∈ top_K(t^τ)] g), eq. (6.4), one number a sample.
+
+    t^τ = softmax(teacher/τ) and s^{τ_s} = softmax(student/τ_s). Where g is 0 this is the distillation term τ² KL(t‖s)
+    up to a constant, the entropy of t, if both temperatures are equal; where g is 1 the K classes that the teacher
+    finds most likely cost nothing, and the sample hardly teaches. s + g is not a distribution and not made one: its
+    sum is more than 1, and the loss may be negative. Only a floor of 1e-12 keeps the logarithm finite; below it there
+    is no gradient.
+
+    Args:
+        student_logits: [..., C].
+        teacher_logits: [..., C].
+        g: the guide [...], in [0, 1].
+        tau: τ > 0, the teacher's temperature.
+        tau_s: τ_s > 0, the student's.
+        top: K, how many classes may be helped; all, where it is C or more.
+
+    >>> student, teacher = torch.tensor([[0.0, 0.0]]), torch.tensor([[2.0, 0.0]])
+    >>> guided(student, teacher, torch.tensor([0.0]), 2.0, 2.0, 1)  # 4 log 2
+    tensor([2.7726])
+    >>> guided(student, teacher, torch.tensor([0.5]), 2.0, 2.0, 1)  # the likelier class is free, .2689 of 4 log 2 stays
+    tensor([0.7457])
+    """
+    t, s = (teacher_logits / tau).softmax(-1), (student_logits / tau_s).softmax(-1)
+    helped = s + helpable(teacher_logits, top) * g[..., None]
+    return _per_sample(-tau * tau_s * (t * helped.clamp(min=FLOOR).log()).sum(-1))
+
+
+def helpable(teacher_logits: Tensor, top: int) -> Tensor:
+    """1[y ∈ top_K(t)] as numbers [..., C]: the K classes that the teacher finds most likely.
+
+    >>> helpable(torch.tensor([[1.0, 3.0, 2.0]]), 2)
+    tensor([[0., 1., 1.]])
+    """
+    if top >= teacher_logits.shape[-1]:
+        return torch.ones_like(teacher_logits)
+    best = teacher_logits.detach().topk(top, -1).indices
+    return torch.zeros_like(teacher_logits).scatter(-1, best, 1.0)
+
+
+def budget(student_logits: Tensor, y: Tensor, g: Tensor, delta: float, mask: Tensor | None = None) -> Tensor:
+    """L_budget = [-(1/W) Σ_i g_i log s_{y_i} - δ]_+, eq. (6.3), one number [].
+
+    W = Σ_i 1[y_i ≠ argmax_y s_y(x_i)] counts the samples on which the student is wrong, in the place of N (A.1.5), and
+    at least 1. The sum goes over *all* samples: the indicator of eq. (6.2), by which only wrong ones would spend the
+    budget, is relaxed to -log s_y, which is small where the student is right. W is a constant for the gradient, which
+    goes to the guide and to the student; algorithm 7 lets the guide alone descend it.
+
+    Args:
+        student_logits: [..., C].
+        y: classes [...].
+        g: the guide [...].
+        delta: δ ≥ 0.
+        mask: ones and zeros [B], where rows of the batch are padding.
+
+    >>> right_wrong = torch.tensor([[9.0, 0.0], [0.0, 0.0]])
+    >>> budget(right_wrong, torch.tensor([0, 1]), torch.tensor([0.0, 1.0]), 0.5)  # log 2 / 1 - .5
+    tensor(0.1931)
+    >>> budget(right_wrong, torch.tensor([0, 1]), torch.tensor([0.0, 1.0]), 0.7)
+    tensor(0.)
+    """
+    return ((g * _prices(student_logits, y, mask)).sum() - delta).relu()
+
+
+def slope(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    y: Tensor,
+    tau: float,
+    tau_s: float,
+    top: int,
+    delta: float,
+    mask: Tensor | None = None,
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """The derivatives of the mean L_dist and of L_budget by the guide's values: a function of g [...] -> two [...].
+
+    -(τ τ_s / N) Σ_{y ∈ top_K} t_y / (s_y + g), where the floor is not reached, and -(1/W) log s_y, where more than δ is
+    spent. What does not depend on g is computed once, for a guide that takes several steps in front of one student.
+
+    >>> student, teacher = torch.tensor([[0.0, 0.0]]), torch.tensor([[2.0, 0.0]])
+    >>> at = slope(student, teacher, torch.tensor([1]), 2.0, 2.0, 1, delta=0.1)
+    >>> at(torch.tensor([0.5]))  # -4 · .7311 / 1, and log 2
+    (tensor([-2.9242]), tensor([0.6931]))
+    """
+    t, s = (teacher_logits / tau).softmax(-1), (student_logits / tau_s).softmax(-1)
+    which, prices = helpable(teacher_logits, top), _prices(student_logits, y, mask)
+    share = torch.full_like(prices, 1 / prices.numel())
+    if mask is not None:
+        share = _rows(mask, prices) / (mask.sum().clamp(min=1) * (prices.numel() // len(mask)))
+
+    def at(g: Tensor) -> tuple[Tensor, Tensor]:
+        helped = s + which * g[..., None]
+        gain = (which * t * (helped > FLOOR) / helped.clamp(min=FLOOR)).sum(-1)
+        return -tau * tau_s * share * gain, ((g * prices).sum() > delta).to(g.dtype) * prices
+
+    return at
+
+
+def _prices(student_logits: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
+    """-(1/W) log s_y, what help costs, [...]; 0 in rows of padding."""
+    surprise = F.cross_entropy(student_logits.movedim(-1, 1), y, reduction="none")
+    wrong = (student_logits.detach().argmax(-1) != y).to(surprise.dtype)
+    if mask is not None:
+        rows = _rows(mask, surprise)
+        surprise, wrong = surprise * rows, wrong * rows
+    return surprise / wrong.sum().clamp(min=1)
+
+
+def _rows(mask: Tensor, like: Tensor) -> Tensor:
+    """The mask [B] beside numbers [B, ...]."""
+    return mask.to(like.dtype).reshape(-1, *(1,) * (like.ndim - 1))
+
+
+def multiplier(r: int, rounds: int, least: float, most: float, period: int) -> float:
+    """λ_r = λ_min + (λ_max - λ_min)(1 - cos(π u))/2 with u = (r mod λ_T)/λ_T, for r = 0, ..., R.
+
+    λ falls back to λ_min when a period of λ_T rounds ends, so that help is explored anew, but not after the last one:
+    rounds left over when λ_T does not divide R lengthen the last period, in which u = (r - b)/(R - b) from its first
+    round b, and λ_R = λ_max. With fewer rounds than λ_T there is that period alone. Acar, thesis 2023, algorithm 7,
+    whose round r = 1 uses λ_0 here; "monotonically in the final period" is §6.3.
+
+    Args:
+        r: the round, from 0.
+        rounds: R ≥ 1.
+        least: λ_min ≥ 0.
+        most: λ_max ≥ λ_min.
+        period: λ_T ≥ 1, in rounds.
+
+    Raises:
+        ConfigError: for values outside their range.
+
+    >>> [round(multiplier(r, 5, 0.0, 10.0, 2), 2) for r in range(6)]
+    [0.0, 5.0, 0.0, 2.5, 7.5, 10.0]
+    """
+    if not 0 <= least <= most < float("inf"):
+        raise ConfigError(f"the multiplier runs from least to most, 0 <= least <= most, not {least:g} and {most:g}.")
+    if rounds < 1 or period < 1 or not 0 <= r <= rounds:
+        raise ConfigError(
+            f"the multiplier of round {r} of {rounds} with a period of {period}: rounds and period must be at least 1, "
+            "and the round lie between 0 and their number."
+        )
+    last = max(rounds // period - 1, 0) * period
+    u = (r % period) / period if r < last else (r - last) / (rounds - last)
+    return least + (most - least) * (1 - cos(pi * u)) / 2
+
+
+def _per_sample(each: Tensor) -> Tensor:
+    return each if each.ndim == 1 else each.flatten(1).mean(1)

@@ -1,0 +1,99 @@
+"""What sampling from energies takes: the energy of a classifier, its slope, Langevin's step, repulsion of samples."""
+
+from __future__ import annotations
+
+from math import cos, log, pi
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from fedloom.core.parts import Model
+
+LEAST = 1e-4  # mean squared distance in a coordinate: a hundredth of what pixels from 0 to 1 can differ by
+
+
+def energy(logits: Tensor, y: Tensor) -> Tensor:
+    """E(x, y) = -f(x)[y] of each sample [B], from logits f(x) [B, C]. Hahn 2024, eq. (4.8).
+
+    >>> energy(torch.tensor([[1.0, 4.0]]), torch.tensor([1]))
+    tensor([-4.])
+    """
+    return -logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+
+
+def slope(model: Model, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """∇_x E(x, y) [B, ...] and E(x, y) [B]: samples do not know of each other, so the gradient of the sum is enough.
+
+    >>> slope(lambda x: torch.cat([x, 3 * x], 1), torch.ones(2, 1), torch.tensor([0, 1]))
+    (tensor([[-1.],
+            [-3.]]), tensor([-1., -3.]))
+    """
+
+    def total(x: Tensor) -> tuple[Tensor, Tensor]:
+        values = energy(model(x), y)
+        return values.sum(), values
+
+    return grad(total, has_aux=True)(x)  # type: ignore[return-value]
+
+
+def step(x: Tensor, pull: Tensor, size: float, noise: Tensor | float) -> Tensor:
+    """x - γ ∇E(x) + σε, of eq. (4.9); with small γ and σ = √(2γ) such a chain ends up distributed as exp(-E)."""
+    return x - size * pull + noise
+
+
+def cosine(start: float, end: float, t: int, rounds: int) -> float:
+    """From ``start`` in round 0 to ``end`` in round T - 1 along half a cosine.
+
+    >>> [round(cosine(10.0, 0.0, t, 3), 6) for t in range(3)]
+    [10.0, 5.0, 0.0]
+    """
+    share = min(t / (rounds - 1), 1.0) if rounds > 1 else 0.0
+    return end + (start - end) * (1 + cos(pi * share)) / 2
+
+
+def apart(x: Tensor, blur: float = 0.0) -> Tensor:
+    """φ_j = (1/N) Σ_k ∇_{x_k} k(x_k, x_j) within each class, k(a, b) = exp(-‖B(a - b)‖²/h).
+
+    That is (2/hN) B² Σ_k (x_j - x_k) k(x_k, x_j), the repulsion of Stein variational gradient descent (Liu and Wang,
+    2016) for a kernel on blurred images: on pixels as they are it would be the cheapest to differ by a few of them, in
+    which nobody sees another digit. h is the median of ‖B(x_j - x_k)‖² over log N, so that the others' k sum to about
+    1, but at least ``LEAST`` D, lest samples that have become nearly the same fly apart. Where they are equal they stay
+    so: nothing says which way they should go.
+
+    Args:
+        x: N samples of each class, [classes, N, ...]; images [classes, N, C, H, W] can be blurred.
+        blur: standard deviation of the Gaussian blur B, in pixels; 0 is none.
+
+    Returns:
+        φ in the shape of x, which sums to zero over a class.
+
+    >>> apart(torch.tensor([[[0.0], [1.0]]])).flatten().tolist()  # h = 1 / log 2, so that k = 1/2
+    [-0.3465735912322998, 0.3465735912322998]
+    """
+    many = x.shape[1]
+    if many < 2:
+        return torch.zeros_like(x)
+    centred = blurred(x - x.mean(1, keepdim=True), blur)
+    flat = centred.flatten(2)
+    norms = flat.square().sum(-1)
+    squared = (norms[:, :, None] + norms[:, None, :] - 2 * flat @ flat.mT).clamp(min=0)  # [classes, N, N]
+    i, j = torch.triu_indices(many, many, 1, device=x.device)
+    h = (squared[:, i, j].median(-1).values / log(many)).clamp(min=LEAST * flat.shape[-1])[:, None, None]
+    kernel = torch.exp(-squared / h)
+    force = 2 / many * (kernel.sum(-1, keepdim=True) * flat - kernel @ flat) / h
+    return blurred(force.view_as(x), blur)
+
+
+def blurred(x: Tensor, blur: float) -> Tensor:
+    """Images [..., H, W] after a Gaussian blur of that many pixels, as if they went on periodically.
+
+    >>> blurred(torch.eye(4), 9.0).mul(4).round().int().tolist()[0]  # all that is left is the mean
+    [1, 1, 1, 1]
+    """
+    if not blur:
+        return x
+    height, width = x.shape[-2:]
+    down, right = (2 * pi * torch.fft.fftfreq(n, device=x.device, dtype=x.dtype) for n in (height, width))
+    gain = torch.exp(-(blur**2) / 2 * (down[:, None].square() + right[: width // 2 + 1].square()))
+    return torch.fft.irfft2(gain * torch.fft.rfft2(x), s=(height, width))

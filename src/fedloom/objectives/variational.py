@@ -1,0 +1,113 @@
+"""The negative evidence lower bound of a conditional variational autoencoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf, log, pi
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.parts import Batch, Context, Facts, Needs, Output, Term
+from fedloom.core.slots import objectives
+
+LIKELIHOODS = ("bernoulli", "gaussian")
+
+
+@objectives.register(name="variational")
+@dataclass(frozen=True)
+class Variational(Term):
+    """-log p(x | z, y) + β KL(q(z | x, y)‖N(0, I)) with z = μ + exp(v/2) ε, ε ~ N(0, I), one ε a sample.
+
+    The model is one that encodes and decodes: ``model(x, y, part="encode")`` gives μ and v [B, latent], q's mean and
+    the logarithm of its variance, and ``model(z, y, part="decode")`` the images x̂ [B, ...] in the data's range. With x
+    and x̂ in units of that range, from 0 to 1,
+
+        bernoulli:  -log p = -Σ_d [x_d log x̂_d + (1 - x_d) log(1 - x̂_d)]
+        gaussian:   -log p = ‖x - x̂‖² / 2s² + (D/2) log(2πs²)
+        KL = ½ Σ_k (μ_k² + exp(v_k) - v_k - 1)
+
+    Kingma and Welling, ICLR 2014; conditional on labels, Sohn et al., NeurIPS 2015; β after Higgins et al., ICLR 2017.
+    Data that are no images, and so have no range, stay in their own units: then only ``gaussian`` is a likelihood.
+
+    Args:
+        latent: length of z, which is the model's.
+        beta: β ≥ 0.
+        likelihood: ``bernoulli`` or ``gaussian``.
+        variance: s² > 0, of a pixel around x̂; the Bernoulli has none.
+
+    Raises:
+        ConfigError: if a setting is out of its range; in a client's first step if the model has another ``latent``.
+
+    >>> said = {"encode": (torch.tensor([[2.0]]), torch.tensor([[0.0]])), "decode": torch.tensor([[0.5, 0.5]])}
+    >>> out = Output(torch.zeros(0), model=lambda x, y, part: said[part])
+    >>> drawn = {"eps": torch.zeros(1, 1), "low": torch.zeros(1), "high": torch.ones(1)}
+    >>> batch = Batch(torch.tensor([[1.0, 0.0]]), torch.zeros(1), noise=drawn)
+    >>> Variational(latent=1).loss(out, batch, None)  # 2 log 2 + 2²/2
+    tensor([3.3863])
+    """
+
+    latent: int = 64
+    beta: float = 1.0
+    likelihood: str = "bernoulli"
+    variance: float = 0.1
+
+    needs = Needs(output=False, model=True)
+    citation = """@inproceedings{sohn2015cvae,
+  title={Learning Structured Output Representation using Deep Conditional Generative Models},
+  author={Sohn, Kihyuk and Lee, Honglak and Yan, Xinchen},
+  booktitle={Advances in Neural Information Processing Systems}, year={2015}}"""
+
+    def __post_init__(self) -> None:
+        if self.likelihood not in LIKELIHOODS:
+            hint = nearest(self.likelihood, LIKELIHOODS)
+            raise ConfigError(f"objective 'variational' has no likelihood {self.likelihood!r}; {hint}")
+        if self.latent < 1 or not 0 <= self.beta < inf or not 0 < self.variance < inf:
+            raise ConfigError(
+                "objective 'variational' needs a latent of at least 1, a finite beta of at least 0 and a positive "
+                f"variance, not {self.latent}, {self.beta:g} and {self.variance:g}."
+            )
+
+    def draw(self, draws: np.random.Generator, rows: int, facts: Facts) -> Mapping[str, np.ndarray]:
+        """ε [rows, latent], and the data's range beside every row."""
+        low, high = (np.broadcast_to(v.cpu().numpy(), (rows, *v.shape)).copy() for v in (facts.low, facts.high))
+        return {"eps": draws.normal(size=(rows, self.latent)), "low": low * 1.0, "high": high * 1.0}
+
+    def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
+        """Per-sample losses [B]."""
+        assert out.model is not None
+        mean, logvar = out.model(batch.x, batch.y, part="encode")
+        if mean.shape[-1] != self.latent:
+            raise ConfigError(
+                f"objective 'variational' draws latent vectors of length {self.latent}, "
+                f"but those of the model have {mean.shape[-1]}; give both the same latent."
+            )
+        z = mean + (0.5 * logvar).exp() * batch.noise["eps"]
+        low, high = (_like(batch.noise[name], batch.x) for name in ("low", "high"))
+        span = high - low
+        span = span + (span == 0)  # rows that only fill up a batch have no range
+        real, made = ((x - low) / span for x in (batch.x, out.model(z, batch.y, part="decode")))
+        if self.likelihood == "bernoulli":
+            least = torch.finfo(made.dtype).eps
+            made = made.clamp(least, 1 - least)
+            missed = -(real * made.log() + (1 - real) * (1 - made).log())
+        else:
+            missed = (real - made).square() / (2 * self.variance) + 0.5 * log(2 * pi * self.variance)
+        return missed.flatten(1).sum(1) + self.beta * divergence(mean, logvar)
+
+
+def divergence(mean: Tensor, logvar: Tensor) -> Tensor:
+    """KL(N(μ, diag exp v)‖N(0, I)) of every row of μ and v [B, latent], [B].
+
+    >>> import torch
+    >>> divergence(torch.tensor([[0.0, 1.0]]), torch.zeros(1, 2))
+    tensor([0.5000])
+    """
+    return 0.5 * (mean.square() + logvar.exp() - logvar - 1).sum(1)
+
+
+def _like(bound: Tensor, x: Tensor) -> Tensor:
+    return bound.view(*bound.shape, *(1,) * (x.ndim - bound.ndim))

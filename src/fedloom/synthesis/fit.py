@@ -1,0 +1,187 @@
+"""A classifier trained to convergence, with augmentation: on a synthetic set, or on real data as a judge of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedloom.core import rng
+from fedloom.core.errors import ConfigError
+from fedloom.core.federation import Arrays
+from fedloom.data.augment import Pipeline, pipeline
+from fedloom.models import models
+
+AUTO = "auto"
+DROP = 0.1  # of the learning rate at a plateau
+BETTER = 0.98  # of the loss before: less is no progress
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a classifier is trained until its loss does not fall any more.
+
+    Adam takes steps on mini-batches that change at random. When the mean loss over ``window`` steps has not fallen by
+    two per cent for ``patience`` windows, the learning rate drops to a tenth; at the third such plateau, when that mean
+    is below ``enough``, or after ``most`` steps, training is over.
+
+    Args:
+        lr: of Adam.
+        batch_size: samples of a step.
+        window: steps over which losses are averaged.
+        patience: windows without progress that make a plateau.
+        enough: the mean loss below which nothing is left to learn.
+        most: steps after which it ends in any case.
+        augment: random changes of the images, as those of an experiment; None shifts them by up to an eighth of their
+            side.
+
+    Raises:
+        ConfigError: for values outside their range.
+    """
+
+    lr: float = 2e-3
+    batch_size: int = 50
+    window: int = 25
+    patience: int = 4
+    enough: float = 1e-3
+    most: int = 2000
+    augment: tuple[str | Mapping[str, Any], ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr < inf or min(self.batch_size, self.window, self.patience, self.most) < 1:
+            raise ConfigError(
+                "training a judge: lr must be positive, batch_size, window, patience and most at least 1."
+            )
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A trained classifier, in evaluation mode.
+
+    Attributes:
+        model: the network.
+        steps: how many it took.
+        loss: the mean loss over the last window, on augmented mini-batches.
+        accuracy: on the training samples as they are.
+    """
+
+    model: nn.Module
+    steps: int
+    loss: float
+    accuracy: float
+
+
+def suited(name: str, arrays: Arrays) -> str:
+    """The name of the model: for ``auto``, of a small one that suits the size of the samples.
+
+    It is ``fedssa_cnn``, which is like LeNet, for images of 16 pixels and more, ``two_cnn`` for smaller ones, and
+    ``mlp`` for vectors.
+
+    >>> suited("auto", Arrays(torch.zeros(1, 1, 8, 8), torch.tensor([0]), classes=10))
+    'two_cnn'
+    """
+    shape = tuple(arrays.x.shape[1:])
+    if name != AUTO:
+        return name
+    return "mlp" if len(shape) != 3 else "two_cnn" if min(shape[1:]) < 16 else "fedssa_cnn"
+
+
+def classifier(name: str, arrays: Arrays) -> nn.Module:
+    """A fresh classifier for such samples, by name or ``auto``."""
+    return models.make(suited(name, arrays), classes=arrays.classes, inputs=tuple(arrays.x.shape[1:]))
+
+
+def fit(name: str, arrays: Arrays, training: Training, seed: int) -> Fitted:
+    """Train a fresh classifier on ``arrays``, on their device; a function of its arguments alone.
+
+    Args:
+        name: of a model, or ``auto``.
+        arrays: what to train on.
+        training: how.
+        seed: of initialisation, batches and augmentation.
+
+    Raises:
+        ConfigError: if there is nothing to train on, or the model or the augmentation does not suit the data.
+
+    Example:
+        >>> from fedloom.data.sources import digits
+        >>> found = fit("mlp", digits().train.take(torch.arange(100)), Training(augment=()), seed=0)
+        >>> found.accuracy, found.loss < 0.05
+        (1.0, True)
+    """
+    if not len(arrays):
+        raise ConfigError("a classifier cannot be trained on no samples.")
+    if arrays.y.is_floating_point() or arrays.y.ndim != 1:
+        raise ConfigError("a classifier that judges needs samples with one class number each.")
+    change = changes(training, arrays)
+    with torch.random.fork_rng(devices=[]):
+        rng.seed_torch(seed, "judge")
+        model = classifier(name, arrays).to(arrays.x.device).train()
+        loss, steps = _train(model, arrays, training, change, rng.stream(seed, "judge"))
+    model.eval()
+    right = predicted(model, arrays.x) == arrays.y
+    return Fitted(model, steps, loss, float(right.double().mean()))
+
+
+def changes(training: Training, arrays: Arrays) -> Pipeline | None:
+    """The random changes of such samples; None leaves them as they are.
+
+    Raises:
+        ConfigError: for unknown augmentations, and those that do not suit the data.
+    """
+    given = training.augment
+    if given is None:
+        if arrays.x.ndim != 4:
+            return None
+        given = ({"name": "crop", "padding": max(min(arrays.x.shape[2:]) // 8, 1)},)
+    return pipeline(given, arrays) if given else None
+
+
+def _batches(count: int, size: int, draws: np.random.Generator) -> Iterator[np.ndarray]:
+    while True:
+        order = draws.permutation(count)
+        yield from np.split(order, range(size, count, size))
+
+
+def _train(
+    model: nn.Module, arrays: Arrays, training: Training, change: Pipeline | None, draws: np.random.Generator
+) -> tuple[float, int]:
+    """The last window's loss, and the number of steps."""
+    optimiser = torch.optim.Adam(model.parameters(), lr=training.lr)
+    best, plateaus, stale, step = inf, 0, 0, 0
+    losses: list[Tensor] = []
+    mean = inf
+    for rows in _batches(len(arrays), training.batch_size, draws):
+        at = torch.from_numpy(rows).to(arrays.x.device)
+        x = arrays.x[at] if change is None else change(arrays.x[at], [(draws, len(rows))])
+        loss = F.cross_entropy(model(x), arrays.y[at])
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.detach())
+        step += 1
+        if step % training.window and step < training.most:
+            continue
+        mean = float(torch.stack(losses).mean())
+        losses.clear()
+        stale = stale + 1 if mean > BETTER * best else 0
+        best = min(best, mean)
+        if stale >= training.patience:
+            stale, plateaus = 0, plateaus + 1
+            for group in optimiser.param_groups:
+                group["lr"] *= DROP
+        if plateaus == 3 or mean < training.enough or step >= training.most:
+            break
+    return mean, step
+
+
+def predicted(model: nn.Module, x: Tensor, batch: int = 1000) -> Tensor:
+    """The classes [N] that a classifier in evaluation mode names."""
+    with torch.inference_mode():
+        return torch.cat([model(part).argmax(1) for part in x.split(batch)])

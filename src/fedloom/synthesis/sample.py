@@ -1,0 +1,72 @@
+"""Labelled samples from a generating network that a federation has trained."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedloom.core import rng
+from fedloom.core.errors import ConfigError
+from fedloom.core.layout import Layout
+
+AT_ONCE = 500
+
+
+def sample(
+    model: nn.Module, theta: Tensor, per_class: int, seed: int = 0, buffers: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """As many samples of each class as asked for, from G(z, y) or a decoder's x̂(z, y), with z ~ N(0, I).
+
+    Each class has a stream of its own, so that the first samples of a class are the same however many are asked for.
+    Of a variational autoencoder these are the means x̂ of p(x | z, y), without the noise of single pixels.
+
+    Args:
+        model: a network like ``ConditionalGAN`` or ``ConditionalVAE``: it has a number of ``classes`` and the length
+            ``latent`` of z, and either generates or decodes. It stays as it is.
+        theta: its parameters [P] as a federation holds them, all shared: ``server.shared["shared"]``.
+        per_class: samples of each class.
+        seed: of z; equal seeds give equal samples.
+        buffers: the model's buffers, where it has some: ``server.buffers``.
+
+    Returns:
+        x [M, ...] in the data's range, of θ's type and on its device, and labels y [M] in order of class,
+        M = classes · per_class.
+
+    Raises:
+        ConfigError: if nothing is asked for, the model makes no samples, or θ are not the parameters of this model.
+
+    Example:
+        >>> from fedloom.models import ConditionalVAE
+        >>> net = ConditionalVAE(3, (1, 8, 8), latent=4, width=8)
+        >>> theta, _ = Layout.of(net).read(net)
+        >>> x, y = sample(net, theta, per_class=2, seed=1)
+        >>> x.shape, y.tolist()
+        (torch.Size([6, 1, 8, 8]), [0, 0, 1, 1, 2, 2])
+    """
+    if per_class < 1:
+        raise ConfigError(f"{per_class} samples of each class cannot be made; ask for at least 1.")
+    make = getattr(model, "generate", None) or getattr(model, "decode", None)
+    if make is None or not hasattr(model, "latent") or not hasattr(model, "classes"):
+        raise ConfigError(
+            f"{type(model).__name__} makes no labelled samples; a network that generates or decodes does."
+        )
+    layout = Layout.of(model)
+    buffers = layout.read(model)[1] if buffers is None else buffers
+    if len(theta) != layout.size or len(buffers) != layout.buffer_size:
+        raise ConfigError(
+            f"the {len(theta)} parameters and {len(buffers)} buffers at hand are not those of this model, "
+            f"which has {layout.size} and {layout.buffer_size}."
+        )
+    net = copy.deepcopy(model).to(theta.device, theta.dtype).eval()
+    layout.write(net, theta, buffers)
+    classes, latent = int(net.classes), int(net.latent)  # pyright: ignore[reportArgumentType]
+    drawn = [rng.stream(seed, "synthetic samples", c).normal(size=(per_class, latent)) for c in range(classes)]
+    z = torch.as_tensor(np.concatenate(drawn)).to(theta)
+    y = torch.arange(classes, device=theta.device).repeat_interleave(per_class)
+    make = getattr(net, make.__name__)
+    with torch.no_grad():
+        x = torch.cat([make(*part) for part in zip(z.split(AT_ONCE), y.split(AT_ONCE), strict=True)])
+    return x, y

@@ -1,0 +1,97 @@
+"""NumPy derivation of the method whose server holds samples, and moves them along what clients say of their energy.
+
+Only data are shared with the code under test: the first samples, which of them a local step takes, and all noise.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+
+import numpy as np
+
+from fedloom.core.rng import stream
+from helpers.reference import Found, Vector, World
+from helpers.target import backward, layers, outputs, softmax
+
+ENERGY = "objective.1"
+
+
+def slopes(world: World, theta: Vector, x: Vector, y: Vector) -> tuple[Vector, Vector]:
+    """∇_x E and E = -o_y of each sample: the slope of o_y = W₂[y] tanh(W₁x + b₁) + b₂[y] is W₁ᵀ((1 - a²) W₂[y])."""
+    w1, b1, w2, _ = layers(world, theta)
+    a = np.tanh(x @ w1.T + b1)
+    return -((1 - a**2) * w2[y]) @ w1, -outputs(world, theta, x)[np.arange(len(y)), y]
+
+
+def chosen(shape: tuple[int, ...], y: Vector) -> Vector:
+    return np.eye(shape[1])[y]
+
+
+def push(x: Vector, y: Vector) -> Vector:
+    """Σ_k over the other samples of the class, one pair after the other."""
+    found = np.zeros_like(x)
+    for c in set(y.tolist()):
+        rows = np.flatnonzero(y == c)
+        squares = sorted(np.sum((x[i] - x[j]) ** 2) for i in rows for j in rows if i < j)
+        if not squares:
+            continue
+        h = max(squares[(len(squares) - 1) // 2] / np.log(len(rows)), 1e-4 * x.shape[1])
+        for j in rows:
+            for k in rows:
+                found[j] += 2 / h * (x[j] - x[k]) * np.exp(-np.sum((x[j] - x[k]) ** 2) / h) / len(rows)
+    return found
+
+
+def fedevg(
+    world: World, per_class: int = 10, lam: float = 0.1, gamma: float = 1.0, sigma: float = 0.01, steps: int = 1,
+    beta: float = 10.0, last: float = 0.01, delta: float = 0.01, weights: str = "signed", repulsion: float = 0.0,
+    blur: float = 1.0, magnitude: float = 0.0, clip: bool = True,
+    kept: bool = False,
+) -> Found:  # fmt: skip
+    classes, d = world.federation.classes, world.x.shape[1]
+    many = classes * per_class
+    x = stream(world.seed, "synthetic").normal(size=(many, d))
+    y = np.arange(many) // per_class
+    own: dict[int, Vector] = {}
+    for t, rate, cohort in world.schedule():
+        told = {}
+        for i in cohort:
+            chain, numbers = x.copy(), count()
+
+            def gradient(theta: Vector, rows: Vector, chain=chain, numbers=numbers, t: int = t, i: int = i) -> Vector:
+                draws = stream(world.seed, ENERGY, t, i, next(numbers))
+                at = draws.permutation(many)[: len(rows)]
+                noise = draws.normal(size=(len(rows), steps, d))[: len(at)]
+                before = chain[at].copy()
+                for r in range(steps):
+                    chain[at] += -gamma * slopes(world, theta, chain[at], y[at])[0] + sigma * noise[:, r]
+                after = chain[at].copy()
+                real, made = world.x[rows], outputs(world, theta, after)
+                logits = outputs(world, theta, real)
+                up, down = chosen(logits.shape, world.y[rows]), chosen(made.shape, y[at])
+                at_real = softmax(logits) - up - up + 2 * magnitude * up * logits  # cross entropy, E = -o_y, E²
+                at_made = down + 2 * magnitude * down * made
+                at_before = lam * (softmax(outputs(world, theta, before)) - down)
+                return (
+                    backward(world, theta, real, at_real / len(rows))
+                    + backward(world, theta, after, at_made / len(at))
+                    + backward(world, theta, before, at_before / len(at))
+                )
+
+            start = own.get(i, world.start) if kept else world.start
+            model, _ = world.train(start, i, t, rate, gradient=gradient)
+            if kept:
+                own[i] = model
+            slope, said = slopes(world, model, x, y)
+            told[i] = np.exp(np.sign(-said) if weights == "signed" else -said), slope
+        top = sum(world.n[i] * e[:, None] * g for i, (e, g) in told.items())
+        bottom = sum(world.n[i] * e[:, None] for i, (e, _) in told.items())
+        share = t / (world.rounds - 1)
+        size = last + (beta - last) / 2 * (1 + np.cos(np.pi * share))
+        noise = stream(world.seed, "synthetic", t).normal(size=x.shape)
+        x = x - size * (top / bottom - (repulsion * push(x, y) if repulsion else 0)) + delta * noise
+        x = np.clip(x, 0, 1) if clip else x
+    return Found(world.start, own, {f"server/{ENERGY}/x": x, f"server/{ENERGY}/y": y})
+
+
+ORACLES = {"fedevg": fedevg}

@@ -1,0 +1,381 @@
+"""FedEvg: energies point the right way, samples follow them, and nothing but samples crosses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.federations import CLASSES, FEATURES, SIZES, as_images, classes, federation
+from helpers.networks import Flattening, linear_layers, tanh_net
+from helpers.runs import assert_same_records, assert_same_run, assert_same_state, experiment, go
+from torch import Tensor
+
+from fedloom.core import rng
+from fedloom.core.errors import ConfigError
+from fedloom.core.federation import Arrays, Federation, Split
+from fedloom.core.local import Local
+from fedloom.core.method import Method
+from fedloom.core.parts import Batch, Context, Facts, Output
+from fedloom.methods import make
+from fedloom.objectives import Energy, langevin
+from fedloom.personal import Everything
+from fedloom.run import checkpoint
+from fedloom.run.loop import RunResult, run
+
+PLACE = "objective.1"
+LOCAL = Local(steps=6, batch_size=5, lr=0.1)
+
+
+def state(result: RunResult) -> dict[str, Tensor]:
+    return result.snapshot.server.parts[PLACE]
+
+
+def facts(classes: int = 1, inputs: tuple[int, ...] = (1,), rounds: int = 10) -> Facts:
+    zero = torch.zeros((), dtype=torch.float64)
+    return Facts(inputs, classes, zero, zero + 1, rounds, seed=0)
+
+
+def seen(down: dict[str, Tensor], local: dict[str, Tensor] | None = None) -> Context:
+    return Context({}, down, {}, local or {}, 1.0, 1, 0.1, 1)
+
+
+# --- the sign ----------------------------------------
+
+
+def test_energy_of_real_data_falls_below_that_of_noise() -> None:
+    """By training on the term alone: with the other sign real data would end up above."""
+    data = classes(sizes=(40, 40), seed=3)
+    method = Method("energy", (Energy(lam=0.0, magnitude=0.05),), personal=Everything())
+    result = go(method, federation=data, rounds=30, local=Local(steps=5, batch_size=10, lr=0.05))
+    noise = torch.randn(2000, FEATURES, generator=torch.manual_seed(0), dtype=torch.float64)
+    for client, kept in result.snapshot.store:
+        mine = data.train.client(client)
+        net, before = tanh_net(), tanh_net()
+        torch.nn.utils.vector_to_parameters(kept["personal"]["private"].float(), net.parameters())
+
+        def gap(model: torch.nn.Module, mine: Arrays = mine) -> float:
+            with torch.no_grad():
+                real = langevin.energy(model(mine.x.float()), mine.y).mean()
+                labels = mine.y[torch.arange(len(noise)) % len(mine.y)]
+                return float(real - langevin.energy(model(noise.float()), labels).mean())
+
+        assert gap(net) < gap(before) - 0.5
+        assert gap(net) < -0.5
+
+
+def test_loss_is_the_contrast_as_written() -> None:
+    term = Energy(per_class=2, lam=0.5, magnitude=0.1)
+    x, y = torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.tensor([0, 0, 1, 1])
+
+    def model(x: Tensor) -> Tensor:
+        return torch.cat([x, -x], 1)
+
+    local = {"chain": x, "before": x[[1, 2]], "after": x[[1, 2]] + 1}
+    noise = {"at": torch.tensor([1, 2]), "on": torch.ones(2), "noise": torch.zeros(2, 1, 1)}
+    batch = Batch(torch.tensor([[5.0], [7.0]]), torch.tensor([0, 1]), noise=noise)
+    value = term.loss(Output(model(batch.x), model=model), batch, seen({"x": x, "y": y}, local))
+    real, made = torch.tensor([-5.0, 7.0]), torch.tensor([-3.0, 4.0])
+    crossed = torch.log1p(torch.exp(torch.tensor([-4.0, 6.0]))).mean()
+    expected = real.mean() - made.mean() + 0.5 * crossed + 0.1 * (real.square().mean() + made.square().mean())
+    torch.testing.assert_close(value, expected)
+    hidden = batch._replace(x=torch.tensor([[5.0], [7.0], [9.0]]), y=torch.tensor([0, 1, 0]))
+    filled = {"at": torch.tensor([1, 2, 0]), "on": torch.tensor([1.0, 1.0, 0.0]), "noise": torch.zeros(3, 1, 1)}
+    hidden = hidden._replace(mask=torch.tensor([1.0, 1.0, 0.0]), noise=filled)
+    longer = local | {name: torch.cat([local[name], x[:1]]) for name in ("before", "after")}
+    again = term.loss(Output(model(hidden.x), model=model), hidden, seen({"x": x, "y": y}, longer))
+    torch.testing.assert_close(again, expected)
+
+
+# --- the sampler ----------------------------------------
+
+MEANS, DEVIATION, SHARES, SIZE, MOVES = (-1.0, 1.0), 0.7, (0.3, 0.7), 0.02, 700
+
+
+def density(mean: float) -> Callable[[Tensor], Tensor]:
+    """A model with one class whose energy is that of a Gaussian."""
+    return lambda x: -(x - mean).square() / (2 * DEVIATION**2)
+
+
+def assert_mixture(x: Tensor) -> None:
+    mean = sum(p * m for p, m in zip(SHARES, MEANS, strict=True))
+    variance = DEVIATION**2 + sum(p * (m - mean) ** 2 for p, m in zip(SHARES, MEANS, strict=True))
+    third = sum(p * (m**3 + 3 * m * DEVIATION**2) for p, m in zip(SHARES, MEANS, strict=True))
+    assert abs(float(x.mean()) - mean) < 0.06
+    assert abs(float(x.var()) - variance) < 0.08
+    assert abs(float(x.pow(3).mean()) - third) < 0.25
+
+
+def test_clients_chain_samples_a_mixture() -> None:
+    term = Energy(per_class=4000, gamma=SIZE, sigma=(2 * SIZE) ** 0.5, steps=7)
+    down = term.broadcast(term.found(facts()))
+    ctx = seen(down, term.begin(seen(down)))
+
+    def model(x: Tensor) -> Tensor:
+        each = [np.log(p) + density(m)(x) for p, m in zip(SHARES, MEANS, strict=True)]
+        return torch.logsumexp(torch.stack(each), 0)
+
+    for number in range(MOVES // 7):
+        drawn = term.draw(rng.stream(0, "noise", number), 4000, facts())
+        batch = Batch(down["x"], down["y"], noise={k: torch.from_numpy(v) for k, v in drawn.items()})
+        ctx = ctx._replace(local=term.evolve(ctx, model, batch))
+    assert_mixture(ctx.local["chain"])
+
+
+def test_servers_samples_follow_the_mixture_of_what_clients_say() -> None:
+    """Each client knows its own Gaussian alone."""
+    term = Energy(per_class=4000, beta=SIZE, last=SIZE, delta=(2 * SIZE) ** 0.5, weights="raw", clip=False)
+    known = term.found(facts())
+    for _ in range(MOVES):
+        said = [term.probe(seen(term.broadcast(known)), density(mean)) for mean in MEANS]
+        mixed = {k: {"": sum(p * each[k] for p, each in zip(SHARES, said, strict=True))} for k in term.uploads}
+        known, _ = term.server(known, {}, mixed)  # pyright: ignore[reportArgumentType]
+    assert_mixture(known["x"])
+    assert known["clock"].tolist() == [MOVES, 10, 0]
+
+
+@pytest.mark.parametrize("rows", [3, 6, 9])
+def test_a_step_moves_as_many_samples_as_there_are_rows(rows: int) -> None:
+    term = Energy(per_class=3, sigma=1.0)
+    here = facts(classes=2, inputs=(2,))
+    down = term.broadcast(term.found(here))
+    drawn = {k: torch.from_numpy(v) for k, v in term.draw(rng.stream(0, "noise"), rows, here).items()}
+    ctx = seen(down, term.begin(seen(down)))
+    local = term.evolve(
+        ctx, lambda x: torch.zeros(len(x), 2, dtype=x.dtype) * x[:, :1], Batch(*down.values(), noise=drawn)
+    )
+    moved = (local["chain"] != down["x"]).any(1)
+    many = min(rows, 6)
+    assert int(moved.sum()) == int(drawn["on"].sum()) == many
+    assert sorted(drawn["at"][:many].tolist()) == moved.nonzero()[:, 0].tolist()
+    torch.testing.assert_close(local["chain"][drawn["at"][:many]], local["after"][:many])
+
+
+# --- the weights ----------------------------------------
+
+
+@pytest.mark.parametrize("weights", ["signed", "raw"])
+def test_weights_of_clients_sum_to_one_and_stay_finite(weights: str) -> None:
+    """Where all clients have the same slope it is the mixture's; in 32 bits, whatever their energies."""
+    draw = np.random.default_rng(0)
+    term = Energy(per_class=50, weights=weights, beta=1.0, last=1.0, delta=0.0, clip=False)
+    zero = torch.zeros(())
+    known = term.found(Facts((1,), 1, zero, zero + 1, 10, 0))
+    for _ in range(20):
+        p = draw.dirichlet(np.ones(4))
+        heights = [float(h) for h in draw.normal(scale=10.0 ** draw.integers(-2, 7), size=4)]
+        said = [term.probe(seen(term.broadcast(known)), lambda x, h=h: h - 2 * x) for h in heights]
+        assert all(torch.isfinite(v).all() for each in said for v in each.values())
+        mixed = {k: {"": sum(float(w) * each[k] for w, each in zip(p, said, strict=True))} for k in term.uploads}
+        moved, _ = term.server(known, {}, mixed)  # pyright: ignore[reportArgumentType]
+        torch.testing.assert_close(moved["x"], known["x"] - 2)
+
+
+def test_signed_weights_are_bounded_and_raw_ones_are_the_density() -> None:
+    x, y = torch.tensor([[3.0], [-500.0], [0.0]]), torch.zeros(3, dtype=torch.int64)
+    ctx = seen({"x": x, "y": y})
+    e = float(np.e)
+    signed = Energy().probe(ctx, lambda x: x)
+    torch.testing.assert_close(signed["weight"], torch.tensor([e, 1 / e, 1.0]))
+    torch.testing.assert_close(signed["pull"][:, 0], -signed["weight"])
+    raw = Energy(weights="raw").probe(ctx, lambda x: x)
+    torch.testing.assert_close(raw["weight"], torch.exp(torch.tensor([3.0, -60.0, 0.0])))
+
+
+def test_server_moves_along_a_cosine_and_within_the_range() -> None:
+    term = Energy(per_class=2, beta=4.0, last=1.0, delta=0.0)
+    low, high = torch.full((2, 1, 1), -0.5), torch.full((2, 1, 1), 2.0)
+    known = term.found(Facts((2, 3, 3), 3, low, high, rounds=3, seed=1))
+    assert known["x"].shape == (6, 2, 3, 3)
+    assert known["y"].tolist() == [0, 0, 1, 1, 2, 2]
+    known["x"].zero_()
+    pull = torch.full_like(known["x"], -0.1)
+    for expected in (0.4, 0.4 + 0.25, 0.4 + 0.25 + 0.1, 0.4 + 0.25 + 0.1 + 0.1):
+        known, _ = term.server(known, {}, {"pull": {"": 3 * pull}, "weight": {"": 3 * torch.ones(6)}})
+        torch.testing.assert_close(known["x"], torch.full_like(pull, expected))
+    known, _ = term.server(known, {}, {"pull": {"": 900 * pull}, "weight": {"": torch.ones(6)}})
+    assert known["x"].eq(2.0).all()
+
+
+def test_images_that_were_normalised_stay_in_their_range() -> None:
+    data = as_images(classes(labels=2))
+    arrays = replace(data.train.arrays, mean=(0.1, 0.2, 0.3, 0.4), std=(0.5, 0.5, 0.25, 0.2))
+    data = replace(data, train=Split(arrays, data.train.index))
+    x = state(go("fedevg", federation=data, model=lambda: Flattening(tanh_net())))["x"]
+    low = torch.tensor([-0.2, -0.4, -1.2, -2.0])[:, None, None]
+    high = torch.tensor([1.8, 1.6, 2.8, 3.0])[:, None, None]
+    assert bool((x >= low - 1e-12).all() and (x <= high + 1e-12).all())
+    assert float(x.min()) < -0.5 or float(x.max()) > 1.2
+
+
+# --- samples that would all become the same ----------------------------------------
+
+
+def test_repulsion_drives_samples_of_a_class_apart_and_leaves_their_centre() -> None:
+    x = 0.1 * torch.randn(3, 5, 4, generator=torch.manual_seed(0), dtype=torch.float64)
+    x[2] = x[2, :1]  # all the same
+    away = langevin.apart(x)
+    torch.testing.assert_close(away.sum(1), torch.zeros(3, 4, dtype=torch.float64))
+    assert float(away[2].abs().max()) < 1e-12
+    for own, there in zip(x[:2], away[:2], strict=True):
+        assert torch.pdist(own + 1e-3 * there).mean() > torch.pdist(own).mean()
+    assert not langevin.apart(x[:, :1]).any()
+    torch.testing.assert_close(langevin.apart(x[:1]), away[:1])  # classes do not know of each other
+
+
+@pytest.mark.parametrize("blur", [0.0, 0.8, 2.0])
+def test_repulsion_is_the_slope_of_the_kernel(blur: float) -> None:
+    """(1/N) Σ_k ∇_{x_k} k(x_k, x_j) by automatic differentiation, with the bandwidth taken as a constant."""
+    x = torch.randn(1, 6, 2, 5, 4, generator=torch.manual_seed(1), dtype=torch.float64)
+    soft = langevin.blurred(x, blur)[0].flatten(1)
+    h = float(torch.pdist(soft).square().sort().values[7]) / np.log(6)
+    for j in range(6):
+        moving = x[0].clone().requires_grad_()
+        apart = langevin.blurred(moving - x[0, j], blur).flatten(1)
+        (slopes,) = torch.autograd.grad(torch.exp(-apart.square().sum(1) / h).sum() / 6, moving)
+        torch.testing.assert_close(langevin.apart(x, blur)[0, j], slopes.sum(0))
+
+
+def test_blur_is_a_gaussian_one() -> None:
+    """A point becomes a bell of that deviation; the mean stays."""
+    point = torch.zeros(1, 31, 24, dtype=torch.float64)
+    point[0, 15, 12] = 1.0
+    bell = langevin.blurred(point, 2.0)
+    squares = (torch.arange(31)[:, None] - 15).square() + (torch.arange(24) - 12).square()
+    torch.testing.assert_close(bell[0], torch.exp(-squares.double() / 8) / (8 * torch.pi), rtol=0, atol=1e-7)
+    torch.testing.assert_close(bell.sum(), point.sum())
+
+
+def test_repulsion_counts_at_the_server_alone() -> None:
+    plain, pushed = (go(make("fedevg", repulsion=r, beta=0.1), local=LOCAL) for r in (0.0, 0.3))
+    assert not torch.equal(state(plain)["x"], state(pushed)["x"])
+    assert [r["comm/params"] for r in plain.history] == [r["comm/params"] for r in pushed.history]
+
+
+# --- in a federation ----------------------------------------
+
+
+def test_no_model_parameter_crosses() -> None:
+    result = go(make("fedevg", per_class=4), cohort=4, local=LOCAL)
+    many = 4 * CLASSES
+    for record in result.history:
+        assert record["comm/down_params"] == record["comm/up_params"] == 4 * (many * FEATURES + many)
+    assert result.history[-1]["comm/bytes"] == 3 * 4 * 2 * 8 * (many * FEATURES + many)
+    assert not result.snapshot.server.shared["shared"].numel()
+    assert not list(result.snapshot.store)  # nor does a client keep anything
+
+
+def test_kept_models_stay_where_they_are() -> None:
+    result = go(make("fedevg", per_class=4, kept=True, magnitude=0.1), cohort=4, local=LOCAL)
+    assert {r["comm/up_params"] for r in result.history} == {4 * 4 * CLASSES * (FEATURES + 1)}
+    assert all(own.keys() == {"personal"} for _, own in result.snapshot.store)
+
+
+def with_inputs(data: Federation, client: int, value: float) -> Federation:
+    x = data.train.arrays.x.clone()
+    x[data.train.index[client]] = value
+    return replace(data, train=Split(replace(data.train.arrays, x=x), data.train.index))
+
+
+@pytest.mark.parametrize("engine", ["serial", "vmap"])
+def test_a_client_whose_energies_are_not_finite_is_named_and_left_out(engine: str) -> None:
+    broken = with_inputs(classes(), 2, 1e300)
+    result = go("fedevg", federation=broken, model=linear_layers, engine=engine, local=LOCAL)
+    assert [(f.round, f.client) for f in result.failures] == [(t, 2) for t in range(3)]
+    assert all("not finite" in f.reason for f in result.failures)
+    assert bool(torch.isfinite(state(result)["x"]).all())
+
+
+def test_only_energies_that_are_not_finite() -> None:
+    """The model itself is sound; what it says of the samples is not."""
+
+    class Bad(Flattening):
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x)
+            return out if len(x) != 6 else out / 0
+
+    result = go(
+        make("fedevg", per_class=2), model=lambda: Bad(tanh_net()), local=Local(steps=2, batch_size=4), rounds=1
+    )
+    assert [f.client for f in result.failures] == list(range(len(SIZES)))
+    torch.testing.assert_close(state(result)["x"], start(2), rtol=0, atol=0)
+
+
+def start(per_class: int, seed: int = 0) -> Tensor:
+    return torch.tensor(rng.stream(seed, "synthetic").normal(size=(CLASSES * per_class, FEATURES)))
+
+
+def test_a_round_without_anyone_leaves_the_samples_as_they_are() -> None:
+    result = go("fedevg", drop_rate=0.999, rounds=2)
+    assert len(result.failures) == 2 * len(SIZES)
+    assert torch.equal(state(result)["x"], start(10))
+    assert state(result)["clock"].tolist() == [0, 2, 0]
+
+
+def clusters(counts: list[list[int]]) -> Federation:
+    """Classes at the corners of the unit cube; client i has counts[i][c] samples of class c."""
+    draw = np.random.default_rng(0)
+    y = np.concatenate([np.repeat(np.arange(CLASSES), c) for c in counts])
+    x = np.eye(CLASSES, FEATURES)[y] + 0.05 * draw.normal(size=(len(y), FEATURES))
+    ends = np.cumsum([sum(c) for c in counts])
+    lists = [list(range(e - sum(c), e)) for e, c in zip(ends, counts, strict=True)]
+    arrays = Arrays(torch.tensor(x), torch.tensor(y), CLASSES)
+    return federation(arrays, lists, arrays)
+
+
+def test_samples_of_a_class_come_from_those_who_have_it() -> None:
+    """Every client lacks some class, one has a single sample; samples still end up in the cluster of their class."""
+    data = clusters([[20, 20, 0], [0, 20, 20], [20, 0, 20], [0, 0, 1]])
+    method = make("fedevg", beta=0.3, gamma=0.3, last=0.05)
+    result = go(method, federation=data, rounds=40, local=Local(steps=40, batch_size=10, lr=0.1))
+    assert not result.failures
+    x, y = state(result)["x"], state(result)["y"]
+    centres = torch.eye(CLASSES, FEATURES, dtype=torch.float64)
+    assert float((torch.cdist(x, centres).argmin(1) == y).double().mean()) >= 0.9
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_engines_agree_on_odd_federations(kept: bool) -> None:
+    data = clusters([[9, 0, 0], [0, 0, 1], [3, 4, 2], [1, 1, 0]])
+    method = make("fedevg", per_class=1, steps=2, kept=kept, repulsion=0.1)
+    same: dict[str, Any] = {"federation": data, "local": Local(epochs=2, batch_size=4, lr=0.1), "rounds": 2}
+    serial = go(method, **same)
+    assert_same_run(serial, go(method, engine="processes", engine_settings={"workers": 2}, **same))
+    assert_same_run(serial, go(method, engine="vmap", **same), 1e-9)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_run_goes_on_to_the_same_bits(kept: bool, tmp_path: Path) -> None:
+    work = experiment(make("fedevg", kept=kept, repulsion=0.1), cohort=3, rounds=6, local=LOCAL)
+    whole = run(work, tmp_path / "a", checkpoint_every=2, keep=5)
+    middle = checkpoint.available(tmp_path / "a" / "checkpoint")[0]
+    again = run(work, tmp_path / "a", checkpoint_every=2, keep=5, resume=middle)
+    assert_same_state(whole.snapshot, again.snapshot)
+    assert_same_records(whole.history, again.history)
+
+
+def test_another_seed_begins_with_other_samples() -> None:
+    a, b = (state(go("fedevg", seed=seed, drop_rate=0.999, rounds=1))["x"] for seed in (1, 2))
+    assert not torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"per_class": 0}, "needs per_class of at least 1, not 0"),
+        ({"steps": 0}, "needs steps of at least 1, not 0"),
+        ({"gamma": 0.0}, "needs a finite gamma > 0, not 0"),
+        ({"beta": float("inf")}, "needs a finite beta > 0, not inf"),
+        ({"last": -1.0}, "needs a finite last > 0, not -1"),
+        ({"lam": -0.1}, "needs a finite lam >= 0, not -0.1"),
+        ({"repulsion": float("nan")}, "needs a finite repulsion >= 0, not nan"),
+        ({"weights": "singed"}, "has no weights 'singed'; did you mean 'signed'"),
+    ],
+)
+def test_impossible_settings(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        make("fedevg", **settings)

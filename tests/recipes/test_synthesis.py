@@ -1,0 +1,128 @@
+"""The recipes of synthetic sets run on a handful of images, go on where they were, and show published figures."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedloom.core.federation import Arrays
+
+FOLDER = Path(__file__).parents[2] / "recipes" / "synthesis"
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``table_4_2.py`` at a size for two clients of a few images."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    found = importlib.import_module("table_4_2")
+    reduced = found.SCALES["reduced"]
+    small = {"FedCGAN": {"width": 8, "latent": 4}, "FedCVAE": {"width": 8, "latent": 4}}
+    tiny = replace(
+        reduced,
+        clients=(2,),
+        rounds=2,
+        steps=1,
+        batch_size=10,
+        energy=("energy_cnn", {"channels": (4, 4)}),
+        generators=small,
+        judging=replace(reduced.judging, most=20),
+        spc=6,
+    )
+    monkeypatch.setitem(found.SCALES, "reduced", tiny)
+    return found
+
+
+@pytest.fixture
+def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that looks like MNIST: 300 images to learn and 200 to test, a bar of light for each class."""
+    draws = np.random.default_rng(0)
+    raw = tmp_path / "data" / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for split, count in (("train", 300), ("t10k", 200)):
+        y = np.arange(count, dtype=np.uint8) % 10
+        x = draws.integers(0, 60, (count, 28, 28), dtype=np.uint8)
+        for row, label in enumerate(y):
+            x[row, 2 * label : 2 * label + 5] += 190
+        heads = {"images-idx3": (x, (2051, count, 28, 28)), "labels-idx1": (y, (2049, count))}
+        for name, (values, head) in heads.items():
+            content = b"".join(int(n).to_bytes(4, "big") for n in head) + values.tobytes()
+            (raw / f"{split}-{name}-ubyte").write_bytes(content)
+    monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path / "data"))
+
+
+@pytest.mark.usefixtures("images")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_tables_run_go_on_and_are_written_again(tmp_path: Path, tables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, where = tmp_path / "out", ("--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out"))
+    run: Callable[..., int] = lambda *more: tables.main([*where, "--alphas", "1", *more])  # noqa: E731
+    assert run("--only", "FedEvg", "FedCVAE") == 0
+    first = json.loads((out / "table_4_2_reduced.json").read_text())["cells"]["mnist 2 1"]["runs"]
+    assert run() == 0
+    cell = json.loads((out / "table_4_2_reduced.json").read_text())["cells"]["mnist 2 1"]
+    assert list(cell["runs"]) == ["FedEvg", "FedCVAE", "FedCGAN", "FedEvg, apart"]
+    assert {name: cell["runs"][name] for name in first} == first, "what was there stayed"
+    budget = cell["runs"]["FedEvg"]["1"]["final"]["sent"]
+    for runs in cell["runs"].values():
+        found = runs["1"]
+        assert (found["final"]["round"], found["failures"]) == (2, 0)
+        assert found["final"]["sent"] == 2 * 2 * found["parameters"], "two rounds, two clients"
+        assert found["equal"]["sent"] <= budget or found["equal"]["round"] == 1
+    text = (out / "table_4_2_reduced.md").read_text()
+    assert "| FedCVAE, equal communication |" in text
+    assert "| real images |" in text
+    assert (out / "figure_reduced_mnist_2_1.png").read_bytes().startswith(b"\x89PNG")
+    assert tables.main([*where, "--table"]) == 0
+    assert (out / "table_4_2_reduced.md").read_text() == text
+
+    use = importlib.import_module("homogenise")
+    monkeypatch.setattr(use, "ALPHA", 1)
+    tables_folder = tmp_path / "runs" / "reduced"
+    (tables_folder / "mnist-2-1").rename(tables_folder / "mnist-10-1")
+    assert use.main([*where, "--rounds", "2"]) == 0
+    runs = json.loads((out / "homogenise_reduced.json").read_text())["runs"]
+    assert len(runs) == 1 + 3 * 5, "nothing; three uses of four sets and of real images"
+    assert all(0 <= value <= 1 for found in runs.values() for value in found["1"]["accuracy"])
+    assert "| FedEvg, shared |" in (out / "homogenise_reduced.md").read_text()
+    assert (out / "homogenise_reduced.png").is_file()
+
+
+def test_published_figures_stand_beside_ours(tables: Any) -> None:
+    def run(value: float) -> dict[str, Any]:
+        return {"final": {"fid": value}, "equal": {"fid": 2 * value}}
+
+    cells = {"mnist 10 0.01": {"real": {"1": {"fid": 3.0}}, "runs": {"FedCVAE": {"1": run(9.0), "2": run(11.0)}}}}
+    shown = tables.sets.main_table(cells, "mnist", tables.METHODS, "fid", 1)
+    assert "| FedCVAE | 10.0 (1.0) |" in shown
+    assert "| FedCVAE, equal communication | 20.0 (2.0) |" in shown
+    assert "| *thesis: FedEvg* | *171.53 (0.24)* |" in shown
+    published = sys.modules["thesis"]
+    for figures in (published.ACCURACY, published.FID):
+        assert all(len(row) == 4 for rows in figures.values() for row in rows.values())
+
+
+def test_equal_communication_counts_numbers_both_ways(tables: Any) -> None:
+    scale = tables.SCALES["reduced"]
+    arrays = Arrays(torch.zeros(1, 1, 28, 28), torch.zeros(1, dtype=torch.int64), classes=10)
+    assert tables.sent("FedEvg", scale, arrays) == 2 * 60 * 785
+    size = tables.sent("FedCVAE", scale, arrays)
+    assert tables.equal_rounds("FedCVAE", scale, arrays) == max(min(2 * 2 * 60 * 785 // size, 2), 1)
+    assert tables.equal_rounds("FedEvg", scale, arrays) == 2
+
+
+def test_without_data_it_says_so(
+    tmp_path: Path, tables: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert tables.main(["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
+    assert "mnist is left out" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,109 @@
+"""``fedloom synthesize`` end to end, and what it says of mistakes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from fedloom.data.sources.generated import read_generated
+
+Cli = Callable[..., Any]
+SMALL = ("clients=2", "local.steps=2", "local.batch_size=20", "judge.most=30")
+NARROW = {"fedevg": "model.channels=[8,8]", "fedcgan": "model.width=8", "fedcvae": "model.width=8"}
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_each_method_runs_and_its_set_is_data_for_another_run(cli: Cli, tmp_path: Path, name: str) -> None:
+    words = (f"method={name}", NARROW[name], "rounds=2", "judge.every=1", "out=made", *SMALL)
+    code, out, err = cli("synthesize", *words)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].startswith(f"{name}  round 1/2  accuracy ")
+    heads = ["method", "accuracy", "clients", "recognised", "FID", "diversity", "coverage", "copies", "sent", "time"]
+    assert next(line for line in lines if line.startswith("method")).split() == heads
+    made = tmp_path / "made"
+    assert {"synthetic.npz", "synthetic.parquet", "synthetic.json", "report.html"} <= {p.name for p in made.iterdir()}
+    page = (made / "report.html").read_text()
+    assert "Synthetic data" in page
+    assert page.count("<figure>") >= 3, "curves, real images, the set"
+    assert OmegaConf.load(made / "config.yaml").judge.most == 30
+    assert read_generated(made / "synthetic.npz").provenance["settings"]["name"] == name
+    common = ("method=centralised", "clients=1", "partition=iid", "held_out=0", "participation=1", "rounds=1")
+    for file in ("synthetic.npz", "synthetic.parquet"):
+        given = ("data=generated", f"data.path=made/{file}", f"out={file}-run")
+        assert cli("run", "-q", *common, *given).code == 0
+        final = json.loads((tmp_path / f"{file}-run" / "summary.json").read_text())["final"]
+        assert 0 <= final["global/accuracy"] <= 1
+
+
+def test_by_default_fedevg_imitates_digits_and_goes_on(cli: Cli, tmp_path: Path) -> None:
+    assert cli("synthesize", "-q", "rounds=1", "out=made", "method.per_class=6", *SMALL).code == 0
+    said = json.loads((tmp_path / "made" / "synthetic.json").read_text())["provenance"]
+    assert (said["method"], said["data"], said["rounds"]) == ("fedevg", {"name": "digits"}, 1)
+    code, _, err = cli("synthesize", "-q", "resume=made", "rounds=2")
+    assert (code, err) == (0, "")
+    said = json.loads((tmp_path / "made" / "synthetic.json").read_text())["provenance"]
+    assert said["rounds"] == 2
+    assert cli("synthesize", "-q", "resume=made", "judge.every=1").err.startswith("fedloom: resume= continues")
+
+
+def test_a_sweep_shares_the_judge_and_is_compared(cli: Cli, tmp_path: Path) -> None:
+    words = ("method=fedcvae", "model.width=8", "seed=1,2", "rounds=1", "out=both", *SMALL)
+    code, out, err = cli("synthesize", "-q", "-m", *words)
+    assert (code, err) == (0, "")
+    assert sorted(p.name for p in (tmp_path / "both").iterdir() if p.is_dir()) == [
+        "fedcvae-1", "fedcvae-2", "figures", "judge",
+    ]  # fmt: skip
+    assert len(list((tmp_path / "both" / "judge").iterdir())) == 1
+    assert out.count("fedcvae, seed") == 2
+    before = (tmp_path / "both" / "fedcvae-2" / "metrics.jsonl").read_text()
+    (tmp_path / "both" / "fedcvae-1" / "synthetic.json").unlink()
+    assert cli("synthesize", "-q", "resume=both").code == 0
+    assert (tmp_path / "both" / "fedcvae-1" / "synthetic.json").is_file()
+    assert (tmp_path / "both" / "fedcvae-2" / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("method=fedavg",), "method 'fedavg' generates nothing"),
+        (("method=fedevk",), "did you mean 'fedevg'?"),
+        (("judge.evry=1",), "the judge has no setting 'evry'; did you mean 'every'?"),
+        (("judge.every=often",), "judge.every is 'often', but it must be a whole number."),
+        (("judge.every=-1",), "judge: every must be at least 0"),
+        (("judge.every=1,2",), "is no setting of the judge"),
+        (("judge.classifier=lenet",), "unknown model 'lenet'"),
+        (("judge.inception=nowhere.pth",), "there is no file of Inception weights"),
+        (("judge.augment=[crop,turn]",), "unknown augmentation 'turn'"),
+        (("method.per_class=0",), "per_class of at least 1"),
+        (("data=synthetic", "partition=natural", "clients=20"), "energy_cnn"),
+        (("resume=nowhere",), "'nowhere' is not a run directory"),
+    ],
+)
+def test_mistakes_end_in_one_sentence_before_anything_is_written(
+    cli: Cli, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    code, out, err = cli("synthesize", "-q", "out=made" if "resume=nowhere" not in words else "seed=0", *words)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plain_run_is_not_continued_as_one_that_generates(cli: Cli) -> None:
+    assert cli("run", "-q", "method=fedavg", "rounds=1", "clients=2", "out=plain").code == 0
+    code, _, err = cli("synthesize", "resume=plain")
+    assert (code, err) == (2, "fedloom: 'plain' was not begun by fedloom synthesize; continue it with fedloom run.\n")
+
+
+def test_a_dry_run_prints_the_configuration_with_the_judge(cli: Cli, tmp_path: Path) -> None:
+    code, out, _ = cli("synthesize", "--dry-run", "judge.every=7")
+    assert code == 0
+    assert "name: fedevg" in out
+    assert "every: 7" in out
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,135 @@
+"""The judge on sets of which is known what it should say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.federation import Arrays, Federation
+from fedloom.core.rng import stream
+from fedloom.data import federate, sources
+from fedloom.synthesis.fit import Training, fit
+from fedloom.synthesis.judge import Judge, Judging, Verdict
+
+
+@pytest.fixture(scope="module")
+def federation() -> Federation:
+    return federate("digits", "dirichlet", clients=5, seed=2)
+
+
+@pytest.fixture(scope="module")
+def judge(federation: Federation) -> Judge:
+    return Judge(federation, Judging(most=400))
+
+
+def some(arrays: Arrays, each: int = 20) -> Arrays:
+    """So many random samples of each class."""
+    draws = stream(0, "some")
+    rows = [draws.permutation((arrays.y == c).nonzero()[:, 0].numpy())[:each] for c in range(arrays.classes)]
+    return arrays.take(torch.cat([torch.from_numpy(part) for part in rows]))
+
+
+@pytest.fixture(scope="module")
+def copies(judge: Judge) -> Verdict:
+    return judge.judge(some(judge.trained_on))
+
+
+def test_real_training_images_teach_are_recognised_and_are_found_to_be_copies(copies: Verdict) -> None:
+    found = copies.numbers
+    assert found["synthetic/accuracy"] > 0.85
+    assert found["synthetic/clients/accuracy/mean"] > 0.85
+    assert found["synthetic/train_accuracy"] > 0.97
+    assert found["synthetic/recognised"] > 0.97
+    assert found["synthetic/copies"] > 0.95
+    assert found["synthetic/membership_auc"] > 0.95
+    assert found["synthetic/members_p"] < 1e-6
+    assert found["synthetic/nearest"] == 0
+    assert found["synthetic/diversity"] == pytest.approx(1, abs=0.15)
+    assert found["synthetic/coverage"] > 0.8
+    assert copies.said["features"] == "two_cnn trained on digits"
+
+
+def test_fresh_real_images_are_no_copies(judge: Judge, federation: Federation, copies: Verdict) -> None:
+    held = federation.held_out
+    fresh = judge.judge(some(held.arrays.take(held.index.rows), each=15)).numbers
+    assert fresh["synthetic/accuracy"] > 0.8
+    assert fresh["synthetic/copies"] < 0.1
+    assert fresh["synthetic/members_p"] > 0.001
+    assert fresh["synthetic/fid"] < 3 * copies.numbers["synthetic/fid"] + 5
+
+
+def test_noise_teaches_nothing(judge: Judge, copies: Verdict) -> None:
+    y = torch.arange(10).repeat_interleave(20)
+    noise = Arrays(torch.from_numpy(stream(1, "noise").random((200, 1, 8, 8))).float(), y, 10)
+    found = judge.judge(noise).numbers
+    assert found["synthetic/accuracy"] < 0.35
+    assert found["synthetic/recognised"] < 0.35
+    assert found["synthetic/fid"] > 3 * copies.numbers["synthetic/fid"]
+    assert found["synthetic/kid"] > copies.numbers["synthetic/kid"]
+    assert found["synthetic/copies"] < 0.1
+
+
+def test_one_image_a_class_is_no_diversity(judge: Judge, copies: Verdict) -> None:
+    once = some(judge.trained_on, each=1)
+    same = once.take(torch.arange(10).repeat_interleave(20))
+    found = judge.judge(same, thorough=False).numbers
+    assert found["synthetic/diversity"] == pytest.approx(0, abs=1e-6)
+    assert found["synthetic/coverage"] < 0.5 * copies.numbers["synthetic/coverage"]
+    assert found["synthetic/recognised"] > 0.8
+    assert "synthetic/copies" not in found
+
+
+def test_wrong_labels_are_not_recognised(judge: Judge) -> None:
+    right = some(judge.trained_on)
+    wrong = replace(right, y=(right.y + 1) % 10)
+    found = judge.judge(wrong, thorough=False).numbers
+    assert found["synthetic/recognised"] < 0.05
+    assert found["synthetic/accuracy"] < 0.1
+
+
+def test_the_nearest_real_image_of_a_copy_is_itself(judge: Judge) -> None:
+    few = some(judge.trained_on, each=2)
+    assert torch.equal(judge.neighbours(few).x, few.x)
+
+
+def test_images_in_another_range_are_refused(judge: Judge) -> None:
+    few = some(judge.trained_on, each=2)
+    with pytest.raises(DataError, match="the same range"):
+        judge.judge(replace(few, x=2 * few.x - 1))
+
+
+def test_clients_own_test_samples_stand_in_for_a_test_set(federation: Federation) -> None:
+    test = federation.test
+    without = replace(federation, test=replace(test, x=test.x[:0], y=test.y[:0]))
+    judge = Judge(without, Judging(most=30))
+    assert len(judge.test) == federation.held_out.index.sizes.sum()
+    found = judge.judge(some(judge.trained_on, each=5), thorough=False).numbers
+    assert "synthetic/accuracy" not in found
+    assert "synthetic/clients/accuracy/mean" in found
+
+
+def test_without_anything_held_out_there_is_no_judge() -> None:
+    federation = federate("digits", "iid", clients=2, held_out=0.0)
+    test = federation.test
+    with pytest.raises(ConfigError, match="held out"):
+        Judge(replace(federation, test=replace(test, x=test.x[:0], y=test.y[:0])))
+
+
+def test_training_ends_when_nothing_is_left_to_learn() -> None:
+    few = some(sources.make("digits").train, each=10)
+    found = fit("mlp", few, Training(augment=()), seed=0)
+    assert found.steps < 2000
+    assert found.loss < 0.05
+    assert found.accuracy == 1
+    again = fit("mlp", few, Training(augment=()), seed=0)
+    assert again.loss == found.loss, "a function of its arguments"
+    assert fit("mlp", few, Training(augment=()), seed=1).loss != found.loss
+
+
+@pytest.mark.parametrize("wrong", [{"every": -1}, {"per_class": 0}, {"lr": 0.0}, {"most": 0}, {"batch_size": 0}])
+def test_impossible_settings_are_refused(wrong: dict) -> None:
+    with pytest.raises(ConfigError):
+        Judging(**wrong)

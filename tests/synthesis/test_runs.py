@@ -1,0 +1,112 @@
+"""Runs that generate: what they leave, that they go on to the same bits, and what they record."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.generating import GENERATORS, QUICK
+from helpers.generating import generating as experiment
+
+from fedloom import methods
+from fedloom.core.errors import ConfigError
+from fedloom.data.sources.generated import read_generated
+from fedloom.run import checkpoint
+from fedloom.synthesis.fit import fit
+from fedloom.synthesis.judge import Judging
+from fedloom.synthesis.run import synthesize
+
+
+def records(directory: Path) -> list[dict[str, Any]]:
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_run_leaves_its_set_pictures_and_numbers_and_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "stopped"
+    made = synthesize(experiment(name), whole, QUICK, checkpoint_every=1, keep=4)
+    assert made.found.arrays.x.shape == (60, 1, 8, 8)
+    assert made.found.arrays.y.tolist() == [label for label in range(10) for _ in range(6)]
+    assert 0 <= float(made.found.arrays.x.min()) <= float(made.found.arrays.x.max()) <= 1
+    pictures = {path.name for path in (whole / "figures").glob("*.png")}
+    assert pictures == {"synthetic-000002.png", "synthetic-000004.png", "synthetic.png", "real.png"}
+    found = records(whole)
+    looked = [record["round"] for record in found if "synthetic/accuracy" in record]
+    assert looked == [2, 4]
+    assert "synthetic/copies" in found[3]
+    assert "synthetic/copies" not in found[1], "nearest neighbours are looked at in the end alone"
+    assert json.loads((whole / "synthetic.json").read_text())["numbers"] == made.verdict.numbers
+
+    shutil.copytree(whole, out)
+    for path in checkpoint.available(out / "checkpoint")[1:]:
+        checkpoint.remove(path)
+    for leftover in ("summary.json", "synthetic.json", "synthetic.npz", "model.safetensors"):
+        (out / leftover).unlink()
+    again = synthesize(experiment(name), out, QUICK, resume=True, checkpoint_every=1, keep=4)
+    assert records(out) == found
+    assert again.verdict.numbers == made.verdict.numbers
+    for file in ("synthetic.parquet", "synthetic.json", "figures/synthetic.png"):
+        assert (out / file).read_bytes() == (whole / file).read_bytes()
+    assert torch.equal(read_generated(out / "synthetic.npz").arrays.x, read_generated(whole / "synthetic.npz").arrays.x)
+
+
+def test_a_run_that_had_ended_gives_the_same_verdict(tmp_path: Path) -> None:
+    made = synthesize(experiment("fedcvae", rounds=1), tmp_path / "run", QUICK)
+    again = synthesize(experiment("fedcvae", rounds=1), tmp_path / "run", QUICK, resume=True)
+    assert again.verdict == made.verdict
+
+
+def test_of_fedevg_the_set_alone_crosses_the_network() -> None:
+    made = synthesize(experiment("fedevg", rounds=1), judging=QUICK)
+    record, size = made.result.history[0], 60 * 64 + 60
+    assert (record["comm/down_params"], record["comm/up_params"]) == (2 * size, 2 * size)
+    whole = synthesize(experiment("fedcvae", rounds=1), judging=QUICK).result
+    assert whole.history[0]["comm/up_params"] == 2 * whole.summary["parameters"]
+
+
+def test_looking_changes_no_bit_of_the_run() -> None:
+    often, never = (synthesize(experiment("fedcvae"), judging=Judging(every, 6, most=20)) for every in (1, 0))
+    assert torch.equal(often.found.arrays.x, never.found.arrays.x)
+    assert often.verdict.numbers == never.verdict.numbers
+
+
+def test_real_and_generated_classifiers_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = synthesize(experiment("fedcvae", rounds=1), tmp_path / "one", QUICK, cache=tmp_path / "shared")
+    trained: list[int] = []
+    monkeypatch.setattr("fedloom.synthesis.judge.fit", _counted(trained))
+    again = synthesize(experiment("fedcvae", rounds=1), tmp_path / "two", QUICK, cache=tmp_path / "shared")
+    assert trained == [60], "only the one that learns from the set"
+    assert again.verdict == made.verdict
+    (kept,) = (tmp_path / "shared").glob("real-*.safetensors")
+    kept.write_bytes(kept.read_bytes()[:100])
+    assert synthesize(experiment("fedcvae", rounds=1), None, QUICK, cache=tmp_path / "shared").verdict == made.verdict
+    assert sorted(trained[1:]) == [60, 1442], "a damaged one is trained again"
+
+
+def _counted(trained: list[int]) -> Any:
+    def counting(name: str, arrays: Any, *rest: Any, **settings: Any) -> Any:
+        trained.append(len(arrays))
+        return fit(name, arrays, *rest, **settings)
+
+    return counting
+
+
+def test_provenance_says_where_a_set_comes_from() -> None:
+    said = synthesize(experiment("fedevg", rounds=2), judging=QUICK).found.provenance
+    assert (said["method"], said["rounds"], said["seed"], said["clients"]) == ("fedevg", 2, 1, 2)
+    assert (said["data"]["name"], said["partition"]["name"], said["licence"]) == ("digits", "iid", "CC BY 4.0")
+    assert said["range"] == {"low": 0.0, "high": 1.0, "mean": [], "std": []}
+    assert said["versions"]["torch"] == torch.__version__
+    assert "energy" in str(said["settings"]).lower()
+
+
+def test_methods_that_generate_nothing_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="method 'fedavg' generates nothing"):
+        synthesize(replace(experiment("fedevg"), method=methods.fedavg()), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
