@@ -15,7 +15,7 @@ MODELS = {
     "fedcgan": ("conditional_gan", {"width": 8}),
     "fedcvae": ("conditional_vae", {"width": 8}),
 }
-QUICK = Judging(every=2, per_class=6, most=30)
+QUICK = Judging(every=2, per_class=6, classifier="mlp", most=30)
 
 
 def generating(name: str, rounds: int = 4) -> Experiment:

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from fedloom.data.sources.generated import read_generated
 
 Cli = Callable[..., Any]
-SMALL = ("clients=2", "local.steps=2", "local.batch_size=20", "judge.most=30")
+SMALL = ("clients=2", "local.steps=2", "local.batch_size=20", "judge.most=30", "judge.classifier=mlp")
 NARROW = {"fedevg": "model.channels=[8,8]", "fedcgan": "model.width=8", "fedcvae": "model.width=8"}
 
 

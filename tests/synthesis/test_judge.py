@@ -22,7 +22,7 @@ def federation() -> Federation:
 
 @pytest.fixture(scope="module")
 def judge(federation: Federation) -> Judge:
-    return Judge(federation, Judging(most=400))
+    return Judge(federation, Judging(classifier="mlp", most=1500))
 
 
 def some(arrays: Arrays, each: int = 20) -> Arrays:
@@ -42,14 +42,14 @@ def test_real_training_images_teach_are_recognised_and_are_found_to_be_copies(co
     assert found["synthetic/accuracy"] > 0.85
     assert found["synthetic/clients/accuracy/mean"] > 0.85
     assert found["synthetic/train_accuracy"] > 0.97
-    assert found["synthetic/recognised"] > 0.97
+    assert found["synthetic/recognised"] > 0.93
     assert found["synthetic/copies"] > 0.95
     assert found["synthetic/membership_auc"] > 0.95
     assert found["synthetic/members_p"] < 1e-6
     assert found["synthetic/nearest"] == 0
     assert found["synthetic/diversity"] == pytest.approx(1, abs=0.15)
     assert found["synthetic/coverage"] > 0.8
-    assert copies.said["features"] == "two_cnn trained on digits"
+    assert copies.said["features"] == "mlp trained on digits"
 
 
 def test_fresh_real_images_are_no_copies(judge: Judge, federation: Federation, copies: Verdict) -> None:
