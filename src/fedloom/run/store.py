@@ -277,7 +277,7 @@ ClientStore = MemoryStore | DiskStore
 def state_bytes(plan: Plan, server: Server) -> int:
     """What one client keeps from round to round, in bytes: private parameters and buffers, and its parts' states."""
     own = 0
-    if plan.private_size:
+    if plan.private_size and plan.method.personal.kept:
         buffers = plan.layout.buffer_size - plan.layout.shared_buffers
         own = plan.private_size * plan.theta0.itemsize + buffers * plan.buffers0.itemsize
     return own + sum(_bytes(part.init_client(server.shared)) for _, part in plan.method.hooks["init_client"])
