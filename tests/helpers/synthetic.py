@@ -45,9 +45,10 @@ def push(x: Vector, y: Vector) -> Vector:
 def fedevg(
     world: World, per_class: int = 10, lam: float = 0.1, gamma: float = 1.0, sigma: float = 0.01, steps: int = 1,
     beta: float = 10.0, last: float = 0.01, delta: float = 0.01, weights: str = "signed", repulsion: float = 0.0,
-    blur: float = 1.0, magnitude: float = 0.0, clip: bool = True,
+    blur: float = 1.0, magnitude: float | None = None, clip: bool = True,
     kept: bool = False,
 ) -> Found:  # fmt: skip
+    magnitude = magnitude if magnitude is not None else 0.1 * kept
     classes, d = world.federation.classes, world.x.shape[1]
     many = classes * per_class
     x = stream(world.seed, "synthetic").normal(size=(many, d))

@@ -78,7 +78,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedevg": [
         {"per_class": 4, "lam": 0.7, "gamma": 0.3, "sigma": 0.5, "steps": 3, "beta": 0.5, "last": 0.2, "delta": 0.1},
         {"weights": "raw", "beta": 0.3, "repulsion": 0.4, "magnitude": 0.2, "kept": True},
-        {"per_class": 1, "beta": 0.2, "clip": False},
+        {"per_class": 1, "beta": 0.2, "clip": False, "kept": True},
     ],
     "aaggff_s": [{"cdf": "weibull"}, {"cdf": "gumbel"}],
     "aaggff_d": [{"cdf": "frechet"}, {"cdf": "normal"}],

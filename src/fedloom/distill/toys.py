@@ -87,7 +87,8 @@ class Course:
         lr: of the student.
         guide_lr: of the guide.
         momentum: of both.
-        weight_decay: of both.
+        weight_decay: of the student.
+        guide_decay: of the guide.
     """
 
     alpha: float = 1.0
@@ -106,6 +107,7 @@ class Course:
     guide_lr: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 0.01
+    guide_decay: float = 0.01
 
     def __post_init__(self) -> None:
         multiplier(0, self.rounds, self.least, self.most, self.period)
@@ -172,7 +174,7 @@ def train(toy: Toy, course: Course, starts: int = 100, seed: int = 0) -> Trained
         if course.guide:
             logits, lam = student(p), torch.tensor(multipliers[-1])
             for _ in range(course.guide_passes):
-                mq = course.momentum * mq + slope_q(q, logits, lam) + course.weight_decay * q
+                mq = course.momentum * mq + slope_q(q, logits, lam) + course.guide_decay * q
                 q = q - course.guide_lr * mq
         g = helps(q)
         for _ in range(course.passes):
@@ -201,9 +203,9 @@ COURSES = {  # those of table 6.1
         "DiSK": Course(alpha=0.1, tau=6.0, guide=True, top=1, least=3.0, most=3.0, guide_lr=3.0),
     },
     "six gaussians": {
-        "cross entropy": Course(passes=10),
-        "KD": Course(alpha=0.0, tau=4.0, passes=10),
-        "DiSK": Course(alpha=0.1, tau=4.0, guide=True, top=1, least=10.0, most=10.0, passes=10),
+        "cross entropy": Course(passes=10, weight_decay=0.001),
+        "KD": Course(alpha=0.5, tau=4.0, passes=10, weight_decay=0.001),
+        "DiSK": Course(alpha=0.1, tau=4.0, guide=True, top=1, least=1.0, passes=10, weight_decay=0.001),
     },
 }
 
