@@ -6,8 +6,8 @@
 What Acar's thesis, §7.2, proposes as the next step, on Fashion-MNIST: 20 clients hold the first 4000 training images,
 Dirichlet .3 over clients per class, and five of them take part in a round. A client trains a perceptron with 16 hidden
 units (12 730 parameters); the teacher is FedSSA's CNN with 6 and 16 channels (44 426), trained by ``centralised`` on
-20 000 other images. The settings are those of §7.2: batches of 50, learning rate .1 times .998 a round, weight decay 5e-4,
-temperature 3.5, alpha .1; with one local epoch and clip 10. Runs go on from their last checkpoint.
+20 000 other images. The settings are those of §7.2: batches of 50, learning rate .1 times .998 a round, weight decay
+5e-4, temperature 3.5, alpha .1; with one local epoch and clip 10. Runs go on from their last checkpoint.
 """
 
 from __future__ import annotations
