@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch import float32
 from fedloom import methods
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local
-from fedloom.core.method import Method
 from fedloom.models import models
 from fedloom.run.experiment import Evaluation, Experiment
 from fedloom.run.loop import RunResult, run
@@ -27,27 +25,36 @@ from pages import machine, notes, read, rounded, table, write
 __all__ = ["float32", "machine", "notes", "read", "rounded", "table", "write"]
 
 RESULTS = Path(__file__).parent / "results"
-SHARED = ("FedAvg", "FedProx", "SCAFFOLD")
-METHODS: dict[str, Callable[[], Method]] = {
-    "FedAvg": methods.fedavg,
-    "FedProx": lambda: methods.fedprox(mu=0.01),
-    "SCAFFOLD": methods.scaffold,
-    "LG-FedAvg": methods.lg_fedavg,
-    "FedPer": methods.fedper,
-    "APFL": lambda: methods.apfl(alpha=0.25),
-    "pFedMe": lambda: methods.pfedme(pull_in=15.0, steps=5),
-    "Ditto": lambda: methods.ditto(pull_in=0.1),
-    "FedRep": lambda: methods.fedrep(share=0.9),
-    "SuPerFed-MM": lambda: methods.superfed_mm(mu=0.01, nu=1.0),
-    "SuPerFed-LM": lambda: methods.superfed_lm(mu=0.01, nu=1.0),
+METHODS: dict[str, dict[str, float]] = {  # registered methods and their settings
+    "FedAvg": {},
+    "FedProx": {"mu": 0.01},
+    "SCAFFOLD": {},
+    "LG-FedAvg": {},
+    "FedPer": {},
+    "APFL": {"alpha": 0.25},
+    "pFedMe": {"pull_in": 15.0, "steps": 5},
+    "Ditto": {"pull_in": 0.1},
+    "FedRep": {"share": 0.9},
+    "SuPerFed-MM": {"mu": 0.01, "nu": 1.0},
+    "SuPerFed-LM": {"mu": 0.01, "nu": 1.0},
 }
 
 
 def experiment(
-    name: str, federation: Federation, rounds: int, seed: int, metrics: tuple[str, ...] = ("accuracy",), every: int = 0
+    name: str,
+    federation: Federation,
+    rounds: int,
+    seed: int,
+    metrics: tuple[str, ...] = ("accuracy",),
+    start: float = 0.0,
+    looks: int = 4,
 ) -> Experiment:
-    """A method under the thesis' settings on MNIST, measured at all clients every ``every`` rounds (0: four times)."""
-    method = METHODS[name]()
+    """A method under the thesis' settings on MNIST, measured at all clients ``looks`` times.
+
+    SuPerFed's local models are trained after the share ``start`` of the rounds, L/T.
+    """
+    late = {"start": int(start * rounds)} if name.startswith("SuPerFed") else {}
+    method = methods.make(folder(name), **METHODS[name], **late)
     momentum = 0.0 if method.needs("plain_sgd") else 0.9
     return Experiment(
         method,
@@ -56,7 +63,7 @@ def experiment(
         rounds=rounds,
         cohort=5,
         local=Local(epochs=10, batch_size=10, lr=0.01, lr_decay=0.99, momentum=momentum, weight_decay=1e-4),
-        evaluation=Evaluation(on=("clients",), every=every or max(rounds // 4, 1), metrics=metrics),
+        evaluation=Evaluation(on=("clients",), every=max(rounds // looks, 1), metrics=metrics),
         seed=seed,
     )
 

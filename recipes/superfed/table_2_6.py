@@ -1,4 +1,4 @@
-"""Wrong labels on MNIST, 100 clients, Dirichlet 10: accuracy and calibration (Hahn, thesis, table 2.6), fewer rounds.
+"""Wrong labels on MNIST, 100 clients, Dirichlet 10: accuracy and calibration (Hahn, thesis, table 2.6).
 
     FEDLOOM_DATA=... python recipes/superfed/table_2_6.py [--only FedAvg] [--settings "pair .4"] [--rounds 5]
     python recipes/superfed/table_2_6.py --table              # table again, from the stored results
@@ -28,7 +28,7 @@ from fedloom.data import Source, federate, sources
 from fedloom.data.noise import LabelNoise, Pair, Symmetric
 from fedloom.data.partitions import Dirichlet
 
-ROUNDS, CLIENTS = 12, 100
+ROUNDS, CLIENTS, START = 60, 100, 0.4
 METRICS = ("accuracy", "ece", "mce")
 SETTINGS: dict[str, LabelNoise] = {
     "symmetric .6": Symmetric(0.6), "pair .4": Pair(0.4), "symmetric .2": Symmetric(0.2), "pair .1": Pair(0.1),
@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for setting in args.settings:
             federation = data(mnist, SETTINGS[setting], args.seed)
             for name in args.only:
-                chosen = shelf.experiment(name, federation, args.rounds, args.seed, METRICS)
+                chosen = shelf.experiment(name, federation, args.rounds, args.seed, METRICS, START)
                 seconds = shelf.done(chosen, place(args.runs, setting, name, args.seed))[1]
                 facts = {"machine": shelf.machine(), "seed": args.seed}
                 report(args.runs, args.out, args.seed, facts, {f"{name}, {setting}": seconds})

@@ -22,7 +22,13 @@ from pages import machine, notes, read, rounded, table, write
 __all__ = ["RESULTS", "machine", "notes", "read", "report", "rounded", "table", "write"]
 
 RESULTS = Path(__file__).parent / "results"
-NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "dermamnist": "DermaMNIST", "organcmnist": "OrganCMNIST"}
+NAMES = {
+    "digits": "Digits",
+    "mnist": "MNIST",
+    "cifar10": "CIFAR-10",
+    "dermamnist": "DermaMNIST",
+    "organcmnist": "OrganCMNIST",
+}
 REAL = "real images"
 SEEN = {
     "recognised": ("recognised", 100),
@@ -96,23 +102,24 @@ def seen_table(cell: Mapping[str, Any], methods: Sequence[str]) -> str:
                 spread(of(runs, "final", key), factor, 1 if factor > 1 else 3) for key, (_, factor) in SEEN.items()
             ]
             some = next(iter(runs.values()))
-            rows.append([name, f"{some['parameters']:,}", *figures])
+            rows.append([name, str(some["steps"]), f"{some['parameters']:,}", *figures])
     real = list(cell["real"].values())
     figures = [[found[key] for found in real if key in found] for key in SEEN]
     shown = [spread(v, f, 1 if f > 1 else 3) for v, (_, f) in zip(figures, SEEN.values(), strict=True)]
-    return table(["method", "sent", *(word for word, _ in SEEN.values())], [*rows, [REAL, "", *shown]])
+    return table(["method", "steps", "sent", *(word for word, _ in SEEN.values())], [*rows, [REAL, "", "", *shown]])
 
 
-INTRODUCTION = """{rounds} rounds of {steps} local steps with mini-batches of {batch_size}; {spc} images of each class.
-*Equal communication*: judged after as many rounds as send no more than FedEvg has sent in all. *Real images*: as many
-random training images, judged alike. *FedEvg, apart*: with repulsion between the images of a class, which is no part of
-the thesis. Figures of the thesis (*italic*: ResNet-10, 500 rounds, Inception features) are for comparing the order of
-methods, not values."""
-WORDS = """*Sent*: numbers a client receives and sends in a round. *Recognised*: the share that a classifier trained on
-real data labels as their class. *Diversity*: mean distance within a class, synthetic over real. *Precision, recall,
-coverage*: by 5 nearest neighbours in features, against as many real test images. *Copies*: the share of images nearer
-to training images than 99 % of fresh ones are (1 % for fresh images); *members, p*: the probability of so many training
-images among the nearest neighbours by chance. *Nearest real*: median distance in pixels to a training image."""
+INTRODUCTION = """{rounds} rounds; {spc} images of each class. *Equal communication*: judged after as many rounds as
+send no more than FedEvg has sent in all. *Real images*: as many random training images, judged alike. *FedEvg, apart*:
+with repulsion between the images of a class, which is no part of the thesis; *kept*: clients keep their models from
+round to round. Figures of the thesis (*italic*: ResNet-10, 500 rounds, Inception features) are for comparing the order
+of methods, not values."""
+WORDS = """*Steps*: a client's in a round, with mini-batches of 32 or 50. *Sent*: numbers a client receives and sends
+in a round. *Recognised*: the share that a classifier trained on real data labels as their class. *Diversity*: mean
+distance within a class, synthetic over real. *Precision, recall, coverage*: by 5 nearest neighbours in features,
+against as many real test images. *Copies*: the share of images nearer to training images than 99 % of fresh ones are
+(1 % for fresh images); *members, p*: the probability of so many training images among the nearest neighbours by
+chance. *Nearest real*: median distance in pixels to a training image."""
 
 
 def text(results: Mapping[str, Any], methods: Sequence[str]) -> str:

@@ -26,81 +26,33 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import sets
 import torch
 import torch.nn.functional as F
+from scales import METHODS, SCALES, Scale, Setup
 from sets import machine, read, rounded, write
 from torch import nn
 
-from fedloom import methods
 from fedloom.core.errors import DataError, FedLoomError
 from fedloom.core.federation import Arrays, Federation
-from fedloom.core.local import Local
 from fedloom.core.rng import stream
 from fedloom.data import Source, federate, partitions, sources
 from fedloom.models import models
 from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.synthesis.judge import Judge, Judging
+from fedloom.synthesis.judge import Judge
 from fedloom.synthesis.run import synthesize
-
-METHODS = ("FedCGAN", "FedCVAE", "FedEvg", "FedEvg, apart")
-
-
-@dataclass(frozen=True)
-class Scale:
-    """What ``--scale`` chooses: ``sides`` are those of the images, ``local`` the steps of all methods."""
-
-    sides: dict[str, int]
-    clients: tuple[int, ...]
-    rounds: int
-    steps: int
-    batch_size: int
-    energy: tuple[str, dict[str, Any]]
-    server: dict[str, float]
-    generators: dict[str, dict[str, Any]]
-    judging: Judging
-    spc: int = 10
-    device: str = "cpu"
-
-
-SMALL = {"FedCGAN": {"width": 16, "latent": 32}, "FedCVAE": {"width": 16, "latent": 16}}
-SCALES = {
-    "reduced": Scale(
-        {"mnist": 28},
-        (10,),
-        rounds=60,
-        steps=15,
-        batch_size=32,
-        energy=("energy_cnn", {"channels": (8, 16, 32, 64, 64)}),
-        server={"beta": 30.0, "last": 0.03},
-        generators=SMALL,
-        judging=Judging(most=1000),
-    ),
-    "full": Scale(
-        {"mnist": 32, "cifar10": 32, "dermamnist": 64, "organcmnist": 64},
-        (10, 100),
-        rounds=500,
-        steps=15,
-        batch_size=50,
-        energy=("resnet10", {"activation": "swish", "spectral": True}),
-        server={"beta": 10.0, "last": 0.01},
-        generators={"FedCGAN": {"latent": 100}, "FedCVAE": {"latent": 64}},
-        judging=Judging(),
-        device="auto",
-    ),
-}
-ADAM = {"FedCGAN": {"lr": 1e-3, "beta1": 0.5}, "FedCVAE": {"lr": 2e-3}, "FedEvg": {"lr": 3e-3}}
-APART = {"repulsion": 0.2, "blur": 1.5}
 
 
 def source(name: str, side: int) -> Source:
     """A data set with pixels from 0 to 1, for which FedEvg's step sizes are meant, at the given size."""
-    sizes = {"size": 64} if name in ("dermamnist", "organcmnist") and side == 64 else {}
-    found = sources.make(name, normalise=False, **sizes)
+    settings = {"size": 64} if name in ("dermamnist", "organcmnist") and side == 64 else {}
+    if "normalise" in sources[name].parameters:
+        settings["normalise"] = False
+    found = sources.make(name, **settings)
     return replace(found, train=sized(found.train, side), test=sized(found.test, side))
 
 
@@ -119,41 +71,41 @@ def federation(data: Source, clients: int, alpha: float, seed: int) -> Federatio
 
 def experiment(name: str, scale: Scale, parts: Federation, seed: int) -> Experiment:
     """One cell of the tables."""
-    arrays, kind = parts.train.arrays, name.partition(",")[0]
-    shape, settings = tuple(arrays.x.shape[1:]), scale.generators.get(kind, {})
-    if kind == "FedEvg":
-        apart = APART if name.endswith("apart") else {}
-        method = methods.fedevg(per_class=scale.spc, **scale.server, **apart)
-        network, settings = scale.energy
-    else:
-        method = methods.make(kind.lower(), latent=settings["latent"])
-        network = {"FedCGAN": "conditional_gan", "FedCVAE": "conditional_vae"}[kind]
-
-    def model() -> nn.Module:
-        return models.make(network, classes=arrays.classes, inputs=shape, **settings)
-
+    setup, arrays = scale.setups[name], parts.train.arrays
     return Experiment(
-        replace(method, name=name.lower().replace(", ", "-")),
+        replace(setup.made(scale.spc), name=folder(name)),
         parts,
-        model,
+        lambda: network(setup, arrays),
         rounds=scale.rounds,
         participation=min(1.0, 10 / len(parts)),
-        local=Local(steps=scale.steps, batch_size=scale.batch_size, optimizer="adam", **ADAM[kind]),
+        local=setup.local,
         evaluation=Evaluation(on=()),
         seed=seed,
         device=scale.device,
     )
 
 
+def network(setup: Setup, arrays: Arrays) -> nn.Module:
+    """The network of a method for such images."""
+    return models.make(setup.network, classes=arrays.classes, inputs=tuple(arrays.x.shape[1:]), **setup.layers)
+
+
+def folder(name: str) -> str:
+    """The name of a row as that of a folder.
+
+    >>> folder("FedEvg, apart")
+    'fedevg-apart'
+    """
+    return name.lower().replace(", ", "-")
+
+
 def sent(name: str, scale: Scale, arrays: Arrays) -> int:
     """Numbers that a client sends and receives in a round."""
-    kind = name.partition(",")[0]
-    if kind == "FedEvg":
+    setup = scale.setups[name]
+    if setup.method == "fedevg":
         return 2 * arrays.classes * scale.spc * (arrays.x[0].numel() + 1)
-    network = {"FedCGAN": "conditional_gan", "FedCVAE": "conditional_vae"}[kind]
     with torch.device("meta"):
-        made = models.make(network, classes=arrays.classes, inputs=tuple(arrays.x.shape[1:]), **scale.generators[kind])
-    return 2 * sum(p.numel() for p in made.parameters())
+        return 2 * sum(p.numel() for p in network(setup, arrays).parameters())
 
 
 def equal_rounds(name: str, scale: Scale, arrays: Arrays) -> int:
@@ -180,6 +132,7 @@ def work(name: str, scale: Scale, parts: Federation, seed: int, place: Path, cac
     return {
         "final": last,
         "equal": looks.get(many, last),
+        "steps": scale.setups[name].local.steps,
         "parameters": sent(name, scale, parts.train.arrays),
         "seconds": round(sum(record["seconds"] for record in made.result.history), 1),
         "failures": len(made.result.failures),
@@ -217,8 +170,8 @@ def do(arguments: argparse.Namespace, say: Callable[[str], None] = print) -> Non
                 for alpha in arguments.alphas:
                     parts = federation(data, clients, alpha, seed)
                     key = f"{name} {clients} {alpha:g}"
-                    folder = arguments.runs / arguments.scale / key.replace(" ", "-")
-                    _cell(arguments, scale, key, seed, parts, folder, path, say)
+                    home = arguments.runs / arguments.scale / key.replace(" ", "-")
+                    _cell(arguments, scale, key, seed, parts, home, path, say)
 
 
 def _cell(
@@ -227,24 +180,24 @@ def _cell(
     key: str,
     seed: int,
     parts: Federation,
-    folder: Path,
+    home: Path,
     path: Path,
     say: Callable[[str], None],
 ) -> None:
     cache = arguments.runs / arguments.scale / "judge"
-    sets.keep_real(parts.test, folder)
+    sets.keep_real(parts.test, home)
     for name in arguments.only:
         results = read(path) or {"scale": arguments.scale, "notes": [], "cells": {}}
         cell = results["cells"].setdefault(key, {"real": {}, "runs": {}})
         if str(seed) in cell["runs"].get(name, {}):
             continue
-        place = folder / f"{name.lower().replace(', ', '-')}-{seed}"
+        place = home / f"{folder(name)}-{seed}"
         found = work(name, scale, parts, seed, place, cache)
         if str(seed) not in cell["real"]:
             judge = Judge(parts, replace(scale.judging, per_class=scale.spc), seed, cache)
             cell["real"][str(seed)] = reference(judge, scale.spc)
         cell["runs"].setdefault(name, {})[str(seed)] = found
-        facts = {"rounds": scale.rounds, "steps": scale.steps, "batch_size": scale.batch_size, "spc": scale.spc}
+        facts = {"rounds": scale.rounds, "spc": scale.spc}
         results |= {"command": arguments.command, "machine": machine(), **facts}
         write(path, results)
         shown = found["final"]

@@ -13,7 +13,7 @@ import torch
 from helpers.federations import CLASSES, FEATURES, SIZES, as_images, classes, federation
 from helpers.networks import Flattening, linear_layers, tanh_net
 from helpers.runs import assert_same_records, assert_same_run, assert_same_state, experiment, go
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedloom.core import rng
 from fedloom.core.errors import ConfigError
@@ -379,3 +379,21 @@ def test_another_seed_begins_with_other_samples() -> None:
 def test_impossible_settings(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         make("fedevg", **settings)
+
+
+def counting() -> nn.Module:
+    """A network that keeps running statistics."""
+    return nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES))
+
+
+@pytest.mark.parametrize("name", ["fedevg", "fedcgan"])
+@pytest.mark.parametrize("engine", ["serial", "vmap"])
+def test_batch_statistics_are_refused_before_anything_trains(name: str, engine: str) -> None:
+    with pytest.raises(ConfigError, match=r"would change its buffer '1\.running_mean'; choose a model without batch"):
+        run(replace(experiment(name, engine=engine), model=counting))
+
+
+@pytest.mark.parametrize("name", ["fedcgan", "fedcvae"])
+def test_a_classifier_makes_no_samples(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"method '{name}' trains networks that make samples.*Split is none"):
+        run(replace(experiment(name), model=linear_layers))

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from fedloom.core.federation import Arrays
+from fedloom.core.local import Local
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "synthesis"
 
@@ -25,15 +26,21 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(FOLDER))
     found = importlib.import_module("table_4_2")
     reduced = found.SCALES["reduced"]
-    small = {"FedCGAN": {"width": 8, "latent": 4}, "FedCVAE": {"width": 8, "latent": 4}}
+    work = Local(steps=1, batch_size=10, lr=1e-3, optimizer="adam")
+    small = {
+        "FedCGAN": importlib.import_module("scales").cgan(4, work, width=8),
+        "FedCVAE": importlib.import_module("scales").cvae(4, work, width=8),
+    }
+    nets = {
+        name: replace(setup, local=work, layers={"channels": (4, 4)})
+        for name, setup in reduced.setups.items()
+        if setup.method == "fedevg"
+    }
     tiny = replace(
         reduced,
         clients=(2,),
         rounds=2,
-        steps=1,
-        batch_size=10,
-        energy=("energy_cnn", {"channels": (4, 4)}),
-        generators=small,
+        setups=small | nets,
         judging=replace(reduced.judging, most=20),
         spc=6,
     )
@@ -68,7 +75,7 @@ def test_tables_run_go_on_and_are_written_again(tmp_path: Path, tables: Any, mon
     first = json.loads((out / "table_4_2_reduced.json").read_text())["cells"]["mnist 2 1"]["runs"]
     assert run() == 0
     cell = json.loads((out / "table_4_2_reduced.json").read_text())["cells"]["mnist 2 1"]
-    assert list(cell["runs"]) == ["FedEvg", "FedCVAE", "FedCGAN", "FedEvg, apart"]
+    assert list(cell["runs"]) == ["FedEvg", "FedCVAE", "FedCGAN", "FedEvg, apart", "FedEvg, kept"]
     assert {name: cell["runs"][name] for name in first} == first, "what was there stayed"
     budget = cell["runs"]["FedEvg"]["1"]["final"]["sent"]
     for runs in cell["runs"].values():
@@ -89,7 +96,7 @@ def test_tables_run_go_on_and_are_written_again(tmp_path: Path, tables: Any, mon
     (tables_folder / "mnist-2-1").rename(tables_folder / "mnist-10-1")
     assert use.main([*where, "--rounds", "2"]) == 0
     runs = json.loads((out / "homogenise_reduced.json").read_text())["runs"]
-    assert len(runs) == 1 + 3 * 5, "nothing; three uses of four sets and of real images"
+    assert len(runs) == 1 + 3 * 6, "nothing; three uses of five sets and of real images"
     assert all(0 <= value <= 1 for found in runs.values() for value in found["1"]["accuracy"])
     assert "| FedEvg, shared |" in (out / "homogenise_reduced.md").read_text()
     assert (out / "homogenise_reduced.png").is_file()
@@ -126,3 +133,19 @@ def test_without_data_it_says_so(
     assert tables.main(["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
     assert "mnist is left out" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_are_tried_at_equal_communication(
+    tmp_path: Path, tables: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.import_module("tune")
+    scale = replace(tables.SCALES["reduced"], sides={"digits": 8}, spc=2)
+    monkeypatch.setitem(found.SCALES, "digits", scale)
+    tried = {name: {"so": scale.setups[name]} for name in ("FedCVAE", "FedEvg")}
+    monkeypatch.setitem(found.GRIDS, "digits", tried | {"FedEvg": {**tried["FedEvg"], "or so": scale.setups["FedEvg"]}})
+    where = ("--runs", str(tmp_path / "runs"), "--out", str(tmp_path), "--alphas", "1")
+    assert found.main(where) == 0
+    runs = json.loads((tmp_path / "tune_digits.json").read_text())["runs"]
+    assert runs["FedEvg"]["so"] == runs["FedEvg"]["or so"], "the same setting and seed"
+    assert (runs["FedCVAE"]["so"]["digits 1"]["rounds"], runs["FedEvg"]["so"]["digits 1"]["rounds"]) == (1, 2)
+    assert "| FedEvg | or so |" in (tmp_path / "tune_digits.md").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +33,9 @@ class Plan:
     ``augment`` changes the inputs of every mini-batch, where there is one; ``teacher`` is a trained model that a part
     of the objective compares with; ``rounds`` is T, as far as it is known. ``rung`` is the level for which this is the
     plan, where clients have several.
+
+    Raises:
+        ConfigError: if the method cannot train such a model.
     """
 
     model: nn.Module
@@ -49,6 +53,20 @@ class Plan:
     make: Callable[[], nn.Module] | None = None
     rounds: int = 0
     rung: int | None = None
+
+    def __post_init__(self) -> None:
+        method, buffers = self.method, self.layout.buffers
+        if method.needs("model") and buffers:
+            raise ConfigError(
+                f"method {method.name!r} calls the model several times in a step, which would change its buffer "
+                f"{buffers[0].name!r}; choose a model without batch statistics, like one with group normalisation."
+            )
+        makes = "part" in inspect.signature(self.model.forward).parameters
+        if method.hooks["loss"] and not method.answers and not makes:
+            raise ConfigError(
+                f"method {method.name!r} trains networks that make samples, like conditional_gan or conditional_vae, "
+                f"and {type(self.model).__name__} is none: its forward takes no 'part'."
+            )
 
     @classmethod
     def of(

@@ -58,7 +58,7 @@ def energy_cnn(
     *,
     classes: int,
     inputs: tuple[int, ...],
-    channels: tuple[int, ...] = (32, 64, 128),
+    channels: tuple[int, ...] | None = None,
     groups: int = 2,
     activation: str = "swish",
     spectral: bool = True,
@@ -70,7 +70,8 @@ def energy_cnn(
     Args:
         classes: number of classes.
         inputs: (channels, height, width) of one image; every convolution but the first halves it.
-        channels: channels of the convolutions.
+        channels: channels of the convolutions; None halves the image until its shorter side has one or two pixels, so
+            that an energy is that of the whole image, with twice the channels each time, up to 64.
         groups: groups of channels in group normalisation; a divisor of all of ``channels``.
         activation: ``swish`` x·σ(x), or ``relu``.
         spectral: divide the head's weight by its largest singular value.
@@ -79,10 +80,12 @@ def energy_cnn(
         ConfigError: for samples that are no images or too small, an unknown activation, or groups that do not divide.
 
     Example:
-        >>> sum(p.numel() for p in energy_cnn(classes=10, inputs=(1, 28, 28)).parameters())
-        165866
+        >>> [sum(p.numel() for p in energy_cnn(classes=10, inputs=(1, n, n)).parameters()) for n in (8, 28)]
+        [41978, 109634]
     """
     before, *sides = image("energy_cnn", classes, inputs)
+    if channels is None:
+        channels = fitting(min(sides))
     widths = [positive("energy_cnn", "channels", c) for c in channels]
     if not widths:
         raise ConfigError("model 'energy_cnn' needs at least one number of 'channels'.")
@@ -102,3 +105,14 @@ def energy_cnn(
     if spectral:
         network.head = SpectralLinear(before, classes)
     return network
+
+
+def fitting(side: int) -> tuple[int, ...]:
+    """Channels of convolutions of which all but the first halve an image, until a side has one or two pixels.
+
+    >>> fitting(8), fitting(28)
+    ((16, 32, 64), (8, 16, 32, 64, 64))
+    """
+    halvings = max((side - 1).bit_length() - 1, 0)
+    first = max(64 >> halvings, 8)
+    return tuple(min(first << k, 64) for k in range(halvings + 1))

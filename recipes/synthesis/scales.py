@@ -1,0 +1,108 @@
+"""The sizes at which the tables of synthetic sets are made: data, rounds, and each method's network and local work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedloom import methods
+from fedloom.core.local import Local
+from fedloom.core.method import Method
+from fedloom.synthesis.judge import Judging
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One row of a table: a method with its settings, the network that it trains, and a client's work in a round."""
+
+    method: str
+    network: str
+    local: Local
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    layers: Mapping[str, Any] = field(default_factory=dict)
+
+    def made(self, spc: int) -> Method:
+        """The method; FedEvg is told how many images of a class there are, the others draw any number in the end."""
+        return methods.make(self.method, **({"per_class": spc} if self.method == "fedevg" else {}), **self.settings)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What ``--scale`` chooses: ``sides`` are those of the images, ``setups`` the methods by name."""
+
+    sides: dict[str, int]
+    clients: tuple[int, ...]
+    rounds: int
+    setups: dict[str, Setup]
+    judging: Judging
+    spc: int = 10
+    device: str = "cpu"
+
+
+def adam(steps: int, lr: float, batch_size: int = 32, beta1: float = 0.9) -> Local:
+    """A client's work: so many steps of Adam, begun anew in every round."""
+    return Local(steps=steps, batch_size=batch_size, optimizer="adam", lr=lr, beta1=beta1)
+
+
+def cgan(latent: int, local: Local, **layers: Any) -> Setup:
+    """FedCGAN."""
+    return Setup("fedcgan", "conditional_gan", local, {"latent": latent}, {"latent": latent, **layers})
+
+
+def cvae(latent: int, local: Local, beta: float = 1.0, **layers: Any) -> Setup:
+    """FedCVAE; its ``beta`` is the weight of the divergence."""
+    return Setup("fedcvae", "conditional_vae", local, {"latent": latent, "beta": beta}, {"latent": latent, **layers})
+
+
+def evg(local: Local, beta: float = 10.0, network: str = "energy_cnn", **settings: Any) -> Setup:
+    """FedEvg; its ``beta`` is the server's first step, the last is a thousandth of it as in the thesis."""
+    layers = {"activation": "swish", "spectral": True} if network == "resnet10" else {}
+    return Setup("fedevg", network, local, {"beta": beta, "last": beta / 1000, **settings}, layers)
+
+
+APART: dict[str, Any] = {"repulsion": 0.2, "blur": 1.5}
+KEPT: dict[str, Any] = {"kept": True, "magnitude": 1.0}
+SCALES = {
+    "digits": Scale(
+        {"digits": 8},
+        (10,),
+        rounds=60,
+        setups={
+            "FedCGAN": cgan(16, adam(15, 1e-3, beta1=0.5), width=16),
+            "FedCVAE": cvae(16, adam(15, 2e-3), beta=0.3, width=16),
+            "FedEvg": evg(adam(15, 1e-3)),
+            "FedEvg, apart": evg(adam(15, 1e-3), repulsion=0.2, blur=0.7),
+            "FedEvg, kept": evg(adam(5, 5e-4), beta=5.0, **KEPT),
+        },
+        judging=Judging(most=1000),
+    ),
+    "reduced": Scale(
+        {"mnist": 28},
+        (10,),
+        rounds=60,
+        setups={
+            "FedCGAN": cgan(32, adam(15, 1e-3, beta1=0.5), width=16),
+            "FedCVAE": cvae(16, adam(15, 2e-3), width=16),
+            "FedEvg": evg(adam(15, 3e-3), beta=30.0),
+            "FedEvg, apart": evg(adam(15, 3e-3), beta=30.0, **APART),
+            "FedEvg, kept": evg(adam(5, 1e-3), beta=15.0, **KEPT),
+        },
+        judging=Judging(most=1000),
+    ),
+    "full": Scale(
+        {"mnist": 32, "cifar10": 32, "dermamnist": 64, "organcmnist": 64},
+        (10, 100),
+        rounds=500,
+        setups={
+            "FedCGAN": cgan(100, adam(15, 1e-3, 50, beta1=0.5)),
+            "FedCVAE": cvae(64, adam(15, 2e-3, 50)),
+            "FedEvg": evg(adam(15, 3e-3, 50), network="resnet10"),
+            "FedEvg, apart": evg(adam(15, 3e-3, 50), network="resnet10", **APART),
+            "FedEvg, kept": evg(adam(5, 1e-3, 50), 5.0, "resnet10", **KEPT),
+        },
+        judging=Judging(),
+        device="auto",
+    ),
+}
+METHODS = ("FedCGAN", "FedCVAE", "FedEvg", "FedEvg, apart", "FedEvg, kept")
