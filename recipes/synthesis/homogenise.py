@@ -32,20 +32,18 @@ from fedloom.core.federation import Arrays, Federation
 from fedloom.core.local import Local
 from fedloom.core.rng import stream
 from fedloom.data.sources.generated import read_generated
-from fedloom.models import models
 from fedloom.run.experiment import Evaluation, Experiment
 from fedloom.run.loop import run
-from fedloom.synthesis.fit import Training, fit
+from fedloom.synthesis.fit import AUTO, Training, classifier, fit
 from fedloom.synthesis.share import begun, shared
 
-NETWORK = "fedssa_cnn"
 USES = ("warm start", "shared", "both")
 ALPHA = 0.01
-WORDS = """MNIST, 10 clients, all in every round, 40 steps of 32 samples; test accuracies in percent of the server model
-on the common test set, and on the clients' own test images (mean, and worst tenth). *Warm start*: the first model has
+WORDS = """{data}, 10 clients, all in every round, 40 steps of 32 samples; test accuracies in percent of the server
+model on the common test set, and on the clients' own test images (mean, and worst tenth). *Warm start*: the first model has
 learnt from the set. *Shared*: every client trains on the set besides its own samples (listed {times} times, so that it
 weighs). *Real images*: as many random training images, which nobody could share."""
-TIMES = 10  # how often a shared set is listed: a client has thousands of samples of its own
+TIMES = {"digits": 1, "reduced": 10, "full": 10}  # how often a shared set is listed, beside a client's own samples
 
 
 def real(parts: Federation, each: int) -> Arrays:
@@ -57,18 +55,18 @@ def real(parts: Federation, each: int) -> Arrays:
     return arrays.take(torch.cat(rows))
 
 
-def train(parts: Federation, given: Arrays | None, use: str, rounds: int, seed: int) -> dict[str, Any]:
+def train(parts: Federation, given: Arrays | None, use: str, times: int, rounds: int, seed: int) -> dict[str, Any]:
     """One FedAvg, and what it came to."""
-    shape, classes = tuple(parts.train.arrays.x.shape[1:]), parts.train.arrays.classes
+    arrays = parts.train.arrays
 
     def fresh() -> nn.Module:
-        return models.make(NETWORK, classes=classes, inputs=shape)
+        return classifier(AUTO, arrays)
 
     model = fresh
     if given is not None and use in ("warm start", "both"):
-        model = begun(fit(NETWORK, given, Training(most=1000), seed).model)
+        model = begun(fit(AUTO, given, Training(most=1000), seed).model)
     if given is not None and use in ("shared", "both"):
-        parts = shared(parts, given, TIMES)
+        parts = shared(parts, given, times)
     done = run(
         Experiment(
             methods.fedavg(),
@@ -93,7 +91,8 @@ def train(parts: Federation, given: Arrays | None, use: str, rounds: int, seed: 
 
 def given_sets(arguments: argparse.Namespace, seed: int, parts: Federation, spc: int) -> dict[str, Arrays]:
     """The sets that are here, by the name of the method that made them, and as many real images."""
-    folder = arguments.runs / arguments.scale / f"mnist-10-{ALPHA:g}"
+    data = next(iter(table_4_2.SCALES[arguments.scale].sides))
+    folder = arguments.runs / arguments.scale / f"{data}-10-{ALPHA:g}"
     found = {}
     for name in table_4_2.METHODS:
         path = folder / f"{name.lower().replace(', ', '-')}-{seed}" / "synthetic.npz"
@@ -105,7 +104,7 @@ def given_sets(arguments: argparse.Namespace, seed: int, parts: Federation, spc:
 def do(arguments: argparse.Namespace) -> None:
     """Everything that was asked for and is not there yet."""
     scale = table_4_2.SCALES[arguments.scale]
-    data = table_4_2.source("mnist", scale.sides["mnist"])
+    data = table_4_2.source(*next(iter(scale.sides.items())))
     path = arguments.out / f"homogenise_{arguments.scale}.json"
     for seed in arguments.seeds:
         parts = table_4_2.federation(data, 10, ALPHA, seed)
@@ -116,9 +115,10 @@ def do(arguments: argparse.Namespace) -> None:
             label = f"{name}, {use}" if use else name
             if str(seed) in results["runs"].get(label, {}):
                 continue
-            found = train(parts, arrays, use, arguments.rounds, seed)
+            found = train(parts, arrays, use, TIMES[arguments.scale], arguments.rounds, seed)
             results["runs"].setdefault(label, {})[str(seed)] = found
             results |= {"command": arguments.command, "machine": machine(), "rounds": arguments.rounds}
+            results["data"] = sets.NAMES[next(iter(scale.sides))]
             write(path, results)
             print(f"seed {seed}, {label}: {100 * found['accuracy'][-1]:.1f} % ({found['seconds']:.0f} s)", flush=True)
             report(path)
@@ -142,8 +142,8 @@ def report(path: Path) -> None:
     quarter = max(round(results["rounds"] / 4), 1)
     heads = ["synthetic set, its use", f"test, round {quarter}", f"test, round {results['rounds']}", "clients", "worst"]
     seeds = sorted({seed for runs in results["runs"].values() for seed in runs})
-    lines = [f"# FedAvg under Dirichlet({ALPHA:g}) labels, with and without a synthetic set (reduced)", ""]
-    lines += [WORDS.format(times=TIMES), "", table(heads, rows), ""]
+    lines = [f"# FedAvg under Dirichlet({ALPHA:g}) labels, with and without a synthetic set, {path.stem[11:]}", ""]
+    lines += [WORDS.format(times=TIMES[path.stem[11:]], data=results["data"]), "", table(heads, rows), ""]
     lines += [f"`{results['command']}`, seeds {', '.join(seeds)}. {results['machine']}.", *notes(results)]
     write(path.with_suffix(".md"), "\n".join(lines))
     picture(results, path.with_suffix(".png"))
@@ -154,8 +154,10 @@ def picture(results: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    colours = {"FedCGAN": "#888888", "FedCVAE": "#0b6e99", "FedEvg": "#c1272d", "FedEvg, apart": "#d9902f"}
-    figure, axes = pyplot.subplots(1, len(USES), figsize=(4.2 * len(USES), 3.6), sharey=True, layout="constrained")
+    colours = {"FedCGAN": "#888888", "FedCVAE": "#0b6e99", "FedEvg": "#c1272d", "FedEvg, apart": "#d9902f",
+               "FedEvg, kept": "#7a3b9a"}  # fmt: skip
+    size = (4.2 * len(USES), 3.6)
+    figure, (axes,) = pyplot.subplots(1, len(USES), figsize=size, sharey=True, squeeze=False, layout="constrained")
     for axis, use in zip(axes, USES, strict=True):
         for label, runs in results["runs"].items():
             name = label.removesuffix(f", {use}")

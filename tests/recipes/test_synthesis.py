@@ -92,13 +92,14 @@ def test_tables_run_go_on_and_are_written_again(tmp_path: Path, tables: Any, mon
 
     use = importlib.import_module("homogenise")
     monkeypatch.setattr(use, "ALPHA", 1)
+    monkeypatch.setattr(use, "USES", ("both",))
     tables_folder = tmp_path / "runs" / "reduced"
     (tables_folder / "mnist-2-1").rename(tables_folder / "mnist-10-1")
     assert use.main([*where, "--rounds", "2"]) == 0
     runs = json.loads((out / "homogenise_reduced.json").read_text())["runs"]
-    assert len(runs) == 1 + 3 * 6, "nothing; three uses of five sets and of real images"
+    assert len(runs) == 1 + 6, "nothing; a use of five sets and of real images"
     assert all(0 <= value <= 1 for found in runs.values() for value in found["1"]["accuracy"])
-    assert "| FedEvg, shared |" in (out / "homogenise_reduced.md").read_text()
+    assert "| FedEvg, both |" in (out / "homogenise_reduced.md").read_text()
     assert (out / "homogenise_reduced.png").is_file()
 
 
