@@ -40,9 +40,9 @@ from fedloom.synthesis.share import begun, shared
 USES = ("warm start", "shared", "both")
 ALPHA = 0.01
 WORDS = """{data}, 10 clients, all in every round, 40 steps of 32 samples; test accuracies in percent of the server
-model on the common test set, and on the clients' own test images (mean, and worst tenth). *Warm start*: the first model has
-learnt from the set. *Shared*: every client trains on the set besides its own samples (listed {times} times, so that it
-weighs). *Real images*: as many random training images, which nobody could share."""
+model on the common test set, and on the clients' own test images (mean, and worst tenth). *Warm start*: the first
+model has learnt from the set. *Shared*: every client trains on the set besides its own samples (listed {times} times,
+so that it weighs). *Real images*: as many random training images, which nobody could share."""
 TIMES = {"digits": 1, "reduced": 10, "full": 10}  # how often a shared set is listed, beside a client's own samples
 
 

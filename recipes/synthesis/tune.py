@@ -51,24 +51,33 @@ GRIDS: dict[str, dict[str, dict[str, Setup]]] = {
                 (8, 60, 1.0),
             )
         },
-        "FedEvg": {f"15 steps at {lr:g}": evg(adam(15, lr)) for lr in (1e-3, 2e-3)},
+        "FedEvg": {
+            f"15 steps at {lr:g}, {weights} weights": evg(adam(15, lr), weights=weights)
+            for lr, weights in ((1e-3, "signed"), (2e-3, "signed"), (1e-3, "raw"))
+        },
         "FedEvg, apart": {f"repulsion {rho:g}": evg(adam(15, 1e-3), repulsion=rho, blur=0.7) for rho in (0.1, 0.2)},
         "FedEvg, kept": {
-            f"5 steps at {lr:g}, server's step {beta:g}": evg(adam(5, lr), beta=beta, **KEPT)
-            for lr in (5e-4, 1e-3)
-            for beta in (2.0, 5.0)
+            f"5 steps at {lr:g}, server's step {beta:g}, {weights} weights": evg(
+                adam(5, lr), beta=beta, weights=weights, **KEPT
+            )
+            for lr, beta, weights in (
+                (5e-4, 2.0, "signed"),
+                (5e-4, 5.0, "signed"),
+                (1e-3, 2.0, "signed"),
+                (1e-3, 5.0, "signed"),
+                (1e-3, 5.0, "raw"),
+            )
         },
     },
     "reduced": {
         "FedCVAE": {
-            f"15 steps at {lr:g}, divergence {beta:g}": cvae(16, adam(15, lr), beta=beta, width=16)
-            for lr in (2e-3, 5e-3)
-            for beta in (0.3, 1.0)
+            f"15 steps at {lr:g}, divergence 1": cvae(16, adam(15, lr), beta=1.0, width=16) for lr in (2e-3, 5e-3)
         },
         "FedEvg, kept": {
-            f"5 steps at {lr:g}, server's step {beta:g}": evg(adam(5, lr), beta=beta, **KEPT)
-            for lr in (1e-3, 2e-3)
-            for beta in (15.0, 60.0)
+            f"5 steps at {lr:g}, server's step {beta:g}, {weights} weights": evg(
+                adam(5, lr), beta=beta, weights=weights, **KEPT
+            )
+            for lr, beta, weights in ((1e-3, 15.0, "signed"), (1e-3, 60.0, "signed"), (1e-3, 60.0, "raw"))
         },
     },
 }
