@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from fedloom.distill.config import resolve
+
 Cli = Callable[..., Any]
 QUICK = ("epochs=4", "teaching_epochs=2", "teacher.hidden=[16]")
 
@@ -112,6 +114,15 @@ def test_mistake(line: str, cli: Cli, tmp_path: Path):
     assert err.startswith("fedloom: ")
     assert err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_teacher_is_a_model_or_a_run_directory(tmp_path: Path):
+    recipe = tmp_path / "a.yaml"
+    recipe.write_text(f"teacher: {{run: {tmp_path}}}\nout: there\n")
+    assert [config["teacher"] for config in resolve([], recipe)] == [{"run": str(tmp_path)}] * 3
+    (config,) = resolve(["method=kd", "teacher=mlp"], recipe)
+    assert (config["teacher"], config.out) == (resolve(["method=kd"])[0]["teacher"], Path("there"))
+    assert resolve([f"teacher={tmp_path}"])[0]["teacher"] == {"run": str(tmp_path)}
 
 
 def test_a_federated_run_is_continued_elsewhere(cli: Cli):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "superfed"
 Recipe = Callable[..., int]
@@ -109,6 +111,124 @@ def test_table_2_6(tmp_path: Path, recipe: Recipe) -> None:
     assert (out / "table_2_6.md").read_text() == text
 
 
+@pytest.fixture
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight roles that each repeat a word of their own, and colour images of ten classes that differ by brightness."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    words = ("never ", "more, ", "alas! ", "hark, ", "good ", "my lord ", "exit ", "enter ")
+    speeches = [{"play": "p", "title": "P", "role": str(n), "text": word * 30} for n, word in enumerate(words)]
+    (folder / "shakespeare.jsonl").write_text("\n".join(map(json.dumps, speeches)) + "\n")
+    random = np.random.default_rng(0)
+    y = np.arange(500) % 10
+    x = (random.integers(0, 20, (500, 32, 32, 3)) + 20 * y[:, None, None, None]).astype(np.uint8)
+    np.savez(folder / "cifar10.npz", x_train=x, y_train=y, x_test=x[:50], y_test=y[:50])
+    monkeypatch.setenv("FEDLOOM_DATA", str(folder))
+
+
+@pytest.mark.usefixtures("lines")
+def test_tables_2_4_2_5(
+    tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = importlib.import_module("columns")
+    small = {"clients": 8, "source_settings": {"train": 80, "test": 0}, "model_settings": {"hidden": 8}}
+    monkeypatch.setitem(columns.REDUCED, "shakespeare", replace(columns.REDUCED["shakespeare"], **small))
+    out, runs = tmp_path / "out", tmp_path / "runs"
+    where = ("--runs", runs, "--out", out)
+    some = ("--columns", "cifar10_50", "cifar100_10", "shakespeare", "--only", "FedAvg", "SuPerFed-LM")
+    assert recipe("tables_2_4_2_5", *where, *some, "--rounds", 1) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("cifar100_10 is left out: CIFAR-100 is not here")
+    assert said.count("\n") == 1
+    held = json.loads((out / "tables_2_4_2_5_reduced.json").read_text())["columns"]
+    assert sorted(held) == ["cifar10_50", "shakespeare"]
+    assert held["shakespeare"]["clients"] == 8
+    assert held["cifar10_50"]["changed"] == ["rounds: 1 instead of 500"]
+    for name, metrics in (("cifar10_50", ["accuracy"]), ("shakespeare", ["accuracy", "top5"])):
+        assert list(held[name]["runs"]) == ["FedAvg", "SuPerFed-LM"]
+        for method, run in held[name]["runs"].items():
+            assert list(run) == metrics
+            for cell in run.values():
+                assert cell["rounds"] == 1
+                assert cell["took part"]["count"] == 5
+                assert ("as published" in cell) == (method == "SuPerFed-LM")
+            first, last = (run[metric]["validation"]["mean"][-1] for metric in (metrics[0], metrics[-1]))
+            assert first <= last, "the right answer is among the first five at least as often"
+    text = (out / "tables_2_4_2_5_reduced.md").read_text()
+    assert "| 43.09 (24.56) |" in text, "the published figure of FedAvg on CIFAR-10"
+    assert "| 83.97 (5.72) |" in text, "and the top-5 one of SuPerFed-LM on Shakespeare"
+    assert "clients: 8 instead of 660; rounds: 1 instead of 500; source settings: train=80" in text
+    assert "CIFAR-100, Dirichlet 10, 100 clients" in text.partition("Not run: ")[2]
+    before = (runs / "reduced" / "shakespeare" / "t1" / "fedavg" / "seed0" / "metrics.jsonl").read_text()
+    assert recipe("tables_2_4_2_5", *where, "--columns", "shakespeare", "--only", "FedAvg", "--rounds", 1) == 0
+    after = (runs / "reduced" / "shakespeare" / "t1" / "fedavg" / "seed0" / "metrics.jsonl").read_text()
+    assert after == before, "finished runs stay as they are"
+    text = (out / "tables_2_4_2_5_reduced.md").read_text()
+    assert recipe("tables_2_4_2_5", "--table", "--runs", tmp_path / "none", "--out", out) == 0
+    assert (out / "tables_2_4_2_5_reduced.md").read_text() == text
+
+
+def test_the_columns_are_those_of_table_2_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    columns, shelf = importlib.import_module("columns"), importlib.import_module("shelf")
+    settings = {
+        "cifar10": (10, 10, 0.01), "cifar100": (5, 20, 0.01), "tiny_imagenet": (5, 20, 0.02), "femnist": (10, 10, 0.01),
+        "shakespeare": (5, 50, 0.8),
+    }  # fmt: skip
+    shapes = {"cifar10": (10, 3, 32), "cifar100": (100, 3, 32), "tiny_imagenet": (200, 3, 64), "femnist": (62, 1, 28)}
+    assert list(columns.REDUCED) == list(columns.PUBLISHED)
+    from fedloom.core.federation import Arrays
+
+    for name, column in columns.PUBLISHED.items():
+        local = column.local
+        assert (local.epochs, local.batch_size, local.lr) == settings[column.source]
+        assert (column.rounds, local.lr_decay, local.momentum, local.weight_decay) == (500, 0.99, 0.9, 1e-4)
+        assert list(column.table) == list(shelf.METHODS)
+        assert columns.changes(name, column) == []
+        reduced = columns.REDUCED[name]
+        assert f"rounds: {reduced.rounds} instead of 500" in columns.changes(name, reduced)
+        assert reduced.local == local
+        classes, colours, side = shapes.get(column.source, (80, 0, 80))
+        x = torch.zeros(1, colours, side, side) if colours else torch.zeros(1, side, dtype=torch.int64)
+        arrays = Arrays(x, torch.zeros(1, dtype=torch.int64), classes)
+        sizes = []
+        for of in (reduced, column):
+            network = of.network(arrays)
+            assert network(x).shape == (1, classes)
+            sizes.append(sum(p.numel() for p in network.parameters()))
+        assert (sizes[0] < sizes[1]) == (column.source != "cifar10")
+
+
+@pytest.mark.usefixtures("digits")
+def test_table_2_7(tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = importlib.import_module("table_2_7")
+    monkeypatch.setitem(table.SCALES, "reduced", replace(table.SCALES["reduced"], clients=50))
+    out, runs = tmp_path / "out", tmp_path / "runs"
+    where = ("--runs", runs, "--out", out, "--rounds", 5, "--only", "SuPerFed-MM")
+    assert recipe("table_2_7", *where, "--starts", 0, 0.4, 0.8, "--nus", 0, 2, "--mus", 0.01) == 0
+    assert len(list(runs.glob("reduced/superfed_mm/*"))) == 4, "ν 2, μ .01 and L .4 T is run once"
+    results = json.loads((out / "table_2_7_reduced.json").read_text())
+    starts, grid = results["starts"]["SuPerFed-MM"], results["grid"]["SuPerFed-MM"]
+    assert list(starts) == ["0", "0.4", "0.8"]
+    assert list(grid) == ["0 0.01", "2 0.01"]
+    assert grid["2 0.01"] == starts["0.4"]
+    for run in (*starts.values(), *grid.values()):
+        assert 5 == run["late"]["clients"] <= run["own"]["clients"] <= run["took part"]["clients"] <= 25
+        for group in (run["own"], run["late"]):
+            assert len(group["accuracy"]) == len(group["loss"]) == 11
+            top, at, low = table.best(group)
+            assert top == group["accuracy"][round(10 * at)]
+            assert all(top[0] >= mean for mean, _ in group["accuracy"])
+            assert all(low[0] <= mean for mean, _ in group["loss"])
+    assert starts["0"]["own"] == starts["0"]["took part"], "with L 0 whoever took part has a trained local model"
+    assert starts["0.8"]["own"] == starts["0.8"]["late"]
+    text = (out / "table_2_7_reduced.md").read_text()
+    assert "| 91.29 (6.28) | 2.53 (0.72) |" in text, "the published figures of model mixing with L .8 T"
+    assert (out / "table_2_7_reduced.png").read_bytes().startswith(b"\x89PNG")
+    assert recipe("table_2_7", "--table", "--out", out) == 0
+    assert (out / "table_2_7_reduced.md").read_text() == text
+
+
 def test_the_recipes_run_the_published_settings(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     shelf, table = importlib.import_module("shelf"), importlib.import_module("table_2_3")
@@ -124,7 +244,7 @@ def test_the_recipes_run_the_published_settings(recipe: Recipe, monkeypatch: pyt
         assert made.evaluation.every == 2
 
 
-@pytest.mark.parametrize("name", ["table_2_3", "table_2_6", "figure_2_5", "landscape"])
+@pytest.mark.parametrize("name", ["table_2_3", "table_2_6", "table_2_7", "figure_2_5", "landscape"])
 def test_without_data_they_say_so(
     name: str, tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fedloom.core.errors import ConfigError
-from fedloom.run.console import make_console, short
+from fedloom.run.console import make_console, say, short
 from fedloom.run.report import build
 
 
@@ -20,7 +20,7 @@ def command(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out) if arguments.out else (given[0] if len(given) == 1 else Path("report"))
     page = build(directories, out)
     runs = "1 run" if len(directories) == 1 else f"{len(directories)} runs"
-    make_console().print(f"compared {runs}: {short(page)}", markup=False, soft_wrap=True)
+    say(make_console(), f"compared {runs}: {short(page)}")
     return 0
 
 

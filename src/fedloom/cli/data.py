@@ -22,7 +22,7 @@ from fedloom.data.sources.gallery import gallery
 from fedloom.run.config import resolve
 from fedloom.run.config.files import split_words
 from fedloom.run.config.values import typed
-from fedloom.run.console import make_console, short, show_warnings
+from fedloom.run.console import make_console, say, short, show_warnings
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -34,7 +34,7 @@ def command(arguments: argparse.Namespace) -> int:
             raise ConfigError("--out needs the name of a data set, like: fedloom data mnist --out mnist.png.")
         console.print(overview())
         console.print()
-        console.print(f"looked in: {' and '.join(map(str, roots()))}", markup=False, soft_wrap=True)
+        say(console, f"looked in: {' and '.join(map(str, roots()))}")
         return 0
     name, *overrides = arguments.words
     if "=" in name:
@@ -116,10 +116,10 @@ def load(name: str, overrides: list[str]) -> tuple[Source, Federation]:
 def show(console: Console, name: str, source: Source, federation: Federation, overrides: list[str]) -> None:
     """All that is known of it, in words and tables."""
     console.print(Text(f"{name}: {sources[name].summary.replace('``', '')}", style="bold"))
-    console.print(f"licence: {source.licence}", markup=False, soft_wrap=True)
+    say(console, f"licence: {source.licence}")
     if (files := PLACES.get(name)) and not any("root=" in word for word in overrides) and (paths := files.look()):
         about = f"files: {where(files, paths)} ({said_size(sum(map(size_of, paths)))}{checked(files, paths)})"
-        console.print(about, markup=False, soft_wrap=True)
+        say(console, about)
     console.print()
     console.print(splits(source))
     console.print()
@@ -191,6 +191,6 @@ def draw(console: Console, source: Source, federation: Federation, out: Path) ->
                 said = f"{title}: {short(path)}"
             except DataError as error:
                 said = f"{title}: {error}"
-            console.print(said, markup=False, soft_wrap=True)
+            say(console, said)
     except OSError as error:
         raise ConfigError(f"the picture {str(out)!r} cannot be written: {error.strerror}.") from error

@@ -7,34 +7,34 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.cli.places import dated, free
+from fedloom.cli import places
+from fedloom.cli.places import Job
 from fedloom.cli.places import summary as read_summary
-from fedloom.cli.train import Stopped
-from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.cli.train import Stopped, show_configs, show_places
 from fedloom.distill.config import PENDING, Config, build, build_teacher, complete, resolve, splits
 from fedloom.distill.data import Splits
 from fedloom.distill.picture import picture
 from fedloom.distill.trainer import run
-from fedloom.run.checkpoint import write_whole
 from fedloom.run.config.files import split_words
 from fedloom.run.console import (
     ABSENT,
     Quiet,
     count,
     duration,
+    figures,
     make_console,
     make_progress,
     number,
+    say,
     short,
     show_warnings,
 )
@@ -44,15 +44,6 @@ from fedloom.run.teacher import load_teacher
 
 PLAN, TEACHER = "distill.yaml", "teacher"
 ANSWERS = "answers"
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run to do."""
-
-    config: Config
-    directory: Path
-    label: str
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -65,8 +56,7 @@ def command(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         for job in jobs:
             _checked(job)
-        for job in jobs:
-            console.print(OmegaConf.to_yaml(OmegaConf.create(job.config.values)), markup=False, soft_wrap=True, end="")
+        show_configs(console, jobs)
         return 0
     with make_progress(console, arguments.quiet) as progress:
         work(parent, jobs, progress)
@@ -76,49 +66,29 @@ def command(arguments: argparse.Namespace) -> int:
 
 def planned(words: Sequence[str], base: Path | None, multirun: bool) -> tuple[Path, list[Job]]:
     """What is to be run, and the folder that holds it: the run directory itself where there is one run."""
-    resume = next((Path(word.partition("=")[2]) for word in words if word.startswith("resume=")), None)
-    if resume is not None and (resume / PLAN).is_file():
-        if len(words) > 1 or base is not None:
-            raise ConfigError(f"{str(resume)!r} holds several runs, which go on as they are; leave out other settings.")
-        return resume, _read_plan(resume)
+    if (parent := places.begun(words, base, PLAN)) is not None:
+        return parent, places.read_plan(parent, PLAN, complete)
     configs = resolve(words, base, multirun)
-    if configs[0].resume is not None:
-        return configs[0].resume, [Job(configs[0], configs[0].resume, configs[0].method)]
     if len(configs) == 1:
-        config = configs[0]
-        directory = free(config.out) if config.out else dated(f"{config.method}-{config['seed']}")
-        return directory, [Job(config, directory, config.method)]
-    methods = list(dict.fromkeys(config.method for config in configs))
-    name = "-".join(methods) if len(methods) <= 3 else "distill"
-    parent = free(configs[0].out) if configs[0].out else dated(name)
-    return parent, [Job(c, parent / n, label) for c, (n, label) in zip(configs, _names(configs), strict=True)]
+        job = places.single(configs[0], configs[0]["method.name"])
+        return job.directory, [job]
+    methods = list(dict.fromkeys(config["method.name"] for config in configs))
+    return places.together(configs, "-".join(methods) if len(methods) <= 3 else "distill", _names(configs))
 
 
 def _names(configs: Sequence[Config]) -> list[tuple[str, str]]:
     """A folder name and a label for each run of several."""
-    found: list[tuple[str, str]] = []
-    for config in configs:
-        others = [f"{k.rpartition('.')[2]}={v}" for k, v in config.swept.items() if k not in ("method", "seed")]
-        folder = re.sub(r"[^\w.=+,-]+", "_", "-".join([config.method, *others, str(config["seed"])]))
-        seeds = len({one["seed"] for one in configs}) > 1
-        found.append((folder, ", ".join([config.method, *others, *([f"seed {config['seed']}"] if seeds else [])])))
+    seeds = len({config["seed"] for config in configs}) > 1
     seen: Counter[str] = Counter()
-    unique = []
-    for folder, label in found:
+    found = []
+    for config in configs:
+        method, seed = config["method.name"], config["seed"]
+        others = [f"{k.rpartition('.')[2]}={v}" for k, v in config.swept.items() if k not in ("method", "seed")]
+        folder = re.sub(r"[^\w.=+,-]+", "_", "-".join([method, *others, str(seed)]))
         seen[folder] += 1
-        unique.append((folder if seen[folder] == 1 else f"{folder}-{seen[folder]}", label))
-    return unique
-
-
-def _read_plan(parent: Path) -> list[Job]:
-    plan = OmegaConf.to_container(OmegaConf.load(parent / PLAN))
-    if not isinstance(plan, dict):
-        raise CheckpointError(f"{parent / PLAN} does not list any runs.")
-    kept = [(str(name), about) for name, about in plan.items()]
-    return [
-        Job(Config(complete({k: v for k, v in a["config"].items() if k != "command"}, {})), parent / n, a["label"])
-        for n, a in kept
-    ]
+        label = ", ".join([method, *others, *([f"seed {seed}"] if seeds else [])])
+        found.append((folder if seen[folder] == 1 else f"{folder}-{seen[folder]}", label))
+    return found
 
 
 def _checked(job: Job) -> Splits:
@@ -142,13 +112,8 @@ def work(parent: Path, jobs: Sequence[Job], progress: Quiet) -> None:
     """
     data = [_checked(job) for job in jobs]
     several = len(jobs) > 1
-    if several and not (parent / PLAN).exists():
-        plan = {job.directory.name: {"label": job.label, "config": job.config.values} for job in jobs}
-        try:
-            parent.mkdir(parents=True, exist_ok=True)
-            write_whole(parent / PLAN, OmegaConf.to_yaml(OmegaConf.create(plan)).encode())
-        except OSError as error:
-            raise CheckpointError(f"the folder {parent} cannot be written: {error.strerror}.") from error
+    if several:
+        places.write_plan(parent, jobs, PLAN)
     try:
         for job, here in zip(jobs, data, strict=True):
             if read_summary(job.directory).get("status") == "finished":
@@ -195,21 +160,16 @@ def show(console: Console, parent: Path, jobs: Sequence[Job]) -> None:
     console.print()
     console.print(table([(label, summary) for label, summary, _ in rows]))
     for text in remarks([summary for _, summary, _ in rows]):
-        console.print(text, markup=False, soft_wrap=True)
+        say(console, text)
     console.print()
     made = picture([(label, directory) for label, _, directory in rows], parent / "figures" / "distill.png")
-    several = len(jobs) > 1
-    console.print(f"run director{'ies' if several else 'y'}: {short(parent)}", markup=False, soft_wrap=True)
-    console.print(f"picture: {short(made)}", markup=False, soft_wrap=True)
+    show_places(console, parent, jobs, made)
 
 
 def table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
     """Methods with their students' accuracy, passes and size beside the teacher's."""
-    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    shown.add_column("method", overflow="fold")
     heads = ("accuracy", "best on test", "passes", "guide's", "parameters", "MACs", "smaller by", "time")
-    for head in heads:
-        shown.add_column(head, justify="right", no_wrap=True)
+    shown = figures("method", heads)
     taught = next((summary["teacher"] for _, summary in rows if summary.get("teacher")), None)
     if taught:
         cells = (number("accuracy", taught["accuracy"]), ABSENT, ABSENT, ABSENT, count(taught["parameters"]))

@@ -94,13 +94,13 @@ def table(kind: str) -> Table:
     group = GROUP_OF[kind]
     made = _table("name", "what it is", "settings and their defaults", *(["parts"] if kind == "methods" else []))
     for entry in schema.GROUPS[group]:
-        made.add_row(*_row(group, entry), *([Text(parts_of(entry))] if kind == "methods" else []))
+        made.add_row(*_row(entry), *([Text(parts_of(entry))] if kind == "methods" else []))
     return made
 
 
-def _row(group: str, entry: Entry[Any]) -> list[Text]:
+def _row(entry: Entry[Any]) -> list[Text]:
     summary = entry.summary.replace("``", "")
-    return [Text(entry.name, style="bold cyan"), Text(summary), Text(settings_of(group, entry))]
+    return [Text(entry.name, style="bold cyan"), Text(summary), Text(settings_of(entry))]
 
 
 def parts_table() -> Table:
@@ -109,7 +109,7 @@ def parts_table() -> Table:
     for slot, registry in SLOTS.items():
         for number, entry in enumerate(registry):
             first = Text(slot if not number else "", style="bold")
-            made.add_row(first, *_row("", entry), end_section=number == len(registry) - 1)
+            made.add_row(first, *_row(entry), end_section=number == len(registry) - 1)
     return made
 
 
@@ -145,8 +145,7 @@ def details(console: Console, kind: str, name: str) -> None:
         text, helps = documentation(entry.factory)
         console.print(Text(f"{key}={entry.name}", style="bold cyan"))
         console.print(Text(text))
-        group = key if "." not in key else ""
-        parameters = schema.parameters(group, entry)
+        parameters = schema.parameters(entry)
         if parameters:
             prefix = f"{key}." if key != "method.objective" else f"{key}.{entry.name}."
             made = _table("setting", "default", "type", "meaning")
@@ -182,10 +181,10 @@ def _method(console: Console, entry: Entry[Method]) -> None:
         console.print(Text("\n\n".join(citations), style="dim"))
 
 
-def settings_of(group: str, entry: Entry[Any]) -> str:
+def settings_of(entry: Entry[Any]) -> str:
     """Settings with their defaults, in a line."""
     found = []
-    for name, parameter in schema.parameters(group, entry).items():
+    for name, parameter in schema.parameters(entry).items():
         value = default(entry.factory, parameter)
         found.append(name if value is inspect.Parameter.empty else f"{name}={_bare(value)}")
     return "  ".join(found)

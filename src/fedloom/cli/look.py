@@ -15,7 +15,7 @@ from fedloom.core.federation import Federation
 from fedloom.data import label_picture, statistics
 from fedloom.run.config import build_federation, resolve
 from fedloom.run.config.files import split_words
-from fedloom.run.console import make_console, short, show_warnings
+from fedloom.run.console import make_console, say, short, show_warnings
 
 FORMATS = ("png", "svg", "pdf")
 MOST_CLIENTS, MOST_CLASSES = 30, 26
@@ -46,7 +46,7 @@ def command(arguments: argparse.Namespace) -> int:
     console.print(table(statistics(federation)))
     console.print()
     where = f"picture: {short(path)}" if drawable else "no picture: the targets are not class numbers"
-    console.print(where, markup=False, soft_wrap=True)
+    say(console, where)
     return 0
 
 

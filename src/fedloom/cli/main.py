@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from fedloom.core.errors import ConfigError, FedLoomError, nearest
 
@@ -198,11 +198,12 @@ examples:
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are sentences, and whose help is written by hand."""
 
-    def __init__(self, text: str, **settings: Any) -> None:
-        super().__init__(add_help=False, allow_abbrev=False, **settings)
+    def __init__(self, text: str, options: Sequence[tuple[str, ...]]) -> None:
+        super().__init__(add_help=False, allow_abbrev=False)
         self.text = text
-        self.add_argument("-h", "--help", action="store_true")
-        self.add_argument("--debug", action="store_true")
+        self.add_argument("words", nargs="*")
+        for names in (("-h", "--help"), ("--debug",), *options):
+            self.add_argument(*names, action="store" if names == OUT else "store_true")
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing a usage."""
@@ -213,78 +214,19 @@ class Parser(argparse.ArgumentParser):
         return [option for action in self._actions for option in action.option_strings]
 
 
-def _run() -> Parser:
-    parser = Parser(RUN)
-    parser.add_argument("words", nargs="*")
-    parser.add_argument("-m", "--multirun", action="store_true")
-    parser.add_argument("-q", "--quiet", action="store_true")
-    parser.add_argument("--dry-run", action="store_true")
-    return parser
+OUT, MULTIRUN, QUIET, DRY_RUN = ("--out",), ("-m", "--multirun"), ("-q", "--quiet"), ("--dry-run",)
 
-
-def _distill() -> Parser:
-    parser = Parser(DISTILL)
-    parser.add_argument("words", nargs="*")
-    parser.add_argument("-m", "--multirun", action="store_true")
-    parser.add_argument("-q", "--quiet", action="store_true")
-    parser.add_argument("--dry-run", action="store_true")
-    return parser
-
-
-def _online() -> Parser:
-    parser = Parser(ONLINE)
-    parser.add_argument("words", nargs="*")
-    parser.add_argument("-q", "--quiet", action="store_true")
-    parser.add_argument("--dry-run", action="store_true")
-    return parser
-
-
-def _list() -> Parser:
-    parser = Parser(LIST)
-    parser.add_argument("words", nargs="*")
-    return parser
-
-
-def _data() -> Parser:
-    parser = Parser(DATA)
-    parser.add_argument("words", nargs="*")
-    parser.add_argument("--out", default=None)
-    return parser
-
-
-def _partition() -> Parser:
-    parser = Parser(PARTITION)
-    parser.add_argument("words", nargs="*")
-    parser.add_argument("--out", default=None)
-    return parser
-
-
-def _report() -> Parser:
-    parser = Parser(REPORT)
-    parser.add_argument("words", nargs="*")
-    parser.add_argument("--out", default=None)
-    return parser
-
-
-def _synthesize() -> Parser:
-    parser = Parser(SYNTHESIZE)
-    parser.add_argument("words", nargs="*")
-    parser.add_argument("-m", "--multirun", action="store_true")
-    parser.add_argument("-q", "--quiet", action="store_true")
-    parser.add_argument("--dry-run", action="store_true")
-    return parser
-
-
-COMMANDS: dict[str, tuple[Callable[[], Parser], str]] = {
-    "run": (_run, "fedloom.cli.train"),
-    "distill": (_distill, "fedloom.cli.distill"),
-    "online": (_online, "fedloom.cli.online"),
-    "list": (_list, "fedloom.cli.listing"),
-    "data": (_data, "fedloom.cli.data"),
-    "partition": (_partition, "fedloom.cli.look"),
-    "report": (_report, "fedloom.cli.compare"),
-    "synthesize": (_synthesize, "fedloom.cli.synthesize"),
+COMMANDS: dict[str, tuple[str, str, tuple[tuple[str, ...], ...]]] = {
+    "run": (RUN, "fedloom.cli.train", (MULTIRUN, QUIET, DRY_RUN)),
+    "distill": (DISTILL, "fedloom.cli.distill", (MULTIRUN, QUIET, DRY_RUN)),
+    "online": (ONLINE, "fedloom.cli.online", (QUIET, DRY_RUN)),
+    "list": (LIST, "fedloom.cli.listing", ()),
+    "data": (DATA, "fedloom.cli.data", (OUT,)),
+    "partition": (PARTITION, "fedloom.cli.look", (OUT,)),
+    "report": (REPORT, "fedloom.cli.compare", (OUT,)),
+    "synthesize": (SYNTHESIZE, "fedloom.cli.synthesize", (MULTIRUN, QUIET, DRY_RUN)),
 }
+"""Every command's help, module and options."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -324,8 +266,8 @@ def _dispatch(words: list[str]) -> int:
         if "=" in command:
             raise ConfigError(f"there is no command before {command!r}; did you mean: fedloom run {command} …?")
         raise ConfigError(f"unknown command {command!r}; {nearest(command, COMMANDS)}")
-    make, module = COMMANDS[command]
-    parser = make()
+    text, module, options = COMMANDS[command]
+    parser = Parser(text, options)
     arguments, others = parser.parse_known_args(rest)
     for other in others:
         if other.startswith("-"):

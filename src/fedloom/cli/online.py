@@ -5,48 +5,37 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.cli.places import dated, free
+from fedloom.cli import places
+from fedloom.cli.places import Job
 from fedloom.cli.places import summary as read_summary
-from fedloom.cli.train import Stopped
-from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.cli.train import Stopped, show_configs, show_places
 from fedloom.online.config import Config, build, complete, resolve
 from fedloom.online.experiment import Online
 from fedloom.online.loop import run
 from fedloom.online.pictures import picture
-from fedloom.run.checkpoint import write_whole
 from fedloom.run.config.files import split_words
 from fedloom.run.console import (
     ABSENT,
     Lines,
     Quiet,
     duration,
+    figures,
     make_console,
     make_progress,
+    notes,
     number,
     short,
     show_warnings,
 )
 
 PLAN = "online.yaml"
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run to do: its configuration, its directory, its label, and whether it goes on there."""
-
-    config: Config
-    directory: Path
-    label: str
-    resume: bool = False
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -60,8 +49,7 @@ def command(arguments: argparse.Namespace) -> int:
     for one in online:
         one.bank()
     if arguments.dry_run:
-        for job in jobs:
-            console.print(OmegaConf.to_yaml(OmegaConf.create(job.config.values)), markup=False, soft_wrap=True, end="")
+        show_configs(console, jobs)
         return 0
     with make_progress(console, arguments.quiet) as progress:
         work(parent, jobs, online, progress)
@@ -71,43 +59,24 @@ def command(arguments: argparse.Namespace) -> int:
 
 def planned(words: Sequence[str], base: Path | None) -> tuple[Path, list[Job]]:
     """What is to be run, and the folder that holds it: the run directory itself where there is one run."""
-    resume = next((Path(word.partition("=")[2]) for word in words if word.startswith("resume=")), None)
-    if resume is not None and (resume / PLAN).is_file():
-        if len(words) > 1 or base is not None:
-            raise ConfigError(f"{str(resume)!r} holds several runs, which go on as they are; leave out other settings.")
-        return resume, _read_plan(resume)
+    if (parent := places.begun(words, base, PLAN)) is not None:
+        return parent, places.read_plan(parent, PLAN, complete)
     configs = resolve(words, base)
-    first = configs[0]
-    if first.resume is not None:
-        return first.resume, [Job(first, first.resume, first.learner, resume=True)]
     if len(configs) == 1:
-        directory = free(first.out) if first.out else dated(f"{first.learner}-{first.values['seed']}")
-        return directory, [Job(first, directory, first.learner)]
-    parent = free(first.out) if first.out else dated("online")
-    return parent, [Job(c, parent / name, name) for c, name in zip(configs, _names(configs), strict=True)]
+        job = places.single(configs[0], configs[0]["learner.name"])
+        return job.directory, [job]
+    return places.together(configs, "online", ((name, name) for name in _names(configs)))
 
 
 def _names(configs: Sequence[Config]) -> list[str]:
     """A name for each run of several: learner, seed where there are several, a number where that is not enough."""
-    seeds = len({config.values["seed"] for config in configs}) > 1
+    seeds = len({config["seed"] for config in configs}) > 1
     found: list[str] = []
     for config in configs:
-        name = re.sub(r"[^\w.-]+", "_", config.learner + (f"-{config.values['seed']}" if seeds else ""))
+        name = re.sub(r"[^\w.-]+", "_", config["learner.name"] + (f"-{config['seed']}" if seeds else ""))
         again = sum(other == name or other.startswith(f"{name}#") for other in found)
         found.append(f"{name}#{again + 1}" if again else name)
     return found
-
-
-def _read_plan(parent: Path) -> list[Job]:
-    plan = OmegaConf.to_container(OmegaConf.load(parent / PLAN))
-    if not isinstance(plan, dict):
-        raise CheckpointError(f"{parent / PLAN} does not list any runs.")
-    jobs = []
-    for name, values in plan.items():
-        directory = parent / str(name)
-        begun = (directory / "config.yaml").exists()
-        jobs.append(Job(Config(complete({str(k): v for k, v in values.items()}, {})), directory, str(name), begun))
-    return jobs
 
 
 class Sparse(Quiet):
@@ -138,18 +107,13 @@ def work(parent: Path, jobs: Sequence[Job], online: Sequence[Online], progress: 
     Raises:
         KeyboardInterrupt: after saying how to go on.
     """
-    if len(jobs) > 1 and not (parent / PLAN).exists():
-        plan = {job.directory.name: job.config.values for job in jobs}
-        try:
-            parent.mkdir(parents=True, exist_ok=True)
-            write_whole(parent / PLAN, OmegaConf.to_yaml(OmegaConf.create(plan)).encode())
-        except OSError as error:
-            raise CheckpointError(f"the folder {parent} cannot be written: {error.strerror}.") from error
+    if len(jobs) > 1:
+        places.write_plan(parent, jobs, PLAN)
     shown = Sparse(progress)
     try:
         for job, one in zip(jobs, online, strict=True):
             shown.label = job.label
-            every = job.config.values["checkpoint"]
+            every = job.config["checkpoint"]
             run(
                 one,
                 job.directory,
@@ -169,22 +133,14 @@ def show(console: Console, parent: Path, jobs: Sequence[Job]) -> None:
     found = [(job, read_summary(job.directory)) for job in jobs]
     console.print()
     console.print(table([(job.label, summary) for job, summary in found]))
-    for _, summary in found:
-        for warning in summary.get("warnings") or []:
-            console.print(f"note: {warning}", markup=False, soft_wrap=True)
-    console.print()
+    notes(console, (summary for _, summary in found))
     made = picture([(job.label, job.directory) for job in jobs], parent / "figures" / "online.png")
-    several = len(jobs) > 1
-    console.print(f"run director{'ies' if several else 'y'}: {short(parent)}", markup=False, soft_wrap=True)
-    console.print(f"picture: {short(made)}", markup=False, soft_wrap=True)
+    show_places(console, parent, jobs, made)
 
 
 def table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
     """Learners with their accuracies, what they keep and the expert that Hedge trusts most."""
-    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    shown.add_column("learner", overflow="fold")
-    for head in ("CTM", "LTM", "task data kept", "tasks", "time"):
-        shown.add_column(head, justify="right", no_wrap=True)
+    shown = figures("learner", ("CTM", "LTM", "task data kept", "tasks", "time"))
     hedged = any(len(summary["hedge"]["p"]) > 1 for _, summary in rows)
     if hedged:
         shown.add_column("best expert", overflow="fold")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -13,9 +13,12 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fedloom.core.errors import CheckpointError
+from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.run.checkpoint import write_whole
 from fedloom.run.config import Config, build_method
+from fedloom.run.config.choices import Complete
+from fedloom.run.config.resolve import run_directory
+from fedloom.run.config.tree import read
 from fedloom.run.directory import RunDirectory
 
 PLAN = "sweep.yaml"
@@ -74,24 +77,42 @@ def dated(name: str, now: datetime | None = None) -> Path:
     return next(p for p in (path, *others) if not p.exists())
 
 
-def single(config: Config) -> Job:
-    """The job of one configuration."""
-    if config.resume is not None:
-        from fedloom.run.config.resolve import run_directory
+def begun(words: Sequence[str], base: Path | None, plan: str = PLAN) -> Path | None:
+    """The folder of several runs that ``resume=`` names, if it is one.
 
+    Raises:
+        ConfigError: for anything else beside it.
+    """
+    resume = next((Path(word.partition("=")[2]) for word in words if word.startswith("resume=")), None)
+    if resume is None or not (resume / plan).is_file():
+        return None
+    if len(words) > 1 or base is not None:
+        raise ConfigError(f"{str(resume)!r} is a sweep, which goes on as it is; leave out the other settings.")
+    return resume
+
+
+def single(config: Config, name: str | None = None) -> Job:
+    """The job of one configuration, called after its method if not by ``name``."""
+    name = name or build_method(config).name
+    if config.resume is not None:
         directory = run_directory(config.resume)
-        return Job(config, directory, True if directory == config.resume else config.resume, build_method(config).name)
-    method = build_method(config).name
-    directory = free(config.out) if config.out else dated(f"{method}-{config['seed']}")
-    return Job(config, directory, label=method)
+        return Job(config, directory, True if directory == config.resume else config.resume, name)
+    directory = free(config.out) if config.out else dated(f"{name}-{config['seed']}")
+    return Job(config, directory, label=name)
 
 
 def several(configs: Sequence[Config]) -> tuple[Path, list[Job]]:
     """The folder of a sweep, and its jobs."""
     methods = list(dict.fromkeys(build_method(config).name for config in configs))
-    parent = free(configs[0].out) if configs[0].out else dated("-".join(methods) if len(methods) <= 3 else "sweep")
-    names, said = list(child_names(configs)), list(labels(configs))
-    return parent, [Job(c, parent / name, label=label) for c, name, label in zip(configs, names, said, strict=True)]
+    name = "-".join(methods) if len(methods) <= 3 else "sweep"
+    return together(configs, name, zip(child_names(configs), labels(configs), strict=True))
+
+
+def together(configs: Sequence[Config], name: str, called: Iterable[tuple[str, str]]) -> tuple[Path, list[Job]]:
+    """The folder of several runs, and their jobs, each of which is called by its folder and its label."""
+    parent = free(configs[0].out) if configs[0].out else dated(name)
+    both = zip(configs, called, strict=True)
+    return parent, [Job(config, parent / folder, label=label) for config, (folder, label) in both]
 
 
 def labels(configs: Sequence[Config]) -> Iterator[str]:
@@ -129,23 +150,23 @@ def _said(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def write_plan(parent: Path, jobs: Sequence[Job]) -> None:
+def write_plan(parent: Path, jobs: Sequence[Job], plan: str = PLAN) -> None:
     """Remember what belongs to a sweep, so that it can go on."""
-    plan = {job.directory.name: {"label": job.label, "config": job.config.values} for job in jobs}
+    if (parent / plan).exists():
+        return
+    runs = {job.directory.name: {"label": job.label, "config": job.config.values} for job in jobs}
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        write_whole(parent / PLAN, OmegaConf.to_yaml(OmegaConf.create(plan)).encode())
+        write_whole(parent / plan, OmegaConf.to_yaml(OmegaConf.create(runs)).encode())
     except OSError as error:
         raise CheckpointError(f"the folder {parent} cannot be written: {error.strerror}.") from error
 
 
-def read_plan(parent: Path) -> list[Job]:
-    """The jobs of a sweep that was begun; those that have a run directory go on in it."""
-    plan = OmegaConf.to_container(OmegaConf.load(parent / PLAN))
-    assert isinstance(plan, dict)
+def read_plan(parent: Path, plan: str = PLAN, complete: Complete = lambda kept, _: kept) -> list[Job]:
+    """The jobs of a sweep that was begun; those that have a run directory go on in it. ``complete`` adds new keys."""
     jobs = []
-    for name, about in plan.items():
-        directory = parent / str(name)
+    for name, about in read(parent / plan).items():
+        directory = parent / name
         begun = (directory / "config.yaml").exists()
-        jobs.append(Job(Config(about["config"]), directory, resume=begun, label=about["label"]))
+        jobs.append(Job(Config(complete(about["config"], {})), directory, resume=begun, label=about["label"]))
     return jobs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,16 +15,26 @@ from rich.text import Text
 
 from fedloom.cli import places
 from fedloom.cli.places import Job
-from fedloom.cli.train import Stopped, dry_run, goes_on
+from fedloom.cli.train import Stopped, carry_out, goes_on
 from fedloom.core.errors import ClientError, ConfigError
 from fedloom.run.config import build, build_checkpoints, build_trackers, resolve, sweep
 from fedloom.run.config.files import split_words
+from fedloom.run.config.making import made
 from fedloom.run.config.overrides import parse
 from fedloom.run.config.resolve import run_directory
 from fedloom.run.config.schema import signature
 from fedloom.run.config.tree import read
-from fedloom.run.config.values import settings, typed
-from fedloom.run.console import ABSENT, Quiet, count, duration, make_console, make_progress, short, show_warnings
+from fedloom.run.config.values import settings
+from fedloom.run.console import (
+    ABSENT,
+    Quiet,
+    count,
+    duration,
+    figures,
+    notes,
+    say,
+    short,
+)
 from fedloom.run.report import build as build_report
 from fedloom.synthesis.judge import CACHE, Judging
 from fedloom.synthesis.run import synthesize
@@ -36,23 +45,7 @@ PREFIX = "judge."
 
 def command(arguments: argparse.Namespace) -> int:
     """Do what ``fedloom synthesize`` was asked for."""
-    console = make_console()
-    if not arguments.quiet:
-        show_warnings(console)
-    parent, jobs = planned(arguments)
-    if arguments.dry_run:
-        for job in jobs:
-            check(job)
-        return dry_run(console, jobs)
-    if len(jobs) > 1:
-        for job in jobs:
-            check(job)
-    with make_progress(console, arguments.quiet) as progress:
-        failed = work(jobs, parent, progress)
-    show(console, jobs, parent)
-    for label, error in failed:
-        print(f"fedloom: {label}: {error}", file=sys.stderr)
-    return 2 if failed else 0
+    return carry_out(arguments, planned, check, work, show)
 
 
 def planned(arguments: argparse.Namespace) -> tuple[Path | None, list[Job]]:
@@ -64,10 +57,8 @@ def planned(arguments: argparse.Namespace) -> tuple[Path | None, list[Job]]:
     if resume is not None:
         if len(words) > len(overrides):
             raise ConfigError(f"resume= continues a run with the judge that it has; leave out {PREFIX}….")
-        if (resume / places.PLAN).is_file():
-            if len(overrides) > 1 or base is not None:
-                raise ConfigError(f"{str(resume)!r} is a sweep, which goes on as it is; leave out the other settings.")
-            return resume, places.read_plan(resume)
+        if (parent := places.begun(overrides, base)) is not None:
+            return parent, places.read_plan(parent)
         judging = kept_settings(run_directory(resume))
     named = any(word.partition("=")[0] in ("method", "method.name") for word in overrides)
     if resume is None and not named and (base is None or "method" not in read(base)):
@@ -101,7 +92,7 @@ def judge_settings(words: Sequence[str]) -> dict[str, Any]:
 
 def judged(found: Mapping[str, Any]) -> Judging:
     """The settings as a record."""
-    return Judging(**typed(signature(Judging), found))
+    return made(Judging, found)
 
 
 def kept_settings(directory: Path) -> dict[str, Any]:
@@ -123,7 +114,7 @@ def check(job: Job) -> None:
 def work(jobs: Sequence[Job], parent: Path | None, progress: Quiet) -> list[tuple[str, ClientError]]:
     """Run all jobs, one after the other; those of a sweep that diverged are returned."""
     failed: list[tuple[str, ClientError]] = []
-    if parent is not None and not (parent / places.PLAN).exists():
+    if parent is not None:
         places.write_plan(parent, jobs)
     for job in jobs:
         if parent is not None and job.is_done and (job.directory / "synthetic.json").is_file():
@@ -171,17 +162,14 @@ def show(console: Console, jobs: Sequence[Job], parent: Path | None) -> None:
     rows = [(job, summary) for job, summary in rows if summary]
     console.print()
     console.print(table([(job.label if parent is None else job.title, summary) for job, summary in rows]))
-    for _, summary in rows:
-        for warning in summary.get("warnings") or []:
-            console.print(f"note: {warning}", markup=False, soft_wrap=True)
-    console.print()
+    notes(console, (summary for _, summary in rows))
     where = parent or jobs[0].directory
     page = build_report([job.directory for job, _ in rows], where) if rows else None
     for job, _ in rows:
-        console.print(f"set:     {short(job.directory / 'synthetic.npz')}", markup=False, soft_wrap=True)
-        console.print(f"picture: {short(job.directory / 'figures' / 'synthetic.png')}", markup=False, soft_wrap=True)
+        say(console, f"set:     {short(job.directory / 'synthetic.npz')}")
+        say(console, f"picture: {short(job.directory / 'figures' / 'synthetic.png')}")
     if page is not None:
-        console.print(f"page:    {short(page)}", markup=False, soft_wrap=True)
+        say(console, f"page:    {short(page)}")
 
 
 SHOWN = {
@@ -198,10 +186,7 @@ SHARES = ("accuracy", "clients", "recognised", "coverage", "copies")
 
 def table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
     """What the judge found of each run: a classifier trained on the set, and the set beside real data."""
-    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    made.add_column("method", overflow="fold")
-    for head in (*SHOWN, "sent", "time"):
-        made.add_column(head, justify="right", no_wrap=True)
+    made = figures("method", (*SHOWN, "sent", "time"))
     for label, summary in rows:
         final = summary.get("final") or {}
         cells = [_cell(head, final.get(key)) for head, key in SHOWN.items()]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from fedloom.cli import places
 from fedloom.cli.places import Job
-from fedloom.core.errors import ClientError, ConfigError
+from fedloom.core.errors import ClientError
 from fedloom.run.config import Config, build, build_checkpoints, build_trackers, resolve, sweep, to_yaml
 from fedloom.run.config.files import split_words
 from fedloom.run.config.resolve import COMPARED, names_method
-from fedloom.run.console import Quiet, make_console, make_progress, results, short, show_warnings
+from fedloom.run.console import Quiet, make_console, make_progress, notes, results, say, short, show_warnings
 from fedloom.run.loop import run
 from fedloom.run.report import build as build_report
 from fedloom.run.report import comparison_picture
@@ -28,15 +28,27 @@ MARK = "evaluation.target=0.9"
 
 def command(arguments: argparse.Namespace) -> int:
     """Do what ``fedloom run`` was asked for."""
+    return carry_out(arguments, planned, lambda job: build(job.config), work, show)
+
+
+def carry_out(
+    arguments: argparse.Namespace,
+    planned: Callable[[argparse.Namespace], tuple[Path | None, list[Job]]],
+    check: Callable[[Job], object],
+    work: Callable[[Sequence[Job], Path | None, Quiet], list[tuple[str, ClientError]]],
+    show: Callable[[Console, Sequence[Job], Path | None], None],
+) -> int:
+    """Plan jobs, check them if there are several or nothing else is wanted, do them and show what came of it."""
     console = make_console()
     if not arguments.quiet:
         show_warnings(console)
     parent, jobs = planned(arguments)
-    if arguments.dry_run:
-        return dry_run(console, jobs)
-    if len(jobs) > 1:
+    if len(jobs) > 1 or arguments.dry_run:
         for job in jobs:
-            build(job.config)  # whatever is impossible is said before anything trains
+            check(job)  # whatever is impossible is said before anything trains
+    if arguments.dry_run:
+        show_configs(console, jobs)
+        return 0
     with make_progress(console, arguments.quiet) as progress:
         failed = work(jobs, parent, progress)
     show(console, jobs, parent)
@@ -48,11 +60,8 @@ def command(arguments: argparse.Namespace) -> int:
 def planned(arguments: argparse.Namespace) -> tuple[Path | None, list[Job]]:
     """What is to be run, and the folder that holds it all if there are several."""
     base, overrides = split_words(arguments.words)
-    resume = next((word.partition("=")[2] for word in overrides if word.startswith("resume=")), None)
-    if resume is not None and (Path(resume) / places.PLAN).is_file():
-        if len(overrides) > 1 or base is not None:
-            raise ConfigError(f"{resume!r} is a sweep, which goes on as it is; leave out the other settings.")
-        return Path(resume), places.read_plan(Path(resume))
+    if (parent := places.begun(overrides, base)) is not None:
+        return parent, places.read_plan(parent)
     if not names_method(overrides, base):
         if not base and not any(word.startswith(("data", "evaluation")) for word in overrides):
             overrides = [MARK, *overrides]
@@ -73,15 +82,12 @@ def both(overrides: Sequence[str], base: Path | None, multirun: bool) -> list[Co
     return sweep([f"method={','.join(COMPARED)}", *overrides], base)
 
 
-def dry_run(console: Console, jobs: Sequence[Job]) -> int:
-    """Check everything and print the configurations."""
-    for job in jobs:
-        build(job.config)
+def show_configs(console: Console, jobs: Sequence[Job]) -> None:
+    """Print the configurations."""
     for job in jobs:
         if len(jobs) > 1:
-            console.print(f"# {job.directory}", markup=False, soft_wrap=True)
-        console.print(to_yaml(job.config), markup=False, soft_wrap=True, end="")
-    return 0
+            say(console, f"# {job.directory}")
+        say(console, to_yaml(job.config), end="")
 
 
 def work(jobs: Sequence[Job], parent: Path | None, progress: Quiet) -> list[tuple[str, ClientError]]:
@@ -91,7 +97,7 @@ def work(jobs: Sequence[Job], parent: Path | None, progress: Quiet) -> list[tupl
         KeyboardInterrupt: after saying how to go on.
     """
     failed: list[tuple[str, ClientError]] = []
-    if parent is not None and not (parent / places.PLAN).exists():
+    if parent is not None:
         places.write_plan(parent, jobs)
     seeds = len({job.config["seed"] for job in jobs})
     for job in jobs:
@@ -120,6 +126,12 @@ def work(jobs: Sequence[Job], parent: Path | None, progress: Quiet) -> list[tupl
     return failed
 
 
+def show_places(console: Console, parent: Path, jobs: Sequence[Job], picture: Path) -> None:
+    """Print where runs are, and their picture."""
+    say(console, f"run director{'ies' if len(jobs) > 1 else 'y'}: {short(parent)}")
+    say(console, f"picture: {short(picture)}")
+
+
 class Stopped(KeyboardInterrupt):
     """Ctrl-C, with a sentence on how to go on."""
 
@@ -142,20 +154,17 @@ def show(console: Console, jobs: Sequence[Job], parent: Path | None) -> None:
     labelled = [(job.label if len(seeds) == 1 else job.title, summary) for job, summary in rows]
     console.print()
     console.print(results(labelled))
-    for _, summary in labelled:
-        for warning in summary.get("warnings") or []:
-            console.print(f"note: {warning}", markup=False, soft_wrap=True)
-    console.print()
+    notes(console, (summary for _, summary in labelled))
     for job, _ in rows:
         comparison_picture([job.directory], job.directory / CURVES)
     if parent is None or not rows:
         for job in jobs:
-            console.print(f"run directory: {short(job.directory)}", markup=False, soft_wrap=True)
-            console.print(f"picture:       {short(job.directory / CURVES)}", markup=False, soft_wrap=True)
+            say(console, f"run directory: {short(job.directory)}")
+            say(console, f"picture:       {short(job.directory / CURVES)}")
         return
     directories = [job.directory for job, _ in rows]
     picture = comparison_picture(directories, parent / "comparison.png")
     page = build_report(directories, parent)
-    console.print(f"run directories: {short(parent)}/", markup=False, soft_wrap=True)
-    console.print(f"picture:         {short(picture)}", markup=False, soft_wrap=True)
-    console.print(f"page:            {short(page)}", markup=False, soft_wrap=True)
+    say(console, f"run directories: {short(parent)}/")
+    say(console, f"picture:         {short(picture)}")
+    say(console, f"page:            {short(page)}")

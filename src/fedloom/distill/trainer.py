@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError
+from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.data.augment import pipeline
 from fedloom.distill import checkpoint as checkpoints
 from fedloom.distill import work
@@ -140,21 +140,14 @@ class _Run:
         status, total = "finished", self.schedule.all_rounds
         progress.start(self.experiment.method.name, total, self.round)
         self.bench = self._bench()
-        try:
-            with Interruptible() as signals:
-                while self.round < total:
-                    started = time.perf_counter()
-                    found = self._warm() if self.round < self.schedule.warm else self._main()
-                    with signals.held():
-                        progress.round(self._commit(found, started))
-                        if self.round % self.every == 0:
-                            self._checkpoint()
-        except KeyboardInterrupt:
-            self._finish("interrupted")
-            raise
-        except FedLoomError as error:
-            self._finish(f"failed: {error}")
-            raise
+        with Interruptible(self._finish) as signals:
+            while self.round < total:
+                started = time.perf_counter()
+                found = self._warm() if self.round < self.schedule.warm else self._main()
+                with signals.held():
+                    progress.round(self._commit(found, started))
+                    if self.round % self.every == 0:
+                        self._checkpoint()
         self._checkpoint()
         summary = self._finish(status)
         progress.finish(summary)

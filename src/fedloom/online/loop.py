@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.client import State
-from fedloom.core.errors import CheckpointError, ClientError, ConfigError, FedLoomError
+from fedloom.core.errors import CheckpointError, ClientError, ConfigError
 from fedloom.core.round import Server
 from fedloom.core.tree import Tree
 from fedloom.online.bank import MEMORY, state_bytes, task_bytes
@@ -98,30 +98,20 @@ class _Run:
         online, tasks = self.online, len(self.online.stream)
         self._open(resume)
         progress.start(online.name, tasks, self.done)
-        try:
-            with Interruptible() as signals:
-                while self.done < tasks:
-                    started = time.perf_counter()
-                    record, state, total = self._task(self.done)
-                    with signals.held():
-                        record["seconds"] = round(time.perf_counter() - started, 4)
-                        if self.directory is None:
-                            self.history.append(record)
-                        else:
-                            self.directory.record(record)
-                        self.state, self.total, self.done = state, total, self.done + 1
-                        progress.round(record)
-                        if self.done % self.checkpoint_every == 0:
-                            self._checkpoint()
-        except KeyboardInterrupt:
-            self._checkpoint()
-            self._finish("interrupted")
-            raise
-        except FedLoomError as error:
-            self._checkpoint()
-            self._finish(f"failed: {error}")
-            raise
-        self._checkpoint()
+        with Interruptible(self._finish) as signals:
+            while self.done < tasks:
+                started = time.perf_counter()
+                record, state, total = self._task(self.done)
+                with signals.held():
+                    record["seconds"] = round(time.perf_counter() - started, 4)
+                    if self.directory is None:
+                        self.history.append(record)
+                    else:
+                        self.directory.record(record)
+                    self.state, self.total, self.done = state, total, self.done + 1
+                    progress.round(record)
+                    if self.done % self.checkpoint_every == 0:
+                        self._checkpoint()
         summary = self._finish("finished")
         progress.finish(summary)
         return OnlineResult(self.history, summary, self.state, online.hedge.p(self.total))
@@ -221,6 +211,8 @@ class _Run:
         self.saved = self.done
 
     def _finish(self, status: str) -> dict[str, Any]:
+        """The last checkpoint, and files that describe the run."""
+        self._checkpoint()
         size = self.bank.plan(0)[0].layout.size
         summary = summarise(self.online, self.history, self.total, size, status)
         if self.directory is not None:

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,19 +53,42 @@ def save(folder: Path, snapshot: Snapshot, keep: int = 2) -> Path:
     Raises:
         OSError: if it could not be written (disk full); earlier checkpoints are untouched.
     """
+    blobs = (
+        (name, save_tensors({key: value.detach().cpu().contiguous() for key, value in tensors.items()}))
+        for name, tensors in _tensors(snapshot).items()
+    )
+    final = write(folder, snapshot.server.round, blobs, snapshot.facts, keep)
+    sweep(folder, snapshot.store)
+    return final
+
+
+def write(
+    folder: Path, round: int, blobs: Iterable[tuple[str, bytes]], facts: Mapping[str, Any], keep: int = 2
+) -> Path:
+    """Write ``folder/round-000012``, whole or not at all, and then remove all but the last ``keep``.
+
+    Args:
+        folder: of a run's checkpoints.
+        round: how many rounds are over.
+        blobs: the safetensors files, each made when it is its turn, and their names.
+        facts: what else the manifest says.
+        keep: how many checkpoints stay.
+
+    Raises:
+        OSError: if it could not be written (disk full); earlier checkpoints are untouched.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for leftover in folder.glob(".writing-*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    final = folder / f"round-{snapshot.server.round:06d}"
+    final = folder / f"round-{round:06d}"
     part = folder / f".writing-{final.name}"
     part.mkdir()
     try:
         files = {}
-        for name, tensors in _tensors(snapshot).items():
-            blob = save_tensors({key: value.detach().cpu().contiguous() for key, value in tensors.items()})
+        for name, blob in blobs:
             write_synced(part / f"{name}.safetensors", blob)
             files[f"{name}.safetensors"] = {"bytes": len(blob), "sha256": hashlib.sha256(blob).hexdigest()}
-        manifest = {"format": FORMAT, "round": snapshot.server.round, "files": files, **snapshot.facts}
+        manifest = {"format": FORMAT, "round": round, "files": files, **facts}
         manifest["sha256"] = _seal(manifest)
         write_synced(part / "manifest.json", json.dumps(manifest, indent=1).encode())
         if final.exists():
@@ -76,7 +100,6 @@ def save(folder: Path, snapshot: Snapshot, keep: int = 2) -> Path:
         raise
     for old in available(folder)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
-    sweep(folder, snapshot.store)
     return final
 
 
@@ -143,7 +166,14 @@ def load(path: Path, initial: Snapshot) -> Snapshot:
         raise CheckpointError(f"the checkpoint {path} cannot be used ({reason}); {advice}.") from error
 
 
-def _load(path: Path, initial: Snapshot) -> Snapshot:
+def verified(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+    """The manifest of a checkpoint and its tensors by file, which are what was written.
+
+    Raises:
+        OSError: if a file is missing.
+        ValueError: if one was altered, or is of another format.
+        SafetensorError: likewise.
+    """
     manifest = json.loads((path / "manifest.json").read_text())
     if manifest["format"] != FORMAT:
         raise ValueError(f"its format is {manifest['format']}, this version reads {FORMAT}")
@@ -157,6 +187,11 @@ def _load(path: Path, initial: Snapshot) -> Snapshot:
         if hashlib.sha256(blob).hexdigest() != facts["sha256"]:
             raise ValueError(f"{name} was altered: its checksum differs")
         trees[name.removesuffix(".safetensors")] = load_tensors(blob)
+    return manifest, trees
+
+
+def _load(path: Path, initial: Snapshot) -> Snapshot:
+    manifest, trees = verified(path)
     top = trees["server"]
     shared, buffers = top.pop("shared"), top.pop("buffers")
     if shared.shape != initial.server.shared["shared"].shape or shared.dtype != initial.server.shared["shared"].dtype:

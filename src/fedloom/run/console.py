@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -179,7 +179,7 @@ class Lines(Quiet):
 
     def _print(self, text: str) -> None:
         try:
-            self.console.print(text, markup=False, soft_wrap=True)
+            say(self.console, text)
             self.console.file.flush()
         except (BrokenPipeError, SystemExit):
             mute()
@@ -267,6 +267,28 @@ def make_progress(console: Console, quiet: bool = False) -> Quiet:
     return Bars(console) if console.is_terminal else Lines(console)
 
 
+def say(console: Console, text: str, end: str = "\n") -> None:
+    """Print text as it is, neither marked up nor broken into lines."""
+    console.print(text, markup=False, soft_wrap=True, end=end)
+
+
+def notes(console: Console, summaries: Iterable[Mapping[str, Any]]) -> None:
+    """What runs warned of, and an empty line."""
+    for summary in summaries:
+        for warning in summary.get("warnings") or []:
+            say(console, f"note: {warning}")
+    console.print()
+
+
+def figures(first: str, heads: Iterable[str]) -> Table:
+    """An empty table without rules: a column of names, which fold, and columns of figures, which do not."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column(first, overflow="fold")
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    return table
+
+
 def results(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
     """A table of runs, with the figures of their last rounds; columns that nothing was measured for are left out.
 
@@ -282,10 +304,7 @@ def results(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
         heads.pop("test loss", None)
     if len({column["rounds"] for column in columns}) == 1 and len(rows) > 1:
         heads.pop("rounds", None)
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("method", overflow="fold")
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
+    table = figures("method", heads)
     for (label, _), column in zip(rows, columns, strict=True):
         table.add_row(Text(label), *(column.get(head, ABSENT) for head in heads))
     return table

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from fedloom.core.errors import FedLoomError
 
 
 class Interruptible:
     """Turns SIGINT and SIGTERM into ``KeyboardInterrupt``, but holds them back where state is being changed.
 
     Used as a context manager around a run; inside it, ``with held():`` marks the moments that must not be broken off.
-    Outside the main thread, where Python delivers no signals, it does nothing.
+    Outside the main thread, where Python delivers no signals, it holds nothing back.
+
+    Args:
+        finish: called with how the run ended if that was before its time; the error then goes on its way.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, finish: Callable[[str], object]) -> None:
+        self._finish = finish
         self._holding = False
         self._came = False
         self._previous: dict[int, object] = {}
@@ -27,9 +33,13 @@ class Interruptible:
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+        if isinstance(error, KeyboardInterrupt):
+            self._finish("interrupted")
+        elif isinstance(error, FedLoomError):
+            self._finish(f"failed: {error}")
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._holding:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedloom.core.client import Failure
-from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError
+from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.fold import Traffic
 from fedloom.core.local import cohort_size, draw_cohort
 from fedloom.core.plan import Plan
@@ -169,7 +169,7 @@ class _Run:
         progress.start(experiment.method.name, experiment.rounds, self.state.server.round)
         status = "finished"
         try:
-            with Interruptible() as signals:
+            with Interruptible(self._finish) as signals:
                 while self.state.server.round < experiment.rounds:
                     if (reason := should_stop(self.history, experiment.evaluation)) is not None:
                         status = reason
@@ -182,19 +182,10 @@ class _Run:
                         progress.round(record)
                         if server.round % self.checkpoint_every == 0:
                             self._checkpoint()
-        except KeyboardInterrupt:
-            self._checkpoint()
-            self._finish("interrupted")
-            raise
-        except FedLoomError as error:
-            self._checkpoint()
-            self._finish(f"failed: {error}")
-            raise
         finally:
             engine.close()
             for tracker in self.trackers:
                 tracker.close()
-        self._checkpoint()
         summary = self._finish(status)
         progress.finish(summary)
         model = self.evaluator.live.module
@@ -330,6 +321,8 @@ class _Run:
             )
 
     def _finish(self, status: str) -> dict[str, Any]:
+        """The last checkpoint, and files that describe the run."""
+        self._checkpoint()
         summary = summarise(self.experiment, self.plan, self.history, self.failures, status)
         summary["warnings"] += self.warnings
         if self.directory is not None:

@@ -52,7 +52,7 @@ def _from_run(path: Path, federation: Federation) -> nn.Module:
     settings = {str(key): value for key, value in config["model"].items() if key != "name"}
     with torch.random.fork_rng(devices=[]):  # initialising a model must not move anybody's random numbers
         try:
-            settings = typed(schema.parameters("model", entry), settings)
+            settings = typed(schema.parameters(entry), settings)
             model = entry.make(classes=federation.classes, inputs=_shape(federation), **settings)
         except ConfigError as error:
             raise ConfigError(f"the teacher {path} does not fit these data: {error}") from error

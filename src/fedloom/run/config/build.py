@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from fedloom.core.federation import Federation
 from fedloom.core.method import Method
-from fedloom.core.registry import Entry
-from fedloom.data import Source, federate
+from fedloom.data import federate
 from fedloom.run import trackers
 from fedloom.run.config import schema
+from fedloom.run.config.making import made, maker, source
 from fedloom.run.config.method import make_method
 from fedloom.run.config.resolve import Config
 from fedloom.run.config.schema import Checkpoints
@@ -39,22 +35,23 @@ def build(config: Config) -> Experiment:
     """
     values = config.values
     method = build_method(config)
-    records = {name: made(**_typed(made, values[name])) for name, made in schema.RECORDS.items()}
+    records = {name: made(record, values[name]) for name, record in schema.RECORDS.items()}
     records.pop("checkpoint")
     schema.tracking(tuple(values["track"]))
     pick_device(values["device"])
     federation = build_federation(config)
-    engine = {key: value for key, value in values["engine"].items() if key != "name"}
+    engine = dict(values["engine"])
+    name = engine.pop("name")
     scalars = {key: values[key] for key, scalar in schema.SCALARS.items() if scalar.owner is Experiment}
     return Experiment(
         method=method,
         federation=federation,
-        model=build_model(config, federation),
-        engine=values["engine"]["name"],
-        engine_settings=_entry_settings("engine", schema.GROUPS["engine"][values["engine"]["name"]], engine),
+        model=maker(values["model"], federation.train.arrays),
+        engine=name,
+        engine_settings=typed(schema.parameters(schema.GROUPS["engine"][name]), engine),
         config=values,
         **records,
-        **_typed(Experiment, scalars),
+        **typed(schema.signature(Experiment), scalars),
     )
 
 
@@ -65,7 +62,7 @@ def build_method(config: Config) -> Method:
 
 def build_checkpoints(config: Config) -> Checkpoints:
     """When checkpoints are written."""
-    return Checkpoints(**_typed(Checkpoints, config.values["checkpoint"]))
+    return made(Checkpoints, config.values["checkpoint"])
 
 
 class Tracking:
@@ -103,42 +100,6 @@ def build_trackers(config: Config, out: Path) -> list[Tracking]:
 def build_federation(config: Config) -> Federation:
     """The data, dealt to clients."""
     values = config.values
-    parts = {group: _make(group, values[group]) for group in ("partition", "noise", "target")}
+    parts = {group: made(schema.GROUPS[group], values[group]) for group in ("partition", "noise", "target")}
     scalars = {key: values[key] for key, scalar in schema.SCALARS.items() if scalar.owner is federate}
-    source = _source(json.dumps(values["data"], sort_keys=True))
-    return federate(source, **parts, seed=values["seed"], **_typed(federate, scalars))
-
-
-def build_model(config: Config, federation: Federation) -> Callable[[], nn.Module]:
-    """What makes the model; tried without memory first, so that a model that does not fit is refused here."""
-    settings = {key: value for key, value in config.values["model"].items() if key != "name"}
-    entry = schema.GROUPS["model"][config.values["model"]["name"]]
-    arrays = federation.train.arrays
-    known = {"classes": federation.classes, "inputs": tuple(arrays.x.shape[1:])}
-    if arrays.std:  # between which values pixels lie; 0 and 1 otherwise
-        pairs = list(zip(arrays.mean, arrays.std, strict=True))
-        known |= {"low": tuple((0 - m) / s for m, s in pairs), "high": tuple((1 - m) / s for m, s in pairs)}
-    fixed = {name: value for name, value in known.items() if name in entry.parameters}
-    make = functools.partial(entry.make, **fixed, **_entry_settings("model", entry, settings))
-    with torch.device("meta"):
-        make()
-    return make
-
-
-@functools.lru_cache(maxsize=1)
-def _source(described: str) -> Source:
-    """The data source, kept for the next run of a sweep."""
-    return _make("data", json.loads(described))
-
-
-def _make(group: str, values: Mapping[str, Any]) -> Any:
-    entry = schema.GROUPS[group][values["name"]]
-    return entry.make(**_entry_settings(group, entry, {key: value for key, value in values.items() if key != "name"}))
-
-
-def _entry_settings(group: str, entry: Entry[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    return typed(schema.parameters(group, entry), values)
-
-
-def _typed(factory: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    return typed(schema.signature(factory), values)
+    return federate(source(values["data"]), **parts, seed=values["seed"], **typed(schema.signature(federate), scalars))

@@ -80,6 +80,24 @@ def parse(text: str, names: dict[str, list[str]] | None = None) -> Assignment:
     return Assignment(path, values, is_sweep=True)
 
 
+def parse_all(texts: Sequence[str], names: dict[str, list[str]] | None = None, sweeps: bool = True) -> list[Assignment]:
+    """Read overrides, of which each may have several values if ``sweeps``; of two to one key the last one counts.
+
+    >>> [one.values for one in parse_all(["seed=1,2", "rounds=3", "seed=4"])]
+    [(4,), (3,)]
+
+    Raises:
+        ConfigError: if one cannot be read, or has several values where it may not.
+    """
+    found: dict[Path, Assignment] = {}
+    for text in texts:
+        one = parse(text, names)
+        if one.is_sweep and not sweeps:
+            raise ConfigError(f"{text!r} holds several values; add -m to run each of them, or write a list as [a,b].")
+        found[one.path] = one
+    return list(found.values())
+
+
 def _swept(override: Override, names: list[str] | None) -> Iterator[Any]:
     sweep = override.value()
     if isinstance(sweep, IntervalSweep):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,11 @@ from omegaconf import OmegaConf
 
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.run.config import schema, tree
+from fedloom.run.config.choices import Config, configs, settled
 from fedloom.run.config.method import resolve_method
-from fedloom.run.config.overrides import Assignment, combinations, parse
+from fedloom.run.config.overrides import parse_all
 from fedloom.run.config.tree import Key, Tree
-from fedloom.run.config.values import convert, default, plain, settings, shown
+from fedloom.run.config.values import default, shown
 
 DEFAULTS: Mapping[str, Any] = {
     "method": "fedavg",
@@ -44,7 +43,7 @@ FITTING: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("partition", "niid1"): {"clients": 5, "participation": 1.0},
     ("partition", "niid2"): {"clients": 10, "participation": 1.0},
     ("method", "fedevg"): {
-        "model": {"name": "energy_cnn", "channels": [16, 32, 64]},
+        "model": "energy_cnn",
         "clients": 10,
         "participation": 1.0,
         "rounds": 40,
@@ -74,30 +73,6 @@ MAY_CHANGE = ("engine", "device", "states", "checkpoint", "track")
 """Keys that a continued run may change, besides more rounds: what was computed so far does not depend on them."""
 
 
-@dataclass(frozen=True)
-class Config:
-    """A complete configuration: every key with its value, as plain data.
-
-    Attributes:
-        values: nested mappings, as in a run directory's ``config.yaml``; ``values["method"]["name"]`` is the method.
-        out: the run directory, if one was named.
-        resume: the run directory or checkpoint to continue, if one was named.
-        swept: in a sweep, the keys that vary with this one's values.
-    """
-
-    values: dict[str, Any]
-    out: Path | None = None
-    resume: Path | None = None
-    swept: Mapping[str, Any] = field(default_factory=dict)
-
-    def __getitem__(self, key: str) -> Any:
-        """The value at a dotted key."""
-        found: Any = self.values
-        for part in key.split("."):
-            found = found[part]
-        return found
-
-
 def resolve(overrides: Sequence[str] = (), base: Path | str | None = None) -> Config:
     """One configuration from a recipe and overrides; the order of overrides does not matter.
 
@@ -116,11 +91,7 @@ def resolve(overrides: Sequence[str] = (), base: Path | str | None = None) -> Co
     Raises:
         ConfigError: for anything unknown, of the wrong type, or swept over.
     """
-    assignments = [parse(text, schema.names()) for text in overrides]
-    for assignment, text in zip(assignments, overrides, strict=True):
-        if assignment.is_sweep:
-            raise ConfigError(f"{text!r} holds several values; add -m to run each of them, or write a list as [a,b].")
-    return _one(_last(assignments), base)
+    return configs(parse_all(overrides, schema.names(), sweeps=False), base, complete, _resumed)[0]
 
 
 def sweep(overrides: Sequence[str] = (), base: Path | str | None = None) -> list[Config]:
@@ -132,8 +103,7 @@ def sweep(overrides: Sequence[str] = (), base: Path | str | None = None) -> list
     Raises:
         ConfigError: as ``resolve``, for any of them.
     """
-    assignments = _last([parse(text, schema.names()) for text in overrides])
-    return [_one(one, base, assignments) for one in map(_fixed, combinations(assignments))]
+    return configs(parse_all(overrides, schema.names()), base, complete, _resumed)
 
 
 def names_method(overrides: Sequence[str], base: Path | str | None) -> bool:
@@ -170,35 +140,6 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def _last(assignments: Sequence[Assignment]) -> list[Assignment]:
-    """Of several assignments to one key the last one, in the order in which keys were first given."""
-    return list({assignment.path: assignment for assignment in assignments}.values())
-
-
-def _fixed(one: Sequence[tuple[Key, Any]]) -> list[Assignment]:
-    return [Assignment(path, (value,)) for path, value in one]
-
-
-def _one(assignments: Sequence[Assignment], base: Path | str | None, all_of_them: Sequence[Assignment] = ()) -> Config:
-    given = {a.path: a.values[0] for a in assignments}
-    out, resume = (_path(key, given.pop((key,), None)) for key in ("out", "resume"))
-    if resume is not None:
-        if base is not None or out is not None or any(a.is_sweep for a in all_of_them):
-            other = "a recipe" if base is not None else "out=" if out is not None else "a sweep"
-            raise ConfigError(f"resume= continues a run as it is, so it cannot be combined with {other}.")
-        return Config(_resumed(resume, given), resume=resume)
-    top = tree.read(Path(base)) if base is not None else {}
-    if "resume" in top:
-        raise ConfigError(f"{str(base)!r} has the key 'resume', which belongs on the command line.")
-    recipe_out = _path("out", top.pop("out", None))
-    swept = {a.key: given[a.path] for a in all_of_them if a.is_sweep}
-    return Config(complete(top, given), out or recipe_out, swept=swept)
-
-
-def _path(key: str, value: Any) -> Path | None:
-    return convert(key, value, Path | None)
 
 
 def complete(recipe: Mapping[str, Any], overrides: Mapping[Key, Any]) -> dict[str, Any]:
@@ -239,36 +180,18 @@ def _known(given: Tree) -> None:
 
 def _checked(full: Tree) -> dict[str, Any]:
     """All settings, converted to what the signatures ask for, as plain data."""
-    values: dict[str, Any] = {}
-    for group, registry in schema.GROUPS.items():
-        if group == "method":
-            values[group] = resolve_method(full[group])
-            continue
-        entry = registry[full[group]["name"]]
-        given = {key: value for key, value in full[group].items() if key != "name"}
-        where = f"{entry.kind} {entry.name!r}"
-        found = settings(where, f"{group}.", entry.factory, schema.parameters(group, entry), given)
-        values[group] = {"name": entry.name, **found}
-    for key, scalar in schema.SCALARS.items():
-        value = full[key]
-        if value is inspect.Parameter.empty:
-            raise ConfigError(f"{key} needs a value; give it as {key}=….")
-        found = convert(key, value, scalar.parameter.annotation)
-        values[key] = plain(found.resolve() if isinstance(found, Path) else found)  # holds from any folder
-    for record, made in schema.RECORDS.items():
-        values[record] = settings(record, f"{record}.", made, schema.signature(made), full.get(record, {}))
-    return values
+    held = schema.GROUPS | {key: scalar.parameter for key, scalar in schema.SCALARS.items()} | schema.RECORDS
+    values: dict[str, Any] = {"method": resolve_method(full["method"])}
+    return values | {key: settled(key, what, full.get(key, {})) for key, what in held.items() if key != "method"}
 
 
 def _resumed(resume: Path, overrides: Mapping[Key, Any]) -> dict[str, Any]:
     """The configuration of a stored run, with the changes that a continued run may have."""
     directory = run_directory(resume)
-    path = directory / "config.yaml"
-    if not path.is_file():
-        raise CheckpointError(f"{str(directory)!r} is not a run directory: it has no config.yaml.")
-    stored = tree.read(path)
+    stored = tree.stored(directory)
     if "method" not in stored:
-        raise CheckpointError(f"{str(path)!r} names no method: this run was made from Python and is continued there.")
+        path = str(directory / "config.yaml")
+        raise CheckpointError(f"{path!r} names no method: this run was made from Python and is continued there.")
     before, after = complete(stored, {}), complete(stored, overrides)
     old, new = flatten(before), flatten(after)
     changed = []

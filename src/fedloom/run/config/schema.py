@@ -33,7 +33,7 @@ GROUPS: dict[str, Registry[Any]] = {
 """Keys that choose by name."""
 
 FROM_DATA = {"model": ("classes", "inputs", "low", "high")}
-"""Parameters of a factory that are no settings because they follow from the data."""
+"""Parameters of a kind of factory that are no settings because they follow from the data."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,9 @@ SCALARS: dict[str, Scalar] = _scalars()
 """Keys that are one value."""
 
 
-def parameters(group: str, entry: Entry[Any]) -> Parameters:
-    """The settings of an entry of a group."""
-    return {name: p for name, p in entry.parameters.items() if name not in FROM_DATA.get(group, ())}
+def parameters(entry: Entry[Any]) -> Parameters:
+    """The settings of something registered."""
+    return {name: p for name, p in entry.parameters.items() if name not in FROM_DATA.get(entry.kind, ())}
 
 
 def chooses(path: tuple[str, ...]) -> Registry[Any] | None:

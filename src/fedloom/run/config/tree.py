@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.slots import SLOTS
 from fedloom.run.config import schema
 from fedloom.run.config.values import shown
@@ -41,6 +41,18 @@ def read(path: Path) -> Tree:
         raise ConfigError(f"{str(path)!r} holds no settings: it should be a mapping of keys to values.")
     found = _named(found)
     return {key: value for key, value in found.items() if "identity" not in found or key not in RECORDED}
+
+
+def stored(directory: Path) -> Tree:
+    """The configuration of a run directory.
+
+    Raises:
+        CheckpointError: if it is none.
+    """
+    path = directory / "config.yaml"
+    if not path.is_file():
+        raise CheckpointError(f"{str(directory)!r} is not a run directory: it has no config.yaml.")
+    return read(path)
 
 
 def _named(value: Any) -> Any:
