@@ -55,7 +55,17 @@ GRIDS: dict[str, dict[str, dict[str, Setup]]] = {
             f"15 steps at {lr:g}, {weights} weights": evg(adam(15, lr), weights=weights)
             for lr, weights in ((1e-3, "signed"), (2e-3, "signed"), (1e-3, "raw"))
         },
-        "FedEvg, apart": {f"repulsion {rho:g}": evg(adam(15, 1e-3), repulsion=rho, blur=0.7) for rho in (0.1, 0.2)},
+        "FedEvg, apart": {
+            f"15 steps at {lr:g}, repulsion {rho:g}, {weights} weights": evg(
+                adam(15, lr), repulsion=rho, blur=0.7, weights=weights
+            )
+            for lr, rho, weights in (
+                (1e-3, 0.1, "signed"),
+                (1e-3, 0.2, "signed"),
+                (2e-3, 0.2, "signed"),
+                (1e-3, 0.2, "raw"),
+            )
+        },
         "FedEvg, kept": {
             f"5 steps at {lr:g}, server's step {beta:g}, {weights} weights": evg(
                 adam(5, lr), beta=beta, weights=weights, **KEPT
@@ -65,6 +75,8 @@ GRIDS: dict[str, dict[str, dict[str, Setup]]] = {
                 (5e-4, 5.0, "signed"),
                 (1e-3, 2.0, "signed"),
                 (1e-3, 5.0, "signed"),
+                (5e-4, 15.0, "signed"),
+                (5e-4, 40.0, "signed"),
                 (1e-3, 5.0, "raw"),
             )
         },
