@@ -63,6 +63,7 @@ def evg(local: Local, beta: float = 10.0, network: str = "energy_cnn", **setting
 
 APART: dict[str, Any] = {"repulsion": 0.2, "blur": 1.5}
 KEPT: dict[str, Any] = {"kept": True, "magnitude": 1.0}
+KEPT_RAW: dict[str, Any] = {"kept": True, "magnitude": 0.03, "weights": "raw"}
 SCALES = {
     "digits": Scale(
         {"digits": 8},
@@ -74,6 +75,7 @@ SCALES = {
             "FedEvg": evg(adam(15, 1e-3), weights="raw"),
             "FedEvg, apart": evg(adam(15, 1e-3), repulsion=0.1, blur=0.7),
             "FedEvg, kept": evg(adam(5, 5e-4), beta=5.0, **KEPT),
+            "FedEvg, kept, raw": evg(adam(5, 5e-4), beta=5.0, **KEPT_RAW),
         },
         judging=Judging(most=1000),
     ),
@@ -87,6 +89,7 @@ SCALES = {
             "FedEvg": evg(adam(15, 3e-3), beta=30.0),
             "FedEvg, apart": evg(adam(15, 3e-3), beta=30.0, **APART),
             "FedEvg, kept": evg(adam(5, 1e-3), beta=15.0, **KEPT),
+            "FedEvg, kept, raw": evg(adam(5, 1e-3), beta=15.0, **KEPT_RAW),
         },
         judging=Judging(most=1000),
     ),
@@ -100,9 +103,10 @@ SCALES = {
             "FedEvg": evg(adam(15, 3e-3, 50), network="resnet10"),
             "FedEvg, apart": evg(adam(15, 3e-3, 50), network="resnet10", **APART),
             "FedEvg, kept": evg(adam(5, 1e-3, 50), 5.0, "resnet10", **KEPT),
+            "FedEvg, kept, raw": evg(adam(5, 1e-3, 50), 5.0, "resnet10", **KEPT_RAW),
         },
         judging=Judging(),
         device="auto",
     ),
 }
-METHODS = ("FedCGAN", "FedCVAE", "FedEvg", "FedEvg, apart", "FedEvg, kept")
+METHODS = ("FedCGAN", "FedCVAE", "FedEvg", "FedEvg, apart", "FedEvg, kept", "FedEvg, kept, raw")

@@ -112,8 +112,8 @@ def seen_table(cell: Mapping[str, Any], methods: Sequence[str]) -> str:
 INTRODUCTION = """{rounds} rounds; {spc} images of each class. *Equal communication*: judged after as many rounds as
 send no more than FedEvg has sent in all. *Real images*: as many random training images, judged alike. *FedEvg, apart*:
 with repulsion between the images of a class, which is no part of the thesis; *kept*: clients keep their models from
-round to round. Figures of the thesis (*italic*: ResNet-10, 500 rounds, Inception features) are for comparing the order
-of methods, not values."""
+round to round; *raw*: weighted by exp(-E) and not by its sign. Figures of the thesis (*italic*: ResNet-10, 500 rounds,
+Inception features) are for comparing the order of methods, not values."""
 WORDS = """*Steps*: a client's in a round, with mini-batches of 32 or 50. *Sent*: numbers a client receives and sends
 in a round. *Recognised*: the share that a classifier trained on real data labels as their class. *Diversity*: mean
 distance within a class, synthetic over real. *Precision, recall, coverage*: by 5 nearest neighbours in features,

@@ -20,7 +20,7 @@ from typing import Any
 
 import sets
 import table_4_2
-from scales import KEPT, SCALES, Setup, adam, cgan, cvae, evg
+from scales import SCALES, Setup, adam, cgan, cvae, evg
 from sets import machine, notes, read, rounded, table, write
 
 from fedloom.core.errors import FedLoomError
@@ -67,17 +67,20 @@ GRIDS: dict[str, dict[str, dict[str, Setup]]] = {
             )
         },
         "FedEvg, kept": {
-            f"5 steps at {lr:g}, server's step {beta:g}, {weights} weights": evg(
-                adam(5, lr), beta=beta, weights=weights, **KEPT
+            f"5 steps at {lr:g}, server's step {beta:g}, {weights} weights, magnitude {magnitude:g}": evg(
+                adam(5, lr), beta=beta, weights=weights, kept=True, magnitude=magnitude
             )
-            for lr, beta, weights in (
-                (5e-4, 2.0, "signed"),
-                (5e-4, 5.0, "signed"),
-                (1e-3, 2.0, "signed"),
-                (1e-3, 5.0, "signed"),
-                (5e-4, 15.0, "signed"),
-                (5e-4, 40.0, "signed"),
-                (1e-3, 5.0, "raw"),
+            for lr, beta, weights, magnitude in (
+                (5e-4, 2.0, "signed", 1.0),
+                (5e-4, 5.0, "signed", 1.0),
+                (1e-3, 2.0, "signed", 1.0),
+                (1e-3, 5.0, "signed", 1.0),
+                (5e-4, 15.0, "signed", 1.0),
+                (5e-4, 40.0, "signed", 1.0),
+                (1e-3, 5.0, "raw", 1.0),
+                (5e-4, 5.0, "raw", 0.1),
+                (5e-4, 5.0, "raw", 0.03),
+                (5e-4, 5.0, "raw", 0.01),
             )
         },
     },
@@ -86,10 +89,10 @@ GRIDS: dict[str, dict[str, dict[str, Setup]]] = {
             f"15 steps at {lr:g}, divergence 1": cvae(16, adam(15, lr), beta=1.0, width=16) for lr in (2e-3, 5e-3)
         },
         "FedEvg, kept": {
-            f"5 steps at {lr:g}, server's step {beta:g}, {weights} weights": evg(
-                adam(5, lr), beta=beta, weights=weights, **KEPT
+            f"5 steps at 0.001, server's step {beta:g}, {weights} weights, magnitude 1": evg(
+                adam(5, 1e-3), beta=beta, weights=weights, kept=True, magnitude=1.0
             )
-            for lr, beta, weights in ((1e-3, 15.0, "signed"), (1e-3, 60.0, "signed"), (1e-3, 60.0, "raw"))
+            for beta, weights in ((15.0, "signed"), (60.0, "signed"), (60.0, "raw"))
         },
     },
 }

@@ -45,7 +45,8 @@ def fedevg(
         magnitude: weight of squared energies in the clients' loss; None is 0 as in the thesis, or 0.1 for kept models.
         clip: whether samples are kept in the range of images, 0 to 1 or what became of it when they were normalised.
         kept: whether clients keep their models instead of starting anew in each round. Kept ones want short, gentle
-            local work (5 steps of Adam at 5e-4 where new ones take 15 at 1e-3) and a β a few times smaller.
+            local work (5 steps of Adam at 5e-4 where new ones take 15 at 1e-3) and a β a few times smaller; with a
+            class or two a client also raw weights and a magnitude of a few hundredths.
     """
     magnitude = (0.1 if kept else 0.0) if magnitude is None else magnitude
     term = Energy(per_class, lam, gamma, sigma, steps, beta, last, delta, weights, repulsion, blur, magnitude, clip)

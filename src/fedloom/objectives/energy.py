@@ -58,7 +58,8 @@ class Energy(Term):
         beta: β > 0, first step size of the server.
         last: its last one.
         delta: δ ≥ 0, noise at the server.
-        weights: ``signed``, or ``raw``, e_i = exp(-E_i), which is eq. (4.13) itself; |E_i| counts up to 60.
+        weights: ``signed``, or ``raw``, e_i = exp(-E_i), which is eq. (4.13) itself; |E_i| counts up to 60. Signed ones
+            differ by a factor e² at most: where one client alone has a class, the others together outweigh it.
         repulsion: ρ ≥ 0.
         blur: how far images are blurred, in pixels, before they are told apart.
         magnitude: α ≥ 0.
