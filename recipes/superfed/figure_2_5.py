@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         federation = pathological.data(sources.make("mnist"), CLIENTS, args.seed)
         for name in args.only:
-            chosen = shelf.experiment(name, federation, args.rounds, args.seed)
+            chosen = shelf.experiment(name, federation, args.rounds, args.seed, start=shelf.START)
             result, _ = shelf.done(chosen, pathological.place(args.runs, CLIENTS, name, args.seed))
             results["runs"][name] = swept(chosen, federation, result)
             write(results | {"machine": shelf.machine(), "seed": args.seed}, args.out)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as parquet
-from torch import float32
+from torch import float32, nn
 
 from fedloom import methods
 from fedloom.core.federation import Federation
@@ -25,6 +27,8 @@ from pages import machine, notes, read, rounded, table, write
 __all__ = ["float32", "machine", "notes", "read", "rounded", "table", "write"]
 
 RESULTS = Path(__file__).parent / "results"
+START = 0.4  # L/T
+LOCAL = Local(epochs=10, batch_size=10, lr=0.01, lr_decay=0.99, momentum=0.9, weight_decay=1e-4)
 METHODS: dict[str, dict[str, float]] = {  # registered methods and their settings
     "FedAvg": {},
     "FedProx": {"mu": 0.01},
@@ -38,6 +42,18 @@ METHODS: dict[str, dict[str, float]] = {  # registered methods and their setting
     "SuPerFed-MM": {"mu": 0.01, "nu": 1.0},
     "SuPerFed-LM": {"mu": 0.01, "nu": 1.0},
 }
+PROTOCOLS = {  # what a client of SuPerFed deploys, and the keys of a run's records
+    "validation": ("clients/{}/mean", "clients/{}/std"),
+    "lambda 0": ("lambda/0/{}/mean", None),
+    "lambda .5": ("lambda/0.5/{}/mean", None),
+    "lambda 1": ("lambda/1/{}/mean", None),
+    "as published": ("as_published/{}/mean", "as_published/{}/std"),
+}
+
+
+def two_nn() -> nn.Module:
+    """The network for MNIST."""
+    return models.make("two_nn", classes=10, inputs=(1, 28, 28))
 
 
 def experiment(
@@ -48,21 +64,25 @@ def experiment(
     metrics: tuple[str, ...] = ("accuracy",),
     start: float = 0.0,
     looks: int = 4,
+    *,
+    model: Callable[[], nn.Module] = two_nn,
+    local: Local = LOCAL,
+    settings: Mapping[str, float] | None = None,
 ) -> Experiment:
-    """A method under the thesis' settings on MNIST, measured at all clients ``looks`` times.
+    """A method under the thesis' settings (by default on MNIST), measured at all clients ``looks`` times.
 
-    SuPerFed's local models are trained after the share ``start`` of the rounds, L/T.
+    SuPerFed's local models are trained after the share ``start`` of the rounds, L/T. ``settings`` replace some of the
+    method's own. A method that reads gradients from displacements has no momentum.
     """
     late = {"start": int(start * rounds)} if name.startswith("SuPerFed") else {}
-    method = methods.make(folder(name), **METHODS[name], **late)
-    momentum = 0.0 if method.needs("plain_sgd") else 0.9
+    method = methods.make(folder(name), **{**METHODS[name], **late, **(settings or {})})
     return Experiment(
         method,
         federation,
-        lambda: models.make("two_nn", classes=10, inputs=(1, 28, 28)),
+        model,
         rounds=rounds,
         cohort=5,
-        local=Local(epochs=10, batch_size=10, lr=0.01, lr_decay=0.99, momentum=momentum, weight_decay=1e-4),
+        local=replace(local, momentum=0.0) if method.needs("plain_sgd") else local,
         evaluation=Evaluation(on=("clients",), every=max(rounds // looks, 1), metrics=metrics),
         seed=seed,
     )
@@ -87,10 +107,10 @@ def history(where: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def trained(where: Path, until: int) -> set[int]:
-    """The clients that have taken part up to a round, by the run's own tables."""
+def trained(where: Path, until: int, since: int = 0) -> set[int]:
+    """The clients that have taken part after round ``since`` and up to ``until``, by the run's own tables."""
     rows = parquet.read_table(where / "mixing.parquet").to_pydict()
-    return {client for client, at in zip(rows["client"], rows["round"], strict=True) if at <= until}
+    return {client for client, at in zip(rows["client"], rows["round"], strict=True) if since < at <= until}
 
 
 def last_table(where: Path) -> dict[str, np.ndarray]:
@@ -109,6 +129,47 @@ def took_part(where: Path, metric: str = "accuracy") -> dict[str, float]:
         if of.any():
             found |= {side: float(clients[metric][of].mean()), f"{side}_std": float(clients[metric][of].std())}
     return found
+
+
+def cell(where: Path, metric: str = "accuracy") -> dict[str, Any]:
+    """What a run came to so far: the curve of each protocol, and the clients that took part; nothing if unmeasured."""
+    measured = [r for r in history(where) if f"clients/{metric}/mean" in r]
+    if not measured or not (where / "clients.parquet").exists():
+        return {}
+    found: dict[str, Any] = {"rounds": measured[-1]["round"], "at": [r["round"] for r in measured]}
+    for name, keys in PROTOCOLS.items():
+        mean, deviation = (key and key.format(metric) for key in keys)
+        if mean in measured[-1]:
+            columns = [[rounded(r.get(key)) for r in measured] for key in (mean, deviation) if key]
+            found[name] = dict(zip(("mean", "std"), columns, strict=False))
+    return found | {"took part": {k: rounded(v) for k, v in took_part(where, metric).items()}}
+
+
+def spend(results: dict[str, Any], spent: Mapping[str, float]) -> None:
+    """Add the processor's seconds of some runs to those of the results."""
+    for key, seconds in spent.items():
+        total = results.setdefault("core_seconds", {})
+        total[key] = round(total.get(key, 0.0) + seconds, 1)
+
+
+def foot(results: dict[str, Any]) -> list[str]:
+    """The last lines of a page: command, seed, machine, time and notes."""
+    text = ["", f"`{results['command']}`, seed {results['seed']}. {results.get('machine', '')}."]
+    if spent := results.get("core_seconds"):
+        text += [f"The runs took at least {sum(spent.values()) / 60:.0f} minutes of one core."]
+    return [*text, *notes(results)]
+
+
+def shown(run: dict[str, Any], protocol: str) -> str:
+    """The last value of a protocol of a cell; ``-`` where the method has none.
+
+    >>> shown({"validation": {"mean": [0.5, 0.6], "std": [0.1, 0.2]}}, "validation")
+    '60.00 (20.00)'
+    """
+    if protocol not in run:
+        return "-"
+    curve = run[protocol]
+    return percent(curve["mean"][-1], curve["std"][-1] if "std" in curve else None)
 
 
 def percent(mean: float | None, deviation: float | None = None) -> str:

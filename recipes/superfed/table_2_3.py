@@ -32,7 +32,6 @@ from fedloom.data import Source, federate, sources
 from fedloom.data.partitions import Pathological
 
 ROUNDS = {500: 500, 100: 150, 50: 60}
-START = 0.4  # L/T
 PUBLISHED = {  # mean and standard deviation of top-1 over clients, K = 50, 100, 500
     "FedAvg": ((95.69, 2.39), (89.78, 11.30), (96.04, 4.74)),
     "FedProx": ((95.13, 2.67), (93.25, 6.12), (96.50, 4.52)),
@@ -46,13 +45,6 @@ PUBLISHED = {  # mean and standard deviation of top-1 over clients, K = 50, 100,
     "SuPerFed-MM": ((99.45, 0.46), (99.38, 0.93), (99.24, 2.12)),
     "SuPerFed-LM": ((99.48, 0.54), (99.31, 1.09), (98.83, 3.02)),
 }
-PROTOCOLS = {  # what a client of SuPerFed deploys, and the keys of a run's records
-    "validation": ("clients/accuracy/mean", "clients/accuracy/std"),
-    "lambda 0": ("lambda/0/accuracy/mean", None),
-    "lambda .5": ("lambda/0.5/accuracy/mean", None),
-    "lambda 1": ("lambda/1/accuracy/mean", None),
-    "as published": ("as_published/accuracy/mean", "as_published/accuracy/std"),
-}
 
 
 def place(runs: Path, clients: int, name: str, seed: int) -> Path:
@@ -65,36 +57,15 @@ def data(mnist: Source, clients: int, seed: int) -> Federation:
     return federate(mnist, Pathological(classes=2), clients=clients, seed=seed, validation=0.1, held_out=0.2)
 
 
-def cell(where: Path) -> dict[str, Any]:
-    """What a run came to so far: the curve of each protocol, and the clients that took part."""
-    measured = [r for r in shelf.history(where) if "clients/accuracy/mean" in r]
-    if not measured:
-        return {}
-    found: dict[str, Any] = {"rounds": measured[-1]["round"], "at": [r["round"] for r in measured]}
-    for name, keys in PROTOCOLS.items():
-        if keys[0] in measured[-1]:
-            curves = [[shelf.rounded(r.get(key)) for r in measured] for key in keys if key]
-            found[name] = dict(zip(("mean", "std"), curves, strict=False))
-    return found | {"took part": {k: shelf.rounded(v) for k, v in shelf.took_part(where).items()}}
-
-
 def collect(runs: Path, stored: dict[str, Any], seed: int) -> dict[str, Any]:
     """What the run directories hold, finished or not, over what is stored."""
     found = {"command": "python recipes/superfed/table_2_3.py", "notes": [], "seed": seed, "runs": {}, **stored}
     for clients in sorted(ROUNDS):
         for name in PUBLISHED:
             where = place(runs, clients, name, seed)
-            if (where / "clients.parquet").exists() and (new := cell(where)):
+            if new := shelf.cell(where):
                 found["runs"].setdefault(str(clients), {})[name] = new
     return found
-
-
-def shown(run: dict[str, Any], protocol: str) -> str:
-    """The last value of a protocol; ``-`` where the method has none."""
-    if protocol not in run:
-        return "-"
-    curve = run[protocol]
-    return shelf.percent(curve["mean"][-1], curve["std"][-1] if "std" in curve else None)
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -117,11 +88,11 @@ def tables(results: dict[str, Any]) -> str:
                 part = run["took part"]
                 inside = f"{shelf.percent(part.get('in'), part.get('in_std'))}, {part['count']:g} clients"
                 published = f"{paper[number][0]:.2f} ({paper[number][1]:.2f})"
-                rows.append([name, str(run["rounds"]), shown(run, "validation"), inside, published])
+                rows.append([name, str(run["rounds"]), shelf.shown(run, "validation"), inside, published])
         header = ["method", "rounds", "all clients", "those that took part", "published, 500 rounds"]
         text += ["", f"## {clients} clients, {', '.join(map(str, done)) or 'no'} rounds", "", shelf.table(header, rows)]
     rows = [
-        [str(clients), name, *(shown(run, protocol) for protocol in PROTOCOLS)]
+        [str(clients), name, *(shelf.shown(run, protocol) for protocol in shelf.PROTOCOLS)]
         for clients in sorted(ROUNDS)
         for name, run in results["runs"].get(str(clients), {}).items()
         if "lambda .5" in run
@@ -132,11 +103,8 @@ def tables(results: dict[str, Any]) -> str:
     ]
     text += ["for everybody. `as published`: the λ that is best on the client's *test* images, which no client could"]
     text += ["choose; the published figures of SuPerFed are of this kind.", ""]
-    text += [shelf.table(["clients", "method", *PROTOCOLS], rows), ""]
-    text += [f"`{results['command']}`, seed {results['seed']}. {results.get('machine', '')}."]
-    if spent := results.get("core_seconds"):
-        text += [f"The runs took at least {sum(spent.values()) / 60:.0f} minutes of one core."]
-    return "\n".join([*text, *shelf.notes(results)])
+    text += [shelf.table(["clients", "method", *shelf.PROTOCOLS], rows)]
+    return "\n".join([*text, *shelf.foot(results)])
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
@@ -165,9 +133,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
 def report(runs: Path, out: Path, seed: int, facts: dict[str, Any], spent: dict[str, float] | None = None) -> None:
     """Bring the stored results up to date, and write table and picture from them."""
     results = collect(runs, shelf.read(out / "table_2_3.json"), seed) | facts
-    for key, seconds in (spent or {}).items():
-        total = results.setdefault("core_seconds", {})
-        total[key] = round(total.get(key, 0.0) + seconds, 1)
+    shelf.spend(results, spent or {})
     shelf.write(out / "table_2_3.json", results)
     shelf.write(out / "table_2_3.md", tables(results))
     picture(results, out / "table_2_3.png")
@@ -193,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             federation = data(mnist, clients, args.seed)
             for name in args.only:
                 chosen = shelf.experiment(
-                    name, federation, args.rounds or ROUNDS[clients], args.seed, start=START, looks=10
+                    name, federation, args.rounds or ROUNDS[clients], args.seed, start=shelf.START, looks=10
                 )
                 seconds = shelf.done(chosen, place(args.runs, clients, name, args.seed))[1]
                 facts = {"machine": shelf.machine(), "seed": args.seed}

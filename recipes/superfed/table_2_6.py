@@ -107,18 +107,13 @@ def tables(results: dict[str, Any]) -> str:
             rows.append([name, str(run["rounds"]), *error, inside, everyone, published])
         header = ["method", "rounds", "ECE", "MCE", "accuracy", "all clients", "published, 500 rounds"]
         text += ["", f"## {setting}", "", shelf.table(header, rows) if rows else "Not run."]
-    text += ["", f"`{results['command']}`, seed {results['seed']}. {results.get('machine', '')}."]
-    if spent := results.get("core_seconds"):
-        text += [f"The runs took at least {sum(spent.values()) / 60:.0f} minutes of one core."]
-    return "\n".join([*text, *shelf.notes(results)])
+    return "\n".join([*text, *shelf.foot(results)])
 
 
 def report(runs: Path, out: Path, seed: int, facts: dict[str, Any], spent: dict[str, float] | None = None) -> None:
     """Bring the stored results up to date, and write the table from them."""
     results = collect(runs, shelf.read(out / "table_2_6.json"), seed) | facts
-    for key, seconds in (spent or {}).items():
-        total = results.setdefault("core_seconds", {})
-        total[key] = round(total.get(key, 0.0) + seconds, 1)
+    shelf.spend(results, spent or {})
     shelf.write(out / "table_2_6.json", results)
     shelf.write(out / "table_2_6.md", tables(results))
 

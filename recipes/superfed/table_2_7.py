@@ -1,0 +1,294 @@
+"""SuPerFed's own settings: when local models start, and how strong nu and mu are (Hahn, thesis, table 2.7, figure 2.3).
+
+    FEDLOOM_DATA=... python recipes/superfed/table_2_7.py [--only SuPerFed-LM] [--starts 0 .4] [--nus 0 2] [--mus 0 .01]
+    python recipes/superfed/table_2_7.py --scale published    # CIFAR-10 and all sixteen pairs of nu and mu
+    python recipes/superfed/table_2_7.py --table              # table and picture again, from the stored results
+
+Model mixing (-MM) and layer mixing (-LM) with two classes a client, five clients a round, 10 epochs in batches of 10,
+learning rate .01 times .99 a round, momentum .9 and weight decay 1e-4. First L/T of 0, .2, ..., .8 with nu 2 and
+mu .01; then nu and mu with L .4 T, for each the accuracy of (1 - lambda) w + lambda v at lambda 0, .1, ..., 1.
+
+``--scale published`` has CIFAR-10, TwoCNN, T 200 for the first and T 100 for the second; the number of clients is not
+stated, and 100 comes nearest to the deviations over clients that are. The reduced scale has MNIST, TwoNN, 500 clients,
+T 100 for both, and two values each of nu and mu. Where few clients of many take part, a late L leaves fewer of them a
+local model that was ever trained; the table therefore compares the clients that took part after the last L, which are
+the same in all runs. Runs that were interrupted go on from their last checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import shelf
+import torch
+from figure_2_5 import evaluator
+from reported import TABLE_2_7
+
+from fedloom.core.errors import FedLoomError
+from fedloom.core.federation import Federation
+from fedloom.data import federate, sources
+from fedloom.data.partitions import Pathological
+from fedloom.models import models
+from fedloom.run.mixtures import GRID, sweep
+
+METHODS = ("SuPerFed-MM", "SuPerFed-LM")
+STARTS = (0.0, 0.2, 0.4, 0.6, 0.8)
+NUS, MUS = (0.0, 1.0, 2.0, 5.0), (0.0, 0.01, 0.1, 1.0)
+USUAL = {"nu": 2.0, "mu": 0.01}  # of the first part
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What is run.
+
+    Args:
+        source: the data.
+        model: the network.
+        clients: how many.
+        rounds: T of the first part and of the second.
+        nus, mus: whose pairs make the second part.
+    """
+
+    source: str
+    model: str
+    clients: int
+    rounds: tuple[int, int]
+    nus: tuple[float, ...] = NUS
+    mus: tuple[float, ...] = MUS
+
+
+SCALES = {
+    "published": Scale("cifar10", "two_cnn", 100, (200, 100)),
+    "reduced": Scale("mnist", "two_nn", 500, (100, 100), (0.0, 2.0), (0.0, 0.01)),
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run: a method, T, L/T, ν and μ.
+
+    >>> Point("SuPerFed-MM", 100, 0.4, 2.0, 0.01).folder
+    'superfed_mm/t100_l0.4_nu2_mu0.01'
+    """
+
+    method: str
+    rounds: int
+    start: float
+    nu: float
+    mu: float
+
+    @property
+    def folder(self) -> str:
+        """Where it is kept, below a scale's folder."""
+        return f"{shelf.folder(self.method)}/t{self.rounds}_l{self.start:g}_nu{self.nu:g}_mu{self.mu:g}"
+
+
+def figures(point: Point, scale: Scale, federation: Federation, where: Path, seed: int) -> tuple[dict[str, Any], float]:
+    """Run a point or go on with it: its figures, and the processor's seconds of the run.
+
+    ``deployed`` is what clients choose by validation; ``took part``, ``own`` and ``late`` have mean and deviation of
+    accuracy and loss at every λ, over the clients that took part, that did so after round L, and after the last L;
+    ``cosine`` is that of the angle between w and v, mean over the second of these.
+    """
+    arrays = federation.train.arrays
+    chosen = shelf.experiment(
+        point.method, federation, point.rounds, seed, start=point.start, looks=1,
+        model=lambda: models.make(scale.model, classes=arrays.classes, inputs=tuple(arrays.x.shape[1:])),
+        settings={"nu": point.nu, "mu": point.mu},
+    )  # fmt: skip
+    result, seconds = shelf.done(chosen, where)
+    measure = evaluator(chosen, federation)
+    held, snapshot, table = measure.federation.held_out, result.snapshot, shelf.last_table(where)
+    clients = np.array([c for c in sorted(shelf.trained(where, point.rounds)) if held.index.sizes[c]])
+    found = sweep(measure, snapshot.server, snapshot.store, held, clients)
+    whole = shelf.cell(where)["validation"]
+    text: dict[str, Any] = {"rounds": point.rounds, "deployed": [whole["mean"][-1], whole["std"][-1]]}
+    for name, since in (("took part", 0.0), ("own", point.start), ("late", STARTS[-1])):
+        group = shelf.trained(where, point.rounds, int(since * point.rounds))
+        inside, chose = (np.isin(of, sorted(group)) for of in (clients, table["client"]))
+        if not inside.any():
+            continue
+        text[name] = {"clients": int(inside.sum()), "deployed": figure(table["accuracy"][chose])}
+        for metric in ("accuracy", "loss"):
+            text[name][metric] = [figure(at[inside]) for at in found[metric]]
+    w, store = snapshot.server.shared["shared"], snapshot.store
+    own = [
+        store.get(client) or {}
+        for client in sorted(shelf.trained(where, point.rounds, int(point.start * point.rounds)))
+    ]
+    angles = [torch.cosine_similarity(w, state["personal"]["private"][: len(w)], dim=0) for state in own]
+    return text | {"cosine": shelf.rounded(float(torch.stack(angles).mean()))}, seconds
+
+
+def figure(values: np.ndarray) -> list[float | None]:
+    """Mean and standard deviation."""
+    return [shelf.rounded(float(values.mean())), shelf.rounded(float(values.std()))]
+
+
+def best(group: dict[str, Any]) -> tuple[list[float], float, list[float]]:
+    """The highest mean accuracy with its deviation, the λ that has it, and the lowest mean loss with its deviation."""
+    at = max(range(len(GRID)), key=lambda number: group["accuracy"][number][0])
+    return group["accuracy"][at], GRID[at], min(group["loss"])
+
+
+def first_rows(results: dict[str, Any]) -> list[list[str]]:
+    """L/T in turn: what clients deploy, and the best mixtures of those that took part late."""
+    rows = []
+    for name in METHODS:
+        for number, start in enumerate(STARTS):
+            run = results["starts"].get(name, {}).get(f"{start:g}")
+            if not run:
+                continue
+            own, late = run.get("own"), run.get("late")
+            accuracy, loss = TABLE_2_7[name][number]
+            row = [name, f"{start:g}", str(run["rounds"]), shelf.percent(*run["deployed"])]
+            row += [f"{shelf.percent(*own['deployed'])}, {own['clients']} clients" if own else "-"]
+            if late:
+                top, at, low = best(late)
+                row += [shelf.percent(*late["deployed"]), f"{shelf.percent(*top)} at {at:g}"]
+                row += [f"{low[0]:.3f} ({low[1]:.3f})"]
+            else:
+                row += ["-"] * 3
+            rows.append([*row, f"{accuracy[0]:.2f} ({accuracy[1]:.2f})", f"{loss[0]:.2f} ({loss[1]:.2f})"])
+    return rows
+
+
+def second_rows(results: dict[str, Any]) -> list[list[str]]:
+    """ν and μ in turn: the ends, the middle, and the best of the mixtures."""
+    rows = []
+    for name in METHODS:
+        for nu in NUS:
+            for mu in MUS:
+                run = results["grid"].get(name, {}).get(f"{nu:g} {mu:g}", {})
+                if group := run.get("own"):
+                    ends = [shelf.percent(*group["accuracy"][GRID.index(at)]) for at in (0.0, 0.5, 1.0)]
+                    top, at, _ = best(group)
+                    top = f"{shelf.percent(*top)} at {at:g}"
+                    row = [name, f"{nu:g}", f"{mu:g}", str(run["rounds"]), str(group["clients"]), *ends, top]
+                    rows.append([*row, f"{run['cosine']:.3f}"])
+    return rows
+
+
+def page(results: dict[str, Any]) -> str:
+    """Both tables."""
+    name = results["scale"]
+    scale, stem = SCALES[name], f"table_2_7_{name}"
+    late = {run["late"]["clients"] for runs in results["starts"].values() for run in runs.values() if "late" in run}
+    text = [f"# When local models start, and how strong ν and μ are (Hahn, thesis, table 2.7, figure 2.3; {name})", ""]
+    text += [f"`{scale.source}`, `{scale.model}`, two classes a client, {scale.clients} clients, five a round. Top-1"]
+    text += [
+        "accuracy in percent, mean and in brackets standard deviation over clients. `chosen`: each client deploys the"
+    ]
+    text += ["λ that is best on its own validation images. `best`: the one λ, for everybody, with the best mean on the"]
+    text += [
+        "clients' test images, and the lowest mean loss of any λ, as published. A client has a trained local model"
+    ]
+    text += ["if it took part after round L; those that took part after the last L"]
+    text += [f"({', '.join(map(str, sorted(late))) or 'none'} of {scale.clients}) are the same in all runs. `cosine`:"]
+    text += ["that of the angle between the server's model and a client's trained local one, mean over clients."]
+    header = ["method", "L/T", "rounds", "chosen, all clients", "chosen, those with a trained local model"]
+    header += ["chosen, after the last L", "best, after the last L", "loss", "published accuracy", "published loss"]
+    text += ["", f"## L, with ν {USUAL['nu']:g} and μ {USUAL['mu']:g} (published: CIFAR-10, T 200)", ""]
+    text += [shelf.table(header, first_rows(results))]
+    header = ["method", "ν", "μ", "rounds", "clients", "λ = 0", "λ = .5", "λ = 1", "best", "cosine"]
+    text += ["", f"## ν and μ, with L = {shelf.START:g} T: clients with a trained local model", ""]
+    text += [shelf.table(header, second_rows(results)), "", f"![L, ν and μ]({stem}.png)"]
+    return "\n".join([*text, *shelf.foot(results)])
+
+
+def picture(results: dict[str, Any], path: Path) -> None:
+    """Accuracy against L/T, and against λ for each ν and μ: mean over clients, one standard deviation around it."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    scale = SCALES[results["scale"]]
+    pairs = [tuple(map(float, key.split())) for of in results["grid"].values() for key in of]
+    nus, mus = sorted({*scale.nus, *(nu for nu, _ in pairs)}), sorted({*scale.mus, *(mu for _, mu in pairs)})
+    whole = pyplot.figure(figsize=(3.2 + 4 * len(nus), 1.2 + 2 * len(mus)), layout="constrained")
+    widths = (3.2, 2 * len(nus), 2 * len(nus))
+    lowest = [
+        mean - off for of in results["grid"].values() for run in of.values() for mean, off in run["own"]["accuracy"]
+    ]
+    left, *right = whole.subfigures(1, 3, squeeze=False, width_ratios=widths)[0]
+    first = left.subplots()
+    for number, (name, colour, part) in enumerate(zip(METHODS, ("#d9791e", "#3b9dd1"), right, strict=True)):
+        late = {float(at): best(run["late"])[0] for at, run in results["starts"].get(name, {}).items() if "late" in run}
+        mean, deviation = (100 * np.array([late[at][k] for at in sorted(late)]) for k in (0, 1))
+        first.errorbar(np.array(sorted(late)) + 0.02 * number, mean, deviation, marker="o", capsize=2, color=colour,
+                       label=name)  # fmt: skip
+        axes = part.subplots(len(mus), len(nus), sharex=True, sharey=True, squeeze=False)
+        part.suptitle(name, fontsize=10)
+        for row, mu in zip(axes, mus, strict=True):
+            for axis, nu in zip(row, nus, strict=True):
+                axis.set_title(f"ν {nu:g}, μ {mu:g}", fontsize=8)
+                if group := results["grid"].get(name, {}).get(f"{nu:g} {mu:g}", {}).get("own"):
+                    mean, deviation = 100 * np.array(group["accuracy"]).T
+                    axis.errorbar(GRID, mean, deviation, capsize=2, color=colour)
+                    axis.text(0.5, 0.08, f"{mean.max():.2f}", transform=axis.transAxes, ha="center", fontsize=9)
+        axes[-1, 0].set(xlabel="λ", ylabel="top-1 accuracy, %", ylim=(100 * min(lowest, default=0.0) - 15, 104))
+    first.set(xlabel="L/T", ylabel="best mean accuracy, %", title="took part after the last L")
+    first.title.set_fontsize(8)
+    first.legend(fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole.savefig(path, dpi=110)
+    pyplot.close(whole)
+
+
+def write(results: dict[str, Any], out: Path) -> None:
+    """Numbers, page and picture."""
+    stem = f"table_2_7_{results['scale']}"
+    shelf.write(out / f"{stem}.json", results)
+    shelf.write(out / f"{stem}.md", page(results))
+    picture(results, out / f"{stem}.png")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is missing: L first, then ν and μ; a run that both have is run once."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", choices=SCALES, default="reduced")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--starts", nargs="*", type=float, choices=STARTS, default=list(STARTS), help="L/T")
+    parser.add_argument("--nus", nargs="*", type=float, choices=NUS, help="instead of the scale's own")
+    parser.add_argument("--mus", nargs="*", type=float, choices=MUS, help="instead of the scale's own")
+    parser.add_argument("--rounds", type=int, help="T of both parts, instead of the scale's own")
+    parser.add_argument("--runs", type=Path, default=Path("runs/superfed/table_2_7"), help="run directories")
+    parser.add_argument("--out", type=Path, default=shelf.RESULTS, help="table, picture and compact results")
+    parser.add_argument("--table", action="store_true", help="only write them again")
+    args = parser.parse_args(arguments)
+    scale = SCALES[args.scale]
+    command = f"python recipes/superfed/table_2_7.py --scale {args.scale}"
+    empty = {"command": command, "scale": args.scale, "notes": [], "seed": args.seed, "starts": {}, "grid": {}}
+    results = empty | shelf.read(args.out / f"table_2_7_{args.scale}.json")
+    if args.table:
+        write(results, args.out)
+        return 0
+    first, second = (args.rounds or rounds for rounds in scale.rounds)
+    nus, mus = (scale.nus if args.nus is None else args.nus), (scale.mus if args.mus is None else args.mus)
+    points = [("starts", f"{at:g}", (first, at, *USUAL.values())) for at in args.starts]
+    points += [("grid", f"{nu:g} {mu:g}", (second, shelf.START, nu, mu)) for nu in nus for mu in mus]
+    try:
+        source = sources.make(scale.source)
+        federation = federate(source, Pathological(2), scale.clients, args.seed, validation=0.1, held_out=0.2)
+        for part, key, settings in points:
+            for name in args.only:
+                point = Point(name, *settings)
+                where = args.runs / args.scale / point.folder / f"seed{args.seed}"
+                results[part].setdefault(name, {})[key], seconds = figures(point, scale, federation, where, args.seed)
+                shelf.spend(results, {point.folder: seconds})
+                write(results | {"machine": shelf.machine(), "seed": args.seed}, args.out)
+    except FedLoomError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

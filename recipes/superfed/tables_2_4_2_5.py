@@ -1,0 +1,151 @@
+"""The other columns of tables 2.3 to 2.5: eleven methods on CIFAR-10, CIFAR-100, TinyImageNet, FEMNIST, Shakespeare.
+
+    FEDLOOM_DATA=... python recipes/superfed/tables_2_4_2_5.py [--columns shakespeare] [--only FedAvg APFL] [--rounds 5]
+    python recipes/superfed/tables_2_4_2_5.py --scale published      # table 2.2's settings, for a machine with a GPU
+    python recipes/superfed/tables_2_4_2_5.py --table                # table again, from the stored results
+
+Columns are data (``columns.py``). As published: five clients a round, table 2.2's E, B, learning rate and T, momentum
+.9, weight decay 1e-4, learning rate times .99 a round, a fifth of each client's samples to test, SuPerFed's L .4 T.
+What the thesis leaves open: its ResNet is ResNet-18 and its VGG is VGG9; ResNet-18 and MobileNet have group
+normalisation; the stacked LSTM has 256 units as in McMahan et al.; FEMNIST's 730 writers and Shakespeare's 660 roles
+are drawn from those with at least 10 and 64 samples. The methods' own settings are those of ``table_2_3.py``;
+SCAFFOLD runs without momentum.
+
+Other than published: a tenth of each client's samples are set aside to choose its lambda. The reduced scale changes
+what its page lists for each column. Data that are not at hand are left out and said. A run that was interrupted goes
+on from its last checkpoint; another number of rounds is another run, since L depends on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import shelf
+from columns import PUBLISHED, SCALES, Column, changes
+
+from fedloom.core.errors import DataError, FedLoomError
+from fedloom.core.federation import Federation
+
+NAMES = {"accuracy": "top-1", "top5": "top-5"}
+
+
+def place(runs: Path, scale: str, name: str, rounds: int, method: str, seed: int) -> Path:
+    """Where a run is kept."""
+    return runs / scale / name / f"t{rounds}" / shelf.folder(method) / f"seed{seed}"
+
+
+def data(name: str, column: Column, seed: int) -> Federation | None:
+    """Who holds what; None, and a line that says so, if the data are not at hand."""
+    try:
+        return column.data(seed)
+    except DataError as error:
+        print(f"{name} is left out: {' '.join(str(error).split())}", file=sys.stderr)
+        return None
+
+
+def cell(where: Path, column: Column) -> dict[str, Any]:
+    """What a run came to so far, by metric."""
+    return {metric: found for metric in column.metrics if (found := shelf.cell(where, metric))}
+
+
+def section(column: Column, held: dict[str, Any], runs: dict[str, Any], metric: str) -> str:
+    """One published column: all clients, those that took part, and the thesis' figure."""
+    rows = []
+    for method in shelf.METHODS:
+        if not (run := runs.get(method, {}).get(metric)):
+            continue
+        part, (mean, deviation) = run["took part"], column.published(method)[metric]
+        inside = f"{shelf.percent(part.get('in'), part.get('in_std'))}, {part['count']:g} clients"
+        chosen = [shelf.shown(run, protocol) for protocol in list(shelf.PROTOCOLS)[1:]]
+        row = [method, str(run["rounds"]), shelf.shown(run, "validation"), inside, *chosen]
+        rows.append([*row, f"{mean:.2f} ({deviation:.2f})"])
+    header = ["method", "rounds", "all clients", "those that took part", *list(shelf.PROTOCOLS)[1:], "published"]
+    return f"{NAMES[metric]}, {held['clients']} clients:\n\n{shelf.table(header, rows)}"
+
+
+def page(results: dict[str, Any]) -> str:
+    """The results beside the published ones."""
+    text = [f"# Personal models on further data (Hahn, thesis, tables 2.3 to 2.5; {results['scale']})", ""]
+    text += [
+        "Accuracy in percent, mean and in brackets standard deviation over clients, of what each client deploys after"
+    ]
+    text += [
+        "the last round: over all clients, and over those that took part at least once. A client that never took part"
+    ]
+    text += [
+        "deploys the server's model (with the initial private half where there is one). SuPerFed's clients choose λ on"
+    ]
+    text += ["validation samples of their own; `as published` takes the λ that is best on their *test* samples."]
+    for name, column in PUBLISHED.items():
+        if held := results["columns"].get(name):
+            other = "; ".join(held["changed"]) or "as published, but for the validation samples"
+            text += ["", f"## {column.title}", "", f"Settings: {other}."]
+            for metric in column.metrics:
+                text += ["", section(column, held, held["runs"], metric)]
+    if absent := [column.title for name, column in PUBLISHED.items() if name not in results["columns"]]:
+        text += ["", f"Not run: {'; '.join(absent)}."]
+    return "\n".join([*text, *shelf.foot(results)])
+
+
+def write(results: dict[str, Any], out: Path) -> None:
+    """Numbers and page."""
+    stem = f"tables_2_4_2_5_{results['scale']}"
+    shelf.write(out / f"{stem}.json", results)
+    shelf.write(out / f"{stem}.md", page(results))
+
+
+def fill(name: str, column: Column, methods: Sequence[str], results: dict[str, Any], runs: Path, out: Path) -> None:
+    """Run what is missing of a column, and write after every run."""
+    seed = results["seed"]
+    if (federation := data(name, column, seed)) is None:
+        return
+    held = results["columns"].setdefault(name, {"runs": {}})
+    held |= {"clients": len(federation), "changed": changes(name, column)}
+    for method in methods:
+        chosen = shelf.experiment(
+            method, federation, column.rounds, seed, column.metrics, shelf.START,
+            model=lambda: column.network(federation.train.arrays), local=column.local,
+        )  # fmt: skip
+        where = place(runs, results["scale"], name, column.rounds, method, seed)
+        seconds = shelf.done(chosen, where)[1]
+        held["runs"][method] = cell(where, column)
+        shelf.spend(results, {f"{method}, {name}": seconds})
+        write(results | {"machine": shelf.machine()}, out)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is missing, one column after the other."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", choices=SCALES, default="reduced")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="+", choices=shelf.METHODS, default=list(shelf.METHODS))
+    parser.add_argument("--columns", nargs="+", choices=PUBLISHED, default=list(PUBLISHED), metavar="NAME",
+                        help=f"any of {', '.join(PUBLISHED)}")  # fmt: skip
+    parser.add_argument("--rounds", type=int, help="instead of each column's own")
+    parser.add_argument("--runs", type=Path, default=Path("runs/superfed/tables_2_4_2_5"), help="run directories")
+    parser.add_argument("--out", type=Path, default=shelf.RESULTS, help="table and compact results")
+    parser.add_argument("--table", action="store_true", help="only write the table again")
+    args = parser.parse_args(arguments)
+    command = f"python recipes/superfed/tables_2_4_2_5.py --scale {args.scale}"
+    empty = {"command": command, "scale": args.scale, "notes": [], "seed": args.seed, "columns": {}}
+    results = empty | shelf.read(args.out / f"tables_2_4_2_5_{args.scale}.json") | {"seed": args.seed}
+    if args.table:
+        write(results, args.out)
+        return 0
+    try:
+        for name in args.columns:
+            column = SCALES[args.scale][name]
+            fill(name, replace(column, rounds=args.rounds or column.rounds), args.only, results, args.runs, args.out)
+    except FedLoomError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
