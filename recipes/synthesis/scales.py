@@ -29,7 +29,10 @@ class Setup:
 
 @dataclass(frozen=True)
 class Scale:
-    """What ``--scale`` chooses: ``sides`` are those of the images, ``setups`` the methods by name."""
+    """What ``--scale`` chooses: ``sides`` are those of the images, ``setups`` the methods by name.
+
+    With ``stops`` a method ends when it has sent as much as FedEvg in all of its rounds.
+    """
 
     sides: dict[str, int]
     clients: tuple[int, ...]
@@ -37,6 +40,7 @@ class Scale:
     setups: dict[str, Setup]
     judging: Judging
     spc: int = 10
+    stops: bool = False
     device: str = "cpu"
 
 
@@ -78,6 +82,7 @@ SCALES = {
             "FedEvg, kept, raw": evg(adam(5, 5e-4), beta=5.0, **KEPT_RAW),
         },
         judging=Judging(most=1000),
+        stops=True,
     ),
     "reduced": Scale(
         {"mnist": 28},

@@ -68,16 +68,18 @@ def parted(key: str) -> tuple[str, int, float]:
 
 
 def main_table(
-    cells: Mapping[str, Any], data: str, methods: Sequence[str], key: str, factor: float, beside: bool = True
+    results: Mapping[str, Any], data: str, methods: Sequence[str], key: str, factor: float, beside: bool = True
 ) -> str:
     """One of the thesis' tables: our figures at equal rounds and at equal communication, and below them the thesis'."""
+    cells, stops = results["cells"], results.get("stops", False)
     chosen = sorted((k for k in cells if parted(k)[0] == data), key=lambda k: parted(k)[1:])
     theirs = (thesis.FID if key == "fid" else thesis.ACCURACY).get(data, {}) if beside else {}
     rows = []
     for name in methods:
         ours = [cells[k]["runs"].get(name, {}) for k in chosen]
         if any(ours):
-            rows.append([name, *(spread(of(runs, "final", key), factor) for runs in ours)])
+            if not stops or name.startswith("FedEvg"):
+                rows.append([name, *(spread(of(runs, "final", key), factor) for runs in ours)])
             if not name.startswith("FedEvg"):
                 rows.append(
                     [f"{name}, equal communication", *(spread(of(runs, "equal", key), factor) for runs in ours)]
@@ -137,12 +139,12 @@ def text(results: Mapping[str, Any], methods: Sequence[str]) -> str:
             "Accuracy in percent of a classifier trained on the synthetic set, mean over the",
         ]
         lines += ["clients' own test images (tables 4.2, 4.3; brackets: standard deviation over seeds):", ""]
-        lines += [main_table(cells, data, methods, "clients/accuracy/mean", 100)]
+        lines += [main_table(results, data, methods, "clients/accuracy/mean", 100)]
         lines += ["", "The same classifier on the common test set; the thesis has the clients' own alone:", ""]
-        lines += [main_table(cells, data, methods, "accuracy", 100, beside=False)]
+        lines += [main_table(results, data, methods, "accuracy", 100, beside=False)]
         lines += ["", f"FID (tables 4.4, 4.5); our features are those of {runs[0]['features']} (test accuracy"]
         lines += [f"{100 * runs[0]['features_accuracy']:.1f} %), so that only the order compares:", ""]
-        lines += [main_table(cells, data, methods, "fid", 1)]
+        lines += [main_table(results, data, methods, "fid", 1)]
         for key in sorted((k for k in cells if parted(k)[0] == data), key=lambda k: parted(k)[1:]):
             _, clients, alpha = parted(key)
             lines += ["", f"What else the judge found, {clients} clients, α {alpha:g}, after all rounds:", ""]

@@ -72,11 +72,12 @@ def federation(data: Source, clients: int, alpha: float, seed: int) -> Federatio
 def experiment(name: str, scale: Scale, parts: Federation, seed: int) -> Experiment:
     """One cell of the tables."""
     setup, arrays = scale.setups[name], parts.train.arrays
+    rounds = equal_rounds(name, scale, arrays) if scale.stops else scale.rounds
     return Experiment(
         replace(setup.made(scale.spc), name=folder(name)),
         parts,
         lambda: network(setup, arrays),
-        rounds=scale.rounds,
+        rounds=rounds,
         participation=min(1.0, 10 / len(parts)),
         local=setup.local,
         evaluation=Evaluation(on=()),
@@ -127,7 +128,7 @@ def work(name: str, scale: Scale, parts: Federation, seed: int, place: Path, cac
     resume = (place / "config.yaml").is_file()
     made = synthesize(experiment(name, scale, parts, seed), place, judging, cache=cache, resume=resume)
     looks = {record["round"]: measured(record) for record in made.result.history if "synthetic/fid" in record}
-    last = {"round": scale.rounds, "sent": made.result.history[-1]["comm/params"]}
+    last = {"round": made.result.history[-1]["round"], "sent": made.result.history[-1]["comm/params"]}
     last |= {key.removeprefix("synthetic/"): rounded(value) for key, value in made.verdict.numbers.items()}
     return {
         "final": last,
@@ -197,7 +198,7 @@ def _cell(
             judge = Judge(parts, replace(scale.judging, per_class=scale.spc), seed, cache)
             cell["real"][str(seed)] = reference(judge, scale.spc)
         cell["runs"].setdefault(name, {})[str(seed)] = found
-        facts = {"rounds": scale.rounds, "spc": scale.spc}
+        facts = {"rounds": scale.rounds, "spc": scale.spc, "stops": scale.stops}
         results |= {"command": arguments.command, "machine": machine(), **facts}
         write(path, results)
         shown = found["final"]

@@ -112,19 +112,16 @@ def do(arguments: argparse.Namespace) -> None:
                     key = f"{data} {alpha:g}"
                     if key in cell:
                         continue
-                    chosen = replace(scale, setups={**scale.setups, name: setup})
-                    rounds = table_4_2.equal_rounds(name, chosen, parts.train.arrays)
-                    made = synthesize(
-                        table_4_2.experiment(name, replace(chosen, rounds=rounds), parts, SEED),
-                        judging=replace(scale.judging, per_class=scale.spc),
-                        cache=arguments.runs / arguments.scale / "judge",
-                    )
+                    chosen = replace(scale, setups={**scale.setups, name: setup}, stops=True)
+                    experiment = table_4_2.experiment(name, chosen, parts, SEED)
+                    judging, cache = replace(scale.judging, per_class=scale.spc), arguments.runs / arguments.scale
+                    made = synthesize(experiment, judging=judging, cache=cache / "judge")
                     numbers = {k.removeprefix("synthetic/"): rounded(v) or 0.0 for k, v in made.verdict.numbers.items()}
                     kept = ("clients/accuracy/mean", "accuracy", "fid", "recognised", "diversity")
-                    cell[key] = {"rounds": rounds, **{k: numbers[k] for k in kept}}
+                    cell[key] = {"rounds": experiment.rounds, **{k: numbers[k] for k in kept}}
                     write(path, results | {"machine": machine(), "command": arguments.command})
                     print(
-                        f"{key}, {name}, {label}: {sets.spread([numbers[kept[0]]], 100)} % in {rounds} rounds",
+                        f"{key}, {name}, {label}: {sets.spread([numbers[kept[0]]], 100)} % in {experiment.rounds} rounds",
                         flush=True,
                     )
                     report(path)

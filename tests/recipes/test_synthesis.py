@@ -108,10 +108,13 @@ def test_published_figures_stand_beside_ours(tables: Any) -> None:
         return {"final": {"fid": value}, "equal": {"fid": 2 * value}}
 
     cells = {"mnist 10 0.01": {"real": {"1": {"fid": 3.0}}, "runs": {"FedCVAE": {"1": run(9.0), "2": run(11.0)}}}}
-    shown = tables.sets.main_table(cells, "mnist", tables.METHODS, "fid", 1)
+    shown = tables.sets.main_table({"cells": cells}, "mnist", tables.METHODS, "fid", 1)
     assert "| FedCVAE | 10.0 (1.0) |" in shown
     assert "| FedCVAE, equal communication | 20.0 (2.0) |" in shown
     assert "| *thesis: FedEvg* | *171.53 (0.24)* |" in shown
+    stopped = tables.sets.main_table({"cells": cells, "stops": True}, "mnist", tables.METHODS, "fid", 1)
+    assert "| FedCVAE |" not in stopped, "it had no more rounds"
+    assert "| FedCVAE, equal communication | 20.0 (2.0) |" in stopped
     published = sys.modules["thesis"]
     for figures in (published.ACCURACY, published.FID):
         assert all(len(row) == 4 for rows in figures.values() for row in rows.values())
@@ -124,6 +127,11 @@ def test_equal_communication_counts_numbers_both_ways(tables: Any) -> None:
     size = tables.sent("FedCVAE", scale, arrays)
     assert tables.equal_rounds("FedCVAE", scale, arrays) == max(min(2 * 2 * 60 * 785 // size, 2), 1)
     assert tables.equal_rounds("FedEvg", scale, arrays) == 2
+    parts = tables.federation(tables.source("digits", 8), 2, 1.0, 1)
+    ends = replace(tables.SCALES["digits"], stops=True)
+    assert tables.experiment("FedCVAE", ends, parts, 1).rounds == tables.equal_rounds(
+        "FedCVAE", ends, parts.train.arrays
+    )
 
 
 def test_without_data_it_says_so(
