@@ -90,7 +90,7 @@ SCALES = {
         rounds=60,
         setups={
             "FedCGAN": cgan(32, adam(15, 1e-3, beta1=0.5), width=16),
-            "FedCVAE": cvae(16, adam(15, 2e-3), width=16),
+            "FedCVAE": cvae(16, adam(15, 5e-3), width=16),
             "FedEvg": evg(adam(15, 3e-3), beta=30.0),
             "FedEvg, apart": evg(adam(15, 3e-3), beta=30.0, **APART),
             "FedEvg, kept": evg(adam(5, 1e-3), beta=15.0, **KEPT),

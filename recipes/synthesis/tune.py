@@ -120,10 +120,8 @@ def do(arguments: argparse.Namespace) -> None:
                     kept = ("clients/accuracy/mean", "accuracy", "fid", "recognised", "diversity")
                     cell[key] = {"rounds": experiment.rounds, **{k: numbers[k] for k in kept}}
                     write(path, results | {"machine": machine(), "command": arguments.command})
-                    print(
-                        f"{key}, {name}, {label}: {sets.spread([numbers[kept[0]]], 100)} % in {experiment.rounds} rounds",
-                        flush=True,
-                    )
+                    shown = f"{sets.spread([numbers[kept[0]]], 100)} % in {experiment.rounds} rounds"
+                    print(f"{key}, {name}, {label}: {shown}", flush=True)
                     report(path)
 
 
