@@ -187,8 +187,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=sets.RESULTS)
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args(words)
-    given = sys.argv[1:] if words is None else words
-    arguments.command = " ".join(["python recipes/synthesis/homogenise.py", *given])
+    arguments.command = sets.told("homogenise", sys.argv[1:] if words is None else words)
     try:
         if arguments.table:
             report(arguments.out / f"homogenise_{arguments.scale}.json")

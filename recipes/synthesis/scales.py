@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedloom import methods
@@ -31,7 +31,8 @@ class Setup:
 class Scale:
     """What ``--scale`` chooses: ``sides`` are those of the images, ``setups`` the methods by name.
 
-    With ``stops`` a method ends when it has sent as much as FedEvg in all of its rounds.
+    ``skewed`` are setups for an alpha of .1 and less, where they differ. With ``stops`` a method ends when it has sent
+    as much as FedEvg in all of its rounds.
     """
 
     sides: dict[str, int]
@@ -39,9 +40,14 @@ class Scale:
     rounds: int
     setups: dict[str, Setup]
     judging: Judging
+    skewed: dict[str, Setup] = field(default_factory=dict)
     spc: int = 10
     stops: bool = False
     device: str = "cpu"
+
+    def at(self, alpha: float) -> Scale:
+        """The scale with the setups for that alpha."""
+        return replace(self, setups=self.setups | self.skewed) if alpha <= 0.1 else self
 
 
 def adam(steps: int, lr: float, batch_size: int = 32, beta1: float = 0.9) -> Local:
@@ -74,14 +80,18 @@ SCALES = {
         (10,),
         rounds=60,
         setups={
-            "FedCGAN": cgan(16, adam(60, 3e-3, beta1=0.5), width=16),
+            "FedCGAN": cgan(16, adam(60, 3e-3, beta1=0.5), width=8),
             "FedCVAE": cvae(16, adam(60, 2e-3), beta=0.3, width=16),
             "FedEvg": evg(adam(15, 1e-3), weights="raw"),
             "FedEvg, apart": evg(adam(15, 1e-3), repulsion=0.1, blur=0.7),
-            "FedEvg, kept": evg(adam(5, 5e-4), beta=5.0, **KEPT),
-            "FedEvg, kept, raw": evg(adam(5, 5e-4), beta=5.0, **KEPT_RAW),
+            "FedEvg, kept": evg(adam(5, 1e-3), beta=2.0, **KEPT),
         },
         judging=Judging(most=1000),
+        skewed={
+            "FedCGAN": cgan(16, adam(15, 1e-3, beta1=0.5), width=8),
+            "FedEvg, apart": evg(adam(15, 1e-3), repulsion=0.2, blur=0.7),
+            "FedEvg, kept": evg(adam(5, 5e-4), beta=5.0, **KEPT_RAW),
+        },
         stops=True,
     ),
     "reduced": Scale(
@@ -94,9 +104,9 @@ SCALES = {
             "FedEvg": evg(adam(15, 3e-3), beta=30.0),
             "FedEvg, apart": evg(adam(15, 3e-3), beta=30.0, **APART),
             "FedEvg, kept": evg(adam(5, 1e-3), beta=15.0, **KEPT),
-            "FedEvg, kept, raw": evg(adam(5, 1e-3), beta=15.0, **KEPT_RAW),
         },
         judging=Judging(most=1000),
+        skewed={"FedEvg, kept": evg(adam(5, 1e-3), beta=15.0, **KEPT_RAW)},
     ),
     "full": Scale(
         {"mnist": 32, "cifar10": 32, "dermamnist": 64, "organcmnist": 64},
@@ -108,10 +118,10 @@ SCALES = {
             "FedEvg": evg(adam(15, 3e-3, 50), network="resnet10"),
             "FedEvg, apart": evg(adam(15, 3e-3, 50), network="resnet10", **APART),
             "FedEvg, kept": evg(adam(5, 1e-3, 50), 5.0, "resnet10", **KEPT),
-            "FedEvg, kept, raw": evg(adam(5, 1e-3, 50), 5.0, "resnet10", **KEPT_RAW),
         },
         judging=Judging(),
+        skewed={"FedEvg, kept": evg(adam(5, 1e-3, 50), 5.0, "resnet10", **KEPT_RAW)},
         device="auto",
     ),
 }
-METHODS = ("FedCGAN", "FedCVAE", "FedEvg", "FedEvg, apart", "FedEvg, kept", "FedEvg, kept, raw")
+METHODS = ("FedCGAN", "FedCVAE", "FedEvg", "FedEvg, apart", "FedEvg, kept")

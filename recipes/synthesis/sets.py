@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,6 +43,16 @@ SEEN = {
     "members_p": ("members, p", 1),
     "nearest": ("nearest real", 1),
 }
+
+
+def told(recipe: str, words: Sequence[str]) -> str:
+    """The command of a recipe as results record it: without the places on this machine.
+
+    >>> told("tune", ["--scale", "digits", "--out", "there", "--only", "FedEvg, kept"])
+    "python recipes/synthesis/tune.py --scale digits --only 'FedEvg, kept'"
+    """
+    kept = [w for at, w in enumerate(words) if not {"--runs", "--out"} & {w, *words[max(at - 1, 0) : at]}]
+    return shlex.join(["python", f"recipes/synthesis/{recipe}.py", *kept])
 
 
 def spread(values: Sequence[float], factor: float = 1, digits: int = 1) -> str:
@@ -114,8 +125,8 @@ def seen_table(cell: Mapping[str, Any], methods: Sequence[str]) -> str:
 INTRODUCTION = """{rounds} rounds; {spc} images of each class. *Equal communication*: judged after as many rounds as
 send no more than FedEvg has sent in all. *Real images*: as many random training images, judged alike. *FedEvg, apart*:
 with repulsion between the images of a class, which is no part of the thesis; *kept*: clients keep their models from
-round to round; *raw*: weighted by exp(-E) and not by its sign. Figures of the thesis (*italic*: ResNet-10, 500 rounds,
-Inception features) are for comparing the order of methods, not values."""
+round to round, and for α .01 weights are raw. Figures of the thesis (*italic*: ResNet-10, 500 rounds, Inception
+features) are for comparing the order of methods, not values."""
 WORDS = """*Steps*: a client's in a round, with mini-batches of 32 or 50. *Sent*: numbers a client receives and sends
 in a round. *Recognised*: the share that a classifier trained on real data labels as their class. *Diversity*: mean
 distance within a class, synthetic over real. *Precision, recall, coverage*: by 5 nearest neighbours in features,

@@ -172,7 +172,7 @@ def do(arguments: argparse.Namespace, say: Callable[[str], None] = print) -> Non
                     parts = federation(data, clients, alpha, seed)
                     key = f"{name} {clients} {alpha:g}"
                     home = arguments.runs / arguments.scale / key.replace(" ", "-")
-                    _cell(arguments, scale, key, seed, parts, home, path, say)
+                    _cell(arguments, scale.at(alpha), key, seed, parts, home, path, say)
 
 
 def _cell(
@@ -223,7 +223,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=sets.RESULTS)
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args(words)
-    arguments.command = " ".join(["python recipes/synthesis/table_4_2.py", *(sys.argv[1:] if words is None else words)])
+    arguments.command = sets.told("table_4_2", sys.argv[1:] if words is None else words)
     try:
         if arguments.table:
             sets.report(arguments.out / f"table_4_2_{arguments.scale}.json", arguments.runs, METHODS)

@@ -4,8 +4,8 @@
     python recipes/synthesis/tune.py --table                  # table again, from the stored results
 
 Every setting runs for as many rounds as send no more than FedEvg sends in all of them, with seed 0, which is another
-split than the reported ones. The best is the one whose images make the best classifier: its mean accuracy over the
-clients' hold-outs, and over the values of alpha.
+split than the reported ones. For each alpha the best is the one whose images make the best classifier: its mean
+accuracy over the clients' hold-outs. ``scales.py`` has the best ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import sets
@@ -27,6 +26,7 @@ from fedloom.core.errors import FedLoomError
 from fedloom.synthesis.run import synthesize
 
 SEED = 0
+CHOSEN_BY = "clients/accuracy/mean"
 GRIDS: dict[str, dict[str, dict[str, Setup]]] = {
     "digits": {
         "FedCGAN": {
@@ -117,12 +117,24 @@ def do(arguments: argparse.Namespace) -> None:
                     judging, cache = replace(scale.judging, per_class=scale.spc), arguments.runs / arguments.scale
                     made = synthesize(experiment, judging=judging, cache=cache / "judge")
                     numbers = {k.removeprefix("synthetic/"): rounded(v) or 0.0 for k, v in made.verdict.numbers.items()}
-                    kept = ("clients/accuracy/mean", "accuracy", "fid", "recognised", "diversity")
+                    kept = (CHOSEN_BY, "accuracy", "fid", "recognised", "diversity")
                     cell[key] = {"rounds": experiment.rounds, **{k: numbers[k] for k in kept}}
                     write(path, results | {"machine": machine(), "command": arguments.command})
-                    shown = f"{sets.spread([numbers[kept[0]]], 100)} % in {experiment.rounds} rounds"
-                    print(f"{key}, {name}, {label}: {shown}", flush=True)
+                    found = f"{sets.spread([numbers[CHOSEN_BY]], 100)} % in {experiment.rounds} rounds"
+                    print(f"{key}, {name}, {label}: {found}", flush=True)
                     report(path)
+
+
+def shown(run: dict[str, Any] | None, best: float) -> str:
+    """Accuracy and rounds; the best is bold.
+
+    >>> shown({CHOSEN_BY: 0.5, "rounds": 21}, 0.5), shown(None, 0.5)
+    ('**50.0** (21)', '-')
+    """
+    if run is None:
+        return "-"
+    accuracy = f"{100 * run[CHOSEN_BY]:.1f}"
+    return f"**{accuracy}** ({run['rounds']})" if run[CHOSEN_BY] == best else f"{accuracy} ({run['rounds']})"
 
 
 def report(path: Path) -> None:
@@ -133,18 +145,15 @@ def report(path: Path) -> None:
     keys = sorted({key for grid in results["runs"].values() for cell in grid.values() for key in cell})
     rows = []
     for name, grid in results["runs"].items():
-        means = {label: fmean(run["clients/accuracy/mean"] for run in cell.values()) for label, cell in grid.items()}
+        best = {key: max((cell[key][CHOSEN_BY] for cell in grid.values() if key in cell), default=0) for key in keys}
         for label, cell in grid.items():
-            shown: list[Any] = [cell.get(key) for key in keys]
-            figures = [f"{100 * run['clients/accuracy/mean']:.1f} ({run['rounds']})" if run else "-" for run in shown]
-            mean = f"{100 * means[label]:.1f}"
-            rows.append([name, label, *figures, f"**{mean}**" if means[label] == max(means.values()) else mean])
+            rows.append([name, label, *(shown(cell.get(key), best[key]) for key in keys)])
     lines = [f"# Settings tried for the methods that make synthetic sets, {path.stem.removeprefix('tune_')}", ""]
     lines += [
         "Accuracy in percent of a classifier trained on the set, mean over the clients' own test images, at equal"
     ]
     lines += ["communication; in brackets the rounds that this allows.", ""]
-    lines += [table(["method", "setting", *keys, "mean"], rows), ""]
+    lines += [table(["method", "setting", *keys], rows), ""]
     lines += [f"`{results['command']}`, seed {SEED}. {results['machine']}.", *notes(results)]
     write(path.with_suffix(".md"), "\n".join(lines))
 
@@ -159,7 +168,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=sets.RESULTS)
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args(words)
-    arguments.command = " ".join(["python recipes/synthesis/tune.py", *(sys.argv[1:] if words is None else words)])
+    arguments.command = sets.told("tune", sys.argv[1:] if words is None else words)
     try:
         if arguments.table:
             report(arguments.out / f"tune_{arguments.scale}.json")

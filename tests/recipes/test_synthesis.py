@@ -41,6 +41,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
         clients=(2,),
         rounds=2,
         setups=small | nets,
+        skewed={},
         judging=replace(reduced.judging, most=20),
         spc=6,
     )
@@ -75,7 +76,7 @@ def test_tables_run_go_on_and_are_written_again(tmp_path: Path, tables: Any, mon
     first = json.loads((out / "table_4_2_reduced.json").read_text())["cells"]["mnist 2 1"]["runs"]
     assert run() == 0
     cell = json.loads((out / "table_4_2_reduced.json").read_text())["cells"]["mnist 2 1"]
-    assert list(cell["runs"]) == ["FedEvg", "FedCVAE", "FedCGAN", "FedEvg, apart", "FedEvg, kept", "FedEvg, kept, raw"]
+    assert list(cell["runs"]) == ["FedEvg", "FedCVAE", "FedCGAN", "FedEvg, apart", "FedEvg, kept"]
     assert {name: cell["runs"][name] for name in first} == first, "what was there stayed"
     budget = cell["runs"]["FedEvg"]["1"]["final"]["sent"]
     for runs in cell["runs"].values():
@@ -97,7 +98,7 @@ def test_tables_run_go_on_and_are_written_again(tmp_path: Path, tables: Any, mon
     (tables_folder / "mnist-2-1").rename(tables_folder / "mnist-10-1")
     assert use.main([*where, "--rounds", "2"]) == 0
     runs = json.loads((out / "homogenise_reduced.json").read_text())["runs"]
-    assert len(runs) == 1 + 7, "nothing; a use of six sets and of real images"
+    assert len(runs) == 1 + 6, "nothing; a use of five sets and of real images"
     assert all(0 <= value <= 1 for found in runs.values() for value in found["1"]["accuracy"])
     assert "| FedEvg, both |" in (out / "homogenise_reduced.md").read_text()
     assert (out / "homogenise_reduced.png").is_file()
