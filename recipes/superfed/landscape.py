@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         data = placed(federation, shelf.float32, "cpu")
         x, y = data.test.x[:IMAGES], data.test.y[:IMAGES]
         for name, axis in zip(args.only, np.atleast_1d(axes), strict=True):
-            chosen = shelf.experiment(name, federation, args.rounds, args.seed, start=shelf.START)
+            chosen = pathological.experiment(name, federation, args.rounds, args.seed)
             result, _ = shelf.done(chosen, pathological.place(args.runs, CLIENTS, name, args.seed))
             plan = make_plan(chosen, data, "cpu")
             w, loss = result.snapshot.server.shared["shared"], cross_entropy(plan.model, plan.layout, x, y)
