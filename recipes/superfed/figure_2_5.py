@@ -50,6 +50,7 @@ def swept(chosen: Experiment, federation: Federation, result: RunResult) -> dict
     accuracy, loss = found["accuracy"], found["loss"]
     return {
         "clients": len(clients),
+        "of": len(federation.train),
         "rounds": result.snapshot.server.round,
         "mean": [shelf.rounded(float(a.mean())) for a in accuracy],
         "std": [shelf.rounded(float(a.std())) for a in accuracy],
@@ -69,7 +70,7 @@ def page(results: dict[str, Any]) -> str:
     rows = [
         [
             name,
-            f"{run['clients']} of {CLIENTS}",
+            f"{run['clients']} of {run['of']}",
             str(run["rounds"]),
             *map(shelf.percent, run["mean"]),
             f"{run['barrier']:.3f}",
@@ -111,7 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--rounds", type=int, default=pathological.ROUNDS[CLIENTS])
+    parser.add_argument("--clients", type=int, choices=pathological.ROUNDS, default=CLIENTS)
+    parser.add_argument("--rounds", type=int, help="instead of the table's for so many clients")
     parser.add_argument("--runs", type=Path, default=Path("runs/superfed/table_2_3"), help="run directories")
     parser.add_argument("--out", type=Path, default=shelf.RESULTS)
     parser.add_argument("--table", action="store_true", help="only write page and picture again")
@@ -122,10 +124,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write(results, args.out)
         return 0
     try:
-        federation = pathological.data(sources.make("mnist"), CLIENTS, args.seed)
+        federation = pathological.data(sources.make("mnist"), args.clients, args.seed)
+        rounds = args.rounds or pathological.ROUNDS[args.clients]
         for name in args.only:
-            chosen = pathological.experiment(name, federation, args.rounds, args.seed)
-            result, _ = shelf.done(chosen, pathological.place(args.runs, CLIENTS, name, args.seed))
+            chosen = pathological.experiment(name, federation, rounds, args.seed)
+            result, _ = shelf.done(chosen, pathological.place(args.runs, args.clients, name, args.seed))
             results["runs"][name] = swept(chosen, federation, result)
             write(results | {"machine": shelf.machine(), "seed": args.seed}, args.out)
     except FedLoomError as error:

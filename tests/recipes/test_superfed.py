@@ -70,7 +70,7 @@ def test_table_2_3_and_its_pictures(tmp_path: Path, recipe: Recipe) -> None:
     assert (out / "table_2_3.md").read_text() == text
 
     before = (runs / "k100" / "apfl" / "seed0" / "metrics.jsonl").read_text()
-    assert recipe("figure_2_5", *where, "--rounds", 2, "--only", "APFL", "SuPerFed-MM") == 0
+    assert recipe("figure_2_5", *where, "--clients", 100, "--rounds", 2, "--only", "APFL", "SuPerFed-MM") == 0
     assert (runs / "k100" / "apfl" / "seed0" / "metrics.jsonl").read_text() == before, "finished runs stay as they are"
     swept = json.loads((out / "figure_2_5.json").read_text())["runs"]
     for name in ("APFL", "SuPerFed-MM"):
