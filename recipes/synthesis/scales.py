@@ -106,7 +106,10 @@ SCALES = {
             "FedEvg, kept": evg(adam(5, 1e-3), beta=15.0, **KEPT),
         },
         judging=Judging(most=1000),
-        skewed={"FedEvg, kept": evg(adam(5, 1e-3), beta=15.0, **KEPT_RAW)},
+        skewed={
+            "FedCVAE": cvae(16, adam(15, 2e-3), width=16),
+            "FedEvg, kept": evg(adam(5, 1e-3), beta=15.0, **KEPT_RAW),
+        },
     ),
     "full": Scale(
         {"mnist": 32, "cifar10": 32, "dermamnist": 64, "organcmnist": 64},
