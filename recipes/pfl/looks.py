@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,10 @@ INFERENCE = tuple(f"{name} + {part}" for name in METHODS[:3] for part in ("Proto
 LEVELS = {"mean": "mean over clients", "best": "best client", "worst": "worst client"}
 SPLITS = {"acid": "ACID: common names of classes", "alid": "ALID: names of its own at each client"}
 CHANCE = 1 / 10
+NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "mini_imagenet": "miniImageNet"}
+Published = Mapping[str, Sequence[tuple[float, tuple[int, ...]]]]
 # Transmissions to an accuracy on CIFAR-10, in the order of PERSONAL; 1001 stands for "more than 1000".
-PUBLISHED: dict[str, dict[str, list[tuple[float, tuple[int, ...]]]]] = {
+PUBLISHED: dict[str, Published] = {
     "acid 3": {
         "mean": [(92.2, (1001, 211, 455, 618, 1001, 797)), (91.6, (815, 152, 242, 514, 1001, 334))],
         "best": [(100.0, (381, 82, 111, 118, 874, 154)), (99.0, (106, 64, 86, 106, 186, 54))],
@@ -92,7 +94,7 @@ def gain(ours: float, theirs: float, spent: float) -> str:
     return f"{theirs / ours:.1f}x" if theirs < float("inf") else f">{spent / ours:.1f}x"
 
 
-def transmissions(key: str, cell: Mapping[str, Any]) -> list[str]:
+def transmissions(cell: Mapping[str, Any], published: Published) -> list[str]:
     """Tables 3.1 and 3.2 (mean), A.5 and A.6 (best and worst client): ours, and below it the thesis'."""
     curves, lines = cell["curves"], []
     header = ["accuracy", *PERSONAL, "PFLDyn against Per-FedAvg", "against the best without correction"]
@@ -112,7 +114,7 @@ def transmissions(key: str, cell: Mapping[str, Any]) -> list[str]:
             line.append(gain(ours, found[per], spent[per]) if per in found else "-")
             line.append(f"{gain(ours, found[best], spent[best])} ({best})" if best else "-")
             rows.append(line)
-        for target, figures in PUBLISHED.get(key, {}).get(level, []):
+        for target, figures in published.get(level, []):
             line = [f"*thesis: {target:.1f}*", *(f"*>{f - 1}*" if f > 1000 else f"*{f}*" for f in figures)]
             ours = float(min(figures[1:3]))
             line.append(f"*{gain(ours, figures[0] if figures[0] <= 1000 else float('inf'), 1000)}*")
@@ -150,16 +152,17 @@ def choices(cell: Mapping[str, Any]) -> str:
 
 def tables(results: Mapping[str, Any]) -> str:
     """The results as Markdown."""
-    text = ["# Personalised federated meta-learning on CIFAR-10 (Acar, thesis, tables 3.1, 3.2, A.5, A.6), reduced", ""]
+    data = results.get("data", "cifar10")
+    where = "table A.7" if data == "mini_imagenet" else "tables 3.1, 3.2, A.5, A.6"
+    text = [f"# Personalised federated meta-learning on {NAMES[data]} (Acar, thesis, {where})", ""]
     text += ["Test accuracies in percent, of the server model after it was adapted with all of a client's training"]
     text += ["images, on 100 test images of its own. `+ Proto`, `+ MAML`: trained without adaptation, adapted at"]
     text += ["inference. *Average model*: the mean of all clients' last models, which the thesis plots (a client that"]
     text += [
         "has not taken part counts with the initial one). A model that cannot know what a client calls the classes"
     ]
-    text += [
-        "is at chance, 10 %. Networks, images and rounds are not those of the thesis, whose figures (*italic*) are"
-    ]
+    chance = "is at chance, 10 %." if data == "cifar10" else "is at chance."
+    text += [f"{chance} Networks, images and rounds are not those of the thesis, whose figures (*italic*) are"]
     text += ["for comparing the order of methods and the gains, not the accuracies."]
     for classes in sorted({key.split()[1] for key in results["cells"]}):
         text += ["", f"## {classes} classes a client", "", "### After the last round", "", finals(results, classes)]
@@ -172,7 +175,8 @@ def tables(results: Mapping[str, Any]) -> str:
                     f"{results['every']}; `>x`: not with x models. Without correction: Per-FedAvg, P-Avg (Proto), and"
                 ]
                 text += ["FedAvg with Proto at inference."]
-                text += transmissions(f"{split} {classes}", cell)
+                published = PUBLISHED.get(f"{split} {classes}", {}) if data == "cifar10" else {}
+                text += transmissions(cell, published)
                 text += ["", "Settings, tried in short runs:", "", choices(cell)]
     seconds = sum(c["seconds"] for cell in results["cells"].values() for c in cell["curves"].values())
     failures = sum(c["failures"] for cell in results["cells"].values() for c in cell["curves"].values())

@@ -2,6 +2,7 @@
 
     FEDLOOM_DATA=... python recipes/pfl/tables.py [--classes 5] [--only FedAvg "PFLDyn (Proto)"] [--rounds 8]
     FEDLOOM_DATA=... python recipes/pfl/tables.py --scale thesis --classes 3 5 7      # as published: days of a core
+    FEDLOOM_DATA=... python recipes/pfl/tables.py --data mini_imagenet --splits alid  # table A.7; or cifar100
     python recipes/pfl/tables.py --table                      # tables and picture again, from the stored results
 
 As published: a client holds a window of 3, 5 or 7 classes, in ALID with names of its own for them; a tenth of the
@@ -121,7 +122,7 @@ def experiment(made: Method, federation: Federation, scale: Scale, seed: int, ro
     return Experiment(
         made,
         federation,
-        partial(scale.model, classes=10, inputs=inputs),
+        partial(scale.model, classes=federation.classes, inputs=inputs),
         rounds=rounds,
         participation=0.1,
         local=Local(steps=scale.steps, batch_size=scale.batch, lr=0.1, lr_decay=0.997, weight_decay=1e-3, clip=10),
@@ -205,6 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Choose settings, then run what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--data", choices=looks.NAMES, default="cifar10")
     parser.add_argument("--classes", type=int, nargs="+", choices=(3, 5, 7), default=[5], help="classes a client")
     parser.add_argument("--splits", nargs="+", choices=("acid", "alid"), default=["acid", "alid"])
     parser.add_argument("--only", nargs="+", choices=looks.METHODS, default=list(looks.METHODS))
@@ -215,20 +217,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=looks.RESULTS, help="tables, picture and compact results")
     parser.add_argument("--table", action="store_true", help="only write them again")
     args = parser.parse_args(arguments)
-    stem = "tables" if args.scale == "reduced" else f"tables_{args.scale}"
+    named = "" if args.data == "cifar10" else f"{args.data}_"
+    stem = f"tables_{named}{args.scale}".removesuffix("_reduced")
     if args.table:
         looks.report(args.out / f"{stem}.json", {})
         return 0
     scale = SCALES[args.scale]
     scale = replace(scale, rounds=args.rounds or scale.rounds, trial=args.trial or scale.trial)
-    command = f"python recipes/pfl/tables.py{'' if args.scale == 'reduced' else ' --scale ' + args.scale}"
+    said = {"data": "cifar10", "scale": "reduced"}
+    chosen_words = (f" --{key} {vars(args)[key]}" for key, usual in said.items() if vars(args)[key] != usual)
+    command = f"python recipes/pfl/tables.py{''.join(chosen_words)}"
     facts = {"machine": looks.machine(), "command": command, "seed": args.seed, "every": scale.every}
+    facts["data"] = args.data
     try:
-        cifar = averaged(sources.make("cifar10"), scale.shrink)
+        images = averaged(sources.make(args.data), scale.shrink)
         for classes in args.classes:
             for split in args.splits:
-                federation = data(cifar, split, classes, scale, args.seed)
-                where = args.runs / f"{args.scale}_{split}_{classes}" / f"seed{args.seed}"
+                federation = data(images, split, classes, scale, args.seed)
+                where = args.runs / f"{named}{args.scale}_{split}_{classes}" / f"seed{args.seed}"
                 picked = settings(args.only, federation, scale, args.seed, where / "trials")
                 inner = tuple(picked["inner"])
                 for name in args.only:

@@ -135,3 +135,15 @@ def test_without_data_it_says_so(
     assert run("--runs", tmp_path / "runs", "--out", tmp_path / "out") == 2
     assert "CIFAR-10" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_published_figures_stand_beside_the_data_that_they_are_of(
+    recipe: Any, run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = recipe.looks.read(recipe.looks.RESULTS / "tables.json")
+    assert "*thesis: 87.5*" in recipe.looks.tables(stored)
+    other = recipe.looks.tables(stored | {"data": "mini_imagenet"})
+    assert "on miniImageNet (Acar, thesis, table A.7)" in other
+    assert "*thesis:" not in other
+    assert run("--data", "mini_imagenet", "--runs", tmp_path / "runs", "--out", tmp_path / "out") == 2
+    assert "miniImageNet is not here" in capsys.readouterr().err
