@@ -127,7 +127,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
                 axis.barh(at, 100 * run["validation"]["mean"][-1], color=colour, alpha=0.5)
                 axis.plot(100 * run["took part"].get("in", float("nan")), at, "o", color=colour)
         axis.plot([value[number][0] for value in PUBLISHED.values()], np.arange(len(PUBLISHED)), "k|", markersize=10)
-        axis.set(title=f"{clients} clients", xlabel="top-1 accuracy, %", xlim=(30, 101))
+        axis.set(title=f"{clients} clients", xlabel="top-1 accuracy, %", xlim=(15, 101))
     axes[0].set_yticks(range(len(PUBLISHED)), list(PUBLISHED))
     axes[0].invert_yaxis()
     figure.suptitle("bar: all clients, dot: those that took part, |: published, 500 rounds", fontsize=9)
