@@ -86,7 +86,8 @@ def tables(results: dict[str, Any]) -> str:
     ]
     text += ["clients choose λ on validation images of their own."]
     for number, clients in enumerate(sorted(ROUNDS)):
-        runs = results["runs"].get(str(clients), {})
+        if not (runs := results["runs"].get(str(clients))):
+            continue
         done = sorted({run["rounds"] for run in runs.values()})
         rows = []
         for name, paper in PUBLISHED.items():

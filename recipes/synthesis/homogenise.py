@@ -27,7 +27,6 @@ from sets import machine, notes, read, rounded, spread, table, write
 from torch import nn
 
 from fedloom import methods
-from fedloom.core.errors import FedLoomError
 from fedloom.core.federation import Arrays, Federation
 from fedloom.core.local import Local
 from fedloom.core.rng import stream
@@ -103,6 +102,9 @@ def given_sets(arguments: argparse.Namespace, seed: int, parts: Federation, spc:
 
 def do(arguments: argparse.Namespace) -> None:
     """Everything that was asked for and is not there yet."""
+    if arguments.table:
+        report(arguments.out / f"homogenise_{arguments.scale}.json")
+        return
     scale = table_4_2.SCALES[arguments.scale]
     data = table_4_2.source(*next(iter(scale.sides.items())))
     path = arguments.out / f"homogenise_{arguments.scale}.json"
@@ -177,26 +179,16 @@ def picture(results: dict[str, Any], path: Path) -> None:
     pyplot.close(figure)
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run, or write table and picture from the stored results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(parser: argparse.ArgumentParser) -> None:
+    """What can be chosen."""
     parser.add_argument("--scale", choices=table_4_2.SCALES, default="reduced")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--runs", type=Path, default=Path("runs/synthesis"))
-    parser.add_argument("--out", type=Path, default=sets.RESULTS)
-    parser.add_argument("--table", action="store_true")
-    arguments = parser.parse_args(words)
-    arguments.command = sets.told("homogenise", sys.argv[1:] if words is None else words)
-    try:
-        if arguments.table:
-            report(arguments.out / f"homogenise_{arguments.scale}.json")
-        else:
-            do(arguments)
-    except FedLoomError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run, or write table and picture from the stored results."""
+    return sets.main("homogenise", __doc__ or "", options, do, words)
 
 
 if __name__ == "__main__":

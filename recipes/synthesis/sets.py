@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import thesis
 import torch
 
+from fedloom.core.errors import FedLoomError
 from fedloom.core.federation import Arrays
 from fedloom.data.sources.generated import Generated, pixels, read_generated, save_npz
 
@@ -53,6 +55,29 @@ def told(recipe: str, words: Sequence[str]) -> str:
     """
     kept = [w for at, w in enumerate(words) if not {"--runs", "--out"} & {w, *words[max(at - 1, 0) : at]}]
     return shlex.join(["python", f"recipes/synthesis/{recipe}.py", *kept])
+
+
+def main(
+    recipe: str,
+    about: str,
+    options: Callable[[argparse.ArgumentParser], object],
+    do: Callable[[argparse.Namespace], object],
+    words: Sequence[str] | None,
+) -> int:
+    """Read a recipe's command line, with the options that all have, and do what it asks for; the exit code."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options(parser)
+    parser.add_argument("--runs", type=Path, default=Path("runs/synthesis"), help="run directories")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="tables, pictures and compact results")
+    parser.add_argument("--table", action="store_true", help="only write them again")
+    arguments = parser.parse_args(words)
+    arguments.command = told(recipe, sys.argv[1:] if words is None else words)
+    try:
+        do(arguments)
+    except FedLoomError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
 
 
 def spread(values: Sequence[float], factor: float = 1, digits: int = 1) -> str:

@@ -37,7 +37,7 @@ from scales import METHODS, SCALES, Scale, Setup
 from sets import machine, read, rounded, write
 from torch import nn
 
-from fedloom.core.errors import DataError, FedLoomError
+from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays, Federation
 from fedloom.core.rng import stream
 from fedloom.data import Source, federate, partitions, sources
@@ -154,6 +154,9 @@ def reference(judge: Judge, spc: int) -> dict[str, Any]:
 
 def do(arguments: argparse.Namespace, say: Callable[[str], None] = print) -> None:
     """Everything that was asked for and is not there yet, the results written after each run."""
+    if arguments.table:
+        sets.report(arguments.out / f"table_4_2_{arguments.scale}.json", arguments.runs, METHODS)
+        return
     scale = SCALES[arguments.scale]
     if arguments.rounds:
         scale = replace(scale, rounds=arguments.rounds)
@@ -210,29 +213,19 @@ def _cell(
         sets.report(path, arguments.runs, METHODS)
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run, or write tables and pictures from the stored results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(parser: argparse.ArgumentParser) -> None:
+    """What can be chosen."""
     parser.add_argument("--scale", choices=SCALES, default="reduced")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--alphas", type=float, nargs="+", default=[1.0, 0.01])
     parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--inception", type=Path, default=None)
-    parser.add_argument("--runs", type=Path, default=Path("runs/synthesis"))
-    parser.add_argument("--out", type=Path, default=sets.RESULTS)
-    parser.add_argument("--table", action="store_true")
-    arguments = parser.parse_args(words)
-    arguments.command = sets.told("table_4_2", sys.argv[1:] if words is None else words)
-    try:
-        if arguments.table:
-            sets.report(arguments.out / f"table_4_2_{arguments.scale}.json", arguments.runs, METHODS)
-        else:
-            do(arguments)
-    except FedLoomError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run, or write tables and pictures from the stored results."""
+    return sets.main("table_4_2", __doc__ or "", options, do, words)
 
 
 if __name__ == "__main__":

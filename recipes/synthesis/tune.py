@@ -19,10 +19,9 @@ from typing import Any
 
 import sets
 import table_4_2
-from scales import SCALES, Setup, adam, cgan, cvae, evg
+from scales import METHODS, SCALES, Setup, adam, cgan, cvae, evg
 from sets import machine, notes, read, rounded, table, write
 
-from fedloom.core.errors import FedLoomError
 from fedloom.synthesis.run import synthesize
 
 SEED = 0
@@ -100,12 +99,15 @@ GRIDS: dict[str, dict[str, dict[str, Setup]]] = {
 
 def do(arguments: argparse.Namespace) -> None:
     """Everything that was asked for and is not there yet, the results written after each run."""
+    if arguments.table:
+        report(arguments.out / f"tune_{arguments.scale}.json")
+        return
     scale, path = SCALES[arguments.scale], arguments.out / f"tune_{arguments.scale}.json"
     for data, side in scale.sides.items():
         source = table_4_2.source(data, side)
         for alpha in arguments.alphas:
             parts = table_4_2.federation(source, 10, alpha, SEED)
-            for name in arguments.only or GRIDS[arguments.scale]:
+            for name in [name for name in GRIDS[arguments.scale] if name in arguments.only]:
                 for label, setup in GRIDS[arguments.scale][name].items():
                     results = read(path) or {"notes": [], "runs": {}}
                     cell = results["runs"].setdefault(name, {}).setdefault(label, {})
@@ -158,26 +160,16 @@ def report(path: Path) -> None:
     write(path.with_suffix(".md"), "\n".join(lines))
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run, or write the table from the stored results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(parser: argparse.ArgumentParser) -> None:
+    """What can be chosen."""
     parser.add_argument("--scale", choices=GRIDS, default="digits")
     parser.add_argument("--alphas", type=float, nargs="+", default=[1.0, 0.01])
-    parser.add_argument("--only", nargs="+", default=[])
-    parser.add_argument("--runs", type=Path, default=Path("runs/synthesis"))
-    parser.add_argument("--out", type=Path, default=sets.RESULTS)
-    parser.add_argument("--table", action="store_true")
-    arguments = parser.parse_args(words)
-    arguments.command = sets.told("tune", sys.argv[1:] if words is None else words)
-    try:
-        if arguments.table:
-            report(arguments.out / f"tune_{arguments.scale}.json")
-        else:
-            do(arguments)
-    except FedLoomError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run, or write the table from the stored results."""
+    return sets.main("tune", __doc__ or "", options, do, words)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -27,7 +28,7 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Term:
+class Term(ABC):
     """One term of the student's loss, weighted; the loss is ``guided(view(…), …)``.
 
     The two halves are apart because a guide is trained while the student stands still: what the student contributes
@@ -55,13 +56,13 @@ class Term:
         """The numbers of the teacher's maps that it reads; the others are not kept."""
         return ()
 
+    @abstractmethod
     def view(self, pair: Pair, layers: nn.Module | None) -> Tensor:
         """What the student contributes, [B, ...]; differentiable in the student and in the layers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def guided(self, view: Tensor, teacher: Said | None, y: Tensor, g: Tensor, tau_s: float) -> Tensor:
         """Losses [B] for the student's contribution, given the guide g [B]; the weight is not in them."""
-        raise NotImplementedError
 
     def loss(self, pair: Pair, layers: nn.Module | None, g: Tensor | None = None, tau_s: float = 1.0) -> Tensor:
         """The weighted losses [B]; without a guide, g is zero."""
@@ -75,8 +76,8 @@ class Term:
         return None
 
     def features(self, said: Said, layers: nn.Module | None) -> Tensor:
-        """What the teacher's head is given, where it is reused."""
-        raise NotImplementedError
+        """What the teacher's head is given: the student's features, or what the term's layers make of them."""
+        return said.features
 
 
 @dataclass(frozen=True)
