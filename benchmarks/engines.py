@@ -34,9 +34,9 @@ from fedloom.core.local import Local, draw_cohort
 from fedloom.core.plan import Plan
 from fedloom.core.round import Server, federated_round
 from fedloom.engines import engines
+from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.store import MemoryStore
 from fedloom.models import models
-from fedloom.run.machine import one_thread
-from fedloom.run.store import MemoryStore
 
 
 def workload(name: str) -> tuple[nn.Module, Split, Local, int]:

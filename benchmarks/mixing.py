@@ -31,8 +31,8 @@ import torch
 
 from fedloom.core.parts import Cohort, Mixing
 from fedloom.core.tree import Tree
-from fedloom.mixing import DeviceAggregation, SiloAggregation
-from fedloom.run.machine import one_thread
+from fedloom.experiment.runtime import one_thread
+from fedloom.parts.mixing import AAggFFD, AAggFFS
 
 MB = 2**20
 
@@ -76,7 +76,7 @@ def device(repeats: int, clients: int = 1_500_000, size: int = 1000) -> dict[str
             yield Cohort(members, draw.integers(1, 500, size), clients, draw.gamma(2.0, 1.0, size))
 
     before = high_water()
-    _, found = measure(DeviceAggregation("weibull"), cohorts(), {}, repeats)
+    _, found = measure(AAggFFD("weibull"), cohorts(), {}, repeats)
     return found | {"rss_mb": round(high_water() - before, 1)}
 
 
@@ -85,7 +85,7 @@ def silo(
 ) -> dict[str, dict[str, float]]:
     """Rounds of AAggFF-S at several lengths of a run."""
     draw = np.random.default_rng(1)
-    policy, state = SiloAggregation("normal"), {}
+    policy, state = AAggFFS("normal"), {}
     samples, speed = draw.integers(50, 500, clients), draw.uniform(0.2, 1.0, clients)
 
     def cohorts() -> Iterator[Cohort]:

@@ -34,21 +34,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedloom.core.adapting import deployed
+from fedloom.compute.live import LiveClient
 from fedloom.core.client import Broadcast, State
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.local import Local
+from fedloom.core.meta import deployed
 from fedloom.core.parts import Batch
 from fedloom.core.round import Server
-from fedloom.engines.live import LiveClient
+from fedloom.experiment.evaluate import Evaluator
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.interpolation_eval import GRID, sweep
+from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.setup import make_plan
 from fedloom.methods import make
 from fedloom.metrics import Predictions, predictions
 from fedloom.models import models
-from fedloom.run.evaluate import Evaluator
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.run.machine import one_thread
-from fedloom.run.mixtures import GRID, sweep
-from fedloom.run.prepare import make_plan
 
 METHODS = ("fedavg", "superfed_mm", "superfed_lm", "apfl", "ditto", "pfedme")
 WORK = {  # model, samples, inputs, batch

@@ -32,10 +32,10 @@ import torch
 
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.local import Local
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.loop import Silent, run
 from fedloom.methods import make
 from fedloom.models import models
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.run.loop import Silent, run
 
 CLIENTS, COHORT, SAMPLES, INPUTS = 5000, 5, 2, (3, 16, 16)
 SHOWN = (1, 5, 10, 20, 30, 40)

@@ -24,19 +24,19 @@ import numpy as np
 import torch
 
 from fedloom import methods
-from fedloom.core.bench import Bench
 from fedloom.core.client import Plan
 from fedloom.core.federation import Arrays, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.parts import Cohort, Mixing
 from fedloom.core.round import Server, federated_round
+from fedloom.core.server_data import Bench
 from fedloom.data import federate
 from fedloom.data.augment import pipeline
 from fedloom.engines import engines
-from fedloom.mixing import Confidence, SelfSupervised, Similarity
+from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.store import MemoryStore
 from fedloom.models import models
-from fedloom.run.machine import one_thread
-from fedloom.run.store import MemoryStore
+from fedloom.parts.mixing import Confidence, SelfSupervised, Similarity
 
 CLIENTS, SAMPLES, EPOCHS, BATCH = 5, 12_000, 10, 64
 STEPS = -(-SAMPLES // BATCH)  # of an epoch

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.cli.table import refreshed
+from fedloom.cli.readme_table import refreshed
 
 ROOT = Path(__file__).parents[1]
 
 
 def test_the_readmes_table_is_the_registrys():
     text = (ROOT / "README.md").read_text()
-    assert text == refreshed(text), "run: python -m fedloom.cli.table README.md"
+    assert text == refreshed(text), "run: python -m fedloom.cli.readme_table README.md"
 
 
 @pytest.mark.parametrize("name", ["README.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))])

@@ -17,7 +17,8 @@ from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Personal
-from fedloom.drift import Dynamic
+from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.loop import run
 from fedloom.methods import (
     centralised,
     fedavg,
@@ -32,12 +33,11 @@ from fedloom.methods import (
     methods,
     scaffold,
 )
-from fedloom.mixing import Uniform
-from fedloom.objectives import CrossEntropy
-from fedloom.personal import Head
-from fedloom.run.experiment import Evaluation
-from fedloom.run.loop import run
-from fedloom.server import SGD
+from fedloom.parts.drift import FedDynDrift
+from fedloom.parts.mixing import Uniform
+from fedloom.parts.objectives import CrossEntropy
+from fedloom.parts.personal import PrivateHead
+from fedloom.parts.server import SGD
 
 HARD = Local(epochs=2, batch_size=4, lr=0.3, lr_decay=0.9, weight_decay=0.02, clip=0.9)
 UNIFORM = Method("uniform", (CrossEntropy(),), mixing=Uniform())
@@ -69,7 +69,7 @@ def test_fedavgm_without_momentum_is_fedavg() -> None:
 
 
 def test_server_sgd_with_rate_one_is_the_identity_for_any_composition() -> None:
-    drift = Method("a", (CrossEntropy(),), drift=Dynamic(0.1), mixing=Uniform())
+    drift = Method("a", (CrossEntropy(),), drift=FedDynDrift(0.1), mixing=Uniform())
     same(drift, replace(drift, server=SGD(lr=1.0, momentum=0.0)))
 
 
@@ -121,7 +121,7 @@ def test_feddyn_stays_at_the_received_model_as_alpha_grows() -> None:
     moved = []
     for alpha in (1e2, 1e3, 1e4):
         solve = Local(steps=60, batch_size=0, lr=0.5 / alpha)
-        method = Method("stiff", (CrossEntropy(),), drift=Dynamic(alpha, by_size=False), mixing=Uniform())
+        method = Method("stiff", (CrossEntropy(),), drift=FedDynDrift(alpha, by_size=False), mixing=Uniform())
         moved.append(np.abs(theta(go(method, rounds=1, local=solve)) - start()).max())
     assert moved[1] / moved[0] == pytest.approx(0.1, rel=0.05)
     assert moved[2] / moved[1] == pytest.approx(0.1, rel=0.05)
@@ -268,6 +268,6 @@ def test_average_is_the_mean_of_the_last_models_of_all_clients() -> None:
 
 def test_personal_parts_compose_with_drift() -> None:
     """FedDyn on the shared body with private heads: its state covers the body alone."""
-    personal = Method("mine", (CrossEntropy(),), personal=Head(), drift=Dynamic(0.1), mixing=Uniform())
+    personal = Method("mine", (CrossEntropy(),), personal=PrivateHead(), drift=FedDynDrift(0.1), mixing=Uniform())
     states = dict(leaves(go(personal).snapshot))
     assert states["client 0/drift/h"].numel() + states["client 0/personal/private"].numel() == len(start())

@@ -34,9 +34,9 @@ from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.data import federate, partitions, sources
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.loop import run
 from fedloom.models import models
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.run.loop import run
 
 RESULTS = Path(__file__).parent / "results"
 SAMPLES, KNOWN, TESTED, CLIENTS, COHORT, CONCENTRATION = 4000, 20000, 2000, 20, 5, 0.3

@@ -35,10 +35,10 @@ import numpy as np
 
 from fedloom.core.errors import FedLoomError
 from fedloom.data import sources
-from fedloom.distill import Distillation, Distiller, Splits, Training, ce, disk, kd, simkd, simkd_disk
-from fedloom.distill.picture import history, summary
+from fedloom.experiment.console import LineProgress, make_console
 from fedloom.models import models
-from fedloom.run.console import Lines, make_console
+from fedloom.tasks.distill import Distillation, Distiller, Splits, Training, ce, disk, kd, simkd, simkd_disk
+from fedloom.tasks.distill.picture import history, summary
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from pages import machine, notes, read, rounded, table, write
@@ -271,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         splits, known = data(args.samples), args.runs / "teacher"
-        seen = Lines(make_console())
+        seen = LineProgress(make_console())
         seen.label = "teacher"
         teacher(splits, args.epochs).run(known, resume=True, progress=seen)
         for name, seed in ((name, seed) for seed in args.seeds for name in args.only):

@@ -33,7 +33,9 @@ from safetensors.torch import load_file
 
 from fedloom.core.errors import FedLoomError
 from fedloom.data import sources
-from fedloom.distill import (
+from fedloom.experiment.console import make_console, make_progress
+from fedloom.models import models
+from fedloom.tasks.distill import (
     Distillation,
     Distiller,
     Splits,
@@ -46,9 +48,7 @@ from fedloom.distill import (
     simkd,
     simkd_disk,
 )
-from fedloom.distill.picture import summary
-from fedloom.models import models
-from fedloom.run.console import make_console, make_progress
+from fedloom.tasks.distill.picture import summary
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from pages import machine, notes, read, rounded, table, write

@@ -4,8 +4,8 @@
     python recipes/distill/toys.py --table                                # the table again, from the stored results
 
 A student is trained from 100 random starts, all at once, with cross entropy, distillation and DiSK, and the minima at
-which it ends are counted. What the thesis leaves open is said in ``fedloom.distill.toys`` and in the results, where the
-counts of other choices stand below the table.
+which it ends are counted. What the thesis leaves open is said in ``fedloom.tasks.distill.toys`` and in the
+results, where the counts of other choices stand below the table.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from torch.func import vmap
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import pages
 
-from fedloom.distill import toys
-from fedloom.distill.toys import Course, Toy, Trained
+from fedloom.tasks.distill import toys
+from fedloom.tasks.distill.toys import Course, Toy, Trained
 
 RESULTS = Path(__file__).parent / "results"
 TITLES = {"intervals": "1-D intervals", "six gaussians": "2-D Gaussians"}

@@ -20,7 +20,7 @@ import leaves
 import trials
 
 from fedloom.core.errors import FedLoomError
-from fedloom.mixing.responses import CDFS
+from fedloom.parts.mixing.responses import CDFS
 
 TITLE = "Response transformations and the global objective (figure 3.1)"
 

@@ -23,12 +23,12 @@ from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.data import Source, federate, sources
 from fedloom.data.partitions import DirichletBalanced, Natural, Partition
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.loop import run
 from fedloom.metrics import fairness
-from fedloom.mixing import DeviceAggregation, SiloAggregation, Uniform
-from fedloom.mixing.responses import CDFS
 from fedloom.models import models
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.run.loop import run
+from fedloom.parts.mixing import AAggFFD, AAggFFS, Uniform
+from fedloom.parts.mixing.responses import CDFS
 
 SEEDS = (2, 4, 6)
 TUNING = 0  # the seed on which settings are chosen, and which is not reported
@@ -166,7 +166,7 @@ def make(name: str, method: str, point: Mapping[str, Any]) -> Method:
 
 def fair(name: str, method: Method, cdf: str) -> Method:
     """The same method with AAggFF's mixing coefficients."""
-    mixing = DeviceAggregation(cdf) if SETTINGS[name].cohort else SiloAggregation(cdf)
+    mixing = AAggFFD(cdf) if SETTINGS[name].cohort else AAggFFS(cdf)
     return replace(method, name=f"{method.name}+aaggff", mixing=mixing)
 
 

@@ -28,9 +28,9 @@ from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.data import Source, federate, sources
 from fedloom.data.partitions import DirichletBalanced
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.loop import run
 from fedloom.models import models
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.run.loop import run
 
 TARGETS = (0.982, 0.972)
 

@@ -43,9 +43,9 @@ from fedloom import methods
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.data import federate, sources
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.loop import run
 from fedloom.models import models
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.run.loop import run
 
 WEIGHT_DECAY = 1e-5
 LIMIT = 300  # transmissions

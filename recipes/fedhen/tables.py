@@ -38,10 +38,10 @@ from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.data import federate, sources
 from fedloom.data.partitions import DirichletBalanced, Iid, Partition
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.loop import run
 from fedloom.metrics import rounds_to_target
 from fedloom.models import models
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.run.loop import run
 
 RESULTS = Path(__file__).parent / "results"
 SAMPLES, TESTED, CLIENTS, COHORT = 4000, 1000, 100, 10

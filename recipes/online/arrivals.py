@@ -16,14 +16,14 @@ from typing import Any
 from torch import nn
 from torch.nn.functional import avg_pool2d
 
-from fedloom.adaptation import Maml
 from fedloom.core.errors import DataError
 from fedloom.core.local import Local
 from fedloom.data import Source, sources, task_stream
 from fedloom.data.streams import KWay, TaskStream, Transformed
 from fedloom.data.streams.base import Tasks
 from fedloom.models import models
-from fedloom.online import Hedge, Measures, Online, grid, learners
+from fedloom.parts.adaptation import Maml
+from fedloom.tasks.online import Hedge, Measures, Online, grid, learners
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from pages import machine, notes, read, rounded, table, write

@@ -12,7 +12,7 @@ import arrivals
 import matplotlib
 from arrivals import SETTINGS, table
 
-from fedloom.online.metrics import samples_needed, smoothed
+from fedloom.tasks.online.metrics import samples_needed, smoothed
 
 COLOURS = {
     "MOML": "#c1272d", "FTML": "#0b6e99", "MOGD": "#d9902f", "FS": "#888888", "TOE": "#444444",

@@ -20,13 +20,13 @@ import looks
 import torch
 
 from fedloom import methods
+from fedloom.compute.live import LiveClient
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.round import Server
-from fedloom.engines.live import LiveClient
+from fedloom.experiment.experiment import Experiment
+from fedloom.experiment.setup import make_plan
 from fedloom.models import models
-from fedloom.run.experiment import Experiment
-from fedloom.run.prepare import make_plan
 
 VARIANTS = {
     "FedAvg": methods.fedavg(),

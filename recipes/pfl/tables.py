@@ -34,7 +34,6 @@ from torch import nn
 from torch.nn.functional import avg_pool2d
 
 from fedloom import methods
-from fedloom.adaptation import Maml, Prototypes
 from fedloom.core.errors import FedLoomError
 from fedloom.core.federation import Arrays, Federation
 from fedloom.core.local import Local
@@ -42,11 +41,12 @@ from fedloom.core.method import Method
 from fedloom.core.parts import Adaptation
 from fedloom.core.round import Server
 from fedloom.data import Source, federate, partitions, sources
+from fedloom.experiment.evaluate import Evaluator
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.loop import RunResult, run
+from fedloom.experiment.setup import make_plan, placed
 from fedloom.models import models
-from fedloom.run.evaluate import Evaluator
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.run.loop import RunResult, run
-from fedloom.run.prepare import make_plan, placed
+from fedloom.parts.adaptation import Maml, Prototypes
 
 
 @dataclass(frozen=True)

@@ -37,12 +37,12 @@ from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.data import federate, sources
-from fedloom.drift import Dynamic
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.loop import run
 from fedloom.metrics import rounds_to_target
-from fedloom.mixing import Uniform
 from fedloom.models import models
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.run.loop import run
+from fedloom.parts.drift import FedDynDrift
+from fedloom.parts.mixing import Uniform
 
 RESULTS = Path(__file__).parent / "results"
 AUGMENT = ("crop", "flip", "autoaugment", {"name": "cutout", "size": 16})
@@ -63,7 +63,7 @@ PUBLISHED = {  # rounds to 67 % on CIFAR-100
 
 def dynamic(method: Method) -> Method:
     """The same local loss under FedDyn."""
-    return replace(method, drift=Dynamic(alpha=0.1), mixing=Uniform())
+    return replace(method, drift=FedDynDrift(alpha=0.1), mixing=Uniform())
 
 
 CASES = {f"FedAvg {name}": method for name, method in LOSSES.items()}

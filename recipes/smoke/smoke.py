@@ -29,9 +29,9 @@ from fedloom.core.errors import FedLoomError
 from fedloom.core.local import Local
 from fedloom.data import federate, sources
 from fedloom.data.partitions import DirichletBalanced, Natural, Partition
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.loop import run
 from fedloom.models import models
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.run.loop import run
 
 RESULTS = Path(__file__).parent / "results"
 COMMAND = "FEDLOOM_DATA=... python recipes/smoke/smoke.py"

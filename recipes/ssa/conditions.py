@@ -29,13 +29,13 @@ from fedloom.core.tree import Tree
 from fedloom.data import Source, federate, sources
 from fedloom.data.partitions import Niid1, Niid2, Partition
 from fedloom.data.targets import Imbalanced, Skew, Target, Uniform
-from fedloom.mixing import SelfSupervised
-from fedloom.mixing.ssa import ssa_loss
+from fedloom.experiment.ensemble import after_training
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.loop import RunResult, run
 from fedloom.models import models
-from fedloom.objectives import CrossEntropy
-from fedloom.run.ensemble import after_training
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.run.loop import RunResult, run
+from fedloom.parts.mixing import SelfSupervised
+from fedloom.parts.mixing.ssa import ssa_loss
+from fedloom.parts.objectives import CrossEntropy
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from pages import machine, notes, read, rounded, table, write

@@ -26,14 +26,14 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from fedloom import Experiment, Local, Method
-from fedloom.core.bench import view_logits
 from fedloom.core.errors import FedLoomError
 from fedloom.core.parts import Cohort, Mixing, Needs
+from fedloom.core.server_data import view_logits
 from fedloom.core.tree import Tree
 from fedloom.data.augment import pipeline
+from fedloom.experiment.experiment import Evaluation
 from fedloom.models import models
-from fedloom.objectives import CrossEntropy
-from fedloom.run.experiment import Evaluation
+from fedloom.parts.objectives import CrossEntropy
 
 NAME = "ranking"
 VIEWS = (("jitter", "blur"), ("crop", "flip"), ("crop", "flip", "jitter", "blur"))

@@ -23,8 +23,8 @@ from conditions import PARTITIONS, SEED, Descent, Runs, Scale, alone, rounded, s
 
 from fedloom.core.errors import FedLoomError
 from fedloom.core.parts import Mixing
-from fedloom.mixing import Confidence, SelfSupervised, Similarity, Uniform
-from fedloom.run.ensemble import after_training, sample_wise
+from fedloom.experiment.ensemble import after_training, sample_wise
+from fedloom.parts.mixing import Confidence, SelfSupervised, Similarity, Uniform
 
 NAME = "weights"
 SHOWN = ("skew", "imbalanced 100", "uniform")

@@ -24,12 +24,12 @@ import table_2_3 as pathological
 from fedloom.core.errors import FedLoomError
 from fedloom.core.federation import Federation
 from fedloom.data import sources
-from fedloom.run.evaluate import Evaluator
-from fedloom.run.experiment import Experiment
-from fedloom.run.landscape import barrier
-from fedloom.run.loop import RunResult
-from fedloom.run.mixtures import GRID, sweep
-from fedloom.run.prepare import make_plan, placed
+from fedloom.experiment.evaluate import Evaluator
+from fedloom.experiment.experiment import Experiment
+from fedloom.experiment.interpolation_eval import GRID, sweep
+from fedloom.experiment.landscape import barrier
+from fedloom.experiment.loop import RunResult
+from fedloom.experiment.setup import make_plan, placed
 
 METHODS = ("APFL", "SuPerFed-MM", "SuPerFed-LM")
 CLIENTS = 500

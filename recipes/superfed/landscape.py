@@ -25,14 +25,14 @@ import table_2_3 as pathological
 import torch
 from torch import Tensor
 
+from fedloom.compute.live import LiveClient
 from fedloom.core.errors import FedLoomError
 from fedloom.core.plan import Plan
 from fedloom.data import sources
-from fedloom.engines.live import LiveClient
-from fedloom.run.landscape import Loss, Plane, cross_entropy, draw, segment, surface
-from fedloom.run.loop import RunResult
-from fedloom.run.machine import one_thread
-from fedloom.run.prepare import make_plan, placed
+from fedloom.experiment.landscape import Loss, Plane, cross_entropy, draw, segment, surface
+from fedloom.experiment.loop import RunResult
+from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.setup import make_plan, placed
 
 METHODS = ("FedAvg", "SuPerFed-MM", "SuPerFed-LM")
 CLIENTS, IMAGES, RISE = 100, 1000, 0.1

@@ -17,9 +17,9 @@ from torch import float32, nn
 from fedloom import methods
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.loop import RunResult, run
 from fedloom.models import models
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.run.loop import RunResult, run
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from pages import machine, notes, read, rounded, table, write

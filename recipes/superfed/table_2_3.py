@@ -30,7 +30,7 @@ from fedloom.core.errors import FedLoomError
 from fedloom.core.federation import Federation
 from fedloom.data import Source, federate, sources
 from fedloom.data.partitions import Pathological
-from fedloom.run.experiment import Experiment
+from fedloom.experiment.experiment import Experiment
 
 ROUNDS = {500: 500, 100: 24, 50: 12}
 PUBLISHED = {  # mean and standard deviation of top-1 over clients, K = 50, 100, 500

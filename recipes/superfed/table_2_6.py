@@ -26,13 +26,14 @@ import shelf
 from fedloom.core.errors import FedLoomError
 from fedloom.core.federation import Federation
 from fedloom.data import Source, federate, sources
-from fedloom.data.noise import LabelNoise, Pair, Symmetric
+from fedloom.data.noise import LabelNoise, PairNoise, Symmetric
 from fedloom.data.partitions import Dirichlet
 
 ROUNDS, CLIENTS, START = 60, 100, 0.4
 METRICS = ("accuracy", "ece", "mce")
 SETTINGS: dict[str, LabelNoise] = {
-    "symmetric .6": Symmetric(0.6), "pair .4": Pair(0.4), "symmetric .2": Symmetric(0.2), "pair .1": Pair(0.1),
+    "symmetric .6": Symmetric(0.6), "pair .4": PairNoise(0.4),
+    "symmetric .2": Symmetric(0.2), "pair .1": PairNoise(0.1),
 }  # fmt: skip
 USUAL = ("symmetric .6", "pair .4")
 PUBLISHED = {  # ECE, MCE, accuracy in percent; pair .1, pair .4, symmetric .2, symmetric .6

@@ -35,8 +35,8 @@ from fedloom.core.errors import FedLoomError
 from fedloom.core.federation import Federation
 from fedloom.data import federate, sources
 from fedloom.data.partitions import Pathological
+from fedloom.experiment.interpolation_eval import GRID, sweep
 from fedloom.models import models
-from fedloom.run.mixtures import GRID, sweep
 
 METHODS = ("SuPerFed-MM", "SuPerFed-LM")
 STARTS = (0.0, 0.2, 0.4, 0.6, 0.8)

@@ -31,10 +31,10 @@ from fedloom.core.federation import Arrays, Federation
 from fedloom.core.local import Local
 from fedloom.core.rng import stream
 from fedloom.data.sources.generated import read_generated
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.run.loop import run
-from fedloom.synthesis.fit import AUTO, Training, classifier, fit
-from fedloom.synthesis.share import begun, shared
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.loop import run
+from fedloom.tasks.synthesis.fit import AUTO, Training, classifier, fit
+from fedloom.tasks.synthesis.share import begun, shared
 
 USES = ("warm start", "shared", "both")
 ALPHA = 0.01

@@ -9,7 +9,7 @@ from typing import Any
 from fedloom import methods
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.synthesis.judge import Judging
+from fedloom.tasks.synthesis.judge import EvalConfig
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Scale:
     clients: tuple[int, ...]
     rounds: int
     setups: dict[str, Setup]
-    judging: Judging
+    judging: EvalConfig
     skewed: dict[str, Setup] = field(default_factory=dict)
     spc: int = 10
     stops: bool = False
@@ -86,7 +86,7 @@ SCALES = {
             "FedEvg, apart": evg(adam(15, 1e-3), repulsion=0.1, blur=0.7),
             "FedEvg, kept": evg(adam(5, 1e-3), beta=2.0, **KEPT),
         },
-        judging=Judging(most=1000),
+        judging=EvalConfig(most=1000),
         skewed={
             "FedCGAN": cgan(16, adam(15, 1e-3, beta1=0.5), width=8),
             "FedEvg, apart": evg(adam(15, 1e-3), repulsion=0.2, blur=0.7),
@@ -105,7 +105,7 @@ SCALES = {
             "FedEvg, apart": evg(adam(15, 3e-3), beta=30.0, **APART),
             "FedEvg, kept": evg(adam(5, 1e-3), beta=15.0, **KEPT),
         },
-        judging=Judging(most=1000),
+        judging=EvalConfig(most=1000),
         skewed={
             "FedCVAE": cvae(16, adam(15, 2e-3), width=16),
             "FedEvg, kept": evg(adam(5, 1e-3), beta=15.0, **KEPT_RAW),
@@ -122,7 +122,7 @@ SCALES = {
             "FedEvg, apart": evg(adam(15, 3e-3, 50), network="resnet10", **APART),
             "FedEvg, kept": evg(adam(5, 1e-3, 50), 5.0, "resnet10", **KEPT),
         },
-        judging=Judging(),
+        judging=EvalConfig(),
         skewed={"FedEvg, kept": evg(adam(5, 1e-3, 50), 5.0, "resnet10", **KEPT_RAW)},
         device="auto",
     ),

@@ -41,10 +41,10 @@ from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays, Federation
 from fedloom.core.rng import stream
 from fedloom.data import Source, federate, partitions, sources
+from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.models import models
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.synthesis.judge import Judge
-from fedloom.synthesis.run import synthesize
+from fedloom.tasks.synthesis.judge import SyntheticEvaluator
+from fedloom.tasks.synthesis.run import synthesize
 
 
 def source(name: str, side: int) -> Source:
@@ -143,7 +143,7 @@ def work(name: str, scale: Scale, parts: Federation, seed: int, place: Path, cac
     }
 
 
-def reference(judge: Judge, spc: int) -> dict[str, Any]:
+def reference(judge: SyntheticEvaluator, spc: int) -> dict[str, Any]:
     """What the judge says of as many real training images."""
     arrays, draws = judge.trained_on, stream(0, "reference")
     y = arrays.y.cpu().numpy()
@@ -198,7 +198,7 @@ def _cell(
         place = home / f"{folder(name)}-{seed}"
         found = work(name, scale, parts, seed, place, cache)
         if str(seed) not in cell["real"]:
-            judge = Judge(parts, replace(scale.judging, per_class=scale.spc), seed, cache)
+            judge = SyntheticEvaluator(parts, replace(scale.judging, per_class=scale.spc), seed, cache)
             cell["real"][str(seed)] = reference(judge, scale.spc)
         cell["runs"].setdefault(name, {})[str(seed)] = found
         facts = {"rounds": scale.rounds, "spc": scale.spc, "stops": scale.stops}

@@ -22,7 +22,7 @@ import table_4_2
 from scales import METHODS, SCALES, Setup, adam, cgan, cvae, evg
 from sets import machine, notes, read, rounded, table, write
 
-from fedloom.synthesis.run import synthesize
+from fedloom.tasks.synthesis.run import synthesize
 
 SEED = 0
 CHOSEN_BY = "clients/accuracy/mean"

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from fedloom.core.federation import Arrays, Federation, Index, Split
     from fedloom.core.local import Local
     from fedloom.core.method import Method
-    from fedloom.run.experiment import Evaluation, Experiment
-    from fedloom.run.loop import RunResult
+    from fedloom.experiment.experiment import Evaluation, Experiment
+    from fedloom.experiment.loop import RunResult
 
 __all__ = [
     "Arrays",
@@ -46,8 +46,8 @@ _HOMES = {
     "fedloom.core.federation": ("Arrays", "Federation", "Index", "Split"),
     "fedloom.core.local": ("Local",),
     "fedloom.core.method": ("Method",),
-    "fedloom.run.experiment": ("Evaluation", "Experiment"),
-    "fedloom.run.loop": ("RunResult",),
+    "fedloom.experiment.experiment": ("Evaluation", "Experiment"),
+    "fedloom.experiment.loop": ("RunResult",),
 }
 
 

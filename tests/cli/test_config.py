@@ -9,9 +9,9 @@ from omegaconf import OmegaConf
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.slots import label
+from fedloom.experiment.config import build, build_method, resolve, sweep, to_yaml
+from fedloom.experiment.config.values import convert
 from fedloom.methods import methods
-from fedloom.run.config import build, build_method, resolve, sweep, to_yaml
-from fedloom.run.config.values import convert
 
 
 def write(path: Path, text: str) -> Path:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fedloom.experiment.console import BarProgress, LineProgress, NullProgress, make_console, make_progress, results
+from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.summary import headline
 from fedloom.methods import methods
-from fedloom.run.console import Bars, Lines, Quiet, make_console, make_progress, results
-from fedloom.run.experiment import Evaluation
-from fedloom.run.summary import headline
 
 RECORDS: list[dict[str, Any]] = [
     {"round": 1, "seconds": 0.5, "train/loss": 1.5, "global/accuracy": 0.5, "global/loss": 1.0, "failures": 0},
@@ -25,7 +25,7 @@ SUMMARY: dict[str, Any] = {
 }  # fmt: skip
 
 
-def show(progress: Quiet) -> None:
+def show(progress: NullProgress) -> None:
     with progress:
         progress.start("feddyn", 2, 0)
         for record in RECORDS:
@@ -40,7 +40,7 @@ def terminal() -> tuple[Console, io.StringIO]:
 
 def test_lines():
     file = io.StringIO()
-    show(Lines(make_console(file)))
+    show(LineProgress(make_console(file)))
     assert file.getvalue().splitlines() == [
         "feddyn  round 1/2  accuracy 50.0 %  test loss 1.000  loss 1.500  0.5 s",
         "feddyn  round 2/2  loss 1.200  failures 2  0.5 s",
@@ -49,7 +49,7 @@ def test_lines():
 
 def test_bars():
     console, file = terminal()
-    show(Bars(console))
+    show(BarProgress(console))
     last = [line for line in file.getvalue().splitlines() if "feddyn" in line][-1]
     assert "2/2" in last
     assert "accuracy 50.0 %" in last
@@ -59,7 +59,7 @@ def test_bars():
 
 def test_bars_show_where_a_run_goes_on():
     console, file = terminal()
-    bars = Bars(console)
+    bars = BarProgress(console)
     bars.label = "feddyn, seed [3]"
     with bars:
         bars.start("feddyn", 10, 4)
@@ -69,9 +69,9 @@ def test_bars_show_where_a_run_goes_on():
 
 def test_which_is_used():
     console, _ = terminal()
-    assert isinstance(make_progress(console), Bars)
-    assert isinstance(make_progress(make_console(io.StringIO())), Lines)
-    assert type(make_progress(console, quiet=True)) is Quiet
+    assert isinstance(make_progress(console), BarProgress)
+    assert isinstance(make_progress(make_console(io.StringIO())), LineProgress)
+    assert type(make_progress(console, quiet=True)) is NullProgress
 
 
 def test_results_leave_out_what_was_not_measured():
@@ -89,7 +89,7 @@ def test_results_leave_out_what_was_not_measured():
 
 def shown(record: dict[str, Any], first: str = "global/accuracy") -> str:
     file = io.StringIO()
-    lines = Lines(make_console(file))
+    lines = LineProgress(make_console(file))
     lines.first = first
     lines.start("m", 1, 0)
     lines.round({"round": 1, "seconds": 0.5, **record})
@@ -106,7 +106,7 @@ def test_every_level_has_its_number_in_a_line_and_a_bar():
     levels = "accuracy 90.0 %  simple 80.0 %  clients 70.0 %  clients width 0.5 60.0 %  average simple 50.0 %"
     assert shown(LEVELS) == f"m  round 1/1  {levels}  0.5 s"
     console, file = terminal()
-    with Bars(console) as bars:
+    with BarProgress(console) as bars:
         bars.start("m", 2, 0)
         bars.round({"round": 1, "seconds": 0.5, **LEVELS, "train/loss": 1.0})
         bars.round({"round": 2, "seconds": 0.5, "train/loss": 0.5})
@@ -119,7 +119,7 @@ def test_what_clients_deploy_comes_first_where_the_method_leaves_models_to_them(
         shown(record, "clients/accuracy/mean") == "m  round 1/1  clients 80.0 %  server model 40.0 %  loss 1.000  0.5 s"
     )
     console, file = terminal()
-    bars = Bars(console)
+    bars = BarProgress(console)
     bars.first = "clients/accuracy/mean"
     with bars:
         bars.start("m", 1, 0)

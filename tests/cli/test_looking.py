@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from fedloom.cli import compare
+from fedloom.cli import report as compare
 from fedloom.core.slots import SLOTS
-from fedloom.run.config import schema
+from fedloom.experiment.config import schema
 
 Cli = Callable[..., Any]
 ENTRIES = [(entry.name, kind) for kind, registry in {**schema.GROUPS, **SLOTS}.items() for entry in registry]

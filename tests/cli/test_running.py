@@ -16,8 +16,8 @@ from omegaconf import OmegaConf
 
 from fedloom.cli import train
 from fedloom.core.errors import ClientError
-from fedloom.run.console import Quiet
-from fedloom.run.trackers import TRACKERS
+from fedloom.experiment.console import NullProgress
+from fedloom.experiment.trackers import TRACKERS
 
 Cli = Callable[..., Any]
 SMALL = ("clients=5", "model.hidden=[8]", "local.batch_size=50")
@@ -135,12 +135,12 @@ def interrupt_in(monkeypatch: pytest.MonkeyPatch, run: int, round: int) -> None:
     """Press Ctrl-C in a round of the nth run."""
     seen: list[int] = []
 
-    def shown(self: Quiet, record: dict[str, Any]) -> None:
+    def shown(self: NullProgress, record: dict[str, Any]) -> None:
         seen.append(record["round"])
         if seen.count(1) == run and record["round"] == round:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(Quiet, "round", shown)
+    monkeypatch.setattr(NullProgress, "round", shown)
 
 
 def test_ctrl_c_leaves_a_run_that_goes_on(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

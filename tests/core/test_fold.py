@@ -11,15 +11,15 @@ import pytest
 import torch
 from helpers.runs import experiment, go
 
+from fedloom.core.aggregate import LONGEST, Fold, Traffic, blocks, fold, folds
 from fedloom.core.client import Failure, Result
 from fedloom.core.errors import ClientError
-from fedloom.core.fold import LONGEST, Fold, Traffic, blocks, fold, folds
 from fedloom.core.method import Method
-from fedloom.core.parts import Context, Drift, Ended, Reduce
+from fedloom.core.parts import ClientEnd, Context, Drift, Reduce
 from fedloom.core.tree import Tree
 from fedloom.engines.shared import Segment
-from fedloom.objectives import CrossEntropy
-from fedloom.run.loop import _Run
+from fedloom.experiment.loop import _Run
+from fedloom.parts.objectives import CrossEntropy
 
 
 def results(count: int, failed: tuple[int, ...] = ()) -> list[Result]:
@@ -111,8 +111,8 @@ class Forgetful(Drift):
 
     uploads: ClassVar[Mapping[str, Reduce]] = {"declared": Reduce.MIX}
 
-    def end(self, ctx: Context, update: Tree) -> Ended:
-        return Ended({}, {"made": update["shared"]}, update)
+    def end(self, ctx: Context, update: Tree) -> ClientEnd:
+        return ClientEnd({}, {"made": update["shared"]}, update)
 
 
 @pytest.mark.parametrize(("engine", "error"), [("serial", KeyError), ("processes", ClientError)])

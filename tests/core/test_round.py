@@ -17,14 +17,14 @@ from helpers.trouble import marked
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.parts import Cohort, Context, Drift, Ended, Mixing, Needs, Reduce
+from fedloom.core.parts import ClientEnd, Cohort, Context, Drift, Mixing, Needs, Reduce
 from fedloom.core.round import federated_round
 from fedloom.core.tree import Tree
-from fedloom.drift import Dynamic, Scaffold
 from fedloom.engines.serial import Serial
-from fedloom.mixing import Uniform
-from fedloom.objectives import CrossEntropy, Proximal
-from fedloom.run.loop import _Run, run
+from fedloom.experiment.loop import _Run, run
+from fedloom.parts.drift import FedDynDrift, Scaffold
+from fedloom.parts.mixing import Uniform
+from fedloom.parts.objectives import CrossEntropy, Proximal
 
 ENGINES = ["serial", "processes", "vmap"]
 LOSS = (CrossEntropy(),)
@@ -70,9 +70,9 @@ class Probe(Drift):
     needs = Needs(update_share=True)
     uploads: ClassVar[Mapping[str, Reduce]] = {how.value: how for how in Reduce}
 
-    def end(self, ctx: Context, update: Tree) -> Ended:
+    def end(self, ctx: Context, update: Tree) -> ClientEnd:
         value = torch.as_tensor(ctx.size, dtype=torch.float64).reshape(1)
-        return Ended({}, {how.value: value for how in Reduce}, update)
+        return ClientEnd({}, {how.value: value for how in Reduce}, update)
 
     def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
         kept = {name: value[""] for name, value in reduced.items() if name != "update/share"}
@@ -95,7 +95,7 @@ def initial_losses() -> np.ndarray:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("drift", [Drift(), Scaffold(), Dynamic(0.1)], ids=["none", "scaffold", "dynamic"])
+@pytest.mark.parametrize("drift", [Drift(), Scaffold(), FedDynDrift(0.1)], ids=["none", "scaffold", "dynamic"])
 def test_losses_of_the_received_model_before_work(drift: Drift, engine: str) -> None:
     """Whatever else the method is made of: drift and proximal terms are no part of F_i."""
     method = Method("m", (CrossEntropy(), Proximal(5.0)), drift=drift, mixing=ByLoss())
@@ -137,7 +137,7 @@ def test_waiting_for_all_updates_changes_nothing_else(engine: str) -> None:
     a = go(Method("m", LOSS, mixing=Waits()), **settings)
     b = go(Method("m", LOSS), **settings)
     np.testing.assert_allclose(theta(a), theta(b), rtol=0, atol=1e-13)
-    dyn = [go(Method("m", LOSS, drift=Dynamic(0.2), mixing=m), **settings) for m in (Waits(), Mixing())]
+    dyn = [go(Method("m", LOSS, drift=FedDynDrift(0.2), mixing=m), **settings) for m in (Waits(), Mixing())]
     np.testing.assert_allclose(theta(dyn[0]), theta(dyn[1]), rtol=0, atol=1e-12)
 
 
@@ -163,7 +163,7 @@ def test_reductions_mean_what_they_say(mixing: Mixing) -> None:
 
 def test_when_all_weight_was_on_clients_that_failed_nobodys_work_counts() -> None:
     """Neither the model nor any client's state moves; otherwise FedDyn's h were no mean of the h_i any more."""
-    method = Method("m", LOSS, drift=Dynamic(0.1), mixing=Favourite())
+    method = Method("m", LOSS, drift=FedDynDrift(0.1), mixing=Favourite())
     result = go(method, federation=marked(2, 1e160), model=headless, rounds=2, local=Local(steps=3))
     assert [f.client for f in result.failures] == [2, 2]
     start = torch.cat([p.detach().double().ravel() for p in headless().parameters()]).numpy()
@@ -230,19 +230,19 @@ def test_methods_without_a_loss_are_refused() -> None:
 @pytest.mark.parametrize("name", ["scaffold", "dynamic", "normalized"])
 def test_drift_on_nothing_shared_is_refused_and_both_parts_are_named(name: str) -> None:
     from fedloom.core.slots import drifts
-    from fedloom.personal import Everything
+    from fedloom.parts.personal import LocalOnly
 
     sentence = rf"^drift '{name}' works on shared parameters, but personal 'everything' shares none\.$"
     with pytest.raises(ConfigError, match=sentence):
-        Method("m", LOSS, drift=drifts.make(name), personal=Everything())
+        Method("m", LOSS, drift=drifts.make(name), personal=LocalOnly())
 
 
 def test_the_server_step_on_nothing_shared_is_refused_too() -> None:
-    from fedloom.personal import Everything
-    from fedloom.server import Extrapolated
+    from fedloom.parts.personal import LocalOnly
+    from fedloom.parts.server import Extrapolated
 
     with pytest.raises(ConfigError, match="server 'exp' works on shared parameters, but personal 'everything'"):
-        Method("m", LOSS, server=Extrapolated(), personal=Everything())
+        Method("m", LOSS, server=Extrapolated(), personal=LocalOnly())
 
 
 def test_parts_that_need_everyone() -> None:

@@ -8,24 +8,24 @@ from hypothesis import strategies as st
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data import federate, from_tensors, noises
-from fedloom.data.noise import LabelNoise, Pair, Symmetric
+from fedloom.data.noise import LabelNoise, PairNoise, Symmetric
 
 
 @given(st.integers(1, 50), st.floats(0, 1))
 def test_matrices_are_stochastic_and_what_the_papers_print(classes: int, rate: float) -> None:
-    for noise in (LabelNoise(), Pair(rate), Symmetric(rate)):
+    for noise in (LabelNoise(), PairNoise(rate), Symmetric(rate)):
         t = noise.matrix(classes)
         assert t.min() >= 0
         assert np.allclose(t.sum(1), 1)
     if classes > 2:
-        pair, symmetric = Pair(rate).matrix(classes), Symmetric(rate).matrix(classes)
+        pair, symmetric = PairNoise(rate).matrix(classes), Symmetric(rate).matrix(classes)
         for i in range(classes):
             for j in range(classes):
                 assert pair[i, j] == pytest.approx(1 - rate if i == j else rate if j == (i + 1) % classes else 0)
                 assert symmetric[i, j] == pytest.approx(1 - rate if i == j else rate / (classes - 1))
 
 
-@pytest.mark.parametrize("noise", [Pair(0.1), Pair(0.4), Symmetric(0.2), Symmetric(0.6)], ids=repr)
+@pytest.mark.parametrize("noise", [PairNoise(0.1), PairNoise(0.4), Symmetric(0.2), Symmetric(0.6)], ids=repr)
 def test_drawn_labels_follow_the_matrix(noise: LabelNoise) -> None:
     """Chi-square of all 10 x 10 counts against the matrix, and nothing where the matrix is zero."""
     samples = 60_000

@@ -16,9 +16,9 @@ from fedloom.core.rng import stream
 from fedloom.data import federate, from_tensors
 from fedloom.data.federate import last_unseen
 from fedloom.data.partitions import Alid
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.loop import run
 from fedloom.models import models
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.run.loop import run
 
 
 @pytest.mark.filterwarnings("ignore:partition 'alid'")

@@ -12,7 +12,7 @@ from helpers.distilling import Problem
 
 from fedloom.cli import main
 from fedloom.data import sources
-from fedloom.distill import Splits
+from fedloom.tasks.distill import Splits
 
 
 @pytest.fixture

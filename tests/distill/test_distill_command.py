@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from fedloom.distill.config import resolve
+from fedloom.tasks.distill.config import resolve
 
 Cli = Callable[..., Any]
 QUICK = ("epochs=4", "teaching_epochs=2", "teacher.hidden=[16]")

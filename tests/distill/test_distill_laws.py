@@ -10,15 +10,15 @@ import torch
 from helpers.distilling import Problem, weights
 from torch import Tensor
 
-from fedloom.distill import Distiller, Guide, ce, disk, distillers, fitnet, kd, semckd, simkd, simkd_disk, work
-from fedloom.distill.terms import Labels, Response
+from fedloom.tasks.distill import Distiller, Guide, ce, disk, distillers, fitnet, kd, semckd, simkd, simkd_disk, work
+from fedloom.tasks.distill.terms import Labels, Response
 
 
 @pytest.fixture
 def no_help(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guide that never helps."""
     monkeypatch.setattr(
-        "fedloom.distill.guide.GuideNet.forward", lambda self, features, logits: features.new_zeros(len(features))
+        "fedloom.tasks.distill.guide.GuideNet.forward", lambda self, features, logits: features.new_zeros(len(features))
     )
     monkeypatch.setattr(work, "guide_pass", lambda *args: 0.0)
 
@@ -68,7 +68,7 @@ def test_the_warm_start_is_a_run_of_cross_entropy(vectors: Problem, tmp_path: Pa
 
 def test_full_help_on_all_classes_frees_the_student_of_easy_answers():
     """With g = 1 the loss is -ττ_s Σ t log(1 + s): never positive, and 0 for no answer at all."""
-    from fedloom.distill.selective import guided
+    from fedloom.tasks.distill.selective import guided
 
     student, teacher = torch.randn(9, 4, dtype=torch.float64), torch.randn(9, 4, dtype=torch.float64)
     free = guided(student, teacher, torch.ones(9, dtype=torch.float64), 4.0, 2.0, 4)

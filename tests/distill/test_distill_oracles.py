@@ -8,13 +8,13 @@ import torch
 from helpers.distilling import Problem
 from torch import Tensor, nn
 
-from fedloom.distill import Taps, disk, fitnet, kd, semckd, simkd
-from fedloom.distill.attention import Attention, SemanticAttention
-from fedloom.distill.guide import GuideNet
-from fedloom.distill.learner import make_learner
-from fedloom.distill.method import Pair
-from fedloom.distill.taps import Said
-from fedloom.distill.terms import Hint, Labels, Response, Reuse, Selective, SelectiveReuse
+from fedloom.tasks.distill import FeatureTap, disk, fitnet, kd, semckd, simkd
+from fedloom.tasks.distill.attention import Attention, SemanticAttention
+from fedloom.tasks.distill.guide import GuideNet
+from fedloom.tasks.distill.learner import make_learner
+from fedloom.tasks.distill.method import NetworkPair
+from fedloom.tasks.distill.taps import Outputs
+from fedloom.tasks.distill.terms import Hint, Labels, Response, Reuse, Selective, SelectiveReuse
 
 N, C = 6, 4
 
@@ -25,16 +25,16 @@ def softmax(z: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture
-def pair() -> Pair:
+def pair() -> NetworkPair:
     """What two networks with two maps each say."""
     draw = torch.Generator().manual_seed(3)
 
-    def said(width: int, sizes: list[tuple[int, int]]) -> Said:
+    def said(width: int, sizes: list[tuple[int, int]]) -> Outputs:
         maps = tuple(torch.rand(N, c, s, s, generator=draw, dtype=torch.float64) for c, s in sizes)
         logits = torch.randn(N, C, generator=draw, dtype=torch.float64)
-        return Said(logits, torch.randn(N, width, generator=draw, dtype=torch.float64), maps)
+        return Outputs(logits, torch.randn(N, width, generator=draw, dtype=torch.float64), maps)
 
-    return Pair(said(5, [(2, 8), (3, 4)]), said(7, [(4, 8), (6, 2)]), torch.arange(N) % C)
+    return NetworkPair(said(5, [(2, 8), (3, 4)]), said(7, [(4, 8), (6, 2)]), torch.arange(N) % C)
 
 
 def convolved(x: np.ndarray, layer: nn.Module) -> np.ndarray:
@@ -89,14 +89,14 @@ def numpy(t: Tensor) -> np.ndarray:
     return t.detach().numpy()
 
 
-def test_labels_and_answers(pair: Pair):
+def test_labels_and_answers(pair: NetworkPair):
     s, t = numpy(pair.student.logits), numpy(pair.taught.logits)
     close(Labels(0.5).loss(pair, None), -0.5 * np.log(softmax(s)[np.arange(N), numpy(pair.y)]))
     a, b = softmax(t / 3), softmax(s / 3)
     close(Response(2.0, tau=3.0).loss(pair, None), 2 * 9 * (a * np.log(a / b)).sum(1))
 
 
-def test_selective_answers(pair: Pair):
+def test_selective_answers(pair: NetworkPair):
     s, t = numpy(pair.student.logits), numpy(pair.taught.logits)
     g = np.linspace(0, 1, N)
     a, b = softmax(t / 4), softmax(s / 2)
@@ -107,7 +107,7 @@ def test_selective_answers(pair: Pair):
     close(Selective(1.0, 4.0, 2.0, 2).loss(pair, None, torch.from_numpy(g), tau_s=9.0), expected)
 
 
-def test_hint(pair: Pair):
+def test_hint(pair: NetworkPair):
     term = Hint(3.0, layer=-1)
     layers = term.layers(sizes(pair.student), sizes(pair.taught), N)
     assert layers is not None
@@ -117,7 +117,7 @@ def test_hint(pair: Pair):
     close(term.loss(pair, layers), expected)
 
 
-def test_reused_head_on_features(pair: Pair):
+def test_reused_head_on_features(pair: NetworkPair):
     term = Reuse(2.0)
     layers = term.layers(sizes(pair.student), sizes(pair.taught), N)
     assert layers is not None
@@ -128,7 +128,7 @@ def test_reused_head_on_features(pair: Pair):
     close(SelectiveReuse(2.0).loss(pair, layers, torch.from_numpy(g)), 2 * (1 - g) * d)
 
 
-def test_reused_head_on_maps(pair: Pair):
+def test_reused_head_on_maps(pair: NetworkPair):
     term = Reuse()
     student, teacher = sizes(pair.student)._replace(pooled=True), sizes(pair.taught)._replace(pooled=True)
     layers = term.layers(student, teacher, N)
@@ -139,7 +139,7 @@ def test_reused_head_on_maps(pair: Pair):
     close(term.features(pair.student, layers), came.mean((2, 3)))
 
 
-def test_attention(pair: Pair):
+def test_attention(pair: NetworkPair):
     term = SemanticAttention(2.0, width=5)
     layers = term.layers(sizes(pair.student), sizes(pair.taught), N + 2)
     assert isinstance(layers, Attention)
@@ -167,14 +167,14 @@ def test_attention(pair: Pair):
     close(term.loss(pair, layers), 2 * expected / 2)
 
 
-def sizes(said: Said):
-    from fedloom.distill.taps import Sizes
+def sizes(said: Outputs):
+    from fedloom.tasks.distill.taps import Sizes
 
     maps = tuple((m.shape[1], m.shape[2], m.shape[3]) for m in said.maps)
     return Sizes(said.logits.shape[1], said.features.shape[1], maps, pooled=False)
 
 
-def test_guide(pair: Pair):
+def test_guide(pair: NetworkPair):
     net = GuideNet(7, C).double()
     said = np.concatenate([numpy(pair.taught.features), numpy(pair.taught.logits)], 1)
     hidden = through(said, net.body)
@@ -201,6 +201,6 @@ def test_the_loss_of_a_method_is_the_sum_of_its_terms(images: Problem, method):
     learner, _ = make_learner(method, images.student().double(), images.teacher, (1, 8, 8), 16, 0, torch.float64)
     x, y = images.data.train.x[:16], images.data.train.y[:16]
     with torch.no_grad():
-        pair = Pair(learner.hears(x), Taps(images.teacher.eval(), maps=True)(x), y)
+        pair = NetworkPair(learner.hears(x), FeatureTap(images.teacher.eval(), maps=True)(x), y)
         each = [term.loss(pair, learner.of(n)) for n, term in enumerate(method.terms)]
         torch.testing.assert_close(learner.losses(pair), sum(each))

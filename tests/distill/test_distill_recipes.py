@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedloom.core.federation import Arrays
-from fedloom.distill import Splits
+from fedloom.tasks.distill import Splits
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "distill"
 PNG = b"\x89PNG"

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError
 from fedloom.data import federate
-from fedloom.distill import (
+from fedloom.experiment.console import NullProgress
+from fedloom.tasks.distill import (
     Distiller,
     Splits,
     Training,
@@ -32,9 +33,8 @@ from fedloom.distill import (
     simkd_disk,
     work,
 )
-from fedloom.distill.lessons import Lessons, Wanted
-from fedloom.distill.records import published, selected
-from fedloom.run.console import Quiet
+from fedloom.tasks.distill.lessons import CacheSpec, TeacherCache
+from fedloom.tasks.distill.records import published, selected
 
 
 def snapshot(module: nn.Module) -> Tensor:
@@ -120,14 +120,14 @@ def test_kept_answers_are_the_teachers(images: Problem, method: Distiller, tmp_p
 def test_kept_answers_belong_to_one_teacher(images: Problem, tmp_path: Path):
     x = images.data.train.x
     images.teacher.eval()
-    first = Lessons(images.teacher, x, Wanted((1,)), "disk", tmp_path).at(torch.arange(4))
+    first = TeacherCache(images.teacher, x, CacheSpec((1,)), "disk", tmp_path).at(torch.arange(4))
     assert len(list(tmp_path.iterdir())) == 1
-    again = Lessons(images.teacher, x, Wanted((1,)), "disk", tmp_path).at(torch.arange(4))
+    again = TeacherCache(images.teacher, x, CacheSpec((1,)), "disk", tmp_path).at(torch.arange(4))
     assert torch.equal(first.maps[1], again.maps[1])
     assert first.maps[0].numel() == 0, "nobody asked for it"
     with torch.no_grad():
         next(images.teacher.parameters()).mul_(2)
-    changed = Lessons(images.teacher, x, Wanted((1,)), "disk", tmp_path).at(torch.arange(4))
+    changed = TeacherCache(images.teacher, x, CacheSpec((1,)), "disk", tmp_path).at(torch.arange(4))
     assert not torch.allclose(first.logits, changed.logits)
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -135,13 +135,13 @@ def test_kept_answers_belong_to_one_teacher(images: Problem, tmp_path: Path):
 def test_kept_answers_are_those_of_the_batch(images: Problem):
     images.teacher.eval()
     x, rows = images.data.train.x, torch.tensor([4, 0, 9])
-    kept = Lessons(images.teacher, x, Wanted((0, 1)), "memory").at(rows)
-    asked = Lessons(images.teacher, x, Wanted((0, 1)), "none").at(rows)
+    kept = TeacherCache(images.teacher, x, CacheSpec((0, 1)), "memory").at(rows)
+    asked = TeacherCache(images.teacher, x, CacheSpec((0, 1)), "none").at(rows)
     for a, b in zip((kept.logits, kept.features, *kept.maps), (asked.logits, asked.features, *asked.maps), strict=True):
         torch.testing.assert_close(a, b)
 
 
-class Stop(Quiet):
+class Stop(NullProgress):
     """Presses Ctrl-C after a round."""
 
     def __init__(self, after: int) -> None:
@@ -263,9 +263,9 @@ def test_a_teacher_may_be_a_federated_run_or_one_of_distillation(digits: Splits,
     from functools import partial
 
     from fedloom import methods
-    from fedloom.distill import Distillation
+    from fedloom.experiment.experiment import Experiment
     from fedloom.models import models
-    from fedloom.run.experiment import Experiment
+    from fedloom.tasks.distill import Distillation
 
     make = partial(models.make, "mlp", classes=10, inputs=(1, 8, 8))
     known = {"name": "mlp", "hidden": [16]}
@@ -309,8 +309,8 @@ def test_a_loss_that_is_no_number_ends_the_run(vectors: Problem, tmp_path: Path)
 def test_a_student_learns_digits_from_a_teacher(digits: Splits):
     from functools import partial
 
-    from fedloom.distill import Distillation
     from fedloom.models import models
+    from fedloom.tasks.distill import Distillation
 
     make = partial(models.make, "mlp", classes=10, inputs=(1, 8, 8))
     training = Training(batch_size=50, lr=0.05, clip=10.0)

@@ -15,10 +15,10 @@ from torch import Tensor
 from fedloom import methods
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Batch, Context, Output
-from fedloom.distill.schedule import fit_temperature, multiplier
-from fedloom.distill.selective import budget, guided, helpable, lagrangian
-from fedloom.objectives import Distillation, Selective, divergence, guidance
-from fedloom.run.loop import run
+from fedloom.experiment.loop import run
+from fedloom.parts.objectives import Distillation, Selective, divergence, guidance
+from fedloom.tasks.distill.schedule import fit_temperature, multiplier
+from fedloom.tasks.distill.selective import budget, guided, helpable, lagrangian
 
 NOWHERE = Context({}, {"guide": torch.zeros(5, dtype=torch.float64)}, {}, {}, 1.0, 1, 0.1, 1)
 

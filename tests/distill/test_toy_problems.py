@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from fedloom.core.errors import ConfigError
-from fedloom.distill import toys
-from fedloom.distill.selective import guided
-from fedloom.distill.toys import Course, counts, train
+from fedloom.tasks.distill import toys
+from fedloom.tasks.distill.selective import guided
+from fedloom.tasks.distill.toys import Course, counts, train
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "distill"
 

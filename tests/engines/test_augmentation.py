@@ -25,9 +25,9 @@ from fedloom.core.method import Method
 from fedloom.core.parts import Batch, Context, Needs, Output, Term
 from fedloom.data.augment import pipeline
 from fedloom.engines import engines
-from fedloom.objectives import CrossEntropy
-from fedloom.run.experiment import Evaluation
-from fedloom.run.loop import RunResult, run
+from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.loop import RunResult, run
+from fedloom.parts.objectives import CrossEntropy
 
 PIPELINES = {
     "plain": ("crop", "flip", {"name": "cutout", "size": 3}),

@@ -17,14 +17,14 @@ from helpers.networks import linear_layers, tanh_net
 from helpers.runs import assert_same_run, assert_same_state, experiment, go
 from helpers.trouble import MARK, guarded, marked, stumble, suicide
 
+from fedloom.core.aggregate import blocks
 from fedloom.core.client import Result
 from fedloom.core.errors import ClientError
-from fedloom.core.fold import blocks
 from fedloom.core.local import Local
 from fedloom.core.round import federated_round
 from fedloom.engines.processes import Processes
-from fedloom.run.experiment import Evaluation
-from fedloom.run.loop import Silent, _Run, run
+from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.loop import Silent, _Run, run
 
 VICTIM = 2
 

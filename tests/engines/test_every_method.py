@@ -12,23 +12,23 @@ from helpers.runs import assert_same_run, experiment, leaves
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.drift import Dynamic, Scaffold
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.loop import RunResult, run
 from fedloom.methods import make, methods
-from fedloom.mixing import Uniform
-from fedloom.objectives import CrossEntropy, Proximal
-from fedloom.personal import Body, Head
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.run.loop import RunResult, run
-from fedloom.server import SGD, Adam
+from fedloom.parts.drift import FedDynDrift, Scaffold
+from fedloom.parts.mixing import Uniform
+from fedloom.parts.objectives import CrossEntropy, Proximal
+from fedloom.parts.personal import PrivateBody, PrivateHead
+from fedloom.parts.server import SGD, Adam
 
 SERVED = Local(epochs=2, batch_size=4, lr=0.2, lr_decay=0.9, weight_decay=0.01, clip=0.9)
 EVERYTHING = Evaluation(on=("global", "clients", "average", "train"))
 
 # Combinations of parts that no named method has.
 MIXED = {
-    "feddyn+head+adam": Method("a", (CrossEntropy(),), Dynamic(0.1), Head(), server=Adam(0.05)),
+    "feddyn+head+adam": Method("a", (CrossEntropy(),), FedDynDrift(0.1), PrivateHead(), server=Adam(0.05)),
     "scaffold+prox+body+momentum": Method(
-        "b", (CrossEntropy(), Proximal(0.1)), Scaffold(), Body(), mixing=Uniform(), server=SGD(0.9, 0.5)
+        "b", (CrossEntropy(), Proximal(0.1)), Scaffold(), PrivateBody(), mixing=Uniform(), server=SGD(0.9, 0.5)
     ),
 }
 

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.adaptation import Maml
 from fedloom.core.federation import Arrays
 from fedloom.core.local import Local
 from fedloom.core.parts import Adaptation
 from fedloom.data.streams import Task, TaskStream
 from fedloom.models import models
-from fedloom.objectives.squared_error import SquaredError
-from fedloom.online import Learner, Measures, Online, grid
-from fedloom.online.hedge import Hedge
+from fedloom.parts.adaptation import Maml
+from fedloom.parts.objectives.squared_error import SquaredError
+from fedloom.tasks.online import Learner, Measures, Online, grid
+from fedloom.tasks.online.hedge import Hedge
 
 LOCAL = Local(steps=3, batch_size=4, lr=0.1, weight_decay=1e-3, clip=3.0)
 

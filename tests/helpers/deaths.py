@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from fedloom.core.errors import CheckpointError
-from fedloom.run import checkpoint
-from fedloom.run.experiment import Experiment
-from fedloom.run.loop import RunResult, run
+from fedloom.experiment import checkpoint
+from fedloom.experiment.experiment import Experiment
+from fedloom.experiment.loop import RunResult, run
 
 
 def child(action: Callable[[], object], kill_after: float | None = None) -> int:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.federation import Arrays
-from fedloom.distill import Distillation, Distiller, Splits, Training
 from fedloom.models import models
 from fedloom.models.residual import residual
+from fedloom.tasks.distill import Distillation, Distiller, Splits, Training
 
 
 class Problem(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fedloom import methods
 from fedloom.core.local import Local
 from fedloom.data import federate
+from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.models import models
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.synthesis.judge import Judging
+from fedloom.tasks.synthesis.judge import EvalConfig
 
 GENERATORS = ("fedevg", "fedcgan", "fedcvae")
 MODELS = {
@@ -15,7 +15,7 @@ MODELS = {
     "fedcgan": ("conditional_gan", {"width": 8}),
     "fedcvae": ("conditional_vae", {"width": 8}),
 }
-QUICK = Judging(every=2, per_class=6, classifier="mlp", most=30)
+QUICK = EvalConfig(every=2, per_class=6, classifier="mlp", most=30)
 
 
 def generating(name: str, rounds: int = 4) -> Experiment:

@@ -12,9 +12,9 @@ from torch import Tensor
 from fedloom import methods
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.run.checkpoint import Snapshot
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.run.loop import RunResult, run
+from fedloom.experiment.checkpoint import Snapshot
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.loop import RunResult, run
 from helpers.federations import Shaken, as_images, classes
 from helpers.generative import generative_net
 from helpers.nested import two_ends, wide_net

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fedloom.experiment import checkpoint
+from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.methods import methods
-from fedloom.run import checkpoint
-from fedloom.run.experiment import Evaluation, Experiment
 from helpers.deaths import contents
 from helpers.runs import experiment
 

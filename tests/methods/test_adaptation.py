@@ -8,18 +8,18 @@ import torch
 from helpers.federations import classes
 from helpers.runs import experiment, go, theta
 
-from fedloom.adaptation import FineTune, Maml, Prototypes
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Batch, Output
 from fedloom.data import federate, partitions, sources
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.loop import run
 from fedloom.methods import make
 from fedloom.models import models
-from fedloom.objectives import CrossEntropy
-from fedloom.personal import Ditto
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.run.loop import run
+from fedloom.parts.adaptation import FineTune, Maml, Prototypes
+from fedloom.parts.objectives import CrossEntropy
+from fedloom.parts.personal import Ditto
 
 LOCAL = Local(epochs=2, batch_size=4, lr=0.2, clip=0.9)
 

@@ -12,8 +12,9 @@ from helpers.networks import Split, fixed, tanh_net
 from helpers.runs import assert_same_run, assert_same_state, experiment, go, theta
 from torch import Tensor, nn
 
-from fedloom.adaptation import FineTune, Maml, Prototypes, gradient
-from fedloom.core import adapting
+from fedloom.compute import live as engine
+from fedloom.compute.live import LiveClient
+from fedloom.core import meta as adapting
 from fedloom.core.errors import ClientError
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local
@@ -21,14 +22,13 @@ from fedloom.core.method import Method
 from fedloom.core.parts import Adaptation
 from fedloom.core.round import Server
 from fedloom.data import federate, partitions, sources
-from fedloom.engines import live as engine
-from fedloom.engines.live import LiveClient
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.loop import run
+from fedloom.experiment.setup import make_plan
 from fedloom.methods import make
 from fedloom.models import models
-from fedloom.objectives import CrossEntropy, SquaredError
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.run.loop import run
-from fedloom.run.prepare import make_plan
+from fedloom.parts.adaptation import FineTune, Maml, Prototypes, gradient
+from fedloom.parts.objectives import CrossEntropy, SquaredError
 
 LOCAL = Local(epochs=2, batch_size=4, lr=0.2, lr_decay=0.9, weight_decay=0.01, clip=0.9)
 CLIENTS = Evaluation(on=("clients",))

@@ -15,12 +15,12 @@ from helpers.runs import experiment, leaves, theta
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Drift, Mixing
-from fedloom.drift import Dynamic, Normalized, Scaffold
-from fedloom.mixing import Uniform
-from fedloom.objectives import SquaredError
-from fedloom.run.experiment import Evaluation
-from fedloom.run.loop import RunResult, run
-from fedloom.server import SGD, Adagrad, Adam, Yogi
+from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.loop import RunResult, run
+from fedloom.parts.drift import FedDynDrift, FedNovaDrift, Scaffold
+from fedloom.parts.mixing import Uniform
+from fedloom.parts.objectives import SquaredError
+from fedloom.parts.server import SGD, Adagrad, Adam, Yogi
 
 Vector = np.ndarray
 SIZES = (6, 14, 8, 20)
@@ -112,8 +112,8 @@ def test_fedavg_with_one_step_is_gradient_descent_and_right() -> None:
 
 DRIFTS = {
     "scaffold": (Scaffold(), Local(steps=10, batch_size=0, lr=0.1), False),
-    "dynamic by size": (Dynamic(0.7, by_size=True), EXACT, True),
-    "dynamic unweighted": (Dynamic(0.7, by_size=False), EXACT, False),
+    "dynamic by size": (FedDynDrift(0.7, by_size=True), EXACT, True),
+    "dynamic unweighted": (FedDynDrift(0.7, by_size=False), EXACT, False),
 }
 
 
@@ -138,7 +138,7 @@ def test_linear_terms_of_feddyn(by_size: bool) -> None:
     solutions: dict[int, Vector] = {}
     means = []
     for rounds in (1, 2, 3, 5, 130):
-        result = problem.run(squares(Dynamic(alpha, by_size), Uniform()), rounds, EXACT, cohort=2, seed=4)
+        result = problem.run(squares(FedDynDrift(alpha, by_size), Uniform()), rounds, EXACT, cohort=2, seed=4)
         states = {key: value.numpy() for key, value in leaves(result.snapshot)}
         own = [states.get(f"client {i}/drift/h", np.zeros(DIM)) for i in range(clients)]
         np.testing.assert_allclose(states["server/drift/h"], np.mean(own, axis=0), rtol=0, atol=1e-10)
@@ -161,7 +161,11 @@ def test_linear_term_is_the_gradient_at_the_last_local_solution(by_size: bool) -
     scale = problem.n / problem.n.mean() if by_size else np.ones(len(problem.n))
     for rounds in (1, 2, 4):
         result = problem.run(
-            squares(Dynamic(0.7, by_size), Uniform()), rounds, EXACT, cohort=3, evaluation=Evaluation(on=("average",))
+            squares(FedDynDrift(0.7, by_size), Uniform()),
+            rounds,
+            EXACT,
+            cohort=3,
+            evaluation=Evaluation(on=("average",)),
         )
         states = {key: value.numpy() for key, value in leaves(result.snapshot)}
         assert result.snapshot.last is not None
@@ -175,7 +179,7 @@ def test_feddyn_with_one_client_is_the_proximal_point_method() -> None:
     """θ_1^t - θ* = (α(A + α)⁻¹)^t (θ⁰ - θ*), and the server stands at θ_1^t - ∇F(θ_1^t)/α."""
     problem, alpha, rounds = quadratics((9,)), 0.7, 6
     a, best = problem.a[0], problem.solution(np.ones(1))
-    result = problem.run(squares(Dynamic(alpha), Uniform()), rounds, EXACT)
+    result = problem.run(squares(FedDynDrift(alpha), Uniform()), rounds, EXACT)
     shrink = np.linalg.matrix_power(alpha * np.linalg.inv(a + alpha * np.eye(DIM)), rounds)
     error = shrink @ (0 - best)
     assert np.linalg.norm(error) > 1e-4
@@ -186,7 +190,7 @@ def test_feddyn_with_a_tiny_alpha_and_one_client_solves_in_one_round() -> None:
     """Its local model minimises F_1 itself; h = ∇F_1 there, of size α, so the linear term does no more."""
     problem = quadratics((9,))
     result = problem.run(
-        squares(Dynamic(1e-7), Uniform()), 1, replace(EXACT, steps=80), evaluation=Evaluation(on=("average",))
+        squares(FedDynDrift(1e-7), Uniform()), 1, replace(EXACT, steps=80), evaluation=Evaluation(on=("average",))
     )
     assert result.snapshot.last is not None
     np.testing.assert_allclose(result.snapshot.last.models[0].numpy(), problem.solution(np.ones(1)), rtol=0, atol=1e-5)
@@ -224,7 +228,7 @@ def test_fednova_is_consistent_with_unequal_steps_and_fedavg_is_not() -> None:
     for lr in (0.02, 0.01):
         local = Local(epochs=1, batch_size=2, lr=lr)
         rounds = int(8 / lr / 4)
-        found = theta(problem.run(squares(Normalized()), rounds, local)).item()
+        found = theta(problem.run(squares(FedNovaDrift()), rounds, local)).item()
         assert found == pytest.approx(nova_point(problem, p, steps, lr), abs=1e-6)
         nova.append(abs(found - best))
         found = theta(problem.run(squares(), rounds, local)).item()

@@ -16,12 +16,12 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Batch, Drift, Output
-from fedloom.drift import Decoupled, Splitting
+from fedloom.experiment.loop import RunResult, run
 from fedloom.methods import fedavg, feddc, feddecorr, feddyn, fedsplit
-from fedloom.mixing import Uniform
-from fedloom.objectives import CrossEntropy, Decorrelation, Proximal
-from fedloom.run.loop import RunResult, run
-from fedloom.server import SGD
+from fedloom.parts.drift import FedDCDrift, FedSplitDrift
+from fedloom.parts.mixing import Uniform
+from fedloom.parts.objectives import CrossEntropy, Decorrelation, Proximal
+from fedloom.parts.server import SGD
 
 HARD = Local(epochs=2, batch_size=4, lr=0.3, lr_decay=0.9, weight_decay=0.02, clip=0.9)
 UNIFORM = Method("uniform", (CrossEntropy(),), mixing=Uniform())
@@ -45,7 +45,7 @@ def composed(drift: Drift) -> Method:
 
 def test_feddc_with_zero_drift_is_fedavg() -> None:
     """No penalty, no gradient term, every h_i held at zero: bit for bit, and at FedAvg's price."""
-    zero = go(composed(Decoupled(0.0, gradient=False, decouple=False)), **PARTIAL)
+    zero = go(composed(FedDCDrift(0.0, gradient=False, decouple=False)), **PARTIAL)
     plain = go(UNIFORM, **PARTIAL)
     assert_same_state(zero.snapshot, plain.snapshot)
     assert zero.history[-1]["comm/params"] == plain.history[-1]["comm/params"]
@@ -60,7 +60,7 @@ def test_feddc_without_penalty_still_adds_its_drifts_and_is_not_fedavg() -> None
 
 def test_feddc_with_drifts_held_at_zero_is_fedprox() -> None:
     prox = Method("prox", (CrossEntropy(), Proximal(0.7)), mixing=Uniform())
-    held = composed(Decoupled(0.7, gradient=False, decouple=False))
+    held = composed(FedDCDrift(0.7, gradient=False, decouple=False))
     np.testing.assert_allclose(theta(go(held, **PARTIAL)), theta(go(prox, **PARTIAL)), rtol=0, atol=1e-12)
     assert np.abs(theta(go(prox, **PARTIAL)) - theta(go(UNIFORM, **PARTIAL))).max() > 1e-3
 
@@ -98,10 +98,10 @@ def test_both_means_of_feddc_agree_when_everybody_comes() -> None:
 def test_price_of_feddc() -> None:
     """G down, g_i up beside θ_i + h_i; nothing more than FedAvg without the gradient term."""
     drifts = {
-        "both": Decoupled(),
-        "no gradient": Decoupled(gradient=False),
-        "everyone": Decoupled(everyone=True),
-        "held": Decoupled(decouple=False),
+        "both": FedDCDrift(),
+        "no gradient": FedDCDrift(gradient=False),
+        "everyone": FedDCDrift(everyone=True),
+        "held": FedDCDrift(decouple=False),
     }
     prices = {"both": (2, 2), "no gradient": (1, 1), "everyone": (2, 1), "held": (2, 1)}
     for name, drift in drifts.items():
@@ -114,7 +114,7 @@ def test_feddc_uses_the_rate_really_applied() -> None:
     """With one full-batch step of rate η_t, θ_i = θ^t - η_t(∇F_i + αh_i) - (g_i - g): the rate cancels in the last."""
     problem, alpha, rate = quadratics(), 0.3, 0.4
     local = Local(steps=1, batch_size=0, lr=rate, lr_decay=0.5)
-    result = problem.run(squares(Decoupled(alpha), Uniform()), 3, local)
+    result = problem.run(squares(FedDCDrift(alpha), Uniform()), 3, local)
     clients = range(len(problem.n))
     at, g = np.zeros(DIM), np.zeros(DIM)
     own, drift = np.zeros((len(clients), DIM)), np.zeros((len(clients), DIM))
@@ -132,7 +132,7 @@ def test_feddc_reaches_the_minimiser_with_exact_and_with_few_steps(gradient: boo
     """There h_i = -∇F_i/α, and its mean vanishes."""
     problem, alpha = quadratics(), 0.7
     best = problem.solution(np.ones(len(problem.n)))
-    result = problem.run(squares(Decoupled(alpha, gradient), Uniform()), 150, local)
+    result = problem.run(squares(FedDCDrift(alpha, gradient), Uniform()), 150, local)
     np.testing.assert_allclose(theta(result), best, rtol=0, atol=1e-6)
     drifts = [states(result)[f"client {i}/drift/h"] for i in range(len(problem.n))]
     for i, h in enumerate(drifts):
@@ -144,7 +144,7 @@ def test_with_part_of_the_clients_feddc_rests_only_over_everyone() -> None:
     problem = quadratics()
     best = problem.solution(np.ones(len(problem.n)))
     ends = {
-        e: theta(problem.run(squares(Decoupled(0.7, everyone=e), Uniform()), 130, EXACT, cohort=2))
+        e: theta(problem.run(squares(FedDCDrift(0.7, everyone=e), Uniform()), 130, EXACT, cohort=2))
         for e in (True, False)
     }
     np.testing.assert_allclose(ends[True], best, rtol=0, atol=1e-6)
@@ -209,7 +209,7 @@ def test_fedsplit_reaches_the_minimiser() -> None:
     """And there u_i = x, so that z_i = x - s∇F_i(x)."""
     problem, s = quadratics(), 1 / 0.7
     best = problem.solution(np.ones(len(problem.n)))
-    result = problem.run(squares(Splitting(s), Uniform()), 60, EXACT)
+    result = problem.run(squares(FedSplitDrift(s), Uniform()), 60, EXACT)
     np.testing.assert_allclose(theta(result), best, rtol=0, atol=1e-6)
     pulls = []
     for i in range(len(problem.n)):
@@ -223,7 +223,7 @@ def test_all_reaches_the_minimiser_with_part_of_the_clients_and_act_does_not() -
     problem = quadratics()
     best = problem.solution(np.ones(len(problem.n)))
     ends = {
-        active: theta(problem.run(squares(Splitting(1 / 0.7, active), Uniform()), 130, EXACT, cohort=2))
+        active: theta(problem.run(squares(FedSplitDrift(1 / 0.7, active), Uniform()), 130, EXACT, cohort=2))
         for active in (False, True)
     }
     np.testing.assert_allclose(ends[False], best, rtol=0, atol=1e-6)
@@ -251,7 +251,7 @@ def test_a_resumed_fedsplit_is_the_same_before_and_after_the_initial_model_is_dr
 
 def test_all_of_fedsplit_takes_no_notice_of_mixing() -> None:
     uniform, sizes = (
-        go(Method("m", (CrossEntropy(),), drift=Splitting(2.0), **mixing), **PARTIAL)
+        go(Method("m", (CrossEntropy(),), drift=FedSplitDrift(2.0), **mixing), **PARTIAL)
         for mixing in ({"mixing": Uniform()}, {})
     )
     assert_same_state(uniform.snapshot, sizes.snapshot)
@@ -341,10 +341,10 @@ def test_feddecorr_decorrelates() -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: Decoupled(-0.1), "drift 'dc' needs a finite alpha of at least 0, not -0.1"),
-        (lambda: Decoupled(float("inf")), "drift 'dc' needs a finite alpha of at least 0, not inf"),
-        (lambda: Splitting(0.0), "drift 'split' needs a finite s > 0, not 0"),
-        (lambda: Splitting(float("nan")), "drift 'split' needs a finite s > 0, not nan"),
+        (lambda: FedDCDrift(-0.1), "drift 'dc' needs a finite alpha of at least 0, not -0.1"),
+        (lambda: FedDCDrift(float("inf")), "drift 'dc' needs a finite alpha of at least 0, not inf"),
+        (lambda: FedSplitDrift(0.0), "drift 'split' needs a finite s > 0, not 0"),
+        (lambda: FedSplitDrift(float("nan")), "drift 'split' needs a finite s > 0, not nan"),
         (lambda: Decorrelation(-1.0), "a beta of at least 0 and a positive eps, not -1 and 1e-08"),
         (lambda: Decorrelation(0.1, 0.0), "a beta of at least 0 and a positive eps, not 0.1 and 0"),
     ],
@@ -364,7 +364,7 @@ def test_momentum_is_refused_only_where_displacements_are_read_as_gradients() ->
 
 def test_they_compose_with_a_server_optimiser() -> None:
     """Half the server's step is half the way."""
-    for drift in (Decoupled(0.2), Splitting(2.0, active=True)):
+    for drift in (FedDCDrift(0.2), FedSplitDrift(2.0, active=True)):
         whole, half = (
             theta(go(Method("m", (CrossEntropy(),), drift=drift, server=SGD(lr=lr)), rounds=1)) for lr in (1.0, 0.5)
         )

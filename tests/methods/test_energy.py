@@ -21,11 +21,11 @@ from fedloom.core.federation import Arrays, Federation, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Batch, Context, Facts, Output
+from fedloom.experiment import checkpoint
+from fedloom.experiment.loop import RunResult, run
 from fedloom.methods import make
-from fedloom.objectives import Energy, langevin
-from fedloom.personal import Everything
-from fedloom.run import checkpoint
-from fedloom.run.loop import RunResult, run
+from fedloom.parts.objectives import Energy, langevin
+from fedloom.parts.personal import LocalOnly
 
 PLACE = "objective.1"
 LOCAL = Local(steps=6, batch_size=5, lr=0.1)
@@ -50,7 +50,7 @@ def seen(down: dict[str, Tensor], local: dict[str, Tensor] | None = None) -> Con
 def test_energy_of_real_data_falls_below_that_of_noise() -> None:
     """By training on the term alone: with the other sign real data would end up above."""
     data = classes(sizes=(40, 40), seed=3)
-    method = Method("energy", (Energy(lam=0.0, magnitude=0.05),), personal=Everything())
+    method = Method("energy", (Energy(lam=0.0, magnitude=0.05),), personal=LocalOnly())
     result = go(method, federation=data, rounds=30, local=Local(steps=5, batch_size=10, lr=0.05))
     noise = torch.randn(2000, FEATURES, generator=torch.manual_seed(0), dtype=torch.float64)
     for client, kept in result.snapshot.store:

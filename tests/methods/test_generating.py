@@ -20,13 +20,13 @@ from fedloom.core.federation import Arrays, Federation
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
 from fedloom.core.plan import Plan
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.loop import run
 from fedloom.methods import make
-from fedloom.mixing import Agnostic
 from fedloom.models import ConditionalGAN, ConditionalVAE
-from fedloom.objectives import Variational
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.run.loop import run
-from fedloom.synthesis.sample import sample
+from fedloom.parts.mixing import AFL
+from fedloom.parts.objectives import Variational
+from fedloom.tasks.synthesis.sample import sample
 
 ENGINES = [("processes", {"workers": 2}, None), ("vmap", {}, 1e-9), ("vmap", {"chunk": 2}, 1e-9)]
 BOTH = ["fedcgan", "fedcvae"]
@@ -70,7 +70,7 @@ def test_clients_without_a_class_or_with_one_sample(
 @pytest.mark.parametrize("name", BOTH)
 def test_losses_of_the_received_model_are_known_to_mixing_policies(name: str) -> None:
     """AFL asks for F_i(θ^t), whose random numbers are data too: every engine finds the same."""
-    method = replace(make(name), mixing=Agnostic(0.1))
+    method = replace(make(name), mixing=AFL(0.1))
     serial = go(method)
     assert np.isfinite(theta(serial)).all()
     assert np.abs(theta(serial) - theta(go(name))).max() > 1e-6

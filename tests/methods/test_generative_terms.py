@@ -19,8 +19,8 @@ from torch.func import functional_call, vmap
 from fedloom.core.errors import ConfigError
 from fedloom.core.layout import Layout
 from fedloom.core.parts import Batch, Facts, Output
-from fedloom.objectives import Adversarial, Variational
-from fedloom.objectives.variational import divergence
+from fedloom.parts.objectives import Adversarial, Variational
+from fedloom.parts.objectives.variational import divergence
 
 CONTEXT: Any = None  # neither term looks at it
 

@@ -22,12 +22,12 @@ from fedloom.core.method import Method
 from fedloom.core.parts import Batch, Context, Output
 from fedloom.core.plan import Plan
 from fedloom.core.round import Server
-from fedloom.drift import Dynamic, Scaffold
 from fedloom.engines.serial import Serial
-from fedloom.mixing import QFair, Uniform
-from fedloom.objectives import Contrastive, CrossEntropy, Distillation, Robustness, divergence
-from fedloom.personal import Head
-from fedloom.run.loop import run
+from fedloom.experiment.loop import run
+from fedloom.parts.drift import FedDynDrift, Scaffold
+from fedloom.parts.mixing import QFFL, Uniform
+from fedloom.parts.objectives import Contrastive, CrossEntropy, Distillation, Robustness, divergence
+from fedloom.parts.personal import PrivateHead
 
 HARD = Local(epochs=2, batch_size=4, lr=0.3, lr_decay=0.9, weight_decay=0.02, clip=0.9)
 CONDITIONS: dict[str, Any] = {"cohort": 4, "rounds": 4, "drop_rate": 0.1, "local": HARD, "seed": 3}
@@ -58,7 +58,7 @@ def test_labels_alone_are_fedavg(name: str) -> None:
 
 def test_labels_alone_under_feddyn_are_feddyn() -> None:
     plain = methods.distill_robust(alpha=1.0)
-    same(replace(plain, drift=Dynamic(0.1), mixing=Uniform()), methods.feddyn(alpha=0.1))
+    same(replace(plain, drift=FedDynDrift(0.1), mixing=Uniform()), methods.feddyn(alpha=0.1))
 
 
 def test_robustness_without_augmentation_has_nothing_to_compare() -> None:
@@ -96,7 +96,7 @@ def test_losses_of_the_received_model_count_moons_constant() -> None:
         down = Server.initial(plan, plan.theta0, plan.buffers0).broadcast(plan)
         found.append(Serial(plan).losses(down, np.arange(6)))
     np.testing.assert_allclose(found[1], found[0] + 3 * log(2), rtol=0, atol=1e-12)
-    fair = replace(methods.moon(), mixing=QFair(1.0))
+    fair = replace(methods.moon(), mixing=QFFL(1.0))
     assert np.isfinite(theta(go(fair))).all()
 
 
@@ -202,13 +202,13 @@ def test_a_teacher_is_asked_in_evaluation_mode() -> None:
 
 COMPOSED = {
     "moon, private heads and feddyn": Method(
-        "a", (CrossEntropy(), Contrastive(2.0)), Dynamic(0.1), Head(), mixing=Uniform()
+        "a", (CrossEntropy(), Contrastive(2.0)), FedDynDrift(0.1), PrivateHead(), mixing=Uniform()
     ),
     "both, private heads and scaffold": Method(
-        "b", methods.distill_robust().objective, Scaffold(), Head(), mixing=Uniform()
+        "b", methods.distill_robust().objective, Scaffold(), PrivateHead(), mixing=Uniform()
     ),
     "everything at once": Method(
-        "c", (*methods.distill_robust().objective, Contrastive(1.0)), Dynamic(0.2), mixing=QFair(0.5)
+        "c", (*methods.distill_robust().objective, Contrastive(1.0)), FedDynDrift(0.2), mixing=QFFL(0.5)
     ),
 }
 

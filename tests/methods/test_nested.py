@@ -17,22 +17,22 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation, Index, Split
-from fedloom.core.levels import shares
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.plan import Plan
+from fedloom.core.submodels import shares
 from fedloom.data import federate
 from fedloom.data.partitions import Pathological
-from fedloom.drift import Dynamic, Scaffold
+from fedloom.experiment.evaluate import Evaluator
+from fedloom.experiment.experiment import Evaluation
 from fedloom.methods import make
-from fedloom.mixing import Uniform
 from fedloom.models import EarlyExit, models
-from fedloom.objectives import CrossEntropy, Proximal
-from fedloom.personal import Apart, Depth, Width
-from fedloom.personal.nested import Simple, is_simple, narrowed
-from fedloom.run.evaluate import Evaluator
-from fedloom.run.experiment import Evaluation
-from fedloom.server import Adam
+from fedloom.parts.drift import FedDynDrift, Scaffold
+from fedloom.parts.mixing import Uniform
+from fedloom.parts.objectives import CrossEntropy, Proximal
+from fedloom.parts.personal import Decoupled, EarlyExitSlice, WidthSlice
+from fedloom.parts.personal.nested import Simple, is_simple, narrowed
+from fedloom.parts.server import Adam
 
 # Whatever a step does beside the gradient must leave alone what a client does not hold.
 LOCAL = Local(epochs=2, batch_size=4, lr=0.2, momentum=0.6, weight_decay=0.05, clip=0.9)
@@ -124,11 +124,11 @@ def test_a_parameter_is_averaged_over_those_that_hold_it() -> None:
 def test_mixing_by_samples_weighs_each_region_by_its_own_holders() -> None:
     """Another policy than equal weights, one step from the start: against the mean of the clients' own models."""
     one = Local(steps=1, batch_size=0, lr=0.3)
-    by_samples = Method("by samples", (CrossEntropy(),), personal=Depth())
+    by_samples = Method("by samples", (CrossEntropy(),), personal=EarlyExitSlice())
     found = theta(go(by_samples, local=one, rounds=1))
     alone = {}
     for i in range(6):
-        kept = Method("one", (CrossEntropy(),), personal=Depth(float(is_simple(i, 0.5))))
+        kept = Method("one", (CrossEntropy(),), personal=EarlyExitSlice(float(is_simple(i, 0.5))))
         alone[i] = theta(go(kept, federation=of_kind(classes(), [i]), local=one, rounds=1))
     n = np.array(SIZES, dtype=float)
     everyone = sum(n[i] * alone[i][M] for i in range(6)) / n.sum()
@@ -211,7 +211,7 @@ def test_the_scaler_acts_in_training_on_hidden_layers_alone(make_net: Any) -> No
     with torch.no_grad():
         again = nn.functional.linear(scaled.get_submodule("body")(x), head.weight, head.bias)  # type: ignore[arg-type]
     torch.testing.assert_close(said["head"], again)
-    top = Width((1.0, 0.5), scale=True).network(whole, 0)
+    top = WidthSlice((1.0, 0.5), scale=True).network(whole, 0)
     assert not any(part._forward_hooks for part in top.modules())
 
 
@@ -295,7 +295,7 @@ def test_a_level_without_clients_has_no_average() -> None:
 
 def test_levels_go_with_terms_mixing_and_server_optimisers() -> None:
     """FedProx's term, AAggFF's coefficients and Adam at the server, on all engines."""
-    made = Method("mixed", (CrossEntropy(), Proximal(0.5)), personal=Depth(), mixing=make("aaggff_d").mixing,
+    made = Method("mixed", (CrossEntropy(), Proximal(0.5)), personal=EarlyExitSlice(), mixing=make("aaggff_d").mixing,
                   server=Adam(0.05))  # fmt: skip
     runs = {e: go(made, local=LOCAL, cohort=4, engine=e) for e in ("serial", "processes", "vmap")}
     assert_same_run(runs["serial"], runs["processes"])
@@ -308,7 +308,7 @@ def test_levels_go_with_terms_mixing_and_server_optimisers() -> None:
     ("changes", "sentence"),
     [
         ({"drift": Scaffold()}, "drift 'scaffold' exchanges more than models with the clients, but with personal"),
-        ({"drift": Dynamic()}, "drift 'dynamic' looks at all clients' models as vectors of one length"),
+        ({"drift": FedDynDrift()}, "drift 'dynamic' looks at all clients' models as vectors of one length"),
         ({"adaptation": make("p_avg_proto").adaptation}, "fits one network"),
         ({"mixing": make("fedmgda").mixing}, "looks at all clients' models as vectors of one length"),
         ({"objective": make("feddecorr").objective}, "cannot be taken at several"),
@@ -316,7 +316,7 @@ def test_levels_go_with_terms_mixing_and_server_optimisers() -> None:
     ],
 )
 def test_what_is_not_defined_for_levels_is_refused(changes: dict[str, Any], sentence: str) -> None:
-    settings: dict[str, Any] = {"objective": (CrossEntropy(),), "personal": Depth()} | changes
+    settings: dict[str, Any] = {"objective": (CrossEntropy(),), "personal": EarlyExitSlice()} | changes
     with pytest.raises(ConfigError, match=sentence):
         go(Method("refused", **settings), model=two_ends)
 
@@ -344,13 +344,13 @@ def test_networks_that_cannot_be_cut_are_refused(name: str, make_net: Any, sente
 @pytest.mark.parametrize(
     "part",
     [
-        lambda: Depth(simple=1.5),
-        lambda: Depth(side=-1.0),
-        lambda: Apart(simple=-0.1),
-        lambda: Width(()),
-        lambda: Width((0.5, 0.25)),
-        lambda: Width((1.0, 0.5, 0.5)),
-        lambda: Width((1.0, 0.0)),
+        lambda: EarlyExitSlice(simple=1.5),
+        lambda: EarlyExitSlice(side=-1.0),
+        lambda: Decoupled(simple=-0.1),
+        lambda: WidthSlice(()),
+        lambda: WidthSlice((0.5, 0.25)),
+        lambda: WidthSlice((1.0, 0.5, 0.5)),
+        lambda: WidthSlice((1.0, 0.0)),
     ],
 )
 def test_settings_outside_their_range_are_refused(part: Any) -> None:

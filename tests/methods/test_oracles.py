@@ -15,8 +15,8 @@ from helpers.runs import theta as final
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
+from fedloom.experiment.loop import RunResult, run
 from fedloom.methods import make, methods
-from fedloom.run.loop import RunResult, run
 
 WIDTH, ROUNDS, COHORT, SEED = 3, 5, 4, 7
 

@@ -16,14 +16,14 @@ from fedloom.core.client import Plan
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Context
-from fedloom.core.views import Moment, Pair, View
-from fedloom.drift import Dynamic
+from fedloom.core.views import PairNoise, StepInfo, View
+from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.interpolation_eval import GRID
+from fedloom.experiment.loop import run
 from fedloom.methods import make
-from fedloom.objectives import CrossEntropy
-from fedloom.personal import AdaptiveMixture, Ditto, HeadFirst, Moreau, Subspace
-from fedloom.run.experiment import Evaluation
-from fedloom.run.loop import run
-from fedloom.run.mixtures import GRID
+from fedloom.parts.drift import FedDynDrift
+from fedloom.parts.objectives import CrossEntropy
+from fedloom.parts.personal import APFL, Alternating, Ditto, PFedMe, Subspace
 
 PAIRED = ["ditto", "pfedme", "apfl", "superfed_mm", "superfed_lm"]
 LOCAL = Local(epochs=2, batch_size=4, lr=0.2, momentum=0.8, weight_decay=0.01, clip=0.9)
@@ -88,7 +88,7 @@ def test_superfed_follows_the_gradient_of_its_whole_objective(mu: float, nu: flo
     expected = torch.autograd.grad(value, (w, v))
     with torch.no_grad():
         task = 3 * (mixed - target).pow(2)
-        pull = Subspace(mu=mu, nu=nu).pull(View(at), Pair(w, v, torch.zeros(0)), task, context(received))
+        pull = Subspace(mu=mu, nu=nu).pull(View(at), PairNoise(w, v, torch.zeros(0)), task, context(received))
         of_w = sum(a * x for a, x in zip(pull.w, (w, v, received), strict=True))
         of_v = sum(a * x for a, x in zip(pull.v, (v, w, received), strict=True))
         found = (1 - at) * task + of_w, at * task + of_v
@@ -101,7 +101,7 @@ def test_layer_mixing_draws_one_number_a_layer_and_model_mixing_one() -> None:
     assert draws.shape == (3, 2)
     assert np.array_equal(plan.draws(0, 1, 5)[:3], draws), "more steps must not change the first ones"
     assert plan.layout.layers == (15, 12)
-    moment = Moment(0, 2, draws[2].tolist())
+    moment = StepInfo(0, 2, draws[2].tolist())
     (view,) = Subspace(layers=True).views(moment, torch.zeros(0), context(torch.zeros(27)))
     assert view.at == draws[2].tolist()
     (view,) = Subspace().views(moment, torch.zeros(0), context(torch.zeros(27)))
@@ -116,7 +116,7 @@ def test_local_models_of_superfed_start_apart_from_each_other_and_from_the_share
     assert not torch.equal(starts[0], starts[1])
     assert torch.equal(starts[0], starts[2])
     assert not torch.equal(starts[0], plan.theta0)
-    for part in (Ditto(), AdaptiveMixture(), Moreau()):
+    for part in (Ditto(), APFL(), PFedMe()):
         other = Plan.of(random_net(), Method("a", (CrossEntropy(),), personal=part), classes().train, LOCAL)
         assert torch.equal(other.first_private(0, received), received)
 
@@ -155,7 +155,7 @@ def test_the_learned_mixture_moves_and_stays_between_zero_and_one() -> None:
 
 def test_pairs_combine_with_drift_correction() -> None:
     """FedDyn under SuperFed: the shared path differs from either alone, and serial and vmap agree."""
-    both = Method("both", (CrossEntropy(),), Dynamic(0.3), Subspace(mu=0.0, nu=0.5))
+    both = Method("both", (CrossEntropy(),), FedDynDrift(0.3), Subspace(mu=0.0, nu=0.5))
     found = {engine: theta(go(both, local=LOCAL, engine=engine, cohort=4)) for engine in ("serial", "vmap")}
     np.testing.assert_allclose(found["serial"], found["vmap"], atol=1e-10)
     for other in (make("feddyn", alpha=0.3), make("superfed_mm", mu=0.0, nu=0.5)):
@@ -183,10 +183,10 @@ def test_the_grid_is_the_papers() -> None:
     ("part", "words"),
     [
         (lambda: Subspace(nu=-1), "at least 0"),
-        (lambda: AdaptiveMixture(1.5), "[0, 1]"),
+        (lambda: APFL(1.5), "[0, 1]"),
         (lambda: Ditto(float("inf")), "finite"),
-        (lambda: Moreau(0.0), "positive"),
-        (lambda: HeadFirst(2.0), "[0, 1]"),
+        (lambda: PFedMe(0.0), "positive"),
+        (lambda: Alternating(2.0), "[0, 1]"),
     ],
 )
 def test_settings_outside_their_range_are_refused(part: Any, words: str) -> None:

@@ -15,10 +15,10 @@ from torch import nn
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation, Index, Split
+from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.loop import run
 from fedloom.metrics import ece, top_k
 from fedloom.models import models
-from fedloom.run.experiment import Evaluation
-from fedloom.run.loop import run
 
 METRICS = ("accuracy", "auroc", "top2", "ece", "mce")
 SIZES = (30, 20, 25)

@@ -14,25 +14,25 @@ from helpers.networks import IMAGE, images, tanh_net
 from helpers.runs import experiment
 from torch import Tensor, nn
 
-from fedloom.adaptation import Maml, Prototypes
 from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.engines import engines
+from fedloom.experiment import batched_eval as passes
+from fedloom.experiment.evaluate import Evaluator
+from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.loop import RunResult, run
+from fedloom.experiment.setup import make_plan, placed
 from fedloom.methods import make
 from fedloom.models import models
-from fedloom.objectives import CrossEntropy
-from fedloom.personal import Body, Head
-from fedloom.run import passes
-from fedloom.run.evaluate import Evaluator
-from fedloom.run.experiment import Evaluation
-from fedloom.run.loop import RunResult, run
-from fedloom.run.prepare import make_plan, placed
+from fedloom.parts.adaptation import Maml, Prototypes
+from fedloom.parts.objectives import CrossEntropy
+from fedloom.parts.personal import PrivateBody, PrivateHead
 
 SIZES = (7, 12, 5, 9, 16, 4)
 METRICS = ("accuracy", "auroc", "top2", "ece")
-ADAPTED = Method("both", (CrossEntropy(),), personal=Head(), adaptation=Maml(lr=0.3, steps=2))
-PROTOTYPES = Method("proto", (CrossEntropy(),), personal=Body(), adaptation=Prototypes())
+ADAPTED = Method("both", (CrossEntropy(),), personal=PrivateHead(), adaptation=Maml(lr=0.3, steps=2))
+PROTOTYPES = Method("proto", (CrossEntropy(),), personal=PrivateBody(), adaptation=Prototypes())
 NAMES = ("fedper", "lg_fedavg", "fedrep", "ditto", "superfed_mm", "p_avg_proto", "per_fedavg")
 METHODS = [*NAMES, make("apfl", learn=True), ADAPTED, PROTOTYPES]
 

@@ -19,7 +19,7 @@ from fedloom.metrics.regret import (
     regret_of_losses,
     silo_bound,
 )
-from fedloom.mixing.responses import respond
+from fedloom.parts.mixing.responses import respond
 
 SEEDS = st.integers(0, 10_000)
 

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 from fedloom.core.parts import Cohort, Mixing
 from fedloom.metrics.regret import best_fixed, decision_losses, device_bound, lipschitz, regret, silo_bound
-from fedloom.mixing import DeviceAggregation, SiloAggregation
-from fedloom.mixing.aaggff_d import doubly_robust, linearised_gradient
-from fedloom.mixing.aaggff_s import growth_gradient
-from fedloom.mixing.responses import CDFS, respond
-from fedloom.mixing.simplex import exponentiated
+from fedloom.parts.mixing import AAggFFD, AAggFFS
+from fedloom.parts.mixing.aaggff_d import doubly_robust, linearised_gradient
+from fedloom.parts.mixing.aaggff_s import growth_gradient
+from fedloom.parts.mixing.responses import CDFS, respond
+from fedloom.parts.mixing.simplex import exponentiated
 
 Draw = np.random.Generator
 Adversary = Callable[[int, np.ndarray, Draw], np.ndarray]
@@ -149,7 +149,7 @@ def test_theorem_for_silos_on_many_short_sequences(adversary: str) -> None:
     names = list(CDFS)
     for k, rounds, seed in many(130):
         high = 1.0 if seed % 4 == 0 else 1 / k
-        policy = SiloAggregation(names[seed % len(names)], high=high)
+        policy = AAggFFS(names[seed % len(names)], high=high)
         found = play(policy, ADVERSARIES[adversary], k, rounds, seed, high)
         assert excess(*found, silo(k, high)) <= 1
 
@@ -157,7 +157,7 @@ def test_theorem_for_silos_on_many_short_sequences(adversary: str) -> None:
 @pytest.mark.parametrize("adversary", ADVERSARIES)
 @pytest.mark.parametrize("k", [2, 5, 20])
 def test_theorem_for_silos_over_two_hundred_rounds(adversary: str, k: int) -> None:
-    found = play(SiloAggregation("weibull"), ADVERSARIES[adversary], k, 200, seed=1, high=1 / k)
+    found = play(AAggFFS("weibull"), ADVERSARIES[adversary], k, 200, seed=1, high=1 / k)
     assert excess(*found, silo(k, 1 / k)) <= 1
 
 
@@ -176,7 +176,7 @@ def test_devices_with_all_clients(adversary: str) -> None:
     """The losses ⟨p, g̃⟩ that the part works on obey 2Ľ√(T log K) always; decision losses 2L√(T log K) at these T."""
     names = list(CDFS)
     for k, rounds, seed in [*many(70), (2, 200, 0), (5, 200, 0), (20, 200, 0)]:
-        policy = DeviceAggregation(names[seed % len(names)])
+        policy = AAggFFD(names[seed % len(names)])
         decisions, responses = play(policy, ADVERSARIES[adversary], k, rounds, seed)
         gradients = [linearised_gradient(p, r, r.mean()) for p, r in zip(decisions, responses, strict=True)]
         linear = (decisions * gradients).sum() - np.sum(gradients, 0).min()
@@ -205,7 +205,7 @@ def test_where_the_proof_for_silos_holds_and_where_its_bound_fails() -> None:
     assert [holds(k, 1 / k) for k in (1, 2, 3, 4, 5, 20)] == [True, True, True, False, False, False]
     bounds = {high: silo(2, high) for high in (0.5, 1e-4)}
     over = {
-        high: excess(*play(SiloAggregation("weibull", high=high), slightly_more_often, 2, 5000, high=high), bound)
+        high: excess(*play(AAggFFS("weibull", high=high), slightly_more_often, 2, 5000, high=high), bound)
         for high, bound in bounds.items()
     }
     assert over[0.5] < 0.5, "where the proof holds"
@@ -215,7 +215,7 @@ def test_where_the_proof_for_silos_holds_and_where_its_bound_fails() -> None:
 def test_devices_forget_that_the_gradient_depends_on_the_decision() -> None:
     """The linearised gradient leads to a vertex where the best fixed decision is inside: linear regret."""
     k, rounds = 5, 20_000
-    part, exact = (play(p, one_against_all, k, rounds) for p in (DeviceAggregation("weibull"), ExactLeader()))
+    part, exact = (play(p, one_against_all, k, rounds) for p in (AAggFFD("weibull"), ExactLeader()))
     assert excess(*part, device(k, 1.0)) > 1
     assert excess(*exact, device(k, 1.0)) < 0.5
     curve = regret(*part)
@@ -236,7 +236,7 @@ def decision(state: Any, k: int, high: float, share: float) -> np.ndarray:
     return exponentiated(np.ones(k), -state["total"].numpy(), step)
 
 
-def expected_regret(policy: DeviceAggregation, losses: np.ndarray, size: int) -> float:
+def expected_regret(policy: AAggFFD, losses: np.ndarray, size: int) -> float:
     """E[Σ ℓ_t(p^t)] - min Σ ℓ_t(p) over all sequences of cohorts; equal states are counted together."""
     rounds, k = losses.shape
     share = size / k
@@ -275,7 +275,7 @@ SEQUENCES = {
 def test_devices_in_expectation_over_all_sequences_of_cohorts(name: str) -> None:
     losses, size = SEQUENCES[name]
     (rounds, k), share = losses.shape, size / losses.shape[1]
-    assert expected_regret(DeviceAggregation("weibull"), losses, size) <= device_bound(rounds, k, lipschitz(0.0, share))
+    assert expected_regret(AAggFFD("weibull"), losses, size) <= device_bound(rounds, k, lipschitz(0.0, share))
 
 
 def test_a_bad_policy_exceeds_the_bound_of_the_expectation() -> None:
@@ -327,7 +327,7 @@ def test_unbiased_gradients_have_the_expected_linear_regret_of_full_ones() -> No
 
 def test_a_cohort_of_one_moves_nothing() -> None:
     """Its loss over the mean loss is 1 whatever it is."""
-    policy, state = DeviceAggregation("gumbel"), {}
+    policy, state = AAggFFD("gumbel"), {}
     for client, loss in ((0, 9.0), (2, 0.1), (0, 7.0)):
         state, p = policy.coefficients(state, Cohort(np.array([client]), np.array([5]), 3, np.array([loss])))
         np.testing.assert_array_equal(p, [1.0])
@@ -336,7 +336,7 @@ def test_a_cohort_of_one_moves_nothing() -> None:
 
 def test_silo_decisions_carry_a_certificate() -> None:
     """max_i ⟨∇, p - e_i⟩ bounds the value's excess, and with strong convexity the distance: below 1e-6 at K = 30."""
-    k, policy = 30, SiloAggregation("weibull")
+    k, policy = 30, AAggFFS("weibull")
     draw, state, history = np.random.default_rng(0), {}, []
     p, smallest = np.full(k, 1 / k), 1.0
     for _ in range(150):

@@ -15,25 +15,25 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Cohort, Mixing
-from fedloom.drift import Dynamic
+from fedloom.experiment.loop import run
 from fedloom.methods import fedavg, make
-from fedloom.mixing import (
-    Agnostic,
-    DeviceAggregation,
+from fedloom.parts.drift import FedDynDrift
+from fedloom.parts.mixing import (
+    AFL,
+    QFFL,
+    TERM,
+    AAggFFD,
+    AAggFFS,
+    FedMGDA,
     Fixed,
-    MultiGradient,
     Proportional,
-    QFair,
-    SiloAggregation,
-    Tilted,
 )
-from fedloom.mixing.aaggff_d import doubly_robust, linearised_gradient
-from fedloom.mixing.aaggff_s import growth_gradient
-from fedloom.mixing.responses import CDFS, respond, transformed
-from fedloom.mixing.simplex import exponentiated
-from fedloom.objectives import CrossEntropy
-from fedloom.run.loop import run
-from fedloom.server import SGD
+from fedloom.parts.mixing.aaggff_d import doubly_robust, linearised_gradient
+from fedloom.parts.mixing.aaggff_s import growth_gradient
+from fedloom.parts.mixing.responses import CDFS, respond, transformed
+from fedloom.parts.mixing.simplex import exponentiated
+from fedloom.parts.objectives import CrossEntropy
+from fedloom.parts.server import SGD
 
 N = np.array([10, 30, 20, 40])
 F = np.array([0.5, 1.5, 0.1, 1.0])
@@ -86,8 +86,8 @@ def test_responses_increase_and_stay_in_their_range(cdf: str) -> None:
 
 LOSSES = {"q-FedAvg": lambda f: 2.0 * np.log(f), "TERM": lambda f: f, "PropFair": lambda f: -np.log(3.0 - f)}
 DIRECT = {
-    "q-FedAvg": (QFair(2.0), N * F**2, 1.0),
-    "TERM": (Tilted(0.7), N * np.exp(0.7 * F), 1 / 0.7),
+    "q-FedAvg": (QFFL(2.0), N * F**2, 1.0),
+    "TERM": (TERM(0.7), N * np.exp(0.7 * F), 1 / 0.7),
     "PropFair": (Proportional(3.0), N / (3.0 - F), 1.0),
 }
 
@@ -100,20 +100,20 @@ def test_static_family_is_one_step_of_exponentiated_gradient(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "policy", [QFair(0.0), Tilted(0.0), Tilted(1e-12), Proportional(1e13), Agnostic(0.0)], ids=lambda p: str(p)
+    "policy", [QFFL(0.0), TERM(0.0), TERM(1e-12), Proportional(1e13), AFL(0.0)], ids=lambda p: str(p)
 )
 def test_limits_are_by_samples(policy: Mixing) -> None:
     np.testing.assert_allclose(p_of(policy, cohort(), cohort()), N / 100, rtol=1e-11)
 
 
-@pytest.mark.parametrize("policy", [QFair(400.0), Tilted(400.0), Agnostic(400.0)], ids=lambda p: str(p))
+@pytest.mark.parametrize("policy", [QFFL(400.0), TERM(400.0), AFL(400.0)], ids=lambda p: str(p))
 def test_the_other_limits_are_the_worst_client_alone(policy: Mixing) -> None:
     np.testing.assert_allclose(p_of(policy, cohort()), [0, 1, 0, 0], atol=1e-12)
 
 
 POLICIES = [
-    QFair(1.0), QFair(5.0), Tilted(10.0), Tilted(-1.0), Proportional(2.0), Agnostic(1.0),
-    *(kind(cdf) for kind in (SiloAggregation, DeviceAggregation) for cdf in CDFS),
+    QFFL(1.0), QFFL(5.0), TERM(10.0), TERM(-1.0), Proportional(2.0), AFL(1.0),
+    *(kind(cdf) for kind in (AAggFFS, AAggFFD) for cdf in CDFS),
 ]  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def test_extreme_losses_never_give_nan(policy: Mixing, extreme: float) -> None:
 
 @pytest.mark.parametrize("name", ["q_ffl", "term", "afl", "aaggff_s", "aaggff_d"])
 def test_a_loss_that_is_not_finite_is_named_and_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedloom.engines.live import LiveClient
+    from fedloom.compute.live import LiveClient
 
     original = LiveClient.loss_of_received
     lost = {2: float("inf")}
@@ -138,10 +138,10 @@ def test_a_loss_that_is_not_finite_is_named_and_left_out(name: str, monkeypatch:
 
 
 def test_agnostic_is_projected_ascent_and_remembers() -> None:
-    p = p_of(Agnostic(0.1), cohort())
+    p = p_of(AFL(0.1), cohort())
     raw = N / 100 + 0.1 * F  # inside: the projection takes the same from all
     np.testing.assert_allclose(p, raw - (raw.sum() - 1) / 4, rtol=1e-12)
-    np.testing.assert_allclose(p_of(Agnostic(0.1), cohort(), cohort()), p + 0.1 * (F - F.mean()), rtol=1e-12)
+    np.testing.assert_allclose(p_of(AFL(0.1), cohort(), cohort()), p + 0.1 * (F - F.mean()), rtol=1e-12)
 
 
 def newton(responses: np.ndarray, low: float = 0.0, high: float = 0.0) -> np.ndarray:
@@ -179,7 +179,7 @@ def test_silo_aggregation_against_a_convex_solver(cdf: str) -> None:
     expected = newton(responses)
     state: Any = {}
     for t, f in enumerate(losses):
-        state, p = SiloAggregation(cdf).coefficients(state, cohort(f, np.ones(5, dtype=int)))
+        state, p = AAggFFS(cdf).coefficients(state, cohort(f, np.ones(5, dtype=int)))
         np.testing.assert_allclose(p, expected[t + 1], atol=1e-6)
     assert expected[-1].max() > 0.25
     assert {tuple(v.shape) for v in state.values()} == {(5, 5), (5,)}, "the state must not grow with the rounds"
@@ -189,7 +189,7 @@ def test_device_aggregation_is_its_closed_form_with_full_gradients() -> None:
     """The equations as printed, with all K entries, against the part, which moves the sampled ones only."""
     draw = np.random.default_rng(1)
     k, size = 12, 4
-    share, policy = size / k, DeviceAggregation("gumbel")
+    share, policy = size / k, AAggFFD("gumbel")
     state: Any = {}
     p, total = np.full(k, 1 / k), np.zeros(k)
     for t in range(1, 30):
@@ -260,15 +260,11 @@ def test_fixed_weights_of_the_samples_are_fedavg() -> None:
 def test_multi_gradient_of_clients_that_do_not_move() -> None:
     """Clients with a zero update count nothing, and if nobody moves the model stays."""
     still = Cohort(np.arange(3), N[:3], 3, None, [{"shared": torch.zeros(2)} for _ in range(3)])
-    state, p = MultiGradient().coefficients({}, still)
+    state, p = FedMGDA().coefficients({}, still)
     np.testing.assert_allclose(p, N[:3] / 60)
     moving = [torch.tensor([3.0, 0.0]), torch.zeros(2), torch.tensor([0.0, 4.0])]
-    state, p = MultiGradient(eps=0.0).coefficients(
-        {}, Cohort(np.arange(3), N[:3], 3, None, [{"shared": m} for m in moving])
-    )
-    step = MultiGradient(eps=0.0, lr=2.0).server(
-        state, {"shared": sum(w * m for w, m in zip(p, moving, strict=True))}, {}
-    )
+    state, p = FedMGDA(eps=0.0).coefficients({}, Cohort(np.arange(3), N[:3], 3, None, [{"shared": m} for m in moving]))
+    step = FedMGDA(eps=0.0, lr=2.0).server(state, {"shared": sum(w * m for w, m in zip(p, moving, strict=True))}, {})
     torch.testing.assert_close(step[1]["shared"], 2 * torch.tensor([1 / 6, 2 / 6]).double(), check_dtype=False)
 
 
@@ -285,7 +281,7 @@ def test_propfair_as_objective_and_as_mixing_take_the_same_first_step() -> None:
 
 def test_any_policy_with_other_parts_and_engines() -> None:
     """AAggFF mixing, FedDyn drift and server momentum in one method, the same on every engine."""
-    mine = Method("mine", (CrossEntropy(),), Dynamic(0.1), mixing=DeviceAggregation(), server=SGD(momentum=0.5))
+    mine = Method("mine", (CrossEntropy(),), FedDynDrift(0.1), mixing=AAggFFD(), server=SGD(momentum=0.5))
     ends = [theta(go(mine, cohort=4, engine=engine)) for engine in ("serial", "processes", "vmap")]
     np.testing.assert_array_equal(ends[0], ends[1])
     np.testing.assert_allclose(ends[0], ends[2], atol=1e-10)
@@ -295,17 +291,17 @@ def test_any_policy_with_other_parts_and_engines() -> None:
     ("call", "sentence"),
     [
         (lambda: make("aaggff_s", cdf="weibul"), "did you mean 'weibull'"),
-        (lambda: SiloAggregation(scale=0.0), "positive scale"),
-        (lambda: SiloAggregation(low=0.5, high=0.2), "0 <= low < high"),
-        (lambda: DeviceAggregation(low=-1.0), "0 <= low < high"),
-        (lambda: QFair(-1.0), "finite q of at least 0"),
-        (lambda: Tilted(float("inf")), "finite tilt"),
-        (lambda: Agnostic(-0.1), "step of at least 0"),
+        (lambda: AAggFFS(scale=0.0), "positive scale"),
+        (lambda: AAggFFS(low=0.5, high=0.2), "0 <= low < high"),
+        (lambda: AAggFFD(low=-1.0), "0 <= low < high"),
+        (lambda: QFFL(-1.0), "finite q of at least 0"),
+        (lambda: TERM(float("inf")), "finite tilt"),
+        (lambda: AFL(-0.1), "step of at least 0"),
         (lambda: Proportional(0.0), "positive baseline and eps"),
         (lambda: Fixed((0.0, 0.0)), "not all 0"),
         (lambda: Fixed((1.0, float("nan"))), "finite weights"),
         (lambda: go(Method("f", (CrossEntropy(),), mixing=Fixed((1.0, 2.0)))), "2 weights, but there are 6 clients"),
-        (lambda: MultiGradient(-0.1), "eps >= 0 and a positive lr"),
+        (lambda: FedMGDA(-0.1), "eps >= 0 and a positive lr"),
         (lambda: make("propfair", eps=0.0), "positive baseline and eps"),
         (lambda: run(experiment("afl", cohort=3)), "mixing 'afl' needs every client in every round"),
         (lambda: run(experiment("aaggff_s", cohort=3)), "mixing 'aaggff_s' needs every client in every round"),

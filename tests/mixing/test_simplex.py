@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from fedloom.mixing.boxed import minimise_boxed
-from fedloom.mixing.simplex import exponentiated, minimise, project
+from fedloom.parts.mixing.box_qp import min_norm_box_qp
+from fedloom.parts.mixing.simplex import exponentiated, minimise, project
 
 SEEDS = st.integers(0, 10_000)
 
@@ -121,7 +121,7 @@ def test_shortest_mixture_between_bounds(seed: int, size: int, dimension: int, e
     units /= np.linalg.norm(units, axis=1, keepdims=True)
     start = draw.dirichlet(np.full(size, 2.0))
     low, high = np.maximum(start - eps, 0), np.minimum(start + eps, 1)
-    p = minimise_boxed(units @ units.T, start, low, high)
+    p = min_norm_box_qp(units @ units.T, start, low, high)
     assert abs(p.sum() - 1) < 1e-9
     assert (p >= low - 1e-12).all()
     assert (p <= high + 1e-12).all()

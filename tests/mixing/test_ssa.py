@@ -13,20 +13,20 @@ from helpers.federations import SIZES, classes
 from helpers.runs import assert_same_state, experiment, go, theta
 
 import fedloom as fl
-from fedloom.core.bench import Bench
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Unlabelled
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Cohort
+from fedloom.core.server_data import Bench
+from fedloom.experiment.ensemble import after_training
+from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.loop import run
+from fedloom.experiment.setup import make_bench, make_plan
 from fedloom.methods import fedavg, feddf, fedssa, make
-from fedloom.mixing import Confidence, SelfSupervised, Similarity, Uniform
-from fedloom.mixing.ssa import ssa_loss
-from fedloom.objectives import CrossEntropy
-from fedloom.run.ensemble import after_training
-from fedloom.run.experiment import Evaluation
-from fedloom.run.loop import run
-from fedloom.run.prepare import make_bench, make_plan
+from fedloom.parts.mixing import Confidence, SelfSupervised, Similarity, Uniform
+from fedloom.parts.mixing.ssa import ssa_loss
+from fedloom.parts.objectives import CrossEntropy
 
 METHODS = ("fedssa", "fedssa_similarity", "fedssa_confidence", "feddf")
 UNIFORM = Method("uniform", (CrossEntropy(),), mixing=Uniform())
@@ -213,7 +213,7 @@ def test_views_are_made_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert of.bench is not None
     sizes = []
     plain = Bench.views
-    monkeypatch.setattr("fedloom.core.bench.CHUNK", 6)
+    monkeypatch.setattr("fedloom.core.server_data.CHUNK", 6)
     monkeypatch.setattr(Bench, "views", lambda self, x, *c: (sizes.append(len(x)), plain(self, x, *c))[1])
     p_of(SelfSupervised(), of)
     assert sizes == [6, 6, 6, 2]

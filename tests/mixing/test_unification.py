@@ -14,18 +14,18 @@ from scipy.optimize import minimize
 
 from fedloom.core.method import Method
 from fedloom.core.parts import Cohort, Mixing
-from fedloom.mixing import Proportional, QFair, Tilted
-from fedloom.mixing.simplex import exponentiated
-from fedloom.objectives import CrossEntropy
+from fedloom.parts.mixing import QFFL, TERM, Proportional
+from fedloom.parts.mixing.simplex import exponentiated
+from fedloom.parts.objectives import CrossEntropy
 
 Of = Callable[[np.ndarray], np.ndarray]
 
 TABLE: dict[str, tuple[Mixing, Of, float, Of]] = {  # part, response, ζ, and the new p over n_i as it is defined
     "FedAvg": (Mixing(), np.zeros_like, 1.0, np.ones_like),
-    "q-FedAvg, q 0.1": (QFair(0.1), lambda f: 0.1 * np.log(f), 1.0, lambda f: f**0.1),
-    "q-FedAvg, q 5": (QFair(5.0), lambda f: 5 * np.log(f), 1.0, lambda f: f**5),
-    "TERM, λ 0.1": (Tilted(0.1), lambda f: f, 10.0, lambda f: np.exp(0.1 * f)),
-    "TERM, λ 10": (Tilted(10.0), lambda f: f, 0.1, lambda f: np.exp(10 * f)),
+    "q-FedAvg, q 0.1": (QFFL(0.1), lambda f: 0.1 * np.log(f), 1.0, lambda f: f**0.1),
+    "q-FedAvg, q 5": (QFFL(5.0), lambda f: 5 * np.log(f), 1.0, lambda f: f**5),
+    "TERM, λ 0.1": (TERM(0.1), lambda f: f, 10.0, lambda f: np.exp(0.1 * f)),
+    "TERM, λ 10": (TERM(10.0), lambda f: f, 0.1, lambda f: np.exp(10 * f)),
     "PropFair, M 5": (Proportional(5.0), lambda f: -np.log(5 - f), 1.0, lambda f: 1 / (5 - f)),
     "PropFair, M 2": (Proportional(2.0, 1e-9), lambda f: -np.log(2 - f), 1.0, lambda f: 1 / (2 - f)),
 }
@@ -93,9 +93,9 @@ def test_a_shift_of_all_responses_changes_nothing(seed: int, shift: float) -> No
     np.testing.assert_allclose(exponentiated(last, r + shift), exponentiated(last, r), rtol=1e-9)
 
 
-@pytest.mark.parametrize("part", [Proportional(), Tilted(-2.0)], ids=str)
+@pytest.mark.parametrize("part", [Proportional(), TERM(-2.0)], ids=str)
 def test_a_loss_that_is_not_finite_is_named_and_left_out(part: Mixing, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedloom.engines.live import LiveClient
+    from fedloom.compute.live import LiveClient
 
     original: Any = LiveClient.loss_of_received
     lost = {1: float("nan"), 2: float("inf")}

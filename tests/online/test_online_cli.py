@@ -12,7 +12,7 @@ import pytest
 
 from fedloom.cli import main
 from fedloom.core.errors import ConfigError
-from fedloom.online.config import resolve
+from fedloom.tasks.online.config import resolve
 
 
 class Answer(NamedTuple):

@@ -12,11 +12,11 @@ from helpers.arriving import LOCAL, convex, gaussians, online, stream
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedloom.adaptation import FineTune, Maml, Prototypes
 from fedloom.core import rng
 from fedloom.core.local import Local
-from fedloom.online import BufferedMoml, Fs, Ftml, Learner, Mogd, Moml, PlainMoml, Toe
-from fedloom.online.bank import MEMORY
+from fedloom.parts.adaptation import FineTune, Maml, Prototypes
+from fedloom.tasks.online import BufferedMoml, Fs, Ftml, Learner, Mogd, Moml, PlainMoml, Toe
+from fedloom.tasks.online.bank import MEMORY
 
 RANDOM = np.random.default_rng(3)
 CENTRES, SCALES = RANDOM.normal(size=(20, 3)), RANDOM.uniform(0.5, 1.5, (20, 3))

@@ -14,7 +14,6 @@ import pytest
 import torch
 from helpers.arriving import gaussians, online, small, stream
 
-from fedloom.adaptation import Maml, Prototypes
 from fedloom.core.errors import CheckpointError, ClientError, ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.core.local import Local
@@ -22,9 +21,23 @@ from fedloom.core.parts import Batch
 from fedloom.data import task_stream
 from fedloom.data.streams import Task, TaskStream
 from fedloom.models import models
-from fedloom.online import BufferedMoml, Expert, Fs, Ftml, Hedge, Measures, Mogd, Moml, Online, Toe, grid, learners
-from fedloom.online.evaluate import trusted
-from fedloom.online.metrics import samples_needed
+from fedloom.parts.adaptation import Maml, Prototypes
+from fedloom.tasks.online import (
+    BufferedMoml,
+    Expert,
+    Fs,
+    Ftml,
+    Hedge,
+    Measures,
+    Mogd,
+    Moml,
+    Online,
+    Toe,
+    grid,
+    learners,
+)
+from fedloom.tasks.online.evaluate import trusted
+from fedloom.tasks.online.metrics import samples_needed
 
 MEASURES = Measures(ltm_every=2, efficiency_every=2, sizes=(0, 3, 9))
 GRID = {"learner.alpha": (1.0, 5.0), "adaptation.steps": (1, 2)}

@@ -98,9 +98,9 @@ def test_every_method_is_its_adaptation_and_its_drift(recipe: Any) -> None:
         assert method.adaptation.trains == (name not in recipe.UNADAPTED)
         if wanted == "Maml":
             assert (method.adaptation.lr, method.adaptation.steps) == (0.01, 5)
-        drift = "Dynamic" if "Dyn" in name else "Scaffold" if "Scaf" in name or name == "SCAFFOLD" else "Drift"
+        drift = "FedDynDrift" if "Dyn" in name else "Scaffold" if "Scaf" in name or name == "SCAFFOLD" else "Drift"
         assert type(method.drift).__name__ == drift
-        if drift == "Dynamic":
+        if drift == "FedDynDrift":
             assert method.drift.alpha == 0.03
     assert all(not part.trains for part in recipe.adaptations("FedAvg", (0.1, 1)).values())
 

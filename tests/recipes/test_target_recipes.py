@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.mixing import SelfSupervised
-from fedloom.mixing.ssa import ssa_loss
-from fedloom.run.ensemble import sample_wise
+from fedloom.experiment.ensemble import sample_wise
+from fedloom.parts.mixing import SelfSupervised
+from fedloom.parts.mixing.ssa import ssa_loss
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "ssa"
 SMALL = ("--rounds", 1, "--images", 200)

@@ -13,13 +13,13 @@ from fedloom import methods
 from fedloom.core.method import Method
 from fedloom.core.parts import Mixing
 from fedloom.data import federate
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.loop import run
+from fedloom.experiment.report import build
+from fedloom.experiment.report.objective import OBJECTIVE, _summed, cumulated, recorded
+from fedloom.experiment.report.page import read
 from fedloom.models import models
-from fedloom.objectives import CrossEntropy
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.run.loop import run
-from fedloom.run.report import build
-from fedloom.run.report.objective import OBJECTIVE, _summed, cumulated, recorded
-from fedloom.run.report.page import read
+from fedloom.parts.objectives import CrossEntropy
 
 
 def experiment(method: Method, on: tuple[str, ...], **settings) -> Experiment:

@@ -11,14 +11,14 @@ import pytest
 from fedloom import methods
 from fedloom.core.method import Method
 from fedloom.data import federate
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.loop import run
+from fedloom.experiment.report import build
+from fedloom.experiment.report.page import read
+from fedloom.experiment.report.regret import curve, decisions, judged, transformation
 from fedloom.metrics.regret import lipschitz, played, regret, silo_bound
-from fedloom.mixing.responses import respond
 from fedloom.models import models
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.run.loop import run
-from fedloom.run.report import build
-from fedloom.run.report.page import read
-from fedloom.run.report.regret import curve, decisions, judged, transformation
+from fedloom.parts.mixing.responses import respond
 
 
 def trained(method: Method, out: Path, **settings) -> Path:

@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedloom.experiment.report.canvas import plain
+from fedloom.experiment.report.costs import cost_tables
+from fedloom.experiment.report.groups import settings
+from fedloom.experiment.report.latex import tables
+from fedloom.experiment.report.overview import settings_section
+from fedloom.experiment.report.page import read
+from fedloom.experiment.report.palette import styles
+from fedloom.experiment.report.results import fairness_table, final_tables
+from fedloom.experiment.report.rundir import load
+from fedloom.experiment.report.series import COMMUNICATION, series
+from fedloom.experiment.report.spread import mixings
+from fedloom.experiment.report.table import Cell, Table
+from fedloom.experiment.report.traffic import traffic
 from fedloom.metrics import summary
-from fedloom.run.report.canvas import plain
-from fedloom.run.report.costs import cost_tables
-from fedloom.run.report.groups import settings
-from fedloom.run.report.latex import tables
-from fedloom.run.report.overview import settings_section
-from fedloom.run.report.page import read
-from fedloom.run.report.palette import styles
-from fedloom.run.report.results import fairness_table, final_tables
-from fedloom.run.report.rundir import load
-from fedloom.run.report.series import COMMUNICATION, series
-from fedloom.run.report.spread import mixings
-from fedloom.run.report.table import Cell, Table
-from fedloom.run.report.traffic import traffic
 
 
 def script(run: Path, key: str, values: list[float | None]) -> Path:

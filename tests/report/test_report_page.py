@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedloom.core.errors import FedLoomError
-from fedloom.run.report import build, comparison_picture
+from fedloom.experiment.report import build, comparison_picture
 
 PNG = b"\x89PNG\r\n\x1a\n"
 HOSTILE = "<script>alert('1')</script>"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from fedloom.run.report import build, synthetic
-from fedloom.run.report.page import read
+from fedloom.experiment.report import build, synthetic
+from fedloom.experiment.report.page import read
 
 Maker = Callable[..., Path]
 

@@ -17,12 +17,12 @@ from torch import nn
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Index, Split
 from fedloom.core.local import Local
-from fedloom.drift import Dynamic
+from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.loop import run
 from fedloom.methods import make
-from fedloom.objectives import Proximal
-from fedloom.run.experiment import Evaluation
-from fedloom.run.loop import run
-from fedloom.server import SGD, Adagrad, Adam, Extrapolated, Yogi
+from fedloom.parts.drift import FedDynDrift
+from fedloom.parts.objectives import Proximal
+from fedloom.parts.server import SGD, Adagrad, Adam, Extrapolated, Yogi
 
 NAN, INF = float("nan"), float("inf")
 
@@ -112,7 +112,7 @@ def test_impossible_setting(build: Callable[[], Any], sentence: str) -> None:
 def test_limits_that_are_allowed() -> None:
     """The edges of each range, so that the checks above do not refuse too much."""
     assert Proximal(0.0) == Proximal(mu=0.0)
-    assert Dynamic(1e-12).alpha == 1e-12
+    assert FedDynDrift(1e-12).alpha == 1e-12
     assert SGD(momentum=0.0).momentum == 0
     assert Extrapolated(eps=0.0).eps == 0
     assert Evaluation(target=1.0).target == 1

@@ -16,12 +16,19 @@ from helpers.runs import experiment
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Mixing
+from fedloom.experiment.ensemble import (
+    accuracy,
+    after_training,
+    ensemble,
+    last_models,
+    sample_coefficients,
+    sample_wise,
+)
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.loop import RunResult, run
+from fedloom.experiment.setup import make_plan
 from fedloom.methods import fedavg
-from fedloom.mixing import Agnostic, Confidence, SelfSupervised, Uniform
-from fedloom.run.ensemble import accuracy, after_training, ensemble, last_models, sample_coefficients, sample_wise
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.run.loop import RunResult, run
-from fedloom.run.prepare import make_plan
+from fedloom.parts.mixing import AFL, Confidence, SelfSupervised, Uniform
 
 KEPT = Evaluation(on=("global", "average"))
 
@@ -198,7 +205,7 @@ def test_what_cannot_be_done_is_refused_in_a_sentence() -> None:
             task(made, result)
     made, result = finished()
     with pytest.raises(ConfigError, match="'afl' needs losses of a round"):
-        after_training(made, result, Agnostic())
+        after_training(made, result, AFL())
     blind = replace(made, federation=replace(made.federation, unlabelled=None))
     with pytest.raises(ConfigError, match="no unlabelled inputs of a target"):
         after_training(blind, result)

@@ -14,6 +14,7 @@ from helpers.networks import linear_layers
 from helpers.runs import assert_same_state, experiment, go, theta
 from helpers.trouble import MARK, guarded, marked, stumble
 
+from fedloom.compute.live import LiveClient
 from fedloom.core.client import checked
 from fedloom.core.errors import ClientError
 from fedloom.core.federation import Federation, Index, Split
@@ -21,11 +22,10 @@ from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Batch, Context, Output, Term
 from fedloom.core.round import federated_round
-from fedloom.engines.live import LiveClient
 from fedloom.engines.serial import Serial
+from fedloom.experiment.loop import RunResult, _Run, run
 from fedloom.methods import make, methods
-from fedloom.mixing import Uniform
-from fedloom.run.loop import RunResult, _Run, run
+from fedloom.parts.mixing import Uniform
 
 VICTIM = 2
 OTHERS = [i for i in range(len(SIZES)) if i != VICTIM]
@@ -50,12 +50,12 @@ def without() -> Federation:
     )
 
 
-WHOLE = Local(steps=4, batch_size=0, lr=0.1)  # one batch: then results do not depend on a client's number
+FULL_VIEW = Local(steps=4, batch_size=0, lr=0.1)  # one batch: then results do not depend on a client's number
 
 
 def run_poisoned(name: str, engine: str = "serial", **changes: Any) -> RunResult:
     model = linear_ends if make(name).personal.levels else linear_layers
-    return go(name, federation=poisoned(), model=model, engine=engine, **{"local": WHOLE} | changes)
+    return go(name, federation=poisoned(), model=model, engine=engine, **{"local": FULL_VIEW} | changes)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -76,7 +76,7 @@ def test_an_update_that_is_not_finite_is_left_out(name: str, engine: str) -> Non
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedexp", "fedadam", "fednova"])
 def test_coefficients_of_the_others_are_renormalised(name: str, engine: str) -> None:
     """For methods that do not divide by K, leaving a client out equals a federation that never had it."""
-    there = go(name, federation=without(), model=linear_layers, local=WHOLE)
+    there = go(name, federation=without(), model=linear_layers, local=FULL_VIEW)
     np.testing.assert_allclose(theta(run_poisoned(name, engine)), theta(there), rtol=0, atol=1e-10)
 
 
@@ -141,7 +141,7 @@ def test_a_faulty_part_ends_the_run_on_every_engine(engine: str) -> None:
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn"])
 def test_when_nobody_can_be_used_the_model_stays(name: str) -> None:
     """All diverge: that is data, not code, so the run goes on and says so."""
-    wild = go(name, model=linear_layers, federation=scaled(1e160), local=WHOLE, rounds=2)
+    wild = go(name, model=linear_layers, federation=scaled(1e160), local=FULL_VIEW, rounds=2)
     assert [record["failures"] for record in wild.history] == [len(SIZES)] * 2
     start = torch.cat([p.detach().double().ravel() for p in linear_layers().parameters()]).numpy()
     np.testing.assert_array_equal(theta(wild), start)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.layout import Layout
-from fedloom.run.landscape import Plane, barrier, cross_entropy, losses_of, picture, segment, surface
+from fedloom.experiment.landscape import Plane, barrier, cross_entropy, losses_of, picture, segment, surface
 
 
 def three(size: int = 7) -> Tensor:

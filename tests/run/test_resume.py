@@ -27,11 +27,11 @@ from torch import nn
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.federation import Federation, Split
 from fedloom.core.local import Local
+from fedloom.experiment import checkpoint
+from fedloom.experiment.directory import RunDirectory
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.loop import Silent, run
 from fedloom.methods import make
-from fedloom.run import checkpoint
-from fedloom.run.directory import RunDirectory
-from fedloom.run.experiment import Evaluation, Experiment
-from fedloom.run.loop import Silent, run
 
 EVERYTHING = Evaluation(on=("global", "clients", "average"), every=2)
 ROUNDS = 8
@@ -104,7 +104,7 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 
 def test_killed_at_every_single_step_of_writing(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a file, before a rename, before a removal: whatever was the last thing done."""
-    monkeypatch.setattr("fedloom.run.loop.environment", dict)  # asking git takes longer than these runs
+    monkeypatch.setattr("fedloom.experiment.loop.environment", dict)  # asking git takes longer than these runs
     small = work("fedadam", rounds=2, evaluation=Evaluation(on=("clients", "average")))
     run(small, memory / "whole", checkpoint_every=1, keep=1)
     expected = contents(memory / "whole")
@@ -373,7 +373,7 @@ def test_resuming_another_experiment_shows_the_difference(change: dict[str, Any]
 
 def test_resuming_another_method_or_setting_shows_the_difference(tmp_path: Path) -> None:
     run(work("feddyn", rounds=1), tmp_path / "a")
-    with pytest.raises(CheckpointError, match=r"method\.drift: Dynamic\(alpha=0\.01.* → Dynamic\(alpha=0\.1"):
+    with pytest.raises(CheckpointError, match=r"method\.drift: FedDynDrift\(alpha=0\.01.* → FedDynDrift\(alpha=0\.1"):
         run(experiment(make("feddyn", alpha=0.1), rounds=2, cohort=3), tmp_path / "a", resume=True)
     with pytest.raises(CheckpointError, match=r"method\.name: feddyn → fedavg"):
         run(work("fedavg"), tmp_path / "a", resume=True)

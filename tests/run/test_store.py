@@ -22,13 +22,13 @@ from helpers.stored import ROUNDS, STATEFUL, files, numbers, referred, whole, wo
 from torch import nn
 
 from fedloom.core.errors import ConfigError
+from fedloom.experiment import checkpoint, store
+from fedloom.experiment.config import build, resolve
+from fedloom.experiment.loop import RunResult, Silent, _Run, run
+from fedloom.experiment.report.groups import group
+from fedloom.experiment.report.rundir import load
+from fedloom.experiment.store import DiskStore, MemoryStore, Recent, make_store, state_bytes
 from fedloom.methods import methods
-from fedloom.run import checkpoint, store
-from fedloom.run.config import build, resolve
-from fedloom.run.loop import RunResult, Silent, _Run, run
-from fedloom.run.report.groups import group
-from fedloom.run.report.rundir import load
-from fedloom.run.store import DiskStore, MemoryStore, Recent, make_store, state_bytes
 
 
 @pytest.fixture(scope="module")

@@ -22,10 +22,10 @@ from helpers.stored import STATEFUL, files, referred, whole, work
 
 from fedloom.core.client import State
 from fedloom.core.errors import CheckpointError
-from fedloom.run import checkpoint
-from fedloom.run.experiment import Evaluation
-from fedloom.run.loop import Silent, _Run, run
-from fedloom.run.store import DiskStore
+from fedloom.experiment import checkpoint
+from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.loop import Silent, _Run, run
+from fedloom.experiment.store import DiskStore
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def kill_at_step(number: int) -> None:
 
 def test_killed_at_every_single_step_of_writing(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a state, before a rename, before a removal: whatever was the last thing done."""
-    monkeypatch.setattr("fedloom.run.loop.environment", dict)  # asking git takes longer than these runs
+    monkeypatch.setattr("fedloom.experiment.loop.environment", dict)  # asking git takes longer than these runs
     small = work(rounds=3, cohort=2, drop_rate=0.0, evaluation=Evaluation(on=("clients",)))
     run(small, memory / "whole", checkpoint_every=2, keep=1)
     expected = whole(memory / "whole")

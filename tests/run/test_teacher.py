@@ -18,9 +18,9 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
 from fedloom.cli import main
-from fedloom.run.config import build, resolve
-from fedloom.run.loop import run
-from fedloom.run.teacher import load_teacher
+from fedloom.experiment.config import build, resolve
+from fedloom.experiment.loop import run
+from fedloom.experiment.teacher import load_teacher
 
 SMALL = ("clients=4", "local.batch_size=50", "local.epochs=1", "evaluation.on=[global]", "device=cpu")
 DISTILL = ("run", "method=distill", "rounds=2", "model.hidden=[4]", "out=student", *SMALL)

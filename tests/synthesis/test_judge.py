@@ -11,8 +11,8 @@ from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays, Federation
 from fedloom.core.rng import stream
 from fedloom.data import federate, sources
-from fedloom.synthesis.fit import Training, fit
-from fedloom.synthesis.judge import Judge, Judging, Verdict
+from fedloom.tasks.synthesis.fit import Training, fit
+from fedloom.tasks.synthesis.judge import EvalConfig, EvalResult, SyntheticEvaluator
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +21,8 @@ def federation() -> Federation:
 
 
 @pytest.fixture(scope="module")
-def judge(federation: Federation) -> Judge:
-    return Judge(federation, Judging(classifier="mlp", most=1500))
+def judge(federation: Federation) -> SyntheticEvaluator:
+    return SyntheticEvaluator(federation, EvalConfig(classifier="mlp", most=1500))
 
 
 def some(arrays: Arrays, each: int = 20) -> Arrays:
@@ -33,11 +33,11 @@ def some(arrays: Arrays, each: int = 20) -> Arrays:
 
 
 @pytest.fixture(scope="module")
-def copies(judge: Judge) -> Verdict:
+def copies(judge: SyntheticEvaluator) -> EvalResult:
     return judge.judge(some(judge.trained_on))
 
 
-def test_real_training_images_teach_are_recognised_and_are_found_to_be_copies(copies: Verdict) -> None:
+def test_real_training_images_teach_are_recognised_and_are_found_to_be_copies(copies: EvalResult) -> None:
     found = copies.numbers
     assert found["synthetic/accuracy"] > 0.85
     assert found["synthetic/clients/accuracy/mean"] > 0.85
@@ -52,7 +52,7 @@ def test_real_training_images_teach_are_recognised_and_are_found_to_be_copies(co
     assert copies.said["features"] == "mlp trained on digits"
 
 
-def test_fresh_real_images_are_no_copies(judge: Judge, federation: Federation, copies: Verdict) -> None:
+def test_fresh_real_images_are_no_copies(judge: SyntheticEvaluator, federation: Federation, copies: EvalResult) -> None:
     held = federation.held_out
     fresh = judge.judge(some(held.arrays.take(held.index.rows), each=15)).numbers
     assert fresh["synthetic/accuracy"] > 0.8
@@ -61,7 +61,7 @@ def test_fresh_real_images_are_no_copies(judge: Judge, federation: Federation, c
     assert fresh["synthetic/fid"] < 3 * copies.numbers["synthetic/fid"] + 5
 
 
-def test_noise_teaches_nothing(judge: Judge, copies: Verdict) -> None:
+def test_noise_teaches_nothing(judge: SyntheticEvaluator, copies: EvalResult) -> None:
     y = torch.arange(10).repeat_interleave(20)
     noise = Arrays(torch.from_numpy(stream(1, "noise").random((200, 1, 8, 8))).float(), y, 10)
     found = judge.judge(noise).numbers
@@ -72,7 +72,7 @@ def test_noise_teaches_nothing(judge: Judge, copies: Verdict) -> None:
     assert found["synthetic/copies"] < 0.1
 
 
-def test_one_image_a_class_is_no_diversity(judge: Judge, copies: Verdict) -> None:
+def test_one_image_a_class_is_no_diversity(judge: SyntheticEvaluator, copies: EvalResult) -> None:
     once = some(judge.trained_on, each=1)
     same = once.take(torch.arange(10).repeat_interleave(20))
     found = judge.judge(same, thorough=False).numbers
@@ -82,7 +82,7 @@ def test_one_image_a_class_is_no_diversity(judge: Judge, copies: Verdict) -> Non
     assert "synthetic/copies" not in found
 
 
-def test_wrong_labels_are_not_recognised(judge: Judge) -> None:
+def test_wrong_labels_are_not_recognised(judge: SyntheticEvaluator) -> None:
     right = some(judge.trained_on)
     wrong = replace(right, y=(right.y + 1) % 10)
     found = judge.judge(wrong, thorough=False).numbers
@@ -90,12 +90,12 @@ def test_wrong_labels_are_not_recognised(judge: Judge) -> None:
     assert found["synthetic/accuracy"] < 0.1
 
 
-def test_the_nearest_real_image_of_a_copy_is_itself(judge: Judge) -> None:
+def test_the_nearest_real_image_of_a_copy_is_itself(judge: SyntheticEvaluator) -> None:
     few = some(judge.trained_on, each=2)
     assert torch.equal(judge.neighbours(few).x, few.x)
 
 
-def test_images_in_another_range_are_refused(judge: Judge) -> None:
+def test_images_in_another_range_are_refused(judge: SyntheticEvaluator) -> None:
     few = some(judge.trained_on, each=2)
     with pytest.raises(DataError, match="the same range"):
         judge.judge(replace(few, x=2 * few.x - 1))
@@ -104,7 +104,7 @@ def test_images_in_another_range_are_refused(judge: Judge) -> None:
 def test_clients_own_test_samples_stand_in_for_a_test_set(federation: Federation) -> None:
     test = federation.test
     without = replace(federation, test=replace(test, x=test.x[:0], y=test.y[:0]))
-    judge = Judge(without, Judging(most=30))
+    judge = SyntheticEvaluator(without, EvalConfig(most=30))
     assert len(judge.test) == federation.held_out.index.sizes.sum()
     found = judge.judge(some(judge.trained_on, each=5), thorough=False).numbers
     assert "synthetic/accuracy" not in found
@@ -115,7 +115,7 @@ def test_without_anything_held_out_there_is_no_judge() -> None:
     federation = federate("digits", "iid", clients=2, held_out=0.0)
     test = federation.test
     with pytest.raises(ConfigError, match="held out"):
-        Judge(replace(federation, test=replace(test, x=test.x[:0], y=test.y[:0])))
+        SyntheticEvaluator(replace(federation, test=replace(test, x=test.x[:0], y=test.y[:0])))
 
 
 def test_training_ends_when_nothing_is_left_to_learn() -> None:
@@ -132,4 +132,4 @@ def test_training_ends_when_nothing_is_left_to_learn() -> None:
 @pytest.mark.parametrize("wrong", [{"every": -1}, {"per_class": 0}, {"lr": 0.0}, {"most": 0}, {"batch_size": 0}])
 def test_impossible_settings_are_refused(wrong: dict) -> None:
     with pytest.raises(ConfigError):
-        Judging(**wrong)
+        EvalConfig(**wrong)

@@ -16,10 +16,10 @@ from helpers.generating import generating as experiment
 from fedloom import methods
 from fedloom.core.errors import ConfigError
 from fedloom.data.sources.generated import read_generated
-from fedloom.run import checkpoint
-from fedloom.synthesis.fit import fit
-from fedloom.synthesis.judge import Judging
-from fedloom.synthesis.run import synthesize
+from fedloom.experiment import checkpoint
+from fedloom.tasks.synthesis.fit import fit
+from fedloom.tasks.synthesis.judge import EvalConfig
+from fedloom.tasks.synthesis.run import synthesize
 
 
 def records(directory: Path) -> list[dict[str, Any]]:
@@ -71,7 +71,7 @@ def test_of_fedevg_the_set_alone_crosses_the_network() -> None:
 
 
 def test_looking_changes_no_bit_of_the_run() -> None:
-    often, never = (synthesize(experiment("fedcvae"), judging=Judging(every, 6, most=20)) for every in (1, 0))
+    often, never = (synthesize(experiment("fedcvae"), judging=EvalConfig(every, 6, most=20)) for every in (1, 0))
     assert torch.equal(often.found.arrays.x, never.found.arrays.x)
     assert often.verdict.numbers == never.verdict.numbers
 
@@ -79,7 +79,7 @@ def test_looking_changes_no_bit_of_the_run() -> None:
 def test_real_and_generated_classifiers_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = synthesize(experiment("fedcvae", rounds=1), tmp_path / "one", QUICK, cache=tmp_path / "shared")
     trained: list[int] = []
-    monkeypatch.setattr("fedloom.synthesis.judge.fit", _counted(trained))
+    monkeypatch.setattr("fedloom.tasks.synthesis.judge.fit", _counted(trained))
     again = synthesize(experiment("fedcvae", rounds=1), tmp_path / "two", QUICK, cache=tmp_path / "shared")
     assert trained == [60], "only the one that learns from the set"
     assert again.verdict == made.verdict

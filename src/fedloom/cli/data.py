@@ -13,16 +13,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.cli.look import FORMATS, MOST_CLASSES, MOST_CLIENTS, grid
+from fedloom.cli.partition import FORMATS, MOST_CLASSES, MOST_CLIENTS, grid
 from fedloom.core.errors import ConfigError, DataError, nearest
 from fedloom.core.federation import Federation
 from fedloom.data import Source, federate, label_picture, partitions, sources
 from fedloom.data.sources.files import PLACES, Files, roots
 from fedloom.data.sources.gallery import gallery
-from fedloom.run.config import resolve
-from fedloom.run.config.files import split_words
-from fedloom.run.config.values import typed
-from fedloom.run.console import make_console, say, short, show_warnings
+from fedloom.experiment.config import resolve
+from fedloom.experiment.config.files import split_words
+from fedloom.experiment.config.values import typed
+from fedloom.experiment.console import make_console, say, short, show_warnings
 
 
 def command(arguments: argparse.Namespace) -> int:

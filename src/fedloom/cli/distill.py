@@ -16,18 +16,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.cli import places
-from fedloom.cli.places import Job
-from fedloom.cli.places import summary as read_summary
+from fedloom.cli import run_paths as places
+from fedloom.cli.run_paths import Job
+from fedloom.cli.run_paths import summary as read_summary
 from fedloom.cli.train import Stopped, show_configs, show_places
-from fedloom.distill.config import PENDING, Config, build, build_teacher, complete, resolve, splits
-from fedloom.distill.data import Splits
-from fedloom.distill.picture import picture
-from fedloom.distill.trainer import run
-from fedloom.run.config.files import split_words
-from fedloom.run.console import (
+from fedloom.experiment.config.files import split_words
+from fedloom.experiment.console import (
     ABSENT,
-    Quiet,
+    NullProgress,
     count,
     duration,
     figures,
@@ -38,9 +34,13 @@ from fedloom.run.console import (
     short,
     show_warnings,
 )
-from fedloom.run.directory import RunDirectory
-from fedloom.run.machine import pick_device
-from fedloom.run.teacher import load_teacher
+from fedloom.experiment.directory import RunDirectory
+from fedloom.experiment.runtime import pick_device
+from fedloom.experiment.teacher import load_teacher
+from fedloom.tasks.distill.config import PENDING, Config, build, build_teacher, complete, resolve, splits
+from fedloom.tasks.distill.data import Splits
+from fedloom.tasks.distill.picture import picture
+from fedloom.tasks.distill.trainer import run
 
 PLAN, TEACHER = "distill.yaml", "teacher"
 ANSWERS = "answers"
@@ -104,7 +104,7 @@ def _checked(job: Job) -> Splits:
     return data
 
 
-def work(parent: Path, jobs: Sequence[Job], progress: Quiet) -> None:
+def work(parent: Path, jobs: Sequence[Job], progress: NullProgress) -> None:
     """Train what is missing: the teacher, then every student.
 
     Raises:
@@ -143,7 +143,7 @@ def _teachers_place(parent: Path, job: Job, jobs: Sequence[Job]) -> Path:
     return parent / (TEACHER if number == 0 else f"{TEACHER}-{number + 1}")
 
 
-def _teacher(config: Config, data: Splits, place: Path, progress: Quiet) -> Path:
+def _teacher(config: Config, data: Splits, place: Path, progress: NullProgress) -> Path:
     """The run directory of a teacher that is trained on the spot, if it is not yet."""
     if read_summary(place).get("status") != "finished":
         experiment = build_teacher(config, data)

@@ -17,9 +17,9 @@ from fedloom.core.errors import ConfigError, FedLoomError, nearest
 from fedloom.core.method import Method
 from fedloom.core.registry import Entry, Registry
 from fedloom.core.slots import SLOTS, label
-from fedloom.run.config import resolve, schema
-from fedloom.run.config.values import default, expected, shown
-from fedloom.run.console import make_console
+from fedloom.experiment.config import resolve, schema
+from fedloom.experiment.config.values import default, expected, shown
+from fedloom.experiment.console import make_console
 
 KINDS = {
     "methods": ("method=", "named compositions of parts"),

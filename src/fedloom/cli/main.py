@@ -222,8 +222,8 @@ COMMANDS: dict[str, tuple[str, str, tuple[tuple[str, ...], ...]]] = {
     "online": (ONLINE, "fedloom.cli.online", (QUIET, DRY_RUN)),
     "list": (LIST, "fedloom.cli.listing", ()),
     "data": (DATA, "fedloom.cli.data", (OUT,)),
-    "partition": (PARTITION, "fedloom.cli.look", (OUT,)),
-    "report": (REPORT, "fedloom.cli.compare", (OUT,)),
+    "partition": (PARTITION, "fedloom.cli.partition", (OUT,)),
+    "report": (REPORT, "fedloom.cli.report", (OUT,)),
     "synthesize": (SYNTHESIZE, "fedloom.cli.synthesize", (MULTIRUN, QUIET, DRY_RUN)),
 }
 """Every command's help, module and options."""
@@ -248,7 +248,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fedloom: {stop or 'stopped.'}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # whoever read our output has gone
-        from fedloom.run.console import mute
+        from fedloom.experiment.console import mute
 
         mute()
         return OK

@@ -12,19 +12,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.cli import places
-from fedloom.cli.places import Job
-from fedloom.cli.places import summary as read_summary
+from fedloom.cli import run_paths as places
+from fedloom.cli.run_paths import Job
+from fedloom.cli.run_paths import summary as read_summary
 from fedloom.cli.train import Stopped, show_configs, show_places
-from fedloom.online.config import Config, build, complete, resolve
-from fedloom.online.experiment import Online
-from fedloom.online.loop import run
-from fedloom.online.pictures import picture
-from fedloom.run.config.files import split_words
-from fedloom.run.console import (
+from fedloom.experiment.config.files import split_words
+from fedloom.experiment.console import (
     ABSENT,
-    Lines,
-    Quiet,
+    LineProgress,
+    NullProgress,
     duration,
     figures,
     make_console,
@@ -34,6 +30,10 @@ from fedloom.run.console import (
     short,
     show_warnings,
 )
+from fedloom.tasks.online.config import Config, build, complete, resolve
+from fedloom.tasks.online.experiment import Online
+from fedloom.tasks.online.loop import run
+from fedloom.tasks.online.pictures import picture
 
 PLAN = "online.yaml"
 
@@ -79,16 +79,16 @@ def _names(configs: Sequence[Config]) -> list[str]:
     return found
 
 
-class Sparse(Quiet):
+class Sparse(NullProgress):
     """Passes on one record in so many, besides the last one: where every record is a line, a stream is long."""
 
-    def __init__(self, inner: Quiet) -> None:
+    def __init__(self, inner: NullProgress) -> None:
         self.inner, self.total, self.every = inner, 0, 1
 
     def start(self, name: str, total_rounds: int, start_round: int) -> None:
         """Twenty lines a run."""
         self.inner.label, self.total = self.label, total_rounds
-        self.every = max(1, total_rounds // 20) if isinstance(self.inner, Lines) else 1
+        self.every = max(1, total_rounds // 20) if isinstance(self.inner, LineProgress) else 1
         self.inner.start(name, total_rounds, start_round)
 
     def round(self, record: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ class Sparse(Quiet):
         self.inner.finish(summary)
 
 
-def work(parent: Path, jobs: Sequence[Job], online: Sequence[Online], progress: Quiet) -> None:
+def work(parent: Path, jobs: Sequence[Job], online: Sequence[Online], progress: NullProgress) -> None:
     """Run what is missing.
 
     Raises:

@@ -13,21 +13,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.cli import places
-from fedloom.cli.places import Job
+from fedloom.cli import run_paths as places
+from fedloom.cli.run_paths import Job
 from fedloom.cli.train import Stopped, carry_out, goes_on
 from fedloom.core.errors import ClientError, ConfigError
-from fedloom.run.config import build, build_checkpoints, build_trackers, resolve, sweep
-from fedloom.run.config.files import split_words
-from fedloom.run.config.making import made
-from fedloom.run.config.overrides import parse
-from fedloom.run.config.resolve import run_directory
-from fedloom.run.config.schema import signature
-from fedloom.run.config.tree import read
-from fedloom.run.config.values import settings
-from fedloom.run.console import (
+from fedloom.experiment.config import build, build_checkpoints, build_trackers, resolve, sweep
+from fedloom.experiment.config.files import split_words
+from fedloom.experiment.config.making import made
+from fedloom.experiment.config.overrides import parse
+from fedloom.experiment.config.resolve import run_directory
+from fedloom.experiment.config.schema import signature
+from fedloom.experiment.config.tree import read
+from fedloom.experiment.config.values import settings
+from fedloom.experiment.console import (
     ABSENT,
-    Quiet,
+    NullProgress,
     count,
     duration,
     figures,
@@ -35,9 +35,9 @@ from fedloom.run.console import (
     say,
     short,
 )
-from fedloom.run.report import build as build_report
-from fedloom.synthesis.judge import CACHE, Judging
-from fedloom.synthesis.run import synthesize
+from fedloom.experiment.report import build as build_report
+from fedloom.tasks.synthesis.judge import CACHE, EvalConfig
+from fedloom.tasks.synthesis.run import synthesize
 
 DEFAULT = "method=fedevg"
 PREFIX = "judge."
@@ -85,14 +85,14 @@ def judge_settings(words: Sequence[str]) -> dict[str, Any]:
         if one.is_sweep or len(one.path) != 2:
             raise ConfigError(f"{word!r} is no setting of the judge; write it as {PREFIX}every=10.")
         given[one.path[1]] = one.values[0]
-    found = settings("the judge", PREFIX, Judging, signature(Judging), given)
+    found = settings("the judge", PREFIX, EvalConfig, signature(EvalConfig), given)
     judged(found)
     return found
 
 
-def judged(found: Mapping[str, Any]) -> Judging:
+def judged(found: Mapping[str, Any]) -> EvalConfig:
     """The settings as a record."""
-    return made(Judging, found)
+    return made(EvalConfig, found)
 
 
 def kept_settings(directory: Path) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def kept_settings(directory: Path) -> dict[str, Any]:
     found = stored.get("judge") if isinstance(stored, dict) else None
     if path.is_file() and not isinstance(found, dict):
         raise ConfigError(f"{str(directory)!r} was not begun by fedloom synthesize; continue it with fedloom run.")
-    return settings("the judge", PREFIX, Judging, signature(Judging), found or {})
+    return settings("the judge", PREFIX, EvalConfig, signature(EvalConfig), found or {})
 
 
 def check(job: Job) -> None:
@@ -111,7 +111,7 @@ def check(job: Job) -> None:
     judged(job.config["judge"])
 
 
-def work(jobs: Sequence[Job], parent: Path | None, progress: Quiet) -> list[tuple[str, ClientError]]:
+def work(jobs: Sequence[Job], parent: Path | None, progress: NullProgress) -> list[tuple[str, ClientError]]:
     """Run all jobs, one after the other; those of a sweep that diverged are returned."""
     failed: list[tuple[str, ClientError]] = []
     if parent is not None:
@@ -146,7 +146,7 @@ def work(jobs: Sequence[Job], parent: Path | None, progress: Quiet) -> list[tupl
 class Telling:
     """Shows the accuracy of what a classifier learnt from the set where a run shows that of its model."""
 
-    def __init__(self, progress: Quiet) -> None:
+    def __init__(self, progress: NullProgress) -> None:
         self.progress = progress
         self.start, self.finish = progress.start, progress.finish
 

@@ -9,17 +9,26 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedloom.cli import places
-from fedloom.cli.places import Job
+from fedloom.cli import run_paths as places
+from fedloom.cli.run_paths import Job
 from fedloom.core.errors import ClientError
-from fedloom.run.config import Config, build, build_checkpoints, build_trackers, resolve, sweep, to_yaml
-from fedloom.run.config.files import split_words
-from fedloom.run.config.resolve import COMPARED, names_method
-from fedloom.run.console import Quiet, make_console, make_progress, notes, results, say, short, show_warnings
-from fedloom.run.loop import run
-from fedloom.run.report import build as build_report
-from fedloom.run.report import comparison_picture
-from fedloom.run.summary import headline
+from fedloom.experiment.config import Config, build, build_checkpoints, build_trackers, resolve, sweep, to_yaml
+from fedloom.experiment.config.files import split_words
+from fedloom.experiment.config.resolve import COMPARED, names_method
+from fedloom.experiment.console import (
+    NullProgress,
+    make_console,
+    make_progress,
+    notes,
+    results,
+    say,
+    short,
+    show_warnings,
+)
+from fedloom.experiment.loop import run
+from fedloom.experiment.report import build as build_report
+from fedloom.experiment.report import comparison_picture
+from fedloom.experiment.summary import headline
 
 CURVES = "figures/curves.png"
 MARK = "evaluation.target=0.9"
@@ -35,7 +44,7 @@ def carry_out(
     arguments: argparse.Namespace,
     planned: Callable[[argparse.Namespace], tuple[Path | None, list[Job]]],
     check: Callable[[Job], object],
-    work: Callable[[Sequence[Job], Path | None, Quiet], list[tuple[str, ClientError]]],
+    work: Callable[[Sequence[Job], Path | None, NullProgress], list[tuple[str, ClientError]]],
     show: Callable[[Console, Sequence[Job], Path | None], None],
 ) -> int:
     """Plan jobs, check them if there are several or nothing else is wanted, do them and show what came of it."""
@@ -90,7 +99,7 @@ def show_configs(console: Console, jobs: Sequence[Job]) -> None:
         say(console, to_yaml(job.config), end="")
 
 
-def work(jobs: Sequence[Job], parent: Path | None, progress: Quiet) -> list[tuple[str, ClientError]]:
+def work(jobs: Sequence[Job], parent: Path | None, progress: NullProgress) -> list[tuple[str, ClientError]]:
     """Run all jobs, one after the other; those of a sweep that diverged are returned.
 
     Raises:

@@ -18,10 +18,10 @@ from fedloom.core.local import Local
 from fedloom.core.parts import Batch, Context, Model, Output
 from fedloom.core.plan import Plan
 from fedloom.core.tree import Tree
-from fedloom.core.views import Cuts, Moment, Pair, View, mixed, moves, pulled, times
+from fedloom.core.views import LayerViews, SharedPrivate, StepInfo, View, mixed, moves, pulled, times
 
 State = dict[str, Tree]  # a client's state: place of the part -> its tree
-WHOLE = View()  # everything moves along one gradient
+FULL_VIEW = View()  # everything moves along one gradient
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Work:
     contexts: dict[str, Context]
     scratch: Tensor | None = None  # [P], for a mixed model, and then for the gradient of v
     number: int | Tensor = 0  # of the step under way
-    cuts: Cuts = field(default_factory=dict)
+    cuts: LayerViews = field(default_factory=dict)
 
     @property
     def w(self) -> Tree:
@@ -196,7 +196,7 @@ def companions(
 
 
 def advance(
-    plan: Plan, work: Work, moment: Moment, lr: float | Tensor, gradient: Callable[[Tensor], tuple[Tensor, Tensor]]
+    plan: Plan, work: Work, moment: StepInfo, lr: float | Tensor, gradient: Callable[[Tensor], tuple[Tensor, Tensor]]
 ) -> Tensor:
     """One local step along all its views; ``gradient`` gives gradient [P] and loss [] at a model [P] on the mini-batch.
 
@@ -217,7 +217,7 @@ def advance(
             values.append(value)
             step(plan, work, grad, lr, view)
             continue
-        pair = Pair(*work.theta.split([size, size, len(personal.extras)]))
+        pair = SharedPrivate(*work.theta.split([size, size, len(personal.extras)]))
         if view.data:
             grad, value = gradient(mixed(layout, pair, view.at, work.scratch, cuts))
             values.append(value)
@@ -243,7 +243,7 @@ def advance(
     return values[0] if len(values) == 1 else torch.stack(values).mean()
 
 
-def step(plan: Plan, work: Work, grad: Tensor, lr: float | Tensor, view: View = WHOLE) -> None:
+def step(plan: Plan, work: Work, grad: Tensor, lr: float | Tensor, view: View = FULL_VIEW) -> None:
     """One step along the gradient of the loss, which it may overwrite; ``lr`` 0 leaves everything as it is."""
     _step(plan, work, grad[: work.shared], grad[work.shared :], lr, view)
 

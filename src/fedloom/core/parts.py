@@ -29,14 +29,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.seen import Batch, Context, Facts, Forward, Model, Output
+from fedloom.core.context import Batch, Context, Facts, Forward, Model, Output
 from fedloom.core.tree import Tree
-from fedloom.core.views import Moment, Pair, Pull, View
+from fedloom.core.views import RegGrad, SharedPrivate, StepInfo, View
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from fedloom.core.bench import Bench
+    from fedloom.core.server_data import ServerData
 
 
 class Reduce(Enum):
@@ -87,7 +87,7 @@ class Needs:
     vmap: bool = True
 
 
-class Ended(NamedTuple):
+class ClientEnd(NamedTuple):
     """What a part leaves behind when local work ends."""
 
     state: Tree
@@ -145,9 +145,9 @@ class Part:
         """
         return {}
 
-    def end(self, ctx: Context, update: Tree) -> Ended:
+    def end(self, ctx: Context, update: Tree) -> ClientEnd:
         """New client state, uploads and the update Δ_i = θ^t - θ_i, changed if the method says so."""
-        return Ended(ctx.state, {}, update)
+        return ClientEnd(ctx.state, {}, update)
 
     def probe(self, ctx: Context, model: Model) -> Tree:
         """Uploads that the trained model is asked for, besides those of ``end``."""
@@ -190,7 +190,7 @@ class Personal(Part):
 
     Either some of the model's parameters are private, or (``paired``) all are shared and the client has a second copy v
     of them beside the received w; see ``fedloom.core.views``. Or clients are too different for one network, and each
-    trains the part of it that its *level* can hold; see ``fedloom.core.levels``.
+    trains the part of it that its *level* can hold; see ``fedloom.core.submodels``.
     """
 
     paired: ClassVar[bool] = False
@@ -211,13 +211,13 @@ class Personal(Part):
         """Whether the parameter or buffer of this name is private: kept at the client and never sent."""
         return False
 
-    def views(self, moment: Moment, extra: Tensor, ctx: Context) -> tuple[View, ...]:
+    def views(self, moment: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """The gradients of one local step, in order, all on its mini-batch; how many does not depend on the client."""
         return (View(),)
 
-    def pull(self, view: View, at: Pair, task: Tensor, ctx: Context) -> Pull:
+    def pull(self, view: View, at: SharedPrivate, task: Tensor, ctx: Context) -> RegGrad:
         """What a paired method's own terms add to the gradients of a view; ``task`` [P] is the gradient g at W."""
-        return Pull()
+        return RegGrad()
 
     @property
     def levels(self) -> tuple[str, ...]:
@@ -299,7 +299,7 @@ class Cohort:
     buffers: list[Tensor] = field(default_factory=list)
     received: Tree = field(default_factory=dict)
     round: int = 0
-    bench: Bench | None = None
+    bench: ServerData | None = None
 
     def of(self, arrived: np.ndarray, kept: Sequence[Tree]) -> Cohort:
         """Those members alone, with what they uploaded where it was kept."""

@@ -16,11 +16,11 @@ from fedloom.core.batches import Augment
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Split
 from fedloom.core.layout import Layout
-from fedloom.core.levels import Level, ladder
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Facts, overrides
 from fedloom.core.slots import label
+from fedloom.core.submodels import Level, ladder
 from fedloom.core.tree import Tree
 
 

@@ -14,12 +14,12 @@ import numpy as np
 from torch import Tensor
 
 from fedloom.core import rng, tree
-from fedloom.core.bench import Bench
+from fedloom.core.aggregate import Fold, Traffic
 from fedloom.core.client import Broadcast, Failure, Result, State
 from fedloom.core.errors import ClientError
-from fedloom.core.fold import Fold, Traffic
 from fedloom.core.parts import Cohort
 from fedloom.core.plan import Plan
+from fedloom.core.server_data import ServerData
 from fedloom.core.tree import Tree
 
 
@@ -94,7 +94,7 @@ def federated_round(
     cohort: np.ndarray,
     *,
     drop_rate: float = 0.0,
-    bench: Bench | None = None,
+    bench: ServerData | None = None,
     observe: Callable[[Result], None] = lambda result: None,
 ) -> tuple[Server, Report]:
     """One round over the given cohort.

@@ -33,7 +33,7 @@ class View(NamedTuple):
     data: bool = True
 
 
-class Moment(NamedTuple):
+class StepInfo(NamedTuple):
     """When a local step happens.
 
     Attributes:
@@ -48,7 +48,7 @@ class Moment(NamedTuple):
     draws: Sequence[float] | Tensor
 
 
-class Pair(NamedTuple):
+class SharedPrivate(NamedTuple):
     """What a client of a paired method trains: w [P], v [P] and further numbers in [0, 1], [E]."""
 
     w: Tensor
@@ -56,7 +56,7 @@ class Pair(NamedTuple):
     extra: Tensor
 
 
-class Pull(NamedTuple):
+class RegGrad(NamedTuple):
     """What a paired method's own terms add to the gradients of a view: coefficients, scalars [] under vmap.
 
     Attributes:
@@ -70,7 +70,9 @@ class Pull(NamedTuple):
     extra: Tensor | None = None
 
 
-Cuts = dict[int, tuple[Tensor, tuple[Tensor, ...]]]  # vectors that live on from step to step, cut into their layers
+LayerViews = dict[
+    int, tuple[Tensor, tuple[Tensor, ...]]
+]  # vectors that live on from step to step, cut into their layers
 
 
 def moves(speed: float | Tensor) -> bool:
@@ -78,7 +80,7 @@ def moves(speed: float | Tensor) -> bool:
     return isinstance(speed, Tensor) or speed != 0
 
 
-def _cut(layout: Layout, cuts: Cuts, vector: Tensor) -> tuple[Tensor, ...]:
+def _cut(layout: Layout, cuts: LayerViews, vector: Tensor) -> tuple[Tensor, ...]:
     """A vector [P] in pieces, one a layer; cut once, as long as the same tensor comes again."""
     key = vector.data_ptr()
     if key not in cuts:
@@ -86,7 +88,7 @@ def _cut(layout: Layout, cuts: Cuts, vector: Tensor) -> tuple[Tensor, ...]:
     return cuts[key][1]
 
 
-def mixed(layout: Layout, pair: Pair, at: Any, out: Tensor | None, cuts: Cuts) -> Tensor:
+def mixed(layout: Layout, pair: SharedPrivate, at: Any, out: Tensor | None, cuts: LayerViews) -> Tensor:
     """(1 - λ)w + λv [P], in ``out`` if there is one, which a λ for each layer as numbers needs."""
     if isinstance(at, list):
         assert out is not None
@@ -99,7 +101,7 @@ def mixed(layout: Layout, pair: Pair, at: Any, out: Tensor | None, cuts: Cuts) -
     return torch.lerp(pair.w, pair.v, at, out=out)
 
 
-def times(layout: Layout, grad: Tensor, factor: Any, out: Tensor | None, cuts: Cuts) -> Tensor:
+def times(layout: Layout, grad: Tensor, factor: Any, out: Tensor | None, cuts: LayerViews) -> Tensor:
     """The gradient [P] times one number, or one a layer; in ``out`` if there is one, which may be the gradient."""
     if isinstance(factor, list):
         assert out is not None

@@ -28,7 +28,7 @@ class LabelNoise:
     def corrupt(self, labels: np.ndarray, classes: int, rng: np.random.Generator) -> np.ndarray:
         """Labels drawn from the rows of the matrix, one for each true label; int64 [N].
 
-        >>> Pair(rate=0.5).corrupt(np.array([2, 2, 2, 2]), 3, np.random.default_rng(0)).tolist()
+        >>> PairNoise(rate=0.5).corrupt(np.array([2, 2, 2, 2]), 3, np.random.default_rng(0)).tolist()
         [2, 0, 0, 0]
         """
         ends = np.cumsum(self.matrix(classes), axis=1)
@@ -50,15 +50,15 @@ class LabelNoise:
         return {"name": name} | {f.name: getattr(self, f.name) for f in fields(self)}
 
 
-@noises.register
+@noises.register(name="pair")
 @dataclass(frozen=True)
-class Pair(LabelNoise):
+class PairNoise(LabelNoise):
     """With probability ε class c is called c + 1, the last one 0: mistakes between similar classes.
 
     Args:
         rate: ε.
 
-    >>> Pair(rate=0.25).matrix(3).tolist()
+    >>> PairNoise(rate=0.25).matrix(3).tolist()
     [[0.75, 0.25, 0.0], [0.0, 0.75, 0.25], [0.25, 0.0, 0.75]]
     """
 

@@ -39,6 +39,6 @@ def vmap(chunk: int = 0, compile: bool = False) -> Callable[[Plan], Engine]:
         chunk: clients at once; 0 takes the whole cohort.
         compile: whether to compile the step with ``torch.compile`` (pays on small models and long runs).
     """
-    from fedloom.engines.vmap import Vmap
+    from fedloom.compute.batched import Vmap
 
     return lambda plan: Vmap(plan, chunk, compile)

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedloom.compute.live import LiveClient, no_state
+from fedloom.core.aggregate import LONGEST, Fold, blocks, fold
 from fedloom.core.client import Broadcast, Failure, Result, State
 from fedloom.core.errors import ClientError, ConfigError
-from fedloom.core.fold import LONGEST, Fold, blocks, fold
 from fedloom.core.plan import Plan
-from fedloom.engines.live import LiveClient, no_state
 from fedloom.engines.shared import Segment
 
 QUEUED = 2  # tasks a worker holds: one under way, one waiting, so that it never idles

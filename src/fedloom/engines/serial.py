@@ -6,10 +6,10 @@ from collections.abc import Callable, Generator
 
 import numpy as np
 
+from fedloom.compute.live import LiveClient, no_state
+from fedloom.core.aggregate import Fold, folds
 from fedloom.core.client import Broadcast, State
-from fedloom.core.fold import Fold, folds
 from fedloom.core.plan import Plan
-from fedloom.engines.live import LiveClient, no_state
 
 
 class Serial:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fedloom.core.method import Method
 from fedloom.methods.registry import methods
-from fedloom.objectives import CrossEntropy
-from fedloom.personal import Everything
+from fedloom.parts.objectives import CrossEntropy
+from fedloom.parts.personal import LocalOnly
 
 MCMAHAN = """@inproceedings{mcmahan2017fedavg,
   title={Communication-Efficient Learning of Deep Networks from Decentralized Data},
@@ -28,7 +28,7 @@ def fedavg() -> Method:
 @methods.register
 def local() -> Method:
     """No communication: every client trains its own model, round after round, and deploys it."""
-    return Method("local", (CrossEntropy(),), personal=Everything())
+    return Method("local", (CrossEntropy(),), personal=LocalOnly())
 
 
 @methods.register

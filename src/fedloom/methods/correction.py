@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fedloom.core.method import Method
-from fedloom.drift import Decoupled, Dynamic, Normalized, Scaffold, Splitting
 from fedloom.methods.registry import methods
-from fedloom.mixing import Uniform
-from fedloom.objectives import CrossEntropy, Decorrelation, Proximal
+from fedloom.parts.drift import FedDCDrift, FedDynDrift, FedNovaDrift, FedSplitDrift, Scaffold
+from fedloom.parts.mixing import Uniform
+from fedloom.parts.objectives import CrossEntropy, Decorrelation, Proximal
 
 
 @methods.register
@@ -40,7 +40,7 @@ def feddyn(alpha: float = 0.01, by_size: bool = True) -> Method:
         alpha: α > 0, the strength of the dynamic regulariser.
         by_size: whether the goal weights clients by samples (α_i = α·n̄/n_i, as published) or equally.
     """
-    return Method("feddyn", (CrossEntropy(),), drift=Dynamic(alpha, by_size), mixing=Uniform())
+    return Method("feddyn", (CrossEntropy(),), drift=FedDynDrift(alpha, by_size), mixing=Uniform())
 
 
 @methods.register
@@ -49,7 +49,7 @@ def fednova() -> Method:
 
     Wang et al., NeurIPS 2020. With equal τ_i it is FedAvg.
     """
-    return Method("fednova", (CrossEntropy(),), drift=Normalized())
+    return Method("fednova", (CrossEntropy(),), drift=FedNovaDrift())
 
 
 @methods.register
@@ -62,7 +62,7 @@ def fedsplit(s: float = 10.0, active: bool = False) -> Method:
         s: s > 0, the step of the proximal operator.
         active: whether x is the mean of the cohort's z_i (FedSplit Act) or of all clients' (FedSplit All).
     """
-    return Method("fedsplit", (CrossEntropy(),), drift=Splitting(s, active), mixing=Uniform())
+    return Method("fedsplit", (CrossEntropy(),), drift=FedSplitDrift(s, active), mixing=Uniform())
 
 
 @methods.register
@@ -76,7 +76,7 @@ def feddc(alpha: float = 0.01, gradient: bool = True, everyone: bool = False) ->
         gradient: whether the objective has the term with the last local and global updates g_i and g.
         everyone: whether the mean of h_i is over all clients rather than the cohort.
     """
-    return Method("feddc", (CrossEntropy(),), drift=Decoupled(alpha, gradient, everyone=everyone), mixing=Uniform())
+    return Method("feddc", (CrossEntropy(),), drift=FedDCDrift(alpha, gradient, everyone=everyone), mixing=Uniform())
 
 
 @methods.register

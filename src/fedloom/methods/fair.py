@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fedloom.core.method import Method
 from fedloom.methods.registry import methods
-from fedloom.mixing import Agnostic, DeviceAggregation, MultiGradient, QFair, SiloAggregation, Tilted
-from fedloom.objectives import CrossEntropy, PropFair
+from fedloom.parts.mixing import AFL, QFFL, TERM, AAggFFD, AAggFFS, FedMGDA
+from fedloom.parts.objectives import CrossEntropy, PropFair
 
 
 @methods.register
@@ -15,7 +15,7 @@ def afl(step: float = 0.1) -> Method:
     Args:
         step: γ ≥ 0; with 0 it is FedAvg.
     """
-    return Method("afl", (CrossEntropy(),), mixing=Agnostic(step))
+    return Method("afl", (CrossEntropy(),), mixing=AFL(step))
 
 
 @methods.register
@@ -25,7 +25,7 @@ def q_ffl(q: float = 1.0) -> Method:
     Args:
         q: q ≥ 0; with 0 it is FedAvg.
     """
-    return Method("q_ffl", (CrossEntropy(),), mixing=QFair(q))
+    return Method("q_ffl", (CrossEntropy(),), mixing=QFFL(q))
 
 
 @methods.register
@@ -35,7 +35,7 @@ def term(tilt: float = 1.0) -> Method:
     Args:
         tilt: λ; with 0 it is FedAvg.
     """
-    return Method("term", (CrossEntropy(),), mixing=Tilted(tilt))
+    return Method("term", (CrossEntropy(),), mixing=TERM(tilt))
 
 
 @methods.register
@@ -60,7 +60,7 @@ def fedmgda(eps: float = 0.1, lr: float = 1.0) -> Method:
         eps: ε ≥ 0, how far coefficients may be from the samples' shares.
         lr: η, the length that a step has at most.
     """
-    return Method("fedmgda", (CrossEntropy(),), mixing=MultiGradient(eps, lr))
+    return Method("fedmgda", (CrossEntropy(),), mixing=FedMGDA(eps, lr))
 
 
 @methods.register
@@ -72,7 +72,7 @@ def aaggff_s(cdf: str = "normal", scale: float = 1.0, shape: float = 0.0) -> Met
         scale: of the distribution.
         shape: of the distribution; 0 for the usual one.
     """
-    return Method("aaggff_s", (CrossEntropy(),), mixing=SiloAggregation(cdf, scale, shape))
+    return Method("aaggff_s", (CrossEntropy(),), mixing=AAggFFS(cdf, scale, shape))
 
 
 @methods.register
@@ -84,4 +84,4 @@ def aaggff_d(cdf: str = "weibull", scale: float = 1.0, shape: float = 0.0) -> Me
         scale: of the distribution.
         shape: of the distribution; 0 for the usual one.
     """
-    return Method("aaggff_d", (CrossEntropy(),), mixing=DeviceAggregation(cdf, scale, shape))
+    return Method("aaggff_d", (CrossEntropy(),), mixing=AAggFFD(cdf, scale, shape))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fedloom.core.method import Method
 from fedloom.methods.registry import methods
-from fedloom.mixing import Uniform
-from fedloom.objectives import CrossEntropy
-from fedloom.personal import Apart, Depth, Width
+from fedloom.parts.mixing import Uniform
+from fedloom.parts.objectives import CrossEntropy
+from fedloom.parts.personal import Decoupled, EarlyExitSlice, WidthSlice
 
 
 @methods.register
@@ -19,7 +19,7 @@ def fedhen(simple: float = 0.5, side: float = 1.0) -> Method:
         simple: the share of clients that train the simple network.
         side: σ, the weight of the exit's loss at complex clients.
     """
-    return Method("fedhen", (CrossEntropy(),), personal=Depth(simple, side), mixing=Uniform())
+    return Method("fedhen", (CrossEntropy(),), personal=EarlyExitSlice(simple, side), mixing=Uniform())
 
 
 @methods.register
@@ -29,7 +29,7 @@ def noside(simple: float = 0.5) -> Method:
     Args:
         simple: the share of clients that train the simple network.
     """
-    return Method("noside", (CrossEntropy(),), personal=Depth(simple, 0.0), mixing=Uniform())
+    return Method("noside", (CrossEntropy(),), personal=EarlyExitSlice(simple, 0.0), mixing=Uniform())
 
 
 @methods.register
@@ -39,7 +39,7 @@ def decouple(simple: float = 0.5) -> Method:
     Args:
         simple: the share of clients that train the simple network.
     """
-    return Method("decouple", (CrossEntropy(),), personal=Apart(simple), mixing=Uniform())
+    return Method("decouple", (CrossEntropy(),), personal=Decoupled(simple), mixing=Uniform())
 
 
 @methods.register
@@ -50,4 +50,4 @@ def heterofl(shares: tuple[float, ...] = (1.0, 0.5), scale: bool = False) -> Met
         shares: of the channels, from 1 downwards; clients take turns.
         scale: whether narrow networks divide their features by their share in training, as the paper's scaler does.
     """
-    return Method("heterofl", (CrossEntropy(),), personal=Width(shares, scale), mixing=Uniform())
+    return Method("heterofl", (CrossEntropy(),), personal=WidthSlice(shares, scale), mixing=Uniform())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fedloom.core.method import Method
 from fedloom.methods.registry import methods
-from fedloom.objectives import Contrastive, CrossEntropy, Distillation, Robustness, Selective
+from fedloom.parts.objectives import Contrastive, CrossEntropy, Distillation, Robustness, Selective
 
 ACAR = """@phdthesis{acar2023thesis, title={Learning with Constraints on Processing and Supervision},
   author={Acar, Durmus Alp Emre}, school={Boston University}, year={2023}}"""

@@ -6,12 +6,12 @@ with ``method.adaptation.training=false`` beside it.
 
 from __future__ import annotations
 
-from fedloom.adaptation import Maml, Prototypes
 from fedloom.core.method import Method
-from fedloom.drift import Dynamic, Scaffold
 from fedloom.methods.registry import methods
-from fedloom.mixing import Uniform
-from fedloom.objectives import CrossEntropy
+from fedloom.parts.adaptation import Maml, Prototypes
+from fedloom.parts.drift import FedDynDrift, Scaffold
+from fedloom.parts.mixing import Uniform
+from fedloom.parts.objectives import CrossEntropy
 
 
 @methods.register
@@ -41,7 +41,7 @@ def pfldyn(alpha: float = 0.1) -> Method:
     Args:
         alpha: FedDyn's α; the thesis searches .1 and .01.
     """
-    return Method("pfldyn", (CrossEntropy(),), Dynamic(alpha), adaptation=Prototypes(), mixing=Uniform())
+    return Method("pfldyn", (CrossEntropy(),), FedDynDrift(alpha), adaptation=Prototypes(), mixing=Uniform())
 
 
 @methods.register

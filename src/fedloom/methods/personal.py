@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fedloom.core.method import Method
 from fedloom.methods.registry import methods
-from fedloom.objectives import CrossEntropy
-from fedloom.personal import AdaptiveMixture, Body, Ditto, Head, HeadFirst, Moreau, Subspace
-from fedloom.server import SGD
+from fedloom.parts.objectives import CrossEntropy
+from fedloom.parts.personal import APFL, Alternating, Ditto, PFedMe, PrivateBody, PrivateHead, Subspace
+from fedloom.parts.server import SGD
 
 
 @methods.register
@@ -15,13 +15,13 @@ def fedper() -> Method:
 
     Arivazhagan et al. 2019. A client that never took part deploys the shared body with the initial head.
     """
-    return Method("fedper", (CrossEntropy(),), personal=Head())
+    return Method("fedper", (CrossEntropy(),), personal=PrivateHead())
 
 
 @methods.register
 def lg_fedavg() -> Method:
     """The head is shared and averaged, each client keeps its own body. Liang et al. 2020."""
-    return Method("lg_fedavg", (CrossEntropy(),), personal=Body())
+    return Method("lg_fedavg", (CrossEntropy(),), personal=PrivateBody())
 
 
 @methods.register
@@ -31,7 +31,7 @@ def fedrep(share: float = 0.9) -> Method:
     Args:
         share: the share of the round's steps that train the head.
     """
-    return Method("fedrep", (CrossEntropy(),), personal=HeadFirst(share))
+    return Method("fedrep", (CrossEntropy(),), personal=Alternating(share))
 
 
 @methods.register
@@ -42,7 +42,7 @@ def apfl(alpha: float = 0.25, learn: bool = False) -> Method:
         alpha: α in [0, 1]; with 0 it is FedAvg.
         learn: whether each client learns its α.
     """
-    return Method("apfl", (CrossEntropy(),), personal=AdaptiveMixture(alpha, learn))
+    return Method("apfl", (CrossEntropy(),), personal=APFL(alpha, learn))
 
 
 @methods.register
@@ -65,7 +65,7 @@ def pfedme(pull_in: float = 15.0, steps: int = 5, rate: float = 1.0, beta: float
         rate: the learning rate of v relative to the local one.
         beta: β, θ ← (1 - β)θ + β·mean at the server.
     """
-    return Method("pfedme", (CrossEntropy(),), personal=Moreau(pull_in, steps, rate), server=SGD(beta))
+    return Method("pfedme", (CrossEntropy(),), personal=PFedMe(pull_in, steps, rate), server=SGD(beta))
 
 
 @methods.register

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fedloom.core.method import Method
 from fedloom.methods.registry import methods
-from fedloom.mixing import Uniform
-from fedloom.objectives import CrossEntropy
-from fedloom.server import SGD, Adagrad, Adam, Extrapolated, Yogi
+from fedloom.parts.mixing import Uniform
+from fedloom.parts.objectives import CrossEntropy
+from fedloom.parts.server import SGD, Adagrad, Adam, Extrapolated, Yogi
 
 
 @methods.register

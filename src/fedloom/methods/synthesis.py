@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fedloom.core.method import Method
 from fedloom.methods.registry import methods
-from fedloom.objectives import Adversarial, CrossEntropy, Energy, Variational
-from fedloom.personal import Everything, Renewed
+from fedloom.parts.objectives import Adversarial, CrossEntropy, Energy, Variational
+from fedloom.parts.personal import LocalOnly, Reinitialised
 
 
 @methods.register
@@ -50,7 +50,7 @@ def fedevg(
     """
     magnitude = (0.1 if kept else 0.0) if magnitude is None else magnitude
     term = Energy(per_class, lam, gamma, sigma, steps, beta, last, delta, weights, repulsion, blur, magnitude, clip)
-    return Method("fedevg", (CrossEntropy(), term), personal=Everything() if kept else Renewed())
+    return Method("fedevg", (CrossEntropy(), term), personal=LocalOnly() if kept else Reinitialised())
 
 
 @methods.register

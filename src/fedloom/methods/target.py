@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fedloom.core.method import Method
 from fedloom.methods.registry import methods
-from fedloom.mixing import Confidence, SelfSupervised, Similarity
-from fedloom.objectives import CrossEntropy
-from fedloom.server import Ensemble
+from fedloom.parts.mixing import Confidence, SelfSupervised, Similarity
+from fedloom.parts.objectives import CrossEntropy
+from fedloom.parts.server import Ensemble
 
 
 @methods.register

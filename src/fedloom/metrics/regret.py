@@ -2,7 +2,7 @@
 
 In round t a policy commits itself to p^t, then sees the response r^t and suffers ℓ_t(p^t) = -log(1 + ⟨p^t, r^t⟩) (Hahn
 2024, eq. 3.3). Its regret after T rounds is Σ ℓ_t(p^t) - min_p Σ ℓ_t(p) over the simplex (eq. 3.5). Responses come from
-losses by ``fedloom.mixing.responses.respond``.
+losses by ``fedloom.parts.mixing.responses.respond``.
 
 >>> always_first, responses = np.array([[1.0, 0.0]] * 4), np.array([[0.0, 1.0]] * 4)
 >>> regret(always_first, responses).round(3)

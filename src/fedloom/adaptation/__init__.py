@@ -1,6 +1,0 @@
-"""How a model fits itself to a client before it is used."""
-
-from fedloom.adaptation.gradient import FineTune, Maml
-from fedloom.adaptation.prototypes import Prototypes
-
-__all__ = ["FineTune", "Maml", "Prototypes"]

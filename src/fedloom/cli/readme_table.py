@@ -1,0 +1,41 @@
+"""The README's table of methods, from the registry: ``python -m fedloom.cli.readme_table README.md`` refreshes it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from fedloom.core.slots import SLOTS, label
+from fedloom.methods import methods
+
+BEGIN, END = "<!-- methods -->", "<!-- /methods -->"
+
+
+def markdown() -> str:
+    """One row a method: its parts where they are not the identity, and its first sentence.
+
+    >>> markdown().splitlines()[0]
+    '| method | objective | drift | personal | adaptation | mixing | server | in words |'
+    """
+    rows = [["method", *SLOTS, "in words"], ["---"] * (len(SLOTS) + 2)]
+    for entry in methods:
+        made = entry.make()
+        terms = " + ".join(label(term).replace("_", " ") for term in made.objective)
+        slots = [getattr(made, slot) for slot in SLOTS if slot != "objective"]
+        others = ["" if part.is_identity else label(part) for part in slots]
+        words = entry.summary.replace("|", "\\|")
+        rows.append([f"`{entry.name}`", terms, *others, words])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def refreshed(text: str) -> str:
+    """The text with the table between its two markers made anew."""
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    return f"{head}{BEGIN}\n{markdown()}\n{END}{tail}"
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        path = Path(name)
+        path.write_text(refreshed(path.read_text()))

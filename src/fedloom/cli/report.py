@@ -1,0 +1,36 @@
+"""``fedloom report``: one page that compares runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from fedloom.core.errors import ConfigError
+from fedloom.experiment.console import make_console, say, short
+from fedloom.experiment.report import build
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Write the page and say where it is."""
+    if not arguments.words:
+        raise ConfigError("fedloom report needs at least one run directory, like fedloom report runs/2026-01-31/*.")
+    given = [Path(word) for word in arguments.words]
+    directories = list(dict.fromkeys(found(given)))
+    out = Path(arguments.out) if arguments.out else (given[0] if len(given) == 1 else Path("report"))
+    page = build(directories, out)
+    runs = "1 run" if len(directories) == 1 else f"{len(directories)} runs"
+    say(make_console(), f"compared {runs}: {short(page)}")
+    return 0
+
+
+def found(given: Iterable[Path]) -> Iterator[Path]:
+    """Run directories: those given, and those inside a folder that is none itself."""
+    for path in given:
+        if path.is_dir() and not (path / "config.yaml").exists():
+            inside = sorted(f.parent for f in path.rglob("metrics.jsonl") if (f.parent / "config.yaml").exists())
+            if not inside:
+                raise ConfigError(f"{str(path)!r} is not a run directory, and there is none inside.")
+            yield from inside
+        else:
+            yield path

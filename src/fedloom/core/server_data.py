@@ -1,0 +1,101 @@
+"""What the server has to learn with besides uploads: unlabelled inputs of the target, and the model run forward."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedloom.core import rng
+from fedloom.core.batches import Augment
+
+if TYPE_CHECKING:
+    from fedloom.core.plan import Plan
+
+CHUNK = 500  # inputs per forward pass: no more views than these are held at once
+
+
+@dataclass(frozen=True)
+class ServerData:
+    """Unlabelled inputs and the federation's model, for parts that learn at the server.
+
+    There are no labels in it: what a part does at the server cannot depend on them.
+
+    Args:
+        plan: the work.
+        inputs: [M, ...] of the target distribution.
+        change: random changes of inputs that make a view; None for methods that need no views.
+    """
+
+    plan: Plan
+    inputs: Tensor
+    change: Augment | None = None
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The architecture, in evaluation mode; its own parameters are never read."""
+        return copy.deepcopy(self.plan.model).to(self.inputs.device).eval()
+
+    def logits(self, shared: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
+        """Logits [N, C] of the model with these shared parameters and buffers, differentiable in ``shared``."""
+        layout = self.plan.layout
+        theta = torch.cat([shared, self.plan.theta0[layout.shared_size :].to(shared.device)])
+        kept = torch.cat([buffers, self.plan.buffers0[layout.shared_buffers :].to(shared.device)])
+        named: Mapping[str, Tensor] = layout.named(theta, kept)
+        return functional_call(self.model, dict(named), (x,))
+
+    def views(self, x: Tensor, round: int, *counters: int) -> tuple[Tensor, Tensor]:
+        """Two random views of inputs [N, ...], which depend on the seed, the round and the counters alone."""
+        assert self.change is not None
+        streams = (rng.stream(self.plan.seed, "target view", round, view, *counters) for view in (0, 1))
+        first, second = (self.change(x, [(stream, len(x))]) for stream in streams)
+        return first, second
+
+    def order(self, round: int, *counters: int) -> Tensor:
+        """The inputs' numbers in random order, int64 [M]."""
+        stream: np.random.Generator = rng.stream(self.plan.seed, "target order", round, *counters)
+        return torch.from_numpy(stream.permutation(len(self.inputs)))
+
+
+@torch.no_grad()
+def logits_of(
+    bench: ServerData, models: Sequence[Tensor] | Tensor, buffers: Sequence[Tensor] | Tensor, x: Tensor
+) -> Tensor:
+    """Logits [N, K, C] of K models on inputs [N, ...]; models [K, P], one after the other, in evaluation mode."""
+    pairs = list(zip(models, buffers, strict=True))
+    parts = [torch.stack([bench.logits(*pair, part) for pair in pairs], 1) for part in x.split(CHUNK)]
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def view_logits(
+    bench: ServerData, models: Sequence[Tensor] | Tensor, buffers: Sequence[Tensor] | Tensor, *counters: int
+) -> tuple[Tensor, Tensor]:
+    """Logits [M, K, C] of K models on two random views of all the bench's inputs.
+
+    The views depend on the seed and the counters, of which the first is the round; all models see the same ones.
+    """
+
+    def chunks() -> Iterator[tuple[Tensor, Tensor]]:
+        for number, x in enumerate(bench.inputs.split(CHUNK)):
+            views = bench.views(x, *counters, number)
+            yield logits_of(bench, models, buffers, views[0]), logits_of(bench, models, buffers, views[1])
+
+    first, second = zip(*chunks(), strict=True)
+    return torch.cat(first), torch.cat(second)
+
+
+def usable(*logits: Tensor) -> Tensor:
+    """Which models' logits [N, K, C] are finite on all inputs, bool [K].
+
+    >>> usable(torch.tensor([[[0.0, 1.0], [0.0, float("inf")]]]))
+    tensor([ True, False])
+    """
+    return torch.stack([z.isfinite().all(-1).all(0) for z in logits]).all(0)

@@ -1,0 +1,234 @@
+"""Predictions of a model for each client, or of several: many small passes as one, large ones one after the other.
+
+Each client's models differ in some of their parameters, which a function *fills in*; the others are the same for all.
+Where a client's pass is small, its time is that of the calls and not of the arithmetic: then models of several clients
+are stacked, their samples padded to one length, and ``torch.func.vmap`` runs them all at once; parameters that do not
+differ stay one tensor. A large pass is arithmetic alone and gains nothing: stacked weights make it slower on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from fedloom.core import meta as adapting
+from fedloom.core.federation import Split
+from fedloom.core.layout import Leaf
+from fedloom.core.parts import Batch
+from fedloom.metrics import Predictions, predictions
+
+if TYPE_CHECKING:
+    from fedloom.experiment.evaluate import Evaluator
+
+SMALL = 32  # samples of a client up to which models are stacked on a CPU; a GPU waits for calls at any size
+LIGHT = 256 << 10  # bytes of a model that are a client's own, up to which they are; beyond, stacking costs more memory
+VECTORS = 256 << 20  # bytes that stacked parameters may take
+
+
+class Fill(Protocol):
+    """Writes what is a client's own in the model of some number: parameters [A] and buffers [B]."""
+
+    def __call__(self, client: int, number: int, theta: Tensor, buffers: Tensor) -> None:
+        """Overwrite both."""
+        ...
+
+
+def stackable(evaluator: Evaluator) -> bool:
+    """Whether models of this architecture can be stacked: no module declares ``stackable = False``."""
+    return all(getattr(module, "stackable", True) for module in evaluator.live.module.modules())
+
+
+def pays(evaluator: Evaluator, samples: np.ndarray, own: int) -> np.ndarray:
+    """Whether stacking pays for clients with so many samples [K] whose models have so many bytes of their own."""
+    light = evaluator.live.theta.is_cuda or own <= LIGHT
+    return (samples <= (np.inf if evaluator.live.theta.is_cuda else SMALL)) & light & stackable(evaluator)
+
+
+def padded(rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+    """Row numbers int64 [C, n], filled up with each one's first, and which of them are real, bool [C, n].
+
+    >>> at, real = padded([np.array([4]), np.array([7, 8])])
+    >>> at.tolist(), real.tolist()
+    ([[4, 4], [7, 8]], [[True, False], [True, True]])
+    """
+    width = max(map(len, rows))
+    at = np.stack([np.concatenate([r, np.repeat(r[:1], width - len(r))]) for r in rows])
+    real = np.arange(width) < np.array([len(r) for r in rows])[:, None]
+    return torch.from_numpy(at), torch.from_numpy(real)
+
+
+def groups(sizes: Sequence[int], together: Sequence[bool], limit: int, models: int) -> Iterator[slice]:
+    """Neighbours that go through at once: those that may, up to so many (padded) samples and models.
+
+    >>> [(s.start, s.stop) for s in groups([2, 3, 9, 2, 2, 2], [True, True, False, True, True, True], 6, 5)]
+    [(0, 2), (2, 3), (3, 6)]
+    """
+    start = 0
+    for end in range(1, len(sizes) + 1):
+        here = slice(start, end + 1)
+        full = end == len(sizes) or not all(together[here]) or (end + 1 - start) > models
+        if full or max(sizes[here]) * (end + 1 - start) > limit:
+            yield slice(start, end)
+            start = end
+
+
+def through(
+    evaluator: Evaluator, split: Split, clients: np.ndarray, fill: Fill, own: tuple[int, int], count: int = 1,
+    support: Split | None = None,
+) -> list[Predictions]:  # fmt: skip
+    """Predictions of every client's models of numbers 0 .. count - 1 on its samples of the split.
+
+    Args:
+        evaluator: with everything in place that is the same for all.
+        split: whose samples.
+        clients: which clients, each with at least one sample.
+        fill: what is a client's own.
+        own: from which parameter and from which buffer on a model is its client's own.
+        count: how many models a client has.
+        support: to whose samples a client's model is adapted first, if it is (then it has one).
+
+    Returns:
+        The predictions for each number, over all samples in the order of the clients.
+    """
+    sizes, limit = split.index.sizes[clients], max(1, evaluator.settings.batch_size // count)
+    if support is not None:
+        sizes, limit = sizes + support.index.sizes[clients], min(limit, adapting.PIECE)
+    live = evaluator.live
+    vector = (len(live.theta) - own[0]) * live.theta.element_size()
+    together = (pays(evaluator, sizes, vector) & (sizes <= limit)).tolist()
+    collected = Collected(evaluator, count)
+    with torch.inference_mode() if support is None else torch.no_grad():
+        for group in groups(sizes.tolist(), together, limit, VECTORS // max(1, count * vector)):
+            members = [int(client) for client in clients[group]]
+            if together[group.start]:
+                try:
+                    collected.add(*_stacked(evaluator, split, members, fill, own, count, support))
+                    continue
+                except RuntimeError:  # vmap cannot run it, though it does not say so; other faults come again below
+                    together[group.stop :] = [False] * (len(together) - group.stop)
+            for client in members:
+                for logits, y in _alone(evaluator, split, client, fill, own, count, support):
+                    collected.add(logits, y)
+    return collected.found()
+
+
+def _alone(
+    evaluator: Evaluator, split: Split, client: int, fill: Fill, own: tuple[int, int], count: int, support: Split | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits [count, N, ...] and targets [N] of a client's samples, from so many at a time as a pass has."""
+    live, plan = evaluator.live, evaluator.plan
+    rows, place = torch.from_numpy(split.index[client]), (live.theta[own[0] :], live.buffers[own[1] :])
+    if count == 1:
+        fill(client, 0, *place)
+    if support is not None:
+        at = torch.from_numpy(support.index[client])
+        batch = Batch(support.arrays.x[at].to(live.theta.device), support.labels(at, client).to(live.theta.device))
+        predict = adapting.deployed(plan, evaluator.net, live.theta, live.buffers, batch)
+        yield predict(split.arrays.x[rows].to(live.theta.device))[None], split.labels(rows, client)
+        return
+    for part in rows.split(evaluator.settings.batch_size):
+        x, out = split.arrays.x[part].to(live.theta.device), []
+        for number in range(count):
+            if count > 1:
+                fill(client, number, *place)
+            out.append(live.module(x))
+        yield torch.stack(out), split.labels(part, client)
+
+
+def _gathered(split: Split, members: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs [C, n, ...] and targets [C, n] of clients, filled up to one length, and which are real, bool [C, n]."""
+    at, real = padded([split.index[client] for client in members])
+    owners = torch.tensor(members, device=split.arrays.y.device).repeat_interleave(at.shape[1])
+    flat = at.reshape(-1)
+    return split.arrays.x[flat].unflatten(0, at.shape), split.labels(flat, owners).unflatten(0, at.shape), real
+
+
+def _stacked(
+    evaluator: Evaluator, split: Split, members: list[int], fill: Fill, own: tuple[int, int], count: int,
+    support: Split | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Logits [count, N, ...] and targets [N] of some clients' samples, end to end, from one pass."""
+    live, plan, layout = evaluator.live, evaluator.plan, evaluator.plan.layout
+    theta = live.theta.new_empty(len(members), count, len(live.theta) - own[0])
+    buffers = live.buffers.new_empty(len(members), count, len(live.buffers) - own[1])
+    for row, client in enumerate(members):
+        for number in range(count):
+            fill(client, number, theta[row, number], buffers[row, number])
+    x, y, real = _gathered(split, members)
+    same, device = layout.named(live.theta, live.buffers), live.theta.device
+
+    def adapted(theta: Tensor, buffers: Tensor, x: Tensor, sx: Tensor, sy: Tensor, mask: Tensor) -> Tensor:
+        whole = torch.cat([live.theta[: own[0]], theta]) if len(theta) else live.theta
+        kept = torch.cat([live.buffers[: own[1]], buffers]) if len(buffers) else live.buffers
+        return adapting.deployed(plan, evaluator.net, whole, kept, Batch(sx, sy, mask))(x)
+
+    def logits(theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
+        mine = _named(layout.parameters, theta, own[0]) | _named(layout.buffers, buffers, own[1])
+        return functional_call(live.module, same | mine, (x,))
+
+    if support is None:
+        out = vmap(vmap(logits, in_dims=(0, 0, None)))(theta, buffers, x.to(device))  # [C, count, n, ...]
+    else:
+        sx, sy, mask = _gathered(support, members)
+        batch = sx.to(device), sy.to(device), mask.to(device, theta.dtype)
+        out = vmap(adapted)(theta[:, 0], buffers[:, 0], x.to(device), *batch)[:, None]
+    return out.movedim(1, 0)[:, real.to(device)], y[real.to(y.device)]
+
+
+def _named(leaves: Sequence[Leaf], vector: Tensor, start: int) -> dict[str, Tensor]:
+    """Views of the last leaves in a vector that begins with the one at ``start``."""
+    found, at = {}, -start
+    for leaf in leaves:
+        if at >= 0:
+            found[leaf.name] = leaf.view(vector[at : at + leaf.size])
+        at += leaf.size
+    return found
+
+
+class Collected:
+    """Logits as they come, and what the metrics need of them, from as many at a time as one pass has samples."""
+
+    def __init__(self, evaluator: Evaluator, count: int) -> None:
+        self.settings, self.count = evaluator.settings, count
+        self.waiting: list[tuple[Tensor, Tensor]] = []
+        self.parts: list[list[Predictions]] = []
+
+    def add(self, logits: Tensor, y: Tensor) -> None:
+        """Logits [count, N, ...] with the targets of the samples [N, ...]."""
+        self.waiting.append((logits, y.to(logits.device)))
+        if self.count * sum(len(y) for _, y in self.waiting) >= self.settings.batch_size:
+            self._measure()
+
+    def _measure(self) -> None:
+        out = torch.cat([logits for logits, _ in self.waiting], 1)
+        y = torch.cat([y for _, y in self.waiting])
+        many = y.expand(self.count, *y.shape).flatten(0, 1)
+        found = predictions(self.settings.metrics, out.flatten(0, 1), many, self.settings.padding)
+        self.parts.append(_cut(found, self.count))
+        self.waiting.clear()
+
+    def found(self) -> list[Predictions]:
+        """The predictions for each number."""
+        if self.waiting:
+            self._measure()
+        return [Predictions.joined(parts) for parts in zip(*self.parts, strict=True)]
+
+
+def _cut(found: Predictions, count: int) -> list[Predictions]:
+    """Predictions of several models on the same samples, one after the other, apart."""
+    numbers = np.split(found.count, count)
+    sums = {name: np.split(values, count) for name, values in found.sums.items()}
+    kept = {name: [np.split(values, count) for values in pair] for name, pair in found.kept.items()}
+    return [
+        Predictions(
+            numbers[n],
+            {name: values[n] for name, values in sums.items()},
+            {name: (pair[0][n], pair[1][n]) for name, pair in kept.items()},
+        )
+        for n in range(count)
+    ]

@@ -1,0 +1,238 @@
+"""What can be done with the client models of a finished run: mix them for a target, or let them vote on each sample.
+
+FedSSA after training (its table 3) learns mixing coefficients for the last client models of any method. Without any
+target in training, sample-wise FedSSA (its table 2) learns coefficients for every test sample by itself, from random
+views of that sample, and mixes predictions instead of models.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedloom.core.client import Plan
+from fedloom.core.errors import ConfigError
+from fedloom.core.federation import Federation
+from fedloom.core.parts import Cohort, Mixing
+from fedloom.core.server_data import CHUNK, ServerData, logits_of, view_logits
+from fedloom.core.slots import label
+from fedloom.data.augment import pipeline
+from fedloom.experiment.checkpoint import Snapshot
+from fedloom.experiment.experiment import Experiment
+from fedloom.experiment.loop import RunResult
+from fedloom.experiment.runtime import one_thread, pick_device
+from fedloom.experiment.setup import make_plan, placed
+from fedloom.parts.mixing.ssa import SelfSupervised, combined
+
+SAMPLE_WISE = SelfSupervised(lr=0.02, epochs=10, draws=4)
+
+
+@dataclass(frozen=True)
+class Customised:
+    """A model for a target, mixed from client models.
+
+    Attributes:
+        clients: whose models, int64 [K].
+        p: their mixing coefficients, float64 [K].
+        model: Σ p_k θ_k, in evaluation mode.
+        accuracy: of that model on the common test set, in [0, 1].
+        before: of the run's own server model, likewise.
+    """
+
+    clients: np.ndarray
+    p: np.ndarray
+    model: nn.Module
+    accuracy: float
+    before: float
+
+
+@dataclass(frozen=True)
+class Votes:
+    """Accuracies on the common test set, in [0, 1], of the rows of FedSSA's table 2.
+
+    Attributes:
+        alone: of the client models one by one, [K]; ``local`` is their mean.
+        server: of the run's server model.
+        ensemble: of softmax(mean of the client models' logits).
+        sample_wise: of softmax(Σ p_k logits_k) with coefficients learnt for every sample.
+        p: those coefficients, float64 [N, K].
+    """
+
+    alone: np.ndarray
+    server: float
+    ensemble: float
+    sample_wise: float
+    p: np.ndarray
+
+    @property
+    def local(self) -> float:
+        """The mean accuracy of single client models."""
+        return float(self.alone.mean())
+
+
+def after_training(experiment: Experiment, result: RunResult, policy: Mixing | None = None) -> Customised:
+    """FedSSA after training: coefficients from the target's unlabelled inputs, for the last client models of a run.
+
+    A run that lies in a directory is read back by ``experiment.run(directory, resume=True)``, which trains no further.
+
+    Args:
+        experiment: what was run; its federation needs unlabelled inputs, and its ``views`` are used.
+        result: what came out.
+        policy: how coefficients are chosen; FedSSA with its defaults, or another one that learns at the server.
+
+    Raises:
+        ConfigError: if there is no target, or the last client models were not kept.
+    """
+    policy = SelfSupervised() if policy is None else policy
+    if experiment.federation.unlabelled is None:
+        raise ConfigError("the data have no unlabelled inputs of a target; choose one, like target=skew.")
+    if policy.needs.losses:
+        raise ConfigError(f"mixing {label(policy)!r} needs losses of a round that is to come; this run is over.")
+    with one_thread():
+        here = _Ensemble(experiment, result)
+        bench = here.bench(views=policy.needs.views)
+        samples = here.federation.train.index.sizes[here.clients]
+        cohort = Cohort(
+            here.clients, samples, here.federation.seen, updates=[{"shared": -theta} for theta in here.models],
+            buffers=list(here.buffers), received={"shared": torch.zeros_like(here.models[0])}, round=here.round,
+            bench=bench,
+        )  # fmt: skip
+        _, p = policy.coefficients({}, cohort)
+        weights = torch.from_numpy(p).to(here.models)
+        theta, buffers = weights @ here.models, weights @ here.buffers
+        model = copy.deepcopy(here.plan.model).to(theta.device).eval()
+        here.plan.layout.write(model, theta, buffers)
+        logits = logits_of(bench, theta[None], buffers[None], here.federation.test.x)[:, 0]
+        return Customised(here.clients, p, model, accuracy(logits, here.federation.test.y), here.before(result, bench))
+
+
+def sample_wise(experiment: Experiment, result: RunResult, policy: SelfSupervised = SAMPLE_WISE) -> Votes:
+    """Sample-wise FedSSA and the ensembles that it is compared with, on the common test set.
+
+    No target is used: each test sample is alone, and its label is read for the accuracies only.
+
+    Args:
+        experiment: what was run; its ``views`` are used.
+        result: what came out; of the method ``local`` for "local training + ensemble".
+        policy: λ_var, λ_we, lr, epochs (one step of Adam each, as a sample is one batch) and draws.
+
+    Raises:
+        ConfigError: if the last client models were not kept.
+    """
+    with one_thread():
+        here = _Ensemble(experiment, result)
+        test = here.federation.test
+        logits, p = [], []
+        for number, x in enumerate(test.x.split(CHUNK)):
+            bench = replace(here.bench(views=True), inputs=x)
+            plain = logits_of(bench, here.models, here.buffers, x)
+            views = [
+                view_logits(bench, here.models, here.buffers, here.round, number, draw) for draw in range(policy.draws)
+            ]
+            first, second = (torch.stack(one) for one in zip(*views, strict=True))
+            logits.append(plain)
+            p.append(sample_coefficients(first, second, policy))
+        z, weights = torch.cat(logits), torch.cat(p)
+        return Votes(
+            np.array([accuracy(z[:, k], test.y) for k in range(z.shape[1])]),
+            here.before(result, here.bench(views=False)),
+            accuracy(ensemble(z), test.y),
+            accuracy(combined(weights, z.double()), test.y),
+            weights.cpu().numpy(),
+        )
+
+
+def sample_coefficients(first: Tensor, second: Tensor, policy: SelfSupervised = SAMPLE_WISE) -> Tensor:
+    """Coefficients p [N, K] of every sample by itself, float64; all samples are learnt at once.
+
+    Args:
+        first: the K models' logits on the first views, [draws, N, K, C], over whose draws the loss is the mean.
+        second: on the second views, likewise.
+        policy: how they are learnt; one step of Adam an epoch.
+
+    >>> draws = torch.zeros(1, 3, 2, 4)
+    >>> sample_coefficients(draws, draws)[0]
+    tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+    a = torch.zeros(first.shape[1:3], dtype=torch.float64, device=first.device)
+    pair = (first.double(), second.double())
+    return policy.learnt(a, [pair] * policy.epochs)
+
+
+def ensemble(logits: Tensor) -> Tensor:
+    """softmax((1/K) Σ_k logits_k) [N, C] from logits [N, K, C]: the mixed prediction of FedSSA at equal shares.
+
+    >>> ensemble(torch.tensor([[[2.0, 0.0], [0.0, 4.0]]])).argmax(-1)
+    tensor([1])
+    """
+    return torch.softmax(logits.mean(1), -1)
+
+
+def accuracy(scores: Tensor, y: Tensor) -> float:
+    """The share of rows [N, C] whose largest entry stands at y [N].
+
+    >>> accuracy(torch.eye(2), torch.tensor([0, 0]))
+    0.5
+    """
+    return float((scores.argmax(-1) == y).double().mean())
+
+
+class _Ensemble:
+    """The last models of a run's clients, whole: shared and private parameters."""
+
+    def __init__(self, experiment: Experiment, result: RunResult) -> None:
+        self.experiment = experiment
+        device = pick_device(experiment.device)
+        self.federation: Federation = placed(experiment.federation, getattr(torch, experiment.dtype), device)
+        plan = make_plan(experiment, self.federation, device)
+        self.round = result.snapshot.server.round
+        self.clients, self.models, self.buffers = last_models(plan, result.snapshot)
+        layout = plan.layout
+        whole = replace(layout, shared_size=layout.size, shared_buffers=layout.buffer_size)
+        self.plan: Plan = replace(plan, layout=whole)
+
+    def bench(self, views: bool) -> ServerData:
+        """The target's inputs, or the test set's if there are none, and the model."""
+        hidden, train = self.federation.unlabelled, self.federation.train
+        change = pipeline(self.experiment.views, train.arrays) if views else None
+        return ServerData(self.plan, self.federation.test.x if hidden is None else hidden.x, change)
+
+    def before(self, result: RunResult, bench: ServerData) -> float:
+        """The accuracy of the run's server model."""
+        theta, buffers = (t.to(self.models.device) for t in self.plan.layout.read(result.model))
+        test = self.federation.test
+        return accuracy(logits_of(bench, theta[None], buffers[None], test.x)[:, 0], test.y)
+
+
+def last_models(plan: Plan, snapshot: Snapshot) -> tuple[np.ndarray, Tensor, Tensor]:
+    """Who has taken part, int64 [K], and their last models and buffers, [K, P] and [K, B], private parts included.
+
+    Raises:
+        ConfigError: if shared parameters of the last models were not kept, nobody has taken part, or clients train
+            networks of different size.
+    """
+    if plan.ladder:
+        raise ConfigError("the clients' last models are networks of different size, which cannot be mixed as one.")
+    layout, last = plan.layout, snapshot.last
+    split, own = layout.shared_size, layout.shared_buffers
+    if split and last is None:
+        raise ConfigError("the clients' last models were not kept; run with 'average' among evaluation.on.")
+    clients = sorted(last.models) if split and last is not None else sorted(client for client, _ in snapshot.store)
+    if not clients:
+        raise ConfigError("no client has taken part yet, so there are no client models.")
+
+    def whole(client: int, initial: Tensor, at: slice, name: str) -> Tensor:
+        shared = torch.zeros(0) if last is None or not split else last.models[client][at]
+        if len(shared) == len(initial):
+            return shared.to(initial)
+        mine = (snapshot.store.get(client) or {}).get("personal", {}).get(name, initial[len(shared) :])
+        return torch.cat([shared.to(initial), mine.to(initial)])
+
+    models: Sequence[Tensor] = [whole(c, plan.theta0, slice(split), "private") for c in clients]
+    kept: Sequence[Tensor] = [whole(c, plan.buffers0, slice(split, split + own), "buffers") for c in clients]
+    return np.array(clients), torch.stack(models), torch.stack(kept)

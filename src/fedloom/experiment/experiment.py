@@ -1,0 +1,214 @@
+"""An experiment: a method and the conditions under which it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.federation import Federation
+from fedloom.core.local import Local, cohort_size
+from fedloom.core.method import Method
+from fedloom.data.augment import Augmentation, pipeline
+from fedloom.metrics import measures
+
+if TYPE_CHECKING:
+    from fedloom.experiment.loop import RunResult
+
+EVALUATIONS = ("global", "clients", "average", "train", "received")
+STATES = ("auto", "memory", "disk")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is measured, and when.
+
+    Args:
+        on: any of ``global`` (server model on the common test set), ``clients`` (the model each client would deploy, on
+            its own test samples, for all clients), ``average`` (the mean of all clients' last models on the common test
+            set; reported only, never fed back), ``train`` (the server model's loss on all training data) and
+            ``received`` (in every round, the cohort's losses F_i(θ^t) before local work and their mixture Σ p_i F_i,
+            for methods that do not ask for them anyway).
+        every: rounds between two evaluations; the last round is always evaluated.
+        target: stop-watch mark: a value in (0, 1] of ``metric`` if it is an accuracy, any positive number for a loss.
+        metric: which number the target, early stopping and "best round" look at, like ``global/accuracy``.
+        stop_at_target: whether the run ends when the target is reached.
+        patience: stop after this many evaluations without improvement (0: never).
+        batch_size: samples per forward pass.
+        metrics: besides the loss, any of ``accuracy``, ``auroc`` (several classes: the mean of one against rest),
+            ``top5`` or another number, ``ece`` and ``mce`` (calibration, 15 bins); positions count in sequences.
+        padding: a label that marks positions of a sequence not to be counted.
+    """
+
+    on: tuple[str, ...] = ("global", "clients")
+    every: int = 1
+    target: float | None = None
+    metric: str = "global/accuracy"
+    stop_at_target: bool = False
+    patience: int = 0
+    batch_size: int = 1000
+    metrics: tuple[str, ...] = ("accuracy",)
+    padding: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.on:
+            if name not in EVALUATIONS:
+                raise ConfigError(f"unknown evaluation {name!r}; {nearest(name, EVALUATIONS)}")
+        measures.check(self.metrics)
+        if self.every < 1 or self.batch_size < 1 or self.patience < 0:
+            raise ConfigError("evaluation: every and batch_size must be at least 1, patience at least 0.")
+        if self.stop_at_target and self.target is None:
+            raise ConfigError("evaluation: stop_at_target needs a target.")
+        scope = "train" if self.metric.startswith("global/train_") else self.metric.partition("/")[0]
+        scope = "clients" if scope in ("seen", "unseen") else scope
+        if (self.target is not None or self.patience) and scope not in self.on and self.metric != "train/loss":
+            raise ConfigError(
+                f"the metric {self.metric!r} is looked at for the target or patience, but never measured: "
+                f"evaluation.on is {', '.join(self.on) or 'empty'}."
+            )
+        if self.target is not None:
+            if self.maximise and not 0 < self.target <= 1:
+                raise ConfigError(f"the target accuracy is {self.target:g}, but it must lie in (0, 1].")
+            if not self.target > 0:
+                raise ConfigError(f"the target loss is {self.target:g}, but it must be positive.")
+            measured = {"loss", "train_loss", *self.metrics, *(f"train_{name}" for name in self.metrics)}
+            if self.metric != "train/loss" and not measured & set(self.metric.split("/")):
+                raise ConfigError(
+                    f"the target is one for {self.metric!r}, which is never measured: "
+                    f"evaluation.metrics is {', '.join(self.metrics) or 'empty'}."
+                )
+
+    @property
+    def maximise(self) -> bool:
+        """Whether larger values of the metric are better."""
+        return measures.direction(self.metric) == "max"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A method, data, a model and the conditions of the run; two equal experiments give the same bits.
+
+    Args:
+        method: the composition to run.
+        federation: who holds which data.
+        model: makes a freshly initialised model; called once, under a seed that depends on ``seed`` alone.
+        rounds: T, the number of communication rounds.
+        participation: C in (0, 1]; the cohort holds max(⌊C·K⌋, 1) clients.
+        cohort: cohort size, instead of ``participation``.
+        sampling: ``fixed`` (exactly that many) or ``bernoulli`` (each client with that probability).
+        local: local training.
+        augment: random changes of the images of every mini-batch, in order: names of augmentations (crop, flip, cutout,
+            jitter, blur, autoaugment, randaugment), or ``{"name": "cutout", "size": 8}`` for one with settings.
+        views: random changes, likewise, that make two views of the server's unlabelled inputs; for methods that learn
+            from them.
+        teacher: for objectives that distil: a trained model, or the run directory of one.
+        evaluation: what is measured.
+        engine: ``serial``, ``processes`` or ``vmap``.
+        engine_settings: settings of the engine, like ``{"workers": 4}``.
+        seed: of everything that is random.
+        drop_rate: probability that a cohort member drops out of a round (injected failures).
+        dtype: ``float32`` or ``float64``.
+        device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``.
+        states: where client states live between rounds, which changes no bit: ``memory``, ``disk`` (each in a file of
+            the run directory), or ``auto``, the disk where those of all clients that may take part exceed 2 GB.
+        config: the settings as a person gave them, kept in the run directory.
+
+    Raises:
+        ConfigError: for impossible settings, before anything runs.
+    """
+
+    method: Method
+    federation: Federation
+    model: Callable[[], nn.Module]
+    rounds: int = 100
+    participation: float = 1.0
+    cohort: int | None = None
+    sampling: str = "fixed"
+    local: Local = field(default_factory=Local)
+    augment: tuple[str | Mapping[str, Any] | Augmentation, ...] = ()
+    views: tuple[str | Mapping[str, Any] | Augmentation, ...] = ("jitter", "blur")
+    teacher: nn.Module | Path | str | None = None
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    engine: str = "serial"
+    engine_settings: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    drop_rate: float = 0.0
+    dtype: str = "float32"
+    device: str = "auto"
+    states: str = "auto"
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        size = cohort_size(self.federation.seen, self.participation, self.cohort)
+        if self.rounds < 1:
+            raise ConfigError(f"rounds is {self.rounds}, but at least 1 is needed.")
+        if self.sampling not in ("fixed", "bernoulli"):
+            raise ConfigError(f"unknown sampling {self.sampling!r}; {nearest(self.sampling, ('fixed', 'bernoulli'))}")
+        if not 0 <= self.drop_rate < 1:
+            raise ConfigError(f"drop_rate is {self.drop_rate:g}, but it must lie in [0, 1).")
+        if self.dtype not in ("float32", "float64"):
+            raise ConfigError(f"unknown dtype {self.dtype!r}; {nearest(self.dtype, ('float32', 'float64'))}")
+        if self.states not in STATES:
+            raise ConfigError(f"unknown states {self.states!r}; {nearest(self.states, STATES)}")
+        if self.method.needs("full_participation") and size < self.federation.seen:
+            raise ConfigError(
+                f"{self.method.who_needs('full_participation')} needs every client in every round, "
+                f"but the cohort holds {size} of {self.federation.seen}."
+            )
+        if self.method.needs("twin") and not self.augment:
+            raise ConfigError(
+                f"{self.method.who_needs('twin')} compares two augmented views, but nothing is augmented; "
+                "say how, with augment=[crop,flip]."
+            )
+        if self.method.needs("target") and self.federation.unlabelled is None:
+            raise ConfigError(
+                f"{self.method.who_needs('target')} learns from unlabelled inputs of a target distribution, but the "
+                "data have none; choose a target, like target=skew or target=uniform."
+            )
+        if self.method.needs("views"):
+            if not self.views:
+                raise ConfigError(
+                    f"{self.method.who_needs('views')} compares two views of inputs; say how they are made, "
+                    "with views=[jitter,blur]."
+                )
+            pipeline(self.views, self.federation.train.arrays)
+        if self.method.needs("teacher") and self.teacher is None:
+            raise ConfigError(
+                f"{self.method.who_needs('teacher')} needs a trained model to learn from; "
+                "give its run directory, with teacher=runs/...."
+            )
+        if self.teacher is not None and not self.method.needs("teacher"):
+            raise ConfigError(
+                f"method {self.method.name!r} learns from no teacher, so teacher= would change nothing; leave it out, "
+                "or add a term that does, like method.objective=[cross_entropy,distillation]."
+            )
+        if self.method.needs("plain_sgd") and self.local.memory:
+            has = f"not {self.local.momentum:g}" if self.local.momentum else f"not {self.local.optimizer}"
+            raise ConfigError(
+                f"{self.method.who_needs('plain_sgd')} reads gradients from displacements and so needs "
+                f"local momentum 0, {has}."
+            )
+        judged = [name for name in ("global", "clients", "average", "train", "received") if name in self.evaluation.on]
+        if not self.method.answers and judged:
+            raise ConfigError(
+                f"method {self.method.name!r} trains no predictor that evaluation.on={judged[0]} could judge; "
+                "use fedloom synthesize, which judges what it generates, or leave evaluation.on empty."
+            )
+        if self.augment:
+            pipeline(self.augment, self.federation.train.arrays)  # refuses what does not suit the data
+        empty = (self.federation.train.index.sizes == 0).nonzero()[0]
+        if len(empty):
+            raise ConfigError(f"{len(empty)} clients have no training samples; the first is client {empty[0]}.")
+
+    def run(self, out: Path | str | None = None, **settings: Any) -> RunResult:
+        """Run it; ``out`` is the run directory, or None to keep everything in memory.
+
+        Takes the settings of ``fedloom.experiment.loop.run``: ``resume``, ``checkpoint_every``, ``keep``, ``progress``.
+        """
+        from fedloom.experiment.loop import run
+
+        return run(self, out, **settings)

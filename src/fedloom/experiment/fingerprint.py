@@ -1,0 +1,113 @@
+"""What makes an experiment the one it is: the settings that its bits depend on, as plain data."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.local import Local
+from fedloom.core.plan import Plan
+from fedloom.data.augment import augmentation
+from fedloom.experiment.experiment import Experiment
+
+ADAM = ("beta1", "beta2")
+SAMPLED = 1000  # rows of the inputs that are looked at
+
+
+def describe(experiment: Experiment, plan: Plan) -> dict[str, Any]:
+    """The experiment as nested plain data. Two runs with equal descriptions give equal bits.
+
+    The number of rounds, the engine, and what is evaluated are not in it: they do not change what was computed so far.
+    """
+    federation = experiment.federation
+    x, relabel = federation.train.arrays.x, federation.train.relabel
+    modules = re.sub(r"0x[0-9a-f]+", "", repr(plan.model))  # layers and their settings, without addresses in memory
+    names = () if relabel is None else (relabel.numpy(),)
+    parts = {place: repr(part) for place, part in experiment.method.parts.items()}
+    return {
+        "method": {"name": experiment.method.name, "pooled": experiment.method.pooled, **parts},
+        "local": _local(experiment.local),
+        "sampling": {
+            "participation": experiment.participation,
+            "cohort": experiment.cohort,
+            "kind": experiment.sampling,
+            "drop_rate": experiment.drop_rate,
+        },
+        "federation": {
+            "clients": len(federation),
+            "samples": len(federation.train.arrays),
+            "digest": _digest(
+                federation.train.index.rows,
+                federation.train.index.offsets,
+                federation.train.arrays.y.numpy(),
+                *names,
+                _bytes(x[:: max(len(x) // SAMPLED, 1)]),
+            ),
+            **({"unseen": federation.unseen} if federation.unseen else {}),
+        },
+        "model": {
+            "parameters": plan.layout.size,
+            "digest": _digest(
+                *(np.frombuffer(text.encode(), np.uint8) for text in (modules, *map(repr, plan.layout.parameters))),
+                _bytes(plan.theta0),
+                _bytes(plan.buffers0),
+            ),
+        },
+        **({"augment": [repr(augmentation(a)) for a in experiment.augment]} if experiment.augment else {}),
+        **_beside(experiment, plan),
+        "seed": experiment.seed,
+        "dtype": experiment.dtype,
+    }
+
+
+def _local(local: Local) -> dict[str, Any]:
+    """The settings of local training, of which those of an optimiser that is not used say nothing."""
+    found = asdict(local)
+    return found if local.optimizer != "sgd" else {k: v for k, v in found.items() if k not in ("optimizer", *ADAM)}
+
+
+def _beside(experiment: Experiment, plan: Plan) -> dict[str, Any]:
+    """What only some methods learn from: a teacher, unlabelled inputs and their views."""
+    found: dict[str, Any] = {}
+    unlabelled = experiment.federation.unlabelled
+    if plan.teacher is not None:
+        found["teacher"] = _digest(*(_bytes(t) for t in plan.teacher.state_dict().values()))
+    if unlabelled is not None and experiment.method.needs("target"):
+        found["target"] = _digest(_bytes(unlabelled.x))
+    if experiment.method.needs("views"):
+        found["views"] = [repr(augmentation(a)) for a in experiment.views]
+    return found
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """The settings that differ, each as ``name: old → new``.
+
+    >>> differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
+    ['a.b: 1 → 3']
+    """
+    found = []
+    for key in [*old, *(key for key in new if key not in old)]:
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            found.append(f"{prefix}{key}: {a} → {b}")
+    return found
+
+
+def _bytes(t: Tensor) -> np.ndarray:
+    return t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def _digest(*arrays: np.ndarray) -> str:
+    hasher = hashlib.blake2b(digest_size=8)
+    for array in arrays:
+        hasher.update(np.ascontiguousarray(array).tobytes())
+    return hasher.hexdigest()

@@ -1,0 +1,120 @@
+"""What the mixtures (1 - λ)w + λv of a paired method's two models score at each client, and which one it deploys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.federation import Split
+from fedloom.core.round import Server, Store
+from fedloom.experiment import batched_eval as passes
+from fedloom.metrics import direction
+
+if TYPE_CHECKING:
+    from fedloom.experiment.evaluate import Evaluator
+
+Values = dict[str, np.ndarray]  # metric -> one number a client
+
+GRID = tuple(round(0.1 * i, 1) for i in range(11))
+SHOWN = (0.0, 0.5, 1.0)  # always reported where a client may deploy any λ
+
+
+def scores(
+    evaluator: Evaluator, server: Server, store: Store, split: Split, clients: np.ndarray, at: np.ndarray
+) -> Values:
+    """The metrics and the loss of each client's mixture on its samples of the split, each [clients].
+
+    Args:
+        evaluator: how to measure.
+        server: where w comes from.
+        store: where v comes from; a client that has none has the mixture w.
+        split: whose samples.
+        clients: which clients, each with at least one sample.
+        at: λ of each, [clients].
+    """
+    return {metric: column[0] for metric, column in _swept(evaluator, server, store, split, clients, at[None]).items()}
+
+
+def sweep(
+    evaluator: Evaluator, server: Server, store: Store, split: Split, clients: np.ndarray,
+    grid: Sequence[float] = GRID,
+) -> Values:  # fmt: skip
+    """``scores`` for every λ of a grid, each [λ, clients]; a client's samples are fetched once."""
+    at = np.repeat(np.array(grid)[:, None], len(clients), 1)
+    return _swept(evaluator, server, store, split, clients, at)
+
+
+def _swept(
+    evaluator: Evaluator, server: Server, store: Store, split: Split, clients: np.ndarray, at: np.ndarray
+) -> Values:
+    """The metrics and the loss [M, clients] of each client's mixtures with λ of [M, clients]."""
+    w, size = server.shared["shared"], evaluator.plan.layout.size
+    place = {int(client): number for number, client in enumerate(clients)}
+    evaluator.load(w, server.buffers)
+
+    def fill(client: int, number: int, theta: Tensor, buffers: Tensor) -> None:
+        state = (store.get(client) or {}).get("personal")
+        if state is None:
+            theta.copy_(w)
+        else:
+            torch.lerp(w, state["private"][:size], float(at[number, place[client]]), out=theta)
+
+    found = passes.through(evaluator, split, clients, fill, (0, len(evaluator.live.buffers)), len(at))
+    offsets = np.concatenate([[0], np.cumsum(split.index.sizes[clients])])
+    metrics = (*evaluator.settings.metrics, "loss")
+    return {metric: np.stack([one.by_group(metric, offsets) for one in found]) for metric in metrics}
+
+
+def best(values: Values, metric: str) -> np.ndarray:
+    """The number of each client's best λ of a sweep, int64 [clients]: by the metric, and by the loss where it ties.
+
+    >>> best({"accuracy": np.array([[0.5, 1], [1, 1]]), "loss": np.array([[2, 1], [2, 3]])}, "accuracy").tolist()
+    [1, 0]
+    """
+    signed = values[metric] * (1 if direction(metric) == "max" else -1)
+    top = np.nan_to_num(signed, nan=-np.inf)
+    return np.where(top == top.max(0), values["loss"], np.inf).argmin(0)
+
+
+def deployed(evaluator: Evaluator, server: Server, store: Store, tested: np.ndarray) -> tuple[Values, dict[str, float]]:
+    """Every tested client's deployed mixture on its own test samples.
+
+    Where any mixture may be deployed, each client takes the λ that is best on its validation samples, and .5 without
+    any. Then λ of 0, .5 and 1 are reported beside it, and the λ that is best on the client's *test* samples, as some
+    published tables have it (``as_published``).
+
+    Returns:
+        Each client's metrics with the column ``lambda``, and more numbers for the round's record.
+    """
+    personal, size = evaluator.plan.method.personal, evaluator.plan.layout.size
+    split, validation = evaluator.federation.held_out, evaluator.federation.validation
+    fixed = np.zeros(len(tested))
+    free = False
+    for number, client in enumerate(tested):
+        state = (store.get(int(client)) or {}).get("personal")
+        if state is not None:
+            at = personal.deployed(state["private"][size:])
+            free |= at is None
+            fixed[number] = 0.5 if at is None else at
+    if not free:
+        return scores(evaluator, server, store, split, tested, fixed) | {"lambda": fixed}, {}
+    metric = (*evaluator.settings.metrics, "loss")[0]
+    on_test = sweep(evaluator, server, store, split, tested)
+    chosen = np.full(len(tested), GRID.index(0.5))
+    judged = np.flatnonzero(validation.index.sizes[tested])
+    if len(judged):
+        chosen[judged] = best(sweep(evaluator, server, store, validation, tested[judged]), metric)
+    chosen[fixed == 0] = 0
+    everyone = np.arange(len(tested))
+    record = {
+        f"lambda/{at:g}/{name}/mean": float(on_test[name][GRID.index(at)].mean()) for at in SHOWN for name in on_test
+    }
+    as_published = best(on_test, metric)
+    record |= {f"as_published/{name}/mean": float(on_test[name][as_published, everyone].mean()) for name in on_test}
+    record |= {f"as_published/{metric}/std": float(on_test[metric][as_published, everyone].std())}
+    values = {name: on_test[name][chosen, everyone] for name in on_test}
+    return values | {"lambda": np.array(GRID)[chosen]}, record

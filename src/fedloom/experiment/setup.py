@@ -1,0 +1,151 @@
+"""What happens between an experiment and its first round: the model is made, tried, and data are put in place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.core import rng
+from fedloom.core.errors import ConfigError
+from fedloom.core.federation import Arrays, Federation, Split, Unlabelled
+from fedloom.core.method import Method
+from fedloom.core.plan import Plan
+from fedloom.core.server_data import ServerData
+from fedloom.core.slots import label
+from fedloom.core.submodels import refuse
+from fedloom.data.augment import pipeline
+from fedloom.experiment.experiment import Experiment
+from fedloom.experiment.teacher import load_teacher
+
+
+def make_plan(experiment: Experiment, federation: Federation, device: str) -> Plan:
+    """The plan of an experiment, with its model initialised from the seed and tried on the data.
+
+    Raises:
+        ConfigError: if the model does not take the data, the engine does not suit a part, or the split into shared and
+            private parameters finds none of the one or the other in this model, or latent vectors have another length.
+    """
+    for place, part in experiment.method.parts.items():
+        if experiment.engine == "vmap" and not part.needs.vmap:
+            raise ConfigError(f"engine 'vmap' cannot run {place} {label(part)!r}; use engine=serial or processes.")
+    with torch.random.fork_rng(devices=[]):
+        rng.seed_torch(experiment.seed, "model")
+        model = experiment.model().to(getattr(torch, experiment.dtype))
+    data = federation.train.first(federation.seen)
+    plan = Plan.of(model, experiment.method, data, experiment.local, experiment.seed, device)
+    plan = replace(
+        plan,
+        theta0=plan.theta0.to(device),
+        buffers0=plan.buffers0.to(device),
+        report_models="average" in experiment.evaluation.on,
+        augment=pipeline(experiment.augment, data.arrays) if experiment.augment else None,
+        make=experiment.model,
+        rounds=experiment.rounds,
+        teacher=_teacher(experiment, federation, device),
+    )
+    _private(experiment.method, plan)
+    _latent(experiment.method, model)
+    refuse(experiment.method, plan)
+    sample = federation.train.arrays.x[:2].to("cpu")
+    try:
+        with torch.no_grad():
+            out = model.eval()(sample)
+    except Exception as error:
+        raise ConfigError(
+            f"the model does not take inputs of shape {tuple(sample.shape[1:])}: {str(error).splitlines()[0]}"
+        ) from error
+    _levels(plan, sample)
+    if not experiment.method.answers:
+        return plan
+    if not federation.train.arrays.y.is_floating_point() and out.shape[-1] < federation.classes:
+        raise ConfigError(f"the model has {out.shape[-1]} outputs, but the data have {federation.classes} classes.")
+    return plan
+
+
+def make_bench(experiment: Experiment, plan: Plan, federation: Federation) -> ServerData | None:
+    """What the server learns with, if some part of the method does."""
+    if federation.unlabelled is None or not experiment.method.needs("target"):
+        return None
+    views = experiment.method.needs("views")
+    change = pipeline(experiment.views, federation.train.arrays) if views else None
+    return ServerData(plan, federation.unlabelled.x, change)
+
+
+def _teacher(experiment: Experiment, federation: Federation, device: str) -> nn.Module | None:
+    if experiment.teacher is None or not experiment.method.needs("teacher"):
+        return None
+    return load_teacher(experiment.teacher, federation, getattr(torch, experiment.dtype), device)
+
+
+def _levels(plan: Plan, sample: Tensor) -> None:
+    """Try the networks of all levels."""
+    for level in plan.ladder:
+        try:
+            with torch.no_grad():
+                level.plan.model.to("cpu").eval()(sample)
+        except Exception as error:
+            raise ConfigError(
+                f"personal {label(plan.method.personal)!r} cannot make the network {level.name!r} of this model: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+
+
+def _latent(method: Method, model: nn.Module) -> None:
+    """Refuse latent vectors of another length than the model's."""
+    has = getattr(model, "latent", None)
+    for place, part in method.parts.items():
+        wants = getattr(part, "latent", None)
+        if wants is not None and has is not None and wants != has:
+            raise ConfigError(
+                f"{place} {label(part)!r} draws latent vectors of length {wants}, but those of the model have {has}; "
+                "give both the same latent."
+            )
+
+
+def _private(method: Method, plan: Plan) -> None:
+    """Refuse a split of the parameters that is none on this model."""
+    shared, total = plan.layout.shared_size, plan.layout.size
+    everything = method.personal.private("body.weight") and method.personal.private("head.weight")
+    splits = not (method.personal.is_identity or method.personal.paired or method.personal.levels)
+    if splits and shared == total:
+        raise ConfigError(
+            f"personal {label(method.personal)!r} keeps no parameter of this model private; "
+            "a head is found by names that begin with 'head.'."
+        )
+    if not shared and not everything:
+        raise ConfigError(
+            f"personal {label(method.personal)!r} shares no parameter of this model; "
+            "a head is found by names that begin with 'head.'."
+        )
+
+
+def placed(federation: Federation, dtype: torch.dtype, device: str) -> Federation:
+    """The federation with its arrays of the run's type and on its device; nothing is copied that fits already."""
+    moved: dict[int, Tensor] = {}
+    done: dict[int, Arrays] = {}
+
+    def to(t: Tensor) -> Tensor:
+        if id(t) not in moved:
+            moved[id(t)] = t.to(device, dtype) if t.is_floating_point() else t.to(device)
+        return moved[id(t)]
+
+    def place(arrays: Arrays) -> Arrays:
+        if id(arrays) not in done:
+            x, y = to(arrays.x), to(arrays.y)
+            same = x is arrays.x and y is arrays.y
+            done[id(arrays)] = arrays if same else replace(arrays, x=x, y=y)
+        return done[id(arrays)]
+
+    def split(old: Split) -> Split:
+        return Split(place(old.arrays), old.index, None if old.relabel is None else to(old.relabel))
+
+    return replace(
+        federation,
+        train=split(federation.train),
+        validation=split(federation.validation),
+        held_out=split(federation.held_out),
+        test=place(federation.test),
+        unlabelled=None if federation.unlabelled is None else Unlabelled(to(federation.unlabelled.x)),
+    )

@@ -1,0 +1,96 @@
+"""What a finished run says of itself, and when a run may stop early."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedloom.core.client import Failure
+from fedloom.core.local import cohort_size
+from fedloom.core.method import Method
+from fedloom.core.parts import overrides
+from fedloom.core.plan import Plan
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.metrics import best_round, fedavg_rounds, parameters_to_target, rounds_to_target
+
+
+def headline(method: Method) -> str:
+    """The number by which a run of the method is read.
+
+    It is the server model's accuracy; where clients keep a model, or half of one, or adapt what they receive, it is the
+    mean accuracy of what they deploy, since the server's model alone is then nobody's.
+    """
+    personal = method.personal
+    own = personal.paired or (overrides(personal, "private") and personal.kept) or not method.adaptation.is_identity
+    return "clients/accuracy/mean" if own else "global/accuracy"
+
+
+def curve(history: Sequence[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
+    """Rounds and values of one metric, where it was evaluated and finite."""
+    points = [(record["round"], record[key]) for record in history if record.get(key) is not None]
+    return [r for r, _ in points], [v for _, v in points]
+
+
+def should_stop(history: Sequence[dict[str, Any]], settings: Evaluation) -> str | None:
+    """Why to stop now, or None. A function of the history alone, so that a resumed run stops where it would have.
+
+    >>> records = [{"round": r, "global/accuracy": a} for r, a in enumerate([0.5, 0.6, 0.6, 0.55], start=1)]
+    >>> should_stop(records, Evaluation(patience=2))
+    'stopped: no improvement in 2 evaluations'
+    """
+    _, values = curve(history, settings.metric)
+    if not values:
+        return None
+    better = max if settings.maximise else min
+    if settings.stop_at_target and settings.target is not None:
+        best = better(values)
+        if best >= settings.target if settings.maximise else best <= settings.target:
+            return "stopped: target reached"
+    if settings.patience and len(values) - 1 - values.index(better(values)) >= settings.patience:
+        return f"stopped: no improvement in {settings.patience} evaluations"
+    return None
+
+
+def summarise(
+    experiment: Experiment,
+    plan: Plan,
+    history: Sequence[dict[str, Any]],
+    failures: Sequence[Failure],
+    status: str,
+) -> dict[str, Any]:
+    """The content of ``summary.json``; the headline is the final round, the best round stands beside it by name."""
+    settings = experiment.evaluation
+    final = history[-1] if history else {}
+    rounds, values = curve(history, settings.metric)
+    direction = "max" if settings.maximise else "min"
+    best = best_round(values, rounds, direction) if values else None
+    idle = sum(record["failures"] == record["cohort"] for record in history)
+    summary: dict[str, Any] = {
+        "method": experiment.method.name,
+        "headline": headline(experiment.method),
+        "seed": experiment.seed,
+        "status": status,
+        "rounds": final.get("round", 0),
+        "seconds": round(sum(record["seconds"] for record in history), 3),
+        "parameters": plan.layout.size,
+        "clients": len(experiment.federation),
+        "final": {k: v for k, v in final.items() if k not in ("round", "seconds")},
+        "best": None if best is None else {"metric": settings.metric, "round": best[0], "value": best[1]},
+        "failures": [str(failure) for failure in failures[:100]],
+        "failure_count": len(failures),
+        "warnings": [f"in {idle} of {len(history)} rounds nobody's update could be used."] if idle else [],
+    }
+    if settings.target is not None:
+        reached = rounds_to_target(values, rounds, settings.target, direction)
+        up = sum(record["comm/up_params"] for record in history if reached is None or record["round"] <= reached)
+        sent = [record["comm/params"] for record in history if record.get(settings.metric) is not None]
+        cohort = cohort_size(experiment.federation.seen, experiment.participation, experiment.cohort)
+        summary["target"] = {
+            "metric": settings.metric,
+            "value": settings.target,
+            "round": reached,
+            "params": parameters_to_target(values, sent, settings.target, direction),
+            "fedavg_rounds": None if reached is None else fedavg_rounds(up, plan.layout.size, cohort),
+            "fedavg_rounds_spent": fedavg_rounds(up, plan.layout.size, cohort),
+        }
+    return summary

@@ -1,0 +1,116 @@
+"""A trained model from its run directory, for objectives that distil."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.federation import Federation
+from fedloom.experiment.config import schema
+from fedloom.experiment.config.method import make_method
+from fedloom.experiment.config.values import typed
+from fedloom.models import models
+
+
+def load_teacher(given: nn.Module | Path | str, federation: Federation, dtype: torch.dtype, device: str) -> nn.Module:
+    """The final server model of a run, or a copy of the module that was given, frozen and in evaluation mode.
+
+    Raises:
+        ConfigError: if there is no such run, it has not finished or kept parameters at its clients, or its model is not
+            one for these data.
+    """
+    module = copy.deepcopy(given) if isinstance(given, nn.Module) else _from_run(Path(given), federation)
+    module = module.to(device, dtype).eval().requires_grad_(False)
+    sample = federation.train.arrays.x[:2].to(device)
+    try:
+        with torch.no_grad():
+            out = module(sample.to(dtype) if sample.is_floating_point() else sample)
+    except Exception as error:
+        raise ConfigError(f"the teacher does not take inputs of shape {_shape(federation)}: {_line(error)}") from error
+    if out.shape[-1] != federation.classes:
+        raise ConfigError(f"the teacher has {out.shape[-1]} outputs, but the data have {federation.classes} classes.")
+    return module
+
+
+def _from_run(path: Path, federation: Federation) -> nn.Module:
+    config = _finished(path)
+    try:
+        weights = load_file(path / "model.safetensors")
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"the teacher's model {path / 'model.safetensors'} cannot be read: {_line(error)}") from error
+    entry = models[str(config["model"].get("name"))]
+    settings = {str(key): value for key, value in config["model"].items() if key != "name"}
+    with torch.random.fork_rng(devices=[]):  # initialising a model must not move anybody's random numbers
+        try:
+            settings = typed(schema.parameters(entry), settings)
+            model = entry.make(classes=federation.classes, inputs=_shape(federation), **settings)
+        except ConfigError as error:
+            raise ConfigError(f"the teacher {path} does not fit these data: {error}") from error
+    _whole(path, config, model)
+    _compare(path, model.state_dict(), weights, federation)
+    model.load_state_dict(weights)
+    return model
+
+
+def _whole(path: Path, config: Mapping[Any, Any], model: nn.Module) -> None:
+    """Refuse runs whose parameters lie partly at their clients."""
+    method = config.get("method") if config.get("command") != "distill" else None
+    if isinstance(method, dict) and any(map(make_method(method).personal.private, model.state_dict())):
+        raise ConfigError(
+            f"teacher={path} is a run of {method['name']!r}, which leaves parameters at its clients: "
+            "its server model is not a whole trained one."
+        )
+
+
+def _finished(path: Path) -> Mapping[Any, Any]:
+    """The run's configuration, if it has come to its end and says which model it trained."""
+    if not (path / "config.yaml").is_file():
+        raise ConfigError(f"teacher={path} is not a run directory: it has no config.yaml.")
+    try:
+        config = OmegaConf.to_container(OmegaConf.load(path / "config.yaml"))
+        summary = path / "summary.json"
+        status = str(json.loads(summary.read_text())["status"]) if summary.is_file() else "still under way, or killed"
+    except Exception as error:  # YAML, JSON and OmegaConf have an error each
+        raise ConfigError(f"the teacher's run directory {path} cannot be read: {_line(error)}") from error
+    ended = not status.startswith(("still", "interrupted", "failed"))
+    if not ended or not (path / "model.safetensors").is_file():
+        why = "it holds no model" if ended else status
+        raise ConfigError(f"teacher={path} has not finished ({why}); continue it first, with resume={path}.")
+    if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
+        raise ConfigError(f"{path} was made in Python and does not say which model it trained; pass the module itself.")
+    return config
+
+
+def _compare(path: Path, made: Mapping[str, Tensor], stored: Mapping[str, Tensor], federation: Federation) -> None:
+    """Refuse stored weights that are not those of the model made for these data."""
+    wrong = [name for name, value in made.items() if name not in stored or stored[name].shape != value.shape]
+    wrong += [name for name in stored if name not in made]
+    if not wrong:
+        return
+    last = list(made)[-1].rpartition(".")[0]  # the head: one row a class
+    if all(name.rpartition(".")[0] == last and name in made and name in stored for name in wrong):
+        outputs = len(stored[wrong[0]])
+        raise ConfigError(f"the teacher {path} has {outputs} outputs, but the data have {federation.classes} classes.")
+    shapes = [list(tensors[wrong[0]].shape) if wrong[0] in tensors else "nothing" for tensors in (stored, made)]
+    raise ConfigError(
+        f"the teacher {path} does not fit inputs of shape {_shape(federation)} in {federation.classes} classes: "
+        f"its {wrong[0]} is {shapes[0]}, where {shapes[1]} is needed."
+    )
+
+
+def _shape(federation: Federation) -> tuple[int, ...]:
+    return tuple(federation.train.arrays.x.shape[1:])
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200].rstrip(".") + "."

@@ -1,0 +1,1 @@
+"""The parts of methods, one a file, in one package a slot."""

@@ -1,0 +1,6 @@
+"""How a model fits itself to a client before it is used."""
+
+from fedloom.parts.adaptation.gradient import FineTune, Maml
+from fedloom.parts.adaptation.prototypes import Prototypes
+
+__all__ = ["FineTune", "Maml", "Prototypes"]

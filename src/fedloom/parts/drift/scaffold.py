@@ -1,0 +1,61 @@
+"""SCAFFOLD's control variates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedloom.core import tree
+from fedloom.core.parts import ClientEnd, Context, Drift, Needs, Reduce
+from fedloom.core.slots import drifts
+from fedloom.core.tree import Tree
+
+
+@drifts.register(name="scaffold")
+@dataclass(frozen=True)
+class Scaffold(Drift):
+    """Steps go along g - c_i + c, where c_i and c estimate the client's and the global gradient.
+
+    After k local steps with learning rate η_t (option II of the paper)::
+
+        c_i⁺ = c_i - c + (θ^t - θ_i) / (k η_t)           c ← c + (1/K) Σ_{i∈S} (c_i⁺ - c_i)
+
+    c travels down and c_i⁺ - c_i up, so a round costs twice FedAvg's. The η used is the decayed one that was applied.
+    With zero control variates (the first round) it is FedAvg. Karimireddy et al., ICML 2020, algorithm 1.
+    """
+
+    needs = Needs(shared=True, plain_sgd=True)
+    uploads = {"control": Reduce.SHARE}  # noqa: RUF012
+    citation = """@inproceedings{karimireddy2020scaffold,
+  title={{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},
+  author={Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank and Stich, Sebastian and Suresh, Ananda Theertha},
+  booktitle={International Conference on Machine Learning}, year={2020}}"""  # noqa: E501
+
+    def init_server(self, shared: Tree) -> Tree:
+        """c = 0."""
+        return {"c": tree.zeros_like(shared)["shared"]}
+
+    def broadcast(self, state: Tree) -> Tree:
+        """Send c."""
+        return state
+
+    def init_client(self, shared: Tree) -> Tree:
+        """c_i = 0."""
+        return {"c": tree.zeros_like(shared)["shared"]}
+
+    def begin(self, ctx: Context) -> Tree:
+        """c - c_i, constant over the local steps."""
+        return {"shared": ctx.down["c"] - ctx.state["c"]}
+
+    def grad(self, grads: Tree, w: Tree, ctx: Context) -> Tree:
+        """g - c_i + c."""
+        return tree.add_(grads, ctx.local)
+
+    def end(self, ctx: Context, update: Tree) -> ClientEnd:
+        """c_i⁺, and c_i⁺ - c_i for the server."""
+        change = update["shared"] / (ctx.steps * ctx.lr) - ctx.down["c"]
+        return ClientEnd({"c": ctx.state["c"] + change}, {"control": change}, update)
+
+    def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
+        """c ← c + (1/K) Σ (c_i⁺ - c_i)."""
+        return {"c": state["c"] + reduced["control"][""]}, update

@@ -1,0 +1,90 @@
+"""AAggFF for devices: mixing coefficients of all clients from the responses of a cohort, in closed form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log, sqrt
+
+import numpy as np
+import torch
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Cohort, Mixing, Needs
+from fedloom.core.slots import mixings
+from fedloom.core.tree import Tree
+from fedloom.parts.mixing import responses
+from fedloom.parts.mixing.simplex import Vector
+
+
+def doubly_robust(r: Vector, members: np.ndarray, clients: int, level: float | None = None) -> Vector:
+    """ř [K] from the responses r [|S|] of the members: (1 - 1[i∈S]/C)·r̄ + 1[i∈S]/C·r_i with C = |S|/K.
+
+    Its mean over all cohorts of that size is r for any ``level`` in place of r̄ that does not depend on the cohort. The
+    cohort's own mean, which is meant by default, does: then the estimate shrinks towards the mean R̄ of all clients,
+    E[ř_i] - r_i = -(r_i - R̄)(K - |S|)/(|S|(K - 1)), which keeps the order of the clients.
+
+    >>> doubly_robust(np.array([1.0, 3.0]), np.array([0, 2]), 4)
+    array([0., 2., 4., 2.])
+    """
+    level = float(r.mean()) if level is None else level
+    estimate = np.full(clients, level)
+    estimate[members] += clients / len(members) * (r - level)
+    return estimate
+
+
+def linearised_gradient(p: Vector, r: Vector, level: float) -> Vector:
+    """g̃ [K], the gradient of -log(1 + ⟨p, r⟩) made linear in r at r0 = level·1.
+
+    -r/(1 + ⟨p, r0⟩) + r0⟨p, r - r0⟩/(1 + ⟨p, r0⟩)², where ⟨p, r0⟩ = level.
+    """
+    return -r / (1 + level) + level * (p @ r - level) / (1 + level) ** 2
+
+
+@mixings.register(name="aaggff_d")
+@dataclass(frozen=True)
+class AAggFFD(Mixing):
+    """p⁺_i ∝ exp(-√(log K) Σ_τ ğ_τi / (Ľ√(t+1))), mixed over the cohort: p̃_i = p⁺_i / Σ_{j∈S} p⁺_j.
+
+    ğ is the linearised gradient of -log(1 + ⟨p, r⟩) at r0 = r̄·1, at the doubly robust estimate of the responses of all
+    clients. Entries that were not sampled all get one value, and a common shift changes no p; so only the sampled ones
+    move, by -(r_i - r̄)/(C(1 + r̄)), and a round costs O(|S|) beside one vector [K] of state. C1 = 0, C2 = C = |S|/K,
+    Ľ = C2/(1 + C1) + 2(C2 - C1)/(C(1 + C1)) = C + 2. Hahn 2024, algorithm 3.2,
+    eq. (3.12); Hahn, Kim & Lee, ICML 2024.
+
+    Args:
+        cdf: ``weibull``, ``frechet``, ``gumbel``, ``exponential``, ``logistic`` or ``normal``.
+        scale: of the distribution.
+        shape: of the distribution; 0 for the usual one (2 for Weibull, else 1).
+        low: C1 ≥ 0.
+        high: C2 > C1; 0 for C.
+    """
+
+    cdf: str = "normal"
+    scale: float = 1.0
+    shape: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+
+    needs = Needs(losses=True)
+    citation = responses.CITATION
+
+    def __post_init__(self) -> None:
+        responses.check(self.cdf, self.scale, self.shape)
+        if not (0 <= self.low < float("inf") and (self.high == 0 or self.low < self.high < float("inf"))):
+            raise ConfigError(f"mixing 'aaggff_d' needs 0 <= low < high, not {self.low:g} and {self.high:g}.")
+
+    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+        """The regularised leader after this round's responses, restricted to the cohort."""
+        assert cohort.losses is not None
+        k, members = cohort.total_clients, cohort.clients
+        share = len(members) / k
+        high = self.high or max(share, 2 * self.low)
+        r = responses.respond(cohort.losses, self.cdf, self.scale, self.shape, self.low, high)
+        mean = r.mean()
+        total = state["total"].cpu().numpy().copy() if state else np.zeros(k)
+        rounds = int(state["rounds"]) + 1 if state else 1
+        total[members] -= (r - mean) / (share * (1 + mean))
+        bound = high / (1 + self.low) + 2 * (high - self.low) / (share * (1 + self.low))
+        score = -sqrt(log(k)) * total[members] / (bound * sqrt(rounds + 1))
+        p = np.exp(score - score.max())
+        return {"total": torch.from_numpy(total), "rounds": torch.tensor(rounds)}, p / p.sum()

@@ -1,0 +1,78 @@
+"""AAggFF for silos: mixing coefficients by online Newton steps on bounded responses of all clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Cohort, Mixing, Needs
+from fedloom.core.slots import mixings
+from fedloom.core.tree import Tree
+from fedloom.parts.mixing import responses
+from fedloom.parts.mixing.restrict import here
+from fedloom.parts.mixing.simplex import Vector, minimise
+
+
+def growth_gradient(p: Vector, r: Vector) -> Vector:
+    """g = -r/(1 + ⟨p, r⟩) [K], the gradient of the decision loss -log(1 + ⟨p, r⟩)."""
+    return -r / (1 + p @ r)
+
+
+@mixings.register(name="aaggff_s")
+@dataclass(frozen=True)
+class AAggFFS(Mixing):
+    """p⁺ = argmin_{p∈Δ} Σ_τ ⟨g_τ, p⟩ + (α/2)‖p‖² + (β/2) Σ_τ ⟨g_τ, p - p_τ⟩², g_τ the gradient of -log(1 + ⟨p_τ, r_τ⟩).
+
+    Responses r_i = C1 + (C2 - C1)·CDF(F_i/F̄) with C1 = 0, C2 = 1/K; L = C2/(1 + C1), α = 4KL, β = 1/(4L); p¹ = 1/K. The
+    new p mixes in the same round. The state is Σ ggᵀ, two sums over τ and p: O(K²) memory, whatever the number of
+    rounds. A client that drops out counts with the mean response, and the others share its weight. Hahn 2024, algorithm
+    3.1; Hahn, Kim & Lee, ICML 2024.
+
+    Args:
+        cdf: ``weibull``, ``frechet``, ``gumbel``, ``exponential``, ``logistic`` or ``normal``.
+        scale: of the distribution.
+        shape: of the distribution; 0 for the usual one (2 for Weibull, else 1).
+        low: C1 ≥ 0.
+        high: C2 > C1; 0 for 1/K.
+    """
+
+    cdf: str = "normal"
+    scale: float = 1.0
+    shape: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+
+    needs = Needs(losses=True, full_participation=True)
+    citation = responses.CITATION
+
+    def __post_init__(self) -> None:
+        responses.check(self.cdf, self.scale, self.shape)
+        if not (0 <= self.low < float("inf") and (self.high == 0 or self.low < self.high < float("inf"))):
+            raise ConfigError(f"mixing 'aaggff_s' needs 0 <= low < high, not {self.low:g} and {self.high:g}.")
+
+    def constants(self, clients: int) -> tuple[float, float, float]:
+        """C2, α and β for K clients."""
+        high = self.high or max(1 / clients, 2 * self.low)
+        lipschitz = high / (1 + self.low)
+        return high, 4 * clients * lipschitz, 1 / (4 * lipschitz)
+
+    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+        """The online Newton step for this round's responses."""
+        assert cohort.losses is not None
+        k = cohort.total_clients
+        high, alpha, beta = self.constants(k)
+        known = {name: value.cpu().numpy() for name, value in state.items()}
+        p = known.get("p", np.full(k, 1 / k))
+        found = responses.respond(cohort.losses, self.cdf, self.scale, self.shape, self.low, high)
+        r = np.full(k, found.mean())
+        r[cohort.clients] = found
+        g = growth_gradient(p, r)
+        outer = known.get("outer", np.zeros((k, k))) + np.outer(g, g)  # Σ gg^T
+        total = known.get("total", np.zeros(k)) + g  # Σ g
+        cross = known.get("cross", np.zeros(k)) + g * (g @ p)  # Σ g⟨g, p_τ⟩
+        new = minimise(alpha * np.eye(k) + beta * outer, total - beta * cross, p)
+        kept = {"outer": outer, "total": total, "cross": cross, "p": new}
+        return {name: torch.from_numpy(value) for name, value in kept.items()}, here(new, cohort)

@@ -1,0 +1,47 @@
+"""Agnostic federated learning: projected gradient ascent on the mixing coefficients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Cohort, Mixing, Needs
+from fedloom.core.slots import mixings
+from fedloom.core.tree import Tree
+from fedloom.parts.mixing.restrict import by_samples, here
+from fedloom.parts.mixing.simplex import project
+
+
+@mixings.register(name="afl")
+@dataclass(frozen=True)
+class AFL(Mixing):
+    """p ← Proj_Δ(p + γF), the ascent half of min_θ max_p Σ p_i F_i(θ); every client takes part in every round.
+
+    It starts from p_i = n_i/n, so that γ = 0 is FedAvg, and mixes with the p found in the same round. If a client drops
+    out its entry is not stepped, and the others share its weight. Mohri, Sivek & Suresh, ICML 2019.
+
+    Args:
+        step: γ ≥ 0.
+    """
+
+    step: float = 0.1
+
+    needs = Needs(losses=True, full_participation=True)
+    citation = """@inproceedings{mohri2019afl, title={Agnostic Federated Learning},
+  author={Mohri, Mehryar and Sivek, Gary and Suresh, Ananda Theertha},
+  booktitle={International Conference on Machine Learning}, year={2019}}"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.step < float("inf"):
+            raise ConfigError(f"mixing 'afl' needs a finite step of at least 0, not {self.step:g}.")
+
+    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+        """The stepped and projected p, restricted to those that are here."""
+        assert cohort.losses is not None
+        p = state["p"].cpu().numpy().copy() if state else by_samples(cohort)
+        p[cohort.clients] += self.step * cohort.losses
+        p = project(p)
+        return {"p": torch.from_numpy(p)}, here(p, cohort)

@@ -1,0 +1,63 @@
+"""FedMGDA+: the mixture of normalised updates that descends for as many clients as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedloom.core import tree
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Cohort, Mixing, Needs
+from fedloom.core.slots import mixings
+from fedloom.core.tree import Tree
+from fedloom.parts.mixing.box_qp import min_norm_box_qp
+
+
+@mixings.register(name="fedmgda")
+@dataclass(frozen=True)
+class FedMGDA(Mixing):
+    """θ ← θ - η Σ λ_i Δ_i/‖Δ_i‖ with λ = argmin ‖Σ λ_i Δ_i/‖Δ_i‖‖² over the simplex, |λ_i - n_i/n| ≤ ε.
+
+    With ε = 1 the direction is the shortest one in the hull of the normalised updates, along which no client's loss
+    rises at first order; with ε = 0 it is their mean weighted by samples. A step is at most η long, whatever the local
+    learning rate. The coefficients recorded are p_i ∝ λ_i/‖Δ_i‖, those of the updates as they are. Updates of zero
+    count nothing. All updates of a cohort are held at once. Hu, Shaloudegi, Zhang & Yu, 2022.
+
+    Args:
+        eps: ε ≥ 0.
+        lr: η > 0.
+    """
+
+    eps: float = 0.1
+    lr: float = 1.0
+
+    needs = Needs(updates=True, shared=True)
+    citation = """@article{hu2022fedmgda, title={Federated Learning Meets Multi-Objective Optimization},
+  author={Hu, Zeou and Shaloudegi, Kiarash and Zhang, Guojun and Yu, Yaoliang},
+  journal={IEEE Transactions on Network Science and Engineering}, year={2022}}"""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.eps < float("inf") and 0 < self.lr < float("inf")):
+            raise ConfigError(f"mixing 'fedmgda' needs eps >= 0 and a positive lr, not {self.eps:g} and {self.lr:g}.")
+
+    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+        """λ_i/‖Δ_i‖ made to sum to 1; the sum is kept for the step that follows."""
+        flat = torch.stack([torch.cat([t.reshape(-1) for t in update.values()]) for update in cohort.updates]).double()
+        norms = torch.linalg.vector_norm(flat, dim=1)
+        unit = flat / torch.where(norms > 0, norms, 1)[:, None]
+        gram, length = (unit @ unit.T).cpu().numpy(), norms.cpu().numpy()
+        static = cohort.samples / cohort.samples.sum()
+        low, high = np.maximum(static - self.eps, 0), np.minimum(static + self.eps, 1)
+        mixture = min_norm_box_qp(gram, static, low, high)
+        raw = np.divide(mixture, length, out=np.zeros_like(mixture), where=length > 0)
+        total = raw.sum()
+        if total == 0:  # nobody moved
+            return {"length": torch.tensor(1.0, dtype=torch.float64)}, static
+        return {"length": torch.tensor(total, dtype=torch.float64)}, raw / total
+
+    def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
+        """η Σ λ_i Δ_i/‖Δ_i‖."""
+        return {}, tree.scale(update, self.lr * state["length"].to(next(iter(update.values()))))

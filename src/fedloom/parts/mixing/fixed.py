@@ -1,0 +1,41 @@
+"""Mixing coefficients that a person gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Cohort, Mixing
+from fedloom.core.slots import mixings
+from fedloom.core.tree import Tree
+from fedloom.parts.mixing.restrict import here
+
+
+@mixings.register(name="fixed")
+@dataclass(frozen=True)
+class Fixed(Mixing):
+    """p_i ∝ w_i for given weights of all K clients: empirical risk minimisation with any fixed mixture.
+
+    Args:
+        weights: one number of at least 0 for each client, not all 0.
+
+    >>> Fixed((1.0, 2.0, 1.0)).coefficients({}, Cohort(np.array([0, 1]), np.array([9, 9]), 3))[1].round(3)
+    array([0.333, 0.667])
+    """
+
+    weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        w = np.asarray(self.weights, dtype=np.float64)
+        if not (w.ndim == 1 and w.size and np.isfinite(w).all() and (w >= 0).all() and w.any()):
+            raise ConfigError("mixing 'fixed' needs finite weights of at least 0, one for each client and not all 0.")
+
+    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+        """The weights of those that are here."""
+        if len(self.weights) != cohort.total_clients:
+            raise ConfigError(
+                f"mixing 'fixed' has {len(self.weights)} weights, but there are {cohort.total_clients} clients."
+            )
+        return state, here(np.asarray(self.weights, dtype=np.float64), cohort)

@@ -1,0 +1,47 @@
+"""Proportional fairness as mixing coefficients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Cohort, Mixing, Needs
+from fedloom.core.slots import mixings
+from fedloom.core.tree import Tree
+from fedloom.parts.mixing.simplex import exponentiated
+
+
+@mixings.register(name="propfair")
+@dataclass(frozen=True)
+class Proportional(Mixing):
+    """p_i ∝ n_i/(M - F_i): the gradient of -Σ (n_i/n) log(M - F_i), with losses as they are at the clients.
+
+    The objective ``propfair`` puts the same factor into the clients' own steps instead; choose one of the two. M → ∞ is
+    FedAvg. Zhang, Malekmohammadi, Chen & Yu, 2022; Hahn 2024, eq. (3.23).
+
+    Args:
+        baseline: M > 0, which losses should not exceed.
+        eps: M - F_i counts as ε where it is less.
+    """
+
+    baseline: float = 2.0
+    eps: float = 0.2
+
+    needs = Needs(losses=True)
+    citation = """@article{zhang2022propfair, title={Proportional Fairness in Federated Learning},
+  author={Zhang, Guojun and Malekmohammadi, Saber and Chen, Xi and Yu, Yaoliang},
+  journal={arXiv:2202.01666}, year={2022}}"""
+
+    def __post_init__(self) -> None:
+        if not (self.baseline > 0 and 0 < self.eps < float("inf")):
+            raise ConfigError(
+                f"mixing 'propfair' needs a positive baseline and eps, not {self.baseline:g} and {self.eps:g}."
+            )
+
+    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+        """One exponentiated step from n_i/n with response -log(M - F) and ζ = 1."""
+        assert cohort.losses is not None
+        response = -np.log(np.maximum(self.baseline - cohort.losses, self.eps))
+        return state, exponentiated(cohort.samples.astype(np.float64), response)

@@ -1,0 +1,73 @@
+"""From unbounded losses to bounded responses: cumulative distribution functions of the loss over the mean loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from scipy.special import expit, ndtr
+
+from fedloom.core.errors import ConfigError, nearest
+from fedloom.parts.mixing.simplex import Vector
+
+CITATION = """@inproceedings{hahn2024aaggff,
+  title={Pursuing Overall Welfare in Federated Learning through Sequential Decision Making},
+  author={Hahn, Seok-Ju and Kim, Gi-Soo and Lee, Junghye},
+  booktitle={International Conference on Machine Learning}, year={2024}}"""
+
+Cdf = Callable[[Vector, float, float], Vector]
+
+CDFS: dict[str, Cdf] = {
+    "weibull": lambda x, a, b: -np.expm1(-((x / a) ** b)),
+    "frechet": lambda x, a, b: np.exp(-((x / a) ** -b)),
+    "gumbel": lambda x, a, b: np.exp(-np.exp(-(x - a) / b)),
+    "exponential": lambda x, a, b: -np.expm1(-a * x),
+    "logistic": lambda x, a, b: expit((x - a) / b),
+    "normal": lambda x, a, b: ndtr((x - a) / b),
+}
+"""x [n] ≥ 0, scale α and shape β to CDF(x) in [0, 1] (Hahn 2024, §5.1 of chapter III); all increase."""
+
+SHAPES = {"weibull": 2.0}
+"""Shapes that are not 1 when none is given."""
+
+
+def check(cdf: str, scale: float, shape: float) -> None:
+    """Refuse what is no distribution.
+
+    Raises:
+        ConfigError: for an unknown name, a scale that is not positive, or a negative shape.
+    """
+    if cdf not in CDFS:
+        raise ConfigError(f"unknown response transformation {cdf!r}; {nearest(cdf, CDFS)}")
+    if not (0 < scale < float("inf") and 0 <= shape < float("inf")):
+        raise ConfigError(
+            f"the response transformation {cdf!r} needs a positive scale and a shape of at least 0 "
+            f"(0: its usual one), not {scale:g} and {shape:g}."
+        )
+
+
+def transformed(x: Vector, cdf: str, scale: float = 1.0, shape: float = 0.0) -> Vector:
+    """CDF(x) [n] for x ≥ 0; a shape of 0 stands for the distribution's usual one.
+
+    >>> transformed(np.array([0.23, 2.31, 0.46]), "normal").round(2)
+    array([0.22, 0.9 , 0.29])
+    """
+    with np.errstate(divide="ignore", over="ignore"):
+        return CDFS[cdf](x, scale, shape or SHAPES.get(cdf, 1.0))
+
+
+def respond(losses: Vector, cdf: str, scale: float, shape: float, low: float, high: float) -> Vector:
+    """r_i = C1 + (C2 - C1)·CDF(F_i/F̄) [n] with F̄ the mean of the losses; when all are zero they count as the mean.
+
+    Args:
+        losses: F_i, finite; negative ones count as zero.
+        cdf: name of the distribution.
+        scale: its scale α.
+        shape: its shape β, 0 for the usual one.
+        low: C1.
+        high: C2.
+    """
+    f = np.maximum(losses, 0.0)
+    top = f.max()
+    f = f / top if top > 0 else np.ones_like(f)  # relative to the largest: no sum overflows
+    return low + (high - low) * transformed(f / f.mean(), cdf, scale, shape)

@@ -1,0 +1,137 @@
+"""FedSSA: mixing coefficients learnt at the server from unlabelled inputs of the target, by self-supervision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Cohort, Mixing, Needs
+from fedloom.core.server_data import usable, view_logits
+from fedloom.core.slots import mixings
+from fedloom.core.tree import Tree
+
+CITATION = """@misc{fedssa, title={Customizing Global Model for Arbitrary Target Distributions in Federated Learning},
+  author={Anonymous}, note={FedSSA}}"""
+
+
+def combined(p: Tensor, logits: Tensor) -> Tensor:
+    """ŷ = softmax(Σ_k p_k ŷ_k) [..., N, C] from logits ŷ_k [..., N, K, C]; p is [K], or [N, K] (eq. 4).
+
+    >>> combined(torch.tensor([0.5, 0.5]), torch.tensor([[[2.0, 0.0], [0.0, 2.0]]]))
+    tensor([[0.5000, 0.5000]])
+    """
+    return torch.softmax((p[..., None, :] @ logits).squeeze(-2), -1)
+
+
+def ssa_loss(a: Tensor, first: Tensor, second: Tensor, variance: float = 1.0, entropy: float = 1e-3) -> Tensor:
+    """-cos(ŷ¹, ŷ²) - λ_var (var ŷ¹ + var ŷ²)/2 + λ_we Σ_k p_k log p_k of every sample [..., N], p = softmax(a).
+
+    The variance is that among the C probabilities of a prediction, (1/C) Σ_c (ŷ_c - 1/C)²; eqs. (4)-(8).
+
+    Args:
+        a: [K] for all samples, or [N, K].
+        first: the K models' logits on the first view, [..., N, K, C].
+        second: on the second view, likewise.
+        variance: λ_var.
+        entropy: λ_we.
+
+    >>> same = torch.zeros(1, 2, 4)  # two models that know nothing: cos = 1, var = 0, Σ p log p = -log 2
+    >>> ssa_loss(torch.zeros(2), same, same, entropy=1.0)
+    tensor([-1.6931])
+    """
+    log_p = torch.log_softmax(a, -1)
+    p = log_p.exp()
+    one, other = combined(p, first), combined(p, second)
+    confident = (one.var(-1, correction=0) + other.var(-1, correction=0)) / 2
+    return -cosine_similarity(one, other, dim=-1) - variance * confident + entropy * (p * log_p).sum(-1)
+
+
+@mixings.register(name="ssa")
+@dataclass(frozen=True)
+class SelfSupervised(Mixing):
+    """p = softmax(a), a = argmin of -cos(ŷ¹, ŷ²) - λ_var var ŷ + λ_we Σ p log p, with ŷ = softmax(Σ p_k logits_k).
+
+    ŷ¹ and ŷ² are the mixed predictions on two random views of an unlabelled input of the target: they shall agree, be
+    confident, and come from more than one client. The client models are frozen; a [|S|] is learnt from zero (equal
+    shares) in every round by Adam, so there is no state and a decision does not depend on earlier ones. The networks
+    run forward ``draws`` times two views, whatever the number of epochs. A model whose logits are not finite gets 0.
+
+    FedSSA, sections 4.1-4.2 and algorithm 1. Left open there, chosen here: softmax keeps p on the simplex; Adam, whose
+    steps do not depend on the loss' scale; the variance has the divisor C.
+
+    Args:
+        variance: λ_var ≥ 0, what confidence counts; 10 is often better than 1.
+        entropy: λ_we ≥ 0, what collaboration counts.
+        lr: of Adam.
+        epochs: over the unlabelled inputs.
+        batch_size: inputs a step.
+        draws: how often views are drawn in a round, at most once an epoch; with 1, all epochs see the same two views.
+    """
+
+    variance: float = 1.0
+    entropy: float = 1e-3
+    lr: float = 0.01
+    epochs: int = 10
+    batch_size: int = 64
+    draws: int = 1
+
+    needs = Needs(target=True, views=True, updates=True, shared=True)
+    citation = CITATION
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.variance < float("inf") and 0 <= self.entropy < float("inf")):
+            raise ConfigError(
+                f"mixing 'ssa' needs finite variance and entropy of at least 0, not {self.variance:g} and "
+                f"{self.entropy:g}."
+            )
+        if not 0 < self.lr < float("inf"):
+            raise ConfigError(f"mixing 'ssa' needs a positive, finite lr, not {self.lr:g}.")
+        if self.epochs < 1 or self.batch_size < 1:
+            raise ConfigError(
+                f"mixing 'ssa' needs epochs and a batch_size of at least 1, not {self.epochs} and {self.batch_size}."
+            )
+        if not 1 <= self.draws <= self.epochs:
+            raise ConfigError(f"mixing 'ssa': draws must lie between 1 and epochs ({self.epochs}), not {self.draws}.")
+
+    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+        """The decision for these models."""
+        assert cohort.bench is not None
+        bench, models = cohort.bench, cohort.models()
+        views = [view_logits(bench, models, cohort.buffers, cohort.round, draw) for draw in range(self.draws)]
+        able = usable(*(z for pair in views for z in pair))
+        if not able.any():
+            return state, cohort.samples / cohort.samples.sum()
+        if not able.all():
+            views = [(first[:, able], second[:, able]) for first, second in views]
+        batches = (
+            (z[rows].double() for z in views[epoch * self.draws // self.epochs])
+            for epoch in range(self.epochs)
+            for rows in bench.order(cohort.round, epoch).to(able.device).split(self.batch_size)
+        )
+        a = torch.zeros(int(able.sum()), dtype=torch.float64, device=able.device)
+        p = np.zeros(len(models))
+        p[able.cpu().numpy()] = self.learnt(a, batches).cpu().numpy()
+        return state, p
+
+    def learnt(self, a: Tensor, batches: Iterable[Iterable[Tensor]]) -> Tensor:
+        """p = softmax(a), float64, after one step of Adam for each pair of logits, [..., N, K, C] on either view.
+
+        Args:
+            a: the start, [K], or [N, K] to learn for each sample by itself.
+            batches: the pairs, in order.
+        """
+        a = a.clone().requires_grad_()
+        optimizer = torch.optim.Adam([a], self.lr)
+        with torch.enable_grad():
+            for first, second in batches:
+                optimizer.zero_grad()
+                loss = ssa_loss(a, first, second, self.variance, self.entropy)
+                (loss.mean() if a.ndim == 1 else loss.mean(tuple(range(loss.ndim - 1))).sum()).backward()
+                optimizer.step()
+        return torch.softmax(a.detach(), -1)

@@ -1,0 +1,60 @@
+"""Mixing coefficients by a rule from unlabelled inputs of the target: the simple baselines of FedSSA's appendix D."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from fedloom.core.parts import Cohort, Mixing, Needs
+from fedloom.core.server_data import logits_of, usable, view_logits
+from fedloom.core.slots import mixings
+from fedloom.core.tree import Tree
+from fedloom.parts.mixing.ssa import CITATION
+
+
+@mixings.register(name="ssa_similarity")
+@dataclass(frozen=True)
+class Similarity(Mixing):
+    """p_k ∝ s_k, the mean of cos(ŷ_k¹, ŷ_k²) over the unlabelled inputs: who says the same of two views counts more.
+
+    FedSSA, appendix D, eq. (9). Its ŷ_k are taken as probabilities, not logits, whose cosines could be negative.
+    """
+
+    needs = Needs(target=True, views=True, updates=True, shared=True)
+    citation = CITATION
+
+    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+        """The decision for these models."""
+        assert cohort.bench is not None
+        first, second = view_logits(cohort.bench, cohort.models(), cohort.buffers, cohort.round, 0)
+        one, other = (torch.softmax(z.double(), -1) for z in (first, second))
+        return state, shares(cosine_similarity(one, other, dim=-1).mean(0), usable(first, second), cohort)
+
+
+@mixings.register(name="ssa_confidence")
+@dataclass(frozen=True)
+class Confidence(Mixing):
+    """p_k ∝ c_k, the mean variance of ŷ_k among the classes over the unlabelled inputs: who is surer counts more.
+
+    FedSSA, appendix D, eq. (10); ŷ_k are probabilities on the inputs as they are.
+    """
+
+    needs = Needs(target=True, updates=True, shared=True)
+    citation = CITATION
+
+    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+        """The decision for these models."""
+        assert cohort.bench is not None
+        logits = logits_of(cohort.bench, cohort.models(), cohort.buffers, cohort.bench.inputs)
+        sure = torch.softmax(logits.double(), -1).var(-1, correction=0)
+        return state, shares(sure.mean(0), usable(logits), cohort)
+
+
+def shares(scores: Tensor, able: Tensor, cohort: Cohort) -> np.ndarray:
+    """Scores [|S|] made to sum to 1, 0 for those that are not able; shares by samples where nobody has any score."""
+    found = torch.where(able, scores, 0).cpu().numpy()
+    return found / found.sum() if found.sum() > 0 else cohort.samples / cohort.samples.sum()

@@ -1,0 +1,44 @@
+"""Tilted empirical risk minimisation: coefficients that grow exponentially with the loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Cohort, Mixing, Needs
+from fedloom.core.slots import mixings
+from fedloom.core.tree import Tree
+from fedloom.parts.mixing.simplex import exponentiated
+
+
+@mixings.register(name="term")
+@dataclass(frozen=True)
+class TERM(Mixing):
+    """p_i ∝ n_i exp(λF_i): the gradient of (1/λ) log Σ (n_i/n) exp(λF_i). λ = 0 is FedAvg, λ → ∞ the worst alone.
+
+    Li, Beirami, Sanjabi & Smith, ICLR 2021.
+
+    Args:
+        tilt: λ, any finite number; a negative one prefers small losses.
+    """
+
+    tilt: float = 1.0
+
+    needs = Needs(losses=True)
+    citation = """@inproceedings{li2021term, title={Tilted Empirical Risk Minimization},
+  author={Li, Tian and Beirami, Ahmad and Sanjabi, Maziar and Smith, Virginia},
+  booktitle={International Conference on Learning Representations}, year={2021}}"""
+
+    def __post_init__(self) -> None:
+        if not np.isfinite(self.tilt):
+            raise ConfigError(f"mixing 'term' needs a finite tilt, not {self.tilt:g}.")
+
+    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+        """One exponentiated step from n_i/n with response F and ζ = 1/λ."""
+        assert cohort.losses is not None
+        most = cohort.losses.max() if self.tilt > 0 else cohort.losses.min()
+        with np.errstate(over="ignore"):
+            response = self.tilt * (cohort.losses - most)
+        return state, exponentiated(cohort.samples.astype(np.float64), response)

@@ -1,0 +1,29 @@
+"""Terms of a client's objective, one a file."""
+
+from fedloom.parts.objectives.adversarial import Adversarial
+from fedloom.parts.objectives.contrastive import Contrastive
+from fedloom.parts.objectives.cross_entropy import CrossEntropy
+from fedloom.parts.objectives.decorrelation import Decorrelation
+from fedloom.parts.objectives.distillation import Distillation
+from fedloom.parts.objectives.energy import Energy
+from fedloom.parts.objectives.propfair import PropFair
+from fedloom.parts.objectives.proximal import Proximal
+from fedloom.parts.objectives.robustness import Robustness
+from fedloom.parts.objectives.selective import Selective
+from fedloom.parts.objectives.squared_error import SquaredError
+from fedloom.parts.objectives.variational import Variational
+
+__all__ = [
+    "Adversarial",
+    "Contrastive",
+    "CrossEntropy",
+    "Decorrelation",
+    "Distillation",
+    "Energy",
+    "PropFair",
+    "Proximal",
+    "Robustness",
+    "Selective",
+    "SquaredError",
+    "Variational",
+]

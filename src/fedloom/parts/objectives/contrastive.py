@@ -1,0 +1,73 @@
+"""MOON's model-contrastive term."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Batch, ClientEnd, Context, Needs, Output, Term
+from fedloom.core.slots import objectives
+from fedloom.core.tree import Tree
+
+
+@objectives.register(name="contrastive")
+@dataclass(frozen=True)
+class Contrastive(Term):
+    """-μ log[e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ})]: features like the received model's.
+
+    z are the features of a sample in the model that is trained, z_glob in the received model θ^t, and z_prev in the
+    model θ_i with which this client last ended local work. It is μ·softplus((cos(z, z_prev) - cos(z, z_glob))/τ), a
+    term beside cross entropy. Li, He & Song, CVPR 2021, eq. (3); μ = 0 is no term.
+
+    A client that has not taken part yet has θ_i = θ^t: then z_prev = z_glob, and the term is the constant μ log 2,
+    without gradient. So it is too in the losses of the received model that fair policies ask for, which no client state
+    enters. Only shared parameters are kept for θ_i (one model a client); private ones are those of the moment.
+
+    Args:
+        mu: μ ≥ 0.
+        tau: τ > 0, the temperature.
+    """
+
+    mu: float = 0.1
+    tau: float = 0.5
+
+    needs = Needs(features=True, shared=True)
+    citation = """@inproceedings{li2021moon, title={Model-Contrastive Federated Learning},
+  author={Li, Qinbin and He, Bingsheng and Song, Dawn},
+  booktitle={Conference on Computer Vision and Pattern Recognition}, year={2021}}"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mu < float("inf"):
+            raise ConfigError(f"the contrastive term needs a finite mu of at least 0, not {self.mu:g}.")
+        if not 0 < self.tau < float("inf"):
+            raise ConfigError(f"the contrastive term needs a finite temperature tau > 0, not {self.tau:g}.")
+
+    def init_client(self, shared: Tree) -> Tree:
+        """θ_i = θ^t."""
+        return {"previous": shared["shared"].clone()}
+
+    def anchors(self, ctx: Context) -> Tree:
+        """θ^t and θ_i."""
+        received = ctx.received["shared"]
+        return {"global": received, "previous": ctx.state.get("previous", received)}
+
+    def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
+        """Per-sample losses [B]."""
+        assert out.features is not None
+        z, there, before = map(_unit, (out.features, out.anchors["global"], out.anchors["previous"]))
+        return self.mu * F.softplus(((z * before).sum(1) - (z * there).sum(1)) / self.tau)
+
+    def end(self, ctx: Context, update: Tree) -> ClientEnd:
+        """θ_i ← θ^t - Δ_i."""
+        return ClientEnd({"previous": ctx.received["shared"] - update["shared"]}, {}, update)
+
+
+def _unit(z: Tensor) -> Tensor:
+    """z/‖z‖ for each row, features of any shape as one vector; zero stays zero, with a gradient that is not huge."""
+    z = z.flatten(1)
+    square = z.square().sum(1, keepdim=True)
+    return z * torch.where(square > 0, square, 1).rsqrt()

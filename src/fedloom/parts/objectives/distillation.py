@@ -1,0 +1,46 @@
+"""Distillation from a teacher that clients only run forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedloom.core.parts import Batch, Context, Needs, Output, Term
+from fedloom.core.slots import objectives
+from fedloom.parts.objectives import divergence
+
+
+@objectives.register(name="distillation")
+@dataclass(frozen=True)
+class Distillation(Term):
+    """α·ℓ(θ; x, y) + (1 - α)·τ² KL(w̄^τ(x)‖w^τ(x)), w^τ = softmax(logits/τ) of the model and w̄^τ of the teacher.
+
+    Cross entropy ℓ is part of it, so it takes the place of that term; α = 1 is cross entropy alone. Teacher and student
+    see the same (augmented) inputs. Acar, thesis 2023, §7.2.1, eq. (7.3), after Hinton et al., 2015.
+
+    Args:
+        alpha: α in [0, 1], the weight of the labels against the teacher.
+        tau: τ > 0, the temperature of both.
+
+    >>> import torch
+    >>> said = Output(torch.zeros(1, 2), teacher=torch.zeros(1, 2))
+    >>> Distillation(alpha=0.5).loss(said, Batch(torch.zeros(1), torch.tensor([1])), None)
+    tensor([0.3466])
+    """
+
+    alpha: float = 0.1
+    tau: float = 3.5
+
+    needs = Needs(teacher=True)
+    citation = """@article{hinton2015distilling, title={Distilling the Knowledge in a Neural Network},
+  author={Hinton, Geoffrey and Vinyals, Oriol and Dean, Jeff}, journal={arXiv:1503.02531}, year={2015}}"""
+
+    def __post_init__(self) -> None:
+        divergence.check("distillation", self.alpha, self.tau)
+
+    def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
+        """Per-sample losses [B]."""
+        assert out.teacher is not None
+        labels = divergence.cross_entropy(out.logits, batch.y)
+        return self.alpha * labels + (1 - self.alpha) * divergence.kl(out.teacher, out.logits, self.tau)

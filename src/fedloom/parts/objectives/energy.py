@@ -1,0 +1,188 @@
+"""FedEvg's term: clients learn energies, and labelled synthetic samples at the server descend their mixture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core import rng
+from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.parts import Batch, Context, Facts, Model, Needs, Output, Reduce, Term
+from fedloom.core.slots import objectives
+from fedloom.core.tree import Tree
+from fedloom.parts.objectives import divergence, langevin
+
+WEIGHTS = ("signed", "raw")
+LARGEST = 60.0  # of |E| in raw weights: e^60 times a gradient still fits into 32 bits
+AT_ONCE = 500  # synthetic samples whose slopes are taken together
+
+
+@objectives.register(name="energy")
+@dataclass(frozen=True)
+class Energy(Term):
+    """mean E(x, y) - mean E(x̆, y̆) + λ CE(f(x̃), y̆) with E(x, y) = -f(x)[y]; the server's samples follow Σ p_i exp(-E_i).
+
+    The server holds M = per_class · classes labelled samples x̃, standard normal at first, which every client receives.
+    At the client they begin a chain of their own. Each local step takes as many of them as its mini-batch has rows (all
+    M if those are fewer), without replacement, and moves them by R steps of Langevin's dynamics, x̆ ← x̆ + γ ∇f(x̆)[y̆] +
+    σε, from where the client's last step left them (eq. (4.9), persistent contrastive divergence). Then the model
+    lowers the energy of its real samples and raises that of x̆ (eq. (4.4)). At the end the client says, for the samples
+    as it received them, e_i = exp(sign(-E_i)) and e_i ∇E_i, so that the server's sums are (eqs. (4.13), (4.14))
+
+        x ← clip(x - β_t [Σ p_i e_i ∇E_i / Σ p_i e_i - ρ φ(x)] + δε),   β_t from β to ``last`` along a cosine,
+
+    with p_i = n_i/n under the default mixing. No parameter need cross: with ``renewed`` or ``everything`` as personal
+    part only the samples and their labels go down, and M numbers and M gradients up. The cross entropy of real samples
+    is another term.
+
+    Hahn 2024 (thesis), chapter IV. The first bracket of algorithm 4.2 as printed has the other sign and would raise the
+    energy of real data; eq. (4.4) is right. φ is no part of the thesis, but costs no communication: the samples of a
+    class would otherwise follow the same slope to the same picture; see ``fedloom.parts.objectives.langevin.apart``.
+    Nor is the ``magnitude``, α(mean E(x, y)² + mean E(x̆, y̆)²): models that are kept from round to round need it, or
+    else energies grow without bound (Du and Mordatch, 2019). Steps are in the units of the inputs, and published ones
+    are for pixels from 0 to 1; as functions of inputs (pixel - mean)/std, the same energies take γ and β that are
+    1/std² as large, σ and δ that are 1/std.
+
+    The model must not take statistics over a batch. A client whose energies are not finite has failed.
+
+    Args:
+        per_class: samples of each class.
+        lam: λ ≥ 0.
+        gamma: γ > 0, step size at clients.
+        sigma: σ ≥ 0, noise at clients.
+        steps: R ≥ 1.
+        beta: β > 0, first step size of the server.
+        last: its last one.
+        delta: δ ≥ 0, noise at the server.
+        weights: ``signed``, or ``raw``, e_i = exp(-E_i), which is eq. (4.13) itself; |E_i| counts up to 60. Signed ones
+            differ by a factor e² at most: where one client alone has a class, the others together outweigh it.
+        repulsion: ρ ≥ 0.
+        blur: how far images are blurred, in pixels, before they are told apart.
+        magnitude: α ≥ 0.
+        clip: whether samples are kept in the range of images, 0 to 1 or what became of it when they were normalised;
+            other inputs may lie outside.
+
+    Raises:
+        ConfigError: if a setting is out of its range.
+    """
+
+    per_class: int = 10
+    lam: float = 0.1
+    gamma: float = 1.0
+    sigma: float = 0.01
+    steps: int = 1
+    beta: float = 10.0
+    last: float = 0.01
+    delta: float = 0.01
+    weights: str = "signed"
+    repulsion: float = 0.0
+    blur: float = 1.0
+    magnitude: float = 0.0
+    clip: bool = True
+
+    needs = Needs(model=True)
+    uploads = {"pull": Reduce.MIX, "weight": Reduce.MIX}  # noqa: RUF012
+    citation = """@phdthesis{hahn2024thesis,
+  title={Algorithms for Collaborative Machine Learning under Statistical Heterogeneity},
+  author={Hahn, Seok-Ju}, school={Ulsan National Institute of Science and Technology}, year={2024}}"""
+
+    def __post_init__(self) -> None:
+        for name in ("per_class", "steps"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"objective 'energy' needs {name} of at least 1, not {getattr(self, name)}.")
+        for name in ("gamma", "beta", "last"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(f"objective 'energy' needs a finite {name} > 0, not {getattr(self, name):g}.")
+        for name in ("lam", "sigma", "delta", "repulsion", "blur", "magnitude"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"objective 'energy' needs a finite {name} >= 0, not {getattr(self, name):g}.")
+        if self.weights not in WEIGHTS:
+            raise ConfigError(f"objective 'energy' has no weights {self.weights!r}; {nearest(self.weights, WEIGHTS)}")
+
+    def found(self, facts: Facts) -> Tree:
+        """The samples x [M, ...] and y [M] in order of class, and what the server must know to move them."""
+        count = facts.classes * self.per_class
+        x = rng.stream(facts.seed, "synthetic").normal(size=(count, *facts.inputs))
+        return {
+            "x": facts.low.new_tensor(x),
+            "y": torch.arange(facts.classes, device=facts.low.device).repeat_interleave(self.per_class),
+            "low": facts.low,
+            "high": facts.high,
+            "clock": torch.tensor([0, facts.rounds, facts.seed]),  # t, T, seed
+        }
+
+    def broadcast(self, state: Tree) -> Tree:
+        """The samples and their labels."""
+        return {"x": state["x"], "y": state["y"]}
+
+    def begin(self, ctx: Context) -> Tree:
+        """The client's own chain."""
+        return {"chain": ctx.down["x"].clone()}
+
+    def draw(self, draws: np.random.Generator, rows: int, facts: Facts) -> Mapping[str, np.ndarray]:
+        """Which samples to move, which of these rows count, and R times Gaussian noise."""
+        count = facts.classes * self.per_class
+        at = np.zeros(rows, dtype=np.int64)
+        at[:count] = draws.permutation(count)[:rows]
+        return {
+            "at": at,
+            "on": np.where(np.arange(rows) < count, 1.0, 0.0),
+            "noise": draws.normal(size=(rows, self.steps, *facts.inputs)),
+        }
+
+    def evolve(self, ctx: Context, model: Model, batch: Batch) -> Tree:
+        """The chain after R steps, and the samples of this local step before and after them."""
+        at, on, noise = (batch.noise[name] for name in ("at", "on", "noise"))
+        y, before = ctx.down["y"][at], ctx.local["chain"][at]
+        after = before
+        for r in range(self.steps):
+            after = langevin.step(after, langevin.slope(model, after, y)[0], self.gamma, self.sigma * noise[:, r])
+        moved = on.view(-1, *(1,) * (before.ndim - 1)) * (after - before)
+        return {"chain": ctx.local["chain"].index_add(0, at, moved), "before": before, "after": after}
+
+    def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
+        """One number []; 0 where no chain has been begun, as for the loss of a received model."""
+        if "after" not in ctx.local:
+            return out.logits.new_zeros(())
+        assert out.model is not None
+        at, on = batch.noise["at"], batch.noise["on"]
+        y, share = ctx.down["y"][at], on / on.sum().clamp(min=1)
+        before, after = out.model(torch.cat([ctx.local["before"], ctx.local["after"]])).chunk(2)
+        real, made = langevin.energy(out.logits, batch.y), langevin.energy(after, y)
+        value = batch.mean(real) - (share * made).sum()
+        if self.lam:
+            value = value + self.lam * (share * divergence.cross_entropy(before, y)).sum()
+        if self.magnitude:
+            value = value + self.magnitude * (batch.mean(real.square()) + (share * made.square()).sum())
+        return value
+
+    def probe(self, ctx: Context, model: Model) -> Tree:
+        """e [M] and e ∇E [M, ...] of the samples as they were received."""
+        x, y = ctx.down["x"], ctx.down["y"]
+        found = [langevin.slope(model, *part) for part in zip(x.split(AT_ONCE), y.split(AT_ONCE), strict=True)]
+        pull, said = (torch.cat(parts) for parts in zip(*found, strict=True))
+        weight = torch.exp((-said).sign() if self.weights == "signed" else (-said).clamp(-LARGEST, LARGEST))
+        return {"pull": _each(weight, pull) * pull, "weight": weight}
+
+    def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
+        """One step of all samples along the slope of the mixture's energy."""
+        x, (t, rounds, seed) = state["x"], state["clock"].tolist()
+        pull, weight = reduced["pull"][""], reduced["weight"][""]
+        pull = pull / _each(weight, pull)
+        if self.repulsion:
+            away = langevin.apart(x.unflatten(0, (-1, self.per_class)), self.blur if x.ndim > 3 else 0.0)
+            pull = pull - self.repulsion * away.flatten(0, 1)
+        noise = x.new_tensor(rng.stream(seed, "synthetic", t).normal(size=tuple(x.shape)))
+        x = langevin.step(x, pull, langevin.cosine(self.beta, self.last, t, rounds), self.delta * noise)
+        if self.clip:
+            x = x.clamp(state["low"], state["high"])
+        return {**state, "x": x, "clock": state["clock"] + state["clock"].new_tensor([1, 0, 0])}, update
+
+
+def _each(numbers: Tensor, like: Tensor) -> Tensor:
+    """One number a sample [M], to be multiplied with samples [M, ...]."""
+    return numbers.view(-1, *(1,) * (like.ndim - 1))

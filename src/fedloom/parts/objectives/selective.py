@@ -1,0 +1,154 @@
+"""Selective distillation in a federation: a guide says where the model need not follow its teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Batch, ClientEnd, Context, Facts, Model, Needs, Output, Reduce, Term
+from fedloom.core.slots import objectives
+from fedloom.core.tree import Tree
+from fedloom.parts.objectives import divergence, guidance
+
+
+@objectives.register(name="selective")
+@dataclass(frozen=True)
+class Selective(Term):
+    """DiSK with the clients: α L_CE(s) + (1 - α) L_dist(s, g), and a guide g that is trained in turns with the model s.
+
+    L_dist is distillation in which the guide adds to the model's probability of the teacher's K likeliest classes, see
+    ``guidance.guided``. Before each local step the guide takes ``steps`` gradient steps of its own on that step's
+    mini-batch, the model held fixed, along::
+
+        L(g) = α L_CE + (1 - α) L_dist(s, g) + λ_r [-(1/W) Σ_i g_i log s_{y_i} - δ]_+
+
+    and the model takes its step with the guide held fixed. That is algorithm 7 of Acar, thesis 2023, ch. 6, where the
+    thesis' §7.2 names it as the next step for clients that have a teacher; the composition is ours:
+
+    - g(x) = σ(⟨a, t^τ(x)⟩ + b) is logistic in the teacher's soft prediction, φ = (a, b) of C + 1 numbers, the least
+      guide that can tell classes and doubt apart, where the paper has three layers on features and logits. It starts
+      at φ = 0, g = 1/2.
+    - φ is federated like the model: it travels with θ, clients send it back, and the server mixes it with the same p.
+      One model has one guide, as in the algorithm, and a client that comes once in a hundred rounds gets a guide that
+      the others have trained. The price is C + 1 numbers up, and C + 2 down with λ_r.
+    - λ_r follows the rounds of the federation, ``guidance.multiplier``: little at first, when models learn from labels
+      and from what is easy, which stands for the paper's warm start.
+    - τ_s is fixed, the teacher's τ unless given, since nobody holds the training set to which to fit it.
+
+    With K = 0, or wherever g is 0, gradients are those of the distillation term; the value then lacks the constant
+    -(1 - α) τ² H(t^τ). α = 1 is cross entropy.
+
+    Args:
+        alpha: α in [0, 1], the weight of the labels against the teacher.
+        tau: τ > 0, the temperature of the teacher.
+        tau_s: τ_s > 0, that of the model; None takes τ.
+        top: K ≥ 0, how many classes may be helped.
+        delta: δ ≥ 0, the budget.
+        least: λ_min ≥ 0, the budget's multiplier when a period begins.
+        most: λ_max ≥ λ_min, when it ends.
+        period: λ_T ≥ 1, in rounds.
+        rate: the guide's learning rate, > 0.
+        steps: the guide's steps before each step of the model, at least 1.
+
+    Raises:
+        ConfigError: if a setting is out of its range.
+
+    >>> said = Output(torch.zeros(1, 2), teacher=torch.tensor([[2.0, 0.0]]))
+    >>> ctx = Context({}, {"guide": torch.zeros(3)}, {}, {}, 1.0, 1, 0.1, 1)
+    >>> Selective(alpha=0.0, tau=2.0, top=1).loss(said, Batch(torch.zeros(1), torch.tensor([0])), ctx)  # g = ½
+    tensor([0.7457])
+    """
+
+    alpha: float = 0.1
+    tau: float = 3.5
+    tau_s: float | None = None
+    top: int = 2
+    delta: float = 0.1
+    least: float = 0.1
+    most: float = 50.0
+    period: int = 50
+    rate: float = 0.02
+    steps: int = 3
+
+    needs = Needs(teacher=True)
+    uploads = {"guide": Reduce.MIX}  # noqa: RUF012
+    citation = """@inproceedings{kag2023scaffolding, title={Scaffolding a Student to Instill Knowledge},
+  author={Kag, Anil and Acar, Durmus Alp Emre and Gangrade, Aditya and Saligrama, Venkatesh},
+  booktitle={International Conference on Learning Representations}, year={2023}}"""
+
+    def __post_init__(self) -> None:
+        divergence.check("selective", self.alpha, self.tau)
+        divergence.check("selective", self.alpha, self.student)
+        guidance.multiplier(0, 1, self.least, self.most, self.period)
+        checks = {
+            f"top of at least 0, not {self.top}": self.top >= 0,
+            f"finite delta of at least 0, not {self.delta:g}": 0 <= self.delta < float("inf"),
+            f"finite rate > 0, not {self.rate:g}": 0 < self.rate < float("inf"),
+            f"number of steps of at least 1, not {self.steps}": self.steps >= 1,
+        }
+        for allowed, holds in checks.items():
+            if not holds:
+                raise ConfigError(f"objective 'selective' needs a {allowed}.")
+
+    @property
+    def student(self) -> float:
+        """τ_s."""
+        return self.tau if self.tau_s is None else self.tau_s
+
+    def found(self, facts: Facts) -> Tree:
+        """φ = 0 [C + 1]; the clock holds the round t and T."""
+        return {"guide": facts.low.new_zeros(facts.classes + 1), "clock": torch.tensor([0, facts.rounds])}
+
+    def broadcast(self, state: Tree) -> Tree:
+        """Φ and λ_r."""
+        r, rounds = state["clock"].tolist()
+        now = guidance.multiplier(min(r, rounds), rounds, self.least, self.most, self.period)
+        return {"guide": state["guide"], "multiplier": state["guide"].new_tensor(now)}
+
+    def begin(self, ctx: Context) -> Tree:
+        """The client goes on from φ as received."""
+        return {"guide": ctx.down["guide"].clone()}
+
+    def evolve(self, ctx: Context, model: Model, batch: Batch) -> Tree:
+        """Φ after its steps on this mini-batch."""
+        assert batch.teacher is not None
+        phi, lam = ctx.local["guide"], ctx.down["multiplier"]
+        slope = guidance.slope(
+            model(batch.x), batch.teacher, batch.y, self.tau, self.student, self.top, self.delta, batch.mask
+        )
+        seen = self._seen(batch.teacher)
+        for _ in range(self.steps):
+            g = (seen @ phi).sigmoid()
+            far, spent = slope(g)
+            at = ((1 - self.alpha) * far + lam * spent) * g * (1 - g)  # the slope at ⟨a, t^τ⟩ + b
+            phi = phi - self.rate * (at[..., None] * seen).flatten(0, -2).sum(0)
+        return {"guide": phi}
+
+    def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
+        """Per-sample losses [B]; before local work the guide is the received one."""
+        assert out.teacher is not None
+        g = self._guide((ctx.local or ctx.down)["guide"], out.teacher)
+        labels = divergence.cross_entropy(out.logits, batch.y)
+        far = guidance.guided(out.logits, out.teacher, g, self.tau, self.student, self.top)
+        return self.alpha * labels + (1 - self.alpha) * far
+
+    def end(self, ctx: Context, update: Tree) -> ClientEnd:
+        """Send φ."""
+        return ClientEnd(ctx.state, {"guide": ctx.local["guide"]}, update)
+
+    def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
+        """Φ ← Σ p_i φ_i."""
+        return {"guide": reduced["guide"][""], "clock": state["clock"] + state["clock"].new_tensor([1, 0])}, update
+
+    def _guide(self, phi: Tensor, teacher_logits: Tensor) -> Tensor:
+        """G = σ(⟨a, t^τ⟩ + b), [B]."""
+        return (self._seen(teacher_logits) @ phi).sigmoid()
+
+    def _seen(self, teacher_logits: Tensor) -> Tensor:
+        """(t^τ, 1), [B, C + 1]."""
+        t = (teacher_logits / self.tau).softmax(-1)
+        return torch.cat([t, torch.ones_like(t[..., :1])], -1)

@@ -1,0 +1,22 @@
+"""What is shared, what is private, and what a client deploys."""
+
+from fedloom.parts.personal.interpolated import APFL, Subspace
+from fedloom.parts.personal.nested import Decoupled, EarlyExitSlice, WidthSlice
+from fedloom.parts.personal.pairs import Ditto, PFedMe
+from fedloom.parts.personal.private import LocalOnly, PrivateBody, PrivateHead, Reinitialised
+from fedloom.parts.personal.sequential import Alternating
+
+__all__ = [
+    "APFL",
+    "Alternating",
+    "Decoupled",
+    "Ditto",
+    "EarlyExitSlice",
+    "LocalOnly",
+    "PFedMe",
+    "PrivateBody",
+    "PrivateHead",
+    "Reinitialised",
+    "Subspace",
+    "WidthSlice",
+]

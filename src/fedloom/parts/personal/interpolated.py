@@ -1,0 +1,125 @@
+"""Two models that act as one, W = (1 - λ)w + λv: SuPerFed, whose every mixture is trained, and APFL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Context, Needs, Personal
+from fedloom.core.slots import personals
+from fedloom.core.views import RegGrad, SharedPrivate, StepInfo, View
+
+
+@personals.register(name="subspace")
+@dataclass(frozen=True)
+class Subspace(Personal):
+    """SuPerFed: a mini-batch's loss is taken at (1 - λ)w + λv with λ ~ U(0, 1), and trains both ends at once.
+
+    ::
+
+        min over w, v of  E_λ F_i((1 - λ)w + λv) + (μ/2)‖w - θ^t‖² + ν cos²(w, v)
+
+    One λ for the whole model (model mixing, -MM) or one for each layer (layer mixing, -LM); a layer is a module with
+    its weight and bias. The cosine is over all parameters as one vector; its square has the gradient 2ν c (v/(‖w‖‖v‖) -
+    c w/‖w‖²) in w, and likewise in v. Before round ``start`` λ is 0 and only w trains, without the ν term. v starts
+    from an initialisation of its own at each client, and only w travels. Hahn 2024, algorithms 2.3 and 2.4, eqs.
+    (2.3)-(2.6); Hahn, Jeong & Lee, KDD 2022.
+
+    A client deploys the λ of 0, .1, ..., 1 that is best on its validation samples (.5 without any); one that never took
+    part deploys w.
+
+    Args:
+        layers: whether each layer has a λ of its own.
+        mu: μ ≥ 0.
+        nu: ν ≥ 0.
+        start: L, the round from which v takes part; the paper takes about .4 of all rounds.
+    """
+
+    layers: bool = False
+    mu: float = 0.01
+    nu: float = 1.0
+    start: int = 0
+
+    paired = True
+    fresh = True
+    random = True
+    needs = Needs(shared=True)
+    citation = """@inproceedings{hahn2022superfed,
+  title={Connecting Low-Loss Subspace for Personalized Federated Learning},
+  author={Hahn, Seok-Ju and Jeong, Minwoo and Lee, Junghye}, booktitle={KDD}, year={2022}}"""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.mu < float("inf") and 0 <= self.nu < float("inf") and self.start >= 0):
+            raise ConfigError("personal 'subspace': mu and nu must be at least 0 and finite, start at least 0.")
+
+    def views(self, moment: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
+        """At a random mixture; at w alone before round L."""
+        if moment.round < self.start:
+            return (View(private=0.0),)
+        return (View(moment.draws if self.layers else moment.draws[0]),)
+
+    def pull(self, view: View, at: SharedPrivate, task: Tensor, ctx: Context) -> RegGrad:
+        """The gradients of both regularisers."""
+        w, v = at.w, at.v
+        if not (self.nu and view.private):
+            return RegGrad((self.mu, 0.0, -self.mu))
+        # as numbers where possible, so that sums need no copies; mv: dot is slow on unaligned vectors
+        products = torch.stack([torch.dot(w, w), torch.dot(v, v), torch.mv(w[None], v)[0]])
+        ww, vv, wv = products if isinstance(ctx.size, Tensor) else products.tolist()
+        across = 2 * self.nu * wv / (ww * vv)  # 2νc / (‖w‖‖v‖)
+        return RegGrad((self.mu - across * wv / ww, across, -self.mu), (-across * wv / vv, across, 0.0))
+
+    def deployed(self, extra: Tensor) -> float | None:
+        """What validation chooses."""
+        return None
+
+
+@personals.register(name="apfl")
+@dataclass(frozen=True)
+class APFL(Personal):
+    """APFL: w takes its own step at w, then v one at αv + (1 - α)w, where only v moves.
+
+    ::
+
+        w ← w - η∇F_i(w)        v ← v - ηα∇F_i(v̄)        α ← α - η⟨∇F_i(v̄), v - w⟩        with v̄ = αv + (1 - α)w
+
+    α is fixed, or learned at each client by the third rule and kept in [0, 1]; the authors move it once a round, here
+    it moves with every step. A client deploys v̄; one that never took part w. With α = 0 this is FedAvg. Deng, Kamani &
+    Mahdavi 2020, algorithm 1.
+
+    Args:
+        alpha: α in [0, 1], or where it starts.
+        learn: whether α is learned.
+    """
+
+    alpha: float = 0.25
+    learn: bool = False
+
+    paired = True
+    needs = Needs(shared=True)
+    citation = """@article{deng2020apfl, title={Adaptive Personalized Federated Learning},
+  author={Deng, Yuyang and Kamani, Mohammad Mahdi and Mahdavi, Mehrdad}, journal={arXiv:2003.13461}, year={2020}}"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise ConfigError(f"personal 'apfl': alpha is {self.alpha:g}, but it must lie in [0, 1].")
+
+    @property
+    def extras(self) -> tuple[float, ...]:
+        """α, if it is learned."""
+        return (self.alpha,) if self.learn else ()
+
+    def views(self, moment: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
+        """First w at w, then v at the mixture."""
+        return View(private=0.0), View(extra[0].clone() if self.learn else self.alpha, shared=0.0)
+
+    def pull(self, view: View, at: SharedPrivate, task: Tensor, ctx: Context) -> RegGrad:
+        """The gradient of α."""
+        return RegGrad(extra=torch.dot(task, at.v - at.w)[None] if self.learn and view.private else None)
+
+    def deployed(self, extra: Tensor) -> float | None:
+        """Α, or the client's own."""
+        return float(extra[0]) if self.learn else self.alpha

@@ -1,0 +1,302 @@
+"""Networks of different size in one federation: by depth with an early exit (FedHeN, Decouple), by width (HeteroFL)."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import pairwise
+from math import floor
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Needs, Personal
+from fedloom.core.slots import personals
+
+ACAR = """@article{acar2022fedhen, title={FedHeN: Federated Learning in Heterogeneous Networks},
+  author={Acar, Durmus Alp Emre and Saligrama, Venkatesh}, journal={arXiv:2207.03031}, year={2022}}"""
+DIAO = """@inproceedings{diao2021heterofl,
+  title={HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous Clients},
+  author={Diao, Enmao and Ding, Jie and Tarokh, Vahid}, booktitle={ICLR}, year={2021}}"""
+
+
+class Simple(nn.Module):
+    """The sub-network M of a network with an early exit: its first stages and what ends them, under the same names."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.body = nn.Sequential(OrderedDict(near=model.get_submodule("body.near")))
+        self.exit = model.get_submodule("exit")
+
+    @property
+    def head(self) -> nn.Module:
+        """The exit's linear layer."""
+        return self.exit.get_submodule("head")
+
+    def features(self, x: Tensor) -> Tensor:
+        """Features [B, d] of samples [B, ...]."""
+        return self.exit.get_submodule("pool")(self.body(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [B, classes] of samples [B, ...]."""
+        return self.exit(self.body(x))
+
+
+class Both(nn.Module):
+    """A simple and a complex network side by side, without a parameter in common; the complex one speaks for both."""
+
+    def __init__(self, simple: nn.Module, complex: nn.Module) -> None:
+        super().__init__()
+        self.simple, self.complex = simple, complex
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [B, classes] of the complex network."""
+        return self.complex(x)
+
+
+def is_simple(client: int, share: float) -> bool:
+    """Whether a client trains the simple network: a share of all clients, spread evenly over their numbers.
+
+    >>> [is_simple(client, 0.5) for client in range(4)], [is_simple(client, 0.25) for client in range(4)]
+    ([False, True, False, True], [False, False, False, True])
+    """
+    return floor((client + 1) * share + 1e-9) > floor(client * share + 1e-9)
+
+
+def _share(name: str, simple: float) -> None:
+    if not 0 <= simple <= 1:
+        raise ConfigError(f"personal {name!r}: simple is {simple:g}, but it must lie in [0, 1].")
+
+
+def _exit(name: str, model: nn.Module) -> nn.Module:
+    """The model itself, if it has an early exit."""
+    parts = dict(model.named_modules())
+    if not hasattr(model, "ends") or "body.near" not in parts or "exit" not in parts:
+        raise ConfigError(
+            f"personal {name!r} needs a network with an early exit (ends(x), with the parts body.near and exit); "
+            "choose model=exit_cnn, or model=preact_resnet18 with model.exit=true."
+        )
+    return model
+
+
+@personals.register(name="depth")
+@dataclass(frozen=True)
+class EarlyExitSlice(Personal):
+    """The simple network is the complex one up to its early exit: a sub-network M, whose parameters are shared by all.
+
+    ::
+
+        simple clients   minimise f_i(w_s)                          and hold w_s
+        complex clients  minimise f_j(w_c) + σ f_j([w_c]_M)         and hold w_c, the exit too
+        server           w_s = [w_c]_M: the mean over all active clients; the rest of w_c: over the complex ones
+
+    With σ = 1 this is FedHeN; with σ = 0 the complex clients have no side objective (NoSide), and send the exit's own
+    parameters back as they received them, which counts in the mean. Acar & Saligrama 2022; Acar, thesis, algorithms 4,
+    5 and 9. There the first half of the clients is simple; here clients of both kinds take turns by their numbers, so
+    that a partition in which numbers mean something does not divide the data along with the networks.
+
+    Args:
+        simple: the share of clients that train the simple network, in [0, 1].
+        side: σ ≥ 0.
+    """
+
+    simple: float = 0.5
+    side: float = 1.0
+
+    needs = Needs(exits=True)
+    citation = ACAR
+
+    def __post_init__(self) -> None:
+        _share("depth", self.simple)
+        if not 0 <= self.side < float("inf"):
+            raise ConfigError(f"personal 'depth': side must be at least 0 and finite, not {self.side:g}.")
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """Complex and simple."""
+        return ("complex", "simple")
+
+    def level(self, client: int) -> int:
+        """1 for simple clients."""
+        return int(is_simple(client, self.simple))
+
+    def whole(self, model: nn.Module) -> nn.Module:
+        """The complex network, with its exit."""
+        return _exit("depth", model)
+
+    def network(self, whole: nn.Module, level: int) -> nn.Module:
+        """The complex network, or its beginning."""
+        return Simple(whole) if level else whole
+
+    def ends(self, level: int) -> tuple[float, ...]:
+        """Both ends of the complex network, if there is a side objective."""
+        return (self.side, 1.0) if self.side and not level else ()
+
+
+@personals.register(name="apart")
+@dataclass(frozen=True)
+class Decoupled(Personal):
+    """Two federations that know nothing of each other: simple and complex clients each average their own network.
+
+    The baseline Decouple of Acar, thesis, algorithm 8. Both networks start alike where they are alike. The complex one
+    has no exit.
+
+    Args:
+        simple: the share of clients that train the simple network, in [0, 1].
+    """
+
+    simple: float = 0.5
+
+    needs = Needs(exits=True)
+    citation = ACAR
+
+    def __post_init__(self) -> None:
+        _share("apart", self.simple)
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """Complex and simple."""
+        return ("complex", "simple")
+
+    def level(self, client: int) -> int:
+        """1 for simple clients."""
+        return int(is_simple(client, self.simple))
+
+    def whole(self, model: nn.Module) -> nn.Module:
+        """A copy of the first stages with the exit, and the network without it."""
+        complex = copy.deepcopy(_exit("apart", model))
+        del complex.exit
+        return Both(copy.deepcopy(Simple(model)), complex)
+
+    def network(self, whole: nn.Module, level: int) -> nn.Module:
+        """One of the two."""
+        return whole.get_submodule("simple" if level else "complex")
+
+
+@personals.register(name="width")
+@dataclass(frozen=True)
+class WidthSlice(Personal):
+    """A client of share r holds the first r·C of the C channels, or units, of every hidden layer.
+
+    ::
+
+        server   each parameter: the mean over the active clients that hold it
+
+    Inputs and classes stay whole. The r-network equals the whole one with every other parameter at zero. Clients take
+    turns: client i has the share number i modulo their count. HeteroFL's aggregation rule and, with ``scale``, its
+    scaler: while it trains, an r-network divides what each hidden layer puts out by r (before normalisation and
+    activation), so that features are as large as those of the whole network, which is tested without. Without static
+    batch normalisation and masked loss. Diao, Ding & Tarokh, ICLR 2021.
+
+    Args:
+        shares: from 1 downwards, one a level; every r·C must be a whole number, and so must r times the number of
+            groups of a group normalisation, that no group lies on both sides of the border.
+        scale: whether narrow networks scale their features in training.
+    """
+
+    shares: tuple[float, ...] = (1.0, 0.5)
+    scale: bool = False
+
+    citation = DIAO
+
+    def __post_init__(self) -> None:
+        shares = self.shares
+        if not shares or shares[0] != 1 or shares[-1] <= 0 or any(b >= a for a, b in pairwise(shares)):
+            raise ConfigError(
+                f"personal 'width': shares must begin with 1 and fall towards 0, not {list(shares)}; "
+                "like [1, 0.5, 0.25]."
+            )
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """Named by their shares."""
+        return tuple(f"width_{share:g}" for share in self.shares)
+
+    def level(self, client: int) -> int:
+        """By turns."""
+        return client % len(self.shares)
+
+    def network(self, whole: nn.Module, level: int) -> nn.Module:
+        """The network of the first channels."""
+        return whole if self.shares[level] == 1 else narrowed(whole, self.shares[level], self.scale)
+
+
+@dataclass(frozen=True)
+class Scaler:
+    """A forward hook that divides what a layer puts out by a share, in training only."""
+
+    share: float
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        """The layer's output, scaled."""
+        return output / self.share if module.training else output
+
+
+KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.GroupNorm)
+
+
+def narrowed(model: nn.Module, share: float, scale: bool = False) -> nn.Module:
+    """The network of the first channels of every hidden layer, with these parameters of the model's.
+
+    The first layer keeps all inputs; layers that are called ``head`` keep all outputs, or the last layer if none is.
+    With ``scale`` hidden layers get a ``Scaler``.
+
+    Raises:
+        ConfigError: if a layer cannot be cut.
+
+    >>> net = nn.Sequential(nn.Linear(3, 4), nn.GroupNorm(2, 4), nn.ReLU(), nn.Linear(4, 5))
+    >>> [tuple(p.shape) for p in narrowed(net, 0.5).parameters()]
+    [(2, 3), (2,), (2,), (2,), (5, 2), (5,)]
+    """
+    small = copy.deepcopy(model)
+    owners = [(name, part) for name, part in small.named_modules() if list(part.parameters(recurse=False))]
+    cut = [name for name, part in owners if not isinstance(part, nn.GroupNorm)]
+    heads = [name for name in cut if name.rpartition(".")[2] == "head"] or cut[-1:]
+    for name, part in owners:
+        if not isinstance(part, KINDS):
+            raise ConfigError(
+                f"personal 'width' cannot cut {name!r}, a {type(part).__name__}; it knows linear layers, "
+                "convolutions and group normalisation."
+            )
+        if isinstance(part, nn.GroupNorm):
+            part.num_groups = _whole(name, "groups", part.num_groups, share)
+            part.num_channels = _whole(name, "channels", part.num_channels, share)
+            _take(part, "weight", part.num_channels)
+            _take(part, "bias", part.num_channels)
+            continue
+        linear = isinstance(part, nn.Linear)
+        fan_out, fan_in = ("out_features", "in_features") if linear else ("out_channels", "in_channels")
+        if name not in heads:
+            if scale:
+                part.register_forward_hook(Scaler(share))
+            setattr(part, fan_out, _whole(name, "outputs", getattr(part, fan_out), share))
+        if name != cut[0]:
+            setattr(part, fan_in, _whole(name, "inputs", getattr(part, fan_in), share))
+            if not linear and part.groups > 1:
+                part.groups = _whole(name, "groups", part.groups, share)
+        groups = 1 if linear else part.groups
+        _take(part, "weight", getattr(part, fan_out), getattr(part, fan_in) // groups)
+        _take(part, "bias", getattr(part, fan_out))
+    return small
+
+
+def _whole(name: str, what: str, count: int, share: float) -> int:
+    """Share · count."""
+    kept = round(share * count)
+    if kept < 1 or abs(kept - share * count) > 1e-6:
+        raise ConfigError(
+            f"personal 'width' cannot take {share:g} of the {count} {what} of {name!r}: "
+            "that is no whole number of at least 1."
+        )
+    return kept
+
+
+def _take(part: nn.Module, name: str, *sizes: int) -> None:
+    """Keep the first rows, and columns, of a parameter."""
+    old = getattr(part, name)
+    if old is not None:
+        with torch.no_grad():
+            kept = old[tuple(slice(size) for size in sizes)].clone()
+        setattr(part, name, nn.Parameter(kept, requires_grad=old.requires_grad))

@@ -1,0 +1,82 @@
+"""Two models side by side: a shared one, and a private one that is held near it. Ditto and pFedMe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Context, Needs, Personal
+from fedloom.core.slots import personals
+from fedloom.core.views import RegGrad, SharedPrivate, StepInfo, View
+
+
+@personals.register(name="ditto")
+@dataclass(frozen=True)
+class Ditto(Personal):
+    """w is trained as in FedAvg; on the same mini-batches v minimises F_i(v) + (λ/2)‖v - θ^t‖².
+
+    v starts as the model that the client first received, and is what it deploys; a client that never took part deploys
+    w. The path of w is that of FedAvg, bit for bit. Li et al., ICML 2021, algorithm 1.
+
+    Args:
+        pull_in: λ ≥ 0.
+    """
+
+    pull_in: float = 0.1
+
+    paired = True
+    needs = Needs(shared=True)
+    citation = """@inproceedings{li2021ditto, title={Ditto: Fair and Robust Federated Learning Through Personalization},
+  author={Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia}, booktitle={ICML}, year={2021}}"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.pull_in < float("inf"):
+            raise ConfigError(f"personal 'ditto': pull_in must be at least 0 and finite, not {self.pull_in:g}.")
+
+    def views(self, moment: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
+        """First w at w, then v at v."""
+        return View(private=0.0), View(1.0, shared=0.0)
+
+    def pull(self, view: View, at: SharedPrivate, task: Tensor, ctx: Context) -> RegGrad:
+        """λ(v - θ^t) beside the gradient of v."""
+        return RegGrad(v=(self.pull_in, 0.0, -self.pull_in))
+
+
+@personals.register(name="moreau")
+@dataclass(frozen=True)
+class PFedMe(Personal):
+    """pFedMe: v nears argmin_v F_i(v) + (λ/2)‖v - w‖² by K steps on one mini-batch, then w ← w - ηλ(w - v).
+
+    The second step is a gradient step on the Moreau envelope of F_i, whose gradient is λ(w - v̂). v goes on from where
+    the last mini-batch left it; it starts as the model that the client first received, and is what it deploys (w, if
+    the client never took part). The server's part of the method is θ ← (1 - β)θ + β·mean, which is server SGD with
+    learning rate β. T. Dinh, Tran & Nguyen, NeurIPS 2020, algorithm 1.
+
+    Args:
+        pull_in: λ > 0; the published runs take 15.
+        steps: K ≥ 1, inner steps a mini-batch.
+        rate: the learning rate of v relative to the local one.
+    """
+
+    pull_in: float = 15.0
+    steps: int = 5
+    rate: float = 1.0
+
+    paired = True
+    needs = Needs(shared=True)
+    citation = """@inproceedings{dinh2020pfedme, title={Personalized Federated Learning with Moreau Envelopes},
+  author={T. Dinh, Canh and Tran, Nguyen H. and Nguyen, Tuan Dung}, booktitle={NeurIPS}, year={2020}}"""
+
+    def __post_init__(self) -> None:
+        if not (0 < self.pull_in < float("inf") and self.steps >= 1 and 0 < self.rate < float("inf")):
+            raise ConfigError("personal 'moreau': pull_in and rate must be positive and finite, steps at least 1.")
+
+    def views(self, moment: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
+        """K times v at v, then w without data."""
+        return (*[View(1.0, shared=0.0, private=self.rate)] * self.steps, View(private=0.0, data=False))
+
+    def pull(self, view: View, at: SharedPrivate, task: Tensor, ctx: Context) -> RegGrad:
+        """λ(v - w) for v, λ(w - v) for w, whichever moves."""
+        return RegGrad((self.pull_in, -self.pull_in, 0.0), (self.pull_in, -self.pull_in, 0.0))

@@ -1,0 +1,65 @@
+"""Parameters that stay at the client: all of them, the head, or the body."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedloom.core.parts import Personal
+from fedloom.core.slots import personals
+
+
+@personals.register(name="everything")
+@dataclass(frozen=True)
+class LocalOnly(Personal):
+    """All parameters are private: every client learns alone and nothing is sent."""
+
+    def private(self, name: str) -> bool:
+        """Always."""
+        return True
+
+
+@personals.register(name="renewed")
+@dataclass(frozen=True)
+class Reinitialised(Personal):
+    """All parameters are private, and none outlives a round: each starts from another random initialisation.
+
+    For methods in which models are only a means, and something else crosses the network.
+    """
+
+    @property
+    def kept(self) -> bool:
+        """No."""
+        return False
+
+    def private(self, name: str) -> bool:
+        """Always."""
+        return True
+
+
+@personals.register(name="head")
+@dataclass(frozen=True)
+class PrivateHead(Personal):
+    """The body is shared, the head private; both are trained together. Arivazhagan et al. 2019 (FedPer)."""
+
+    citation = """@article{arivazhagan2019fedper, title={Federated Learning with Personalization Layers},
+  author={Arivazhagan, Manoj Ghuhan and Aggarwal, Vinay and Singh, Aaditya Kumar and Choudhary, Sunav},
+  journal={arXiv:1912.00818}, year={2019}}"""
+
+    def private(self, name: str) -> bool:
+        """Whether the parameter belongs to the model's ``head``."""
+        return name.startswith("head.")
+
+
+@personals.register(name="body")
+@dataclass(frozen=True)
+class PrivateBody(Personal):
+    """The head is shared, the body private. Liang et al. 2020 (LG-FedAvg)."""
+
+    citation = """@article{liang2020lgfedavg,
+  title={Think Locally, Act Globally: Federated Learning with Local and Global Representations},
+  author={Liang, Paul Pu and Liu, Terrance and Ziyin, Liu and Allen, Nicholas B. and Auerbach, Randy P. and
+  Brent, David and Salakhutdinov, Ruslan and Morency, Louis-Philippe}, journal={arXiv:2001.01523}, year={2020}}"""
+
+    def private(self, name: str) -> bool:
+        """Whether the parameter belongs to the body."""
+        return not name.startswith("head.")

@@ -1,0 +1,47 @@
+"""One part of the model after the other: FedRep trains the private head first, then the shared body."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Context, Needs, Personal
+from fedloom.core.slots import personals
+from fedloom.core.views import StepInfo, View
+
+
+@personals.register(name="head_first")
+@dataclass(frozen=True)
+class Alternating(Personal):
+    """The head is private, the body shared; the first steps of a round train the head alone, the others the body alone.
+
+    A client that never took part deploys the shared body with the initial head. Collins et al., ICML 2021 (FedRep),
+    algorithm 1, where the head has ten epochs and the body one.
+
+    Args:
+        share: in [0, 1], the share of the round's steps that train the head, rounded down.
+    """
+
+    share: float = 0.9
+
+    needs = Needs(shared=True)
+    citation = """@inproceedings{collins2021fedrep,
+  title={Exploiting Shared Representations for Personalized Federated Learning},
+  author={Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay}, booktitle={ICML},
+  year={2021}}"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ConfigError(f"personal 'head_first': share is {self.share:g}, but it must lie in [0, 1].")
+
+    def private(self, name: str) -> bool:
+        """Whether the parameter belongs to the model's ``head``."""
+        return name.startswith("head.")
+
+    def views(self, moment: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
+        """The head while step + 1 ≤ share · steps, then the body."""
+        head = moment.step + 1 <= self.share * ctx.steps + 1e-9
+        head = head.to(moment.step.dtype) if isinstance(head, Tensor) else float(head)
+        return (View(shared=1 - head, private=head),)

@@ -1,0 +1,8 @@
+"""Server optimisers, one idea a file."""
+
+from fedloom.parts.server.adaptive import Adagrad, Adam, Yogi
+from fedloom.parts.server.ensemble import Ensemble
+from fedloom.parts.server.exp import Extrapolated
+from fedloom.parts.server.sgd import SGD
+
+__all__ = ["SGD", "Adagrad", "Adam", "Ensemble", "Extrapolated", "Yogi"]

@@ -1,0 +1,87 @@
+"""FedDF: the averaged model is distilled towards the ensemble of the client models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import cos, pi
+
+import torch
+from torch import Tensor
+from torch.nn.functional import kl_div
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Cohort, Needs, ServerOptimizer
+from fedloom.core.server_data import ServerData, logits_of, usable
+from fedloom.core.slots import servers
+from fedloom.core.tree import Tree
+
+
+@servers.register(name="ensemble")
+@dataclass(frozen=True)
+class Ensemble(ServerOptimizer):
+    """θ ← θ - Δ, then Adam steps on T² KL(softmax(z̄/T) ‖ softmax(z_θ/T)), z̄ = (1/|S|) Σ_k logits_k, on target inputs.
+
+    The rate falls along a cosine, η(1 + cos(πj/J))/2 in step j of J. The teacher's logits z̄ are computed once; the
+    client models and the buffers, as they were mixed, stay as they are, and models run in evaluation mode. A client
+    whose logits are not finite does not teach.
+
+    Lin, Kong, Stich & Jaggi, NeurIPS 2020, algorithm 1 and section 4.1, which stops when the accuracy on labelled
+    validation data of the server rises no more, after 10⁴ steps at most; here there are no labels, and J is a setting.
+
+    Args:
+        steps: J ≥ 0; with 0 it is FedAvg.
+        lr: η of Adam.
+        batch_size: inputs a step.
+        temperature: T, 1 in the paper.
+    """
+
+    steps: int = 100
+    lr: float = 1e-3
+    batch_size: int = 128
+    temperature: float = 1.0
+
+    needs = Needs(target=True, updates=True, shared=True)
+    citation = """@inproceedings{lin2020feddf,
+  title={Ensemble Distillation for Robust Model Fusion in Federated Learning},
+  author={Lin, Tao and Kong, Lingjing and Stich, Sebastian U. and Jaggi, Martin},
+  booktitle={Advances in Neural Information Processing Systems}, volume={33}, year={2020}}"""
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or self.batch_size < 1:
+            raise ConfigError(
+                f"server 'ensemble' needs steps of at least 0 and a batch_size of at least 1, not {self.steps} and "
+                f"{self.batch_size}."
+            )
+        if not (0 < self.lr < float("inf") and 0 < self.temperature < float("inf")):
+            raise ConfigError(
+                f"server 'ensemble' needs a positive, finite lr and temperature, not {self.lr:g} and "
+                f"{self.temperature:g}."
+            )
+
+    def refine(self, state: Tree, shared: Tree, buffers: Tensor, cohort: Cohort) -> tuple[Tree, Tree]:
+        """The distilled model."""
+        assert cohort.bench is not None
+        bench = cohort.bench
+        logits = logits_of(bench, cohort.models(), cohort.buffers, bench.inputs)
+        able = usable(logits)
+        if not able.any() or not self.steps:
+            return state, shared
+        teacher = torch.softmax(logits[:, able].mean(1) / self.temperature, -1)
+        theta = shared["shared"].clone().requires_grad_()
+        optimizer = torch.optim.Adam([theta], self.lr)
+        with torch.enable_grad():
+            for step, rows in zip(range(self.steps), self._batches(bench, cohort.round), strict=False):
+                optimizer.param_groups[0]["lr"] = self.lr * (1 + cos(pi * step / self.steps)) / 2
+                optimizer.zero_grad()
+                said = torch.log_softmax(bench.logits(theta, buffers, bench.inputs[rows]) / self.temperature, -1)
+                (self.temperature**2 * kl_div(said, teacher[rows], reduction="batchmean")).backward()
+                optimizer.step()
+        return state, {**shared, "shared": theta.detach()}
+
+    def _batches(self, bench: ServerData, round: int) -> Iterator[Tensor]:
+        """Rows of the inputs, pass after pass, each in an order of its own."""
+        epoch = 0
+        while True:
+            yield from bench.order(round, epoch).to(bench.inputs.device).split(self.batch_size)
+            epoch += 1

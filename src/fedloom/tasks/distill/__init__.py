@@ -1,0 +1,34 @@
+"""Distillation: a small model learns from a large one, and from the labels where that one is no help.
+
+>>> from fedloom.tasks.distill import distillers
+>>> distillers.names()
+['ce', 'kd', 'disk', 'fitnet', 'semckd', 'simkd', 'simkd_disk']
+"""
+
+from fedloom.tasks.distill.data import Splits
+from fedloom.tasks.distill.experiment import Distillation
+from fedloom.tasks.distill.method import Distiller, Guide, Term, distillers
+from fedloom.tasks.distill.methods import ce, disk, fitnet, kd, semckd, simkd, simkd_disk
+from fedloom.tasks.distill.taps import FeatureTap
+from fedloom.tasks.distill.trainer import Distilled, run
+from fedloom.tasks.distill.training import Training
+
+__all__ = [
+    "Distillation",
+    "Distilled",
+    "Distiller",
+    "FeatureTap",
+    "Guide",
+    "Splits",
+    "Term",
+    "Training",
+    "ce",
+    "disk",
+    "distillers",
+    "fitnet",
+    "kd",
+    "run",
+    "semckd",
+    "simkd",
+    "simkd_disk",
+]  # fmt: skip

@@ -1,0 +1,150 @@
+"""What is trained: the student with the layers that its terms bring, the guide, and the model that is deployed."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.core import rng
+from fedloom.core.errors import ConfigError
+from fedloom.tasks.distill.guide import GuideNet
+from fedloom.tasks.distill.method import Distiller, NetworkPair, Term
+from fedloom.tasks.distill.taps import FeatureTap, Outputs, Sizes
+
+
+class Learner(nn.Module):
+    """The student, its terms' layers, and the teacher's head where it is deployed.
+
+    Args:
+        method: whose terms.
+        student: the network that learns.
+        sizes: what student and teacher say of a sample; without a teacher, the student's twice.
+        head: the teacher's head.
+        batch_size: rows of a full mini-batch.
+    """
+
+    def __init__(
+        self, method: Distiller, student: nn.Module, sizes: tuple[Sizes, Sizes], head: nn.Module | None, batch_size: int
+    ) -> None:
+        super().__init__()
+        self.terms, self.reuse = method.terms, method.reuse
+        self.student = student
+        made = [term.layers(*sizes, batch_size) for term in method.terms]
+        self.layers = nn.ModuleDict({str(number): one for number, one in enumerate(made) if one is not None})
+        self.head: nn.Module | None = None
+        if self.reuse is not None:
+            assert head is not None
+            self.head = copy.deepcopy(head).requires_grad_(False)
+        self.taps = FeatureTap(student, maps=method.maps)
+
+    def of(self, number: int) -> nn.Module | None:
+        """The layers of a term."""
+        return dict(self.layers.items()).get(str(number))
+
+    def hears(self, x: Tensor) -> Outputs:
+        """What the student says of inputs."""
+        return self.taps(x)
+
+    def answers(self, said: Outputs) -> Tensor:
+        """The deployed model's logits [B, C]: the student's own, or those of the teacher's head on its features."""
+        if self.reuse is None:
+            return said.logits
+        assert self.head is not None
+        return self.head(self.terms[self.reuse].features(said, self.of(self.reuse)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The deployed model: logits [B, C]."""
+        return self.answers(self.hears(x))
+
+    def losses(self, pair: NetworkPair, g: Tensor | None = None, tau_s: float = 1.0) -> Tensor:
+        """The student's loss of each sample, [B], given the guide [B]."""
+        return torch.stack([t.loss(pair, self.of(n), g, tau_s) for n, t in enumerate(self.terms)]).sum(0)
+
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters that the student's steps change."""
+        return [p for p in (*self.student.parameters(), *self.layers.parameters()) if p.requires_grad]
+
+    def parts(self) -> dict[str, nn.Module]:
+        """The modules of the deployed model; the student alone where the teacher's head is not reused."""
+        if self.reuse is None:
+            return {"": self.student}
+        named = {"student.": self.student, "layers.": self.of(self.reuse), "head.": self.head}
+        return {prefix: module for prefix, module in named.items() if module is not None}
+
+    def deployed(self) -> dict[str, Tensor]:
+        """The deployed model's tensors; under the student's own names where it has nothing else."""
+        return {
+            f"{prefix}{name}": value.detach().clone()
+            for prefix, module in self.parts().items()
+            for name, value in module.state_dict().items()
+        }
+
+    def deploy(self, tensors: dict[str, Tensor]) -> None:
+        """Put back what ``deployed`` gave."""
+        for prefix, module in self.parts().items():
+            own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            module.load_state_dict(own)
+
+    def size(self) -> int:
+        """Parameters of the deployed model."""
+        total = sum(p.numel() for module in self.parts().values() for p in module.parameters())
+        unused = 0 if self.reuse is None else sum(p.numel() for p in self.taps.model.head.parameters())
+        return total - unused
+
+
+def make_student(make: Any, seed: int, dtype: torch.dtype) -> nn.Module:
+    """A freshly initialised student, of the same bits as a federated run's model of that seed."""
+    with torch.random.fork_rng(devices=[]):
+        rng.seed_torch(seed, "model")
+        return make().to(dtype)
+
+
+def make_learner(
+    method: Distiller,
+    student: nn.Module,
+    teacher: nn.Module | None,
+    inputs: tuple[int, ...],
+    batch_size: int,
+    seed: int,
+    dtype: torch.dtype,
+) -> tuple[Learner, tuple[Sizes, Sizes]]:
+    """The learner of a method, with what both networks say of a sample.
+
+    Raises:
+        ConfigError: if the networks are none that the method can bring together, or do not take the data.
+    """
+    try:
+        own = FeatureTap(student).sizes(inputs, dtype)
+        theirs = own if teacher is None else FeatureTap(teacher).sizes(inputs, dtype)
+    except (RuntimeError, IndexError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"student or teacher does not take inputs of shape {inputs}: {_line(error)}") from error
+    if own.classes != theirs.classes:
+        raise ConfigError(f"the student has {own.classes} outputs, but the teacher {theirs.classes}.")
+    head: Any = None if teacher is None else teacher.head
+    with torch.random.fork_rng(devices=[]):
+        rng.seed_torch(seed, "layers")
+        learner = Learner(method, student, (own, theirs), head, batch_size).to(dtype)
+    return learner, (own, theirs)
+
+
+def make_guide(method: Distiller, teacher: Sizes, seed: int, dtype: torch.dtype) -> GuideNet | None:
+    """The guide's network, if the method has a guide."""
+    if method.guide is None:
+        return None
+    with torch.random.fork_rng(devices=[]):
+        rng.seed_torch(seed, "guide")
+        return GuideNet(teacher.features, teacher.classes, method.guide.hidden).to(dtype)
+
+
+def selective(method: Distiller) -> list[tuple[int, Term]]:
+    """The terms that a guide changes, with their numbers."""
+    return [(number, method.terms[number]) for number in method.selective]
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200].rstrip(".") + "."

@@ -1,0 +1,171 @@
+"""The methods of Acar, thesis 2023, chapter 6 and A.1.5, each a composition of terms, a guide and a start."""
+
+from __future__ import annotations
+
+from fedloom.core.errors import ConfigError
+from fedloom.tasks.distill.attention import SemanticAttention
+from fedloom.tasks.distill.method import Distiller, Guide, distillers
+from fedloom.tasks.distill.terms import Hint, Labels, Response, Reuse, Selective, SelectiveReuse
+
+ACAR = """@phdthesis{acar2023thesis, title={Learning with Constraints on Processing and Supervision},
+  author={Acar, Durmus Alp Emre}, school={Boston University}, year={2023}}"""
+KAG = """@inproceedings{kag2023scaffolding, title={Scaffolding a Student to Instill Knowledge},
+  author={Kag, Anil and Acar, Durmus Alp Emre and Gangrade, Aditya and Saligrama, Venkatesh},
+  booktitle={International Conference on Learning Representations}, year={2023}}"""
+HINTON = """@article{hinton2015distilling, title={Distilling the Knowledge in a Neural Network},
+  author={Hinton, Geoffrey and Vinyals, Oriol and Dean, Jeff}, journal={arXiv:1503.02531}, year={2015}}"""
+ROMERO = """@inproceedings{romero2015fitnets, title={{FitNets}: Hints for Thin Deep Nets},
+  author={Romero, Adriana and Ballas, Nicolas and Kahou, Samira Ebrahimi and Chassang, Antoine and Gatta, Carlo and
+  Bengio, Yoshua}, booktitle={International Conference on Learning Representations}, year={2015}}"""
+SEMCKD = """@inproceedings{chen2021cross, title={Cross-Layer Distillation with Semantic Calibration},
+  author={Chen, Defang and Mei, Jian-Ping and Zhang, Yuan and Wang, Can and Wang, Zhe and Feng, Yan and Chen, Chun},
+  booktitle={AAAI Conference on Artificial Intelligence}, year={2021}}"""
+SIMKD = """@inproceedings{chen2022knowledge, title={Knowledge Distillation with the Reused Teacher Classifier},
+  author={Chen, Defang and Mei, Jian-Ping and Zhang, Hailin and Wang, Can and Feng, Yan and Chen, Chun},
+  booktitle={IEEE/CVF Conference on Computer Vision and Pattern Recognition}, year={2022}}"""
+
+
+def share(alpha: float) -> float:
+    """α, if it is one."""
+    if not 0 <= alpha <= 1:
+        raise ConfigError(f"distillation needs an alpha in [0, 1], not {alpha:g}.")
+    return alpha
+
+
+@distillers.register
+def ce(warm: bool = False) -> Distiller:
+    """The labels alone: cross entropy, no teacher.
+
+    Args:
+        warm: whether it too starts from a student that was trained so before: the control for what a second schedule of
+            learning rates is worth.
+    """
+    return Distiller("ce", (Labels(),), warm=warm)
+
+
+@distillers.register
+def kd(alpha: float = 0.1, tau: float = 4.0, warm: bool = True) -> Distiller:
+    """α·cross entropy + (1 - α)·τ² KL(t^τ‖s^τ). Hinton et al., 2015; Acar, thesis 2023, eq. (6.1).
+
+    Args:
+        alpha: α in [0, 1], the weight of the labels; the thesis looks at 0, .1, .5, .9 and 1.
+        tau: τ > 0, the temperature of both.
+        warm: whether it starts from a student trained on the labels, as there.
+    """
+    terms = (Labels(share(alpha)), Response(1 - alpha, tau))
+    return Distiller("kd", terms, warm=warm, citation=HINTON)
+
+
+@distillers.register
+def disk(
+    alpha: float = 0.1,
+    tau: float = 4.0,
+    tau_s: float | None = None,
+    top: int | None = None,
+    delta: float | None = None,
+    least: float = 0.1,
+    most: float = 50.0,
+    period: int = 50,
+    passes: int = 3,
+    guide_passes: int = 3,
+    guide_lr: float = 0.003,
+    warm: bool = True,
+) -> Distiller:
+    """DiSK: a guide learns which answers the student cannot give; it need not give them, within a budget.
+
+    g ← argmin of (1 - α) L_dist(s, g) + λ_r L_budget(s, g), then s ← argmin of α L_CE(s) + (1 - α) L_dist(s, g), in
+    turns. Acar, thesis 2023, algorithm 7, eq. (6.3) to (6.5); Kag et al., ICLR 2023.
+
+    Args:
+        alpha: α in [0, 1], the weight of the labels.
+        tau: τ > 0, the teacher's temperature.
+        tau_s: τ_s > 0, the student's; null fits it to the teacher on the training set.
+        top: K, the classes that may be helped; null for 20, but at most a fifth of them.
+        delta: δ, the budget; null takes the training error of the warm-started student.
+        least: λ_min.
+        most: λ_max.
+        period: λ_T in rounds; 0 for a quarter of all rounds, at least four. With fewer rounds there is one period.
+        passes: the student's passes in a round.
+        guide_passes: the guide's.
+        guide_lr: the guide's learning rate; the thesis names one, .1, for everything.
+        warm: whether it starts from a student trained on the labels, as there.
+    """
+    terms = (Labels(share(alpha)), Selective(1 - alpha, tau, tau_s, top))
+    guide = Guide(passes=guide_passes, least=least, most=most, period=period, delta=delta, lr=guide_lr)
+    return Distiller("disk", terms, guide, passes, warm, KAG + "\n\n" + ACAR)
+
+
+@distillers.register
+def fitnet(alpha: float = 0.5, tau: float = 4.0, beta: float = 50.0, layer: int = -2, warm: bool = False) -> Distiller:
+    """FitNet: α·cross entropy + (1 - α)·τ² KL + β·(mean squared distance of a middle map). Romero et al., 2015.
+
+    Args:
+        alpha: α in [0, 1], the weight of the labels.
+        tau: τ > 0.
+        beta: β, the weight of the hint.
+        layer: the number of the map, counted in both networks from the end if negative.
+        warm: whether it starts from a student trained on the labels.
+    """
+    terms = (Labels(share(alpha)), Response(1 - alpha, tau), Hint(beta, layer))
+    return Distiller("fitnet", terms, warm=warm, citation=ROMERO)
+
+
+@distillers.register
+def semckd(
+    alpha: float = 0.5, tau: float = 4.0, beta: float = 200.0, width: int = 128, warm: bool = False
+) -> Distiller:
+    """SemCKD: α·cross entropy + (1 - α)·τ² KL + β·(distances of all maps, weighted by attention). Chen et al., 2021.
+
+    The authors' weights 1, 1 and 400 are these, twice.
+
+    Args:
+        alpha: α in [0, 1], the weight of the labels.
+        tau: τ > 0.
+        beta: β, the weight of the maps.
+        width: of queries and keys.
+        warm: whether it starts from a student trained on the labels.
+    """
+    terms = (Labels(share(alpha)), Response(1 - alpha, tau), SemanticAttention(beta, width))
+    return Distiller("semckd", terms, warm=warm, citation=SEMCKD)
+
+
+@distillers.register
+def simkd(beta: float = 1.0, warm: bool = False) -> Distiller:
+    """SimKD: the student learns the teacher's features through added layers and takes over its head. Chen et al., 2022.
+
+    The deployed model is larger than the student by these layers and that head.
+
+    Args:
+        beta: the weight of the distance.
+        warm: whether it starts from a student trained on the labels.
+    """
+    return Distiller("simkd", (Reuse(beta),), warm=warm, citation=SIMKD)
+
+
+@distillers.register
+def simkd_disk(
+    beta: float = 1.0,
+    delta: float | None = None,
+    least: float = 0.1,
+    most: float = 50.0,
+    period: int = 50,
+    passes: int = 3,
+    guide_passes: int = 3,
+    guide_lr: float = 0.003,
+    warm: bool = True,
+) -> Distiller:
+    """SimKD with a guide: β (1 - g)·(distance of features), g within DiSK's budget. Acar, thesis 2023, eq. (A.1).
+
+    Args:
+        beta: the weight of the distance.
+        delta: δ, the budget; null takes the training error of the warm-started student.
+        least: λ_min.
+        most: λ_max.
+        period: λ_T in rounds; 0 for a quarter of all rounds, at least four. With fewer rounds there is one period.
+        passes: the student's passes in a round.
+        guide_passes: the guide's.
+        guide_lr: the guide's learning rate; the thesis names one, .1, for everything.
+        warm: whether it starts from a student trained on the labels.
+    """
+    guide = Guide(passes=guide_passes, least=least, most=most, period=period, delta=delta, lr=guide_lr)
+    return Distiller("simkd_disk", (SelectiveReuse(beta),), guide, passes, warm, SIMKD + "\n\n" + KAG)

@@ -1,0 +1,152 @@
+"""What a run says of itself: which experiment it is, which model is reported, what it cost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from torch import nn
+
+from fedloom.data.augment import augmentation
+from fedloom.models import macs
+from fedloom.tasks.distill.data import Splits
+from fedloom.tasks.distill.experiment import Distillation
+from fedloom.tasks.distill.learner import Learner
+from fedloom.tasks.distill.lessons import digest
+from fedloom.tasks.distill.training import Schedule
+from fedloom.tasks.distill.work import measured
+
+SAMPLED = 1000  # rows of the inputs that are looked at
+
+
+def describe(experiment: Distillation, data: Splits, learner: Learner, teacher: nn.Module | None) -> dict[str, Any]:
+    """The experiment as nested plain data; two runs with equal descriptions give equal bits."""
+    method = experiment.method
+    modules = re.sub(r"0x[0-9a-f]+", "", repr(learner.student))
+    about: dict[str, Any] = {
+        "method": {"name": method.name, "terms": [repr(term) for term in method.terms], "passes": method.passes},
+        "training": asdict(experiment.training),
+        "protocol": {"budget": experiment.budget, "epochs": experiment.epochs, "warm": experiment.warm},
+        "data": {name: digest(a.y, a.x[:: max(len(a) // SAMPLED, 1)]) for name, a in _named(data) if len(a)},
+        "student": {"modules": digest_text(modules), "weights": digest(*learner.student.state_dict().values())},
+        "seed": experiment.seed,
+        "dtype": experiment.dtype,
+    }
+    if method.guide is not None:
+        about["method"]["guide"] = repr(method.guide)
+    if teacher is not None and method.taught:
+        about["teacher"] = digest(*teacher.state_dict().values())
+    if experiment.augment:
+        about["augment"] = [repr(augmentation(one)) for one in experiment.augment]
+    return about
+
+
+_MEASURED: dict[tuple[str, str], float] = {}
+
+
+def teachers_accuracy(teacher: nn.Module, data: Splits) -> float:
+    """The teacher's test accuracy, measured once for all runs of a process."""
+    key = (digest(*teacher.state_dict().values()), digest(data.test.x, data.test.y))
+    if key not in _MEASURED:
+        _MEASURED[key] = dict(measured(teacher, data.test))["accuracy"]
+    return _MEASURED[key]
+
+
+def digest_text(text: str) -> str:
+    """A checksum of text.
+
+    >>> len(digest_text("Linear(2, 3)"))
+    24
+    """
+    import torch
+
+    return digest(torch.tensor(list(text.encode()), dtype=torch.uint8))
+
+
+def _named(data: Splits) -> list[tuple[str, Any]]:
+    return [("train", data.train), ("validation", data.validation), ("test", data.test)]
+
+
+def selected(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The record of the reported model: the best on the validation samples, the earliest of several; else the last.
+
+    The warm start is no candidate, unless nothing else was measured yet.
+
+    >>> selected([{"round": 1, "validation/accuracy": 0.5}, {"round": 2, "validation/accuracy": 0.5}])["round"]
+    1
+    >>> selected([{"round": 1, "global/accuracy": 0.5}, {"round": 2, "global/accuracy": 0.4}])["round"]
+    2
+    """
+    seen = [record for record in history if "global/accuracy" in record or "validation/accuracy" in record]
+    seen = [record for record in seen if record.get("phase") != "warm"]
+    if not seen:
+        return None
+    if "validation/accuracy" not in seen[-1]:
+        return seen[-1]
+    return max(seen, key=lambda record: (record["validation/accuracy"], -record["round"]))
+
+
+def published(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The record of the best round on the *test* samples, the earliest of several: how published tables choose."""
+    seen = [record for record in history if "global/accuracy" in record and record.get("phase") != "warm"]
+    return max(seen, key=lambda record: (record["global/accuracy"], -record["round"])) if seen else None
+
+
+def finished(status: str) -> bool:
+    """Whether a run has come to its end."""
+    return status == "finished"
+
+
+def brief(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Round, passes and accuracies of a record."""
+    if record is None:
+        return None
+    keys = {"round": "round", "passes": "passes", "validation": "validation/accuracy", "accuracy": "global/accuracy"}
+    return {short: record[key] for short, key in keys.items() if key in record}
+
+
+def summarise(
+    experiment: Distillation,
+    schedule: Schedule,
+    history: Sequence[dict[str, Any]],
+    status: str,
+    delta: float | None,
+    *,
+    learner: Learner,
+    teacher: nn.Module | None,
+    data: Splits,
+    inputs: tuple[int, ...],
+) -> dict[str, Any]:
+    """The content of ``summary.json``: the selected model first; the published choice beside it, by name."""
+    final = history[-1] if history else {}
+    best = selected(history)
+    student = {"parameters": learner.size(), "macs": macs(learner, inputs)}
+    about: dict[str, Any] = {
+        "method": experiment.method.name,
+        "seed": experiment.seed,
+        "status": status,
+        "rounds": final.get("round", 0),
+        "protocol": experiment.budget,
+        "passes": final.get("passes", schedule.before),
+        "forwards": final.get("forwards", 0),
+        "warm": schedule.before + schedule.warm,
+        "seconds": round(sum(record["seconds"] for record in history), 3),
+        "final": {k: v for k, v in final.items() if k not in ("round", "seconds")},
+        "selected": brief(best),
+        "as_published": brief(published(history)),
+        "last": brief(final or None),
+        "student": student,
+        "warnings": [],
+    }
+    if best is not None and "validation/accuracy" in best:
+        about["best"] = {"metric": "validation/accuracy", "round": best["round"], "value": best["validation/accuracy"]}
+    if delta is not None:
+        about["delta"] = delta
+    if teacher is not None and finished(status):
+        said = {"accuracy": teachers_accuracy(teacher, data)}
+        theirs = {"parameters": sum(p.numel() for p in teacher.parameters()), "macs": macs(teacher, inputs)}
+        about["teacher"] = {"accuracy": said["accuracy"], **theirs}
+        about["ratio"] = {key: round(theirs[key] / max(student[key], 1), 1) for key in theirs}
+    return about

@@ -1,0 +1,51 @@
+"""What changes between the passes of selective distillation: the budget's multiplier and the student's temperature."""
+
+from __future__ import annotations
+
+from math import exp, log
+
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+from fedloom.core.errors import ConfigError
+from fedloom.parts.objectives.guidance import multiplier
+
+__all__ = ["fit_temperature", "multiplier"]
+
+
+def fit_temperature(
+    teacher_logits: Tensor, student_logits: Tensor, tau: float, within: tuple[float, float] = (0.05, 50.0)
+) -> float:
+    """τ_s = argmin_{τ'} Σ_i KL(t^τ(x_i)‖s^{τ'}(x_i)): where the student comes closest to the teacher.
+
+    As a function of 1/τ' it is a sum of log-sum-exps plus something linear, hence convex: there is one minimum, which
+    a bounded search over log τ' finds; where it lies outside ``within`` the nearer end is returned. Acar, thesis 2023,
+    §6.3, below eq. (6.4).
+
+    Args:
+        teacher_logits: [N, C].
+        student_logits: [N, C].
+        tau: τ > 0, the teacher's temperature.
+        within: the least and the greatest τ_s.
+
+    Raises:
+        ConfigError: if a temperature is not positive, or ``within`` is no interval.
+
+    >>> import torch
+    >>> said = torch.tensor([[0.0, 1.0, 3.0], [2.0, 0.0, 1.0]])
+    >>> round(fit_temperature(said, 2 * said, tau=4.0), 3)  # twice the logits, twice the temperature
+    8.0
+    """
+    if not (tau > 0 and 0 < within[0] < within[1]):
+        raise ConfigError(
+            f"a student's temperature is fitted to a positive tau within an interval of positive ones, "
+            f"not to {tau:g} within {within[0]:g} and {within[1]:g}."
+        )
+    t = (teacher_logits.detach().double() / tau).softmax(-1)
+    s = student_logits.detach().double()
+
+    def cross(at: float) -> float:
+        return -float((t * (s / exp(at)).log_softmax(-1)).sum(-1).mean())
+
+    found = minimize_scalar(cross, bounds=(log(within[0]), log(within[1])), method="bounded", options={"xatol": 1e-6})
+    return exp(float(found.x))

@@ -1,0 +1,40 @@
+"""Online meta-learning: tasks arrive one by one, each is predicted before it is learnt, and memory is bounded.
+
+>>> from fedloom.parts.adaptation import Maml
+>>> from fedloom.core.local import Local
+>>> from fedloom.data.streams import task_stream
+>>> from fedloom.models import models
+>>> from fedloom.tasks.online import Moml, Online, grid
+>>> experts = grid(Moml(), Maml(lr=0.3), Local(steps=5, clip=3.0), {"learner.alpha": (1.0, 5.0)})
+>>> stream = task_stream("digits", "s_mnist", seed=0)[:3]
+>>> found = Online("moml", experts, stream, lambda: models.make("mlp", classes=10, inputs=(1, 8, 8))).run()
+>>> found.summary["rounds"], found.summary["memory"]["task_bytes"]
+(3, 0)
+"""
+
+from fedloom.tasks.online.bank import Expert, ExpertEnsemble, grid
+from fedloom.tasks.online.experiment import Measures, Online
+from fedloom.tasks.online.hedge import Hedge
+from fedloom.tasks.online.learners import Fs, Ftml, Learner, Mogd, Toe, learners
+from fedloom.tasks.online.loop import OnlineResult, run
+from fedloom.tasks.online.proximal import BufferedMoml, Moml, PlainMoml
+
+__all__ = [
+    "BufferedMoml",
+    "Expert",
+    "ExpertEnsemble",
+    "Fs",
+    "Ftml",
+    "Hedge",
+    "Learner",
+    "Measures",
+    "Mogd",
+    "Moml",
+    "Online",
+    "OnlineResult",
+    "PlainMoml",
+    "Toe",
+    "grid",
+    "learners",
+    "run",
+]

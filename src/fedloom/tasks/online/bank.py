@@ -1,0 +1,386 @@
+"""Experts that learn at once: those that differ in numbers alone are one vmapped computation over [G, P] parameters."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad_and_value, vmap
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from fedloom.core import client as work
+from fedloom.core import meta as adapting
+from fedloom.core import rng, tree
+from fedloom.core.client import State
+from fedloom.core.errors import ConfigError
+from fedloom.core.federation import Arrays, Index, Split
+from fedloom.core.local import Local
+from fedloom.core.method import Method
+from fedloom.core.parts import Adaptation, Batch, Context, Term
+from fedloom.core.plan import Plan
+from fedloom.core.slots import label
+from fedloom.core.tree import Tree
+from fedloom.tasks.online.learners import Learner
+from fedloom.tasks.online.material import TaskBatch, pieces, stored
+
+MEMORY = "memory"  # where in a bank's state the kept tasks are
+
+
+@dataclass(frozen=True)
+class Expert:
+    """One configuration: how it learns, how it adapts, and its K steps.
+
+    Args:
+        learner: the method.
+        adaptation: U.
+        local: K (``steps``), β (``lr``), the samples of a batch, weight decay and clipping.
+    """
+
+    learner: Learner
+    adaptation: Adaptation
+    local: Local
+
+    def varied(self) -> dict[str, float]:
+        """The numbers in which the experts of one group may differ."""
+        found = {f"learner.{name}": getattr(self.learner, name) for name in self.learner.varied}
+        if any(f.name == "lr" for f in fields(self.adaptation)):
+            found["adaptation.lr"] = self.adaptation.lr  # type: ignore[attr-defined]
+        return found | {"local.lr": self.local.lr, "local.weight_decay": self.local.weight_decay}
+
+    def rigid(self) -> tuple[Any, ...]:
+        """All other settings."""
+        skipped = self.varied()
+        parts = (("learner", self.learner), ("adaptation", self.adaptation), ("local", self.local))
+        return tuple(
+            (type(part), *((f.name, getattr(part, f.name)) for f in fields(part) if f"{where}.{f.name}" not in skipped))
+            for where, part in parts
+        )
+
+
+def grid(
+    learner: Learner, adaptation: Adaptation, local: Local, over: Mapping[str, Sequence[Any]]
+) -> tuple[Expert, ...]:
+    """The experts of a grid of settings, like ``{"learner.alpha": (1, 5), "local.steps": (10, 20)}``.
+
+    >>> from fedloom.parts.adaptation import Maml
+    >>> from fedloom.tasks.online.proximal import Moml
+    >>> found = grid(Moml(), Maml(), Local(steps=10), {"learner.alpha": (1.0, 5.0), "adaptation.lr": (0.1, 0.01)})
+    >>> [(e.learner.alpha, e.adaptation.lr) for e in found]
+    [(1.0, 0.1), (1.0, 0.01), (5.0, 0.1), (5.0, 0.01)]
+
+    Raises:
+        ConfigError: if a key names no setting.
+    """
+    base = {"learner": learner, "adaptation": adaptation, "local": local}
+    experts = []
+    for key in over:
+        part, _, name = key.partition(".")
+        if part not in base or name not in {f.name for f in fields(base[part])}:
+            raise ConfigError(f"a grid cannot vary {key!r}: it is no setting of the learner, adaptation or local.")
+    for values in itertools.product(*over.values()):
+        made = dict(base)
+        for key, value in zip(over, values, strict=True):
+            part, _, name = key.partition(".")
+            made[part] = replace(made[part], **{name: value})
+        experts.append(Expert(**made))
+    return tuple(experts)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Experts that differ in numbers alone.
+
+    Attributes:
+        places: which of all experts they are.
+        first: one of them.
+        numbers: what differs, [G] each.
+    """
+
+    places: tuple[int, ...]
+    first: Expert
+    numbers: Tree
+
+    @classmethod
+    def of(cls, experts: Sequence[Expert], dtype: torch.dtype) -> tuple[Group, ...]:
+        """The groups of some experts."""
+        kinds: dict[tuple[Any, ...], list[int]] = {}
+        for place, expert in enumerate(experts):
+            kinds.setdefault(expert.rigid(), []).append(place)
+        groups = []
+        for places in kinds.values():
+            varied = [experts[place].varied() for place in places]
+            differ = [name for name in varied[0] if len({one[name] for one in varied}) > 1]
+            numbers = {name: torch.tensor([one[name] for one in varied], dtype=dtype) for name in differ}
+            groups.append(cls(tuple(places), experts[places[0]], numbers))
+        return tuple(groups)
+
+    def made(self, numbers: Mapping[str, Any]) -> tuple[Learner, Adaptation, Any, Any]:
+        """Learner, adaptation, β and weight decay with the given numbers in their places."""
+        parts: dict[str, dict[str, Any]] = {"learner": {}, "adaptation": {}, "local": {}}
+        for key, value in numbers.items():
+            where, _, name = key.partition(".")
+            parts[where][name] = value
+        learner, adaptation = self.first.learner, self.first.adaptation
+        if parts["learner"]:
+            learner = replace(learner, **parts["learner"])
+        if parts["adaptation"]:
+            adaptation = replace(adaptation, **parts["adaptation"])
+        local = {"lr": self.first.local.lr, "weight_decay": self.first.local.weight_decay} | parts["local"]
+        return learner, adaptation, local["lr"], local["weight_decay"]
+
+
+@dataclass(frozen=True)
+class ExpertEnsemble:
+    """All experts on one model: pure functions from state to state and to predictions.
+
+    The state of a group (``"0"``, ``"1"``, …) has its models ``w`` [G, P], the learner's vectors [G, P] and the numbers
+    ``held`` of the tasks whose data it keeps; those data are in ``"memory"``, once for all groups.
+
+    Args:
+        experts: the configurations.
+        model: the network, taken as it is initialised: every expert starts there.
+        classes: how many labels a task may have.
+        objective: the terms of the loss.
+        support: samples of a support batch; 0 takes all of a task's training samples, as U^t is defined.
+        seed: of everything that is random.
+        vectorised: whether the experts of a group are one vmapped computation, or one after the other.
+        device: where.
+
+    Raises:
+        ConfigError: if the model keeps statistics over batches, or a setting has no meaning here.
+    """
+
+    experts: tuple[Expert, ...]
+    model: nn.Module
+    classes: int
+    objective: tuple[Term, ...]
+    support: int = 0
+    seed: int = 0
+    vectorised: bool = True
+    device: str = "cpu"
+    plans: dict[int, tuple[Plan, work.Net]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.experts:
+            raise ConfigError("an online learner needs at least one expert.")
+        for name, module in self.model.named_modules():
+            if isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats):
+                raise ConfigError(
+                    f"online learning cannot keep the batch statistics of {name!r}; choose group normalisation."
+                )
+        for expert in self.experts:
+            if expert.local.momentum or expert.local.optimizer != "sgd":
+                raise ConfigError("online learning takes plain gradient steps: local.optimizer=sgd, local.momentum=0.")
+        if self.support < 0:
+            raise ConfigError(f"support must be at least 0, not {self.support}.")
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups of experts."""
+        return Group.of(self.experts, self.plan(0)[0].layout.dtype)
+
+    def plan(self, kind: int, adaptation: Adaptation | None = None) -> tuple[Plan, work.Net]:
+        """The fixed part of the work; ``kind`` 0 knows of no adaptation, 1 is that of the experts' first one."""
+        if kind not in self.plans:
+            method = Method("online", self.objective, adaptation=self.experts[0].adaptation if kind else Adaptation())
+            nothing = Arrays(torch.zeros(0, 1), torch.zeros(0, dtype=torch.long), self.classes)
+            plan = Plan.of(self.model, method, Split(nothing, Index.of([[]])), Local(), self.seed, self.device)
+            net = work.Net(copy.deepcopy(self.model).to(self.device), plan)
+            self.plans[kind] = replace(plan, buffers0=plan.buffers0.to(self.device)), net
+        plan, net = self.plans[kind]
+        if adaptation is None:
+            return plan, net
+        return replace(plan, method=replace(plan.method, adaptation=adaptation)), net
+
+    def init(self) -> State:
+        """The state before the first task."""
+        plan, _ = self.plan(0)
+        w = plan.theta0.to(self.device)
+        state: State = {MEMORY: {}}
+        for place, group in enumerate(self.groups):
+            alone = {"w": w, **group.first.learner.init(w)}
+            state[str(place)] = {name: value.repeat(len(group.places), 1) for name, value in alone.items()}
+            state[str(place)]["held"] = torch.zeros(0, dtype=torch.long)
+        return state
+
+    def predict(
+        self, state: State, support: Batch, x: Tensor, only: Sequence[int] | None = None, many: bool = False
+    ) -> Tensor:
+        """Logits of models that were adapted with a task's training samples, [E, N, C].
+
+        Args:
+            state: the bank's.
+            support: the task's training samples; with ``many`` those of several tasks, [T, n, ...].
+            x: inputs [N, ...], or [T, N, ...].
+            only: which experts are asked, in ascending order; by default all.
+            many: whether there is an axis of tasks; then the result is [E, T, N, C].
+        """
+        found: dict[int, Tensor] = {}
+        with torch.no_grad():
+            for place, group, rows in self._asked(only):
+                w = state[str(place)]["w"][rows]
+                numbers = {name: value[rows].to(self.device) for name, value in group.numbers.items()}
+
+                def one(w: Tensor, numbers: Tree, group: Group = group) -> Tensor:
+                    _, adaptation, _, _ = group.made(numbers)
+                    plan, net = self.plan(1, adaptation)
+                    net.eval()
+
+                    def task(sx: Tensor, sy: Tensor, x: Tensor) -> Tensor:
+                        return adapting.deployed(plan, net, w, plan.buffers0, Batch(sx, sy))(x)
+
+                    return (vmap(task) if many else task)(support.x, support.y, x)
+
+                logits = self._each(one, w, numbers)
+                found |= {group.places[row]: logits[i] for i, row in enumerate(rows)}
+        return torch.stack([found[expert] for expert in sorted(found)])
+
+    def unadapted(self, state: State, x: Tensor, only: Sequence[int] | None = None) -> Tensor:
+        """Logits of the models as they are, [E, N, C]."""
+        plan, net = self.plan(0)
+        net.eval()
+        model = adapting.forward(plan, net, plan.buffers0)
+        found: dict[int, Tensor] = {}
+        with torch.no_grad():
+            for place, group, rows in self._asked(only):
+                logits = self._each(lambda w: model(w, x).logits, state[str(place)]["w"][rows])
+                found |= {group.places[row]: logits[i] for i, row in enumerate(rows)}
+        return torch.stack([found[expert] for expert in sorted(found)])
+
+    def _asked(self, only: Sequence[int] | None) -> Iterator[tuple[int, Group, list[int]]]:
+        """The groups in which some of the experts are, with their rows in it."""
+        for place, group in enumerate(self.groups):
+            rows = [row for row, expert in enumerate(group.places) if only is None or expert in only]
+            if rows:
+                yield place, group, rows
+
+    def learn(self, state: State, t: int, arrays: Arrays, only: Sequence[int] | None = None) -> tuple[State, Tensor]:
+        """The state after the t-th task's training samples were learnt, and each expert's mean loss over its steps [E].
+
+        Nothing of the old state is written to.
+
+        Args:
+            state: before the task.
+            t: its number.
+            arrays: its training samples.
+            only: which experts learn; the others stay as they are, and keep nothing.
+        """
+        seen = state[MEMORY] | stored(t, arrays)
+        new: State = {place: dict(tree) for place, tree in state.items()}
+        losses = torch.full((len(self.experts),), float("nan"))
+        kept: set[int] = set()
+        for place in range(len(self.groups)):
+            new[str(place)]["held"] = torch.zeros(0, dtype=torch.long)
+        for place, group, rows in self._asked(only):
+            old, learner = state[str(place)], group.first.learner
+            held = old["held"].tolist()
+            if learner.trains:
+                steps = pieces(learner, group.first.local, self.support, seen, held, t, self.seed)
+                after, loss = self._descend(group, rows, old, steps, t)
+                new[str(place)] |= after
+                losses[[group.places[row] for row in rows]] = loss.cpu().to(losses.dtype)
+            held = list(learner.keep(held, t, rng.stream(self.seed, "online memory", t)))
+            new[str(place)]["held"] = torch.tensor(held, dtype=torch.long)
+            kept |= set(held)
+        new[MEMORY] = {name: value for name, value in seen.items() if int(name.partition("/")[0]) in kept}
+        return new, losses
+
+    def _descend(
+        self, group: Group, rows: list[int], old: Tree, steps: Sequence[Sequence[TaskBatch]], t: int
+    ) -> tuple[Tree, Tensor]:
+        """K steps of w ← w - β(∇L(w) + ∇R(w)), clipped and with weight decay, and the learner's state after them."""
+        rng.seed_torch(self.seed, "dropout", t)
+        state = {name: value[rows] for name, value in old.items() if name not in ("w", "held")}
+        numbers = {name: value[rows].to(self.device) for name, value in group.numbers.items()}
+        local = group.first.local
+        w, clip, decay = old["w"][rows], local.clip, local.lr_decay ** (t // local.decay_every)
+        total = torch.zeros(len(w), dtype=w.dtype, device=w.device)
+        for material in steps:
+
+            def step(
+                w: Tensor, state: Tree, numbers: Tree, at: Sequence[TaskBatch] = material
+            ) -> tuple[Tensor, Tensor]:
+                learner, adaptation, lr, decayed = group.made(numbers)
+                grad, value = grad_and_value(self._loss(learner, adaptation, at))(w)
+                grad = grad + learner.pull(w, state)
+                if clip is not None:
+                    grad = grad * (clip / (torch.linalg.vector_norm(grad) + 1e-6)).clamp(max=1.0)
+                return w - lr * decay * (grad + decayed * w), value
+
+            with torch.no_grad():
+                w, value = self._each(step, w, state, numbers)
+            total += value
+
+        def end(w: Tensor, state: Tree, numbers: Tree) -> Tree:
+            return group.made(numbers)[0].end(w, state)
+
+        after = {"w": w, **self._each(end, w, state, numbers)}
+        if len(rows) < len(group.places):
+            after = {name: old[name].index_copy(0, torch.tensor(rows, device=w.device), v) for name, v in after.items()}
+        return after, total / max(len(steps), 1)
+
+    def _loss(
+        self, learner: Learner, adaptation: Adaptation, material: Sequence[TaskBatch]
+    ) -> Callable[[Tensor], Tensor]:
+        """The mean over a step's tasks of f∘U, or of f, as a function of w [P]."""
+        plan, net = self.plan(1, adaptation) if learner.adapts else self.plan(0)
+        net.train()
+        seen = {place: Context({}, {}, {}, {}, 1.0, 1, 1.0, 1) for place in plan.method.parts}
+        values = [adapting.objective(plan, net, plan.buffers0, support, query, seen) for support, query in material]
+        return lambda w: torch.stack([value(w) for value in values]).mean()
+
+    def _each(self, f: Callable[..., Any], *trees: Any) -> Any:
+        """``f`` for every expert of a group, whose arguments are stacked along the first axis."""
+        count = len(trees[0])
+        if self.vectorised and count > 1:
+            return vmap(f, randomness="different")(*trees)
+        found = [f(*(_row(one, i) for one in trees)) for i in range(count)]
+        return _stacked(found)
+
+
+def _row(value: Any, i: int) -> Any:
+    return {name: one[i] for name, one in value.items()} if isinstance(value, dict) else value[i]
+
+
+def _stacked(found: Sequence[Any]) -> Any:
+    first = found[0]
+    if isinstance(first, dict):
+        return {name: torch.stack([one[name] for one in found]) for name in first}
+    if isinstance(first, tuple):
+        return tuple(torch.stack(column) for column in zip(*found, strict=True))
+    return torch.stack(list(found))
+
+
+def said(expert: Expert) -> str:
+    """An expert in words, for tables: its adaptation, and what its learner is set to.
+
+    >>> from fedloom.parts.adaptation import Maml
+    >>> from fedloom.tasks.online.proximal import Moml
+    >>> said(Expert(Moml(alpha=1.0), Maml(lr=0.1), Local(steps=10)))
+    'K 10, maml(lr 0.1, steps 1), alpha 1'
+    """
+    own = [f"{f.name} {getattr(expert.learner, f.name):g}" for f in fields(expert.learner)]
+    inner = [
+        f"{f.name} {getattr(expert.adaptation, f.name):g}"
+        for f in fields(expert.adaptation)
+        if f.name in ("lr", "steps")
+    ]
+    name = label(expert.adaptation)
+    steps = [f"K {expert.local.steps}"] if expert.learner.trains else []
+    return ", ".join([*steps, f"{name}({', '.join(inner)})" if inner else name, *own])
+
+
+def task_bytes(state: State) -> int:
+    """Bytes of task data that the learner keeps between tasks, counted from the tensors that are really there."""
+    return tree.nbytes(state[MEMORY])
+
+
+def state_bytes(state: State) -> int:
+    """Bytes of models and of the learners' vectors, of all experts."""
+    return sum(tree.nbytes(group) for place, group in state.items() if place != MEMORY)

@@ -1,0 +1,108 @@
+"""Evaluation of the experts: on the new task, on all tasks so far, with fewer samples. Nothing here changes a state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.core import rng
+from fedloom.core.client import State
+from fedloom.core.federation import Arrays
+from fedloom.core.parts import Batch
+from fedloom.data.streams import Task
+from fedloom.tasks.online.bank import ExpertEnsemble
+from fedloom.tasks.online.experiment import Online
+from fedloom.tasks.online.hedge import mixed
+from fedloom.tasks.online.metrics import samples_needed, scores
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Asks the experts and marks their answers; it holds the labels, so that they need not.
+
+    Args:
+        online: the experiment.
+        bank: its experts.
+    """
+
+    online: Online
+    bank: ExpertEnsemble
+
+    def placed(self, arrays: Arrays) -> Arrays:
+        """A split in the experiment's type and place."""
+        x = arrays.x.to(getattr(torch, self.online.dtype)) if arrays.x.is_floating_point() else arrays.x
+        y = arrays.y.to(x.dtype) if arrays.y.is_floating_point() and x.is_floating_point() else arrays.y
+        return Arrays(x.to(self.bank.device), y.to(self.bank.device), arrays.classes)
+
+    def predict(self, state: State, task: Task, only: Sequence[int], rows: Tensor | None = None) -> Tensor:
+        """What experts say of the task's test samples, [E, N, C], from its training samples (or ``rows`` of them).
+
+        The test set's labels are not handed on.
+        """
+        train, x = self.placed(task.train), self.placed(task.test).x
+        if rows is not None and not len(rows):
+            return self.bank.unadapted(state, x, only)
+        support = Batch(train.x, train.y) if rows is None else Batch(train.x[rows], train.y[rows])
+        return self.bank.predict(state, support, x, only)
+
+    def mark(self, logits: Tensor, task: Task, only: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Accuracy and loss of all experts on a task's test samples, from predictions of some; NaN for the others."""
+        accuracy, loss = scores(logits, self.placed(task.test).y, self.online.objective[0])
+        found = torch.full((2, len(self.online.experts)), float("nan"), dtype=torch.float64)
+        found[:, list(only)] = torch.stack([accuracy.cpu(), loss.cpu()]).double()
+        return found[0], found[1]
+
+    def efficiency(self, state: State, task: Task, p: Tensor) -> dict[str, Any]:
+        """The mixture's accuracy after adapting with the first so many of the task's samples, in random order.
+
+        Without any sample the models are used as they are. Sizes above the task's own count as the whole task.
+        """
+        sizes, only = self.online.measures.sizes, trusted(p, self.online.measures.tolerance)
+        shares = p[only] / p[only].sum()
+        order = torch.from_numpy(rng.stream(self.online.seed, "efficiency", task.number).permutation(len(task.train)))
+        found: list[float] = []
+        for size in sizes:
+            accuracy, _ = self.mark(self.predict(state, task, only, order[:size]), task, only)
+            found.append(mixed(shares, accuracy[only]))
+        needed = samples_needed(sizes, found, self.online.measures.target)
+        return {"efficiency/accuracy": found, "efficiency/samples": needed}
+
+    def long_term(self, state: State, seen: int, p: Tensor) -> dict[str, float]:
+        """The mixture's accuracy and loss on the first ``seen`` tasks, each adapted to; made anew, a few at once."""
+        only = trusted(p, self.online.measures.tolerance)
+        shares = p[only] / p[only].sum()
+        right, loss = torch.zeros(len(only), dtype=torch.float64), torch.zeros(len(only), dtype=torch.float64)
+        start, at_once = 0, self.online.measures.at_once
+        while start < seen:
+            tasks = [self.online.stream[n] for n in range(start, min(start + at_once, seen))]
+            splits = [(self.placed(task.train), self.placed(task.test)) for task in tasks]
+            shapes = {(train.x.shape, test.x.shape) for train, test in splits}
+            if len(shapes) == 1:
+                support = Batch(torch.stack([a.x for a, _ in splits]), torch.stack([a.y for a, _ in splits]))
+                x, y = torch.stack([b.x for _, b in splits]), torch.stack([b.y for _, b in splits])
+                logits = self.bank.predict(state, support, x, only, many=True)  # [E, T, N, C]
+                accuracy, losses = scores(logits, y, self.online.objective[0])
+                right, loss = right + accuracy.cpu().sum(1), loss + losses.cpu().sum(1)
+            else:
+                for train, test in splits:
+                    logits = self.bank.predict(state, Batch(train.x, train.y), test.x, only)
+                    accuracy, losses = scores(logits, test.y, self.online.objective[0])
+                    right, loss = right + accuracy.cpu(), loss + losses.cpu()
+            start += len(tasks)
+        return {"ltm/accuracy": mixed(shares, right / seen), "ltm/loss": mixed(shares, loss / seen)}
+
+
+def trusted(p: Tensor, tolerance: float) -> list[int]:
+    """The fewest experts that together have all of Hedge's trust but ``tolerance``, in ascending order.
+
+    >>> trusted(torch.tensor([0.0005, 0.6, 0.3995]), 0.001)
+    [1, 2]
+    """
+    order = torch.argsort(p, descending=True, stable=True)
+    lacking = 1 - torch.cumsum(p[order], 0)
+    enough = int((lacking <= tolerance).nonzero()[0]) if bool((lacking <= tolerance).any()) else len(p) - 1
+    return sorted(order[: enough + 1].tolist())

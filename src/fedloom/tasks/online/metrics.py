@@ -1,0 +1,79 @@
+"""What online meta-learning is measured by (Acar, thesis 2023, 5.3 and A.1.4).
+
+- **CTM**, the current task metric: the model of before a task is adapted with the task's training samples and tested
+  on its test samples; then the mean over tasks. A running mean so far stands beside it.
+- **LTM**, the long-term task metric: the newest model is adapted to each task seen so far and tested; the mean over
+  those tasks. The thesis computes it in every round and calls (1/T) Σ f^t∘U^t(w^{T+1}) the metric: the figure of a run
+  is therefore its last one, and the mean over the rounds at which it was taken stands beside it.
+- **Task learning efficiency**: how many of a task's training samples the model of before it must be adapted with to
+  reach a given accuracy. Between the sizes that were tried it is interpolated; the thesis leaves that open.
+- **Regret** against a fixed model. The best one in hindsight is unknown for networks; against the final model it is
+  Σ f^t∘U^t(w^t) - Σ f^t∘U^t(w^{T+1}), which is a lower bound of the regret of eq. 5.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.parts import Batch, Context, Output, Term
+
+
+def scores(logits: Tensor, y: Tensor, term: Term) -> tuple[Tensor, Tensor]:
+    """Accuracy and loss [...] of predictions [..., N, C] for targets [..., N]: means over the N samples.
+
+    >>> from fedloom.parts.objectives import CrossEntropy
+    >>> logits = torch.tensor([[[2.0, 0.0], [0.0, 0.0]]])  # one expert, two samples
+    >>> accuracy, loss = scores(logits, torch.tensor([0, 1]), CrossEntropy())
+    >>> accuracy.tolist(), round(float(loss), 3)
+    ([0.5], 0.41)
+    """
+    lead, count = logits.shape[:-1], logits.shape[-1]
+    inner = y.shape[len(lead) - 1 :]  # of one target: none for a class
+    wanted = y.expand(*lead, *inner)
+    right = torch.zeros(lead) if y.is_floating_point() else (logits.argmax(-1) == wanted).double()
+    context = Context({}, {}, {}, {}, 1.0, 1, 1.0, 1)
+    batch = Batch(torch.zeros(0), wanted.reshape(-1, *inner))
+    loss = term.loss(Output(logits.reshape(-1, count)), batch, context).double().view(lead)
+    return right.mean(-1), loss.mean(-1)
+
+
+def samples_needed(sizes: Sequence[int], accuracies: Sequence[float], target: float) -> float | None:
+    """How many training samples it takes to reach an accuracy, interpolated between the sizes; None if all are too few.
+
+    >>> samples_needed((0, 10, 20), (0.25, 0.5, 1.0), 0.75)
+    15.0
+    >>> samples_needed((0, 10), (0.1, 0.2), 0.7) is None, samples_needed((0, 10), (0.8, 0.9), 0.7)
+    (True, 0.0)
+    """
+    for i, accuracy in enumerate(accuracies):
+        if accuracy >= target:
+            if not i:
+                return float(sizes[0])
+            before = accuracies[i - 1]
+            return sizes[i - 1] + (sizes[i] - sizes[i - 1]) * (target - before) / (accuracy - before)
+    return None
+
+
+def smoothed(values: Sequence[float], window: int) -> list[float]:
+    """The mean of the last ``window`` values at each place: what pictures show.
+
+    >>> smoothed([0.0, 1.0, 1.0], 2)
+    [0.0, 0.5, 1.0]
+    """
+    total = np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
+    ends = np.arange(1, len(total))
+    starts = np.maximum(ends - window, 0)
+    return ((total[ends] - total[starts]) / (ends - starts)).tolist()
+
+
+def regret(losses: Sequence[float], comparator: Sequence[float]) -> float:
+    """Σ f^t∘U^t(w^t) - Σ f^t∘U^t(w), from the losses of both.
+
+    >>> regret([1.0, 0.5], [0.25, 0.5])
+    0.75
+    """
+    return float(np.sum(losses) - np.sum(comparator))

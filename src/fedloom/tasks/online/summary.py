@@ -1,0 +1,83 @@
+"""What a run over a stream says of itself in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.tasks.online.experiment import Online
+from fedloom.tasks.online.metrics import regret
+
+
+def summarise(
+    online: Online, history: Sequence[dict[str, Any]], total: Tensor, parameters: int, status: str
+) -> dict[str, Any]:
+    """The content of ``summary.json``.
+
+    Args:
+        online: the experiment.
+        history: one record a task.
+        total: the experts' cumulated losses, as Hedge counts them.
+        parameters: of one model.
+        status: how it ended.
+    """
+    final = history[-1] if history else {}
+    long = [record for record in history if record.get("ltm/accuracy") is not None]
+    losses = [record["ctm/loss"] for record in history]
+    p = online.hedge.p(total)
+    best = int(torch.argmin(total))
+    summary: dict[str, Any] = {
+        "method": online.name,
+        "seed": online.seed,
+        "status": status,
+        "rounds": final.get("round", 0),
+        "seconds": round(sum(record["seconds"] for record in history), 3),
+        "parameters": parameters,
+        "final": {k: v for k, v in final.items() if k not in ("round", "seconds", "hedge/p", "experts/accuracy")},
+        "ctm": {"accuracy": final.get("ctm/accuracy/mean"), "loss": _mean(losses)},
+        "ltm": None,
+        "memory": {
+            "task_bytes": final.get("memory/task_bytes", 0),
+            "tasks": final.get("memory/tasks", 0),
+            "state_bytes": final.get("memory/state_bytes", 0) // max(len(online.experts), 1),
+        },
+        "hedge": {
+            "gamma": online.hedge.gamma,
+            "loss": sum(record["hedge/loss"] or 0.0 for record in history),
+            "best": online.labels()[best],
+            "best_loss": float(total[best]),
+            "bound": online.hedge.bound(float(total[best]), len(total)) if online.hedged == "error" else None,
+            "p": dict(zip(online.labels(), p.tolist(), strict=True)),
+        },
+        "warnings": _warnings(total, online.labels()),
+    }
+    if long:
+        last = long[-1]
+        summary["ltm"] = {
+            "accuracy": last["ltm/accuracy"],
+            "loss": last["ltm/loss"],
+            "round": last["round"],
+            "mean": _mean([record["ltm/accuracy"] for record in long]),
+        }
+        if last["round"] == len(history) and None not in losses:
+            summary["regret_to_final_model"] = regret(losses, [last["ltm/loss"]] * len(history))
+    measured = [record for record in history if "efficiency/accuracy" in record]
+    if measured:
+        summary["efficiency"] = {
+            "sizes": list(online.measures.sizes),
+            "accuracy": [_mean(column) for column in zip(*(r["efficiency/accuracy"] for r in measured), strict=True)],
+        }
+    return summary
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _warnings(total: Tensor, labels: Sequence[str]) -> list[str]:
+    lost = [label for label, value in zip(labels, total.tolist(), strict=True) if value == float("inf")]
+    return [f"{len(lost)} of {len(labels)} experts diverged: {'; '.join(lost)}."] if lost else []

@@ -1,0 +1,286 @@
+"""The judge of a synthetic set: what a classifier learns from it, and how its samples compare with real ones."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.federation import Arrays, Federation
+from fedloom.core.rng import stream
+from fedloom.data.sources.generated import pixels
+from fedloom.experiment.checkpoint import as_file, write_whole
+from fedloom.experiment.setup import placed
+from fedloom.metrics import fairness
+from fedloom.metrics.distribution import fid, kid
+from fedloom.metrics.generation import Features, diversity, manifold, recognised
+from fedloom.metrics.inception import inception
+from fedloom.metrics.membership import membership
+from fedloom.metrics.neighbours import alike, nearest
+from fedloom.tasks.synthesis.fit import AUTO, Fitted, Training, changes, classifier, fit, predicted, suited
+
+CACHE = "judge"  # the folder of a run directory in which the real-data classifier is kept
+HELD_OUT = 2000  # test samples with which nearest neighbours are compared
+NEIGHBOURS = 5  # of the balls of coverage
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """When a synthetic set is judged, and with what.
+
+    Args:
+        every: rounds between two looks; 0 looks at the end alone.
+        per_class: samples of each class that are drawn from methods with a generator; the others hold their own.
+        classifier: the network that learns from the set, and the one that is trained on real data: a model by name, or
+            ``auto``, a small one that suits the size of the samples.
+        lr: this and the rest: how both are trained until they converge, see ``Training``.
+        batch_size: samples of a step on the synthetic set, a hundred on real data.
+        most: steps at most.
+        augment: random changes of the images; None shifts them by up to an eighth of their side.
+        inception: a file with the weights of Inception; then FID and KID are taken on its features too, at the end.
+
+    Raises:
+        ConfigError: for values outside their range.
+    """
+
+    every: int = 0
+    per_class: int = 10
+    classifier: str = AUTO
+    lr: float = 2e-3
+    batch_size: int = 50
+    most: int = 2000
+    augment: tuple[str | Mapping[str, Any], ...] | None = None
+    inception: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.every < 0 or self.per_class < 1:
+            raise ConfigError("judge: every must be at least 0, per_class at least 1.")
+        self.training()
+
+    def training(self, batch_size: int | None = None) -> Training:
+        """How classifiers are trained."""
+        return Training(self.lr, batch_size or self.batch_size, most=self.most, augment=self.augment)
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """What was found of one set.
+
+    Attributes:
+        numbers: by name, as they stand in a run's records.
+        said: the rest, as plain data: which features were used, numbers by class, sizes.
+    """
+
+    numbers: dict[str, float]
+    said: dict[str, Any] = field(default_factory=dict)
+
+
+class SyntheticEvaluator:
+    """Judges synthetic sets of one federation.
+
+    A fresh classifier learns from the set until it converges, and is tested on the common test set and on *all* test
+    samples of every client. A second one, trained on all real training data, names the synthetic samples and lends its
+    features to FID, KID, precision, recall, density, coverage and diversity; it is trained once and kept.
+
+    Args:
+        federation: whose data the sets imitate. Training samples are those that clients train on; where the common test
+            set is empty, the clients' test samples stand in for it.
+        judging: the settings.
+        seed: of the classifier that learns from the set.
+        cache: a folder in which the real-data classifier is kept; None keeps it in memory.
+        device: where classifiers are trained.
+
+    Raises:
+        ConfigError: if there are no class numbers, or no real samples besides those trained on.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        judging: EvalConfig | None = None,
+        seed: int = 0,
+        cache: Path | None = None,
+        device: str = "cpu",
+    ) -> None:
+        y = federation.train.arrays.y
+        if y.is_floating_point() or y.ndim != 1:
+            raise ConfigError("a synthetic set is judged by its classes, but these data have none.")
+        self.judging, self.seed, self.cache = judging or EvalConfig(), seed, cache
+        self.federation = placed(federation, torch.float32, device)
+        held = self.federation.held_out
+        self.test = self.federation.test if len(self.federation.test) else held.arrays.take(held.index.rows)
+        if len(self.test) < 2:
+            raise ConfigError("a synthetic set is judged by samples held out, but there are none; set held_out=0.2.")
+        self.classifier = suited(self.judging.classifier, self.test)
+        with torch.device("meta"):
+            classifier(self.classifier, self.test)  # refuses before anything runs, as the next line does
+        changes(self.judging.training(), self.test)
+        self._inception = None if self.judging.inception is None else inception(self.judging.inception)
+
+    @cached_property
+    def trained_on(self) -> Arrays:
+        """The real samples on which clients train."""
+        split = self.federation.train.first(self.federation.seen)
+        return split.arrays.take(split.index.rows)
+
+    @cached_property
+    def known(self) -> Fitted:
+        """The classifier that was trained on all real training samples; read from the cache if it is there."""
+        arrays, training = self.federation.train.arrays, self.judging.training(100)
+        path = None if self.cache is None else self.cache / f"real-{self._stamp(training)}.safetensors"
+        if path is not None and (found := self._kept(path)) is not None:
+            return found
+        made = fit(self.classifier, arrays, training, seed=0)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            facts = {"fit.loss": torch.tensor(made.loss), "fit.accuracy": torch.tensor(made.accuracy)}
+            write_whole(path, as_file({**made.model.state_dict(), **facts, "fit.steps": torch.tensor(made.steps)}))
+        return made
+
+    def _stamp(self, training: Training) -> str:
+        arrays = self.federation.train.arrays
+        settings = (self.classifier, training, tuple(arrays.x.shape))
+        digest = hashlib.blake2b(repr(settings).encode(), digest_size=8)
+        for part in (arrays.y, arrays.x[:: max(len(arrays) // 1000, 1)]):
+            digest.update(part.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def _kept(self, path: Path) -> Fitted | None:
+        """The classifier in the cache; None if there is none, or it is damaged."""
+        if not path.is_file():
+            return None
+        with torch.random.fork_rng(devices=[]):  # initialising a model must not move anybody's random numbers
+            model = classifier(self.classifier, self.test).to(self.test.x.device)
+        try:
+            stored = load_file(path)
+            facts = [stored.pop(f"fit.{name}").item() for name in ("steps", "loss", "accuracy")]
+            model.load_state_dict(stored)
+        except (OSError, KeyError, RuntimeError, SafetensorError):
+            return None
+        return Fitted(model.eval(), int(facts[0]), facts[1], facts[2])
+
+    @cached_property
+    def features(self) -> Features:
+        """The features on which distributions are compared."""
+        source = self.federation.provenance.get("source", {}).get("name", "the real data")
+        return Features(f"{self.classifier} trained on {source}", self.known.model)
+
+    @cached_property
+    def _real(self) -> Tensor:
+        """Features of the test samples."""
+        return self.features(self.test.x)
+
+    def judge(self, arrays: Arrays, *, thorough: bool = True) -> EvalResult:
+        """Everything that is measured of a set.
+
+        Args:
+            arrays: its samples, in the range of the real ones.
+            thorough: whether copies of training samples are looked for, which takes longest.
+
+        Raises:
+            DataError: if the samples have another shape or range than the real ones.
+        """
+        arrays = replace(arrays, x=arrays.x.to(self.test.x), y=arrays.y.to(self.test.y))
+        alike(self.test.x, arrays.x)
+        numbers, said = self._learnt(arrays)
+        more, about = self._seen(arrays)
+        numbers |= more
+        said |= about
+        if thorough:
+            numbers |= self._copied(arrays) | self._published(arrays)
+        return EvalResult({f"synthetic/{key}": float(value) for key, value in numbers.items()}, said)
+
+    def _learnt(self, arrays: Arrays) -> tuple[dict[str, float], dict[str, Any]]:
+        """What a fresh classifier learns from the set."""
+        fitted = fit(self.classifier, arrays, self.judging.training(), self.seed)
+        test, split = self.federation.test, self.federation.held_out
+        numbers = {"train_accuracy": fitted.accuracy, "train_loss": fitted.loss, "train_steps": fitted.steps}
+        if len(test):
+            numbers["accuracy"] = float((predicted(fitted.model, test.x) == test.y).double().mean())
+        sizes = split.index.sizes
+        tested = np.flatnonzero(sizes)
+        if len(tested):
+            rows = torch.from_numpy(split.index.rows)
+            owners = torch.from_numpy(split.index.owners).to(split.arrays.y.device)
+            right = predicted(fitted.model, split.arrays.x[rows]) == split.labels(rows, owners)
+            starts = np.concatenate([[0], np.cumsum(sizes[tested])[:-1]])
+            shares = np.add.reduceat(right.cpu().numpy().astype(np.float64), starts) / sizes[tested]
+            figures = fairness.summary(shares, sizes[tested])
+            numbers |= {f"clients/accuracy/{name}": value for name, value in figures.items()}
+        return numbers, {"classifier": self.classifier, "training": asdict(self.judging.training())}
+
+    def _seen(self, arrays: Arrays) -> tuple[dict[str, float], dict[str, Any]]:
+        """How the samples compare with real ones, for the real-data classifier."""
+        named = recognised(self.known.model, arrays.x, arrays.y)
+        real, made = self._real, self.features(arrays.x)
+        distance = kid(real, made)
+        numbers = {
+            "recognised": named.share,
+            "confidence": named.confidence,
+            "fid": fid(real, made),
+            "kid": distance.mean,
+            "kid_std": distance.std,
+        }
+        few = torch.from_numpy(self._alike(arrays.y.cpu().numpy()))
+        if len(few) > NEIGHBOURS < len(made):
+            numbers |= manifold(real[few], made, NEIGHBOURS)._asdict()
+        spread = diversity(self.test.x, self.test.y, arrays.x, arrays.y, arrays.classes)
+        inner = diversity(real, self.test.y, made, arrays.y, arrays.classes)
+        numbers |= {"diversity": spread.ratio, "diversity_features": inner.ratio}
+        said = {
+            "features": self.features.name,
+            "features_accuracy": float((predicted(self.known.model, self.test.x) == self.test.y).double().mean()),
+            "samples": len(arrays),
+            "real_test_samples": len(self.test),
+            "recognised_per_class": _plain(named.per_class),
+            "diversity_per_class": _plain(spread.per_class),
+        }
+        return numbers, said
+
+    def _alike(self, y: np.ndarray) -> np.ndarray:
+        """Rows of real test samples: of each class as many as the set has of it, as far as there are."""
+        truth, draws = self.test.y.cpu().numpy(), stream(0, "judge", 1)
+        rows = [draws.permutation(np.flatnonzero(truth == label))[: (y == label).sum()] for label in np.unique(y)]
+        return np.sort(np.concatenate(rows))
+
+    def _copied(self, arrays: Arrays) -> dict[str, float]:
+        """Whether samples are copies of training samples."""
+        count = len(self.test)
+        rows = torch.from_numpy(np.linspace(0, count - 1, min(count, HELD_OUT)).round().astype(np.int64))
+        found = membership(self.trained_on.x, self.test.x[rows], arrays.x)
+        return {
+            "copies": found.copies,
+            "near": found.near,
+            "members": found.members,
+            "members_expected": found.expected,
+            "members_p": found.p_value,
+            "membership_auc": found.auc,
+            "nearest": float(found.to_training.median()),
+            "nearest_of_real": float(found.held_out_to_training.median()),
+        }
+
+    def _published(self, arrays: Arrays) -> dict[str, float]:
+        """FID and KID on Inception's features, which published tables rest on, where its weights are at hand."""
+        if self._inception is None:
+            return {}
+        real, made = self._inception(pixels(self.test)), self._inception(pixels(arrays))
+        return {"inception/fid": fid(real, made), "inception/kid": kid(real, made).mean}
+
+    def neighbours(self, arrays: Arrays) -> Arrays:
+        """The real training sample that is nearest to each synthetic one, in pixels, to be looked at beside it."""
+        found = nearest(arrays.x.to(self.test.x), self.trained_on.x).index[:, 0]
+        return self.trained_on.take(found.cpu())
+
+
+def _plain(values: tuple[float, ...]) -> list[float | None]:
+    return [None if value != value else value for value in values]
