@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from fedloom.core.errors import CheckpointError
-from fedloom.experiment import checkpoint
+from fedloom.experiment import atomic, checkpoint
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.loop import RunResult, run
 
@@ -68,7 +68,7 @@ def kill_at(operation: int) -> list[str]:
 
         setattr(module, name, wrapped)
 
-    write = checkpoint.write_synced
+    write = atomic.write_synced
 
     def half(path: Path, blob: bytes) -> None:
         if count(f"write {path.name}"):
@@ -76,7 +76,7 @@ def kill_at(operation: int) -> list[str]:
             die()
         write(path, blob)
 
-    checkpoint.write_synced = half
+    atomic.write_synced = half
     for module, name in [(os, "rename"), (os, "replace"), (os, "mkdir"), (shutil, "rmtree")]:
         before(module, name)
     return seen

@@ -27,10 +27,10 @@ from torch import nn
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.federation import Federation, Split
 from fedloom.core.local import Local
-from fedloom.experiment import checkpoint
-from fedloom.experiment.directory import RunDirectory
+from fedloom.experiment import atomic, checkpoint
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.loop import Silent, run
+from fedloom.experiment.rundir import RunDirectory
 from fedloom.methods import make
 
 EVERYTHING = Evaluation(on=("global", "clients", "average"), every=2)
@@ -215,10 +215,10 @@ def test_interrupted_while_a_round_is_being_recorded(
     """The signal waits until the round is on record and its states are taken over."""
     original = RunDirectory.record
 
-    def record(self: RunDirectory, numbers: dict[str, Any]) -> None:
+    def record(self: RunDirectory, numbers: dict[str, Any], *tables: Any) -> None:
         if numbers["round"] == 5:
             os.kill(os.getpid(), signal.SIGINT)
-        original(self, numbers)
+        original(self, numbers, *tables)
 
     out = tmp_path / "stopped"
     with monkeypatch.context() as patched:
@@ -450,7 +450,7 @@ def test_a_full_disk_harms_no_checkpoint_and_is_reported(
     half: bool, tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, full = tmp_path / "full", [False]
-    write = checkpoint.write_synced
+    write = atomic.write_synced
 
     def crowded(path: Path, blob: bytes) -> None:
         if full[0] and path.suffix == ".safetensors":
@@ -463,7 +463,7 @@ def test_a_full_disk_harms_no_checkpoint_and_is_reported(
         def round(self, record: dict[str, Any]) -> None:
             full[0] = 3 <= record["round"] <= 6
 
-    monkeypatch.setattr(checkpoint, "write_synced", crowded)
+    monkeypatch.setattr(atomic, "write_synced", crowded)
     run(work(), out, checkpoint_every=2, keep=3, progress=Fills())
     names = [path.name for path in checkpoint.available(out / "checkpoint")]
     assert names == ["round-000002", "round-000008"]
@@ -480,8 +480,8 @@ def test_warnings_say_what_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(path, blob)
 
-    write = checkpoint.write_synced
-    monkeypatch.setattr(checkpoint, "write_synced", crowded)
+    write = atomic.write_synced
+    monkeypatch.setattr(atomic, "write_synced", crowded)
     summary = run(work(rounds=2), tmp_path / "out").summary
     assert summary["warnings"] == [
         "round 2: no checkpoint could be written (No space left on device); the one before it is untouched."

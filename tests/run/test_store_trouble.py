@@ -22,7 +22,7 @@ from helpers.stored import STATEFUL, files, referred, whole, work
 
 from fedloom.core.client import State
 from fedloom.core.errors import CheckpointError
-from fedloom.experiment import checkpoint
+from fedloom.experiment import atomic, checkpoint
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.loop import Silent, _Run, run
 from fedloom.experiment.store import DiskStore
@@ -228,7 +228,7 @@ def test_a_full_disk_ends_the_run_before_the_round_and_harms_nothing(
 ) -> None:
     """The second state of round 4 finds no room; a checkpoint of round 3 still does."""
     out, there, written = tmp_path / "full", tmp_path / "whole", []
-    write = checkpoint.write_synced
+    write = atomic.write_synced
 
     def crowded(path: Path, blob: bytes) -> None:
         if "-000004.safetensors" in path.name:
@@ -240,7 +240,7 @@ def test_a_full_disk_ends_the_run_before_the_round_and_harms_nothing(
         write(path, blob)
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "write_synced", crowded)
+        patched.setattr(atomic, "write_synced", crowded)
         with pytest.raises(CheckpointError) as caught:
             run(work(drop_rate=0.0), out, checkpoint_every=2, keep=3)
     client = written[1].removeprefix(".").partition("-")[0]
@@ -265,7 +265,7 @@ def test_a_full_disk_leaves_the_store_as_it_was(tmp_path: Path, monkeypatch: pyt
     def values() -> dict[int, list[float]]:
         return {client: state["drift"]["h"].tolist() for client, state in disk}
 
-    disk, write = DiskStore(tmp_path / "clients"), checkpoint.write_synced
+    disk, write = DiskStore(tmp_path / "clients"), atomic.write_synced
     disk.update(states(1, 0, 1, 2))
     before = files(tmp_path)
 
@@ -275,7 +275,7 @@ def test_a_full_disk_leaves_the_store_as_it_was(tmp_path: Path, monkeypatch: pyt
         write(path, blob)
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "write_synced", crowded)
+        patched.setattr(atomic, "write_synced", crowded)
         with pytest.raises(CheckpointError, match="the state of client 2 cannot be written"):
             disk.update(states(2, 0, 1, 2, 3))
     assert files(tmp_path) == before
@@ -299,7 +299,7 @@ def test_a_checkpoint_that_cannot_be_finished_holds_the_states_anyway(
 ) -> None:
     """It may be there although the last word about it was an error, so its files must be there, too."""
     out, failed = tmp_path / "out", []
-    sync = checkpoint.sync_folder
+    sync = atomic.sync_folder
 
     def broken(folder: Path) -> None:
         if folder.name == "checkpoint" and not failed:
@@ -307,7 +307,7 @@ def test_a_checkpoint_that_cannot_be_finished_holds_the_states_anyway(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         sync(folder)
 
-    monkeypatch.setattr(checkpoint, "sync_folder", broken)
+    monkeypatch.setattr(atomic, "sync_folder", broken)
     result = run(work(rounds=3), out, checkpoint_every=2, keep=3)
     assert failed
     assert "round 2: no checkpoint could be written" in result.summary["warnings"][0]

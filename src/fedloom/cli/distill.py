@@ -34,7 +34,7 @@ from fedloom.experiment.console import (
     short,
     show_warnings,
 )
-from fedloom.experiment.directory import RunDirectory
+from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.runtime import pick_device
 from fedloom.experiment.teacher import load_teacher
 from fedloom.tasks.distill.config import PENDING, Config, build, build_teacher, complete, resolve, splits

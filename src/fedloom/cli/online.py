@@ -30,6 +30,7 @@ from fedloom.experiment.console import (
     short,
     show_warnings,
 )
+from fedloom.experiment.rundir import RunDirectory
 from fedloom.tasks.online.config import Config, build, complete, resolve
 from fedloom.tasks.online.experiment import Online
 from fedloom.tasks.online.loop import run
@@ -123,7 +124,7 @@ def work(parent: Path, jobs: Sequence[Job], online: Sequence[Online], progress: 
                 progress=shown,
             )
     except KeyboardInterrupt:
-        if not any((job.directory / "config.yaml").exists() for job in jobs):
+        if not any(RunDirectory(job.directory).begun for job in jobs):
             raise Stopped("stopped before learning began.") from None
         raise Stopped(f"stopped; go on with: fedloom online resume={short(parent)}") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,12 +13,12 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from fedloom.core.errors import CheckpointError, ConfigError
-from fedloom.experiment.checkpoint import write_whole
+from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.config import Config, build_method
 from fedloom.experiment.config.choices import Complete
 from fedloom.experiment.config.resolve import run_directory
 from fedloom.experiment.config.tree import read
-from fedloom.experiment.directory import RunDirectory
+from fedloom.experiment.rundir import RunDirectory
 
 PLAN = "sweep.yaml"
 
@@ -41,17 +40,12 @@ class Job:
     @property
     def is_done(self) -> bool:
         """Whether its run has come to its end."""
-        status = str(summary(self.directory).get("status", ""))
-        return self.resume is not False and (status == "finished" or status.startswith("stopped"))
+        return self.resume is not False and RunDirectory(self.directory).status.ended
 
 
 def summary(directory: Path) -> dict[str, Any]:
     """What a run says of itself, if it has said anything yet."""
-    try:
-        found = json.loads((directory / "summary.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return RunDirectory(directory).summary()
 
 
 def free(path: Path) -> Path:
@@ -60,7 +54,7 @@ def free(path: Path) -> Path:
     Raises:
         CheckpointError: if there is.
     """
-    if RunDirectory(path).exists:
+    if RunDirectory(path).taken:
         raise CheckpointError(f"{path} exists already; choose another out=, or continue it with resume={path}.")
     return path
 
@@ -167,6 +161,6 @@ def read_plan(parent: Path, plan: str = PLAN, complete: Complete = lambda kept, 
     jobs = []
     for name, about in read(parent / plan).items():
         directory = parent / name
-        begun = (directory / "config.yaml").exists()
+        begun = RunDirectory(directory).begun
         jobs.append(Job(Config(complete(about["config"], {})), directory, resume=begun, label=about["label"]))
     return jobs

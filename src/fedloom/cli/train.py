@@ -28,6 +28,7 @@ from fedloom.experiment.console import (
 from fedloom.experiment.loop import run
 from fedloom.experiment.report import build as build_report
 from fedloom.experiment.report import comparison_picture
+from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.summary import headline
 
 CURVES = "figures/curves.png"
@@ -148,7 +149,7 @@ class Stopped(KeyboardInterrupt):
 def goes_on(job: Job, parent: Path | None) -> str:
     """How to go on after Ctrl-C."""
     directory = parent or job.directory
-    if parent is None and not (directory / "config.yaml").exists():
+    if parent is None and not RunDirectory(directory).begun:
         return "stopped before training began; nothing was written."
     at = places.summary(job.directory).get("rounds", 0)
     who = job.label if parent is None else job.title

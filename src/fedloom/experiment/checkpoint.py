@@ -7,7 +7,6 @@ Client states that live on disk (``clients/``) are not copied: the checkpoint na
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -18,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
@@ -27,6 +25,7 @@ from torch import Tensor
 from fedloom.core.client import State
 from fedloom.core.errors import CheckpointError
 from fedloom.core.round import Server
+from fedloom.experiment import atomic
 from fedloom.experiment.evaluate import LastModels
 
 if TYPE_CHECKING:
@@ -86,15 +85,15 @@ def write(
     try:
         files = {}
         for name, blob in blobs:
-            write_synced(part / f"{name}.safetensors", blob)
+            atomic.write_synced(part / f"{name}.safetensors", blob)
             files[f"{name}.safetensors"] = {"bytes": len(blob), "sha256": hashlib.sha256(blob).hexdigest()}
         manifest = {"format": FORMAT, "round": round, "files": files, **facts}
         manifest["sha256"] = _seal(manifest)
-        write_synced(part / "manifest.json", json.dumps(manifest, indent=1).encode())
+        atomic.write_synced(part / "manifest.json", json.dumps(manifest, indent=1).encode())
         if final.exists():
             shutil.rmtree(final)
         os.rename(part, final)
-        sync_folder(folder)
+        atomic.sync_folder(folder)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
@@ -117,7 +116,7 @@ def sweep(folder: Path, store: ClientStore) -> None:
     needed = held | store.files
     for path in found:
         if path.name not in needed:
-            discard(path)
+            atomic.discard(path)
 
 
 def _client_files(path: Path) -> set[str]:
@@ -127,12 +126,6 @@ def _client_files(path: Path) -> set[str]:
         return set()
     index = load_tensors(file.read_bytes())
     return {state_file(c, r) for c, r in zip(index["client"].tolist(), index["round"].tolist(), strict=True)}
-
-
-def discard(path: Path) -> None:
-    """Delete a file that nobody needs any more, if that is possible."""
-    with contextlib.suppress(OSError):
-        os.remove(path)
 
 
 def state_file(client: int, round: int) -> str:
@@ -233,6 +226,7 @@ def _tensors(snapshot: Snapshot) -> dict[str, dict[str, Tensor]]:
 def flat(state: State) -> dict[str, Tensor]:
     """All tensors of a state in one mapping.
 
+    >>> import torch
     >>> list(flat({"drift": {"h": torch.ones(2)}}))
     ['drift|h']
     """
@@ -248,40 +242,6 @@ def nested(tensors: dict[str, Tensor]) -> State:
     return state
 
 
-def write_synced(path: Path, blob: bytes) -> None:
-    """Write a file and wait until it is on disk."""
-    with path.open("wb") as file:
-        file.write(blob)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until a folder's entries are on disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_whole(path: Path, blob: bytes) -> None:
-    """Replace a file atomically: readers see the old content or the new one, never half of it."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        write_synced(part, blob)
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-
-
 def remove(path: Path) -> None:
     """Delete one checkpoint."""
     shutil.rmtree(path, ignore_errors=True)
-
-
-def as_file(named: dict[str, Tensor]) -> bytes:
-    """Named tensors as a safetensors file, for use outside FedLoom."""
-    plain = torch.contiguous_format
-    return save_tensors({k: v.detach().cpu().clone(memory_format=plain).contiguous() for k, v in named.items()})

@@ -19,14 +19,15 @@ from fedloom.core.local import cohort_size, draw_cohort
 from fedloom.core.plan import Plan
 from fedloom.core.round import InitialStates, Report, Server, federated_round
 from fedloom.engines import engines
+from fedloom.experiment import atomic
 from fedloom.experiment import checkpoint as checkpoints
 from fedloom.experiment.checkpoint import Snapshot
-from fedloom.experiment.directory import RunDirectory, environment
 from fedloom.experiment.evaluate import Evaluator, LastModels
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.fingerprint import describe, differences
 from fedloom.experiment.interrupt import Interruptible
-from fedloom.experiment.runtime import one_thread, pick_device
+from fedloom.experiment.rundir import VERSION, Kind, RunDirectory
+from fedloom.experiment.runtime import environment, one_thread, pick_device
 from fedloom.experiment.setup import make_bench, make_plan, placed
 from fedloom.experiment.store import make_store
 from fedloom.experiment.summary import should_stop, summarise
@@ -197,7 +198,8 @@ class _Run:
         facts = describe(self.experiment, self.plan)
         if directory is None:
             return
-        config = {**self.experiment.config, "identity": facts, **environment()}
+        marks = {"kind": Kind.FEDERATED.value, "version": VERSION}
+        config = {**self.experiment.config, **marks, "identity": facts, **environment()}
         citations = "\n\n".join(self.experiment.method.citations()) + "\n"
         if not resume:
             directory.create(config, citations)
@@ -288,13 +290,11 @@ class _Run:
         if self.directory is None:
             self.history.append(record)
         else:
-            if table is not None:
-                self.directory.clients.add(server.round, table)
             rows = {"client": report.cohort, "p": report.p}
             if experiment.method.needs("losses") or "received" in experiment.evaluation.on:
                 rows["loss"] = np.full(len(report.cohort), np.nan) if report.losses is None else report.losses
-            self.directory.mixing.add(server.round, rows)
-            self.directory.record(record)
+            tables = {"mixing": rows} if table is None else {"mixing": rows, "clients": table}
+            self.directory.record(record, tables)
             self.history = self.directory.history
         for tracker in self.trackers:
             tracker.log(server.round, record)
@@ -331,8 +331,8 @@ class _Run:
                     torch.cat([self.state.server.shared["shared"], self.plan.theta0[self.plan.layout.shared_size :]]),
                     torch.cat([self.state.server.buffers, self.plan.buffers0[self.plan.layout.shared_buffers :]]),
                 )
-                checkpoints.write_whole(self.directory.path / "model.safetensors", checkpoints.as_file(named))
-                self.directory.summary(summary)
+                atomic.write_whole(self.directory.path / "model.safetensors", atomic.as_file(named))
+                self.directory.write_summary(summary)
             except OSError as error:
                 summary["warnings"].append(f"the summary could not be written ({error.strerror or error}).")
         return summary

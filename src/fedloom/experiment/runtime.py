@@ -1,16 +1,22 @@
-"""Settings of the machine that make runs reproducible and fast on a CPU."""
+"""The machine: settings that make runs reproducible and fast on a CPU, and what runs where."""
 
 from __future__ import annotations
 
 import ctypes
+import platform
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from fedloom.core.errors import ConfigError, nearest
 
+PACKAGES = ("fedloom", "torch", "numpy", "scipy", "omegaconf", "safetensors", "pyarrow")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
@@ -50,3 +56,19 @@ def pick_device(wanted: str) -> str:
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         raise ConfigError(f"there is no device {wanted!r} on this machine; choose device=auto or cpu.")
     return wanted
+
+
+def environment() -> dict[str, Any]:
+    """Versions of what ran, the machine's kind and the git revision of the sources, if they are in a repository."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        revision = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        revision = None
+    return {"versions": versions, "machine": platform.machine(), "git": revision}

@@ -22,7 +22,8 @@ from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.plan import Plan
 from fedloom.core.round import Server
 from fedloom.core.tree import Tree
-from fedloom.experiment.checkpoint import as_file, discard, flat, nested, state_file, sync_folder, write_whole
+from fedloom.experiment import atomic
+from fedloom.experiment.checkpoint import flat, nested, state_file
 
 LIMIT = 2_000_000_000  # bytes of client states that ``auto`` keeps in memory
 CACHE = 256 << 20  # bytes of client states read from disk that stay in memory
@@ -161,13 +162,13 @@ class DiskStore:
             if not state:
                 continue
             path = self.folder / state_file(client, self.round + 1)
-            blob = as_file(flat(state))
+            blob = atomic.as_file(flat(state))
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                write_whole(path, blob)
+                atomic.write_whole(path, blob)
             except OSError as error:
                 for done, entry in new.items():
-                    discard(self.folder / state_file(done, entry.round))
+                    atomic.discard(self.folder / state_file(done, entry.round))
                 raise CheckpointError(
                     f"the state of client {client} cannot be written to {path} ({error.strerror or error}); "
                     f"make room and continue with resume={self.folder.parent}."
@@ -178,7 +179,7 @@ class DiskStore:
             self.index[client] = entry
             self._recent.pop(client)
             if before is not None and (name := state_file(client, before.round)) not in self._held:
-                discard(self.folder / name)
+                atomic.discard(self.folder / name)
         self.round += 1
 
     def saved(self) -> dict[str, Tree]:
@@ -190,7 +191,7 @@ class DiskStore:
         if self._damage:
             raise OSError(self._damage)
         if self.index:
-            sync_folder(self.folder)
+            atomic.sync_folder(self.folder)
         self._held |= self.files
         clients = sorted(self.index)
         entries = [self.index[client] for client in clients]

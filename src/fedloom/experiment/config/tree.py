@@ -18,7 +18,7 @@ from fedloom.experiment.config.values import shown
 Tree = dict[str, Any]
 Key = tuple[str, ...]
 OBJECTIVE: Key = ("method", "objective")
-RECORDED = ("identity", "versions", "machine", "git", "judge")
+RECORDED = ("kind", "version", "identity", "versions", "machine", "git", "judge")
 """Keys of a run directory's ``config.yaml`` that record how it was made; it can serve as a recipe without them."""
 
 

@@ -9,7 +9,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from fedloom.core.errors import CheckpointError
-from fedloom.experiment.checkpoint import as_file, available, verified, write
+from fedloom.experiment.atomic import as_file
+from fedloom.experiment.checkpoint import available, verified, write
 
 STATE = "state"
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
-from fedloom.experiment.checkpoint import write_whole
+from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.report.canvas import dress, figure, percent, plain, png, title
 from fedloom.experiment.report.palette import LIGHT, styles
+from fedloom.experiment.rundir import RunDirectory
 
 BINS = 20
 
@@ -34,11 +33,11 @@ def picture(runs: Sequence[tuple[str, Path]], path: Path) -> Path:
     looks = styles([label.partition(",")[0] for label, _ in runs])
     taught: float | None = None
     for (label, where), style in zip(runs, looks, strict=True):
-        points = [(r["passes"], r["global/accuracy"]) for r in history(where) if "global/accuracy" in r]
+        points = [(r["passes"], r["global/accuracy"]) for r in RunDirectory(where).metrics() if "global/accuracy" in r]
         dashes: Any = style.dash or (None, None)
         curves.plot(*zip(*points, strict=True), color=style.colour, dashes=dashes, label=plain(label), linewidth=1.6)
-        taught = taught or (summary(where).get("teacher") or {}).get("accuracy")
-        chosen = summary(where).get("selected")
+        taught = taught or (RunDirectory(where).summary().get("teacher") or {}).get("accuracy")
+        chosen = RunDirectory(where).summary().get("selected")
         if chosen:
             curves.plot([chosen["passes"]], [chosen["accuracy"]], "o", color=style.colour, markersize=5)
     if taught is not None:
@@ -58,24 +57,7 @@ def picture(runs: Sequence[tuple[str, Path]], path: Path) -> Path:
     return path
 
 
-def history(where: Path) -> list[dict[str, Any]]:
-    """The records of a run directory, without a line that is only half written."""
-    lines = (
-        (where / "metrics.jsonl").read_text().splitlines(keepends=True) if (where / "metrics.jsonl").exists() else []
-    )
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
-def summary(where: Path) -> dict[str, Any]:
-    """What a run says of itself."""
-    path = where / "summary.json"
-    return json.loads(path.read_text()) if path.is_file() else {}
-
-
 def guidance(where: Path) -> tuple[np.ndarray, np.ndarray] | None:
     """g [N] of a run's guide, and whether the student is right [N], if it has a guide."""
-    path = where / "guide.parquet"
-    if not path.is_file():
-        return None
-    table = pq.read_table(path)
-    return table["g"].to_numpy(), table["right"].to_numpy()
+    table = RunDirectory(where).table("guide")
+    return (table["g"], table["right"]) if table else None

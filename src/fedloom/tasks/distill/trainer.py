@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -16,12 +15,13 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.data.augment import pipeline
-from fedloom.experiment.checkpoint import as_file, available, write_whole
-from fedloom.experiment.directory import RunDirectory, Table, environment
+from fedloom.experiment.atomic import as_file, write_whole
+from fedloom.experiment.checkpoint import available
 from fedloom.experiment.fingerprint import differences
 from fedloom.experiment.interrupt import Interruptible
 from fedloom.experiment.loop import Progress, Silent
-from fedloom.experiment.runtime import one_thread, pick_device
+from fedloom.experiment.rundir import VERSION, Kind, RunDirectory, Table
+from fedloom.experiment.runtime import environment, one_thread, pick_device
 from fedloom.experiment.teacher import load_teacher
 from fedloom.tasks.distill import checkpoint as checkpoints
 from fedloom.tasks.distill import work
@@ -257,7 +257,8 @@ class _Run:
         directory = self.directory
         if directory is None:
             return
-        config = {**self.experiment.config, "identity": self.identity, **environment()}
+        marks = {"kind": Kind.DISTILL.value, "version": VERSION}
+        config = {**self.experiment.config, **marks, "identity": self.identity, **environment()}
         citations = self.experiment.method.citation + "\n"
         if not resume:
             directory.create(config, citations)
@@ -333,7 +334,7 @@ class _Run:
                     g, right = (t.cpu().numpy() for t in self.help)
                     table.add(self.round, {"row": torch.arange(len(g)).numpy(), "g": g, "right": right})
                     table.write()
-            directory.summary(summary)
+            directory.write_summary(summary)
         return summary
 
 
@@ -353,7 +354,7 @@ def _begin_with(student: nn.Module, start: Path) -> int:
 
 
 def _passes(path: Path) -> int:
-    return int(json.loads((path / "summary.json").read_text())["passes"])
+    return int(RunDirectory(path).summary()["passes"])
 
 
 def _rate(training: Training, first: int, total: int, at: int) -> float:

@@ -18,11 +18,11 @@ from fedloom.core.round import Server
 from fedloom.core.tree import Tree
 from fedloom.experiment import checkpoint as checkpoints
 from fedloom.experiment.checkpoint import Snapshot
-from fedloom.experiment.directory import RunDirectory, environment
 from fedloom.experiment.fingerprint import differences
 from fedloom.experiment.interrupt import Interruptible
 from fedloom.experiment.loop import Progress, Silent
-from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.rundir import VERSION, Kind, RunDirectory
+from fedloom.experiment.runtime import environment, one_thread
 from fedloom.experiment.store import MemoryStore
 from fedloom.tasks.online.bank import MEMORY, state_bytes, task_bytes
 from fedloom.tasks.online.evaluate import Evaluator
@@ -159,7 +159,8 @@ class _Run:
         facts = {**self.online.describe(), "stream": {"digest": digest}, "model": {"digest": theta}}
         if directory is None:
             return
-        config = {**self.online.config, "identity": facts, **environment()}
+        marks = {"kind": Kind.ONLINE.value, "version": VERSION}
+        config = {**self.online.config, **marks, "identity": facts, **environment()}
         if not resume:
             directory.create(config, "\n\n".join(self.online.citations()) + "\n")
             self.history = directory.history
@@ -216,7 +217,7 @@ class _Run:
         size = self.bank.plan(0)[0].layout.size
         summary = summarise(self.online, self.history, self.total, size, status)
         if self.directory is not None:
-            self.directory.summary(summary)
+            self.directory.write_summary(summary)
         return summary
 
 

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedloom.experiment.checkpoint import write_whole
+from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.report.canvas import dress, figure, percent, plain, png, title
 from fedloom.experiment.report.palette import LIGHT, styles
+from fedloom.experiment.rundir import RunDirectory
 from fedloom.tasks.online.metrics import smoothed
-
-
-def history(directory: Path) -> list[dict[str, Any]]:
-    """The records of a run directory, as far as they are whole."""
-    records = []
-    path = directory / "metrics.jsonl"
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:  # the line that was being written when the run was killed
-            break
-    return records
 
 
 def picture(runs: Sequence[tuple[str, Path]], path: Path) -> Path:
@@ -32,7 +20,7 @@ def picture(runs: Sequence[tuple[str, Path]], path: Path) -> Path:
         runs: a label and the directory of each.
         path: where it goes; its folder is made.
     """
-    found = [(label, history(directory)) for label, directory in runs]
+    found = [(label, RunDirectory(directory).metrics()) for label, directory in runs]
     window = max(1, max((len(records) for _, records in found), default=1) // 10)
     made = figure(12.5, 3.6, LIGHT)
     current, long, kept = made.subplots(1, 3)

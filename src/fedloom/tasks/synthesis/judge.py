@@ -19,7 +19,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation
 from fedloom.core.rng import stream
 from fedloom.data.sources.generated import pixels
-from fedloom.experiment.checkpoint import as_file, write_whole
+from fedloom.experiment.atomic import as_file, write_whole
 from fedloom.experiment.setup import placed
 from fedloom.metrics import fairness
 from fedloom.metrics.distribution import fid, kid

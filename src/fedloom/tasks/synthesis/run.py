@@ -17,12 +17,11 @@ from fedloom.core.federation import Arrays
 from fedloom.core.plan import Plan
 from fedloom.core.round import Server
 from fedloom.data.sources.generated import Generated, parquet, save_npz
-from fedloom.experiment.checkpoint import write_whole
+from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.config.values import plain
-from fedloom.experiment.directory import environment
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.loop import Progress, RunResult, run
-from fedloom.experiment.runtime import one_thread, pick_device
+from fedloom.experiment.runtime import environment, one_thread, pick_device
 from fedloom.tasks.synthesis.grid import grid, value_range
 from fedloom.tasks.synthesis.judge import CACHE, EvalConfig, EvalResult, SyntheticEvaluator
 from fedloom.tasks.synthesis.take import generates, take

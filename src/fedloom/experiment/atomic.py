@@ -1,0 +1,51 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import torch
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+
+def write_synced(path: Path, blob: bytes) -> None:
+    """Write a file and wait until it is on disk."""
+    with path.open("wb") as file:
+        file.write(blob)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until a folder's entries are on disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_whole(path: Path, blob: bytes) -> None:
+    """Replace a file atomically: readers see the old content or the new one, never half of it."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        write_synced(part, blob)
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def discard(path: Path) -> None:
+    """Delete a file, if that is possible."""
+    with contextlib.suppress(OSError):
+        os.remove(path)
+
+
+def as_file(named: dict[str, Tensor]) -> bytes:
+    """Named tensors as the content of a safetensors file."""
+    plain = torch.contiguous_format
+    return save_tensors({k: v.detach().cpu().clone(memory_format=plain).contiguous() for k, v in named.items()})

@@ -1,0 +1,302 @@
+"""The run directory: what a run leaves behind. One class writes it and reads it.
+
+- ``config.yaml``: everything resolved, with ``kind``, ``version``, seed, versions of packages and the git revision;
+- ``metrics.jsonl``: one object a round;
+- ``clients.parquet``: round, client, n, accuracy, loss and other metrics of each client's deployed model;
+- ``mixing.parquet``: round, client, p and, where a policy or ``evaluation.on=[received]`` asked, the client's training
+  ``loss`` F_i(θ^t) of the model it received, NaN if it has none;
+- ``checkpoint/`` and ``clients/`` (client states, where they live on disk);
+- ``model.safetensors`` (the final model under its module's names), ``summary.json``, ``figures/``, ``citations.bib``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from omegaconf import OmegaConf
+
+from fedloom.core.errors import CheckpointError
+from fedloom.experiment import atomic
+
+VERSION = 2
+"""Of what is written; 1 is what FedLoom 0.1 wrote, which is read but not continued."""
+
+Columns = dict[str, np.ndarray]
+
+
+class Kind(StrEnum):
+    """Which task a run belongs to."""
+
+    FEDERATED = "federated"
+    SYNTHESIS = "synthesis"
+    ONLINE = "online"
+    DISTILL = "distill"
+
+
+class Status(StrEnum):
+    """How a run ended, if it has."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"  # early, as its settings asked
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+    UNFINISHED = "unfinished"  # under way, or killed
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has come to its end."""
+        return self in (Status.FINISHED, Status.STOPPED)
+
+
+class Table:
+    """A growing table with rows for every round, kept in columns and written as one parquet file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.blocks: list[Columns] = []
+
+    def add(self, round: int, columns: Mapping[str, np.ndarray]) -> None:
+        """Add one round's rows."""
+        rows = len(next(iter(columns.values())))
+        self.blocks.append({"round": np.full(rows, round, dtype=np.int64), **columns})
+
+    def write(self) -> None:
+        """Write all rows, atomically."""
+        if not self.blocks:
+            return
+        columns = {name: np.concatenate([b[name] for b in self.blocks]) for name in self.blocks[0]}
+        self.blocks = [columns]
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table(columns), sink, compression="zstd")
+        atomic.write_whole(self.path, sink.getvalue().to_pybytes())
+
+    def read(self) -> Columns:
+        """The columns on disk; none if there is no file."""
+        if not self.path.is_file():
+            return {}
+        stored = pq.read_table(self.path)
+        return {name: stored[name].to_numpy() for name in stored.column_names}
+
+    def rewind(self, round: int) -> None:
+        """Go on with the rows on disk of rounds up to ``round``."""
+        columns = self.read()
+        if columns:
+            past = columns["round"] <= round
+            self.blocks = [{name: column[past] for name, column in columns.items()}]
+
+
+class RunDirectory:
+    """One run's directory; everything in it is whole at any moment.
+
+    What is read may come from version 0.1, a run that is under way or one that was killed; ``notes`` then says in
+    sentences what could not be read.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.checkpoints = self.path / "checkpoint"
+        self.figures = self.path / "figures"
+        self.tables = {name: Table(self.path / f"{name}.parquet") for name in ("clients", "mixing")}
+        self.history: list[dict[str, Any]] = []
+        self.notes: list[str] = []
+
+    # --- reading
+
+    @property
+    def taken(self) -> bool:
+        """Whether there is anything here; half-written files of a run killed at its very start do not count."""
+        if not self.path.is_dir():
+            return self.path.exists()
+        return any(not entry.name.startswith(".") for entry in self.path.iterdir())
+
+    @property
+    def begun(self) -> bool:
+        """Whether this is a run directory: whether it has a configuration."""
+        return (self.path / "config.yaml").is_file()
+
+    def config(self) -> dict[str, Any]:
+        """The configuration as nested plain data, with what records how it was made: ``identity``, ``versions``, ….
+
+        Raises:
+            CheckpointError: if this is not a run directory, or its configuration cannot be read.
+        """
+        path = self.path / "config.yaml"
+        if not path.is_file():
+            raise CheckpointError(f"{self.path} is not a run directory: it has no config.yaml.")
+        try:
+            stored = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        except Exception as error:  # YAML and OmegaConf errors share no base
+            raise CheckpointError(f"{path} cannot be read as a configuration: {_first_line(error)}.") from error
+        if not isinstance(stored, dict):
+            raise CheckpointError(f"{path} holds no settings: it should be a mapping of names to values.")
+        return _with_text_keys(stored)
+
+    @property
+    def version(self) -> int:
+        """The version of what is written here; 1 for directories of FedLoom 0.1."""
+        return int(self.config().get("version", 1))
+
+    @property
+    def kind(self) -> Kind:
+        """Which task the run belongs to."""
+        config = self.config()
+        if "kind" in config:
+            return Kind(config["kind"])
+        if config.get("command") == "distill":
+            return Kind.DISTILL
+        if "learner" in config or "learners" in config.get("identity", {}):
+            return Kind.ONLINE
+        return Kind.SYNTHESIS if "judge" in config else Kind.FEDERATED
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The records in order of rounds; of a round written twice the later one, and no line that is half written."""
+        path = self.path / "metrics.jsonl"
+        by_round: dict[int, dict[str, Any]] = {}
+        broken = 0
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
+            try:
+                record = json.loads(line)
+                by_round[int(record["round"])] = record
+            except (ValueError, TypeError, KeyError, OverflowError):
+                broken += bool(line.strip())
+        if broken:
+            self.notes.append(f"{broken} line{'s' * (broken > 1)} of metrics.jsonl could not be read and left out.")
+        return [by_round[round] for round in sorted(by_round)]
+
+    def table(self, name: str) -> Columns:
+        """The columns of ``<name>.parquet``; none if it is not there or cannot be read."""
+        try:
+            return Table(self.path / f"{name}.parquet").read()
+        except Exception as error:  # a file that is damaged or no parquet
+            self.notes.append(f"{name}.parquet could not be read: {_first_line(error)}.")
+            return {}
+
+    def clients(self) -> Columns:
+        """Each evaluated round's metrics of each client: columns round, client, n, accuracy, loss, …."""
+        return self.table("clients")
+
+    def mixing(self) -> Columns:
+        """Each round's mixing coefficients: columns round, client, p and sometimes loss."""
+        return self.table("mixing")
+
+    def summary(self) -> dict[str, Any]:
+        """What the run says of itself; empty as long as it has said nothing."""
+        path = self.path / "summary.json"
+        if not path.is_file():
+            self.notes.append("There is no summary.json: the run is not finished.")
+            return {}
+        try:
+            found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        except (OSError, ValueError):
+            found = None
+        if isinstance(found, dict):
+            return found
+        self.notes.append("summary.json could not be read.")
+        return {}
+
+    @property
+    def status(self) -> Status:
+        """How the run ended."""
+        summary = self.summary()
+        if not summary:
+            return Status.UNFINISHED
+        said = str(summary.get("status", Status.FINISHED)).partition(":")[0]  # version 1 adds the reason
+        return Status(said) if said in list(Status) else Status.UNFINISHED
+
+    @property
+    def failures(self) -> list[Any]:
+        """The first hundred clients that were left out, and why."""
+        found = self.summary().get("failures")
+        return found if isinstance(found, list) else []
+
+    def citations(self) -> str:
+        """BibTeX."""
+        path = self.path / "citations.bib"
+        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+    # --- writing
+
+    @property
+    def recorded(self) -> int:
+        """The last round on record."""
+        return self.history[-1]["round"] if self.history else 0
+
+    def create(self, config: Mapping[str, Any], citations: str) -> None:
+        """Start a new run directory.
+
+        Raises:
+            CheckpointError: if the path is taken or cannot be written.
+        """
+        if self.taken:
+            raise CheckpointError(
+                f"{self.path} exists already; choose another out=, or continue it with resume={self.path}."
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.describe(config, citations)
+        except OSError as error:
+            raise CheckpointError(f"the run directory {self.path} cannot be written: {error.strerror}.") from error
+
+    def describe(self, config: Mapping[str, Any], citations: str) -> None:
+        """(Re)write ``config.yaml``, which makes the folder a run directory, and ``citations.bib``."""
+        atomic.write_whole(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(config))).encode())
+        atomic.write_whole(self.path / "citations.bib", citations.encode())
+
+    def rewind(self, round: int) -> None:
+        """Forget everything after a round, which a checkpoint holds: a killed run may have gone further."""
+        self.history = [record for record in self.metrics() if record["round"] <= round]
+        lines = "".join(json.dumps(record) + "\n" for record in self.history)
+        atomic.write_whole(self.path / "metrics.jsonl", lines.encode())
+        for table in self.tables.values():
+            table.rewind(round)
+
+    def record(self, record: dict[str, Any], tables: Mapping[str, Columns] | None = None) -> None:
+        """Append one round, and keep its rows of the tables until these are written.
+
+        Raises:
+            CheckpointError: if the disk is full; the checkpoints written so far stay good.
+        """
+        for name, columns in (tables or {}).items():
+            self.tables[name].add(record["round"], columns)
+        self.history.append(record)
+        try:
+            with (self.path / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            self.history.pop()
+            raise CheckpointError(
+                f"{self.path}/metrics.jsonl cannot be written ({error.strerror}); "
+                f"make room and continue with resume={self.path}."
+            ) from error
+
+    def write_tables(self) -> None:
+        """Write both parquet files, and wait until the records so far are on disk."""
+        with (self.path / "metrics.jsonl").open("ab") as file:
+            os.fsync(file.fileno())
+        for table in self.tables.values():
+            table.write()
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write ``summary.json``."""
+        atomic.write_whole(self.path / "summary.json", json.dumps(summary, indent=1).encode())
+
+
+def _with_text_keys(value: Any) -> Any:
+    """The same with text as keys; YAML reads the key ``on`` as a truth value."""
+    if isinstance(value, list):
+        return [_with_text_keys(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {"on" if key is True else str(key): _with_text_keys(item) for key, item in value.items()}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
