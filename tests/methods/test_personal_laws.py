@@ -16,7 +16,7 @@ from fedloom.core.client import Plan
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Context
-from fedloom.core.views import PairNoise, StepInfo, View
+from fedloom.core.views import SharedPrivate, StepInfo, View
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.interpolation_eval import GRID
 from fedloom.experiment.loop import run
@@ -88,7 +88,7 @@ def test_superfed_follows_the_gradient_of_its_whole_objective(mu: float, nu: flo
     expected = torch.autograd.grad(value, (w, v))
     with torch.no_grad():
         task = 3 * (mixed - target).pow(2)
-        pull = Subspace(mu=mu, nu=nu).pull(View(at), PairNoise(w, v, torch.zeros(0)), task, context(received))
+        pull = Subspace(mu=mu, nu=nu).pull(View(at), SharedPrivate(w, v, torch.zeros(0)), task, context(received))
         of_w = sum(a * x for a, x in zip(pull.w, (w, v, received), strict=True))
         of_v = sum(a * x for a, x in zip(pull.v, (v, w, received), strict=True))
         found = (1 - at) * task + of_w, at * task + of_v

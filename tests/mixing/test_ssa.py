@@ -18,7 +18,7 @@ from fedloom.core.federation import Unlabelled
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Cohort
-from fedloom.core.server_data import Bench
+from fedloom.core.server_data import ServerData
 from fedloom.experiment.ensemble import after_training
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.loop import run
@@ -200,8 +200,8 @@ def test_a_model_whose_logits_overflow_counts_nothing(policy: Any) -> None:
 @pytest.mark.parametrize("draws", [1, 3])
 def test_networks_run_forward_draws_times_two_views(draws: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    plain = Bench.logits
-    monkeypatch.setattr(Bench, "logits", lambda self, s, b, x: (seen.append(len(x)), plain(self, s, b, x))[1])
+    plain = ServerData.logits
+    monkeypatch.setattr(ServerData, "logits", lambda self, s, b, x: (seen.append(len(x)), plain(self, s, b, x))[1])
     of = cohort()
     p_of(SelfSupervised(epochs=6, batch_size=4, draws=draws), of)
     assert sum(seen) == draws * 2 * 4 * 20
@@ -212,9 +212,9 @@ def test_views_are_made_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     of = cohort()
     assert of.bench is not None
     sizes = []
-    plain = Bench.views
+    plain = ServerData.views
     monkeypatch.setattr("fedloom.core.server_data.CHUNK", 6)
-    monkeypatch.setattr(Bench, "views", lambda self, x, *c: (sizes.append(len(x)), plain(self, x, *c))[1])
+    monkeypatch.setattr(ServerData, "views", lambda self, x, *c: (sizes.append(len(x)), plain(self, x, *c))[1])
     p_of(SelfSupervised(), of)
     assert sizes == [6, 6, 6, 2]
 

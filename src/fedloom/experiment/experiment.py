@@ -90,7 +90,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A method, data, a model and the conditions of the run; two equal experiments give the same bits.
+    """A method, data, a model and the conditions of the run; two equal experiments give the same bits on one machine.
 
     Args:
         method: the composition to run.

@@ -22,7 +22,7 @@ SAMPLED = 1000  # rows of the inputs that are looked at
 
 
 def describe(experiment: Experiment, plan: Plan) -> dict[str, Any]:
-    """The experiment as nested plain data. Two runs with equal descriptions give equal bits.
+    """The experiment as nested plain data. Two runs with equal descriptions give equal bits on one machine.
 
     The number of rounds, the engine, and what is evaluated are not in it: they do not change what was computed so far.
     """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Distillation:
-    """Two equal experiments give the same bits.
+    """Two equal experiments give the same bits on one machine.
 
     Args:
         method: the composition.

@@ -22,7 +22,7 @@ SAMPLED = 1000  # rows of the inputs that are looked at
 
 
 def describe(experiment: Distillation, data: Splits, learner: Learner, teacher: nn.Module | None) -> dict[str, Any]:
-    """The experiment as nested plain data; two runs with equal descriptions give equal bits."""
+    """The experiment as nested plain data; two runs with equal descriptions give equal bits on one machine."""
     method = experiment.method
     modules = re.sub(r"0x[0-9a-f]+", "", repr(learner.student))
     about: dict[str, Any] = {

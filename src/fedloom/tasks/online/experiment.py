@@ -57,8 +57,9 @@ class Measures:
 
 @dataclass(frozen=True)
 class Online:
-    """Tasks arrive one by one; each is predicted before it is learnt. Two equal experiments give the same bits.
+    """Tasks arrive one by one; each is predicted before it is learnt.
 
+    Two equal experiments give the same bits on one machine.
     For every task the experts' models are adapted with its training samples and predict its test samples; the
     prediction is recorded and scored; only then the learners see the training samples. No learner ever sees a test
     sample's label, and no task is made before it arrives. What is reported is Hedge's mixture of the experts: with one
