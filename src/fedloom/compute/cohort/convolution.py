@@ -1,0 +1,149 @@
+"""Convolutions of a cohort: small ones as one batched matrix product, large ones client by client.
+
+A call of the convolution library costs a fixed time for each client. Where a client's product is small, unfolding the
+images of all clients and one batched product are faster; where it is large, the library's own kernel is.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedloom.compute.cohort.layers import CohortLayer, Lookup, Unsupported, cohort_layer
+from fedloom.compute.cohort.parameters import Parameter
+
+aten = torch.ops.aten
+SMALL = 4e6  # multiplications of a client's forward pass up to which convolutions are unfolded
+
+
+@cohort_layer(nn.Conv1d, nn.Conv2d)
+def convolution(module: nn.Conv1d | nn.Conv2d, lookup: Lookup) -> CohortLayer:
+    """The cohort's form of a convolution."""
+    if module.padding_mode != "zeros" or isinstance(module.padding, str):
+        raise Unsupported("convolutions with other padding than a number of zeros")
+    weight = lookup("weight")
+    assert weight is not None
+    settings = (list(module.stride), list(module.padding), list(module.dilation))
+    return Convolution(weight, lookup("bias"), *settings, groups=module.groups)
+
+
+class Convolution(CohortLayer):
+    """A convolution with each client's own kernel: [c, B, in, height, width] to [c, B, out, height', width'].
+
+    Signals [c, B, in, length] go client by client.
+    """
+
+    def __init__(
+        self, weight: Parameter, bias: Parameter | None, stride: list[int], padding: list[int], dilation: list[int],
+        groups: int,
+    ) -> None:  # fmt: skip
+        self.weight, self.bias = weight, bias
+        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+        self.kernel = list(weight.value.shape[3:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.small = x.ndim == 5 and self.groups == 1 and len(x) > 1 and self._products(x) <= SMALL
+        return self._unfolded(x) if self.small else self._by_client(x)
+
+    def backward(self, grad: Tensor) -> tuple[Tensor | None]:
+        return (self._backward_unfolded(grad) if self.small else self._backward_by_client(grad),)
+
+    def _products(self, x: Tensor) -> int:
+        """Multiplications of one client's forward pass."""
+        return x.shape[1] * prod(self._sides(x)) * self.weight.matrix[0].numel()
+
+    def _sides(self, x: Tensor) -> list[int]:
+        """Height and width of the output."""
+        settings = zip(x.shape[3:], self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        return [(side + 2 * p - d * (k - 1) - 1) // s + 1 for side, k, s, p, d in settings]
+
+    def _by_client(self, x: Tensor) -> Tensor:
+        self.x = _channels_last(x)
+        rest = (self.stride, self.padding, self.dilation, False, [0] * len(self.stride), self.groups)
+        kernels, biases = self.weight.value, None if self.bias is None else self.bias.value
+        made = [
+            aten.convolution(images, kernels[i], None if biases is None else biases[i], *rest)
+            for i, images in enumerate(self.x)
+        ]
+        return _stacked(made)
+
+    def _backward_by_client(self, grad: Tensor) -> Tensor | None:
+        grad, bias = _channels_last(grad), self.bias
+        outputs = [grad.shape[2]] if bias is not None else None
+        rest = (self.stride, self.padding, self.dilation, False, [0] * len(self.stride), self.groups)
+        mask = [self.input_gradient, True, bias is not None]
+        made = [
+            aten.convolution_backward(delta, images, self.weight.value[i], outputs, *rest, mask)
+            for i, (delta, images) in enumerate(zip(grad, self.x, strict=True))
+        ]
+        passed = _stacked([each[0] for each in made]) if self.input_gradient else None
+        self.weight.take(torch.stack([each[1] for each in made]))
+        if bias is not None:
+            bias.take(torch.stack([each[2] for each in made]))
+        return passed
+
+    def _unfolded(self, x: Tensor) -> Tensor:
+        count, rows, into = x.shape[:3]
+        height, width = self._sides(x)
+        self.shape = x.shape
+        self.patches = self._patches(x, height, width)
+        weight = self.weight.matrix[:count].mT
+        if self.bias is None:
+            y = torch.bmm(self.patches, weight)
+        else:
+            y = torch.baddbmm(self.bias.value[:count, None], self.patches, weight)
+        return y.view(count, rows, height, width, -1).permute(0, 1, 4, 2, 3)
+
+    def _patches(self, x: Tensor, height: int, width: int) -> Tensor:
+        """What each place of the output sees, [c, B · height' · width', kernel height · kernel width · in]."""
+        lines = x.permute(0, 1, 3, 4, 2)  # [c, B, height, width, in]
+        (top, left), (down, right), (far, wide) = self.padding, self.stride, self.dilation
+        lines = F.pad(lines, (0, 0, left, left, top, top)) if top or left else lines.contiguous()
+        client, row, line, place, one = lines.stride()
+        shape = (*x.shape[:2], height, width, *self.kernel, x.shape[2])
+        strides = (client, row, down * line, right * place, far * line, wide * place, one)
+        return lines.as_strided(shape, strides).reshape(len(x), -1, prod(shape[4:]))
+
+    def _backward_unfolded(self, grad: Tensor) -> Tensor | None:
+        count = len(grad)
+        delta = grad.permute(0, 1, 3, 4, 2).reshape(count, -1, grad.shape[2])  # [c, B · height' · width', out]
+        passed = None
+        if self.input_gradient:
+            passed = self._folded(torch.bmm(delta, self.weight.matrix[:count]), *grad.shape[3:])
+        self.weight.take_product(delta, self.patches)
+        if self.bias is not None:
+            self.bias.take(delta.sum(1))
+        return passed
+
+    def _folded(self, patches: Tensor, height: int, width: int) -> Tensor:
+        """The sum over all patches in which a place of the input takes part: the transpose of ``_patches``."""
+        count, rows, into, *sides = self.shape
+        (top, left), (down, right), (far, wide) = self.padding, self.stride, self.dilation
+        patches = patches.view(count, rows, height, width, *self.kernel, into)
+        lines = patches.new_zeros(count, rows, sides[0] + 2 * top, sides[1] + 2 * left, into)
+        for i in range(self.kernel[0]):
+            for j in range(self.kernel[1]):
+                y, x = i * far, j * wide
+                reached = lines[:, :, y : y + down * (height - 1) + 1 : down, x : x + right * (width - 1) + 1 : right]
+                reached.add_(patches[:, :, :, :, i, j])
+        inner = lines[:, :, top : top + sides[0], left : left + sides[1]]
+        return inner.permute(0, 1, 4, 2, 3)
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """Images in the memory order [c, B, height, width, channels]; signals as they are."""
+    if x.ndim != 5:
+        return x.contiguous()
+    return x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+
+
+def _stacked(values: list[Tensor]) -> Tensor:
+    """One value from every client's, channels-last; of a single client without copying."""
+    if len(values) == 1:
+        return values[0][None]
+    if values[0].ndim != 4:
+        return torch.stack(values)
+    return torch.stack([value.permute(0, 2, 3, 1) for value in values]).permute(0, 1, 4, 2, 3)

@@ -1,0 +1,77 @@
+"""Layers that are matrix products: linear layers and embeddings."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.compute.cohort.layers import CohortLayer, Lookup, Unsupported, cohort_layer
+from fedloom.compute.cohort.parameters import Parameter
+
+
+@cohort_layer(nn.Linear)
+def linear(module: nn.Linear, lookup: Lookup) -> CohortLayer:
+    """The cohort's form of a linear layer."""
+    weight = lookup("weight")
+    assert weight is not None
+    return Linear(weight, lookup("bias"))
+
+
+class Linear(CohortLayer):
+    """y = x Wᵀ + b for every client: [c, B, ..., in] to [c, B, ..., out].
+
+    Backward: ∂x = δ W, ∂W = δᵀ x, ∂b = Σ_rows δ, where δ is the gradient of y.
+    """
+
+    def __init__(self, weight: Parameter, bias: Parameter | None) -> None:
+        self.weight, self.bias = weight, bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.shape = x.shape
+        self.x = x.flatten(1, -2)  # [c, n, in]
+        weight = self.weight.matrix[: len(x)].mT
+        if self.bias is None:
+            y = torch.bmm(self.x, weight)
+        else:
+            y = torch.baddbmm(self.bias.value[: len(x), None], self.x, weight)
+        return y.view(*self.shape[:-1], -1)
+
+    def backward(self, grad: Tensor) -> tuple[Tensor | None]:
+        delta = grad.reshape(len(grad), -1, grad.shape[-1])  # [c, n, out]
+        passed = None
+        if self.input_gradient:  # before the weights change
+            passed = torch.bmm(delta, self.weight.matrix[: len(delta)]).view(self.shape)
+        self.weight.take_product(delta, self.x)
+        if self.bias is not None:
+            self.bias.take(delta.sum(1))
+        return (passed,)
+
+
+@cohort_layer(nn.Embedding)
+def embedding(module: nn.Embedding, lookup: Lookup) -> CohortLayer:
+    """The cohort's form of an embedding."""
+    if module.max_norm is not None or module.sparse or module.scale_grad_by_freq or module.padding_idx is not None:
+        raise Unsupported("embeddings with max_norm, sparse, scale_grad_by_freq or padding_idx")
+    weight = lookup("weight")
+    assert weight is not None
+    return Embedding(weight)
+
+
+class Embedding(CohortLayer):
+    """Rows of a table by number, for every client: int64 [c, B, ...] to [c, B, ..., d]."""
+
+    def __init__(self, weight: Parameter) -> None:
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        table = self.weight.matrix[: len(x)]  # [c, vocabulary, d]
+        self.at = x.flatten(1)
+        found = table.gather(1, self.at[..., None].expand(-1, -1, table.shape[2]))
+        return found.view(*x.shape, -1)
+
+    def backward(self, grad: Tensor) -> tuple[None]:
+        table = self.weight.matrix[: len(grad)]
+        delta = grad.reshape(len(grad), -1, table.shape[2])
+        made = torch.zeros_like(table).scatter_add_(1, self.at[..., None].expand_as(delta), delta)
+        self.weight.take(made)
+        return (None,)

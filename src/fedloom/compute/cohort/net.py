@@ -1,0 +1,127 @@
+"""A model of C clients as one network with its own backward pass, over parameters that are rows of one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.compute.cohort import parameters as rows
+from fedloom.compute.cohort.layers import Draws, Unsupported
+from fedloom.compute.cohort.parameters import SGD
+from fedloom.compute.cohort.trace import Outputs, trace
+from fedloom.core.layout import Layout
+
+
+class CohortNet:
+    """The layers of a model for C clients at once, each client with weights of its own.
+
+    Every method may be called for the first c ≤ C clients alone: those of the batch that it gets. Rows of a batch that
+    only fill it up have gradients of zero, so that each client's arithmetic is that of its module alone, up to
+    rounding.
+
+    Args:
+        model: the module of one client; its own parameters are not touched.
+        layout: the order of the parameters in a row.
+        clients: C, how many clients it holds at most.
+        outputs: what forward returns: ``logits``, ``features`` (logits and features) or ``ends``.
+        device: where the rows lie.
+
+    Attributes:
+        theta: the clients' parameters [C, P]; the layers' weights are views of it.
+        grad: their gradients [C, P], written by ``backward``.
+
+    Raises:
+        Unsupported: if the model has no form for a cohort; see ``reason``.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> net = CohortNet(model, Layout.of(model), clients=5)
+        >>> net.theta.normal_().shape
+        torch.Size([5, 26])
+        >>> (logits,) = net.forward(torch.ones(5, 7, 3))  # 7 rows a client
+        >>> net.backward(torch.ones_like(logits))
+        >>> logits.shape, net.grad.shape
+        (torch.Size([5, 7, 2]), torch.Size([5, 26]))
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        clients: int,
+        outputs: Outputs = "logits",
+        device: torch.device | str = "cpu",
+    ) -> None:
+        like = torch.empty(0, dtype=layout.dtype, device=device)
+        self.layout, self.clients = layout, clients
+        self.theta = rows.rows(clients, layout.size, like)
+        self.grad = rows.rows(clients, layout.size, like)
+        self.parameters = rows.parameters(model, layout, self.theta, self.grad)
+        self.program = trace(model, self.parameters, outputs)
+        held = (value for step in self.program.steps for value in vars(step.layer).values())
+        used = {value for value in held if isinstance(value, rows.Parameter)}
+        self.idle = [p for p in self.parameters.values() if p not in used and p.grad is not None]
+        self._velocity: Tensor | None = None
+
+    @staticmethod
+    def reason(model: nn.Module, outputs: Outputs = "logits") -> str | None:
+        """Why a model has no form for a cohort, in words; None if it has one.
+
+        >>> CohortNet.reason(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+        "it keeps a buffer, '1.running_mean'"
+        """
+        for name, _ in model.named_buffers():
+            return f"it keeps a buffer, {name!r}"
+        try:
+            CohortNet(model, Layout.of(model), 1, outputs)
+        except Unsupported as error:
+            return str(error)
+        return None
+
+    def draw_from(self, draws: Draws | None) -> None:
+        """Say where random layers get their numbers in the next forward pass; None: nothing is random."""
+        for step in self.program.steps:
+            step.layer.draws = draws
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The outputs, each [c, B, ...], for inputs [c, B, ...] of the first c clients."""
+        values: list[Tensor | None] = [None] * self.program.values
+        values[0] = x
+        for step in self.program.steps:
+            values[step.output] = step.layer.forward(*(values[number] for number in step.inputs))
+        return tuple(values[number] for number in self.program.outputs)  # type: ignore[misc]
+
+    def backward(self, *grads: Tensor | None) -> None:
+        """Take the gradients of all parameters, from those of the outputs [c, B, ...].
+
+        They are written to ``grad``, or applied at once after ``descend``. None stands for an output that no loss
+        reads: parameters which it alone reaches are left as they are.
+        """
+        values: list[Tensor | None] = [None] * self.program.values
+        for number, grad in zip(self.program.outputs, grads, strict=True):
+            _collect(values, number, grad)
+        for step in reversed(self.program.steps):
+            grad, values[step.output] = values[step.output], None
+            if grad is None:
+                continue
+            for number, passed in zip(step.inputs, step.layer.backward(grad), strict=True):
+                _collect(values, number, passed)
+
+    def descend(self, rule: SGD | None) -> None:
+        """Let ``backward`` take a step of this rule, with momentum at rest; None: let it write gradients again."""
+        segments: Sequence[Tensor | None] = [None] * len(self.layout.parameters)
+        if rule is not None and rule.momentum:
+            if self._velocity is None:
+                self._velocity = rows.rows(self.clients, self.layout.size, self.theta)
+            segments = self._velocity.zero_().split([leaf.size for leaf in self.layout.parameters], 1)
+        for leaf, segment in zip(self.layout.parameters, segments, strict=True):
+            self.parameters[leaf.name].descend(rule, segment)
+
+
+def _collect(values: list[Tensor | None], number: int, grad: Tensor | None) -> None:
+    """Add a gradient to what a value has so far."""
+    if grad is not None:
+        before = values[number]
+        values[number] = grad if before is None else before + grad

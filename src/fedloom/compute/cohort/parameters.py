@@ -1,0 +1,131 @@
+"""The parameters of a cohort: views of one tensor with a row of P numbers for each client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.core.layout import Layout, Leaf
+
+ALIGNED = 16  # numbers: rows begin at multiples of a cache line
+
+
+@dataclass(frozen=True)
+class SGD:
+    """One rule of descent for all parameters of all clients.
+
+    The step is v ← m·v + g + d·w, w ← w - η·v, for gradient g, weight decay d and momentum m (0: no v is kept).
+
+    Args:
+        lr: the learning rate η.
+        weight_decay: d.
+        momentum: m.
+    """
+
+    lr: float
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+
+    @property
+    def kept(self) -> float:
+        """The factor 1 - ηd with which a weight outlives a step without momentum."""
+        return 1 - self.lr * self.weight_decay
+
+
+def rows(clients: int, size: int, like: Tensor) -> Tensor:
+    """A tensor of zeros [clients, size] whose rows are aligned in memory."""
+    return like.new_zeros(clients, -(-size // ALIGNED) * ALIGNED)[:, :size]
+
+
+class Parameter:
+    """One parameter of C clients.
+
+    Under a ``rule`` its gradient is never stored: the product δᵀx that makes it is added to the weights at once, so
+    that a step reads and writes the weights once. Otherwise the gradient is written to its place in the rows.
+
+    Attributes:
+        value: [C, ...] in the module's shape.
+        matrix: the same memory as [C, out, in]; of a convolution, in is height · width · channels.
+        grad: where gradients are written, [C, ...]; None of a parameter that is not trained.
+        rule: how to descend, if gradients are applied as they come.
+    """
+
+    def __init__(self, leaf: Leaf, theta: Tensor, grads: Tensor | None) -> None:
+        self.leaf = leaf
+        self.value, self.matrix = _views(leaf, theta)
+        self.grad = self._grad_matrix = None
+        if grads is not None:
+            self.grad, self._grad_matrix = _views(leaf, grads)
+        self.rule: SGD | None = None
+        self._velocity = self._velocity_matrix = None
+
+    def descend(self, rule: SGD | None, velocity: Tensor | None = None) -> None:
+        """Apply gradients by a rule as they come, with this segment [C, size] for momentum; None stores them."""
+        self.rule = rule
+        if velocity is not None:
+            self._velocity, self._velocity_matrix = _views(self.leaf, velocity)
+
+    def take_product(self, left: Tensor, right: Tensor) -> None:
+        """Take the gradient leftᵀ · right of a matrix, from [c, n, out] and [c, n, in]."""
+        if self.grad is None:
+            return
+        count, rule = len(left), self.rule
+        if rule is None:
+            assert self._grad_matrix is not None
+            torch.bmm(left.mT, right, out=self._grad_matrix[:count])
+        elif rule.momentum:
+            assert self._velocity_matrix is not None
+            weight, velocity = self.matrix[:count], self._velocity_matrix[:count]
+            velocity.baddbmm_(left.mT, right, beta=rule.momentum)
+            _move(weight, velocity, rule)
+        else:
+            self.matrix[:count].baddbmm_(left.mT, right, beta=rule.kept, alpha=-rule.lr)
+
+    def take(self, grad: Tensor) -> None:
+        """Take a gradient [c, ...]."""
+        if self.grad is None:
+            return
+        count, rule = len(grad), self.rule
+        if rule is None:
+            self.grad[:count].copy_(grad)
+        elif rule.momentum:
+            assert self._velocity is not None
+            velocity = self._velocity[:count]
+            velocity.mul_(rule.momentum).add_(grad)
+            _move(self.value[:count], velocity, rule)
+        else:
+            value = self.value[:count]
+            if rule.weight_decay:
+                value.mul_(rule.kept)
+            value.add_(grad, alpha=-rule.lr)
+
+
+def _move(weight: Tensor, velocity: Tensor, rule: SGD) -> None:
+    if rule.weight_decay:
+        velocity.add_(weight, alpha=rule.weight_decay)
+    weight.add_(velocity, alpha=-rule.lr)
+
+
+def _views(leaf: Leaf, flat: Tensor) -> tuple[Tensor, Tensor]:
+    """A leaf's segment [C, size] in the module's shape, and as matrices [C, out, in]."""
+    count, out = len(flat), leaf.shape[0] if leaf.shape else 1
+    matrix = flat.unflatten(1, (out, -1))
+    if not leaf.channels_last:
+        return flat.view(count, *leaf.shape), matrix
+    _, into, height, width = leaf.shape
+    return matrix.view(count, out, height, width, into).permute(0, 1, 4, 2, 3), matrix
+
+
+def parameters(model: nn.Module, layout: Layout, theta: Tensor, grads: Tensor) -> dict[str, Parameter]:
+    """Every parameter of a model by name: trained ones are views of the rows, others constants of the module."""
+    sizes = [leaf.size for leaf in layout.parameters]
+    pieces = zip(layout.parameters, theta.split(sizes, 1), grads.split(sizes, 1), strict=True)
+    found = {leaf.name: Parameter(leaf, value, grad) for leaf, value, grad in pieces}
+    for name, constant in model.named_parameters():
+        if name not in found:
+            leaf = Leaf(name, tuple(constant.shape), constant.dtype)
+            flat = constant.detach().reshape(1, -1).to(theta).expand(len(theta), -1)
+            found[name] = Parameter(leaf, flat, None)
+    return found

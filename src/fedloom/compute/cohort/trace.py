@@ -1,0 +1,207 @@
+"""From a module to the layers of a cohort and how they are wired: its forward pass is traced once with ``torch.fx``."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from fedloom.compute.cohort.layers import CohortLayer, Lookup, Unsupported, factory_of
+from fedloom.compute.cohort.parameters import Parameter
+from fedloom.compute.cohort.pointwise import Add, Flatten, Identity, Mean, ReLU, Sigmoid, Tanh
+
+Outputs = str
+"""What a network is asked for: ``logits``, ``features`` (logits and features) or ``ends`` (logits at all its ends)."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One layer's place in the network: which values it reads, which value it makes, and the name of its module."""
+
+    layer: CohortLayer
+    inputs: tuple[int, ...]
+    output: int
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A network as steps over numbered values; value 0 is the input.
+
+    Attributes:
+        steps: in the order of the forward pass.
+        values: how many values there are.
+        outputs: the numbers of those that are asked for.
+    """
+
+    steps: tuple[Step, ...]
+    values: int
+    outputs: tuple[int, ...]
+
+
+class _Asked(nn.Module):
+    """A model's answers as one tuple."""
+
+    def __init__(self, model: nn.Module, outputs: Outputs) -> None:
+        super().__init__()
+        self.model, self.outputs = model, outputs
+
+    def forward(self, x: Tensor) -> Any:
+        if self.outputs == "ends":
+            return tuple(self.model.ends(x))  # type: ignore[operator]
+        if self.outputs == "features":
+            hidden = self.model.features(x)  # type: ignore[operator]
+            return self.model.head(hidden), hidden  # type: ignore[operator]
+        return (self.model(x),)
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return factory_of(m) is not None or super().is_leaf_module(m, module_qualified_name)
+
+
+def trace(model: nn.Module, known: Mapping[str, Parameter], outputs: Outputs = "logits") -> Program:
+    """The layers of a cohort that do what ``model`` does.
+
+    Args:
+        model: the module of one client.
+        known: the cohort's parameters by name.
+        outputs: what the network is asked for.
+
+    Raises:
+        Unsupported: if something in the model has no form for a cohort.
+    """
+    asked = _Asked(model, outputs)
+    try:
+        graph = _Tracer().trace(asked)
+    except Unsupported:
+        raise
+    except Exception as error:
+        raise Unsupported(f"its forward pass cannot be traced ({(str(error).splitlines() or [''])[0]})") from error
+    for node in reversed(graph.nodes):
+        if not node.users and node.op not in ("placeholder", "output"):
+            graph.erase_node(node)
+    return _Compiler(asked, known).program(graph)
+
+
+class _Compiler:
+    """Turns the nodes of a graph into steps."""
+
+    def __init__(self, asked: nn.Module, known: Mapping[str, Parameter]) -> None:
+        self.asked, self.known = asked, known
+        self.steps: list[Step] = []
+        self.number: dict[fx.Node, int] = {}
+        self.seen: set[str] = set()
+
+    def program(self, graph: fx.Graph) -> Program:
+        outputs: tuple[int, ...] = ()
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                self._number(node)
+            elif node.op == "output":
+                outputs = tuple(self.number[each] for each in node.args[0])
+            else:
+                layer = self._layer(node)
+                inputs = tuple(self.number[each] for each in node.all_input_nodes)
+                name = str(node.target).removeprefix("model.") if node.op == "call_module" else ""
+                self.steps.append(Step(layer, inputs, self._number(node), name))
+        program = Program(tuple(self.steps), len(self.number), outputs)
+        _allow_in_place(program)
+        _skip_input_gradients(program)
+        return program
+
+    def _number(self, node: fx.Node) -> int:
+        self.number[node] = len(self.number)
+        return self.number[node]
+
+    def _layer(self, node: fx.Node) -> CohortLayer:
+        if node.op == "call_module":
+            return self._module(str(node.target))
+        if node.op in ("call_function", "call_method"):
+            make = _FUNCTIONS.get(node.target)
+            if make is not None:
+                return make(node)
+        name = getattr(node.target, "__name__", node.target)
+        raise Unsupported(f"its forward pass uses {name!r}, which has no form for several clients")
+
+    def _module(self, target: str) -> CohortLayer:
+        module = self.asked.get_submodule(target)
+        name = target.removeprefix("model").removeprefix(".")
+        make = factory_of(module)
+        if make is None:
+            raise Unsupported(f"layer {name!r} is {type(module).__name__}, which has no form for several clients")
+        if name in self.seen and any(True for _ in module.parameters()):
+            raise Unsupported(f"layer {name!r} is used twice in a forward pass")
+        self.seen.add(name)
+        try:
+            return make(module, self._lookup(name))
+        except Unsupported as error:
+            raise Unsupported(f"layer {name!r}: {error}") from error
+
+    def _lookup(self, name: str) -> Lookup:
+        return lambda inner: self.known.get(f"{name}.{inner}" if name else inner)
+
+
+def _allow_in_place(program: Program) -> None:
+    """Let a layer overwrite its input where nobody else reads that."""
+    readers = [0] * program.values
+    for step in program.steps:
+        for number in step.inputs:
+            readers[number] += 1
+    made = {step.output: step.layer for step in program.steps}
+    for step in program.steps:
+        number = step.inputs[0]
+        alone = readers[number] == 1 and number not in program.outputs
+        step.layer.in_place = number in made and alone and not made[number].keeps_output
+
+
+def _skip_input_gradients(program: Program) -> None:
+    """Where no parameter lies before a layer, nobody asks for the gradient of its input."""
+    wanted = {0: False}
+    for step in program.steps:
+        step.layer.input_gradient = any(wanted[number] for number in step.inputs)
+        trained = any(isinstance(v, Parameter) and v.grad is not None for v in vars(step.layer).values())
+        wanted[step.output] = step.layer.input_gradient or trained
+
+
+def _settings(node: fx.Node, *defaults: tuple[str, Any]) -> list[Any]:
+    """A call's arguments after its input, by position or by name."""
+    given = list(node.args[1:])
+    return given + [node.kwargs.get(name, default) for name, default in defaults[len(given) :]]
+
+
+def _add(node: fx.Node) -> CohortLayer:
+    if len(node.all_input_nodes) != 2 or node.kwargs:
+        raise Unsupported("its forward pass adds something else than two values")
+    return Add()
+
+
+def _flatten(node: fx.Node) -> CohortLayer:
+    return Flatten(*_settings(node, ("start_dim", 0), ("end_dim", -1)))
+
+
+def _mean(node: fx.Node) -> CohortLayer:
+    axis, keepdim = _settings(node, ("dim", None), ("keepdim", False))
+    if not isinstance(axis, int):
+        raise Unsupported("its forward pass takes a mean over several axes")
+    return Mean(axis, keepdim)
+
+
+def _always(layer: Callable[[], CohortLayer]) -> Callable[[fx.Node], CohortLayer]:
+    return lambda node: layer()
+
+
+_FUNCTIONS: dict[Any, Callable[[fx.Node], CohortLayer]] = {
+    operator.add: _add, torch.add: _add,
+    torch.flatten: _flatten, "flatten": _flatten,
+    "mean": _mean, torch.mean: _mean,
+    torch.relu: _always(ReLU), F.relu: _always(ReLU), "relu": _always(ReLU),
+    torch.tanh: _always(Tanh), F.tanh: _always(Tanh), "tanh": _always(Tanh),
+    torch.sigmoid: _always(Sigmoid), "sigmoid": _always(Sigmoid),
+    "contiguous": _always(Identity),
+}  # fmt: skip
