@@ -32,6 +32,7 @@ class CohortLayer:
     """One layer of C clients; ``forward`` keeps what ``backward`` reads.
 
     Attributes:
+        forward: the layer's value [c, B, ...] from its inputs.
         keeps_output: whether backward reads the output, or the output shares memory with the input: then nobody may
             overwrite it.
         in_place: whether forward may overwrite its input; set where the network is put together.
@@ -40,14 +41,11 @@ class CohortLayer:
         draws: where random numbers come from; None means that the layer is used and not trained.
     """
 
+    forward: Callable[..., Tensor]
     keeps_output = False
     in_place = False
     input_gradient = True
     draws: Draws | None = None
-
-    def forward(self, *inputs: Any) -> Tensor:
-        """The layer's value [c, B, ...]."""
-        raise NotImplementedError
 
     def backward(self, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the inputs, from that of the output; the parameters take theirs on the way."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedloom.compute.cohort import parameters as rows
 from fedloom.compute.cohort.layers import Draws, Unsupported
 from fedloom.compute.cohort.parameters import SGD
-from fedloom.compute.cohort.trace import Outputs, trace
+from fedloom.compute.cohort.trace import Outputs, Program, trace
 from fedloom.core.layout import Layout
 
 
@@ -64,6 +64,7 @@ class CohortNet:
         used = {value for value in held if isinstance(value, rows.Parameter)}
         self.idle = [p for p in self.parameters.values() if p not in used and p.grad is not None]
         self._velocity: Tensor | None = None
+        self._moves_idle = False
 
     @staticmethod
     def reason(model: nn.Module, outputs: Outputs = "logits") -> str | None:
@@ -85,39 +86,65 @@ class CohortNet:
         for step in self.program.steps:
             step.layer.draws = draws
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """The outputs, each [c, B, ...], for inputs [c, B, ...] of the first c clients."""
-        values: list[Tensor | None] = [None] * self.program.values
-        values[0] = x
-        for step in self.program.steps:
-            values[step.output] = step.layer.forward(*(values[number] for number in step.inputs))
-        return tuple(values[number] for number in self.program.outputs)  # type: ignore[misc]
+    def place(self, name: str) -> slice:
+        """Where a trained parameter lies in a row."""
+        start = 0
+        for leaf in self.layout.parameters:
+            if leaf.name == name:
+                return slice(start, start + leaf.size)
+            start += leaf.size
+        raise KeyError(name)
 
-    def backward(self, *grads: Tensor | None) -> None:
+    def forward(self, x: Tensor, program: Program | None = None) -> tuple[Tensor, ...]:
+        """The outputs, each [c, B, ...], for inputs [c, B, ...] of the first c clients.
+
+        Another program over the same parameters may take the place of the network's own.
+        """
+        program = program or self.program
+        values: list[Tensor | None] = [None] * program.values
+        values[0] = x
+        for step in program.steps:
+            values[step.output] = step.layer.forward(*(values[number] for number in step.inputs))
+        return tuple(values[number] for number in program.outputs)  # type: ignore[misc]
+
+    def backward(self, *grads: Tensor | None, program: Program | None = None) -> None:
         """Take the gradients of all parameters, from those of the outputs [c, B, ...].
 
         They are written to ``grad``, or applied at once after ``descend``. None stands for an output that no loss
         reads: parameters which it alone reaches are left as they are.
         """
-        values: list[Tensor | None] = [None] * self.program.values
-        for number, grad in zip(self.program.outputs, grads, strict=True):
+        program = program or self.program
+        values: list[Tensor | None] = [None] * program.values
+        for number, grad in zip(program.outputs, grads, strict=True):
             _collect(values, number, grad)
-        for step in reversed(self.program.steps):
+        for step in reversed(program.steps):
             grad, values[step.output] = values[step.output], None
             if grad is None:
                 continue
             for number, passed in zip(step.inputs, step.layer.backward(grad), strict=True):
                 _collect(values, number, passed)
+        if self._moves_idle:
+            count = next(len(grad) for grad in grads if grad is not None)
+            for parameter in self.idle:
+                parameter.take(parameter.value.new_zeros(()).expand_as(parameter.value[:count]))
 
     def descend(self, rule: SGD | None) -> None:
         """Let ``backward`` take a step of this rule, with momentum at rest; None: let it write gradients again."""
-        segments: Sequence[Tensor | None] = [None] * len(self.layout.parameters)
+        velocity = constant = None
         if rule is not None and rule.momentum:
             if self._velocity is None:
                 self._velocity = rows.rows(self.clients, self.layout.size, self.theta)
-            segments = self._velocity.zero_().split([leaf.size for leaf in self.layout.parameters], 1)
-        for leaf, segment in zip(self.layout.parameters, segments, strict=True):
-            self.parameters[leaf.name].descend(rule, segment)
+            velocity = self._velocity.zero_()
+        if rule is not None:
+            constant = rule.constant
+        for leaf, mine, own in zip(self.layout.parameters, self._cut(velocity), self._cut(constant), strict=True):
+            self.parameters[leaf.name].descend(rule, mine, own)
+        self._moves_idle = rule is not None and rule.moves_all
+
+    def _cut(self, whole: Tensor | None) -> Sequence[Tensor | None]:
+        """The parameters' segments [C, size] of rows [C, P]."""
+        sizes = [leaf.size for leaf in self.layout.parameters]
+        return [None] * len(sizes) if whole is None else whole.split(sizes, 1)
 
 
 def _collect(values: list[Tensor | None], number: int, grad: Tensor | None) -> None:

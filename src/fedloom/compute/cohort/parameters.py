@@ -16,22 +16,31 @@ ALIGNED = 16  # numbers: rows begin at multiples of a cache line
 class SGD:
     """One rule of descent for all parameters of all clients.
 
-    The step is v ← m·v + g + d·w, w ← w - η·v, for gradient g, weight decay d and momentum m (0: no v is kept).
+    The step is v ← m·v + g + d·w + k, w ← w - η·v, for the gradient g, weight decay d and momentum m (0: no v is kept).
+    k is a constant of the round that each client may have of its own: every correction that is affine in w is a weight
+    decay and a constant, like SCAFFOLD's c - c_i, or FedProx's μ(w - θ) with d = μ and k = -μθ.
 
     Args:
         lr: the learning rate η.
         weight_decay: d.
         momentum: m.
+        constant: k, [C, P].
     """
 
     lr: float
     weight_decay: float = 0.0
     momentum: float = 0.0
+    constant: Tensor | None = None
 
     @property
     def kept(self) -> float:
         """The factor 1 - ηd with which a weight outlives a step without momentum."""
         return 1 - self.lr * self.weight_decay
+
+    @property
+    def moves_all(self) -> bool:
+        """Whether parameters move that have no gradient."""
+        return self.weight_decay != 0 or self.constant is not None
 
 
 def rows(clients: int, size: int, like: Tensor) -> Tensor:
@@ -59,13 +68,20 @@ class Parameter:
         if grads is not None:
             self.grad, self._grad_matrix = _views(leaf, grads)
         self.rule: SGD | None = None
-        self._velocity = self._velocity_matrix = None
+        self._velocity = self._velocity_matrix = self._constant = None
 
-    def descend(self, rule: SGD | None, velocity: Tensor | None = None) -> None:
-        """Apply gradients by a rule as they come, with this segment [C, size] for momentum; None stores them."""
+    def descend(self, rule: SGD | None, velocity: Tensor | None = None, constant: Tensor | None = None) -> None:
+        """Apply gradients by a rule as they come; None stores them.
+
+        Args:
+            rule: how to descend.
+            velocity: this parameter's segment [C, size] of v, where there is momentum.
+            constant: its segment of k, if there is one.
+        """
         self.rule = rule
         if velocity is not None:
             self._velocity, self._velocity_matrix = _views(self.leaf, velocity)
+        self._constant = None if constant is None else _views(self.leaf, constant)[0]
 
     def take_product(self, left: Tensor, right: Tensor) -> None:
         """Take the gradient leftᵀ · right of a matrix, from [c, n, out] and [c, n, in]."""
@@ -77,11 +93,11 @@ class Parameter:
             torch.bmm(left.mT, right, out=self._grad_matrix[:count])
         elif rule.momentum:
             assert self._velocity_matrix is not None
-            weight, velocity = self.matrix[:count], self._velocity_matrix[:count]
-            velocity.baddbmm_(left.mT, right, beta=rule.momentum)
-            _move(weight, velocity, rule)
+            self._velocity_matrix[:count].baddbmm_(left.mT, right, beta=rule.momentum)
+            self._move(count, rule)
         else:
             self.matrix[:count].baddbmm_(left.mT, right, beta=rule.kept, alpha=-rule.lr)
+            self._shift(count, rule)
 
     def take(self, grad: Tensor) -> None:
         """Take a gradient [c, ...]."""
@@ -92,20 +108,28 @@ class Parameter:
             self.grad[:count].copy_(grad)
         elif rule.momentum:
             assert self._velocity is not None
-            velocity = self._velocity[:count]
-            velocity.mul_(rule.momentum).add_(grad)
-            _move(self.value[:count], velocity, rule)
+            self._velocity[:count].mul_(rule.momentum).add_(grad)
+            self._move(count, rule)
         else:
             value = self.value[:count]
             if rule.weight_decay:
                 value.mul_(rule.kept)
             value.add_(grad, alpha=-rule.lr)
+            self._shift(count, rule)
 
+    def _shift(self, count: int, rule: SGD) -> None:
+        if self._constant is not None:
+            self.value[:count].add_(self._constant[:count], alpha=-rule.lr)
 
-def _move(weight: Tensor, velocity: Tensor, rule: SGD) -> None:
-    if rule.weight_decay:
-        velocity.add_(weight, alpha=rule.weight_decay)
-    weight.add_(velocity, alpha=-rule.lr)
+    def _move(self, count: int, rule: SGD) -> None:
+        """Follow v, in which the gradient is already."""
+        assert self._velocity is not None
+        value, velocity = self.value[:count], self._velocity[:count]
+        if rule.weight_decay:
+            velocity.add_(value, alpha=rule.weight_decay)
+        if self._constant is not None:
+            velocity.add_(self._constant[:count])
+        value.add_(velocity, alpha=-rule.lr)
 
 
 def _views(leaf: Leaf, flat: Tensor) -> tuple[Tensor, Tensor]:

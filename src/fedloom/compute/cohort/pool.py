@@ -79,18 +79,17 @@ class AveragePool(CohortLayer):
 @cohort_layer(nn.AdaptiveAvgPool2d)
 def adaptive_average_pool(module: nn.AdaptiveAvgPool2d, lookup: Lookup) -> CohortLayer:
     """The cohort's form of an average pool to a given size."""
-    size = module.output_size
-    sides = (size, size) if isinstance(size, int) else tuple(size)
+    sides = _sizes(module.output_size, 2)
     if None in sides:
         raise Unsupported("an adaptive pool that keeps a side")
-    return AdaptiveAveragePool(sides)  # type: ignore[arg-type]
+    return AdaptiveAveragePool(sides)
 
 
 class AdaptiveAveragePool(CohortLayer):
     """The mean over as many windows as the output has places."""
 
-    def __init__(self, sides: tuple[int, int]) -> None:
-        self.sides = list(sides)
+    def __init__(self, sides: list[int]) -> None:
+        self.sides = sides
 
     def forward(self, x: Tensor) -> Tensor:
         self.x = images(x)

@@ -1,0 +1,189 @@
+"""A round of plain stochastic gradient descent on the cross entropy, for a block of clients at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.compute.cohort.factored import FactoredLinear, entrance, factored
+from fedloom.compute.cohort.layers import Draws
+from fedloom.compute.cohort.loss import cross_entropy
+from fedloom.compute.cohort.net import CohortNet
+from fedloom.compute.cohort.parameters import SGD
+from fedloom.compute.cohort.schedule import Schedule
+from fedloom.compute.cohort.trace import Program
+
+WINDOW = 96  # samples of a client whose first-layer gradients are kept apart at most, before its weights are made
+THIN, FAT, MEMORY = 60e9, 90e9, 40e9  # measured: FLOP/s of products with 10 rows and with 100 or more, bytes/s in caches
+
+
+@dataclass
+class Trained:
+    """The clients' models after local work, in the order of the schedule.
+
+    Attributes:
+        losses: mean training losses over the local steps, float64 [C].
+    """
+
+    net: CohortNet
+    theta: Tensor
+    schedule: Schedule
+    losses: Tensor
+    first: FactoredLinear | None = None
+
+    def models(self) -> Tensor:
+        """All models, [C, P]; a view that the next round overwrites."""
+        if self.first is not None:
+            self.first.close(self.schedule.steps.tolist())
+            self.first = None
+        return self.net.theta[: len(self.losses)]
+
+    def mixed(self, p: Tensor) -> Tensor:
+        """Σ_i p_i (θ - θ_i) [P] for coefficients [C]."""
+        if self.first is None:
+            return p.sum() * self.theta - p @ self.models()
+        leaf = self.first.linear.weight.leaf
+        places = self.net.place(leaf.name)
+        total = p.sum() * self.theta
+        for part in (slice(places.start), slice(places.stop, None)):
+            total[part] -= p @ self.net.theta[: len(p), part]
+        total[places] = self.first.mixed(self.schedule.steps.tolist(), p).flatten()
+        return total
+
+
+def train(
+    net: CohortNet, theta: Tensor, schedule: Schedule, x: Tensor, y: Tensor, rule: SGD, draws: Draws | None = None,
+    factor: bool | None = None,
+) -> Trained:  # fmt: skip
+    """Train the clients of a schedule from one model, each on its own samples.
+
+    Args:
+        net: with room for as many clients.
+        theta: the model θ [P] from which all start.
+        schedule: who sees what when.
+        x: the samples [C, n, ...] of the schedule's ``rows``.
+        y: their labels [C, n, ...].
+        rule: how to descend; its constant has the schedule's order.
+        draws: where random layers get their numbers, if they do; its generators have the schedule's order.
+        factor: whether to keep the first layer factored where it can be; None decides by cost.
+    """
+    count = len(schedule.steps)
+    net.theta[:count].copy_(theta)
+    net.descend(rule)
+    total = torch.zeros(count, dtype=torch.float64, device=x.device)
+    first = None
+    if factor is None:
+        factor = factoring_pays(net, schedule, x, rule)
+    if factor and factorable(net, schedule, x, rule):
+        program, first = factored(net.program, rule)
+        for window in _windows(schedule, x):
+            _open(net, first, theta, rule, window)
+            for places, rows, weights in zip(window.inputs, window.rows, window.weights, strict=True):
+                total[: len(rows)] += _step(net, program, places, _taken(y, rows), weights, draws)
+            if not window.whole:
+                first.close(window.steps)
+        first = first if window.whole else None
+    else:
+        for places, weights in zip(schedule.places, schedule.weights, strict=True):
+            total[: len(places)] += _step(net, net.program, _taken(x, places), _taken(y, places), weights, draws)
+    net.descend(None)
+    losses = total / torch.from_numpy(schedule.steps).to(total)
+    return Trained(net, theta, schedule, losses, first)
+
+
+def _step(
+    net: CohortNet, program: Program, x: Tensor, y: Tensor, weights: Tensor, draws: Draws | None
+) -> Tensor:
+    """One local step of the first c clients; their losses [c]."""
+    if draws is not None:
+        net.draw_from(Draws(draws.generators, (weights > 0).sum(1).tolist()))
+    (logits,) = net.forward(x, program)
+    losses, grad = cross_entropy(logits, y, weights.to(logits))
+    net.backward(grad, program=program)
+    return losses
+
+
+def _taken(values: Tensor, places: Tensor) -> Tensor:
+    """Every client's own values at some places: from [C, n, ...] to [c, B, ...]."""
+    count, width = places.shape
+    at = places + values.shape[1] * torch.arange(count)[:, None]
+    return values.flatten(0, 1).index_select(0, at.flatten().to(values.device)).view(count, width, *values.shape[2:])
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Some steps of a schedule: samples [c, r, in], and of each step their places, its rows of the schedule, weights."""
+
+    x: Tensor
+    inputs: list[Tensor]
+    rows: list[Tensor]
+    weights: list[Tensor]
+    steps: list[int]  # of every client, within the window
+    start: bool  # of the round
+    whole: bool  # whether it is the whole round
+
+
+def _windows(schedule: Schedule, x: Tensor) -> Iterator[_Window]:
+    """Cut a round into windows of at most ``WINDOW`` samples a client."""
+    x = x.flatten(2)
+    if x.shape[1] <= WINDOW:
+        yield _Window(x, schedule.places, schedule.places, schedule.weights, schedule.steps.tolist(), True, True)
+        return
+    at = 0
+    while at < len(schedule.places):
+        start, samples, inputs = at, 0, []
+        count = len(schedule.places[start])
+        seen = []
+        while at < len(schedule.places) and (at == start or samples + schedule.places[at].shape[1] <= WINDOW):
+            places = schedule.places[at]
+            width = places.shape[1]
+            inputs.append(torch.arange(samples, samples + width).expand(len(places), -1))
+            seen.append(torch.cat([places, places.new_zeros(count - len(places), width)]))
+            samples, at = samples + width, at + 1
+        steps = (schedule.steps[:count] - start).clip(max=at - start).tolist()
+        taken = _taken(x, torch.cat(seen, 1))
+        yield _Window(taken, inputs, schedule.places[start:at], schedule.weights[start:at], steps, not start, False)
+
+
+def _open(net: CohortNet, first: FactoredLinear, theta: Tensor, rule: SGD, window: _Window) -> None:
+    weight = first.linear.weight
+    place, shape = net.place(weight.leaf.name), weight.matrix.shape[1:]
+    constant = rule.constant
+    if constant is not None:
+        constant = constant[: 1 if constant.stride(0) == 0 else len(window.x), place].unflatten(1, shape)
+    first.open(window.x, theta[place].view(shape) if window.start else None, constant)
+
+
+def factorable(net: CohortNet, schedule: Schedule, x: Tensor, rule: SGD) -> bool:
+    """Whether the first layer can be kept factored: a trained linear one on the samples themselves."""
+    place = entrance(net.program)
+    if place is None or (rule.momentum and schedule.rows.shape[1] > WINDOW):
+        return False
+    weight = net.program.steps[place].layer.weight  # type: ignore[attr-defined]
+    return weight.grad is not None and weight.matrix.shape[2] == x[0, 0].numel()
+
+
+def factoring_pays(net: CohortNet, schedule: Schedule, x: Tensor, rule: SGD) -> bool:
+    """Whether the factored first layer takes less time by a model of its cost.
+
+    Explicit weights take 4 B·in·out operations a step in products with B rows, and are read twice and written once.
+    Factored ones take 4 n·in·out operations a window in large products, 2 n²·in for the Gram matrix, and 2 B·n·out a
+    step; beyond the first window the weights are read and written once each.
+    """
+    if not factorable(net, schedule, x, rule):
+        return False
+    into = x[0, 0].numel()
+    place = entrance(net.program)
+    assert place is not None
+    out = net.program.steps[place].layer.weight.matrix.shape[1]  # type: ignore[attr-defined]
+    steps, batch = len(schedule.places), schedule.places[0].shape[1]
+    size, samples = x.element_size(), min(x.shape[1], WINDOW)
+    windows = 1 if x.shape[1] <= WINDOW else -(-steps * batch // WINDOW)
+    explicit = steps * (4 * batch * into * out / THIN + 3 * size * into * out / MEMORY)
+    large = windows * (4 * samples * into * out + 2 * samples**2 * into) / FAT
+    rebased = 3 * (windows - 1) * size * into * out / MEMORY
+    return large + rebased + steps * 2 * batch * samples * out / THIN < explicit

@@ -1,0 +1,142 @@
+"""The first linear layer of a cohort in factored form: within a round, clients' own weights are never made.
+
+All gradients of the first layer are sums of δ_j x_jᵀ over a client's samples x_j, whichever batches they come in. From
+the received weight W, a constant k and the samples X [n, in], stochastic gradient descent therefore keeps to
+
+    W_t = a_t W + s_t k - D_tᵀ X,    and its momentum to    V_t = a'_t W + s'_t k + C_tᵀ X,
+
+with numbers a, s and arrays D, C [n, out] in place of matrices [out, in]. The layer's value at the samples of a batch is
+a (X Wᵀ) + s (X kᵀ) - (X Xᵀ) D at their places: one large product with the weight that all clients share, done before
+the first step, and one with the Gram matrix X Xᵀ [n, n] a step. A round with many samples is cut into windows of steps;
+after each of them the clients' weights are made, and the next one starts from them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedloom.compute.cohort.dense import Linear
+from fedloom.compute.cohort.layers import CohortLayer
+from fedloom.compute.cohort.parameters import SGD
+from fedloom.compute.cohort.pointwise import Flatten, Identity
+from fedloom.compute.cohort.trace import Program, Step
+
+
+class FactoredLinear(CohortLayer):
+    """A linear layer on known samples: from their places int64 [c, B] to its values [c, B, out].
+
+    Args:
+        linear: the layer that it stands for, with the clients' weights.
+        rule: how to descend.
+    """
+
+    def __init__(self, linear: Linear, rule: SGD) -> None:
+        self.linear, self.rule = linear, rule
+
+    def open(self, x: Tensor, shared: Tensor | None, constant: Tensor | None) -> None:
+        """Start a window.
+
+        Args:
+            x: the clients' samples [C, n, in].
+            shared: the weight [out, in] from which all clients start; None: each from its own as it stands.
+            constant: k, [C, out, in], or [1, out, in] of all clients.
+        """
+        self.x, self.shared, self.constant = x, shared, constant
+        if shared is None:
+            self.base = torch.bmm(x, self.linear.weight.matrix[: len(x)].mT)  # [C, n, out]
+        else:
+            self.base = x @ shared.mT
+        self.shift = None if constant is None else x @ constant.mT
+        self.gram = torch.bmm(x, x.mT)
+        self.moved = torch.zeros_like(self.base)  # D
+        self.velocity = torch.zeros_like(self.base) if self.rule.momentum else None  # C
+        self.scale, self.pull = [1.0], [0.0]  # a and s after so many steps
+        self.faster, self.pushed = 0.0, 0.0  # a' and s'
+
+    def forward(self, places: Tensor) -> Tensor:
+        count, width = places.shape
+        samples = self.base.shape[1]
+        self.at = (places + samples * torch.arange(count, device=places.device)[:, None]).flatten()
+        taken = self.gram.flatten(0, 1).index_select(0, self.at).view(count, width, -1)
+        y = self.base.flatten(0, 1).index_select(0, self.at).view(count, width, -1)
+        y.baddbmm_(taken, self.moved[:count], beta=self.scale[-1], alpha=-1)
+        if self.shift is not None:
+            y.add_(self.shift.flatten(0, 1).index_select(0, self.at).view_as(y), alpha=self.pull[-1])
+        return y if self.linear.bias is None else y.add_(self.linear.bias.value[:count, None])
+
+    def backward(self, grad: Tensor) -> tuple[None]:
+        rule, count = self.rule, len(grad)
+        scale, pull = self.scale[-1], self.pull[-1]
+        moved = self.moved[:count]
+        if self.velocity is None:
+            if rule.weight_decay:
+                moved.mul_(rule.kept)
+            moved.flatten(0, 1).index_add_(0, self.at, grad.flatten(0, 1), alpha=rule.lr)
+            self.scale.append(rule.kept * scale)
+            self.pull.append(rule.kept * pull - rule.lr)
+        else:
+            velocity = self.velocity[:count].mul_(rule.momentum)
+            if rule.weight_decay:
+                velocity.add_(moved, alpha=-rule.weight_decay)
+            velocity.flatten(0, 1).index_add_(0, self.at, grad.flatten(0, 1))
+            moved.add_(velocity, alpha=rule.lr)
+            self.faster = rule.momentum * self.faster + rule.weight_decay * scale
+            self.pushed = rule.momentum * self.pushed + rule.weight_decay * pull + 1
+            self.scale.append(scale - rule.lr * self.faster)
+            self.pull.append(pull - rule.lr * self.pushed)
+        if self.linear.bias is not None:
+            self.linear.bias.take(grad.sum(1))
+        return (None,)
+
+    def _numbers(self, history: list[float], steps: list[int]) -> Tensor:
+        return self.moved.new_tensor([history[each] for each in steps])[:, None, None]
+
+    def close(self, steps: list[int]) -> None:
+        """End a window after so many steps of each client: write the clients' weights."""
+        weight, scale = self.linear.weight.matrix[: len(steps)], self._numbers(self.scale, steps)
+        if self.shared is not None:
+            torch.mul(self.shared, scale, out=weight)
+        elif self.rule.weight_decay:
+            weight.mul_(scale)
+        if self.constant is not None:
+            weight.addcmul_(self.constant.expand_as(weight), self._numbers(self.pull, steps))
+        weight.baddbmm_(self.moved[: len(steps)].mT, self.x, alpha=-1)
+
+    def mixed(self, steps: list[int], p: Tensor) -> Tensor:
+        """Σ_i p_i (W - W_i) [out, in] after so many steps of each client, without making any W_i."""
+        assert self.shared is not None
+        p = p[:, None, None]
+        left = (self.moved * p).flatten(0, 1)
+        total = left.mT @ self.x.flatten(0, 1)
+        if self.rule.weight_decay:
+            total.add_(self.shared, alpha=float((p * (1 - self._numbers(self.scale, steps))).sum()))
+        if self.constant is not None:
+            factors = p * self._numbers(self.pull, steps)
+            total.sub_((self.constant * (factors.sum(0) if len(self.constant) == 1 else factors)).sum(0))
+        return total
+
+
+def entrance(program: Program) -> int | None:
+    """The place among the steps of a linear layer that alone reads the inputs, flattened or as they are."""
+    at = 0
+    for place, step in enumerate(program.steps):
+        if sum(at in each.inputs for each in program.steps) != 1 or at in program.outputs or step.inputs != (at,):
+            return None
+        if isinstance(step.layer, Linear):
+            return place
+        if not isinstance(step.layer, Flatten | Identity):
+            return None
+        at = step.output
+    return None
+
+
+def factored(program: Program, rule: SGD) -> tuple[Program, FactoredLinear]:
+    """The network that takes places of known samples instead of inputs."""
+    place = entrance(program)
+    assert place is not None
+    step = program.steps[place]
+    assert isinstance(step.layer, Linear)
+    first = FactoredLinear(step.layer, rule)
+    rest = program.steps[place + 1 :]
+    return Program((Step(first, (0,), step.output, step.name), *rest), program.values, program.outputs), first

@@ -1,0 +1,195 @@
+"""A block's round of plain descent, explicit and factored, against PyTorch's optimiser on one module after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedloom.compute.cohort import SGD, CohortNet, Draws, Schedule, cross_entropy, train
+from fedloom.compute.cohort.descent import factoring_pays
+from fedloom.core.layout import Layout
+from fedloom.core.local import Local
+from fedloom.models import models
+
+SIZES = (7, 12, 1, 9)  # samples of each client
+INPUTS = (1, 3, 4)
+CLASSES = 3
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "logistic": lambda: models.make("logistic", classes=CLASSES, inputs=INPUTS, zero=False),
+    "mlp": lambda: models.make("mlp", classes=CLASSES, inputs=INPUTS, hidden=(5, 4)),
+    "normalised": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(12, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, CLASSES, bias=False)
+    ),
+    "convolution": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 2), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(24, CLASSES)
+    ),
+}
+LOCALS = {
+    "one epoch": Local(epochs=1, batch_size=4),
+    "epochs": Local(epochs=3, batch_size=4),
+    "full batches": Local(steps=3, batch_size=0),
+    "so many steps": Local(steps=5, batch_size=5),
+}
+RULES = {
+    "plain": {},
+    "decay": {"weight_decay": 0.3},
+    "momentum": {"momentum": 0.8},
+    "both": {"weight_decay": 0.3, "momentum": 0.8},
+}
+LR = 0.2
+
+
+class Case:
+    """Clients with data of their own, and what each should come to."""
+
+    def __init__(self, model: nn.Module, local: Local, rule: dict[str, float], constant: Tensor | None = None) -> None:
+        self.model = model.double()
+        self.layout = Layout.of(model)
+        self.theta = self.layout.read(model)[0]
+        draw = torch.Generator().manual_seed(1)
+        total = sum(SIZES)
+        self.x = torch.randn(total, *INPUTS, generator=draw, dtype=torch.float64)
+        self.y = torch.randint(CLASSES, (total,), generator=draw)
+        starts = np.cumsum((0, *SIZES))
+        rows = [np.arange(a, b) for a, b in pairwise(starts)]
+        self.batches = [local.batches(r, 0, 0, client) for client, r in enumerate(rows)]
+        self.schedule = Schedule.of(self.batches)
+        self.rule = SGD(LR, **rule, constant=constant)
+
+    def expected(self) -> tuple[Tensor, Tensor]:
+        """The clients' models and mean losses, in the order of the schedule."""
+        made, losses = [], []
+        for row, client in enumerate(self.schedule.order):
+            self.layout.write(self.model, self.theta, self.theta[:0])
+            optimiser = torch.optim.SGD(
+                self.model.parameters(), LR, momentum=self.rule.momentum, weight_decay=self.rule.weight_decay
+            )
+            total = 0.0
+            for batch in self.batches[client]:
+                optimiser.zero_grad()
+                loss = nn.functional.cross_entropy(self.model(self.x[batch]), self.y[batch])
+                loss.backward()
+                total += float(loss.detach()) / len(self.batches[client])
+                if self.rule.constant is not None:
+                    for name, piece in self.layout.named(self.rule.constant[row], self.theta[:0]).items():
+                        grad = self.model.get_parameter(name).grad
+                        assert grad is not None
+                        grad += piece
+                optimiser.step()
+            made.append(self.layout.read(self.model)[0])
+            losses.append(total)
+        return torch.stack(made), torch.tensor(losses, dtype=torch.float64)
+
+    def check(self, factor: bool) -> None:
+        expected, losses = self.expected()
+        net = CohortNet(self.model, self.layout, len(SIZES) + 1)
+        rows = self.schedule.rows
+        p = torch.tensor([0.1, 0.4, 0.3, 0.2], dtype=torch.float64)
+        done = train(net, self.theta, self.schedule, self.x[rows], self.y[rows], self.rule, factor=factor)
+        torch.testing.assert_close(done.losses, losses, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(done.mixed(p), p @ (self.theta - expected), rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(done.models(), expected, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(done.mixed(p), p @ (self.theta - expected), rtol=1e-9, atol=1e-11)
+        assert (expected - self.theta).abs().max() > 1e-3
+
+
+def model(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return MODELS[name]()
+
+
+@pytest.mark.parametrize("factor", [False, True], ids=["explicit", "factored"])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("local", LOCALS)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_round_equals_each_clients_own_optimiser(name: str, local: str, rule: str, factor: bool) -> None:
+    Case(model(name), LOCALS[local], RULES[rule]).check(factor)
+
+
+@pytest.mark.parametrize("factor", [False, True], ids=["explicit", "factored"])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("common", [False, True], ids=["own constants", "one constant"])
+def test_constants_of_a_round_are_added_to_every_gradient(rule: str, common: bool, factor: bool) -> None:
+    net = model("mlp")
+    size = Layout.of(net).size
+    constant = torch.randn(1 if common else len(SIZES), size, generator=torch.Generator().manual_seed(3)).double()
+    Case(net, LOCALS["epochs"], RULES[rule], 0.1 * constant.expand(len(SIZES), -1)).check(factor)
+
+
+@pytest.mark.parametrize("rule", ["plain", "decay"])
+@pytest.mark.parametrize("local", LOCALS)
+def test_long_rounds_are_cut_into_windows(monkeypatch: pytest.MonkeyPatch, local: str, rule: str) -> None:
+    monkeypatch.setattr("fedloom.compute.cohort.descent.WINDOW", 8)
+    net = model("mlp")
+    constant = torch.randn(len(SIZES), Layout.of(net).size, generator=torch.Generator().manual_seed(3)).double()
+    Case(net, LOCALS[local], RULES[rule], 0.1 * constant).check(factor=True)
+
+
+def test_parameters_that_no_loss_reaches_decay_as_the_others_do() -> None:
+    net = model("mlp")
+    net.idle = nn.Linear(2, 2)
+    case = Case(net, LOCALS["epochs"], RULES["decay"])
+    expected, _ = case.expected()
+    place = CohortNet(case.model, case.layout, 1).place("idle.weight")
+    rows = case.schedule.rows
+    done = train(CohortNet(net, case.layout, 4), case.theta, case.schedule, case.x[rows], case.y[rows], case.rule)
+    kept = (1 - LR * 0.3) ** torch.from_numpy(case.schedule.steps).double()[:, None]
+    torch.testing.assert_close(done.models()[:, place], kept * case.theta[place], rtol=1e-12, atol=0)
+    others = torch.ones(case.layout.size, dtype=torch.bool)
+    others[-6:] = False  # PyTorch's optimiser skips parameters without a gradient
+    torch.testing.assert_close(done.models()[:, others], expected[:, others], rtol=1e-9, atol=1e-11)
+
+
+def test_dropout_draws_for_each_client_from_its_own_generator() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 6), nn.Dropout(0.5), nn.Linear(6, CLASSES))
+    case = Case(net, Local(steps=3, batch_size=0), {})
+    rows = case.schedule.rows
+    made = []
+    for seed in (0, 0, 9):
+        draws = Draws([torch.Generator().manual_seed(seed + i) for i in range(len(SIZES))], [])
+        args = (case.theta, case.schedule, case.x[rows], case.y[rows], case.rule, draws)
+        made.append(train(CohortNet(net, case.layout, len(SIZES)), *args).models().clone())
+    assert torch.equal(made[0], made[1])
+    assert (made[0] - made[2]).abs().max() > 1e-3
+    alone = []
+    for row, client in enumerate(case.schedule.order):
+        torch.manual_seed(row)
+        case.layout.write(net, case.theta, case.theta[:0])
+        optimiser = torch.optim.SGD(net.train().parameters(), LR)
+        for batch in case.batches[client]:
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(net(case.x[batch]), case.y[batch]).backward()
+            optimiser.step()
+        alone.append(case.layout.read(net)[0])
+    torch.testing.assert_close(made[0], torch.stack(alone), rtol=1e-9, atol=1e-11)
+
+
+def test_the_closed_form_of_the_cross_entropy() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(5, (2, 3, 4))
+    weights = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.3, 0.5]], dtype=torch.float64)
+    each = nn.functional.cross_entropy(logits.flatten(0, 2), labels.flatten(), reduction="none").view(2, 3, 4)
+    expected = (each * weights[..., None]).sum((1, 2))
+    losses, grad = cross_entropy(logits.detach(), labels, weights)
+    torch.testing.assert_close(losses, expected.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(grad, torch.autograd.grad(expected.sum(), logits)[0], rtol=1e-12, atol=1e-15)
+
+
+def test_the_first_layer_is_factored_where_that_is_cheaper() -> None:
+    def pays(inputs: tuple[int, ...], hidden: int, samples: int, local: Local) -> bool:
+        net = models.make("mlp", classes=10, inputs=inputs, hidden=(hidden,))
+        rows = np.arange(samples)
+        schedule = Schedule.of([local.batches(rows, 0, 0, client) for client in range(2)])
+        cohort = CohortNet(net, Layout.of(net), 2)
+        x = torch.zeros(2, samples, *inputs)
+        return factoring_pays(cohort, schedule, x, SGD(0.1))
+
+    assert pays((784,), 200, 60, Local(epochs=5, batch_size=10))
+    assert not pays((8,), 4, 60, Local(epochs=1, batch_size=60))
