@@ -71,7 +71,8 @@ def check(model: nn.Module, x: Tensor, outputs: str = "logits") -> None:
             value = sum((a * test[client, :rows]).sum() for a, test in zip(alone, tests, strict=True))
             (expected,) = torch.autograd.grad(value, own)  # type: ignore[arg-type]
             for leaf, a, b in zip(
-                layout.parameters, *(v.split([each.size for each in layout.parameters]) for v in (net.grad[client], expected)),
+                layout.parameters,
+                *(v.split([each.size for each in layout.parameters]) for v in (net.grad[client], expected)),
                 strict=True,
             ):
                 assert_close(a, b, leaf.name, float(expected.abs().max()) / 10)
@@ -129,7 +130,9 @@ def test_layers(name: str, dtype: torch.dtype) -> None:
     check(between(factory(), shape).to(dtype), torch.randn(len(ROWS), max(ROWS), *shape, dtype=dtype))
 
 
-@pytest.mark.parametrize("name", [n for n in LAYERS if "convolution" in n or n in ("linear", "signal", "single channel")])
+@pytest.mark.parametrize(
+    "name", [n for n in LAYERS if "convolution" in n or n in ("linear", "signal", "single channel")]
+)
 def test_first_layers(name: str) -> None:
     """Nobody asks for the gradient of the inputs."""
     factory, shape = LAYERS[name]

@@ -6,12 +6,12 @@ stochastic gradient descent on it, in which weight gradients never exist.
 """
 
 from fedloom.compute.cohort import convolution, dense, normalise, pointwise, pool  # noqa: F401  (they register layers)
+from fedloom.compute.cohort.descent import Trained, train
 from fedloom.compute.cohort.layers import CohortLayer, Draws, Lookup, Unsupported, cohort_layer
 from fedloom.compute.cohort.loss import cross_entropy
 from fedloom.compute.cohort.net import CohortNet
 from fedloom.compute.cohort.parameters import SGD, Parameter
 from fedloom.compute.cohort.schedule import Schedule
-from fedloom.compute.cohort.descent import Trained, train
 
 __all__ = [
     "SGD", "CohortLayer", "CohortNet", "Draws", "Lookup", "Parameter", "Schedule", "Trained", "Unsupported",

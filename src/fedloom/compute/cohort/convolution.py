@@ -86,7 +86,7 @@ class Convolution(CohortLayer):
         return passed
 
     def _unfolded(self, x: Tensor) -> Tensor:
-        count, rows, into = x.shape[:3]
+        count, rows = x.shape[:2]
         height, width = self._sides(x)
         self.shape = x.shape
         self.patches = self._patches(x, height, width)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +17,11 @@ from fedloom.compute.cohort.schedule import Schedule
 from fedloom.compute.cohort.trace import Program
 
 WINDOW = 96  # samples of a client whose first-layer gradients are kept apart at most, before its weights are made
-THIN, FAT, MEMORY = 60e9, 90e9, 40e9  # measured: FLOP/s of products with 10 rows and with 100 or more, bytes/s in caches
+THIN, FAT, MEMORY = (
+    60e9,
+    90e9,
+    40e9,
+)  # measured: FLOP/s of products with 10 rows and with 100 or more, bytes/s in caches
 
 
 @dataclass
@@ -79,14 +82,15 @@ def train(
     if factor is None:
         factor = factoring_pays(net, schedule, x, rule)
     if factor and factorable(net, schedule, x, rule):
-        program, first = factored(net.program, rule)
+        program, layer = factored(net.program, rule)
         for window in _windows(schedule, x):
-            _open(net, first, theta, rule, window)
+            _open(net, layer, theta, rule, window)
             for places, rows, weights in zip(window.inputs, window.rows, window.weights, strict=True):
                 total[: len(rows)] += _step(net, program, places, _taken(y, rows), weights, draws)
-            if not window.whole:
-                first.close(window.steps)
-        first = first if window.whole else None
+            if window.whole:
+                first = layer
+            else:
+                layer.close(window.steps)
     else:
         for places, weights in zip(schedule.places, schedule.weights, strict=True):
             total[: len(places)] += _step(net, net.program, _taken(x, places), _taken(y, places), weights, draws)
@@ -95,9 +99,7 @@ def train(
     return Trained(net, theta, schedule, losses, first)
 
 
-def _step(
-    net: CohortNet, program: Program, x: Tensor, y: Tensor, weights: Tensor, draws: Draws | None
-) -> Tensor:
+def _step(net: CohortNet, program: Program, x: Tensor, y: Tensor, weights: Tensor, draws: Draws | None) -> Tensor:
     """One local step of the first c clients; their losses [c]."""
     if draws is not None:
         net.draw_from(Draws(draws.generators, (weights > 0).sum(1).tolist()))
@@ -116,15 +118,25 @@ def _taken(values: Tensor, places: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Window:
-    """Some steps of a schedule: samples [c, r, in], and of each step their places, its rows of the schedule, weights."""
+    """Some consecutive steps of a schedule.
+
+    Attributes:
+        x: the samples that its batches are made of, [c, r, in].
+        inputs: of every step, which of them make the batch, int64 [c, B].
+        rows: of every step, the schedule's places.
+        weights: of every step, the schedule's weights.
+        steps: of every client, within the window.
+        start: whether it begins the round.
+        whole: whether it is the whole round.
+    """
 
     x: Tensor
     inputs: list[Tensor]
     rows: list[Tensor]
     weights: list[Tensor]
-    steps: list[int]  # of every client, within the window
-    start: bool  # of the round
-    whole: bool  # whether it is the whole round
+    steps: list[int]
+    start: bool
+    whole: bool
 
 
 def _windows(schedule: Schedule, x: Tensor) -> Iterator[_Window]:

@@ -5,10 +5,10 @@ the received weight W, a constant k and the samples X [n, in], stochastic gradie
 
     W_t = a_t W + s_t k - D_tᵀ X,    and its momentum to    V_t = a'_t W + s'_t k + C_tᵀ X,
 
-with numbers a, s and arrays D, C [n, out] in place of matrices [out, in]. The layer's value at the samples of a batch is
+with numbers a, s and arrays D, C [n, out] in place of matrices [out, in]. The layer's value at a batch's samples is
 a (X Wᵀ) + s (X kᵀ) - (X Xᵀ) D at their places: one large product with the weight that all clients share, done before
-the first step, and one with the Gram matrix X Xᵀ [n, n] a step. A round with many samples is cut into windows of steps;
-after each of them the clients' weights are made, and the next one starts from them.
+the first step, and one with the Gram matrix X Xᵀ [n, n] a step. A round with many samples is cut into windows of
+steps; after each of them the clients' weights are made, and the next one starts from them.
 """
 
 from __future__ import annotations

@@ -74,9 +74,7 @@ class GroupNorm(_Scaled):
 class LayerNorm(_Scaled):
     """Layer normalisation over the last axes."""
 
-    def __init__(
-        self, shape: tuple[int, ...], eps: float, weight: Parameter | None, bias: Parameter | None
-    ) -> None:
+    def __init__(self, shape: tuple[int, ...], eps: float, weight: Parameter | None, bias: Parameter | None) -> None:
         self.over, self.eps, self.weight, self.bias = list(shape), eps, weight, bias
 
     def forward(self, x: Tensor) -> Tensor:

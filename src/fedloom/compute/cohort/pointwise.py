@@ -179,7 +179,13 @@ def _plain(kind: type[nn.Module], layer: Callable[[], CohortLayer]) -> None:
     cohort_layer(kind)(lambda module, lookup: layer())
 
 
-for _kind, _layer in ((nn.ReLU, ReLU), (nn.Tanh, Tanh), (nn.Sigmoid, Sigmoid), (nn.SiLU, SiLU), (nn.Identity, Identity)):
+for _kind, _layer in (
+    (nn.ReLU, ReLU),
+    (nn.Tanh, Tanh),
+    (nn.Sigmoid, Sigmoid),
+    (nn.SiLU, SiLU),
+    (nn.Identity, Identity),
+):
     _plain(_kind, _layer)
 
 

@@ -57,9 +57,7 @@ class MaxPool(CohortLayer):
 def average_pool(module: nn.AvgPool2d, lookup: Lookup) -> CohortLayer:
     """The cohort's form of an average pool."""
     window, stride, padding = (_sizes(v, 2) for v in (module.kernel_size, module.stride, module.padding))
-    return AveragePool(
-        window, stride, padding, module.ceil_mode, module.count_include_pad, module.divisor_override
-    )
+    return AveragePool(window, stride, padding, module.ceil_mode, module.count_include_pad, module.divisor_override)
 
 
 class AveragePool(CohortLayer):
