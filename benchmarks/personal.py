@@ -129,7 +129,7 @@ def deployment(work: str, name: str) -> tuple[Evaluator, Server, States]:
 
     train, test = split(trained), split(tested)
     data = Federation(train, Split(test.arrays, Index.of([[]] * clients)), test, test.arrays)
-    on = Evaluation(on=("clients",))
+    on = Evaluation(what=("clients",))
     chosen = Experiment(make(name), data, lambda: models.make(model, classes=10, inputs=inputs), evaluation=on)
     plan = make_plan(chosen, data, "cpu")
     server, states = Server.initial(plan, plan.theta0, plan.buffers0), States()

@@ -74,9 +74,9 @@ def experiment(states: str, rounds: int) -> Experiment:
         rounds=rounds,
         cohort=COHORT,
         local=Local(epochs=1, batch_size=SAMPLES, lr=0.01),
-        evaluation=Evaluation(on=()),
+        evaluation=Evaluation(what=()),
         device="cpu",
-        states=states,
+        client_state=states,
     )
 
 

@@ -255,7 +255,7 @@ def test_numbers_uploaded_beside_the_update_are_paid_for() -> None:
 
 def test_average_is_the_mean_of_the_last_models_of_all_clients() -> None:
     """Those who never came count with the initial model; FedDyn's server model is another one."""
-    both = Evaluation(on=("average", "global"))
+    both = Evaluation(what=("average", "global"))
     result = run(experiment("feddyn", cohort=2, rounds=2, evaluation=both))
     last = result.snapshot.last
     assert last is not None

@@ -67,7 +67,7 @@ def teacher(federation: Federation, seed: int, epochs: int) -> Experiment:
     local = Local(epochs=1, batch_size=50, lr=0.1, lr_decay=0.9, weight_decay=5e-4, clip=10)
     return Experiment(
         methods.centralised(), federation, TEACHER, rounds=epochs, local=local, seed=seed,
-        evaluation=Evaluation(on=("global",), every=epochs), config={"model": {"name": "fedssa_cnn"}},
+        evaluation=Evaluation(what=("global",), every=epochs), config={"model": {"name": "fedssa_cnn"}},
     )  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def experiment(method: Method, federation: Federation, known: Path, seed: int, r
     local = Local(epochs=1, batch_size=50, lr=0.1, lr_decay=0.998, weight_decay=5e-4, clip=10)
     return Experiment(
         method, federation, STUDENT, rounds=rounds, cohort=COHORT, local=local, seed=seed,
-        teacher=known if method.needs("teacher") else None, evaluation=Evaluation(on=("global",), every=2),
+        teacher=known if method.needs("teacher") else None, evaluation=Evaluation(what=("global",), every=2),
     )  # fmt: skip
 
 

@@ -61,7 +61,7 @@ class Case:
     def settings(self) -> dict[str, Any]:
         """Of the run."""
         if self.equal:
-            return {"epochs": PASSES, "warm": WARM, "every": 3}
+            return {"epochs": PASSES, "warmup_epochs": WARM, "every": 3}
         return {"epochs": ROUNDS, "budget": "published", "every": 1}
 
 
@@ -107,7 +107,7 @@ def student(case: Case, splits: Splits, known: Path, seed: int, start: Path | No
     """One student's training; ``short`` ones are for tests."""
     settings = case.settings
     if short:
-        settings |= {"epochs": 5 if case.equal else 1} | ({"warm": 1} if case.equal else {})
+        settings |= {"epochs": 5 if case.equal else 1} | ({"warmup_epochs": 1} if case.equal else {})
     return Distillation(
         case.method,
         splits,

@@ -65,7 +65,9 @@ def experiment(
         participation=0.1,
         sampling="bernoulli",
         local=Local(batch_size=50, lr=0.1, lr_decay=0.998, weight_decay=1e-4, clip=10, **case.work),
-        evaluation=Evaluation(on=("average", "global"), metric="average/accuracy", target=target, stop_at_target=True),
+        evaluation=Evaluation(
+            what=("average", "global"), metric="average/accuracy", target=target, stop_at_target=True
+        ),
         engine=engine,
         seed=seed,
     )

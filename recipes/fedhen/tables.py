@@ -82,7 +82,7 @@ def experiment(method: Method, federation: Federation, seed: int, rounds: int) -
         rounds=rounds,
         cohort=COHORT,
         local=Local(epochs=5, batch_size=20, lr=0.1, clip=10),
-        evaluation=Evaluation(on=("global", "average"), every=2),
+        evaluation=Evaluation(what=("global", "average"), every=2),
         seed=seed,
     )
 

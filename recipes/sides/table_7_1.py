@@ -92,7 +92,7 @@ def teacher(federation: Federation, seed: int, epochs: int) -> Experiment:
         rounds=epochs,
         local=Local(epochs=1, batch_size=50, lr=0.1, lr_decay=0.95, weight_decay=5e-4, clip=10),
         augment=("crop", "flip"),
-        evaluation=Evaluation(on=("global",), every=5),
+        evaluation=Evaluation(what=("global",), every=5),
         seed=seed,
         config={"model": {"name": MODEL, "channels": list(TEACHER["channels"])}},
     )
@@ -109,7 +109,7 @@ def experiment(method: Method, federation: Federation, known: Path, seed: int, r
         local=Local(epochs=2, batch_size=50, lr=0.1, lr_decay=0.998, weight_decay=5e-4, clip=10),
         augment=AUGMENT,
         teacher=known if method.needs("teacher") else None,
-        evaluation=Evaluation(on=("global",), every=2),
+        evaluation=Evaluation(what=("global",), every=2),
         seed=seed,
     )
 

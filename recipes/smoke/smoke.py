@@ -101,7 +101,7 @@ def experiment(case: Case, seed: int) -> Experiment:
         rounds=case.rounds,
         cohort=case.cohort,
         local=case.local,
-        evaluation=Evaluation(on=tuple({case.on, "clients"}), every=5),
+        evaluation=Evaluation(what=tuple({case.on, "clients"}), every=5),
         device="cpu",
         seed=seed,
     )

@@ -181,7 +181,7 @@ class Runs:
             rounds=scale.rounds,
             local=Local(epochs=scale.epochs, batch_size=64, lr=scale.lr),
             views=VIEWS,
-            evaluation=Evaluation(on=("global", "average"), every=scale.rounds),
+            evaluation=Evaluation(what=("global", "average"), every=scale.rounds),
             seed=seed,
         )
 

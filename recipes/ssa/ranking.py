@@ -81,7 +81,7 @@ def look(scale: Scale, augment: tuple[str, ...], seed: int) -> dict[str, dict[st
         local=Local(epochs=scale.epochs, batch_size=64, lr=scale.lr),
         augment=augment,
         views=VIEWS[0],
-        evaluation=Evaluation(on=()),
+        evaluation=Evaluation(what=()),
         seed=seed,
     ).run()
     return {

@@ -83,7 +83,7 @@ def experiment(
         rounds=rounds,
         cohort=5,
         local=replace(local, momentum=0.0) if method.needs("plain_sgd") else local,
-        evaluation=Evaluation(on=("clients",), every=max(rounds // looks, 1), metrics=metrics),
+        evaluation=Evaluation(what=("clients",), every=max(rounds // looks, 1), metrics=metrics),
         seed=seed,
     )
 

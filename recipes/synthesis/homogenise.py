@@ -63,7 +63,7 @@ def train(parts: Federation, given: Arrays | None, use: str, times: int, rounds:
 
     model = fresh
     if given is not None and use in ("warm start", "both"):
-        model = begun(fit(AUTO, given, Training(most=1000), seed).model)
+        model = begun(fit(AUTO, given, Training(max_steps=1000), seed).model)
     if given is not None and use in ("shared", "both"):
         parts = shared(parts, given, times)
     done = run(

@@ -86,7 +86,7 @@ SCALES = {
             "FedEvg, apart": evg(adam(15, 1e-3), repulsion=0.1, blur=0.7),
             "FedEvg, kept": evg(adam(5, 1e-3), beta=2.0, **KEPT),
         },
-        judging=EvalConfig(most=1000),
+        judging=EvalConfig(max_steps=1000),
         skewed={
             "FedCGAN": cgan(16, adam(15, 1e-3, beta1=0.5), width=8),
             "FedEvg, apart": evg(adam(15, 1e-3), repulsion=0.2, blur=0.7),
@@ -105,7 +105,7 @@ SCALES = {
             "FedEvg, apart": evg(adam(15, 3e-3), beta=30.0, **APART),
             "FedEvg, kept": evg(adam(5, 1e-3), beta=15.0, **KEPT),
         },
-        judging=EvalConfig(most=1000),
+        judging=EvalConfig(max_steps=1000),
         skewed={
             "FedCVAE": cvae(16, adam(15, 2e-3), width=16),
             "FedEvg, kept": evg(adam(5, 1e-3), beta=15.0, **KEPT_RAW),

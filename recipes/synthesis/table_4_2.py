@@ -80,7 +80,7 @@ def experiment(name: str, scale: Scale, parts: Federation, seed: int) -> Experim
         rounds=rounds,
         participation=min(1.0, 10 / len(parts)),
         local=setup.local,
-        evaluation=Evaluation(on=()),
+        evaluation=Evaluation(what=()),
         seed=seed,
         device=scale.device,
     )

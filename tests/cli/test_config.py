@@ -93,12 +93,12 @@ def test_replaced_parts_come_back_from_yaml(tmp_path: Path):
 def test_what_is_built_is_what_was_asked_for():
     line = (
         "method=fedavg clients=7 cohort=3 rounds=4 local.epochs=2 local.lr=.5 model.hidden=[8,4] seed=5 "
-        "evaluation.on=[global,average] engine=vmap engine.chunk=2 validation=0.1"
+        "evaluation.what=[global,average] engine=vmap engine.chunk=2 validation=0.1"
     )
     words = line.split()
     made = build(resolve(words))
     assert (len(made.federation), made.cohort, made.rounds, made.local.epochs, made.local.lr) == (7, 3, 4, 2, 0.5)
-    assert made.evaluation.on == ("global", "average")
+    assert made.evaluation.what == ("global", "average")
     assert (made.engine, dict(made.engine_settings), made.seed) == ("vmap", {"chunk": 2, "compile": False}, 5)
     assert made.model().head.in_features == 4  # pyright: ignore
     assert made.federation.validation.index.sizes.sum() > 0
@@ -120,9 +120,9 @@ def test_references():
 
 
 def test_recipes(tmp_path: Path):
-    recipe = write(tmp_path / "a.yaml", "method: feddyn\nlocal: {lr: 1e-2}\nevaluation: {on: [global]}\nout: there\n")
+    recipe = write(tmp_path / "a.yaml", "method: feddyn\nlocal: {lr: 1e-2}\nevaluation: {what: [global]}\nout: there\n")
     config = resolve(["local.epochs=3"], recipe)
-    assert (config["local.lr"], config["local.epochs"], config["evaluation.on"]) == (0.01, 3, ["global"])
+    assert (config["local.lr"], config["local.epochs"], config["evaluation.what"]) == (0.01, 3, ["global"])
     assert config.out == Path("there")
     assert resolve(["out=here"], recipe).out == Path("here")
     stored = {**OmegaConf.to_container(OmegaConf.create(to_yaml(config))), "identity": {"seed": 0}, "machine": "m"}  # pyright: ignore

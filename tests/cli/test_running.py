@@ -216,7 +216,7 @@ def test_trackers_get_every_record(cli: Cli, tmp_path: Path, monkeypatch: pytest
             seen.append("closed")
 
     monkeypatch.setitem(TRACKERS, "json", Fake)
-    assert cli("run", "-q", "method=fedavg", "rounds=2", "track=json", *SMALL).code == 0
+    assert cli("run", "-q", "method=fedavg", "rounds=2", "trackers=json", *SMALL).code == 0
     assert seen == ["fedavg-0", 1, 2, "closed"]
 
 

@@ -79,7 +79,7 @@ def test_training_is_as_if_unseen_clients_were_not_there(method: str, sampling: 
                 participation=0.4,
                 sampling=sampling,
                 evaluation=Evaluation(
-                    on=("global", "clients", "average", "train") if method != "fedper" else ("clients",)
+                    what=("global", "clients", "average", "train") if method != "fedper" else ("clients",)
                 ),
             )
         )

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from fedloom.tasks.distill.config import resolve
 
 Cli = Callable[..., Any]
-QUICK = ("epochs=4", "teaching_epochs=2", "teacher.hidden=[16]")
+QUICK = ("epochs=4", "teacher_epochs=2", "teacher.hidden=[16]")
 
 
 def summary(directory: Path) -> dict[str, Any]:
@@ -87,7 +87,7 @@ MISTAKES = {
     "distill training.lrr=1": "training has no setting 'lrr'; did you mean 'lr'?",
     "distill training.batch_size=1": "batch_size must be at least 2",
     "distill budget=time": "budget is 'time', but it must be one of passes and published",
-    "distill epochs=4 warm=4": "the budget of 4 passes is spent before the method begins",
+    "distill epochs=4 warmup_epochs=4": "the budget of 4 passes is spent before the method begins",
     "distill epochs=1.5": "epochs is 1.5, but it must be a whole number",
     "distill validation=1": "validation is 1, but it must lie in [0, 1)",
     "distill samples=5000": "5000 training samples are asked for, but there are 1442",

@@ -60,7 +60,7 @@ def test_the_warm_start_is_a_run_of_cross_entropy(vectors: Problem, tmp_path: Pa
     first = vectors.experiment(ce(), epochs=3).run(tmp_path / "ce")
     assert first.summary["passes"] == 3
     for method in (kd(), disk(delta=0.2)):
-        warmed = vectors.experiment(method, epochs=9, warm=3).run()
+        warmed = vectors.experiment(method, epochs=9, warmup_epochs=3).run()
         begun = vectors.experiment(method, epochs=9, start=tmp_path / "ce").run()
         assert torch.equal(weights(warmed.model), weights(begun.model))
         assert warmed.summary["passes"] == begun.summary["passes"] == 9

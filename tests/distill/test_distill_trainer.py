@@ -80,7 +80,7 @@ def test_guide_and_student_move_in_turns(images: Problem, method: Distiller, mon
     monkeypatch.setattr(work, "guide_pass", guide_pass)
     monkeypatch.setattr(work, "student_pass", student_pass)
     monkeypatch.setattr(work, "look", look)
-    images.experiment(method, epochs=6, warm=1).run()
+    images.experiment(method, epochs=6, warmup_epochs=1).run()
     assert "".join(moved) == "s" + "gggsss" + "gggss", "three passes each, as far as the budget goes"
     assert torch.equal(before_teacher, snapshot(images.teacher))
 
@@ -88,7 +88,7 @@ def test_guide_and_student_move_in_turns(images: Problem, method: Distiller, mon
 def test_the_guide_spends_what_it_may(vectors: Problem):
     def spent(delta: float) -> float:
         method = disk(delta=delta, least=50.0, most=50.0, guide_lr=0.01, top=1)
-        return vectors.experiment(method, epochs=13, warm=1).run().history[-1]["guide/spent"]
+        return vectors.experiment(method, epochs=13, warmup_epochs=1).run().history[-1]["guide/spent"]
 
     little, much = spent(0.02), spent(1.0)
     assert little < much / 2, (little, much)
@@ -98,7 +98,7 @@ def test_the_guide_spends_what_it_may(vectors: Problem):
 def test_no_method_trains_the_teacher(images: Problem, name: str):
     before = snapshot(images.teacher)
     result = images.experiment(
-        distillers.make(name), epochs=2, warm=1 if "disk" in name or name == "kd" else None
+        distillers.make(name), epochs=2, warmup_epochs=1 if "disk" in name or name == "kd" else None
     ).run()
     assert torch.equal(before, snapshot(images.teacher))
     assert result.summary["teacher"]["parameters"] == sum(p.numel() for p in images.teacher.parameters())
@@ -165,7 +165,9 @@ def content(out: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", distillers.names())
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(images: Problem, name: str, tmp_path: Path):
-    experiment = images.experiment(distillers.make(name), epochs=12, warm=2 if name in ("kd", "disk") else None)
+    experiment = images.experiment(
+        distillers.make(name), epochs=12, warmup_epochs=2 if name in ("kd", "disk") else None
+    )
     experiment.run(tmp_path / "whole")
     out = tmp_path / "stopped"
     last = 1
@@ -185,7 +187,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(images: Problem, name: 
 def test_a_pass_that_was_broken_off_is_made_again(
     images: Problem, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    experiment = images.experiment(distillers.make(name), epochs=12, warm=2)
+    experiment = images.experiment(distillers.make(name), epochs=12, warmup_epochs=2)
     experiment.run(tmp_path / "whole")
     real, calls = work.step, [0]
 

@@ -41,7 +41,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 TOLERANCE = {"processes": None, "vmap": 1e-9}
 LOCAL = Local(epochs=2, batch_size=4, lr=0.1)  # clients' sizes are no multiples of 4: batches are padded under vmap
-EVERYTHING = Evaluation(on=("global", "clients", "average", "train"))
+EVERYTHING = Evaluation(what=("global", "clients", "average", "train"))
 
 
 def pictures() -> Federation:
@@ -200,7 +200,7 @@ def test_a_relabelling_is_as_if_labels_were_rewritten(method: str, engine: str) 
     mapped, written = relabelled()
     mapped = in_order(mapped)
     assert mapped.train.arrays.y.tolist() != written.train.arrays.y.tolist()
-    on = EVERYTHING if method == "feddyn" else Evaluation(on=("clients",))
+    on = EVERYTHING if method == "feddyn" else Evaluation(what=("clients",))
     results = [
         run(experiment(method, federation=f, model=tanh_net, evaluation=on, **ENGINES.get(engine, {})))
         for f in (mapped, written)

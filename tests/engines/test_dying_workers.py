@@ -83,7 +83,7 @@ def test_a_worker_killed_between_rounds_is_replaced() -> None:
 
 
 MANY = tuple(2 + i % 3 for i in range(110))  # sizes: such a cohort is cut into blocks of six and less
-IN_BLOCKS = {"model": tanh_net, "local": Local(batch_size=2), "rounds": 2, "evaluation": Evaluation(on=("average",))}
+IN_BLOCKS = {"model": tanh_net, "local": Local(batch_size=2), "rounds": 2, "evaluation": Evaluation(what=("average",))}
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedper", "q_ffl", "fedmgda"])

@@ -22,7 +22,7 @@ from fedloom.parts.personal import PrivateBody, PrivateHead
 from fedloom.parts.server import SGD, Adam
 
 SERVED = Local(epochs=2, batch_size=4, lr=0.2, lr_decay=0.9, weight_decay=0.01, clip=0.9)
-EVERYTHING = Evaluation(on=("global", "clients", "average", "train"))
+EVERYTHING = Evaluation(what=("global", "clients", "average", "train"))
 
 # Combinations of parts that no named method has.
 MIXED = {

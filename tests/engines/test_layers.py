@@ -64,7 +64,7 @@ def test_dropout_under_vmap_is_reproducible_and_different_at_every_client() -> N
         "model": images(dropout=0.5),
         "local": Local(steps=1, batch_size=0),
         "engine": "vmap",
-        "evaluation": Evaluation(on=("average",)),
+        "evaluation": Evaluation(what=("average",)),
     }
     a, b = go(**settings), go(**settings)
     assert_same_state(a.snapshot, b.snapshot)

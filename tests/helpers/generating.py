@@ -27,6 +27,6 @@ def generating(name: str, rounds: int = 4) -> Experiment:
         lambda: models.make(model, classes=10, inputs=(1, 8, 8), **settings),
         rounds=rounds,
         local=Local(steps=2, batch_size=20, lr=0.01),
-        evaluation=Evaluation(on=()),
+        evaluation=Evaluation(what=()),
         seed=1,
     )

@@ -20,7 +20,7 @@ from helpers.generative import generative_net
 from helpers.nested import two_ends, wide_net
 from helpers.networks import Flattening, linear_layers, tanh_net, teacher_net
 
-QUIET = Evaluation(on=())
+QUIET = Evaluation(what=())
 
 
 def experiment(method: Method | str = "fedavg", **changes: Any) -> Experiment:

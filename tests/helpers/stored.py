@@ -18,9 +18,9 @@ ROUNDS = 6
 def work(name: str = "feddyn", states: str = "disk", **changes: Any) -> Experiment:
     """A small experiment with drop-outs that keeps its client states there."""
     cohort = None if methods.make(name).needs("full_participation") else 3
-    evaluation = Evaluation(on=("global", "clients"), every=2)
+    evaluation = Evaluation(what=("global", "clients"), every=2)
     defaults = {"rounds": ROUNDS, "cohort": cohort, "drop_rate": 0.2, "evaluation": evaluation, "seed": 4}
-    return experiment(name, states=states, **defaults | changes)
+    return experiment(name, client_state=states, **defaults | changes)
 
 
 def files(out: Path) -> set[str]:

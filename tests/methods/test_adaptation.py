@@ -91,7 +91,7 @@ def test_anonymous_labels_do_not_hurt_prototypes_and_leave_a_plain_model_at_chan
                     rounds=15,
                     participation=0.5,
                     local=Local(steps=20, batch_size=20, lr=0.1, clip=10),
-                    evaluation=Evaluation(on=("clients",), every=15),
+                    evaluation=Evaluation(what=("clients",), every=15),
                     seed=0,
                 )
             )
@@ -115,7 +115,7 @@ def test_a_model_that_is_adapted_at_inference_beats_itself_as_it_is() -> None:
                 lambda: models.make("mlp", classes=10, inputs=(1, 8, 8)),
                 rounds=5,
                 local=Local(steps=10, batch_size=20, lr=0.1),
-                evaluation=Evaluation(on=("clients",), every=5),
+                evaluation=Evaluation(what=("clients",), every=5),
             )
         )
         kept[name] = (result.history[-1]["clients/accuracy/mean"], theta(result))
@@ -145,7 +145,7 @@ def test_private_heads_and_adaptation_combine() -> None:
     method = Method("a", (CrossEntropy(),), personal=make("fedper").personal, adaptation=Maml(0.2))
     found = [theta(go(method, local=LOCAL, engine=engine, cohort=4)) for engine in ("serial", "vmap")]
     np.testing.assert_allclose(found[0], found[1], rtol=0, atol=1e-10)
-    record = run(experiment(method, local=LOCAL, evaluation=Evaluation(on=("clients",)))).history[-1]
+    record = run(experiment(method, local=LOCAL, evaluation=Evaluation(what=("clients",)))).history[-1]
     assert 0 <= record["clients/accuracy/mean"] <= 1
 
 

@@ -31,7 +31,7 @@ from fedloom.parts.adaptation import FineTune, Maml, Prototypes, gradient
 from fedloom.parts.objectives import CrossEntropy, SquaredError
 
 LOCAL = Local(epochs=2, batch_size=4, lr=0.2, lr_decay=0.9, weight_decay=0.01, clip=0.9)
-CLIENTS = Evaluation(on=("clients",))
+CLIENTS = Evaluation(what=("clients",))
 LEARNT = [Maml(0.3, 2), Maml(0.3, 1, second_order=False), Prototypes()]
 
 
@@ -226,7 +226,7 @@ def test_clients_that_never_took_part_adapt_to_their_own_samples() -> None:
             rounds=10,
             participation=0.5,
             local=Local(steps=15, batch_size=20, lr=0.1, clip=10),
-            evaluation=Evaluation(on=("clients",), every=10),
+            evaluation=Evaluation(what=("clients",), every=10),
         )
         found[name] = run(chosen).history[-1]
     assert found["p_avg_proto"]["unseen/accuracy/clients"] == 5

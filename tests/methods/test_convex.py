@@ -165,7 +165,7 @@ def test_linear_term_is_the_gradient_at_the_last_local_solution(by_size: bool) -
             rounds,
             EXACT,
             cohort=3,
-            evaluation=Evaluation(on=("average",)),
+            evaluation=Evaluation(what=("average",)),
         )
         states = {key: value.numpy() for key, value in leaves(result.snapshot)}
         assert result.snapshot.last is not None
@@ -190,7 +190,7 @@ def test_feddyn_with_a_tiny_alpha_and_one_client_solves_in_one_round() -> None:
     """Its local model minimises F_1 itself; h = ∇F_1 there, of size α, so the linear term does no more."""
     problem = quadratics((9,))
     result = problem.run(
-        squares(FedDynDrift(1e-7), Uniform()), 1, replace(EXACT, steps=80), evaluation=Evaluation(on=("average",))
+        squares(FedDynDrift(1e-7), Uniform()), 1, replace(EXACT, steps=80), evaluation=Evaluation(what=("average",))
     )
     assert result.snapshot.last is not None
     np.testing.assert_allclose(result.snapshot.last.models[0].numpy(), problem.solution(np.ones(1)), rtol=0, atol=1e-5)

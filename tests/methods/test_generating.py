@@ -82,7 +82,7 @@ def test_losses_of_the_received_model_are_known_to_mixing_policies(name: str) ->
 def test_a_method_without_a_predictor_refuses_to_be_evaluated_as_one(name: str) -> None:
     made = experiment(name)
     with pytest.raises(ConfigError, match=f"method '{name}' trains no predictor"):
-        replace(made, evaluation=Evaluation(on=("global",)))
+        replace(made, evaluation=Evaluation(what=("global",)))
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -115,7 +115,12 @@ def test_networks_of_images_are_the_same_on_every_engine(
     name: str, engine: str, settings: dict[str, Any], tolerance: float | None
 ) -> None:
     local = Local(steps=3, batch_size=6, lr=0.05, clip=1.0)
-    conditions: dict[str, Any] = {"local": local, "dtype": "float64", "evaluation": Evaluation(on=()), "device": "cpu"}
+    conditions: dict[str, Any] = {
+        "local": local,
+        "dtype": "float64",
+        "evaluation": Evaluation(what=()),
+        "device": "cpu",
+    }
     made = Experiment(make(name, latent=3), pictures(), image_model(name), 2, **conditions)
     serial = run(made)
     assert not serial.failures
@@ -124,7 +129,7 @@ def test_networks_of_images_are_the_same_on_every_engine(
 
 def trained(name: str, rounds: int) -> tuple[nn.Module, Tensor]:
     method, local = make(name, latent=3), Local(steps=10, batch_size=15, lr=0.01, optimizer="adam", beta1=0.5)
-    conditions: dict[str, Any] = {"local": local, "evaluation": Evaluation(on=()), "device": "cpu"}
+    conditions: dict[str, Any] = {"local": local, "evaluation": Evaluation(what=()), "device": "cpu"}
     result = run(Experiment(method, pictures(), image_model(name), rounds, **conditions))
     assert not result.failures
     return image_model(name)(), result.snapshot.server.shared["shared"]

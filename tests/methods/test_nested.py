@@ -242,7 +242,7 @@ def test_the_nested_networks_of_the_zoo() -> None:
 
 @pytest.mark.parametrize("name", NESTED)
 def test_a_run_that_was_broken_off_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
-    on = Evaluation(on=("global", "clients", "average"))
+    on = Evaluation(what=("global", "clients", "average"))
     made = experiment(name, local=LOCAL, cohort=3, rounds=6, evaluation=on, drop_rate=0.2)
     whole = made.run(tmp_path / "whole", checkpoint_every=2)
     replace(made, rounds=3).run(tmp_path / "cut", checkpoint_every=2)
@@ -252,7 +252,7 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_bits(name: str, tmp_path:
 
 @pytest.mark.parametrize("name", NESTED)
 def test_every_level_is_measured(name: str) -> None:
-    on = Evaluation(on=("global", "clients", "average"))
+    on = Evaluation(what=("global", "clients", "average"))
     found = go(name, local=LOCAL, rounds=2, cohort=4, evaluation=on)
     record, server = found.history[-1], found.snapshot.server.shared["shared"]
     made = experiment(name)
@@ -281,13 +281,13 @@ def test_every_level_is_measured(name: str) -> None:
     layout.write(level.plan.model, server[level.index], torch.zeros(0, dtype=server.dtype))
     with torch.no_grad():
         right = (level.plan.model(one.x).argmax(1) == one.y).double().mean()
-    evaluator = Evaluator(plan, made.federation, Evaluation(on=("clients",)))
+    evaluator = Evaluator(plan, made.federation, Evaluation(what=("clients",)))
     values = evaluator.by_level(found.snapshot.server, np.array([0, 3]))
     assert values["accuracy"][1] == pytest.approx(float(right))
 
 
 def test_a_level_without_clients_has_no_average() -> None:
-    found = go(method("fedhen", simple=0.0), rounds=1, evaluation=Evaluation(on=("average", "global")))
+    found = go(method("fedhen", simple=0.0), rounds=1, evaluation=Evaluation(what=("average", "global")))
     assert "average/loss" in found.history[0]
     assert "average/simple/loss" not in found.history[0]
     assert "global/simple/loss" in found.history[0]
@@ -384,7 +384,7 @@ def test_on_real_digits_the_side_objective_helps_the_simple_model() -> None:
             model=lambda: models.make("exit_cnn", classes=10, inputs=(1, 8, 8), channels=(8, 16, 16)),
             rounds=20,
             local=Local(epochs=1, batch_size=20, lr=0.1, clip=10),
-            evaluation=Evaluation(on=("global",), every=20),
+            evaluation=Evaluation(what=("global",), every=20),
             dtype="float32",
         )
         found[name] = made.run().history[-1]["global/simple/accuracy"]

@@ -133,7 +133,7 @@ def test_private_models_never_travel(name: str) -> None:
 def test_what_is_deployed(name: str) -> None:
     """Clients that took part deploy their mixture, others the shared model; the table says which λ."""
     found = go(
-        name, local=LOCAL, cohort=2, rounds=2, seed=5, evaluation=Evaluation(on=("clients",), metrics=("accuracy",))
+        name, local=LOCAL, cohort=2, rounds=2, seed=5, evaluation=Evaluation(what=("clients",), metrics=("accuracy",))
     )
     known = {client for client, _ in found.snapshot.store}
     assert 0 < len(known) < 6
@@ -169,7 +169,7 @@ def test_validation_chooses_the_mixture() -> None:
         federation.train, federation.held_out, federation.held_out, federation.test, federation.names
     )
     made = experiment("superfed_mm", federation=federation, local=LOCAL, rounds=2,
-                      evaluation=Evaluation(on=("clients",)))  # fmt: skip
+                      evaluation=Evaluation(what=("clients",)))  # fmt: skip
     record = run(made).history[-1]
     # Here the validation samples are the test samples, so that both choices agree.
     assert record["clients/accuracy/mean"] == record["as_published/accuracy/mean"]

@@ -25,7 +25,7 @@ SIZES = (30, 20, 25)
 
 
 def settings(**changes: Any) -> dict[str, Any]:
-    evaluation = Evaluation(**{"on": ("global", "clients", "average", "train"), "metrics": METRICS, **changes})
+    evaluation = Evaluation(**{"what": ("global", "clients", "average", "train"), "metrics": METRICS, **changes})
     return {"federation": classes(SIZES), "evaluation": evaluation, "rounds": 2}
 
 
@@ -73,8 +73,8 @@ def test_accuracy_alone_gives_what_it_gave_and_costs_one_pass() -> None:
         net.register_forward_hook(count)
         return net
 
-    given = settings(on=("global",), batch_size=6) | {"model": counted}
-    few = run(experiment("fedavg", **given | {"evaluation": Evaluation(on=("global",), batch_size=6)}))
+    given = settings(what=("global",), batch_size=6) | {"model": counted}
+    few = run(experiment("fedavg", **given | {"evaluation": Evaluation(what=("global",), batch_size=6)}))
     alone, passes = passes, 0
     many = run(experiment("fedavg", **given))
     assert passes == alone == 1 + 2 * 4  # one try of the model, then 20 samples in batches of 6, twice
@@ -83,7 +83,7 @@ def test_accuracy_alone_gives_what_it_gave_and_costs_one_pass() -> None:
 
 
 def test_a_target_may_be_an_auroc_and_must_be_measured() -> None:
-    given = settings(on=("global",), metric="global/auroc", target=0.01, stop_at_target=True)
+    given = settings(what=("global",), metric="global/auroc", target=0.01, stop_at_target=True)
     assert len(run(experiment("fedavg", **given)).history) == 1
     with pytest.raises(ConfigError, match=r"'global/auroc', which is never measured: .*metrics is accuracy"):
         Evaluation(metric="global/auroc", target=0.5)

@@ -51,7 +51,7 @@ def uneven(shape: tuple[int, ...] = (4,), relabelled: bool = False) -> Federatio
 def trained(method: Method | str, federation: Federation, **changes: Any) -> tuple[Evaluator, RunResult]:
     """A few rounds of half the clients, and what evaluates them."""
     batch = changes.pop("batch_size", 1000)
-    on = Evaluation(on=("clients",), metrics=METRICS, batch_size=batch)
+    on = Evaluation(what=("clients",), metrics=METRICS, batch_size=batch)
     given = {
         "federation": federation,
         "rounds": 2,
@@ -194,7 +194,7 @@ def test_losses_before_work_are_those_of_the_clients_own_models(method: str, nam
 
 def test_a_round_that_asks_for_losses_gets_those_of_the_clients_own_models() -> None:
     """What the record calls the global objective before a round's work, over all clients with their own heads."""
-    on = Evaluation(on=("received",))
+    on = Evaluation(what=("received",))
     given = {"federation": uneven(), "local": Local(steps=3, batch_size=0, lr=0.2), "evaluation": on}
     record = run(experiment("fedper", rounds=2, **given)).history[-1]
     evaluator, before = trained("fedper", uneven(), rounds=1, cohort=6, local=given["local"])

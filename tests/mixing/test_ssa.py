@@ -269,7 +269,7 @@ def test_on_real_digits_the_client_with_the_targets_labels_counts_most(seed: int
     conditions = {
         "federation": federation, "model": lambda: fl.models.models.make("mlp", classes=10, inputs=(1, 8, 8)),
         "rounds": 4, "local": Local(epochs=5, batch_size=16, lr=0.1), "views": ("blur",), "seed": seed,
-        "evaluation": Evaluation(on=("global", "average")), "dtype": "float32",
+        "evaluation": Evaluation(what=("global", "average")), "dtype": "float32",
     }  # fmt: skip
     made = experiment(fedssa(variance=10.0, lr=0.02), **conditions)
     learnt, plain = run(made), go("fedavg", **conditions)

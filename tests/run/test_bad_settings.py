@@ -52,7 +52,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: experiment("fednova", local=Local(momentum=0.9)),
         r"drift 'normalized' .* local momentum 0, not 0\.9",
     ),
-    "evaluation": (lambda: Evaluation(on=("globl",)), r"unknown evaluation 'globl'; did you mean 'global'\?"),
+    "evaluation": (lambda: Evaluation(what=("globl",)), r"unknown evaluation 'globl'; did you mean 'global'\?"),
     "every": (lambda: Evaluation(every=0), r"every and batch_size must be at least 1, patience at least 0"),
     "batch size": (lambda: Evaluation(batch_size=0), r"every and batch_size must be at least 1"),
     "patience": (lambda: Evaluation(patience=-1), r"patience at least 0"),
@@ -61,11 +61,11 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "target nan": (lambda: Evaluation(target=NAN), r"target accuracy is nan, but it must lie in \(0, 1\]"),
     "target loss": (lambda: Evaluation(target=0.0, metric="global/loss"), r"target loss is 0, but it must be positive"),
     "target nobody measures": (
-        lambda: Evaluation(on=("clients",), target=0.5),
-        r"'global/accuracy' is looked at .* never measured: evaluation\.on is clients",
+        lambda: Evaluation(what=("clients",), target=0.5),
+        r"'global/accuracy' is looked at .* never measured: evaluation\.what is clients",
     ),
     "patience nobody measures": (
-        lambda: Evaluation(on=("global",), patience=2, metric="global/train_loss"),
+        lambda: Evaluation(what=("global",), patience=2, metric="global/train_loss"),
         r"'global/train_loss' is looked at .* never measured",
     ),
     "stop without target": (lambda: Evaluation(stop_at_target=True), r"stop_at_target needs a target"),
@@ -179,4 +179,4 @@ def test_average_cannot_begin_in_the_middle(tmp_path: Path) -> None:
 
     run(experiment(rounds=2), tmp_path / "out")
     with pytest.raises(CheckpointError, match="the average evaluation cannot begin now"):
-        run(experiment(rounds=4, evaluation=Evaluation(on=("average",))), tmp_path / "out", resume=True)
+        run(experiment(rounds=4, evaluation=Evaluation(what=("average",))), tmp_path / "out", resume=True)

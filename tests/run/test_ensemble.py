@@ -30,7 +30,7 @@ from fedloom.experiment.setup import make_plan
 from fedloom.methods import fedavg
 from fedloom.parts.mixing import AFL, Confidence, SelfSupervised, Uniform
 
-KEPT = Evaluation(on=("global", "average"))
+KEPT = Evaluation(what=("global", "average"))
 
 
 def finished(method: Any = "fedavg", **changes: Any) -> tuple[Experiment, RunResult]:
@@ -199,7 +199,7 @@ def test_a_run_directory_is_read_back(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_done_is_refused_in_a_sentence() -> None:
-    made, result = finished(evaluation=Evaluation(on=("global",)))
+    made, result = finished(evaluation=Evaluation(what=("global",)))
     for task in (after_training, sample_wise):
         with pytest.raises(ConfigError, match="last models were not kept; run with 'average'"):
             task(made, result)

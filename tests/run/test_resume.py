@@ -33,7 +33,7 @@ from fedloom.experiment.loop import Silent, run
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.methods import make
 
-EVERYTHING = Evaluation(on=("global", "clients", "average"), every=2)
+EVERYTHING = Evaluation(what=("global", "clients", "average"), every=2)
 ROUNDS = 8
 
 
@@ -105,7 +105,7 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 def test_killed_at_every_single_step_of_writing(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a file, before a rename, before a removal: whatever was the last thing done."""
     monkeypatch.setattr("fedloom.experiment.loop.environment", dict)  # asking git takes longer than these runs
-    small = work("fedadam", rounds=2, evaluation=Evaluation(on=("clients", "average")))
+    small = work("fedadam", rounds=2, evaluation=Evaluation(what=("clients", "average")))
     run(small, memory / "whole", checkpoint_every=1, keep=1)
     expected = contents(memory / "whole")
     number, ended = 0, False
@@ -170,7 +170,7 @@ def test_a_run_in_memory_is_the_same_run(finished: Path) -> None:
 
 
 def test_early_stopping_stops_where_it_would_have(tmp_path: Path) -> None:
-    patient = Evaluation(on=("global",), patience=2, metric="global/loss")
+    patient = Evaluation(what=("global",), patience=2, metric="global/loss")
     stops = work("fedavg", rounds=30, evaluation=patient, local=Local(epochs=1, batch_size=4, lr=0.1))
     whole = run(stops, tmp_path / "whole", checkpoint_every=1)
     assert 3 < len(whole.history) < 30

@@ -186,10 +186,10 @@ def test_a_continued_configuration_may_change_it(tmp_path: Path) -> None:
     tiny = ["method=feddyn", "rounds=1", "clients=4", "model=logistic", "device=cpu"]
     first = run(build(resolve(tiny)), out)
     assert isinstance(first.snapshot.store, MemoryStore), "a small run needs no disk"
-    config = resolve([f"resume={out}", "states=disk", "rounds=2"])
+    config = resolve([f"resume={out}", "client_state=disk", "rounds=2"])
     assert isinstance(run(build(config), out, resume=True).snapshot.store, DiskStore)
     other = tmp_path / "other"
-    run(build(resolve([*tiny, "rounds=2", "states=disk", "seed=1"])), other)
+    run(build(resolve([*tiny, "rounds=2", "client_state=disk", "seed=1"])), other)
     assert len(group([load(out), load(other)])) == 1, "where states live sets runs apart in a report"
 
 
@@ -244,9 +244,11 @@ def test_only_clients_that_can_take_part_count(tmp_path: Path, monkeypatch: pyte
 
 
 def test_impossible_choices_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^unknown states 'disc'; did you mean 'disk'\? There are: auto, disk, mem"):
+    with pytest.raises(
+        ConfigError, match=r"^unknown client_state 'disc'; did you mean 'disk'\? There are: auto, disk, mem"
+    ):
         work(states="disc")
-    with pytest.raises(ConfigError, match=r"^states=disk needs a run directory; name one with out="):
+    with pytest.raises(ConfigError, match=r"^client_state=disk needs a run directory; name one with out="):
         run(work())
 
 
@@ -280,8 +282,8 @@ def test_memory_does_not_grow_with_the_clients_that_have_taken_part(
         def go() -> None:
             looks = Looks()
             settings = {"federation": federation, "model": wide, "cohort": 10, "rounds": 20, "evaluation": QUIET}
-            result = run(experiment("feddyn", states=states, **settings), memory / f"{states}-run", progress=looks,
-                         checkpoint_every=100)  # fmt: skip
+            work = experiment("feddyn", client_state=states, **settings)
+            result = run(work, memory / f"{states}-run", progress=looks, checkpoint_every=100)
             assert len(result.snapshot.store) > 150
             diary.write_text(json.dumps(looks.held))
 

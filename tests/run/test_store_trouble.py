@@ -88,7 +88,7 @@ def kill_at_step(number: int) -> None:
 def test_killed_at_every_single_step_of_writing(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a state, before a rename, before a removal: whatever was the last thing done."""
     monkeypatch.setattr("fedloom.experiment.loop.environment", dict)  # asking git takes longer than these runs
-    small = work(rounds=3, cohort=2, drop_rate=0.0, evaluation=Evaluation(on=("clients",)))
+    small = work(rounds=3, cohort=2, drop_rate=0.0, evaluation=Evaluation(what=("clients",)))
     run(small, memory / "whole", checkpoint_every=2, keep=1)
     expected = whole(memory / "whole")
     number, ended, removed = 0, False, 0

@@ -22,7 +22,7 @@ from fedloom.experiment.config import build, resolve
 from fedloom.experiment.loop import run
 from fedloom.experiment.teacher import load_teacher
 
-SMALL = ("clients=4", "local.batch_size=50", "local.epochs=1", "evaluation.on=[global]", "device=cpu")
+SMALL = ("clients=4", "local.batch_size=50", "local.epochs=1", "evaluation.what=[global]", "device=cpu")
 DISTILL = ("run", "method=distill", "rounds=2", "model.hidden=[4]", "out=student", *SMALL)
 
 

@@ -22,7 +22,7 @@ def federation() -> Federation:
 
 @pytest.fixture(scope="module")
 def judge(federation: Federation) -> SyntheticEvaluator:
-    return SyntheticEvaluator(federation, EvalConfig(classifier="mlp", most=1500))
+    return SyntheticEvaluator(federation, EvalConfig(classifier="mlp", max_steps=1500))
 
 
 def some(arrays: Arrays, each: int = 20) -> Arrays:
@@ -104,7 +104,7 @@ def test_images_in_another_range_are_refused(judge: SyntheticEvaluator) -> None:
 def test_clients_own_test_samples_stand_in_for_a_test_set(federation: Federation) -> None:
     test = federation.test
     without = replace(federation, test=replace(test, x=test.x[:0], y=test.y[:0]))
-    judge = SyntheticEvaluator(without, EvalConfig(most=30))
+    judge = SyntheticEvaluator(without, EvalConfig(max_steps=30))
     assert len(judge.test) == federation.held_out.index.sizes.sum()
     found = judge.judge(some(judge.trained_on, each=5), thorough=False).numbers
     assert "synthetic/accuracy" not in found
@@ -129,7 +129,7 @@ def test_training_ends_when_nothing_is_left_to_learn() -> None:
     assert fit("mlp", few, Training(augment=()), seed=1).loss != found.loss
 
 
-@pytest.mark.parametrize("wrong", [{"every": -1}, {"per_class": 0}, {"lr": 0.0}, {"most": 0}, {"batch_size": 0}])
+@pytest.mark.parametrize("wrong", [{"every": -1}, {"per_class": 0}, {"lr": 0.0}, {"max_steps": 0}, {"batch_size": 0}])
 def test_impossible_settings_are_refused(wrong: dict) -> None:
     with pytest.raises(ConfigError):
         EvalConfig(**wrong)

@@ -71,7 +71,7 @@ def test_of_fedevg_the_set_alone_crosses_the_network() -> None:
 
 
 def test_looking_changes_no_bit_of_the_run() -> None:
-    often, never = (synthesize(experiment("fedcvae"), judging=EvalConfig(every, 6, most=20)) for every in (1, 0))
+    often, never = (synthesize(experiment("fedcvae"), judging=EvalConfig(every, 6, max_steps=20)) for every in (1, 0))
     assert torch.equal(often.found.arrays.x, never.found.arrays.x)
     assert often.verdict.numbers == never.verdict.numbers
 

@@ -133,7 +133,7 @@ def work(parent: Path, jobs: Sequence[Job], progress: NullProgress) -> None:
 
 def _teachers_place(parent: Path, job: Job, jobs: Sequence[Job]) -> Path:
     """Where the teacher of a job is trained: jobs with the same teacher share it."""
-    keys = ("teacher", "teaching", "teaching_epochs", "data", "samples", "validation", "split_seed", "augment")
+    keys = ("teacher", "teacher_training", "teacher_epochs", "data", "samples", "validation", "split_seed", "augment")
 
     def said(config: Config) -> str:
         return json.dumps([config[key] for key in keys], sort_keys=True)

@@ -46,7 +46,7 @@ Without a method, FedAvg and FedDyn are compared. Keys (all of them: fedloom lis
                           method.objective=[cross_entropy,proximal]
   data=mnist              by name; likewise partition=, model=, engine=, each with settings (partition.alpha=0.1)
   clients=100 participation=0.1 rounds=200 seed=1
-  local.epochs=5 local.lr=0.1 local.batch_size=50 evaluation.on=[global,clients,average] evaluation.target=0.9
+  local.epochs=5 local.lr=0.1 local.batch_size=50 evaluation.what=[global,clients,average] evaluation.target=0.9
   out=DIR                 the run directory; by default runs/<date>/<time>-<method>-<seed>
   resume=DIR              go on with a run or a sweep where it was, to the same bits
 
@@ -72,10 +72,10 @@ Without a method, cross entropy (ce), distillation (kd) and selective distillati
   method=disk             ce, kd, disk, fitnet, semckd, simkd, simkd_disk; settings as method.alpha=0.1
   data=fashion_mnist      by name, centralised; samples=10000 uses so many, validation=0.1 of them to choose on
   model=fedssa_cnn        the student, with its settings: model.channels=[2,4]
-  teacher=two_cnn         a model that is trained first (teaching_epochs=20, teaching.lr=0.05, …), or a run directory
+  teacher=two_cnn         a model that is trained first (teacher_epochs=20), or a run directory
   epochs=40               the student's passes over the data, for every method the same (budget=passes), warm start
                           included; under budget=published the method's rounds, in which DiSK makes three passes
-  warm=10 start=DIR       passes of the warm start; or a student that a run of ce has trained
+  warmup_epochs=10 start=DIR   passes of the warm start; or a student that a run of ce has trained
   training.lr=0.05 training.batch_size=50 augment=[crop,flip] cache=auto seed=1 device=auto
   out=DIR                 the run directory; by default runs/<date>/<time>-<method>-<seed>
   resume=DIR              go on where it was, to the same bits
@@ -178,7 +178,7 @@ the judge found) and pictures; either file is data for another run: data=generat
   judge.every=50          rounds between two looks, each a picture and numbers; 0 looks at the end alone
   judge.per_class=10      samples of each class that are drawn from a generator; FedEvg's own number is method.per_class
   judge.classifier=auto   the network that learns from the set, and the one trained on real data that compares
-  judge.most=2000         steps for which either is trained at most; judge.lr, judge.batch_size, judge.augment likewise
+  judge.max_steps=2000    steps for which either is trained at most; judge.lr, judge.batch_size, judge.augment likewise
   out=DIR                 the run directory; by default runs/<date>/<time>-<method>-<seed>
   resume=DIR              go on where it was, to the same bits
 

@@ -198,7 +198,7 @@ def _load(path: Path, initial: Snapshot) -> Snapshot:
         if "average" not in trees:
             raise CheckpointError(
                 f"the run at {path} did not keep its clients' last models, so the average evaluation cannot begin now; "
-                "leave average out of evaluation.on."
+                "leave average out of evaluation.what."
             )
         last.total = trees["average"].pop("total")
         last.models = {int(client): model for client, model in trees["average"].items()}

@@ -221,7 +221,7 @@ def last_models(plan: Plan, snapshot: Snapshot) -> tuple[np.ndarray, Tensor, Ten
     layout, last = plan.layout, snapshot.last
     split, own = layout.shared_size, layout.shared_buffers
     if split and last is None:
-        raise ConfigError("the clients' last models were not kept; run with 'average' among evaluation.on.")
+        raise ConfigError("the clients' last models were not kept; run with 'average' among evaluation.what.")
     clients = sorted(last.models) if split and last is not None else sorted(client for client, _ in snapshot.store)
     if not clients:
         raise ConfigError("no client has taken part yet, so there are no client models.")

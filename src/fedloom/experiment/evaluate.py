@@ -216,7 +216,7 @@ class Evaluator:
         """All evaluations asked for: numbers for the round's record, and the clients' table."""
         record: dict[str, float] = {}
         table = None
-        on, federation = self.settings.on, self.federation
+        on, federation = self.settings.what, self.federation
         if "clients" in on and len(federation.held_out.index.rows):
             numbers, table = self.clients(server, store)
             record |= numbers

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedloom.experiment.loop import RunResult
 
 EVALUATIONS = ("global", "clients", "average", "train", "received")
-STATES = ("auto", "memory", "disk")
+CLIENT_STATE = ("auto", "memory", "disk")
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Evaluation:
     """What is measured, and when.
 
     Args:
-        on: any of ``global`` (server model on the common test set), ``clients`` (the model each client would deploy, on
-            its own test samples, for all clients), ``average`` (the mean of all clients' last models on the common test
-            set; reported only, never fed back), ``train`` (the server model's loss on all training data) and
+        what: any of ``global`` (server model on the common test set), ``clients`` (the model each client would deploy,
+            on its own test samples, for all clients), ``average`` (the mean of all clients' last models on the common
+            test set; reported only, never fed back), ``train`` (the server model's loss on all training data) and
             ``received`` (in every round, the cohort's losses F_i(θ^t) before local work and their mixture Σ p_i F_i,
             for methods that do not ask for them anyway).
         every: rounds between two evaluations; the last round is always evaluated.
@@ -44,7 +44,7 @@ class Evaluation:
         padding: a label that marks positions of a sequence not to be counted.
     """
 
-    on: tuple[str, ...] = ("global", "clients")
+    what: tuple[str, ...] = ("global", "clients")
     every: int = 1
     target: float | None = None
     metric: str = "global/accuracy"
@@ -55,7 +55,7 @@ class Evaluation:
     padding: int | None = None
 
     def __post_init__(self) -> None:
-        for name in self.on:
+        for name in self.what:
             if name not in EVALUATIONS:
                 raise ConfigError(f"unknown evaluation {name!r}; {nearest(name, EVALUATIONS)}")
         measures.check(self.metrics)
@@ -65,10 +65,10 @@ class Evaluation:
             raise ConfigError("evaluation: stop_at_target needs a target.")
         scope = "train" if self.metric.startswith("global/train_") else self.metric.partition("/")[0]
         scope = "clients" if scope in ("seen", "unseen") else scope
-        if (self.target is not None or self.patience) and scope not in self.on and self.metric != "train/loss":
+        if (self.target is not None or self.patience) and scope not in self.what and self.metric != "train/loss":
             raise ConfigError(
                 f"the metric {self.metric!r} is looked at for the target or patience, but never measured: "
-                f"evaluation.on is {', '.join(self.on) or 'empty'}."
+                f"evaluation.what is {', '.join(self.what) or 'empty'}."
             )
         if self.target is not None:
             if self.maximise and not 0 < self.target <= 1:
@@ -113,8 +113,8 @@ class Experiment:
         drop_rate: probability that a cohort member drops out of a round (injected failures).
         dtype: ``float32`` or ``float64``.
         device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``.
-        states: where client states live between rounds, which changes no bit: ``memory``, ``disk`` (each in a file of
-            the run directory), or ``auto``, the disk where those of all clients that may take part exceed 2 GB.
+        client_state: where client states live between rounds, which changes no bit: ``memory``, ``disk`` (each in a
+            file of the run directory), or ``auto``, the disk where those of all clients that may take part exceed 2 GB.
         config: the settings as a person gave them, kept in the run directory.
 
     Raises:
@@ -139,7 +139,7 @@ class Experiment:
     drop_rate: float = 0.0
     dtype: str = "float32"
     device: str = "auto"
-    states: str = "auto"
+    client_state: str = "auto"
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -152,8 +152,8 @@ class Experiment:
             raise ConfigError(f"drop_rate is {self.drop_rate:g}, but it must lie in [0, 1).")
         if self.dtype not in ("float32", "float64"):
             raise ConfigError(f"unknown dtype {self.dtype!r}; {nearest(self.dtype, ('float32', 'float64'))}")
-        if self.states not in STATES:
-            raise ConfigError(f"unknown states {self.states!r}; {nearest(self.states, STATES)}")
+        if self.client_state not in CLIENT_STATE:
+            raise ConfigError(f"unknown client_state {self.client_state!r}; {nearest(self.client_state, CLIENT_STATE)}")
         if self.method.needs("full_participation") and size < self.federation.seen:
             raise ConfigError(
                 f"{self.method.who_needs('full_participation')} needs every client in every round, "
@@ -192,11 +192,13 @@ class Experiment:
                 f"{self.method.who_needs('plain_sgd')} reads gradients from displacements and so needs "
                 f"local momentum 0, {has}."
             )
-        judged = [name for name in ("global", "clients", "average", "train", "received") if name in self.evaluation.on]
+        judged = [
+            name for name in ("global", "clients", "average", "train", "received") if name in self.evaluation.what
+        ]
         if not self.method.answers and judged:
             raise ConfigError(
-                f"method {self.method.name!r} trains no predictor that evaluation.on={judged[0]} could judge; "
-                "use fedloom synthesize, which judges what it generates, or leave evaluation.on empty."
+                f"method {self.method.name!r} trains no predictor that evaluation.what={judged[0]} could judge; "
+                "use fedloom synthesize, which judges what it generates, or leave evaluation.what empty."
             )
         if self.augment:
             pipeline(self.augment, self.federation.train.arrays)  # refuses what does not suit the data

@@ -151,11 +151,15 @@ class _Run:
         self.saved = -1  # the round of the last checkpoint
         theta, buffers = self.plan.theta0.to(device), self.plan.buffers0.to(device)
         last = None
-        if "average" in experiment.evaluation.on:
+        if "average" in experiment.evaluation.what:
             last = LastModels.of(self.plan, self.federation.seen)
         server = Server.initial(self.plan, theta, buffers)
         store, self.warnings = make_store(
-            experiment.states, self.plan, server, self._reach(), None if out is None else out / checkpoints.CLIENTS
+            experiment.client_state,
+            self.plan,
+            server,
+            self._reach(),
+            None if out is None else out / checkpoints.CLIENTS,
         )
         self.state = Snapshot(server, store, last)
 
@@ -255,7 +259,7 @@ class _Run:
             bench=self.bench,
             observe=(lambda result: None) if last is None else (lambda result: last.observe(server, result)),
         )
-        if "received" in experiment.evaluation.on and report.losses is None:  # no part asked; nothing depends on it
+        if "received" in experiment.evaluation.what and report.losses is None:  # no part asked; nothing depends on it
             states = InitialStates(self.plan, server, self.state.store)
             report.losses = engine.losses(server.broadcast(self.plan), cohort, states)
         return moved, report
@@ -291,7 +295,7 @@ class _Run:
             self.history.append(record)
         else:
             rows = {"client": report.cohort, "p": report.p}
-            if experiment.method.needs("losses") or "received" in experiment.evaluation.on:
+            if experiment.method.needs("losses") or "received" in experiment.evaluation.what:
                 rows["loss"] = np.full(len(report.cohort), np.nan) if report.losses is None else report.losses
             tables = {"mixing": rows} if table is None else {"mixing": rows, "clients": table}
             self.directory.record(record, tables)

@@ -39,7 +39,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Pl
         plan,
         theta0=plan.theta0.to(device),
         buffers0=plan.buffers0.to(device),
-        report_models="average" in experiment.evaluation.on,
+        report_models="average" in experiment.evaluation.what,
         augment=pipeline(experiment.augment, data.arrays) if experiment.augment else None,
         make=experiment.model,
         rounds=experiment.rounds,

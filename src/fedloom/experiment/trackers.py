@@ -30,7 +30,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ConfigError("track=tensorboard needs: pip install 'fedloom[track]'") from error
+            raise ConfigError("trackers=tensorboard needs: pip install 'fedloom[track]'") from error
         self.writer = SummaryWriter(str(out / "tensorboard"))
 
     def log(self, round: int, record: Mapping[str, Any]) -> None:
@@ -50,7 +50,7 @@ class MLflow:
         try:
             mlflow = import_module("mlflow")
         except ImportError as error:
-            raise ConfigError("track=mlflow needs: pip install 'fedloom[track]'") from error
+            raise ConfigError("trackers=mlflow needs: pip install 'fedloom[track]'") from error
         if "MLFLOW_TRACKING_URI" not in os.environ:
             mlflow.set_tracking_uri(f"sqlite:///{out.absolute()}/mlflow.db")
         mlflow.set_experiment("fedloom")

@@ -37,7 +37,7 @@ def build(config: Config) -> Experiment:
     method = build_method(config)
     records = {name: made(record, values[name]) for name, record in schema.RECORDS.items()}
     records.pop("checkpoint")
-    schema.tracking(tuple(values["track"]))
+    schema.tracking(tuple(values["trackers"]))
     pick_device(values["device"])
     federation = build_federation(config)
     engine = dict(values["engine"])
@@ -93,7 +93,7 @@ class Tracking:
 
 def build_trackers(config: Config, out: Path) -> list[Tracking]:
     """What gets every round's record besides the run directory."""
-    names = schema.tracking(tuple(config["track"]))
+    names = schema.tracking(tuple(config["trackers"]))
     return [Tracking(names, out, f"{build_method(config).name}-{config['seed']}")] if names else []
 
 

@@ -48,7 +48,7 @@ FITTING: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "participation": 1.0,
         "rounds": 40,
         "local": {"steps": 15, "batch_size": 32, "lr": 1e-3, "optimizer": "adam", "weight_decay": 0.0},
-        "evaluation": {"on": []},
+        "evaluation": {"what": []},
     },
     ("method", "fedcgan"): {
         "model": "conditional_gan",
@@ -56,7 +56,7 @@ FITTING: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "participation": 1.0,
         "rounds": 40,
         "local": {"steps": 15, "batch_size": 32, "lr": 1e-3, "optimizer": "adam", "beta1": 0.5, "weight_decay": 0.0},
-        "evaluation": {"on": []},
+        "evaluation": {"what": []},
     },
     ("method", "fedcvae"): {
         "model": "conditional_vae",
@@ -64,12 +64,12 @@ FITTING: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "participation": 1.0,
         "rounds": 40,
         "local": {"steps": 15, "batch_size": 32, "lr": 2e-3, "optimizer": "adam", "weight_decay": 0.0},
-        "evaluation": {"on": []},
+        "evaluation": {"what": []},
     },
 }
 """Defaults that go with a choice."""
 
-MAY_CHANGE = ("engine", "device", "states", "checkpoint", "track")
+MAY_CHANGE = ("engine", "device", "client_state", "checkpoint", "trackers")
 """Keys that a continued run may change, besides more rounds: what was computed so far does not depend on them."""
 
 

@@ -57,21 +57,21 @@ RECORDS: dict[str, type] = {"local": Local, "evaluation": Evaluation, "checkpoin
 """Keys that are records of settings."""
 
 
-def tracking(track: tuple[str, ...] = ()) -> tuple[str, ...]:
+def tracking(trackers: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Trackers that get every round's record besides the run directory.
 
     Args:
-        track: any of tensorboard and mlflow.
+        trackers: any of tensorboard and mlflow.
 
     Raises:
         ConfigError: for an unknown one, or one whose library is not installed.
     """
-    for name in track:
+    for name in trackers:
         if name not in TRACKERS:
             raise ConfigError(f"unknown tracker {name!r}; {nearest(name, TRACKERS)}")
         if find_spec(name) is None:
-            raise ConfigError(f"track={name} needs a library that is not installed; pip install 'fedloom[track]'.")
-    return track
+            raise ConfigError(f"trackers={name} needs a library that is not installed; pip install 'fedloom[track]'.")
+    return trackers
 
 
 class Scalar(NamedTuple):
@@ -93,7 +93,7 @@ def _scalars() -> dict[str, Scalar]:
     for name, parameter in signature(Experiment).items():
         if name not in {*GROUPS, *RECORDS, "federation", "engine_settings", "config"}:
             found[name] = Scalar(Experiment, parameter)
-    found["track"] = Scalar(tracking, signature(tracking)["track"])
+    found["trackers"] = Scalar(tracking, signature(tracking)["trackers"])
     return found
 
 

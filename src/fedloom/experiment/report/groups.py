@@ -9,7 +9,7 @@ from typing import Any
 from fedloom.experiment.report.palette import Style, styles
 from fedloom.experiment.report.rundir import Run
 
-PROVENANCE = ("out", "resume", "versions", "git", "machine", "checkpoint", "states")
+PROVENANCE = ("out", "resume", "versions", "git", "machine", "checkpoint", "states", "client_state", "trackers")
 """First parts of keys that say where and with what a run was made and kept, not what it was."""
 
 ABSENT = "–"

@@ -28,7 +28,7 @@ DEFAULTS: Mapping[str, Any] = {
     "model": {"name": "mlp", "hidden": [4]},
     "teacher": {"name": "mlp", "hidden": [256, 256]},
     "training": {"batch_size": 50, "lr": 0.05, "clip": 10.0},
-    "teaching": {"batch_size": 50, "lr": 0.05, "clip": 10.0},
+    "teacher_training": {"batch_size": 50, "lr": 0.05, "clip": 10.0},
 }
 """What runs when nothing is said, where it is not the default of a signature."""
 
@@ -39,13 +39,13 @@ PENDING = Path("still to be trained")
 def conditions(
     epochs: int = 40,
     budget: str = "passes",
-    warm: int | None = None,
+    warmup_epochs: int | None = None,
     start: Path | None = None,
     validation: float = 0.1,
     samples: int | None = None,
-    tested: int | None = None,
+    test_samples: int | None = None,
     split_seed: int = 0,
-    teaching_epochs: int = 20,
+    teacher_epochs: int = 20,
     augment: tuple[str | Mapping[str, Any], ...] = (),
     every: int = 1,
     cache: str = "auto",
@@ -58,13 +58,13 @@ def conditions(
     Args:
         epochs: E: all the student's passes over the data, or under budget=published the method's rounds.
         budget: ``passes`` (equal student passes) or ``published``.
-        warm: passes of the warm start; null for E/4, or E as published.
+        warmup_epochs: passes of the warm start; null for E/4, or E as published.
         start: the run directory of a student trained by ``ce``, instead of a warm start.
         validation: the share of training samples on which the reported model is chosen.
         samples: how many training samples are used; null for all.
-        tested: how many test samples; null for all.
+        test_samples: how many test samples; null for all.
         split_seed: of the split and of a teacher trained on the spot, the same for runs of several seeds.
-        teaching_epochs: passes of a teacher trained on the spot.
+        teacher_epochs: passes of a teacher trained on the spot.
         augment: random changes of images, the same for student and teacher.
         every: student passes between two evaluations.
         cache: where the teacher's answers are kept: auto, memory, disk or none.
@@ -85,7 +85,7 @@ LAYOUT = Layout(
         "teacher": models,
         **SCALARS,
         "training": Training,
-        "teaching": Training,
+        "teacher_training": Training,
     },
     DEFAULTS,
     compared=("ce", "kd", "disk"),
@@ -148,7 +148,7 @@ def _resumed(resume: Path, words: Mapping[tuple[str, ...], Any]) -> dict[str, An
 
 def splits(config: Config) -> Splits:
     """The data, divided."""
-    names = ("validation", "samples", "tested")
+    names = ("validation", "samples", "test_samples")
     return Splits.of(source(config["data"]), **{name: config[name] for name in names}, seed=config["split_seed"])
 
 
@@ -181,13 +181,13 @@ def build_teacher(config: Config, data: Splits) -> Distillation | None:
     values = config.values
     if "run" in values["teacher"]:
         return None
-    kept = {"command": "distill", "data": values["data"], "training": values["teaching"]}
+    kept = {"command": "distill", "data": values["data"], "training": values["teacher_training"]}
     return Distillation(
         ce(),
         data,
         maker(values["teacher"], data.train),
-        epochs=values["teaching_epochs"],
-        training=made(Training, values["teaching"]),
+        epochs=values["teacher_epochs"],
+        training=made(Training, values["teacher_training"]),
         augment=tuple(values["augment"]),
         seed=values["split_seed"],
         dtype=values["dtype"],

@@ -49,7 +49,7 @@ class Splits:
         source: Source,
         validation: float = 0.1,
         samples: int | None = None,
-        tested: int | None = None,
+        test_samples: int | None = None,
         seed: int = 0,
     ) -> Splits:
         """From a data source; each class gives its share of every split.
@@ -58,7 +58,7 @@ class Splits:
             source: the data set.
             validation: the share of training samples set aside to choose on.
             samples: how many of the training samples are used, validation included; None for all.
-            tested: how many of the test samples; None for all.
+            test_samples: how many of the test samples; None for all.
             seed: of the draw, apart from that of a run, so that runs of several seeds see the same split.
 
         >>> from fedloom.data import sources
@@ -72,11 +72,11 @@ class Splits:
         if not 0 <= validation < 1:
             raise DataError(f"validation is {validation:g}, but it must lie in [0, 1).")
         train = _first(source.train, samples, "training", seed)
-        test = _first(source.test, tested, "test", seed)
+        test = _first(source.test, test_samples, "test", seed)
         everyone = Index.of([np.arange(len(train))])
         labels = train.y.numpy()
         kept, away, _ = split_rows(everyone, labels, validation, 0.0, rng.stream(seed, "distill-validation"))
-        about = {"validation": validation, "samples": samples, "tested": tested, "split_seed": seed}
+        about = {"validation": validation, "samples": samples, "test_samples": test_samples, "split_seed": seed}
         learned, chosen = (train.take(np.sort(part[0])) for part in (kept, away))
         return cls(learned, chosen, test, {"source": source.describe(), **about})
 

@@ -31,7 +31,7 @@ class Distillation:
         teacher: a trained model, or the run directory of one; not needed by ``ce``.
         epochs: E: all the student's passes over the data (``budget=passes``), or the method's rounds.
         budget: ``passes``, equal student passes for every method, or ``published``.
-        warm: passes of the warm start, for methods that have one; by default E/4, or E as published.
+        warmup_epochs: passes of the warm start, for methods that have one; by default E/4, or E as published.
         start: the run directory of a student trained by ``ce``, instead of a warm start; its passes count.
         training: the optimiser.
         augment: random changes of the images of every mini-batch, the same for student and teacher.
@@ -52,7 +52,7 @@ class Distillation:
     teacher: nn.Module | Path | str | None = None
     epochs: int = 40
     budget: str = "passes"
-    warm: int | None = None
+    warmup_epochs: int | None = None
     start: Path | None = None
     training: Training = field(default_factory=Training)
     augment: tuple[str | Mapping[str, Any] | Augmentation, ...] = ()
@@ -83,7 +83,7 @@ class Distillation:
 
     def schedule(self, before: int | None = None) -> Schedule:
         """The rounds of the run; ``before`` are the passes of the student in ``start``."""
-        return schedule(self.epochs, self.method.passes, self.method.warm, self.budget, self.warm, before)
+        return schedule(self.epochs, self.method.passes, self.method.warm, self.budget, self.warmup_epochs, before)
 
     def run(self, out: Path | str | None = None, **settings: Any) -> Distilled:
         """Run it; ``out`` is the run directory, or None to keep everything in memory.

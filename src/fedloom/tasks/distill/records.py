@@ -28,7 +28,11 @@ def describe(experiment: Distillation, data: Splits, learner: Learner, teacher: 
     about: dict[str, Any] = {
         "method": {"name": method.name, "terms": [repr(term) for term in method.terms], "passes": method.passes},
         "training": asdict(experiment.training),
-        "protocol": {"budget": experiment.budget, "epochs": experiment.epochs, "warm": experiment.warm},
+        "protocol": {
+            "budget": experiment.budget,
+            "epochs": experiment.epochs,
+            "warmup_epochs": experiment.warmup_epochs,
+        },
         "data": {name: digest(a.y, a.x[:: max(len(a) // SAMPLED, 1)]) for name, a in _named(data) if len(a)},
         "student": {"modules": digest_text(modules), "weights": digest(*learner.student.state_dict().values())},
         "seed": experiment.seed,

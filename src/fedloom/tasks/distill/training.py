@@ -134,7 +134,7 @@ def schedule(
     if budget not in BUDGETS:
         raise ConfigError(f"budget is {budget!r}, but it must be one of {' and '.join(BUDGETS)}.")
     if epochs < 1 or (warm is not None and warm < 0):
-        raise ConfigError(f"epochs must be at least 1 and warm at least 0, not {epochs} and {warm}.")
+        raise ConfigError(f"epochs must be at least 1 and warmup_epochs at least 0, not {epochs} and {warm}.")
     first = 0
     if warms and before is None:
         first = warm if warm is not None else max(epochs // 4, 1) if budget == "passes" else epochs

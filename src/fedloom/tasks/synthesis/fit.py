@@ -29,15 +29,15 @@ class Training:
 
     Adam takes steps on mini-batches that change at random. When the mean loss over ``window`` steps has not fallen by
     two per cent for ``patience`` windows, the learning rate drops to a tenth; at the third such plateau, when that mean
-    is below ``enough``, or after ``most`` steps, training is over.
+    is below ``loss_tol``, or after ``max_steps`` steps, training is over.
 
     Args:
         lr: of Adam.
         batch_size: samples of a step.
         window: steps over which losses are averaged.
         patience: windows without progress that make a plateau.
-        enough: the mean loss below which nothing is left to learn.
-        most: steps after which it ends in any case.
+        loss_tol: the mean loss below which nothing is left to learn.
+        max_steps: steps after which it ends in any case.
         augment: random changes of the images, as those of an experiment; None shifts them by up to an eighth of their
             side.
 
@@ -49,14 +49,14 @@ class Training:
     batch_size: int = 50
     window: int = 25
     patience: int = 4
-    enough: float = 1e-3
-    most: int = 2000
+    loss_tol: float = 1e-3
+    max_steps: int = 2000
     augment: tuple[str | Mapping[str, Any], ...] | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.lr < inf or min(self.batch_size, self.window, self.patience, self.most) < 1:
+        if not 0 < self.lr < inf or min(self.batch_size, self.window, self.patience, self.max_steps) < 1:
             raise ConfigError(
-                "training a judge: lr must be positive, batch_size, window, patience and most at least 1."
+                "training a judge: lr must be positive, batch_size, window, patience and max_steps at least 1."
             )
 
 
@@ -166,7 +166,7 @@ def _train(
         optimiser.step()
         losses.append(loss.detach())
         step += 1
-        if step % training.window and step < training.most:
+        if step % training.window and step < training.max_steps:
             continue
         mean = float(torch.stack(losses).mean())
         losses.clear()
@@ -176,7 +176,7 @@ def _train(
             stale, plateaus = 0, plateaus + 1
             for group in optimiser.param_groups:
                 group["lr"] *= DROP
-        if plateaus == 3 or mean < training.enough or step >= training.most:
+        if plateaus == 3 or mean < training.loss_tol or step >= training.max_steps:
             break
     return mean, step
 

@@ -45,7 +45,7 @@ class EvalConfig:
             ``auto``, a small one that suits the size of the samples.
         lr: this and the rest: how both are trained until they converge, see ``Training``.
         batch_size: samples of a step on the synthetic set, a hundred on real data.
-        most: steps at most.
+        max_steps: steps at most.
         augment: random changes of the images; None shifts them by up to an eighth of their side.
         inception: a file with the weights of Inception; then FID and KID are taken on its features too, at the end.
 
@@ -58,7 +58,7 @@ class EvalConfig:
     classifier: str = AUTO
     lr: float = 2e-3
     batch_size: int = 50
-    most: int = 2000
+    max_steps: int = 2000
     augment: tuple[str | Mapping[str, Any], ...] | None = None
     inception: Path | None = None
 
@@ -69,7 +69,7 @@ class EvalConfig:
 
     def training(self, batch_size: int | None = None) -> Training:
         """How classifiers are trained."""
-        return Training(self.lr, batch_size or self.batch_size, most=self.most, augment=self.augment)
+        return Training(self.lr, batch_size or self.batch_size, max_steps=self.max_steps, augment=self.augment)
 
 
 @dataclass(frozen=True)

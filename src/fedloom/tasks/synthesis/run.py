@@ -128,8 +128,8 @@ def synthesize(
         >>> experiment = Experiment(
         ...     methods.fedevg(per_class=2), federate("digits", "iid", clients=2),
         ...     lambda: models.make("energy_cnn", classes=10, inputs=(1, 8, 8), channels=(8, 16)),
-        ...     rounds=2, local=Local(steps=2, batch_size=20, lr=0.01), evaluation=Evaluation(on=()))
-        >>> made = synthesize(experiment, judging=EvalConfig(most=50))
+        ...     rounds=2, local=Local(steps=2, batch_size=20, lr=0.01), evaluation=Evaluation(what=()))
+        >>> made = synthesize(experiment, judging=EvalConfig(max_steps=50))
         >>> made.found.arrays.x.shape, made.found.provenance["method"]
         (torch.Size([20, 1, 8, 8]), 'fedevg')
         >>> 0 <= made.verdict.numbers["synthetic/accuracy"] <= 1
