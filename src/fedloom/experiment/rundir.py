@@ -3,8 +3,8 @@
 - ``config.yaml``: everything resolved, with ``kind``, ``version``, seed, versions of packages and the git revision;
 - ``metrics.jsonl``: one object a round;
 - ``clients.parquet``: round, client, n, accuracy, loss and other metrics of each client's deployed model;
-- ``mixing.parquet``: round, client, p and, where a policy or ``evaluation.what=[received]`` asked, the client's training
-  ``loss`` F_i(θ^t) of the model it received, NaN if it has none;
+- ``mixing.parquet``: round, client, p and, where a policy or ``evaluation.what=[received]`` asked, the client's
+  training ``loss`` F_i(θ^t) of the model it received, NaN if it has none;
 - ``checkpoint/`` and ``clients/`` (client states, where they live on disk);
 - ``model.safetensors`` (the final model under its module's names), ``summary.json``, ``figures/``, ``citations.bib``.
 """
