@@ -300,7 +300,9 @@ def make_store(
         ConfigError: if they are to be on disk and there is no folder.
     """
     if states == "disk" and folder is None:
-        raise ConfigError("client_state=disk needs a run directory; name one with out=…, or choose client_state=memory.")
+        raise ConfigError(
+            "client_state=disk needs a run directory; name one with out=…, or choose client_state=memory."
+        )
     size = state_bytes(plan, server)
     large = clients * size > LIMIT
     if folder is not None and (states == "disk" or (states == "auto" and large)):
