@@ -121,7 +121,7 @@ def test_feddyn_stays_at_the_received_model_as_alpha_grows() -> None:
     moved = []
     for alpha in (1e2, 1e3, 1e4):
         solve = Local(steps=60, batch_size=0, lr=0.5 / alpha)
-        method = Method("stiff", (CrossEntropy(),), drift=FedDynDrift(alpha, by_size=False), mixing=Uniform())
+        method = Method("stiff", (CrossEntropy(),), drift=FedDynDrift(alpha, size_weighted=False), mixing=Uniform())
         moved.append(np.abs(theta(go(method, rounds=1, local=solve)) - start()).max())
     assert moved[1] / moved[0] == pytest.approx(0.1, rel=0.05)
     assert moved[2] / moved[1] == pytest.approx(0.1, rel=0.05)
@@ -130,7 +130,9 @@ def test_feddyn_stays_at_the_received_model_as_alpha_grows() -> None:
 
 def test_feddyn_does_not_care_for_sizes_where_all_are_equal() -> None:
     equal = classes((6, 6, 6, 6))
-    same(feddyn(alpha=0.2, by_size=True), feddyn(alpha=0.2, by_size=False), 1e-12, federation=equal, cohort=3)
+    same(
+        feddyn(alpha=0.2, size_weighted=True), feddyn(alpha=0.2, size_weighted=False), 1e-12, federation=equal, cohort=3
+    )
 
 
 def test_sharing_everything_is_fedavg() -> None:

@@ -68,7 +68,7 @@ class Case:
 METHODS = {
     "CE": ce(),
     "KD": kd(ALPHA),
-    "DiSK": disk(ALPHA, top=2, guide_lr=GUIDE_LR),
+    "DiSK": disk(ALPHA, top_k=2, guide_lr=GUIDE_LR),
     "SimKD": simkd(beta=10.0, warm=True),
     "SimKD + DiSK": simkd_disk(beta=10.0, guide_lr=GUIDE_LR),
     "CE, twice": ce(warm=True),

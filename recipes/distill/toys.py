@@ -40,9 +40,9 @@ OTHERS: dict[
     str, tuple[dict[str, Any], dict[str, Any]]
 ] = {  # on the line: settings of the problem, and of DiSK's course
     "the data drawn anew": ({"seed": 1}, {}),
-    "λ from 1 to 8 by the cosine": ({}, {"least": 1.0, "most": 8.0}),
-    "λ from .1 to 50 by the cosine": ({}, {"least": 0.1, "most": 50.0}),
-    "K = 2": ({}, {"top": 2}),
+    "λ from 1 to 8 by the cosine": ({}, {"lam_min": 1.0, "lam_max": 8.0}),
+    "λ from .1 to 50 by the cosine": ({}, {"lam_min": 0.1, "lam_max": 50.0}),
+    "K = 2": ({}, {"top_k": 2}),
     "κ = 2, c = 2": ({"kappa": 2.0, "scale": 2.0}, {}),
     "κ = 3, c = 10": ({"kappa": 3.0, "scale": 10.0}, {}),
 }

@@ -38,9 +38,9 @@ GRIDS: dict[str, tuple[str, dict[str, tuple]]] = {  # the paper's; FedMGDA+ also
     "uniform": ("fedavg", {}),  # 1/|S| instead of samples: not in the paper, but what AAggFF-D is without responses
     "AFL": ("afl", {"step": (0.01, 0.1, 1.0)}),
     "q-FedAvg": ("q_ffl", {"q": (0.1, 1.0, 5.0)}),
-    "TERM": ("term", {"tilt": (0.1, 1.0, 10.0)}),
+    "TERM": ("term", {"lam": (0.1, 1.0, 10.0)}),
     "FedMGDA+": ("fedmgda", {"eps": (0.1, 0.5, 1.0), "lr": (0.01, 0.1, 1.0)}),
-    "PropFair": ("propfair", {"baseline": (2.0, 3.0, 5.0)}),
+    "PropFair": ("propfair", {"M": (2.0, 3.0, 5.0)}),
 }
 
 

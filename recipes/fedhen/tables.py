@@ -47,9 +47,9 @@ RESULTS = Path(__file__).parent / "results"
 SAMPLES, TESTED, CLIENTS, COHORT = 4000, 1000, 100, 10
 MODEL = partial(models.make, "exit_cnn", classes=10, inputs=(1, 28, 28), channels=(8, 16, 32, 32))
 METHODS: dict[str, Method] = {
-    "FedHeN": methods.fedhen(simple=0.5),
-    "NoSide": methods.noside(simple=0.5),
-    "Decouple": methods.decouple(simple=0.5),
+    "FedHeN": methods.fedhen(simple_fraction=0.5),
+    "NoSide": methods.noside(simple_fraction=0.5),
+    "Decouple": methods.decouple(simple_fraction=0.5),
 }
 SPLITS: dict[str, Partition] = {"iid": Iid(), "dirichlet": DirichletBalanced(alpha=0.3)}
 CURVES = {  # what a run's records call the models

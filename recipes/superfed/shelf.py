@@ -36,9 +36,9 @@ METHODS: dict[str, dict[str, float]] = {  # registered methods and their setting
     "LG-FedAvg": {},
     "FedPer": {},
     "APFL": {"alpha": 0.25},
-    "pFedMe": {"pull_in": 15.0, "steps": 5},
-    "Ditto": {"pull_in": 0.1},
-    "FedRep": {"share": 0.9},
+    "pFedMe": {"lam": 15.0, "steps": 5},
+    "Ditto": {"lam": 0.1},
+    "FedRep": {"head_fraction": 0.9},
     "SuPerFed-MM": {"mu": 0.01, "nu": 1.0},
     "SuPerFed-LM": {"mu": 0.01, "nu": 1.0},
 }
@@ -74,7 +74,7 @@ def experiment(
     SuPerFed's local models are trained after the share ``start`` of the rounds, L/T. ``settings`` replace some of the
     method's own. A method that reads gradients from displacements has no momentum.
     """
-    late = {"start": int(start * rounds)} if name.startswith("SuPerFed") else {}
+    late = {"start_round": int(start * rounds)} if name.startswith("SuPerFed") else {}
     method = methods.make(folder(name), **{**METHODS[name], **late, **(settings or {})})
     return Experiment(
         method,

@@ -68,7 +68,7 @@ def cvae(latent: int, local: Local, beta: float = 1.0, **layers: Any) -> Setup:
 def evg(local: Local, beta: float = 10.0, network: str = "energy_cnn", **settings: Any) -> Setup:
     """FedEvg; its ``beta`` is the server's first step, the last is a thousandth of it as in the thesis."""
     layers = {"activation": "swish", "spectral": True} if network == "resnet10" else {}
-    return Setup("fedevg", network, local, {"beta": beta, "last": beta / 1000, **settings}, layers)
+    return Setup("fedevg", network, local, {"beta": beta, "beta_final": beta / 1000, **settings}, layers)
 
 
 APART: dict[str, Any] = {"repulsion": 0.2, "blur": 1.5}

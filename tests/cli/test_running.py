@@ -70,7 +70,12 @@ def test_one_method_runs_alone(cli: Cli, tmp_path: Path):
     assert "round 1/2" not in out
     assert summary(directory)["method"] == "feddyn+by_samples"
     stored: Any = OmegaConf.to_container(OmegaConf.load(directory / "config.yaml"))
-    assert stored["method"] == {"name": "feddyn", "alpha": 0.01, "by_size": True, "mixing": {"name": "by_samples"}}
+    assert stored["method"] == {
+        "name": "feddyn",
+        "alpha": 0.01,
+        "size_weighted": True,
+        "mixing": {"name": "by_samples"},
+    }
     assert stored["versions"]["fedloom"]
 
 

@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.registry import Registry
+from fedloom.core.renamed import RENAMED
 from fedloom.core.slots import SLOTS, label
 from fedloom.engines import engines
 from fedloom.methods import methods
 from fedloom.models import models
+from fedloom.tasks.distill import distillers
 
 
 def shapes() -> Registry[str]:
@@ -93,3 +95,13 @@ def test_every_method_is_data(name: str) -> None:
     assert method.name == name
     assert methods[name].summary
     assert hash(method) == hash(methods.make(name))
+
+
+@pytest.mark.parametrize(
+    ("what", "old", "new"), [(what, old, new) for what, names in RENAMED.items() for old, new in names.items()]
+)
+def test_an_old_name_is_refused_with_the_new_one(what: str, old: str, new: str) -> None:
+    kind, _, name = what.replace("'", "").rpartition(" ") if "'" in what else (what, "", "")
+    registry = next(r for r in (methods, distillers, *SLOTS.values()) if r.kind == kind)
+    with pytest.raises(ConfigError, match=rf"{old!r}; it is called {new!r} now\.$"):
+        registry.make(name or old, **({old: 1} if name else {}))

@@ -232,7 +232,7 @@ def test_drift_on_nothing_shared_is_refused_and_both_parts_are_named(name: str) 
     from fedloom.core.slots import drifts
     from fedloom.parts.personal import LocalOnly
 
-    sentence = rf"^drift '{name}' works on shared parameters, but personal 'everything' shares none\.$"
+    sentence = rf"^drift '{name}' works on shared parameters, but personal 'local_only' shares none\.$"
     with pytest.raises(ConfigError, match=sentence):
         Method("m", LOSS, drift=drifts.make(name), personal=LocalOnly())
 
@@ -241,7 +241,7 @@ def test_the_server_step_on_nothing_shared_is_refused_too() -> None:
     from fedloom.parts.personal import LocalOnly
     from fedloom.parts.server import Extrapolated
 
-    with pytest.raises(ConfigError, match="server 'exp' works on shared parameters, but personal 'everything'"):
+    with pytest.raises(ConfigError, match="server 'exp' works on shared parameters, but personal 'local_only'"):
         Method("m", LOSS, server=Extrapolated(), personal=LocalOnly())
 
 

@@ -87,7 +87,7 @@ def test_guide_and_student_move_in_turns(images: Problem, method: Distiller, mon
 
 def test_the_guide_spends_what_it_may(vectors: Problem):
     def spent(delta: float) -> float:
-        method = disk(delta=delta, least=50.0, most=50.0, guide_lr=0.01, top=1)
+        method = disk(delta=delta, lam_min=50.0, lam_max=50.0, guide_lr=0.01, top_k=1)
         return vectors.experiment(method, epochs=13, warmup_epochs=1).run().history[-1]["guide/spent"]
 
     little, much = spent(0.02), spent(1.0)
@@ -318,7 +318,7 @@ def test_a_student_learns_digits_from_a_teacher(digits: Splits):
     training = Training(batch_size=50, lr=0.05, clip=10.0)
     teacher = Distillation(ce(), digits, partial(make, hidden=(256, 256)), epochs=10, training=training).run()
     assert teacher.summary["selected"]["accuracy"] > 0.95
-    for method in (kd(0.5), disk(0.5, top=2, guide_lr=0.001, period=0), simkd(warm=True)):
+    for method in (kd(0.5), disk(0.5, top_k=2, guide_lr=0.001, lam_period=0), simkd(warm=True)):
         student = Distillation(method, digits, partial(make, hidden=(8,)), teacher.model, 40, training=training).run()
         assert student.summary["selected"]["accuracy"] > 0.75
         assert student.summary["student"]["macs"] < student.summary["teacher"]["macs"]

@@ -127,7 +127,7 @@ def test_gradients_reach_guide_and_student_as_the_algorithm_wants() -> None:
     costs = torch.autograd.grad(budget(s, y, h, 0.0), h)[0]
     assert (helped < 0).all()
     assert (costs > 0).all()
-    settings = {"alpha": 0.3, "tau": 4.0, "tau_s": 4.0, "top": 2}
+    settings = {"alpha": 0.3, "tau": 4.0, "tau_s": 4.0, "top_k": 2}
     pass_of_student = lagrangian(s, teacher, y, h.detach(), **settings)
     both = torch.autograd.grad(pass_of_student, (s, h), allow_unused=True)
     assert both[0].abs().sum() > 0
@@ -158,7 +158,7 @@ def test_slopes_at_the_guide_are_what_autograd_says(shape: tuple[int, ...], delt
 
 def test_labels_alone_and_the_teacher_alone_are_the_ends_of_alpha() -> None:
     student, teacher, y, g = drawn()
-    settings = {"tau": 4.0, "tau_s": 3.0, "top": 2}
+    settings = {"tau": 4.0, "tau_s": 3.0, "top_k": 2}
     labels = lagrangian(student, teacher, y, g, alpha=1.0, **settings)
     torch.testing.assert_close(labels, torch.nn.functional.cross_entropy(student, y))
     far = lagrangian(student, teacher, y, g, alpha=0.0, **settings)
@@ -217,9 +217,9 @@ def test_a_student_that_says_the_opposite_gets_the_highest_temperature() -> None
 
 
 def test_helping_no_class_is_distillation() -> None:
-    plain, none = go("distill", cohort=4, rounds=3), go(methods.disk(top=0), cohort=4, rounds=3)
+    plain, none = go("distill", cohort=4, rounds=3), go(methods.disk(top_k=0), cohort=4, rounds=3)
     np.testing.assert_allclose(theta(none), theta(plain), rtol=0, atol=1e-12)
-    helped = go(methods.disk(most=0.1), cohort=4, rounds=3)
+    helped = go(methods.disk(lam_max=0.1), cohort=4, rounds=3)
     assert np.abs(theta(helped) - theta(plain)).max() > 1e-3
 
 
@@ -241,8 +241,8 @@ def test_labels_alone_are_fedavg() -> None:
 def test_a_dear_budget_shuts_the_guide_and_a_cheap_one_opens_it() -> None:
     """φ moves from 0 to where help is refused or given; its state is at the server alone."""
     ends = []
-    for least, most in ((0.0, 0.0), (50.0, 50.0)):
-        result = go(methods.disk(least=least, most=most, delta=0.0, rate=0.02), rounds=4)
+    for lam_min, lam_max in ((0.0, 0.0), (50.0, 50.0)):
+        result = go(methods.disk(lam_min=lam_min, lam_max=lam_max, delta=0.0, guide_lr=0.02), rounds=4)
         states = {key: value for key, value in leaves(result.snapshot) if "guide" in key}
         assert list(states) == ["server/objective.0/guide"]
         ends.append(states["server/objective.0/guide"].numpy())
@@ -271,10 +271,10 @@ def test_sequences_are_guided_position_by_position() -> None:
     student, teacher, y, _ = drawn(12)
     phi = torch.tensor([0.3, -1.0, 0.5, 2.0, -0.2], dtype=torch.float64)
     ctx = NOWHERE._replace(down={"guide": phi})
-    whole = Selective(0.4, top=1).loss(
+    whole = Selective(0.4, top_k=1).loss(
         Output(student.view(4, 3, 4), teacher=teacher.view(4, 3, 4)), Batch(y, y.view(4, 3)), ctx
     )
-    each = Selective(0.4, top=1).loss(Output(student, teacher=teacher), Batch(y, y), ctx)
+    each = Selective(0.4, top_k=1).loss(Output(student, teacher=teacher), Batch(y, y), ctx)
     torch.testing.assert_close(whole, each.view(4, 3).mean(1), rtol=0, atol=1e-12)
 
 
@@ -289,11 +289,11 @@ def test_other_engines_train_the_same_guide(engine: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"top": -1}, "objective 'selective' needs a top of at least 0, not -1"),
+        ({"top_k": -1}, "objective 'selective' needs a top_k of at least 0, not -1"),
         ({"delta": -0.1}, "objective 'selective' needs a finite delta of at least 0, not -0.1"),
-        ({"rate": 0.0}, "objective 'selective' needs a finite rate > 0, not 0"),
+        ({"guide_lr": 0.0}, "objective 'selective' needs a finite guide_lr > 0, not 0"),
         ({"alpha": 1.5}, r"objective 'selective' needs an alpha in \[0, 1\], not 1.5"),
-        ({"least": 3.0, "most": 1.0}, "the multiplier runs from least to most"),
+        ({"lam_min": 3.0, "lam_max": 1.0}, "the multiplier runs from lam_min to lam_max"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, float], sentence: str) -> None:

@@ -61,7 +61,7 @@ def by_hand(toy: toys.Toy, course: Course, p: Tensor, g: Tensor) -> Tensor:
     """The student's loss of one start, once more."""
     logits = toy.student(p, toy.train.x)
     labels = -logits.log_softmax(-1)[torch.arange(len(g)), toy.train.y].mean()
-    far = guided(logits, toy.teacher_logits, g, course.tau, course.tau, course.top).mean()
+    far = guided(logits, toy.teacher_logits, g, course.tau, course.tau, course.top_k).mean()
     return course.alpha * labels + (1 - course.alpha) * far
 
 
@@ -86,9 +86,9 @@ def test_all_starts_at_once_are_each_start_alone(problem: str, request: pytest.F
 def test_a_guide_that_may_help_no_class_changes_nothing(line: toys.Toy) -> None:
     course = Course(alpha=0.1, tau=4.0, rounds=4)
     plain = train(line, course, starts=5)
-    idle = train(line, replace(course, guide=True, top=0), starts=5)
+    idle = train(line, replace(course, guide=True, top_k=0), starts=5)
     torch.testing.assert_close(idle.parameters, plain.parameters, rtol=0, atol=1e-6)
-    helped = train(line, replace(course, guide=True, top=2, most=0.1), starts=5)
+    helped = train(line, replace(course, guide=True, top_k=2, lam_max=0.1), starts=5)
     assert (helped.parameters - plain.parameters).abs().max() > 1e-3
     assert plain.help.abs().max() == 0
 
@@ -136,7 +136,7 @@ def test_disk_finds_the_minimum_that_others_seldom_find() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"alpha": -0.1}, {"tau": 0.0}, {"passes": 0}, {"guide_lr": 0.0}, {"least": 2.0, "most": 1.0}]
+    "wrong", [{"alpha": -0.1}, {"tau": 0.0}, {"passes": 0}, {"guide_lr": 0.0}, {"lam_min": 2.0, "lam_max": 1.0}]
 )
 def test_courses_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError):

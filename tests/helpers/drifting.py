@@ -10,7 +10,7 @@ import numpy as np
 from helpers.reference import Found, Vector, World, average
 
 
-def feddc(world: World, alpha: float = 0.01, gradient: bool = True, everyone: bool = False) -> Found:
+def feddc(world: World, alpha: float = 0.01, gradient: bool = True, average_over_all: bool = False) -> Found:
     """Updates are θ_i - θ^t; the server mixes models, not displacements."""
     theta, g = world.start, np.zeros_like(world.start)
     own = {i: np.zeros_like(theta) for i in range(world.clients)}
@@ -30,7 +30,7 @@ def feddc(world: World, alpha: float = 0.01, gradient: bool = True, everyone: bo
             drift[i] = drift[i] + own[i]
         g = np.mean([own[i] for i in cohort], axis=0)
         theta = np.mean([models[i] for i in cohort], axis=0)
-        theta = theta + np.mean([drift[i] for i in (drift if everyone else cohort)], axis=0)
+        theta = theta + np.mean([drift[i] for i in (drift if average_over_all else cohort)], axis=0)
     states = {f"client {i}/drift/h": v for i, v in drift.items()}
     if gradient:
         states |= {"server/drift/g": g} | {f"client {i}/drift/g": v for i, v in own.items()}

@@ -13,10 +13,10 @@ import numpy as np
 from helpers.reference import Found, Vector, World, average
 
 
-def term(world: World, tilt: float = 1.0) -> Found:
+def term(world: World, lam: float = 1.0) -> Found:
     theta = world.start
     for t, rate, cohort in world.schedule():
-        weight = {i: world.n[i] * np.exp(tilt * world.loss(theta, i)) for i in cohort}
+        weight = {i: world.n[i] * np.exp(lam * world.loss(theta, i)) for i in cohort}
         models = {i: world.train(theta, i, t, rate)[0] for i in cohort}
         theta = sum(weight[i] * models[i] for i in cohort) / sum(weight.values())
     return Found(theta)
@@ -36,7 +36,7 @@ def q_ffl(world: World, q: float = 1.0) -> Found:
     return Found(theta)
 
 
-def propfair(world: World, baseline: float = 2.0, eps: float = 0.2) -> Found:
+def propfair(world: World, M: float = 2.0, eps: float = 0.2) -> Found:
     theta = world.start
     for t, rate, cohort in world.schedule():
         models = {}
@@ -44,7 +44,7 @@ def propfair(world: World, baseline: float = 2.0, eps: float = 0.2) -> Found:
             batches = iter(world.local.batches(world.federation.train.index[i], world.seed, t, i))
 
             def correct(g: Vector, w: Vector, batches: Any = batches) -> Vector:
-                return g / max(baseline - world.loss_on(w, next(batches)), eps)
+                return g / max(M - world.loss_on(w, next(batches)), eps)
 
             models[i], _ = world.train(theta, i, t, rate, correct)
         theta = average(world, theta, models)

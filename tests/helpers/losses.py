@@ -149,15 +149,15 @@ def helped(x: Vector, top: int) -> Vector:
 
 
 def disk(
-    world: World, alpha: float = 0.1, tau: float = 3.5, top: int = 2, delta: float = 0.1, least: float = 0.1,
-    most: float = 50.0, period: int = 50, rate: float = 0.02,
+    world: World, alpha: float = 0.1, tau: float = 3.5, top_k: int = 2, delta: float = 0.1, lam_min: float = 0.1,
+    lam_max: float = 50.0, lam_period: int = 50, guide_lr: float = 0.02,
 ) -> Found:  # fmt: skip
     """Three steps of the guide σ(⟨a, t⟩ + b) before each step of the model, along slopes derived by hand."""
     theta, guide = world.start, np.zeros(world.y.max() + 2)
     for r, lr, cohort in world.schedule():
-        first = max(world.rounds // period - 1, 0) * period
-        u = (r - first) / (world.rounds - first) if r >= first else (r % period) / period
-        lam = least + (most - least) * (1 - np.cos(np.pi * u)) / 2
+        first = max(world.rounds // lam_period - 1, 0) * lam_period
+        u = (r - first) / (world.rounds - first) if r >= first else (r % lam_period) / lam_period
+        lam = lam_min + (lam_max - lam_min) * (1 - np.cos(np.pi * u)) / 2
         models, guides = {}, {}
         for i in cohort:
             batches = iter(world.local.batches(world.federation.train.index[i], world.seed, r, i))
@@ -166,14 +166,14 @@ def disk(
             def instead(g: Vector, w: Vector, batches=batches, guides=guides, i: int = i, lam: float = lam) -> Vector:
                 rows = next(batches)
                 x, y = world.x[rows], world.y[rows]
-                t, o, m = softmax(teacher_logits(x) / tau), forward(w, x, world.width)[1], helped(x, top)
+                t, o, m = softmax(teacher_logits(x) / tau), forward(w, x, world.width)[1], helped(x, top_k)
                 s, cost = softmax(o / tau), -np.log(softmax(o)[np.arange(len(y)), y])
                 seen, wrong = np.column_stack([t, np.ones(len(y))]), max((o.argmax(1) != y).sum(), 1)
                 for _ in range(3):
                     help = 1 / (1 + np.exp(-seen @ guides[i]))
                     slope = -(1 - alpha) * tau**2 * (m * t / (s + m * help[:, None])).sum(1) / len(y)
                     slope = slope + (lam * cost / wrong if (help * cost).sum() / wrong > delta else 0.0)
-                    guides[i] = guides[i] - rate * (slope * help * (1 - help)) @ seen
+                    guides[i] = guides[i] - guide_lr * (slope * help * (1 - help)) @ seen
                 help = 1 / (1 + np.exp(-seen @ guides[i]))
                 at = -(tau**2) * t / (s + m * help[:, None])  # the slope at s
                 far = s * (at - (s * at).sum(1, keepdims=True)) / tau / len(y)

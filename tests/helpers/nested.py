@@ -147,15 +147,15 @@ def by_depth(world: World, simple: float, side: float) -> Found:
     return Found(theta)
 
 
-def fedhen(world: World, simple: float = 0.5, side: float = 1.0) -> Found:
-    return by_depth(world, simple, side)
+def fedhen(world: World, simple_fraction: float = 0.5, side_weight: float = 1.0) -> Found:
+    return by_depth(world, simple_fraction, side_weight)
 
 
-def noside(world: World, simple: float = 0.5) -> Found:
-    return by_depth(world, simple, 0.0)
+def noside(world: World, simple_fraction: float = 0.5) -> Found:
+    return by_depth(world, simple_fraction, 0.0)
 
 
-def decouple(world: World, simple: float = 0.5) -> Found:
+def decouple(world: World, simple_fraction: float = 0.5) -> Found:
     start = flat(two_ends())
     w_s, w_c, own = start[M], np.delete(start, PLACE["exit"]), PLACE["exit"].start
 
@@ -163,8 +163,12 @@ def decouple(world: World, simple: float = 0.5) -> Found:
         return gradient(world, np.append(w, start[PLACE["exit"]]), rows, 0.0, 1.0)[:own]
 
     for t, rate, cohort in world.schedule():
-        small = [world.train(w_s, i, t, rate, gradient=on_simple(world))[0] for i in cohort if takes_simple(i, simple)]
-        large = [world.train(w_c, i, t, rate, gradient=late)[0] for i in cohort if not takes_simple(i, simple)]
+        small = [
+            world.train(w_s, i, t, rate, gradient=on_simple(world))[0]
+            for i in cohort
+            if takes_simple(i, simple_fraction)
+        ]
+        large = [world.train(w_c, i, t, rate, gradient=late)[0] for i in cohort if not takes_simple(i, simple_fraction)]
         w_s = np.mean(small, axis=0) if small else w_s
         w_c = np.mean(large, axis=0) if large else w_c
     return Found(np.concatenate([w_s, w_c]))
@@ -192,12 +196,12 @@ def scaled(world: World, units: int, share: float) -> Callable[[Vector, Vector],
     return slope
 
 
-def heterofl(world: World, shares: tuple[float, ...] = (1.0, 0.5), scale: bool = False) -> Found:
+def heterofl(world: World, widths: tuple[float, ...] = (1.0, 0.5), scale: bool = False) -> Found:
     theta = flat(wide_net())
     for t, rate, cohort in world.schedule():
         total, holders = np.zeros_like(theta), np.zeros_like(theta)
         for i in cohort:
-            share = shares[i % len(shares)]
+            share = widths[i % len(widths)]
             units = round(share * UNITS)
             where, here = places(units), replace(world, width=units)
             slope = scaled(world, units, share) if scale else here.gradient

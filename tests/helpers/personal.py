@@ -52,24 +52,24 @@ def batches(world: World, client: int, t: int) -> list[Vector]:
     return world.local.batches(world.federation.train.index[client], world.seed, t, client)
 
 
-def ditto(world: World, pull_in: float = 0.1) -> Found:
+def ditto(world: World, lam: float = 0.1) -> Found:
     def work(world: World, i: int, t: int, rate: float, theta: Vector, v: Vector) -> tuple[Vector, Vector]:
         w, pace = theta, Pace(world, rate)
         for rows in batches(world, i, t):
             (w,) = pace.step({"w": (w, world.gradient(w, rows))})
-            (v,) = pace.step({"v": (v, world.gradient(v, rows) + pull_in * (v - theta))})
+            (v,) = pace.step({"v": (v, world.gradient(v, rows) + lam * (v - theta))})
         return w, v
 
     return rounds(world, work)
 
 
-def pfedme(world: World, pull_in: float = 15.0, steps: int = 5, rate: float = 1.0, beta: float = 1.0) -> Found:
+def pfedme(world: World, lam: float = 15.0, steps: int = 5, personal_lr: float = 1.0, beta: float = 1.0) -> Found:
     def work(world: World, i: int, t: int, lr: float, theta: Vector, v: Vector) -> tuple[Vector, Vector]:
         w, pace = theta, Pace(world, lr)
         for rows in batches(world, i, t):
             for _ in range(steps):
-                (v,) = pace.step({"v": (v, world.gradient(v, rows) + pull_in * (v - w))}, rate)
-            (w,) = pace.step({"w": (w, pull_in * (w - v))})
+                (v,) = pace.step({"v": (v, world.gradient(v, rows) + lam * (v - w))}, personal_lr)
+            (w,) = pace.step({"w": (w, lam * (w - v))})
         return w, v
 
     return rounds(world, work, lr=beta)
@@ -114,22 +114,22 @@ def superfed(world: World, mu: float, nu: float, start: int, layers: bool) -> Fo
     return rounds(world, work, fresh=True)
 
 
-def superfed_mm(world: World, mu: float = 0.01, nu: float = 1.0, start: int = 0) -> Found:
-    return superfed(world, mu, nu, start, layers=False)
+def superfed_mm(world: World, mu: float = 0.01, nu: float = 1.0, start_round: int = 0) -> Found:
+    return superfed(world, mu, nu, start_round, layers=False)
 
 
-def superfed_lm(world: World, mu: float = 0.01, nu: float = 1.0, start: int = 0) -> Found:
-    return superfed(world, mu, nu, start, layers=True)
+def superfed_lm(world: World, mu: float = 0.01, nu: float = 1.0, start_round: int = 0) -> Found:
+    return superfed(world, mu, nu, start_round, layers=True)
 
 
-def fedrep(world: World, share: float = 0.9) -> Found:
+def fedrep(world: World, head_fraction: float = 0.9) -> Found:
     theta, own = world.start.copy(), dict.fromkeys(range(world.clients), world.start[world.body :])
     body = slice(0, world.body)
     for t, rate, cohort in world.schedule():
         models = {}
         for i in cohort:
             w, h, pace, todo = theta[body], own[i], Pace(world, rate), batches(world, i, t)
-            first = int(np.floor(share * len(todo) + 1e-9))
+            first = int(np.floor(head_fraction * len(todo) + 1e-9))
             for number, rows in enumerate(todo):
                 g = world.gradient(np.concatenate([w, h]), rows)
                 if number < first:

@@ -157,13 +157,13 @@ def scaffold(world: World) -> Found:
     return Found(theta, states={"server/drift/c": c} | {f"client {i}/drift/c": v for i, v in own.items()})
 
 
-def feddyn(world: World, alpha: float = 0.01, by_size: bool = True) -> Found:
+def feddyn(world: World, alpha: float = 0.01, size_weighted: bool = True) -> Found:
     theta, h = world.start, np.zeros_like(world.start)
     own = {i: np.zeros_like(theta) for i in range(world.clients)}
     for t, rate, cohort in world.schedule():
         models = {}
         for i in cohort:
-            relative = world.n[i] / world.n.mean() if by_size else 1.0
+            relative = world.n[i] / world.n.mean() if size_weighted else 1.0
 
             def correct(g: Vector, w: Vector, i: int = i, at: Vector = theta, s: float = relative) -> Vector:
                 return g - own[i] / s + alpha / s * (w - at)

@@ -44,7 +44,7 @@ def push(x: Vector, y: Vector) -> Vector:
 
 def fedevg(
     world: World, per_class: int = 10, lam: float = 0.1, gamma: float = 1.0, sigma: float = 0.01, steps: int = 1,
-    beta: float = 10.0, last: float = 0.01, delta: float = 0.01, weights: str = "signed", repulsion: float = 0.0,
+    beta: float = 10.0, beta_final: float = 0.01, delta: float = 0.01, weights: str = "signed", repulsion: float = 0.0,
     blur: float = 1.0, magnitude: float | None = None, clip: bool = True,
     kept: bool = False,
 ) -> Found:  # fmt: skip
@@ -88,7 +88,7 @@ def fedevg(
         top = sum(world.n[i] * e[:, None] * g for i, (e, g) in told.items())
         bottom = sum(world.n[i] * e[:, None] for i, (e, _) in told.items())
         share = t / (world.rounds - 1)
-        size = last + (beta - last) / 2 * (1 + np.cos(np.pi * share))
+        size = beta_final + (beta - beta_final) / 2 * (1 + np.cos(np.pi * share))
         noise = stream(world.seed, "synthetic", t).normal(size=x.shape)
         x = x - size * (top / bottom - (repulsion * push(x, y) if repulsion else 0)) + delta * noise
         x = np.clip(x, 0, 1) if clip else x

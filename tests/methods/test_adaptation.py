@@ -128,10 +128,10 @@ def test_a_model_that_is_adapted_at_inference_beats_itself_as_it_is() -> None:
 def test_fair_policies_see_the_loss_of_the_adapted_model() -> None:
     """F_i of a policy is the objective that clients really have; with no inner steps it is the plain one."""
     found = [
-        theta(go(Method("a", (CrossEntropy(),), adaptation=part, mixing=make("term", tilt=3.0).mixing), local=LOCAL))
+        theta(go(Method("a", (CrossEntropy(),), adaptation=part, mixing=make("term", lam=3.0).mixing), local=LOCAL))
         for part in (Maml(steps=0), Maml(0.5, 2))
     ]
-    plain = theta(go(make("term", tilt=3.0), local=LOCAL))
+    plain = theta(go(make("term", lam=3.0), local=LOCAL))
     np.testing.assert_allclose(found[0], plain, rtol=0, atol=1e-12)
     assert np.abs(found[1] - plain).max() > 1e-4
 

@@ -114,7 +114,7 @@ def test_a_private_head_is_adapted_where_it_lives() -> None:
 
 @pytest.mark.parametrize("part", LEARNT, ids=repr)
 def test_fair_policies_agree_on_all_engines(part: Adaptation) -> None:
-    method = adapted(part, mixing=make("term", tilt=3.0).mixing)
+    method = adapted(part, mixing=make("term", lam=3.0).mixing)
     same = {"local": LOCAL, "federation": renamed(), "cohort": 5}
     serial = go(method, **same)
     assert_same_run(serial, go(method, engine="processes", engine_settings={"workers": 2}, **same))
@@ -162,7 +162,7 @@ def test_no_forward_pass_grows_with_a_client(part: Adaptation, monkeypatch: pyte
         made.load_state_dict(tanh_net().state_dict())
         return made
 
-    method = adapted(part, mixing=make("term", tilt=3.0).mixing)
+    method = adapted(part, mixing=make("term", lam=3.0).mixing)
     same = {"model": watched, "evaluation": CLIENTS, "local": Local(epochs=1, batch_size=3, lr=0.2)}
     whole = go(method, **same)
     assert max(seen) == 16, "the largest client at once"

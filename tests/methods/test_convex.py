@@ -112,33 +112,33 @@ def test_fedavg_with_one_step_is_gradient_descent_and_right() -> None:
 
 DRIFTS = {
     "scaffold": (Scaffold(), Local(steps=10, batch_size=0, lr=0.1), False),
-    "dynamic by size": (FedDynDrift(0.7, by_size=True), EXACT, True),
-    "dynamic unweighted": (FedDynDrift(0.7, by_size=False), EXACT, False),
+    "dynamic by size": (FedDynDrift(0.7, size_weighted=True), EXACT, True),
+    "dynamic unweighted": (FedDynDrift(0.7, size_weighted=False), EXACT, False),
 }
 
 
-@pytest.mark.parametrize(("drift", "local", "by_size"), DRIFTS.values(), ids=DRIFTS)
+@pytest.mark.parametrize(("drift", "local", "size_weighted"), DRIFTS.values(), ids=DRIFTS)
 @pytest.mark.parametrize("cohort", [None, 2], ids=["full", "partial"])
 def test_corrected_methods_reach_the_true_minimiser(
-    drift: Drift, local: Local, by_size: bool, cohort: int | None
+    drift: Drift, local: Local, size_weighted: bool, cohort: int | None
 ) -> None:
     problem = quadratics()
     weighted, unweighted = problem.solution(problem.n), problem.solution(np.ones(len(problem.n)))
     assert np.linalg.norm(weighted - unweighted) > 0.1, "the two goals must differ for the test to tell them apart"
     found = theta(problem.run(squares(drift, Uniform()), 60 if cohort is None else 130, local, cohort=cohort))
-    np.testing.assert_allclose(found, weighted if by_size else unweighted, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(found, weighted if size_weighted else unweighted, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("by_size", [True, False])
-def test_linear_terms_of_feddyn(by_size: bool) -> None:
+@pytest.mark.parametrize("size_weighted", [True, False])
+def test_linear_terms_of_feddyn(size_weighted: bool) -> None:
     """After every round h = mean of all h_i; with exact solves h_i is the (scaled) gradient at θ_i; means vanish."""
     problem, alpha = quadratics(), 0.7
-    scale = problem.n / problem.n.mean() if by_size else np.ones(len(problem.n))
+    scale = problem.n / problem.n.mean() if size_weighted else np.ones(len(problem.n))
     clients = len(scale)
     solutions: dict[int, Vector] = {}
     means = []
     for rounds in (1, 2, 3, 5, 130):
-        result = problem.run(squares(FedDynDrift(alpha, by_size), Uniform()), rounds, EXACT, cohort=2, seed=4)
+        result = problem.run(squares(FedDynDrift(alpha, size_weighted), Uniform()), rounds, EXACT, cohort=2, seed=4)
         states = {key: value.numpy() for key, value in leaves(result.snapshot)}
         own = [states.get(f"client {i}/drift/h", np.zeros(DIM)) for i in range(clients)]
         np.testing.assert_allclose(states["server/drift/h"], np.mean(own, axis=0), rtol=0, atol=1e-10)
@@ -154,14 +154,14 @@ def test_linear_terms_of_feddyn(by_size: bool) -> None:
     assert min(np.linalg.norm(h) for h in own) > 0.1, "single linear terms must not vanish, only their mean"
 
 
-@pytest.mark.parametrize("by_size", [True, False])
-def test_linear_term_is_the_gradient_at_the_last_local_solution(by_size: bool) -> None:
+@pytest.mark.parametrize("size_weighted", [True, False])
+def test_linear_term_is_the_gradient_at_the_last_local_solution(size_weighted: bool) -> None:
     """Round by round, with θ_i taken from the models the clients report."""
     problem = quadratics()
-    scale = problem.n / problem.n.mean() if by_size else np.ones(len(problem.n))
+    scale = problem.n / problem.n.mean() if size_weighted else np.ones(len(problem.n))
     for rounds in (1, 2, 4):
         result = problem.run(
-            squares(FedDynDrift(0.7, by_size), Uniform()),
+            squares(FedDynDrift(0.7, size_weighted), Uniform()),
             rounds,
             EXACT,
             cohort=3,

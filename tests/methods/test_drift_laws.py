@@ -78,8 +78,8 @@ def test_first_local_work_of_feddc_is_that_of_fedprox() -> None:
 def test_feddc_without_gradient_term_over_everyone_is_feddyn(cohort: int | None) -> None:
     """(α/2)‖h_i + θ - θ^t‖² is FedDyn's term with linear part -αh_i, clients counting equally."""
     conditions = PARTIAL | {"cohort": cohort}
-    dc = go(feddc(0.3, gradient=False, everyone=True), **conditions)
-    dyn = go(feddyn(0.3, by_size=False), **conditions)
+    dc = go(feddc(0.3, gradient=False, average_over_all=True), **conditions)
+    dyn = go(feddyn(0.3, size_weighted=False), **conditions)
     np.testing.assert_allclose(theta(dc), theta(dyn), rtol=0, atol=1e-11)
     a, b = states(dc), states(dyn)
     keys = [key for key in b if key.endswith("drift/h")]
@@ -89,9 +89,9 @@ def test_feddc_without_gradient_term_over_everyone_is_feddyn(cohort: int | None)
 
 
 def test_both_means_of_feddc_agree_when_everybody_comes() -> None:
-    cohort, everyone = (go(feddc(0.2, everyone=e), cohort=None, local=HARD) for e in (False, True))
+    cohort, everyone = (go(feddc(0.2, average_over_all=e), cohort=None, local=HARD) for e in (False, True))
     np.testing.assert_allclose(theta(cohort), theta(everyone), rtol=0, atol=1e-12)
-    one, other = (go(feddc(0.2, everyone=e), **PARTIAL) for e in (False, True))
+    one, other = (go(feddc(0.2, average_over_all=e), **PARTIAL) for e in (False, True))
     assert np.abs(theta(one) - theta(other)).max() > 1e-3
 
 
@@ -100,7 +100,7 @@ def test_price_of_feddc() -> None:
     drifts = {
         "both": FedDCDrift(),
         "no gradient": FedDCDrift(gradient=False),
-        "everyone": FedDCDrift(everyone=True),
+        "everyone": FedDCDrift(average_over_all=True),
         "held": FedDCDrift(decouple=False),
     }
     prices = {"both": (2, 2), "no gradient": (1, 1), "everyone": (2, 1), "held": (2, 1)}
@@ -144,7 +144,7 @@ def test_with_part_of_the_clients_feddc_rests_only_over_everyone() -> None:
     problem = quadratics()
     best = problem.solution(np.ones(len(problem.n)))
     ends = {
-        e: theta(problem.run(squares(FedDCDrift(0.7, everyone=e), Uniform()), 130, EXACT, cohort=2))
+        e: theta(problem.run(squares(FedDCDrift(0.7, average_over_all=e), Uniform()), 130, EXACT, cohort=2))
         for e in (True, False)
     }
     np.testing.assert_allclose(ends[True], best, rtol=0, atol=1e-6)

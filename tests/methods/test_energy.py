@@ -128,7 +128,7 @@ def test_clients_chain_samples_a_mixture() -> None:
 
 def test_servers_samples_follow_the_mixture_of_what_clients_say() -> None:
     """Each client knows its own Gaussian alone."""
-    term = Energy(per_class=4000, beta=SIZE, last=SIZE, delta=(2 * SIZE) ** 0.5, weights="raw", clip=False)
+    term = Energy(per_class=4000, beta=SIZE, beta_final=SIZE, delta=(2 * SIZE) ** 0.5, weights="raw", clip=False)
     known = term.found(facts())
     for _ in range(MOVES):
         said = [term.probe(seen(term.broadcast(known)), density(mean)) for mean in MEANS]
@@ -162,7 +162,7 @@ def test_a_step_moves_as_many_samples_as_there_are_rows(rows: int) -> None:
 def test_weights_of_clients_sum_to_one_and_stay_finite(weights: str) -> None:
     """Where all clients have the same slope it is the mixture's; in 32 bits, whatever their energies."""
     draw = np.random.default_rng(0)
-    term = Energy(per_class=50, weights=weights, beta=1.0, last=1.0, delta=0.0, clip=False)
+    term = Energy(per_class=50, weights=weights, beta=1.0, beta_final=1.0, delta=0.0, clip=False)
     zero = torch.zeros(())
     known = term.found(Facts((1,), 1, zero, zero + 1, 10, 0))
     for _ in range(20):
@@ -187,7 +187,7 @@ def test_signed_weights_are_bounded_and_raw_ones_are_the_density() -> None:
 
 
 def test_server_moves_along_a_cosine_and_within_the_range() -> None:
-    term = Energy(per_class=2, beta=4.0, last=1.0, delta=0.0)
+    term = Energy(per_class=2, beta=4.0, beta_final=1.0, delta=0.0)
     low, high = torch.full((2, 1, 1), -0.5), torch.full((2, 1, 1), 2.0)
     known = term.found(Facts((2, 3, 3), 3, low, high, rounds=3, seed=1))
     assert known["x"].shape == (6, 2, 3, 3)
@@ -330,7 +330,7 @@ def clusters(counts: list[list[int]]) -> Federation:
 def test_samples_of_a_class_come_from_those_who_have_it() -> None:
     """Every client lacks some class, one has a single sample; samples still end up in the cluster of their class."""
     data = clusters([[20, 20, 0], [0, 20, 20], [20, 0, 20], [0, 0, 1]])
-    method = make("fedevg", beta=0.3, gamma=0.3, last=0.05)
+    method = make("fedevg", beta=0.3, gamma=0.3, beta_final=0.05)
     result = go(method, federation=data, rounds=40, local=Local(steps=40, batch_size=10, lr=0.1))
     assert not result.failures
     x, y = state(result)["x"], state(result)["y"]
@@ -370,7 +370,7 @@ def test_another_seed_begins_with_other_samples() -> None:
         ({"steps": 0}, "needs steps of at least 1, not 0"),
         ({"gamma": 0.0}, "needs a finite gamma > 0, not 0"),
         ({"beta": float("inf")}, "needs a finite beta > 0, not inf"),
-        ({"last": -1.0}, "needs a finite last > 0, not -1"),
+        ({"beta_final": -1.0}, "needs a finite beta_final > 0, not -1"),
         ({"lam": -0.1}, "needs a finite lam >= 0, not -0.1"),
         ({"repulsion": float("nan")}, "needs a finite repulsion >= 0, not nan"),
         ({"weights": "singed"}, "has no weights 'singed'; did you mean 'signed'"),

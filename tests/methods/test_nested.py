@@ -49,14 +49,14 @@ def method(name: str, **settings: Any) -> Method:
 @pytest.mark.parametrize("name", ["fedhen", "noside"])
 def test_all_clients_simple_is_fedavg_on_the_simple_net(name: str, dtype: str) -> None:
     """The same bits in M; the rest stays where it was, in spite of momentum, weight decay and clipping."""
-    found = theta(go(method(name, simple=1.0), local=LOCAL, cohort=4, dtype=dtype))
+    found = theta(go(method(name, simple_fraction=1.0), local=LOCAL, cohort=4, dtype=dtype))
     np.testing.assert_array_equal(found[M], theta(go(AVERAGED, model=simple_net, local=LOCAL, cohort=4, dtype=dtype)))
     np.testing.assert_array_equal(found[REST], flat(two_ends()).astype(dtype)[REST])
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_all_clients_complex_without_side_objective_is_fedavg_on_the_complex_net(dtype: str) -> None:
-    found = theta(go(method("noside", simple=0.0), local=LOCAL, cohort=4, dtype=dtype))
+    found = theta(go(method("noside", simple_fraction=0.0), local=LOCAL, cohort=4, dtype=dtype))
     np.testing.assert_array_equal(found, theta(go(AVERAGED, model=two_ends, local=LOCAL, cohort=4, dtype=dtype)))
 
 
@@ -84,7 +84,7 @@ def test_decouple_is_two_federations() -> None:
 
 
 def test_heterofl_with_one_share_is_fedavg() -> None:
-    found = theta(go(method("heterofl", shares=(1.0,)), local=LOCAL, cohort=4))
+    found = theta(go(method("heterofl", widths=(1.0,)), local=LOCAL, cohort=4))
     np.testing.assert_array_equal(found, theta(go(AVERAGED, model=wide_net, local=LOCAL, cohort=4)))
 
 
@@ -110,7 +110,7 @@ def test_without_complex_clients_the_rest_stays_as_it_is(name: str) -> None:
 def test_a_parameter_is_averaged_over_those_that_hold_it() -> None:
     """Weights .1 .2 .3 .4 at shares 1, ½, ¼, ¼, by hand; and a level of weight 0 counts for nothing."""
     federation = classes()
-    plan = Plan.of(wide_net(), make("heterofl", shares=(1.0, 0.5, 0.25)), federation.train, LOCAL)
+    plan = Plan.of(wide_net(), make("heterofl", widths=(1.0, 0.5, 0.25)), federation.train, LOCAL)
     mass = np.array([0.1, 0.2, 0.7])
     found = shares(plan.ladder, mass, plan.theta0)
     expected = np.full(len(found), 1 / 0.1)
@@ -143,7 +143,7 @@ def test_mixing_by_samples_weighs_each_region_by_its_own_holders() -> None:
         ("fedhen", {}, [44, 27]),
         ("noside", {}, [44, 27]),
         ("decouple", {}, [32, 27]),  # the complex net has no exit
-        ("heterofl", {"shares": (1.0, 0.5, 0.25)}, [35, 19, 11]),
+        ("heterofl", {"widths": (1.0, 0.5, 0.25)}, [35, 19, 11]),
     ],
 )
 @pytest.mark.parametrize("engine", ["serial", "processes", "vmap"])
@@ -287,7 +287,7 @@ def test_every_level_is_measured(name: str) -> None:
 
 
 def test_a_level_without_clients_has_no_average() -> None:
-    found = go(method("fedhen", simple=0.0), rounds=1, evaluation=Evaluation(what=("average", "global")))
+    found = go(method("fedhen", simple_fraction=0.0), rounds=1, evaluation=Evaluation(what=("average", "global")))
     assert "average/loss" in found.history[0]
     assert "average/simple/loss" not in found.history[0]
     assert "global/simple/loss" in found.history[0]
@@ -328,8 +328,8 @@ def vectors(norm: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("name", "make_net", "sentence"),
     [
-        ("fedhen", headless, "'depth' needs a network with an early exit"),
-        ("decouple", tanh_net, "'apart' needs a network with an early exit"),
+        ("fedhen", headless, "'early_exit' needs a network with an early exit"),
+        ("decouple", tanh_net, "'decoupled' needs a network with an early exit"),
         ("heterofl", tanh_net, "cannot take 0.5 of the 3 outputs of 'body.0'"),
         ("heterofl", lambda: vectors(nn.BatchNorm1d(4)), "cannot mix the buffer '1.running_mean'"),
         ("heterofl", lambda: vectors(nn.LayerNorm(4)), "cannot cut '1', a LayerNorm"),
@@ -344,9 +344,9 @@ def test_networks_that_cannot_be_cut_are_refused(name: str, make_net: Any, sente
 @pytest.mark.parametrize(
     "part",
     [
-        lambda: EarlyExitSlice(simple=1.5),
-        lambda: EarlyExitSlice(side=-1.0),
-        lambda: Decoupled(simple=-0.1),
+        lambda: EarlyExitSlice(simple_fraction=1.5),
+        lambda: EarlyExitSlice(side_weight=-1.0),
+        lambda: Decoupled(simple_fraction=-0.1),
         lambda: WidthSlice(()),
         lambda: WidthSlice((0.5, 0.25)),
         lambda: WidthSlice((1.0, 0.5, 0.5)),
@@ -354,7 +354,7 @@ def test_networks_that_cannot_be_cut_are_refused(name: str, make_net: Any, sente
     ],
 )
 def test_settings_outside_their_range_are_refused(part: Any) -> None:
-    with pytest.raises(ConfigError, match=r"personal '(depth|apart|width)'"):
+    with pytest.raises(ConfigError, match=r"personal '(early_exit|decoupled|width_slice)'"):
         part()
 
 

@@ -40,15 +40,24 @@ LOCALS = {
 # Beside the defaults: settings that make each method's own term large.
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedprox": [{"mu": 0.7}],
-    "feddyn": [{"alpha": 0.5}, {"alpha": 0.3, "by_size": False}],
-    "feddc": [{"alpha": 0.5}, {"alpha": 0.3, "gradient": False}, {"alpha": 0.4, "everyone": True}],
+    "feddyn": [{"alpha": 0.5}, {"alpha": 0.3, "size_weighted": False}],
+    "feddc": [{"alpha": 0.5}, {"alpha": 0.3, "gradient": False}, {"alpha": 0.4, "average_over_all": True}],
     "fedsplit": [{"s": 2.0}, {"s": 1.5, "active": True}],
     "feddecorr": [{"beta": 1.0}],
     "moon": [{"mu": 5.0}, {"mu": 1.0, "tau": 0.1}],
     "distill": [{"alpha": 0.6, "tau": 1.0}, {"alpha": 0.0}],
     "disk": [
-        {"alpha": 0.3, "tau": 2.0, "top": 1, "delta": 0.0, "least": 1.0, "most": 5.0, "period": 2, "rate": 0.5},
-        {"delta": 2.0, "most": 3.0, "top": 9},
+        {
+            "alpha": 0.3,
+            "tau": 2.0,
+            "top_k": 1,
+            "delta": 0.0,
+            "lam_min": 1.0,
+            "lam_max": 5.0,
+            "lam_period": 2,
+            "guide_lr": 0.5,
+        },
+        {"delta": 2.0, "lam_max": 3.0, "top_k": 9},
     ],
     "robust": [{"alpha": 0.1, "tau": 1.0}, {"alpha": 0.9}],
     "distill_robust": [{"alpha": 0.7, "tau": 2.0}],
@@ -64,25 +73,34 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "feddf": [{"steps": 30, "lr": 0.05, "batch_size": 6, "temperature": 3.0}, {"steps": 0}],
     "fedcgan": [{"latent": 2, "labels": "uniform"}, {"latent": 3, "speed": 3.0}],
     "fedcvae": [{"latent": 2, "beta": 2.0}, {"latent": 3, "likelihood": "gaussian", "variance": 0.5, "beta": 0.2}],
-    "term": [{"tilt": 4.0}, {"tilt": -2.0}],
+    "term": [{"lam": 4.0}, {"lam": -2.0}],
     "q_ffl": [{"q": 0.0}, {"q": 0.3}, {"q": 5.0}],
-    "propfair": [{"baseline": 5.0}, {"baseline": 1.0, "eps": 0.3}],
+    "propfair": [{"M": 5.0}, {"M": 1.0, "eps": 0.3}],
     "fedmgda": [{"eps": 1.0, "lr": 0.3}, {"eps": 0.05, "lr": 0.5}, {"eps": 0.0}],
     "afl": [{"step": 0.0}, {"step": 1.0}],
     "per_fedavg": [{"lr": 0.5, "steps": 3}, {"lr": 0.5, "second_order": False}, {"steps": 0}],
     "pfldyn": [{"alpha": 0.5}],
-    "fedrep": [{"share": 0.5}, {"share": 0.0}],
+    "fedrep": [{"head_fraction": 0.5}, {"head_fraction": 0.0}],
     "apfl": [{"alpha": 0.7}, {"learn": True}],
-    "ditto": [{"pull_in": 2.0}],
-    "pfedme": [{"pull_in": 1.0, "steps": 2, "rate": 0.5, "beta": 0.7}],
-    "superfed_mm": [{"mu": 0.5, "nu": 3.0}, {"start": 3}],
-    "superfed_lm": [{"mu": 0.5, "nu": 3.0}, {"start": 2}],
-    "fedhen": [{"simple": 0.25, "side": 3.0}, {"simple": 1.0}, {"simple": 0.0}],
-    "noside": [{"simple": 0.7}],
-    "decouple": [{"simple": 0.7}],
-    "heterofl": [{"shares": (1.0, 0.75, 0.25)}, {"shares": (1.0, 0.5, 0.25), "scale": True}],
+    "ditto": [{"lam": 2.0}],
+    "pfedme": [{"lam": 1.0, "steps": 2, "personal_lr": 0.5, "beta": 0.7}],
+    "superfed_mm": [{"mu": 0.5, "nu": 3.0}, {"start_round": 3}],
+    "superfed_lm": [{"mu": 0.5, "nu": 3.0}, {"start_round": 2}],
+    "fedhen": [{"simple_fraction": 0.25, "side_weight": 3.0}, {"simple_fraction": 1.0}, {"simple_fraction": 0.0}],
+    "noside": [{"simple_fraction": 0.7}],
+    "decouple": [{"simple_fraction": 0.7}],
+    "heterofl": [{"widths": (1.0, 0.75, 0.25)}, {"widths": (1.0, 0.5, 0.25), "scale": True}],
     "fedevg": [
-        {"per_class": 4, "lam": 0.7, "gamma": 0.3, "sigma": 0.5, "steps": 3, "beta": 0.5, "last": 0.2, "delta": 0.1},
+        {
+            "per_class": 4,
+            "lam": 0.7,
+            "gamma": 0.3,
+            "sigma": 0.5,
+            "steps": 3,
+            "beta": 0.5,
+            "beta_final": 0.2,
+            "delta": 0.1,
+        },
         {"weights": "raw", "beta": 0.3, "repulsion": 0.4, "magnitude": 0.2, "kept": True},
         {"per_class": 1, "beta": 0.2, "clip": False, "kept": True},
     ],
@@ -91,7 +109,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 }
 
 # In place of the defaults, where those would diverge at the learning rates below: ηλ must stay under 2.
-INSTEAD: dict[str, dict[str, Any]] = {"pfedme": {"pull_in": 3.0}}
+INSTEAD: dict[str, dict[str, Any]] = {"pfedme": {"lam": 3.0}}
 
 CASES = [(name, settings) for name in methods.names() for settings in (INSTEAD.get(name, {}), *SETTINGS.get(name, []))]
 

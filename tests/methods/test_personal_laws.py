@@ -47,8 +47,8 @@ def test_the_shared_model_of_ditto_and_apfl_is_that_of_fedavg(engine: str) -> No
 
 
 def test_superfed_before_its_start_is_fedprox() -> None:
-    same(make("superfed_mm", mu=0.0, start=100), "fedavg")
-    near = theta(go(make("superfed_lm", mu=0.3, start=100), local=LOCAL))
+    same(make("superfed_mm", mu=0.0, start_round=100), "fedavg")
+    near = theta(go(make("superfed_lm", mu=0.3, start_round=100), local=LOCAL))
     np.testing.assert_allclose(near, theta(go(make("fedprox", mu=0.3), local=LOCAL)), atol=1e-12)
 
 
@@ -62,9 +62,9 @@ def test_superfed_at_lambda_zero_is_fedavg(monkeypatch: pytest.MonkeyPatch) -> N
 def test_head_first_with_one_half_only_trains_that_half() -> None:
     """All steps for the head leave the shared body where it was; none for it leave the head there."""
     start = theta(go("fedavg", rounds=1, local=Local(lr=1e-300)))
-    only_head = go(make("fedrep", share=1.0), local=LOCAL)
+    only_head = go(make("fedrep", head_fraction=1.0), local=LOCAL)
     assert np.array_equal(theta(only_head), start[: len(theta(only_head))])
-    only_body = go(make("fedrep", share=0.0), local=LOCAL)
+    only_body = go(make("fedrep", head_fraction=0.0), local=LOCAL)
     assert not np.array_equal(theta(only_body), start[: len(theta(only_body))])
     for _, state in only_body.snapshot.store:
         assert np.array_equal(state["personal"]["private"].numpy(), start[len(theta(only_body)) :])

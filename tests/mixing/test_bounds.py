@@ -77,16 +77,16 @@ class ExactLeader(Mixing):
     """What theorem 3.2 is proved for: the regularised leader with the gradient itself and the L of lemma 3.1."""
 
     cdf: str = "weibull"
-    low: float = 0.0
-    high: float = 1.0
+    c1: float = 0.0
+    c2: float = 1.0
 
     def coefficients(self, state: Any, cohort: Cohort) -> tuple[Any, np.ndarray]:
         assert cohort.losses is not None
         k = cohort.total_clients
-        r = respond(cohort.losses, self.cdf, 1.0, 0.0, self.low, self.high)
+        r = respond(cohort.losses, self.cdf, 1.0, 0.0, self.c1, self.c2)
         rounds, total, p = state.get("all", (0, np.zeros(k), np.full(k, 1 / k)))
         total = total + growth_gradient(p, r)
-        p = exponentiated(np.ones(k), -total, lipschitz(self.low, self.high) * sqrt(rounds + 2) / sqrt(log(k)))
+        p = exponentiated(np.ones(k), -total, lipschitz(self.c1, self.c2) * sqrt(rounds + 2) / sqrt(log(k)))
         return {"all": (rounds + 1, total, p)}, p
 
 
@@ -96,7 +96,7 @@ class Leader(ExactLeader):
 
     def coefficients(self, state: Any, cohort: Cohort) -> tuple[Any, np.ndarray]:
         assert cohort.losses is not None
-        total = state.get("all", 0) + respond(cohort.losses, self.cdf, 1.0, 0.0, self.low, self.high)
+        total = state.get("all", 0) + respond(cohort.losses, self.cdf, 1.0, 0.0, self.c1, self.c2)
         return {"all": total}, one(int(total.argmax()), cohort.total_clients)
 
 
@@ -117,7 +117,7 @@ def play(
     decisions, responses = np.empty((rounds, k)), np.empty((rounds, k))
     for t in range(rounds):
         losses = adversary(t, p, draw)
-        decisions[t], responses[t] = p, respond(losses, policy.cdf, 1.0, 0.0, policy.low, high)
+        decisions[t], responses[t] = p, respond(losses, policy.cdf, 1.0, 0.0, policy.c1, high)
         state, p = policy.coefficients(state, Cohort(members, samples, k, losses))
     assert np.isfinite(decisions).all()
     np.testing.assert_allclose(decisions.sum(1), 1, atol=1e-12)
@@ -149,7 +149,7 @@ def test_theorem_for_silos_on_many_short_sequences(adversary: str) -> None:
     names = list(CDFS)
     for k, rounds, seed in many(130):
         high = 1.0 if seed % 4 == 0 else 1 / k
-        policy = AAggFFS(names[seed % len(names)], high=high)
+        policy = AAggFFS(names[seed % len(names)], c2=high)
         found = play(policy, ADVERSARIES[adversary], k, rounds, seed, high)
         assert excess(*found, silo(k, high)) <= 1
 
@@ -205,7 +205,7 @@ def test_where_the_proof_for_silos_holds_and_where_its_bound_fails() -> None:
     assert [holds(k, 1 / k) for k in (1, 2, 3, 4, 5, 20)] == [True, True, True, False, False, False]
     bounds = {high: silo(2, high) for high in (0.5, 1e-4)}
     over = {
-        high: excess(*play(AAggFFS("weibull", high=high), slightly_more_often, 2, 5000, high=high), bound)
+        high: excess(*play(AAggFFS("weibull", c2=high), slightly_more_often, 2, 5000, high=high), bound)
         for high, bound in bounds.items()
     }
     assert over[0.5] < 0.5, "where the proof holds"

@@ -244,7 +244,7 @@ def test_linearised_gradient_is_the_tangent_of_the_gradient() -> None:
 
 def test_q_zero_and_no_tilt_are_fedavg_to_the_last_round() -> None:
     hard = {"local": Local(epochs=2, batch_size=4, lr=0.3, clip=0.9), "cohort": 4, "drop_rate": 0.1, "seed": 3}
-    for name, settings in (("q_ffl", {"q": 0.0}), ("term", {"tilt": 0.0})):
+    for name, settings in (("q_ffl", {"q": 0.0}), ("term", {"lam": 0.0})):
         np.testing.assert_allclose(theta(go(make(name, **settings), **hard)), theta(go(fedavg(), **hard)), atol=1e-12)
     all_of_them = hard | {"cohort": None, "drop_rate": 0.0}
     np.testing.assert_allclose(theta(go(make("afl", step=0.0), **all_of_them)), theta(go(fedavg(), **all_of_them)))
@@ -272,7 +272,7 @@ def test_propfair_as_objective_and_as_mixing_take_the_same_first_step() -> None:
     """With one step on all data, Σ n_i/n ∇F_i/(M - F_i) is the mixed update times Σ (n_i/n)/(M - F_i)."""
     once = {"rounds": 1, "local": Local(steps=1, batch_size=0, lr=0.1)}
     start = theta(go("fedavg", rounds=1, local=Local(steps=1, lr=1e-300)))
-    objective = theta(go(make("propfair", baseline=3.0), **once)) - start
+    objective = theta(go(make("propfair", M=3.0), **once)) - start
     mixing = theta(go(Method("m", (CrossEntropy(),), mixing=Proportional(3.0)), **once)) - start
     ratio = objective / mixing
     np.testing.assert_allclose(ratio, ratio.mean(), rtol=1e-8)
@@ -292,17 +292,17 @@ def test_any_policy_with_other_parts_and_engines() -> None:
     [
         (lambda: make("aaggff_s", cdf="weibul"), "did you mean 'weibull'"),
         (lambda: AAggFFS(scale=0.0), "positive scale"),
-        (lambda: AAggFFS(low=0.5, high=0.2), "0 <= low < high"),
-        (lambda: AAggFFD(low=-1.0), "0 <= low < high"),
+        (lambda: AAggFFS(c1=0.5, c2=0.2), "0 <= c1 < c2"),
+        (lambda: AAggFFD(c1=-1.0), "0 <= c1 < c2"),
         (lambda: QFFL(-1.0), "finite q of at least 0"),
-        (lambda: TERM(float("inf")), "finite tilt"),
+        (lambda: TERM(float("inf")), "finite lam"),
         (lambda: AFL(-0.1), "step of at least 0"),
-        (lambda: Proportional(0.0), "positive baseline and eps"),
+        (lambda: Proportional(0.0), "positive M and eps"),
         (lambda: Fixed((0.0, 0.0)), "not all 0"),
         (lambda: Fixed((1.0, float("nan"))), "finite weights"),
         (lambda: go(Method("f", (CrossEntropy(),), mixing=Fixed((1.0, 2.0)))), "2 weights, but there are 6 clients"),
         (lambda: FedMGDA(-0.1), "eps >= 0 and a positive lr"),
-        (lambda: make("propfair", eps=0.0), "positive baseline and eps"),
+        (lambda: make("propfair", eps=0.0), "positive M and eps"),
         (lambda: run(experiment("afl", cohort=3)), "mixing 'afl' needs every client in every round"),
         (lambda: run(experiment("aaggff_s", cohort=3)), "mixing 'aaggff_s' needs every client in every round"),
     ],

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, get_type_hints, overload
 
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.errors import ConfigError
+from fedloom.core.renamed import hint
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -51,7 +52,8 @@ class Entry(Generic[T]):
         known = self.parameters
         for name in settings:
             if name not in known:
-                raise ConfigError(f"{self.kind} {self.name!r} has no setting {name!r}; {nearest(name, known)}")
+                what = f"{self.kind} {self.name!r}"
+                raise ConfigError(f"{what} has no setting {name!r}; {hint(what, name, known)}")
         missing = [n for n, p in known.items() if p.default is p.empty and n not in settings]
         if missing:
             raise ConfigError(f"{self.kind} {self.name!r} needs a value for {', '.join(map(repr, missing))}.")
@@ -96,7 +98,7 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> Entry[T]:
         if name not in self._entries:
-            raise ConfigError(f"unknown {self.kind} {name!r}; {nearest(name, self._entries)}")
+            raise ConfigError(f"unknown {self.kind} {name!r}; {hint(self.kind, name, self._entries)}")
         return self._entries[name]
 
     def __iter__(self) -> Iterator[Entry[T]]:

@@ -31,16 +31,16 @@ def scaffold() -> Method:
 
 
 @methods.register
-def feddyn(alpha: float = 0.01, by_size: bool = True) -> Method:
+def feddyn(alpha: float = 0.01, size_weighted: bool = True) -> Method:
     """Local argmin of F_i(θ) - ⟨h_i, θ⟩ + (α/2)‖θ - θ^t‖², then θ ← mean_S θ_i - h/α.
 
     Acar et al., ICLR 2021; thesis §2.2, algorithm 1.
 
     Args:
         alpha: α > 0, the strength of the dynamic regulariser.
-        by_size: whether the goal weights clients by samples (α_i = α·n̄/n_i, as published) or equally.
+        size_weighted: whether the goal weights clients by samples (α_i = α·n̄/n_i, as published) or equally.
     """
-    return Method("feddyn", (CrossEntropy(),), drift=FedDynDrift(alpha, by_size), mixing=Uniform())
+    return Method("feddyn", (CrossEntropy(),), drift=FedDynDrift(alpha, size_weighted), mixing=Uniform())
 
 
 @methods.register
@@ -66,7 +66,7 @@ def fedsplit(s: float = 10.0, active: bool = False) -> Method:
 
 
 @methods.register
-def feddc(alpha: float = 0.01, gradient: bool = True, everyone: bool = False) -> Method:
+def feddc(alpha: float = 0.01, gradient: bool = True, average_over_all: bool = False) -> Method:
     """Local argmin of F_i(θ) + (α/2)‖h_i + θ - θ^t‖² + (1/(ηk))⟨θ, g_i - g⟩, h_i ← h_i + θ_i - θ^t, mean of θ_i + h_i.
 
     Gao et al., CVPR 2022. Twice FedAvg's communication.
@@ -74,9 +74,14 @@ def feddc(alpha: float = 0.01, gradient: bool = True, everyone: bool = False) ->
     Args:
         alpha: α ≥ 0, the weight of the drift's penalty.
         gradient: whether the objective has the term with the last local and global updates g_i and g.
-        everyone: whether the mean of h_i is over all clients rather than the cohort.
+        average_over_all: whether the mean of h_i is over all clients rather than the cohort.
     """
-    return Method("feddc", (CrossEntropy(),), drift=FedDCDrift(alpha, gradient, everyone=everyone), mixing=Uniform())
+    return Method(
+        "feddc",
+        (CrossEntropy(),),
+        drift=FedDCDrift(alpha, gradient, average_over_all=average_over_all),
+        mixing=Uniform(),
+    )
 
 
 @methods.register

@@ -29,27 +29,27 @@ def q_ffl(q: float = 1.0) -> Method:
 
 
 @methods.register
-def term(tilt: float = 1.0) -> Method:
+def term(lam: float = 1.0) -> Method:
     """Tilted risk: p_i ∝ n_i exp(λF_i). Li et al., ICLR 2021.
 
     Args:
-        tilt: λ; with 0 it is FedAvg.
+        lam: λ; with 0 it is FedAvg.
     """
-    return Method("term", (CrossEntropy(),), mixing=TERM(tilt))
+    return Method("term", (CrossEntropy(),), mixing=TERM(lam))
 
 
 @methods.register
-def propfair(baseline: float = 2.0, eps: float = 0.2) -> Method:
+def propfair(M: float = 2.0, eps: float = 0.2) -> Method:
     """Proportional fairness: local steps on -log(M - ℓ), its tangent where M - ℓ < ε; the mean weighted by samples.
 
     Zhang et al., 2022, as its authors run it. With cross entropy and the mixing part ``propfair``, the factor 1/(M - F)
     goes into the mixing coefficients instead (Hahn 2024, table 3.2).
 
     Args:
-        baseline: M.
+        M: M.
         eps: ε.
     """
-    return Method("propfair", (PropFair(baseline, eps),))
+    return Method("propfair", (PropFair(M, eps),))
 
 
 @methods.register

@@ -45,12 +45,12 @@ def distill(alpha: float = 0.1, tau: float = 3.5) -> Method:
 def disk(
     alpha: float = 0.1,
     tau: float = 3.5,
-    top: int = 2,
+    top_k: int = 2,
     delta: float = 0.1,
-    least: float = 0.1,
-    most: float = 50.0,
-    period: int = 50,
-    rate: float = 0.02,
+    lam_min: float = 0.1,
+    lam_max: float = 50.0,
+    lam_period: int = 50,
+    guide_lr: float = 0.02,
 ) -> Method:
     """Selective distillation in a federation: as distillation, where the model is helped as far as a guide allows.
 
@@ -61,14 +61,14 @@ def disk(
     Args:
         alpha: α in [0, 1], the weight of the labels.
         tau: τ > 0, the temperature of both.
-        top: K ≥ 0, how many of the teacher's classes may be helped.
+        top_k: K ≥ 0, how many of the teacher's classes may be helped.
         delta: δ ≥ 0, the budget of help.
-        least: λ_min ≥ 0, the budget's least multiplier.
-        most: λ_max ≥ λ_min.
-        period: λ_T ≥ 1, rounds from one to the other.
-        rate: the guide's learning rate.
+        lam_min: λ_min ≥ 0, the budget's least multiplier.
+        lam_max: λ_max ≥ λ_min.
+        lam_period: λ_T ≥ 1, rounds from one to the other.
+        guide_lr: the guide's learning rate.
     """
-    term = Selective(alpha, tau, None, top, delta, least, most, period, rate)
+    term = Selective(alpha, tau, None, top_k, delta, lam_min, lam_max, lam_period, guide_lr)
     return Method("disk", (term,), citation=ACAR)
 
 

@@ -25,13 +25,13 @@ def lg_fedavg() -> Method:
 
 
 @methods.register
-def fedrep(share: float = 0.9) -> Method:
+def fedrep(head_fraction: float = 0.9) -> Method:
     """Private head and shared body, trained one after the other: first the head, then the body. Collins et al., 2021.
 
     Args:
-        share: the share of the round's steps that train the head.
+        head_fraction: the share of the round's steps that train the head.
     """
-    return Method("fedrep", (CrossEntropy(),), personal=Alternating(share))
+    return Method("fedrep", (CrossEntropy(),), personal=Alternating(head_fraction))
 
 
 @methods.register
@@ -46,47 +46,47 @@ def apfl(alpha: float = 0.25, learn: bool = False) -> Method:
 
 
 @methods.register
-def ditto(pull_in: float = 0.1) -> Method:
+def ditto(lam: float = 0.1) -> Method:
     """w as in FedAvg, and v by F_i(v) + (λ/2)‖v - θ^t‖², which is deployed. Li et al., ICML 2021.
 
     Args:
-        pull_in: λ.
+        lam: λ.
     """
-    return Method("ditto", (CrossEntropy(),), personal=Ditto(pull_in))
+    return Method("ditto", (CrossEntropy(),), personal=Ditto(lam))
 
 
 @methods.register
-def pfedme(pull_in: float = 15.0, steps: int = 5, rate: float = 1.0, beta: float = 1.0) -> Method:
+def pfedme(lam: float = 15.0, steps: int = 5, personal_lr: float = 1.0, beta: float = 1.0) -> Method:
     """Moreau envelopes: v ≈ argmin F_i(v) + (λ/2)‖v - w‖², w ← w - ηλ(w - v). T. Dinh, Tran & Nguyen 2020.
 
     Args:
-        pull_in: λ.
+        lam: λ.
         steps: K, inner steps a mini-batch.
-        rate: the learning rate of v relative to the local one.
+        personal_lr: the learning rate of v relative to the local one.
         beta: β, θ ← (1 - β)θ + β·mean at the server.
     """
-    return Method("pfedme", (CrossEntropy(),), personal=PFedMe(pull_in, steps, rate), server=SGD(beta))
+    return Method("pfedme", (CrossEntropy(),), personal=PFedMe(lam, steps, personal_lr), server=SGD(beta))
 
 
 @methods.register
-def superfed_mm(mu: float = 0.01, nu: float = 1.0, start: int = 0) -> Method:
+def superfed_mm(mu: float = 0.01, nu: float = 1.0, start_round: int = 0) -> Method:
     """SuPerFed, model mixing: loss at (1 - λ)w + λv, λ ~ U(0, 1), + (μ/2)‖w - θ^t‖² + ν cos²(w, v). Hahn et al., 2022.
 
     Args:
         mu: μ.
         nu: ν.
-        start: L, the round from which v takes part.
+        start_round: L, the round from which v takes part.
     """
-    return Method("superfed_mm", (CrossEntropy(),), personal=Subspace(False, mu, nu, start))
+    return Method("superfed_mm", (CrossEntropy(),), personal=Subspace(False, mu, nu, start_round))
 
 
 @methods.register
-def superfed_lm(mu: float = 0.01, nu: float = 1.0, start: int = 0) -> Method:
+def superfed_lm(mu: float = 0.01, nu: float = 1.0, start_round: int = 0) -> Method:
     """SuPerFed, layer mixing: as ``superfed_mm``, with a λ of its own for each layer. Hahn et al., 2022.
 
     Args:
         mu: μ.
         nu: ν.
-        start: L, the round from which v takes part.
+        start_round: L, the round from which v takes part.
     """
-    return Method("superfed_lm", (CrossEntropy(),), personal=Subspace(True, mu, nu, start))
+    return Method("superfed_lm", (CrossEntropy(),), personal=Subspace(True, mu, nu, start_round))

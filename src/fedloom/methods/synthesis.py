@@ -16,7 +16,7 @@ def fedevg(
     sigma: float = 0.01,
     steps: int = 1,
     beta: float = 10.0,
-    last: float = 0.01,
+    beta_final: float = 0.01,
     delta: float = 0.01,
     weights: str = "signed",
     repulsion: float = 0.0,
@@ -37,7 +37,7 @@ def fedevg(
         sigma: σ, noise at clients.
         steps: R, Langevin steps at clients before each local step.
         beta: β, the server's first step size.
-        last: the server's last step size, reached along a cosine.
+        beta_final: the server's last step size, reached along a cosine.
         delta: δ, noise at the server.
         weights: ``signed``, e_i = exp(sign(-E_i)), or ``raw``, e_i = exp(-E_i).
         repulsion: ρ, how strongly samples of a class push each other apart; 0 in the thesis.
@@ -49,7 +49,9 @@ def fedevg(
             class or two a client also raw weights and a magnitude of a few hundredths.
     """
     magnitude = (0.1 if kept else 0.0) if magnitude is None else magnitude
-    term = Energy(per_class, lam, gamma, sigma, steps, beta, last, delta, weights, repulsion, blur, magnitude, clip)
+    term = Energy(
+        per_class, lam, gamma, sigma, steps, beta, beta_final, delta, weights, repulsion, blur, magnitude, clip
+    )
     return Method("fedevg", (CrossEntropy(), term), personal=LocalOnly() if kept else Reinitialised())
 
 

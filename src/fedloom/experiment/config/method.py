@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.errors import ConfigError
 from fedloom.core.method import Method
 from fedloom.core.parts import Part
 from fedloom.core.registry import Entry
+from fedloom.core.renamed import hint
 from fedloom.core.slots import SLOTS, label, objectives
 from fedloom.experiment.config.values import plain, settings, typed
 from fedloom.methods import methods
@@ -20,7 +21,7 @@ def resolve_method(given: Mapping[str, Any]) -> dict[str, Any]:
     """All settings of a method as plain data: the preset's own, and those of each part that was replaced or changed.
 
     >>> resolve_method({"name": "feddyn", "mixing": {"name": "by_samples"}})
-    {'name': 'feddyn', 'alpha': 0.01, 'by_size': True, 'mixing': {'name': 'by_samples'}}
+    {'name': 'feddyn', 'alpha': 0.01, 'size_weighted': True, 'mixing': {'name': 'by_samples'}}
 
     Raises:
         ConfigError: for unknown names and settings, and wrong types.
@@ -29,8 +30,8 @@ def resolve_method(given: Mapping[str, Any]) -> dict[str, Any]:
     own = {key: value for key, value in given.items() if key != "name" and key not in SLOTS}
     for key in own:
         if key not in entry.parameters:
-            hint = nearest(key, [*entry.parameters, *SLOTS])
-            raise ConfigError(f"method {entry.name!r} has no setting or slot {key!r}; {hint}")
+            what = f"method {entry.name!r}"
+            raise ConfigError(f"{what} has no setting or slot {key!r}; {hint(what, key, [*entry.parameters, *SLOTS])}")
     resolved: dict[str, Any] = {"name": entry.name}
     resolved |= settings(f"method {entry.name!r}", "method.", entry.factory, entry.parameters, own)
     preset = _preset(resolved)

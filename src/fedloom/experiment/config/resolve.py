@@ -82,7 +82,7 @@ def resolve(overrides: Sequence[str] = (), base: Path | str | None = None) -> Co
 
     >>> config = resolve(["method.alpha=.1", "method=feddyn", "partition.alpha=0.6"])
     >>> config["method"], config["partition.alpha"], config["clients"]
-    ({'name': 'feddyn', 'alpha': 0.1, 'by_size': True}, 0.6, 20)
+    ({'name': 'feddyn', 'alpha': 0.1, 'size_weighted': True}, 0.6, 20)
     >>> resolve(["method=feddin"])
     Traceback (most recent call last):
     ...

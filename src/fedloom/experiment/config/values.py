@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.renamed import hint
 
 Parameters = Mapping[str, inspect.Parameter]
 
@@ -166,8 +167,8 @@ def settings(where: str, prefix: str, factory: Any, parameters: Parameters, give
     """
     for name in given:
         if name not in parameters:
-            hint = nearest(name, parameters) if parameters else "it has none."
-            raise ConfigError(f"{where} has no setting {name!r}; {hint}")
+            tip = hint(where, name, parameters) if parameters else "it has none."
+            raise ConfigError(f"{where} has no setting {name!r}; {tip}")
     result: dict[str, Any] = {}
     for name, parameter in parameters.items():
         if name in given:

@@ -31,9 +31,9 @@ class FedDCDrift(Drift):
     g travels down, and g_i up beside θ_i + h_i: a round costs twice FedAvg's, without the gradient term as much.
     Where nothing changes any more, θ_i = θ^t, h_i = -∇F_i/α and so Σ p_i ∇F_i = 0: with all clients in every round
     that is the minimiser for any number of local steps. With some of them Σ_S p_i h_i does not vanish there, and θ is
-    thrown about by the spread of ∇F_i/α; ``everyone=True`` adds the mean of all K clients' h_i instead, as published
-    experiments do (then g_i need not be sent), and comes to rest. Without the gradient term that is FedDyn with equal
-    weights, whose linear terms are -αh_i.
+    thrown about by the spread of ∇F_i/α; ``average_over_all=True`` adds the mean of all K clients' h_i instead, as
+    published experiments do (then g_i need not be sent), and comes to rest. Without the gradient term that is FedDyn
+    with equal weights, whose linear terms are -αh_i.
 
     α = 0 alone is not FedAvg, since drifts are still added to the models: the first step is twice as long.
     ``decouple=False`` holds every h_i at zero; without the gradient term too it is FedProx, and with α = 0 FedAvg.
@@ -42,7 +42,7 @@ class FedDCDrift(Drift):
         alpha: α ≥ 0, the weight of the drift's penalty.
         gradient: whether the objective has the term with g_i - g.
         decouple: whether h_i is learned.
-        everyone: whether the server adds the mean drift of all K clients rather than the cohort's mixed drift.
+        average_over_all: whether the server adds the mean drift of all K clients rather than the cohort's mixed drift.
 
     Raises:
         ConfigError: if α is negative or not finite.
@@ -51,7 +51,7 @@ class FedDCDrift(Drift):
     alpha: float = 0.01
     gradient: bool = True
     decouple: bool = True
-    everyone: bool = False
+    average_over_all: bool = False
 
     citation = """@inproceedings{gao2022feddc,
   title={{FedDC}: Federated Learning with Non-{IID} Data via Local Drift Decoupling and Correction},
@@ -65,16 +65,16 @@ class FedDCDrift(Drift):
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Plain SGD where displacements are read as gradients."""
-        return Needs(shared=True, plain_sgd=self.gradient, update_share=self.decouple and self.everyone)
+        return Needs(shared=True, plain_sgd=self.gradient, update_share=self.decouple and self.average_over_all)
 
     @property
     def uploads(self) -> Mapping[str, Reduce]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """g_i, unless the update that is sent is g_i itself."""
-        return {"g": Reduce.MIX} if self.gradient and self.decouple and not self.everyone else {}
+        return {"g": Reduce.MIX} if self.gradient and self.decouple and not self.average_over_all else {}
 
     def init_server(self, shared: Tree) -> Tree:
         """g = 0, and the mean drift h = 0 where it is of all clients."""
-        names = ["g"] * self.gradient + ["h"] * (self.decouple and self.everyone)
+        names = ["g"] * self.gradient + ["h"] * (self.decouple and self.average_over_all)
         return {name: torch.zeros_like(shared["shared"]) for name in names}
 
     def broadcast(self, state: Tree) -> Tree:
@@ -99,22 +99,22 @@ class FedDCDrift(Drift):
         return tree.add_(tree.add_(grads, w, self.alpha), ctx.local)
 
     def end(self, ctx: Context, update: Tree) -> ClientEnd:
-        """New h_i and g_i; uploads θ^t - (θ_i + h_i) and g_i, or with everyone Δ_i alone."""
+        """New h_i and g_i; uploads θ^t - (θ_i + h_i) and g_i, or Δ_i alone if the server averages over all."""
         moved = -update["shared"]
         state = {"g": moved} if self.gradient else {}
         if not self.decouple:
             return ClientEnd(state, {}, update)
         state["h"] = ctx.state["h"] + moved
-        if self.everyone:
+        if self.average_over_all:
             return ClientEnd(state, {}, update)
         return ClientEnd(state, dict.fromkeys(self.uploads, moved), {"shared": update["shared"] - state["h"]})
 
     def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
-        """New g, and with everyone h ← h - (1/K) Σ Δ_i and then Δ - h."""
+        """New g; averaged over all, h ← h - (1/K) Σ Δ_i then Δ - h."""
         new: Tree = {}
         if self.gradient:
             new["g"] = reduced["g"][""] if "g" in reduced else -update["shared"]
-        if self.decouple and self.everyone:
+        if self.decouple and self.average_over_all:
             new["h"] = state["h"] - reduced["update/share"]["shared"]
             update = {"shared": update["shared"] - new["h"]}
         return new, update

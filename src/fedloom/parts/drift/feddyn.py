@@ -26,17 +26,17 @@ class FedDynDrift(Drift):
     Acar, thesis 2023, §2.2, algorithm 1.
 
     With clients of unequal sizes the goal is Σ (n_i/n̄) L_i, and the rule above is applied to L_i' = (n_i/n̄) L_i;
-    divided by n_i/n̄ this is L_i with α_i = α·n̄/n_i, as the published experiments have it. ``by_size=False`` takes the
-    unweighted Σ L_i of the thesis's equation (2.1) instead. The correction maps the mixed update (Δ ← Δ + h/α), so it
-    combines with any mixing coefficients and server optimiser; the paper's own composition mixes uniformly.
+    divided by n_i/n̄ this is L_i with α_i = α·n̄/n_i, as the published experiments have it. ``size_weighted=False``
+    takes the unweighted Σ L_i of the thesis's equation (2.1) instead. The correction maps the mixed update (Δ ← Δ +
+    h/α), so it combines with any mixing coefficients and server optimiser; the paper's own composition mixes uniformly.
 
     Args:
         alpha: α > 0; as α grows local work stays at the received model.
-        by_size: whether clients count by their samples.
+        size_weighted: whether clients count by their samples.
     """
 
     alpha: float = 0.01
-    by_size: bool = True
+    size_weighted: bool = True
 
     needs = Needs(shared=True, update_share=True)
     citation = """@inproceedings{acar2021feddyn, title={Federated Learning Based on Dynamic Regularization},
@@ -73,4 +73,4 @@ class FedDynDrift(Drift):
         return {"h": h}, {"shared": update["shared"] + h / self.alpha}
 
     def _size(self, ctx: Context):
-        return ctx.size if self.by_size else 1.0
+        return ctx.size if self.size_weighted else 1.0

@@ -55,36 +55,36 @@ class AAggFFD(Mixing):
         cdf: ``weibull``, ``frechet``, ``gumbel``, ``exponential``, ``logistic`` or ``normal``.
         scale: of the distribution.
         shape: of the distribution; 0 for the usual one (2 for Weibull, else 1).
-        low: C1 ≥ 0.
-        high: C2 > C1; 0 for C.
+        c1: C1 ≥ 0.
+        c2: C2 > C1; 0 for C.
     """
 
     cdf: str = "normal"
     scale: float = 1.0
     shape: float = 0.0
-    low: float = 0.0
-    high: float = 0.0
+    c1: float = 0.0
+    c2: float = 0.0
 
     needs = Needs(losses=True)
     citation = responses.CITATION
 
     def __post_init__(self) -> None:
         responses.check(self.cdf, self.scale, self.shape)
-        if not (0 <= self.low < float("inf") and (self.high == 0 or self.low < self.high < float("inf"))):
-            raise ConfigError(f"mixing 'aaggff_d' needs 0 <= low < high, not {self.low:g} and {self.high:g}.")
+        if not (0 <= self.c1 < float("inf") and (self.c2 == 0 or self.c1 < self.c2 < float("inf"))):
+            raise ConfigError(f"mixing 'aaggff_d' needs 0 <= c1 < c2, not {self.c1:g} and {self.c2:g}.")
 
     def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
         """The regularised leader after this round's responses, restricted to the cohort."""
         assert cohort.losses is not None
         k, members = cohort.total_clients, cohort.clients
         share = len(members) / k
-        high = self.high or max(share, 2 * self.low)
-        r = responses.respond(cohort.losses, self.cdf, self.scale, self.shape, self.low, high)
+        high = self.c2 or max(share, 2 * self.c1)
+        r = responses.respond(cohort.losses, self.cdf, self.scale, self.shape, self.c1, high)
         mean = r.mean()
         total = state["total"].cpu().numpy().copy() if state else np.zeros(k)
         rounds = int(state["rounds"]) + 1 if state else 1
         total[members] -= (r - mean) / (share * (1 + mean))
-        bound = high / (1 + self.low) + 2 * (high - self.low) / (share * (1 + self.low))
+        bound = high / (1 + self.c1) + 2 * (high - self.c1) / (share * (1 + self.c1))
         score = -sqrt(log(k)) * total[members] / (bound * sqrt(rounds + 1))
         p = np.exp(score - score.max())
         return {"total": torch.from_numpy(total), "rounds": torch.tensor(rounds)}, p / p.sum()

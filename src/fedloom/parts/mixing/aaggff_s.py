@@ -35,28 +35,28 @@ class AAggFFS(Mixing):
         cdf: ``weibull``, ``frechet``, ``gumbel``, ``exponential``, ``logistic`` or ``normal``.
         scale: of the distribution.
         shape: of the distribution; 0 for the usual one (2 for Weibull, else 1).
-        low: C1 ≥ 0.
-        high: C2 > C1; 0 for 1/K.
+        c1: C1 ≥ 0.
+        c2: C2 > C1; 0 for 1/K.
     """
 
     cdf: str = "normal"
     scale: float = 1.0
     shape: float = 0.0
-    low: float = 0.0
-    high: float = 0.0
+    c1: float = 0.0
+    c2: float = 0.0
 
     needs = Needs(losses=True, full_participation=True)
     citation = responses.CITATION
 
     def __post_init__(self) -> None:
         responses.check(self.cdf, self.scale, self.shape)
-        if not (0 <= self.low < float("inf") and (self.high == 0 or self.low < self.high < float("inf"))):
-            raise ConfigError(f"mixing 'aaggff_s' needs 0 <= low < high, not {self.low:g} and {self.high:g}.")
+        if not (0 <= self.c1 < float("inf") and (self.c2 == 0 or self.c1 < self.c2 < float("inf"))):
+            raise ConfigError(f"mixing 'aaggff_s' needs 0 <= c1 < c2, not {self.c1:g} and {self.c2:g}.")
 
     def constants(self, clients: int) -> tuple[float, float, float]:
         """C2, α and β for K clients."""
-        high = self.high or max(1 / clients, 2 * self.low)
-        lipschitz = high / (1 + self.low)
+        high = self.c2 or max(1 / clients, 2 * self.c1)
+        lipschitz = high / (1 + self.c1)
         return high, 4 * clients * lipschitz, 1 / (4 * lipschitz)
 
     def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
@@ -66,7 +66,7 @@ class AAggFFS(Mixing):
         high, alpha, beta = self.constants(k)
         known = {name: value.cpu().numpy() for name, value in state.items()}
         p = known.get("p", np.full(k, 1 / k))
-        found = responses.respond(cohort.losses, self.cdf, self.scale, self.shape, self.low, high)
+        found = responses.respond(cohort.losses, self.cdf, self.scale, self.shape, self.c1, high)
         r = np.full(k, found.mean())
         r[cohort.clients] = found
         g = growth_gradient(p, r)

@@ -22,11 +22,11 @@ class Proportional(Mixing):
     FedAvg. Zhang, Malekmohammadi, Chen & Yu, 2022; Hahn 2024, eq. (3.23).
 
     Args:
-        baseline: M > 0, which losses should not exceed.
+        M: M > 0, which losses should not exceed.
         eps: M - F_i counts as ε where it is less.
     """
 
-    baseline: float = 2.0
+    M: float = 2.0
     eps: float = 0.2
 
     needs = Needs(losses=True)
@@ -35,13 +35,11 @@ class Proportional(Mixing):
   journal={arXiv:2202.01666}, year={2022}}"""
 
     def __post_init__(self) -> None:
-        if not (self.baseline > 0 and 0 < self.eps < float("inf")):
-            raise ConfigError(
-                f"mixing 'propfair' needs a positive baseline and eps, not {self.baseline:g} and {self.eps:g}."
-            )
+        if not (self.M > 0 and 0 < self.eps < float("inf")):
+            raise ConfigError(f"mixing 'propfair' needs a positive M and eps, not {self.M:g} and {self.eps:g}.")
 
     def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
         """One exponentiated step from n_i/n with response -log(M - F) and ζ = 1."""
         assert cohort.losses is not None
-        response = -np.log(np.maximum(self.baseline - cohort.losses, self.eps))
+        response = -np.log(np.maximum(self.M - cohort.losses, self.eps))
         return state, exponentiated(cohort.samples.astype(np.float64), response)

@@ -21,10 +21,10 @@ class TERM(Mixing):
     Li, Beirami, Sanjabi & Smith, ICLR 2021.
 
     Args:
-        tilt: λ, any finite number; a negative one prefers small losses.
+        lam: λ, any finite number; a negative one prefers small losses.
     """
 
-    tilt: float = 1.0
+    lam: float = 1.0
 
     needs = Needs(losses=True)
     citation = """@inproceedings{li2021term, title={Tilted Empirical Risk Minimization},
@@ -32,13 +32,13 @@ class TERM(Mixing):
   booktitle={International Conference on Learning Representations}, year={2021}}"""
 
     def __post_init__(self) -> None:
-        if not np.isfinite(self.tilt):
-            raise ConfigError(f"mixing 'term' needs a finite tilt, not {self.tilt:g}.")
+        if not np.isfinite(self.lam):
+            raise ConfigError(f"mixing 'term' needs a finite lam, not {self.lam:g}.")
 
     def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
         """One exponentiated step from n_i/n with response F and ζ = 1/λ."""
         assert cohort.losses is not None
-        most = cohort.losses.max() if self.tilt > 0 else cohort.losses.min()
+        most = cohort.losses.max() if self.lam > 0 else cohort.losses.min()
         with np.errstate(over="ignore"):
-            response = self.tilt * (cohort.losses - most)
+            response = self.lam * (cohort.losses - most)
         return state, exponentiated(cohort.samples.astype(np.float64), response)

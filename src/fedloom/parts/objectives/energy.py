@@ -33,11 +33,11 @@ class Energy(Term):
     lowers the energy of its real samples and raises that of x̆ (eq. (4.4)). At the end the client says, for the samples
     as it received them, e_i = exp(sign(-E_i)) and e_i ∇E_i, so that the server's sums are (eqs. (4.13), (4.14))
 
-        x ← clip(x - β_t [Σ p_i e_i ∇E_i / Σ p_i e_i - ρ φ(x)] + δε),   β_t from β to ``last`` along a cosine,
+        x ← clip(x - β_t [Σ p_i e_i ∇E_i / Σ p_i e_i - ρ φ(x)] + δε),   β_t from β to ``beta_final`` along a cosine,
 
-    with p_i = n_i/n under the default mixing. No parameter need cross: with ``renewed`` or ``everything`` as personal
-    part only the samples and their labels go down, and M numbers and M gradients up. The cross entropy of real samples
-    is another term.
+    with p_i = n_i/n under the default mixing. No parameter need cross: with ``reinitialised`` or ``local_only`` as
+    personal part only the samples and their labels go down, and M numbers and M gradients up. The cross entropy of real
+    samples is another term.
 
     Hahn 2024 (thesis), chapter IV. The first bracket of algorithm 4.2 as printed has the other sign and would raise the
     energy of real data; eq. (4.4) is right. φ is no part of the thesis, but costs no communication: the samples of a
@@ -56,7 +56,7 @@ class Energy(Term):
         sigma: σ ≥ 0, noise at clients.
         steps: R ≥ 1.
         beta: β > 0, first step size of the server.
-        last: its last one.
+        beta_final: its last one.
         delta: δ ≥ 0, noise at the server.
         weights: ``signed``, or ``raw``, e_i = exp(-E_i), which is eq. (4.13) itself; |E_i| counts up to 60. Signed ones
             differ by a factor e² at most: where one client alone has a class, the others together outweigh it.
@@ -76,7 +76,7 @@ class Energy(Term):
     sigma: float = 0.01
     steps: int = 1
     beta: float = 10.0
-    last: float = 0.01
+    beta_final: float = 0.01
     delta: float = 0.01
     weights: str = "signed"
     repulsion: float = 0.0
@@ -94,7 +94,7 @@ class Energy(Term):
         for name in ("per_class", "steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"objective 'energy' needs {name} of at least 1, not {getattr(self, name)}.")
-        for name in ("gamma", "beta", "last"):
+        for name in ("gamma", "beta", "beta_final"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"objective 'energy' needs a finite {name} > 0, not {getattr(self, name):g}.")
         for name in ("lam", "sigma", "delta", "repulsion", "blur", "magnitude"):
@@ -177,7 +177,7 @@ class Energy(Term):
             away = langevin.apart(x.unflatten(0, (-1, self.per_class)), self.blur if x.ndim > 3 else 0.0)
             pull = pull - self.repulsion * away.flatten(0, 1)
         noise = x.new_tensor(rng.stream(seed, "synthetic", t).normal(size=tuple(x.shape)))
-        x = langevin.step(x, pull, langevin.cosine(self.beta, self.last, t, rounds), self.delta * noise)
+        x = langevin.step(x, pull, langevin.cosine(self.beta, self.beta_final, t, rounds), self.delta * noise)
         if self.clip:
             x = x.clamp(state["low"], state["high"])
         return {**state, "x": x, "clock": state["clock"] + state["clock"].new_tensor([1, 0, 0])}, update

@@ -19,7 +19,7 @@ FLOOR = 1e-12  # least argument of the logarithm
 
 
 def guided(
-    student_logits: Tensor, teacher_logits: Tensor, g: Tensor, tau: float, tau_s: float | Tensor, top: int
+    student_logits: Tensor, teacher_logits: Tensor, g: Tensor, tau: float, tau_s: float | Tensor, top_k: int
 ) -> Tensor:
     """L_dist before its mean, -τ τ_s Σ_y t^τ_y log(s^{τ_s}_y + 1[y ∈ top_K(t^τ)] g), eq. (6.4), one number a sample.
 
@@ -35,7 +35,7 @@ def guided(
         g: the guide [...], in [0, 1].
         tau: τ > 0, the teacher's temperature.
         tau_s: τ_s > 0, the student's.
-        top: K, how many classes may be helped; all, where it is C or more.
+        top_k: K, how many classes may be helped; all, where it is C or more.
 
     >>> student, teacher = torch.tensor([[0.0, 0.0]]), torch.tensor([[2.0, 0.0]])
     >>> guided(student, teacher, torch.tensor([0.0]), 2.0, 2.0, 1)  # 4 log 2
@@ -44,19 +44,19 @@ def guided(
     tensor([0.7457])
     """
     t, s = (teacher_logits / tau).softmax(-1), (student_logits / tau_s).softmax(-1)
-    helped = s + helpable(teacher_logits, top) * g[..., None]
+    helped = s + helpable(teacher_logits, top_k) * g[..., None]
     return _per_sample(-tau * tau_s * (t * helped.clamp(min=FLOOR).log()).sum(-1))
 
 
-def helpable(teacher_logits: Tensor, top: int) -> Tensor:
+def helpable(teacher_logits: Tensor, top_k: int) -> Tensor:
     """1[y ∈ top_K(t)] as numbers [..., C]: the K classes that the teacher finds most likely.
 
     >>> helpable(torch.tensor([[1.0, 3.0, 2.0]]), 2)
     tensor([[0., 1., 1.]])
     """
-    if top >= teacher_logits.shape[-1]:
+    if top_k >= teacher_logits.shape[-1]:
         return torch.ones_like(teacher_logits)
-    best = teacher_logits.detach().topk(top, -1).indices
+    best = teacher_logits.detach().topk(top_k, -1).indices
     return torch.zeros_like(teacher_logits).scatter(-1, best, 1.0)
 
 
@@ -90,7 +90,7 @@ def slope(
     y: Tensor,
     tau: float,
     tau_s: float,
-    top: int,
+    top_k: int,
     delta: float,
     mask: Tensor | None = None,
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
@@ -105,7 +105,7 @@ def slope(
     (tensor([-2.9242]), tensor([0.6931]))
     """
     t, s = (teacher_logits / tau).softmax(-1), (student_logits / tau_s).softmax(-1)
-    which, prices = helpable(teacher_logits, top), _prices(student_logits, y, mask)
+    which, prices = helpable(teacher_logits, top_k), _prices(student_logits, y, mask)
     share = torch.full_like(prices, 1 / prices.numel())
     if mask is not None:
         share = _rows(mask, prices) / (mask.sum().clamp(min=1) * (prices.numel() // len(mask)))
@@ -133,7 +133,7 @@ def _rows(mask: Tensor, like: Tensor) -> Tensor:
     return mask.to(like.dtype).reshape(-1, *(1,) * (like.ndim - 1))
 
 
-def multiplier(r: int, rounds: int, least: float, most: float, period: int) -> float:
+def multiplier(r: int, rounds: int, lam_min: float, lam_max: float, lam_period: int) -> float:
     """λ_r = λ_min + (λ_max - λ_min)(1 - cos(π u))/2 with u = (r mod λ_T)/λ_T, for r = 0, ..., R.
 
     λ falls back to λ_min when a period of λ_T rounds ends, so that help is explored anew, but not after the last one:
@@ -144,9 +144,9 @@ def multiplier(r: int, rounds: int, least: float, most: float, period: int) -> f
     Args:
         r: the round, from 0.
         rounds: R ≥ 1.
-        least: λ_min ≥ 0.
-        most: λ_max ≥ λ_min.
-        period: λ_T ≥ 1, in rounds.
+        lam_min: λ_min ≥ 0.
+        lam_max: λ_max ≥ λ_min.
+        lam_period: λ_T ≥ 1, in rounds.
 
     Raises:
         ConfigError: for values outside their range.
@@ -154,16 +154,18 @@ def multiplier(r: int, rounds: int, least: float, most: float, period: int) -> f
     >>> [round(multiplier(r, 5, 0.0, 10.0, 2), 2) for r in range(6)]
     [0.0, 5.0, 0.0, 2.5, 7.5, 10.0]
     """
-    if not 0 <= least <= most < float("inf"):
-        raise ConfigError(f"the multiplier runs from least to most, 0 <= least <= most, not {least:g} and {most:g}.")
-    if rounds < 1 or period < 1 or not 0 <= r <= rounds:
+    if not 0 <= lam_min <= lam_max < float("inf"):
         raise ConfigError(
-            f"the multiplier of round {r} of {rounds} with a period of {period}: rounds and period must be at least 1, "
-            "and the round lie between 0 and their number."
+            f"the multiplier runs from lam_min to lam_max, 0 <= lam_min <= lam_max, not {lam_min:g} and {lam_max:g}."
         )
-    last = max(rounds // period - 1, 0) * period
-    u = (r % period) / period if r < last else (r - last) / (rounds - last)
-    return least + (most - least) * (1 - cos(pi * u)) / 2
+    if rounds < 1 or lam_period < 1 or not 0 <= r <= rounds:
+        raise ConfigError(
+            f"the multiplier of round {r} of {rounds} with a period of {lam_period}: rounds and lam_period must be at "
+            "least 1, and the round lie between 0 and their number."
+        )
+    last = max(rounds // lam_period - 1, 0) * lam_period
+    u = (r % lam_period) / lam_period if r < last else (r - last) / (rounds - last)
+    return lam_min + (lam_max - lam_min) * (1 - cos(pi * u)) / 2
 
 
 def _per_sample(each: Tensor) -> Tensor:

@@ -23,11 +23,11 @@ class PropFair(Term):
     cross entropy, not a place beside it. Zhang, Malekmohammadi, Chen & Yu, 2022.
 
     Args:
-        baseline: M > 0, which losses should not exceed.
+        M: M > 0, which losses should not exceed.
         eps: ε > 0.
     """
 
-    baseline: float = 2.0
+    M: float = 2.0
     eps: float = 0.2
 
     citation = """@article{zhang2022propfair, title={Proportional Fairness in Federated Learning},
@@ -35,16 +35,14 @@ class PropFair(Term):
   journal={arXiv:2202.01666}, year={2022}}"""
 
     def __post_init__(self) -> None:
-        if not (0 < self.baseline < float("inf") and 0 < self.eps < float("inf")):
-            raise ConfigError(
-                f"objective 'propfair' needs a positive baseline and eps, not {self.baseline:g} and {self.eps:g}."
-            )
+        if not (0 < self.M < float("inf") and 0 < self.eps < float("inf")):
+            raise ConfigError(f"objective 'propfair' needs a positive M and eps, not {self.M:g} and {self.eps:g}.")
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         """One number for the batch []."""
         each = F.cross_entropy(out.logits.movedim(-1, 1), batch.y, reduction="none")
         each = each.flatten(1).mean(1) if each.ndim > 1 else each
         mean = each.mean() if batch.mask is None else (each * batch.mask).sum() / batch.mask.sum().clamp(min=1)
-        room = self.baseline - mean
+        room = self.M - mean
         tangent = log(self.eps) + (room - self.eps) / self.eps
         return -torch.where(room >= self.eps, room.clamp(min=self.eps).log(), tangent)

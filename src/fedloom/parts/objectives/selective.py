@@ -46,12 +46,12 @@ class Selective(Term):
         alpha: α in [0, 1], the weight of the labels against the teacher.
         tau: τ > 0, the temperature of the teacher.
         tau_s: τ_s > 0, that of the model; None takes τ.
-        top: K ≥ 0, how many classes may be helped.
+        top_k: K ≥ 0, how many classes may be helped.
         delta: δ ≥ 0, the budget.
-        least: λ_min ≥ 0, the budget's multiplier when a period begins.
-        most: λ_max ≥ λ_min, when it ends.
-        period: λ_T ≥ 1, in rounds.
-        rate: the guide's learning rate, > 0.
+        lam_min: λ_min ≥ 0, the budget's multiplier when a period begins.
+        lam_max: λ_max ≥ λ_min, when it ends.
+        lam_period: λ_T ≥ 1, in rounds.
+        guide_lr: the guide's learning rate, > 0.
         steps: the guide's steps before each step of the model, at least 1.
 
     Raises:
@@ -59,19 +59,19 @@ class Selective(Term):
 
     >>> said = Output(torch.zeros(1, 2), teacher=torch.tensor([[2.0, 0.0]]))
     >>> ctx = Context({}, {"guide": torch.zeros(3)}, {}, {}, 1.0, 1, 0.1, 1)
-    >>> Selective(alpha=0.0, tau=2.0, top=1).loss(said, Batch(torch.zeros(1), torch.tensor([0])), ctx)  # g = ½
+    >>> Selective(alpha=0.0, tau=2.0, top_k=1).loss(said, Batch(torch.zeros(1), torch.tensor([0])), ctx)  # g = ½
     tensor([0.7457])
     """
 
     alpha: float = 0.1
     tau: float = 3.5
     tau_s: float | None = None
-    top: int = 2
+    top_k: int = 2
     delta: float = 0.1
-    least: float = 0.1
-    most: float = 50.0
-    period: int = 50
-    rate: float = 0.02
+    lam_min: float = 0.1
+    lam_max: float = 50.0
+    lam_period: int = 50
+    guide_lr: float = 0.02
     steps: int = 3
 
     needs = Needs(teacher=True)
@@ -83,11 +83,11 @@ class Selective(Term):
     def __post_init__(self) -> None:
         divergence.check("selective", self.alpha, self.tau)
         divergence.check("selective", self.alpha, self.student)
-        guidance.multiplier(0, 1, self.least, self.most, self.period)
+        guidance.multiplier(0, 1, self.lam_min, self.lam_max, self.lam_period)
         checks = {
-            f"top of at least 0, not {self.top}": self.top >= 0,
+            f"top_k of at least 0, not {self.top_k}": self.top_k >= 0,
             f"finite delta of at least 0, not {self.delta:g}": 0 <= self.delta < float("inf"),
-            f"finite rate > 0, not {self.rate:g}": 0 < self.rate < float("inf"),
+            f"finite guide_lr > 0, not {self.guide_lr:g}": 0 < self.guide_lr < float("inf"),
             f"number of steps of at least 1, not {self.steps}": self.steps >= 1,
         }
         for allowed, holds in checks.items():
@@ -106,7 +106,7 @@ class Selective(Term):
     def broadcast(self, state: Tree) -> Tree:
         """Φ and λ_r."""
         r, rounds = state["clock"].tolist()
-        now = guidance.multiplier(min(r, rounds), rounds, self.least, self.most, self.period)
+        now = guidance.multiplier(min(r, rounds), rounds, self.lam_min, self.lam_max, self.lam_period)
         return {"guide": state["guide"], "multiplier": state["guide"].new_tensor(now)}
 
     def begin(self, ctx: Context) -> Tree:
@@ -118,14 +118,14 @@ class Selective(Term):
         assert batch.teacher is not None
         phi, lam = ctx.local["guide"], ctx.down["multiplier"]
         slope = guidance.slope(
-            model(batch.x), batch.teacher, batch.y, self.tau, self.student, self.top, self.delta, batch.mask
+            model(batch.x), batch.teacher, batch.y, self.tau, self.student, self.top_k, self.delta, batch.mask
         )
         seen = self._seen(batch.teacher)
         for _ in range(self.steps):
             g = (seen @ phi).sigmoid()
             far, spent = slope(g)
             at = ((1 - self.alpha) * far + lam * spent) * g * (1 - g)  # the slope at ⟨a, t^τ⟩ + b
-            phi = phi - self.rate * (at[..., None] * seen).flatten(0, -2).sum(0)
+            phi = phi - self.guide_lr * (at[..., None] * seen).flatten(0, -2).sum(0)
         return {"guide": phi}
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
@@ -133,7 +133,7 @@ class Selective(Term):
         assert out.teacher is not None
         g = self._guide((ctx.local or ctx.down)["guide"], out.teacher)
         labels = divergence.cross_entropy(out.logits, batch.y)
-        far = guidance.guided(out.logits, out.teacher, g, self.tau, self.student, self.top)
+        far = guidance.guided(out.logits, out.teacher, g, self.tau, self.student, self.top_k)
         return self.alpha * labels + (1 - self.alpha) * far
 
     def end(self, ctx: Context, update: Tree) -> ClientEnd:

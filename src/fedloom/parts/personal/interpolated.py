@@ -24,8 +24,8 @@ class Subspace(Personal):
 
     One λ for the whole model (model mixing, -MM) or one for each layer (layer mixing, -LM); a layer is a module with
     its weight and bias. The cosine is over all parameters as one vector; its square has the gradient 2ν c (v/(‖w‖‖v‖) -
-    c w/‖w‖²) in w, and likewise in v. Before round ``start`` λ is 0 and only w trains, without the ν term. v starts
-    from an initialisation of its own at each client, and only w travels. Hahn 2024, algorithms 2.3 and 2.4, eqs.
+    c w/‖w‖²) in w, and likewise in v. Before round ``start_round`` λ is 0 and only w trains, without the ν term. v
+    starts from an initialisation of its own at each client, and only w travels. Hahn 2024, algorithms 2.3 and 2.4, eqs.
     (2.3)-(2.6); Hahn, Jeong & Lee, KDD 2022.
 
     A client deploys the λ of 0, .1, ..., 1 that is best on its validation samples (.5 without any); one that never took
@@ -35,13 +35,13 @@ class Subspace(Personal):
         layers: whether each layer has a λ of its own.
         mu: μ ≥ 0.
         nu: ν ≥ 0.
-        start: L, the round from which v takes part; the paper takes about .4 of all rounds.
+        start_round: L, the round from which v takes part; the paper takes about .4 of all rounds.
     """
 
     layers: bool = False
     mu: float = 0.01
     nu: float = 1.0
-    start: int = 0
+    start_round: int = 0
 
     paired = True
     fresh = True
@@ -52,12 +52,12 @@ class Subspace(Personal):
   author={Hahn, Seok-Ju and Jeong, Minwoo and Lee, Junghye}, booktitle={KDD}, year={2022}}"""
 
     def __post_init__(self) -> None:
-        if not (0 <= self.mu < float("inf") and 0 <= self.nu < float("inf") and self.start >= 0):
-            raise ConfigError("personal 'subspace': mu and nu must be at least 0 and finite, start at least 0.")
+        if not (0 <= self.mu < float("inf") and 0 <= self.nu < float("inf") and self.start_round >= 0):
+            raise ConfigError("personal 'subspace': mu and nu must be at least 0 and finite, start_round at least 0.")
 
     def views(self, moment: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """At a random mixture; at w alone before round L."""
-        if moment.round < self.start:
+        if moment.round < self.start_round:
             return (View(private=0.0),)
         return (View(moment.draws if self.layers else moment.draws[0]),)
 

@@ -67,7 +67,7 @@ def is_simple(client: int, share: float) -> bool:
 
 def _share(name: str, simple: float) -> None:
     if not 0 <= simple <= 1:
-        raise ConfigError(f"personal {name!r}: simple is {simple:g}, but it must lie in [0, 1].")
+        raise ConfigError(f"personal {name!r}: simple_fraction is {simple:g}, but it must lie in [0, 1].")
 
 
 def _exit(name: str, model: nn.Module) -> nn.Module:
@@ -81,7 +81,7 @@ def _exit(name: str, model: nn.Module) -> nn.Module:
     return model
 
 
-@personals.register(name="depth")
+@personals.register(name="early_exit")
 @dataclass(frozen=True)
 class EarlyExitSlice(Personal):
     """The simple network is the complex one up to its early exit: a sub-network M, whose parameters are shared by all.
@@ -98,20 +98,22 @@ class EarlyExitSlice(Personal):
     that a partition in which numbers mean something does not divide the data along with the networks.
 
     Args:
-        simple: the share of clients that train the simple network, in [0, 1].
-        side: σ ≥ 0.
+        simple_fraction: the share of clients that train the simple network, in [0, 1].
+        side_weight: σ ≥ 0.
     """
 
-    simple: float = 0.5
-    side: float = 1.0
+    simple_fraction: float = 0.5
+    side_weight: float = 1.0
 
     needs = Needs(exits=True)
     citation = ACAR
 
     def __post_init__(self) -> None:
-        _share("depth", self.simple)
-        if not 0 <= self.side < float("inf"):
-            raise ConfigError(f"personal 'depth': side must be at least 0 and finite, not {self.side:g}.")
+        _share("early_exit", self.simple_fraction)
+        if not 0 <= self.side_weight < float("inf"):
+            raise ConfigError(
+                f"personal 'early_exit': side_weight must be at least 0 and finite, not {self.side_weight:g}."
+            )
 
     @property
     def levels(self) -> tuple[str, ...]:
@@ -120,11 +122,11 @@ class EarlyExitSlice(Personal):
 
     def level(self, client: int) -> int:
         """1 for simple clients."""
-        return int(is_simple(client, self.simple))
+        return int(is_simple(client, self.simple_fraction))
 
     def whole(self, model: nn.Module) -> nn.Module:
         """The complex network, with its exit."""
-        return _exit("depth", model)
+        return _exit("early_exit", model)
 
     def network(self, whole: nn.Module, level: int) -> nn.Module:
         """The complex network, or its beginning."""
@@ -132,10 +134,10 @@ class EarlyExitSlice(Personal):
 
     def ends(self, level: int) -> tuple[float, ...]:
         """Both ends of the complex network, if there is a side objective."""
-        return (self.side, 1.0) if self.side and not level else ()
+        return (self.side_weight, 1.0) if self.side_weight and not level else ()
 
 
-@personals.register(name="apart")
+@personals.register(name="decoupled")
 @dataclass(frozen=True)
 class Decoupled(Personal):
     """Two federations that know nothing of each other: simple and complex clients each average their own network.
@@ -144,16 +146,16 @@ class Decoupled(Personal):
     has no exit.
 
     Args:
-        simple: the share of clients that train the simple network, in [0, 1].
+        simple_fraction: the share of clients that train the simple network, in [0, 1].
     """
 
-    simple: float = 0.5
+    simple_fraction: float = 0.5
 
     needs = Needs(exits=True)
     citation = ACAR
 
     def __post_init__(self) -> None:
-        _share("apart", self.simple)
+        _share("decoupled", self.simple_fraction)
 
     @property
     def levels(self) -> tuple[str, ...]:
@@ -162,11 +164,11 @@ class Decoupled(Personal):
 
     def level(self, client: int) -> int:
         """1 for simple clients."""
-        return int(is_simple(client, self.simple))
+        return int(is_simple(client, self.simple_fraction))
 
     def whole(self, model: nn.Module) -> nn.Module:
         """A copy of the first stages with the exit, and the network without it."""
-        complex = copy.deepcopy(_exit("apart", model))
+        complex = copy.deepcopy(_exit("decoupled", model))
         del complex.exit
         return Both(copy.deepcopy(Simple(model)), complex)
 
@@ -175,7 +177,7 @@ class Decoupled(Personal):
         return whole.get_submodule("simple" if level else "complex")
 
 
-@personals.register(name="width")
+@personals.register(name="width_slice")
 @dataclass(frozen=True)
 class WidthSlice(Personal):
     """A client of share r holds the first r·C of the C channels, or units, of every hidden layer.
@@ -191,36 +193,36 @@ class WidthSlice(Personal):
     batch normalisation and masked loss. Diao, Ding & Tarokh, ICLR 2021.
 
     Args:
-        shares: from 1 downwards, one a level; every r·C must be a whole number, and so must r times the number of
+        widths: from 1 downwards, one a level; every r·C must be a whole number, and so must r times the number of
             groups of a group normalisation, that no group lies on both sides of the border.
         scale: whether narrow networks scale their features in training.
     """
 
-    shares: tuple[float, ...] = (1.0, 0.5)
+    widths: tuple[float, ...] = (1.0, 0.5)
     scale: bool = False
 
     citation = DIAO
 
     def __post_init__(self) -> None:
-        shares = self.shares
-        if not shares or shares[0] != 1 or shares[-1] <= 0 or any(b >= a for a, b in pairwise(shares)):
+        widths = self.widths
+        if not widths or widths[0] != 1 or widths[-1] <= 0 or any(b >= a for a, b in pairwise(widths)):
             raise ConfigError(
-                f"personal 'width': shares must begin with 1 and fall towards 0, not {list(shares)}; "
+                f"personal 'width_slice': widths must begin with 1 and fall towards 0, not {list(widths)}; "
                 "like [1, 0.5, 0.25]."
             )
 
     @property
     def levels(self) -> tuple[str, ...]:
         """Named by their shares."""
-        return tuple(f"width_{share:g}" for share in self.shares)
+        return tuple(f"width_{share:g}" for share in self.widths)
 
     def level(self, client: int) -> int:
         """By turns."""
-        return client % len(self.shares)
+        return client % len(self.widths)
 
     def network(self, whole: nn.Module, level: int) -> nn.Module:
         """The network of the first channels."""
-        return whole if self.shares[level] == 1 else narrowed(whole, self.shares[level], self.scale)
+        return whole if self.widths[level] == 1 else narrowed(whole, self.widths[level], self.scale)
 
 
 @dataclass(frozen=True)
@@ -257,7 +259,7 @@ def narrowed(model: nn.Module, share: float, scale: bool = False) -> nn.Module:
     for name, part in owners:
         if not isinstance(part, KINDS):
             raise ConfigError(
-                f"personal 'width' cannot cut {name!r}, a {type(part).__name__}; it knows linear layers, "
+                f"personal 'width_slice' cannot cut {name!r}, a {type(part).__name__}; it knows linear layers, "
                 "convolutions and group normalisation."
             )
         if isinstance(part, nn.GroupNorm):
@@ -287,7 +289,7 @@ def _whole(name: str, what: str, count: int, share: float) -> int:
     kept = round(share * count)
     if kept < 1 or abs(kept - share * count) > 1e-6:
         raise ConfigError(
-            f"personal 'width' cannot take {share:g} of the {count} {what} of {name!r}: "
+            f"personal 'width_slice' cannot take {share:g} of the {count} {what} of {name!r}: "
             "that is no whole number of at least 1."
         )
     return kept

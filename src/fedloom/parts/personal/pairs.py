@@ -21,10 +21,10 @@ class Ditto(Personal):
     w. The path of w is that of FedAvg, bit for bit. Li et al., ICML 2021, algorithm 1.
 
     Args:
-        pull_in: λ ≥ 0.
+        lam: λ ≥ 0.
     """
 
-    pull_in: float = 0.1
+    lam: float = 0.1
 
     paired = True
     needs = Needs(shared=True)
@@ -32,8 +32,8 @@ class Ditto(Personal):
   author={Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia}, booktitle={ICML}, year={2021}}"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.pull_in < float("inf"):
-            raise ConfigError(f"personal 'ditto': pull_in must be at least 0 and finite, not {self.pull_in:g}.")
+        if not 0 <= self.lam < float("inf"):
+            raise ConfigError(f"personal 'ditto': lam must be at least 0 and finite, not {self.lam:g}.")
 
     def views(self, moment: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """First w at w, then v at v."""
@@ -41,10 +41,10 @@ class Ditto(Personal):
 
     def pull(self, view: View, at: SharedPrivate, task: Tensor, ctx: Context) -> RegGrad:
         """λ(v - θ^t) beside the gradient of v."""
-        return RegGrad(v=(self.pull_in, 0.0, -self.pull_in))
+        return RegGrad(v=(self.lam, 0.0, -self.lam))
 
 
-@personals.register(name="moreau")
+@personals.register(name="pfedme")
 @dataclass(frozen=True)
 class PFedMe(Personal):
     """pFedMe: v nears argmin_v F_i(v) + (λ/2)‖v - w‖² by K steps on one mini-batch, then w ← w - ηλ(w - v).
@@ -55,14 +55,14 @@ class PFedMe(Personal):
     learning rate β. T. Dinh, Tran & Nguyen, NeurIPS 2020, algorithm 1.
 
     Args:
-        pull_in: λ > 0; the published runs take 15.
+        lam: λ > 0; the published runs take 15.
         steps: K ≥ 1, inner steps a mini-batch.
-        rate: the learning rate of v relative to the local one.
+        personal_lr: the learning rate of v relative to the local one.
     """
 
-    pull_in: float = 15.0
+    lam: float = 15.0
     steps: int = 5
-    rate: float = 1.0
+    personal_lr: float = 1.0
 
     paired = True
     needs = Needs(shared=True)
@@ -70,13 +70,13 @@ class PFedMe(Personal):
   author={T. Dinh, Canh and Tran, Nguyen H. and Nguyen, Tuan Dung}, booktitle={NeurIPS}, year={2020}}"""
 
     def __post_init__(self) -> None:
-        if not (0 < self.pull_in < float("inf") and self.steps >= 1 and 0 < self.rate < float("inf")):
-            raise ConfigError("personal 'moreau': pull_in and rate must be positive and finite, steps at least 1.")
+        if not (0 < self.lam < float("inf") and self.steps >= 1 and 0 < self.personal_lr < float("inf")):
+            raise ConfigError("personal 'pfedme': lam and personal_lr must be positive and finite, steps at least 1.")
 
     def views(self, moment: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """K times v at v, then w without data."""
-        return (*[View(1.0, shared=0.0, private=self.rate)] * self.steps, View(private=0.0, data=False))
+        return (*[View(1.0, shared=0.0, private=self.personal_lr)] * self.steps, View(private=0.0, data=False))
 
     def pull(self, view: View, at: SharedPrivate, task: Tensor, ctx: Context) -> RegGrad:
         """λ(v - w) for v, λ(w - v) for w, whichever moves."""
-        return RegGrad((self.pull_in, -self.pull_in, 0.0), (self.pull_in, -self.pull_in, 0.0))
+        return RegGrad((self.lam, -self.lam, 0.0), (self.lam, -self.lam, 0.0))

@@ -8,7 +8,7 @@ from fedloom.core.parts import Personal
 from fedloom.core.slots import personals
 
 
-@personals.register(name="everything")
+@personals.register(name="local_only")
 @dataclass(frozen=True)
 class LocalOnly(Personal):
     """All parameters are private: every client learns alone and nothing is sent."""
@@ -18,7 +18,7 @@ class LocalOnly(Personal):
         return True
 
 
-@personals.register(name="renewed")
+@personals.register(name="reinitialised")
 @dataclass(frozen=True)
 class Reinitialised(Personal):
     """All parameters are private, and none outlives a round: each starts from another random initialisation.
@@ -36,7 +36,7 @@ class Reinitialised(Personal):
         return True
 
 
-@personals.register(name="head")
+@personals.register(name="private_head")
 @dataclass(frozen=True)
 class PrivateHead(Personal):
     """The body is shared, the head private; both are trained together. Arivazhagan et al. 2019 (FedPer)."""
@@ -50,7 +50,7 @@ class PrivateHead(Personal):
         return name.startswith("head.")
 
 
-@personals.register(name="body")
+@personals.register(name="private_body")
 @dataclass(frozen=True)
 class PrivateBody(Personal):
     """The head is shared, the body private. Liang et al. 2020 (LG-FedAvg)."""

@@ -12,7 +12,7 @@ from fedloom.core.slots import personals
 from fedloom.core.views import StepInfo, View
 
 
-@personals.register(name="head_first")
+@personals.register(name="alternating")
 @dataclass(frozen=True)
 class Alternating(Personal):
     """The head is private, the body shared; the first steps of a round train the head alone, the others the body alone.
@@ -21,10 +21,10 @@ class Alternating(Personal):
     algorithm 1, where the head has ten epochs and the body one.
 
     Args:
-        share: in [0, 1], the share of the round's steps that train the head, rounded down.
+        head_fraction: in [0, 1], the share of the round's steps that train the head, rounded down.
     """
 
-    share: float = 0.9
+    head_fraction: float = 0.9
 
     needs = Needs(shared=True)
     citation = """@inproceedings{collins2021fedrep,
@@ -33,15 +33,17 @@ class Alternating(Personal):
   year={2021}}"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise ConfigError(f"personal 'head_first': share is {self.share:g}, but it must lie in [0, 1].")
+        if not 0 <= self.head_fraction <= 1:
+            raise ConfigError(
+                f"personal 'alternating': head_fraction is {self.head_fraction:g}, but it must lie in [0, 1]."
+            )
 
     def private(self, name: str) -> bool:
         """Whether the parameter belongs to the model's ``head``."""
         return name.startswith("head.")
 
     def views(self, moment: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
-        """The head while step + 1 ≤ share · steps, then the body."""
-        head = moment.step + 1 <= self.share * ctx.steps + 1e-9
+        """The head while step + 1 ≤ head_fraction · steps, then the body."""
+        head = moment.step + 1 <= self.head_fraction * ctx.steps + 1e-9
         head = head.to(moment.step.dtype) if isinstance(head, Tensor) else float(head)
         return (View(shared=1 - head, private=head),)

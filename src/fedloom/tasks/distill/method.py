@@ -87,9 +87,9 @@ class Guide:
     Args:
         hidden: units of the two hidden layers.
         passes: over the data, in each round, before the student's.
-        least: λ_min, the multiplier of the budget.
-        most: λ_max.
-        period: λ_T in rounds; 0 for a quarter of all rounds, at least four. With fewer rounds there is one period.
+        lam_min: λ_min, the multiplier of the budget.
+        lam_max: λ_max.
+        lam_period: λ_T in rounds; 0 for a quarter of all rounds, at least four. With fewer rounds there is one period.
         delta: δ, the budget; None for the share of training samples on which the warm-started student errs.
         lr: the guide's learning rate at the start.
 
@@ -99,9 +99,9 @@ class Guide:
 
     hidden: tuple[int, int] = (64, 128)
     passes: int = 3
-    least: float = 0.1
-    most: float = 50.0
-    period: int = 50
+    lam_min: float = 0.1
+    lam_max: float = 50.0
+    lam_period: int = 50
     delta: float | None = None
     lr: float = 0.003
 
@@ -109,8 +109,8 @@ class Guide:
         checks = {
             "hidden must be two numbers of at least 1": len(self.hidden) == 2 and min(self.hidden) >= 1,
             "passes must be at least 1": self.passes >= 1,
-            "0 <= least <= most must hold": 0 <= self.least <= self.most < float("inf"),
-            "period must be at least 0": self.period >= 0,
+            "0 <= lam_min <= lam_max must hold": 0 <= self.lam_min <= self.lam_max < float("inf"),
+            "lam_period must be at least 0": self.lam_period >= 0,
             "delta must be at least 0": self.delta is None or self.delta >= 0,
             "lr must be positive and finite": 0 < self.lr < float("inf"),
         }
@@ -121,10 +121,10 @@ class Guide:
     def period_of(self, rounds: int) -> int:
         """λ_T in a run of so many rounds.
 
-        >>> Guide(period=0).period_of(40), Guide().period_of(40)
+        >>> Guide(lam_period=0).period_of(40), Guide().period_of(40)
         (10, 50)
         """
-        return self.period or max(rounds // 4, 4)
+        return self.lam_period or max(rounds // 4, 4)
 
 
 @dataclass(frozen=True)

@@ -61,11 +61,11 @@ def disk(
     alpha: float = 0.1,
     tau: float = 4.0,
     tau_s: float | None = None,
-    top: int | None = None,
+    top_k: int | None = None,
     delta: float | None = None,
-    least: float = 0.1,
-    most: float = 50.0,
-    period: int = 50,
+    lam_min: float = 0.1,
+    lam_max: float = 50.0,
+    lam_period: int = 50,
     passes: int = 3,
     guide_passes: int = 3,
     guide_lr: float = 0.003,
@@ -80,18 +80,20 @@ def disk(
         alpha: α in [0, 1], the weight of the labels.
         tau: τ > 0, the teacher's temperature.
         tau_s: τ_s > 0, the student's; null fits it to the teacher on the training set.
-        top: K, the classes that may be helped; null for 20, but at most a fifth of them.
+        top_k: K, the classes that may be helped; null for 20, but at most a fifth of them.
         delta: δ, the budget; null takes the training error of the warm-started student.
-        least: λ_min.
-        most: λ_max.
-        period: λ_T in rounds; 0 for a quarter of all rounds, at least four. With fewer rounds there is one period.
+        lam_min: λ_min.
+        lam_max: λ_max.
+        lam_period: λ_T in rounds; 0 for a quarter of all rounds, at least four. With fewer rounds there is one period.
         passes: the student's passes in a round.
         guide_passes: the guide's.
         guide_lr: the guide's learning rate; the thesis names one, .1, for everything.
         warm: whether it starts from a student trained on the labels, as there.
     """
-    terms = (Labels(share(alpha)), Selective(1 - alpha, tau, tau_s, top))
-    guide = Guide(passes=guide_passes, least=least, most=most, period=period, delta=delta, lr=guide_lr)
+    terms = (Labels(share(alpha)), Selective(1 - alpha, tau, tau_s, top_k))
+    guide = Guide(
+        passes=guide_passes, lam_min=lam_min, lam_max=lam_max, lam_period=lam_period, delta=delta, lr=guide_lr
+    )
     return Distiller("disk", terms, guide, passes, warm, KAG + "\n\n" + ACAR)
 
 
@@ -146,9 +148,9 @@ def simkd(beta: float = 1.0, warm: bool = False) -> Distiller:
 def simkd_disk(
     beta: float = 1.0,
     delta: float | None = None,
-    least: float = 0.1,
-    most: float = 50.0,
-    period: int = 50,
+    lam_min: float = 0.1,
+    lam_max: float = 50.0,
+    lam_period: int = 50,
     passes: int = 3,
     guide_passes: int = 3,
     guide_lr: float = 0.003,
@@ -159,13 +161,15 @@ def simkd_disk(
     Args:
         beta: the weight of the distance.
         delta: δ, the budget; null takes the training error of the warm-started student.
-        least: λ_min.
-        most: λ_max.
-        period: λ_T in rounds; 0 for a quarter of all rounds, at least four. With fewer rounds there is one period.
+        lam_min: λ_min.
+        lam_max: λ_max.
+        lam_period: λ_T in rounds; 0 for a quarter of all rounds, at least four. With fewer rounds there is one period.
         passes: the student's passes in a round.
         guide_passes: the guide's.
         guide_lr: the guide's learning rate; the thesis names one, .1, for everything.
         warm: whether it starts from a student trained on the labels.
     """
-    guide = Guide(passes=guide_passes, least=least, most=most, period=period, delta=delta, lr=guide_lr)
+    guide = Guide(
+        passes=guide_passes, lam_min=lam_min, lam_max=lam_max, lam_period=lam_period, delta=delta, lr=guide_lr
+    )
     return Distiller("simkd_disk", (SelectiveReuse(beta),), guide, passes, warm, SIMKD + "\n\n" + KAG)

@@ -28,7 +28,7 @@ def lagrangian(
     alpha: float,
     tau: float,
     tau_s: float,
-    top: int,
+    top_k: int,
     delta: float = 0.0,
     multiplier: float | Tensor = 0.0,
 ) -> Tensor:
@@ -45,21 +45,21 @@ def lagrangian(
         alpha: α in [0, 1], the weight of the labels.
         tau: τ > 0, the teacher's temperature.
         tau_s: τ_s > 0, the student's.
-        top: K.
+        top_k: K.
         delta: δ ≥ 0.
         multiplier: λ ≥ 0.
 
     >>> said, y, g = torch.zeros(1, 2), torch.tensor([0]), torch.zeros(1)
-    >>> lagrangian(said, said, y, g, alpha=0.5, tau=1.0, tau_s=1.0, top=1)  # log 2 of either
+    >>> lagrangian(said, said, y, g, alpha=0.5, tau=1.0, tau_s=1.0, top_k=1)  # log 2 of either
     tensor(0.6931)
-    >>> lagrangian(said, said, y, g + 0.5, alpha=0.0, tau=1.0, tau_s=1.0, top=1, multiplier=2.0)  # half; 2·½ log 2
+    >>> lagrangian(said, said, y, g + 0.5, alpha=0.0, tau=1.0, tau_s=1.0, top_k=1, multiplier=2.0)  # half; 2·½ log 2
     tensor(1.0397)
     """
     parts = []  # what weighs nothing is not computed
     if alpha > 0:
         parts.append(alpha * F.cross_entropy(student_logits, y))
     if alpha < 1:
-        parts.append((1 - alpha) * guided(student_logits, teacher_logits, g, tau, tau_s, top).mean())
+        parts.append((1 - alpha) * guided(student_logits, teacher_logits, g, tau, tau_s, top_k).mean())
     if isinstance(multiplier, Tensor) or multiplier:
         parts.append(multiplier * budget(student_logits, y, g, delta))
     return torch.stack(parts).sum()

@@ -71,20 +71,20 @@ class Selective(Term):
         weight: of the term.
         tau: τ > 0, the teacher's temperature.
         tau_s: τ_s > 0, the student's; None fits it to the teacher after the warm start.
-        top: K, the classes that may be helped; None for 20, but at most a fifth of them.
+        top_k: K, the classes that may be helped; None for 20, but at most a fifth of them.
     """
 
     tau: float = 4.0
     tau_s: float | None = None
-    top: int | None = None
+    top_k: int | None = None
 
     selective = True
 
     def __post_init__(self) -> None:
         temperature("tau", self.tau)
         temperature("tau_s", self.tau_s)
-        if self.top is not None and self.top < 1:
-            raise ConfigError(f"selective distillation helps at least 1 class, top=1, not {self.top}.")
+        if self.top_k is not None and self.top_k < 1:
+            raise ConfigError(f"selective distillation helps at least 1 class, top_k=1, not {self.top_k}.")
 
     @property
     def fits(self) -> float | None:
@@ -99,8 +99,8 @@ class Selective(Term):
         """See ``Term.guided``."""
         assert teacher is not None
         at = tau_s if self.tau_s is None else self.tau_s
-        top = min(20, max(view.shape[-1] // 5, 1)) if self.top is None else self.top
-        return guided(view, teacher.logits, g, self.tau, at, top)
+        top_k = min(20, max(view.shape[-1] // 5, 1)) if self.top_k is None else self.top_k
+        return guided(view, teacher.logits, g, self.tau, at, top_k)
 
 
 @dataclass(frozen=True)

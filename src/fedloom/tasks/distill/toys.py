@@ -76,11 +76,11 @@ class Course:
         tau: τ > 0, the teacher's temperature.
         tau_s: τ_s > 0, the student's; None takes τ.
         guide: whether there is one.
-        top: K.
+        top_k: K.
         delta: δ ≥ 0.
-        least: λ_min.
-        most: λ_max.
-        period: λ_T, in rounds.
+        lam_min: λ_min.
+        lam_max: λ_max.
+        lam_period: λ_T, in rounds.
         rounds: R.
         passes: the student's steps a round.
         guide_passes: the guide's.
@@ -95,11 +95,11 @@ class Course:
     tau: float = 1.0
     tau_s: float | None = None
     guide: bool = False
-    top: int = 2
+    top_k: int = 2
     delta: float = 0.0
-    least: float = 0.1
-    most: float = 50.0
-    period: int = 50
+    lam_min: float = 0.1
+    lam_max: float = 50.0
+    lam_period: int = 50
     rounds: int = 200
     passes: int = 3
     guide_passes: int = 3
@@ -110,7 +110,7 @@ class Course:
     guide_decay: float = 0.01
 
     def __post_init__(self) -> None:
-        multiplier(0, self.rounds, self.least, self.most, self.period)
+        multiplier(0, self.rounds, self.lam_min, self.lam_max, self.lam_period)
         if not (0 <= self.alpha <= 1 and self.tau > 0 and (self.tau_s or 1.0) > 0 and self.delta >= 0):
             raise ConfigError("a course needs alpha in [0, 1], positive temperatures and delta of at least 0.")
         if not (self.passes >= 1 and self.guide_passes >= 1 and self.lr > 0 and self.guide_lr > 0):
@@ -120,7 +120,7 @@ class Course:
         """The Lagrangian on the training samples, []."""
         return lagrangian(
             logits, toy.teacher_logits, toy.train.y, g, alpha=self.alpha, tau=self.tau, tau_s=self.tau_s or self.tau,
-            top=self.top, delta=self.delta, multiplier=lam,
+            top_k=self.top_k, delta=self.delta, multiplier=lam,
         )  # fmt: skip
 
 
@@ -170,7 +170,7 @@ def train(toy: Toy, course: Course, starts: int = 100, seed: int = 0) -> Trained
     mp, mq = torch.zeros_like(p), torch.zeros_like(q)
     path, means, multipliers = [p], [], []
     for r in range(course.rounds):
-        multipliers.append(multiplier(r, course.rounds, course.least, course.most, course.period))
+        multipliers.append(multiplier(r, course.rounds, course.lam_min, course.lam_max, course.lam_period))
         if course.guide:
             logits, lam = student(p), torch.tensor(multipliers[-1])
             for _ in range(course.guide_passes):
@@ -200,12 +200,12 @@ COURSES = {  # those of table 6.1
     "intervals": {
         "cross entropy": Course(),
         "KD": Course(alpha=0.0, tau=6.0),
-        "DiSK": Course(alpha=0.1, tau=6.0, guide=True, top=1, least=3.0, most=3.0, guide_lr=3.0),
+        "DiSK": Course(alpha=0.1, tau=6.0, guide=True, top_k=1, lam_min=3.0, lam_max=3.0, guide_lr=3.0),
     },
     "six gaussians": {
         "cross entropy": Course(passes=10, weight_decay=0.001),
         "KD": Course(alpha=0.5, tau=4.0, passes=10, weight_decay=0.001),
-        "DiSK": Course(alpha=0.1, tau=4.0, guide=True, top=1, least=1.0, passes=10, weight_decay=0.001),
+        "DiSK": Course(alpha=0.1, tau=4.0, guide=True, top_k=1, lam_min=1.0, passes=10, weight_decay=0.001),
     },
 }
 
@@ -374,4 +374,4 @@ def _perceptron(p: Tensor, widths: tuple[int, ...], batch: Tensor, at: Tensor) -
 
 def shorter(course: Course, rounds: int) -> Course:
     """The same course for fewer rounds, its periods in proportion."""
-    return replace(course, rounds=rounds, period=max(1, course.period * rounds // course.rounds))
+    return replace(course, rounds=rounds, lam_period=max(1, course.lam_period * rounds // course.rounds))

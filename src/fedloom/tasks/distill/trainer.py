@@ -192,7 +192,7 @@ class _Run:
                 error = float((now.own.argmax(1) != now.y).double().mean())
                 self.delta = error if settings.delta is None else settings.delta
                 self.tau_s = work.fitted(experiment.method, now) or 1.0
-            lagrange = multiplier(r, rounds, settings.least, settings.most, settings.period_of(rounds))
+            lagrange = multiplier(r, rounds, settings.lam_min, settings.lam_max, settings.period_of(rounds))
             lr = settings.lr * training.rate(r, rounds) / training.lr
             for k in range(settings.passes):
                 batches = bench.batches("guide", r, k)
