@@ -24,7 +24,9 @@ class Setup:
 
     def made(self, spc: int) -> Method:
         """The method; FedEvg is told how many images of a class there are, the others draw any number in the end."""
-        return methods.make(self.method, **({"per_class": spc} if self.method == "fedevg" else {}), **self.settings)
+        return methods.make(
+            self.method, **({"per_class": spc} if self.method.startswith("fedevg") else {}), **self.settings
+        )
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,10 @@ def cvae(latent: int, local: Local, beta: float = 1.0, **layers: Any) -> Setup:
 
 
 def evg(local: Local, beta: float = 10.0, network: str = "energy_cnn", **settings: Any) -> Setup:
-    """FedEvg; its ``beta`` is the server's first step, the last is a thousandth of it as in the thesis."""
+    """FedEvg, with ``kept`` the one of kept models; ``beta`` is the server's first step, the last is 1/1000 of it."""
+    name = "fedevg_kept" if settings.pop("kept", False) else "fedevg"
     layers = {"activation": "swish", "spectral": True} if network == "resnet10" else {}
-    return Setup("fedevg", network, local, {"beta": beta, "beta_final": beta / 1000, **settings}, layers)
+    return Setup(name, network, local, {"beta": beta, "beta_final": beta / 1000, **settings}, layers)
 
 
 APART: dict[str, Any] = {"repulsion": 0.2, "blur": 1.5}

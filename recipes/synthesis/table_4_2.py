@@ -103,7 +103,7 @@ def folder(name: str) -> str:
 def sent(name: str, scale: Scale, arrays: Arrays) -> int:
     """Numbers that a client sends and receives in a round."""
     setup = scale.setups[name]
-    if setup.method == "fedevg":
+    if setup.method.startswith("fedevg"):
         return 2 * arrays.classes * scale.spc * (arrays.x[0].numel() + 1)
     with torch.device("meta"):
         return 2 * sum(p.numel() for p in network(setup, arrays).parameters())

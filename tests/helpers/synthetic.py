@@ -6,6 +6,7 @@ Only data are shared with the code under test: the first samples, which of them 
 from __future__ import annotations
 
 from itertools import count
+from typing import Any
 
 import numpy as np
 
@@ -45,10 +46,8 @@ def push(x: Vector, y: Vector) -> Vector:
 def fedevg(
     world: World, per_class: int = 10, lam: float = 0.1, gamma: float = 1.0, sigma: float = 0.01, steps: int = 1,
     beta: float = 10.0, beta_final: float = 0.01, delta: float = 0.01, weights: str = "signed", repulsion: float = 0.0,
-    blur: float = 1.0, magnitude: float | None = None, clip: bool = True,
-    kept: bool = False,
+    blur: float = 1.0, magnitude: float = 0.0, clip: bool = True, kept: bool = False,
 ) -> Found:  # fmt: skip
-    magnitude = magnitude if magnitude is not None else 0.1 * kept
     classes, d = world.federation.classes, world.x.shape[1]
     many = classes * per_class
     x = stream(world.seed, "synthetic").normal(size=(many, d))
@@ -95,4 +94,8 @@ def fedevg(
     return Found(world.start, own, {f"server/{ENERGY}/x": x, f"server/{ENERGY}/y": y})
 
 
-ORACLES = {"fedevg": fedevg}
+def fedevg_kept(world: World, magnitude: float = 0.1, **settings: Any) -> Found:
+    return fedevg(world, magnitude=magnitude, kept=True, **settings)
+
+
+ORACLES = {"fedevg": fedevg, "fedevg_kept": fedevg_kept}

@@ -101,8 +101,10 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
             "beta_final": 0.2,
             "delta": 0.1,
         },
-        {"weights": "raw", "beta": 0.3, "repulsion": 0.4, "magnitude": 0.2, "kept": True},
-        {"per_class": 1, "beta": 0.2, "clip": False, "kept": True},
+    ],
+    "fedevg_kept": [
+        {"weights": "raw", "beta": 0.3, "repulsion": 0.4, "magnitude": 0.2},
+        {"per_class": 1, "beta": 0.2, "clip": False},
     ],
     "aaggff_s": [{"cdf": "weibull"}, {"cdf": "gumbel"}],
     "aaggff_d": [{"cdf": "frechet"}, {"cdf": "normal"}],
@@ -144,6 +146,7 @@ def test_method_follows_its_equations(name: str, settings: dict[str, Any], local
     shared = len(final(result))
     head, body = slice(here.body, None), slice(0, here.body)
     order = {"fedper": body, "fedrep": body, "lg_fedavg": head, "local": slice(0, 0), "fedevg": slice(0, 0)}
+    order["fedevg_kept"] = order["local"]
     part = order.get(name, slice(None))
     assert shared == len(found.theta[part])
     np.testing.assert_allclose(final(result), found.theta[part], rtol=0, atol=TOLERANCE)

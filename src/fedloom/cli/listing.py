@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import difflib
 import inspect
-import re
-from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedloom.core.documentation import documentation
 from fedloom.core.errors import ConfigError, FedLoomError, nearest
 from fedloom.core.method import Method
 from fedloom.core.registry import Entry, Registry
@@ -41,7 +40,6 @@ GROUP_OF = {
     "models": "model",
     "engines": "engine",
 }
-SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Example|Examples):\s*$")
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -203,43 +201,6 @@ def parts_of(entry: Entry[Method]) -> str:
     else:
         named["objective"] = "+".join(terms)
     return "  ".join(f"{slot}={name}" for slot, name in named.items())
-
-
-def documentation(factory: Any) -> tuple[str, Mapping[str, str]]:
-    """A docstring's description, without examples, and what it says of each parameter.
-
-    >>> documentation(resolve)[1]["base"]
-    'a YAML file with the same keys.'
-    """
-    text: list[str] = []
-    helps: dict[str, str] = {}
-    for owner in reversed(inspect.getmro(factory)[:-1]) if inspect.isclass(factory) else [factory]:
-        text, found = _documentation(inspect.cleandoc(owner.__doc__ or "").replace("``", ""))
-        helps |= found
-    return "\n".join(text).strip(), helps
-
-
-def _documentation(doc: str) -> tuple[list[str], dict[str, str]]:
-    text: list[str] = []
-    helps: dict[str, str] = {}
-    section = name = ""
-    for line in doc.splitlines():
-        if line.startswith(">>>"):
-            section = "Example"
-        elif heading := SECTION.match(line):
-            section = heading[1]
-        elif not section:
-            text.append(line)
-        elif section == "Args" and line.startswith("    "):
-            head = re.match(r"^    (\w+): (.*)$", line)
-            if head:
-                name, helps[head[1]] = head[1], head[2]
-            elif name and line.strip():
-                helps[name] += f" {line.strip()}"
-        elif line.strip() and not line.startswith((" ", "...")) and section != "Example":
-            section = ""
-            text.append(line)
-    return text, helps
 
 
 def _bare(value: Any) -> str:

@@ -52,22 +52,29 @@ RENAMED: dict[str, dict[str, str]] = {
     "method 'feddc'": {"everyone": "average_over_all"},
     "method 'term'": {"tilt": "lam"},
     "method 'propfair'": {"baseline": "M"},
-    "method 'fedevg'": {"last": "beta_final"},
+    "method 'fedevg'": {"last": "beta_final", "kept": "method=fedevg_kept"},
     "method 'disk'": {**_BUDGET, "rate": "guide_lr"},
     "method of distillation 'disk'": _BUDGET,
     "method of distillation 'simkd_disk'": {k: v for k, v in _BUDGET.items() if k != "top"},
 }
-"""New names by what has them, as sentences begin, and by old name: names of a kind, and settings of one of them."""
+"""New names by what has them, as sentences begin, and by old name: names of a kind, and settings of one of them.
+
+Where there is no new name for it, what to write instead.
+"""
 
 
 def hint(what: str, name: str, valid: Iterable[str]) -> str:
-    """The end of a sentence that refuses ``name``: what it is called now, or the nearest valid name.
+    """The end of a sentence that refuses ``name``: what it is called now, what replaces it, or the nearest valid name.
 
     >>> hint("personal 'ditto'", "pull_in", ["lam"])
     "it is called 'lam' now."
     >>> hint("personal 'ditto'", "lamb", ["lam"])
     "did you mean 'lam'? There are: lam."
+    >>> hint("method 'fedevg'", "kept", ["beta"])
+    'take method=fedevg_kept instead.'
     """
     valid = sorted(valid)
     new = RENAMED.get(what, {}).get(name)
-    return f"it is called {new!r} now." if new in valid else nearest(name, valid)
+    if new is None or new in valid:
+        return f"it is called {new!r} now." if new else nearest(name, valid)
+    return f"take {new} instead."

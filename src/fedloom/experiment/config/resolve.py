@@ -35,6 +35,14 @@ DEFAULTS: Mapping[str, Any] = {
 COMPARED = ("fedavg", "feddyn")
 """The methods that are compared when none is named."""
 
+_ENERGY = {
+    "model": "energy_cnn",
+    "clients": 10,
+    "participation": 1.0,
+    "rounds": 40,
+    "local": {"steps": 15, "batch_size": 32, "lr": 1e-3, "optimizer": "adam", "weight_decay": 0.0},
+    "evaluation": {"what": []},
+}
 FITTING: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("data", "synthetic"): {"partition": "natural", "model": "logistic", "local": {"weight_decay": 1e-5}},
     ("partition", "natural"): {"clients": None},
@@ -42,14 +50,8 @@ FITTING: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("partition", "alid"): {"clients": 100, "held_out": "common"},
     ("partition", "niid1"): {"clients": 5, "participation": 1.0},
     ("partition", "niid2"): {"clients": 10, "participation": 1.0},
-    ("method", "fedevg"): {
-        "model": "energy_cnn",
-        "clients": 10,
-        "participation": 1.0,
-        "rounds": 40,
-        "local": {"steps": 15, "batch_size": 32, "lr": 1e-3, "optimizer": "adam", "weight_decay": 0.0},
-        "evaluation": {"what": []},
-    },
+    ("method", "fedevg"): _ENERGY,
+    ("method", "fedevg_kept"): _ENERGY,
     ("method", "fedcgan"): {
         "model": "conditional_gan",
         "clients": 10,

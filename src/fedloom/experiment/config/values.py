@@ -187,4 +187,5 @@ def settings(where: str, prefix: str, factory: Any, parameters: Parameters, give
 
 def typed(parameters: Parameters, values: Mapping[str, Any]) -> dict[str, Any]:
     """Plain settings as the types that the factory asks for: the inverse of ``plain``."""
-    return {name: convert(name, value, parameters[name].annotation) for name, value in values.items()}
+    kinds = {name: parameters[name].annotation if name in parameters else Any for name in values}  # refused when made
+    return {name: convert(name, value, kinds[name]) for name, value in values.items()}

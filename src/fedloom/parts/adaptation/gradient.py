@@ -65,7 +65,7 @@ class Maml(Adaptation):
 
     Args:
         lr: η; the thesis searches .1 and .01.
-        steps: inner steps; the thesis searches 1 and 5.
+        steps: inner steps; the thesis searches 1 and 5, with 0 it is FedAvg.
         second_order: whether the gradient goes through the inner steps.
         training: False trains without adaptation and adapts at evaluation only.
     """

@@ -32,7 +32,7 @@ class FedDynDrift(Drift):
 
     Args:
         alpha: α > 0; as α grows local work stays at the received model.
-        size_weighted: whether clients count by their samples.
+        size_weighted: whether the goal weights clients by samples (α_i = α·n̄/n_i, as published) or equally.
     """
 
     alpha: float = 0.01

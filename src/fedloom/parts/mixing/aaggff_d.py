@@ -59,7 +59,7 @@ class AAggFFD(Mixing):
         c2: C2 > C1; 0 for C.
     """
 
-    cdf: str = "normal"
+    cdf: str = "weibull"
     scale: float = 1.0
     shape: float = 0.0
     c1: float = 0.0

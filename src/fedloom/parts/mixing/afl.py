@@ -24,7 +24,7 @@ class AFL(Mixing):
     out its entry is not stepped, and the others share its weight. Mohri, Sivek & Suresh, ICML 2019.
 
     Args:
-        step: γ ≥ 0.
+        step: γ ≥ 0; with 0 it is FedAvg.
     """
 
     step: float = 0.1

@@ -27,8 +27,8 @@ class FedMGDA(Mixing):
     count nothing. All updates of a cohort are held at once. Hu, Shaloudegi, Zhang & Yu, 2022.
 
     Args:
-        eps: ε ≥ 0.
-        lr: η > 0.
+        eps: ε ≥ 0, how far coefficients may be from the samples' shares.
+        lr: η > 0, the length that a step has at most.
     """
 
     eps: float = 0.1

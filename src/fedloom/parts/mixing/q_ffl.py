@@ -28,7 +28,7 @@ class QFFL(Mixing):
     & Smith, ICLR 2020, algorithm 2, with n_i weights as in its objective (and Hahn 2024, eq. (3.18)).
 
     Args:
-        q: q ≥ 0.
+        q: q ≥ 0; with 0 it is FedAvg.
     """
 
     q: float = 1.0

@@ -21,7 +21,7 @@ class TERM(Mixing):
     Li, Beirami, Sanjabi & Smith, ICLR 2021.
 
     Args:
-        lam: λ, any finite number; a negative one prefers small losses.
+        lam: λ, any finite number; a negative one prefers small losses, with 0 it is FedAvg.
     """
 
     lam: float = 1.0

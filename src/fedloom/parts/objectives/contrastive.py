@@ -28,7 +28,7 @@ class Contrastive(Term):
     enters. Only shared parameters are kept for θ_i (one model a client); private ones are those of the moment.
 
     Args:
-        mu: μ ≥ 0.
+        mu: μ ≥ 0; its authors take 1 to 10, and with 0 it is FedAvg.
         tau: τ > 0, the temperature.
     """
 

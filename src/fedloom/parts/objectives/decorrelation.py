@@ -30,7 +30,7 @@ class Decorrelation(Term):
     0.1
 
     Args:
-        beta: β ≥ 0.
+        beta: β ≥ 0; with 0 it is FedAvg.
         eps: eps > 0, added to variances.
 
     Raises:

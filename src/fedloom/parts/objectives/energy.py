@@ -51,18 +51,18 @@ class Energy(Term):
 
     Args:
         per_class: samples of each class.
-        lam: λ ≥ 0.
-        gamma: γ > 0, step size at clients.
+        lam: λ ≥ 0, the weight of the samples' cross entropy.
+        gamma: γ > 0, Langevin step size at clients.
         sigma: σ ≥ 0, noise at clients.
-        steps: R ≥ 1.
+        steps: R ≥ 1, Langevin steps at clients before each local step.
         beta: β > 0, first step size of the server.
-        beta_final: its last one.
+        beta_final: its last one, reached along a cosine.
         delta: δ ≥ 0, noise at the server.
         weights: ``signed``, or ``raw``, e_i = exp(-E_i), which is eq. (4.13) itself; |E_i| counts up to 60. Signed ones
             differ by a factor e² at most: where one client alone has a class, the others together outweigh it.
-        repulsion: ρ ≥ 0.
+        repulsion: ρ ≥ 0, how strongly samples of a class push each other apart; 0 in the thesis.
         blur: how far images are blurred, in pixels, before they are told apart.
-        magnitude: α ≥ 0.
+        magnitude: α ≥ 0, the weight of squared energies in the clients' loss; 0 in the thesis.
         clip: whether samples are kept in the range of images, 0 to 1 or what became of it when they were normalised;
             other inputs may lie outside.
 

@@ -19,7 +19,7 @@ class Proximal(Term):
     Its gradient μ(θ - θ^t) is added in closed form. Li et al., MLSys 2020, eq. (2). μ = 0 is no term.
 
     Args:
-        mu: μ ≥ 0.
+        mu: μ ≥ 0, the strength of the (squared) proximal term.
     """
 
     mu: float = 0.01

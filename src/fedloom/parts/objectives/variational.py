@@ -35,7 +35,7 @@ class Variational(Term):
 
     Args:
         latent: length of z, which is the model's.
-        beta: β ≥ 0.
+        beta: β ≥ 0, the weight of the divergence.
         likelihood: ``bernoulli`` or ``gaussian``.
         variance: s² > 0, of a pixel around x̂; the Bernoulli has none.
 

@@ -91,7 +91,7 @@ class APFL(Personal):
     Mahdavi 2020, algorithm 1.
 
     Args:
-        alpha: α in [0, 1], or where it starts.
+        alpha: α in [0, 1], or where it starts; with 0 it is FedAvg.
         learn: whether α is learned.
     """
 

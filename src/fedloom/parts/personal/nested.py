@@ -99,7 +99,7 @@ class EarlyExitSlice(Personal):
 
     Args:
         simple_fraction: the share of clients that train the simple network, in [0, 1].
-        side_weight: σ ≥ 0.
+        side_weight: σ ≥ 0, the weight of the exit's loss at complex clients.
     """
 
     simple_fraction: float = 0.5

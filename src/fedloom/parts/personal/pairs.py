@@ -21,7 +21,7 @@ class Ditto(Personal):
     w. The path of w is that of FedAvg, bit for bit. Li et al., ICML 2021, algorithm 1.
 
     Args:
-        lam: λ ≥ 0.
+        lam: λ ≥ 0, how strongly v is held near the received model.
     """
 
     lam: float = 0.1

@@ -1,0 +1,344 @@
+"""Named methods: one table of compositions of parts.
+
+A row names the parts of a method, with settings only where they differ from the parts' own defaults. What can be set
+follows from the parts, with their defaults and their words: ``feddyn`` takes what ``FedDynDrift`` takes.
+
+>>> make("feddyn", alpha=0.1).drift
+FedDynDrift(alpha=0.1, size_weighted=True)
+>>> fedavg = make("fedavg")
+>>> fedavg.drift.is_identity, fedavg.mixing.is_identity, fedavg.server.is_identity
+(True, True, True)
+
+Each is also a function of this module, ``methods.feddyn(alpha=0.1)``, with a signature and a docstring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from inspect import Parameter, Signature
+from typing import Any, get_type_hints
+
+from fedloom.core.documentation import documentation
+from fedloom.core.errors import nearest
+from fedloom.core.method import Method
+from fedloom.core.registry import Registry
+from fedloom.parts import adaptation, drift, mixing, objectives, personal, server
+
+CE = (objectives.CrossEntropy(),)
+MCMAHAN = """@inproceedings{mcmahan2017fedavg,
+  title={Communication-Efficient Learning of Deep Networks from Decentralized Data},
+  author={McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and Arcas, Blaise Aguera y},
+  booktitle={Artificial Intelligence and Statistics}, year={2017}}"""
+ACAR = """@phdthesis{acar2023thesis, title={Learning with Constraints on Processing and Supervision},
+  author={Acar, Durmus Alp Emre}, school={Boston University}, year={2023}}"""
+
+methods: Registry[Method] = Registry("method")
+"""All methods by name."""
+
+make = methods.make
+
+
+def preset(method: Method, words: str, note: str = "", names: Mapping[str, str] | None = None) -> Callable[..., Method]:
+    """File a row of the table: a function of the parts' settings, with name, signature and docstring.
+
+    Args:
+        method: the composition with all settings at their defaults.
+        words: what it does, in a line.
+        note: further sentences: the place in the paper, what it needs.
+        names: how the method calls a setting, by place and field like ``server.lr``; "" for one that stays as it is.
+            A setting that several parts have under one name is set in all of them.
+    """
+    parts, names, places = method.parts, names or {}, dict[str, list[tuple[str, str]]]()
+    parameters, lines = [], []
+    for place, part in parts.items():
+        types, helps = get_type_hints(type(part)), documentation(type(part))[1]
+        for field in fields(part):  # pyright: ignore[reportArgumentType]
+            name = names.get(f"{place}.{field.name}", field.name)
+            places.setdefault(name, []).append((place, field.name))
+            if name and len(places[name]) == 1:
+                default, kind = getattr(part, field.name), Parameter.POSITIONAL_OR_KEYWORD
+                parameters.append(Parameter(name, kind, default=default, annotation=types[field.name]))
+                lines.append(f"    {name}: {helps.get(field.name, '')}")
+    signature = Signature(parameters, return_annotation=Method)
+
+    def compose(*values: Any, **settings: Any) -> Method:
+        changes: dict[str, dict[str, Any]] = {place: {} for place in parts}
+        for name, value in signature.bind(*values, **settings).arguments.items():
+            for place, field in places[name]:
+                changes[place][field] = value
+        new = {place: replace(part, **changes[place]) for place, part in parts.items()}  # pyright: ignore
+        terms = tuple(new.pop(place) for place in parts if place.startswith("objective."))
+        return replace(method, objective=terms, **new)
+
+    compose.__name__ = compose.__qualname__ = method.name
+    compose.__doc__ = "\n\n".join(filter(None, [words, note, "\n".join(["Args:", *lines] if lines else [])]))
+    compose.__annotations__ = {p.name: p.annotation for p in parameters}
+    compose.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
+    return methods.register(compose)
+
+
+def __getattr__(name: str) -> Callable[..., Method]:
+    """The method of that name as a function of its settings."""
+    if name in methods:
+        return methods[name].factory
+    raise AttributeError(f"there is no method {name!r}; {nearest(name, methods.names())}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *methods.names()]
+
+
+# federated averaging and its two bounds
+preset(
+    Method("fedavg", CE, citation=MCMAHAN),
+    "Local SGD on F_i, then the mean weighted by samples: θ ← Σ (n_i/n) θ_i.",
+    "McMahan et al. 2017, algorithm 1. Every slot is at its identity.",
+)
+preset(
+    Method("local", CE, personal=personal.LocalOnly()),
+    "No communication: every client trains its own model, round after round, and deploys it.",
+)
+preset(
+    Method("centralised", CE, pooled=True),
+    "All data at one place, trained by SGD: the oracle that federated methods are compared with.",
+    "A round is one client's local training on the union of all clients' data; nothing crosses a network.",
+)
+# against client drift
+preset(
+    Method("fedprox", (*CE, objectives.Proximal())),
+    "Local SGD on F_i(θ) + (μ/2)‖θ - θ^t‖², then the mean weighted by samples.",
+    "Li et al., MLSys 2020. With μ = 0 it is FedAvg.",
+)
+preset(
+    Method("scaffold", CE, drift.Scaffold(), mixing=mixing.Uniform()),
+    "Steps along g - c_i + c with control variates c_i, c; unweighted mean. Twice FedAvg's communication.",
+    "Karimireddy et al., ICML 2020. Its first round is FedAvg's with uniform mixing.",
+)
+preset(
+    Method("feddyn", CE, drift.FedDynDrift(), mixing=mixing.Uniform()),
+    "Local argmin of F_i(θ) - ⟨h_i, θ⟩ + (α/2)‖θ - θ^t‖², then θ ← mean_S θ_i - h/α.",
+    "Acar et al., ICLR 2021; thesis §2.2, algorithm 1.",
+)
+preset(
+    Method("fednova", CE, drift.FedNovaDrift()),
+    "Normalised averaging: Δ = (Σ p_i τ_i) Σ p_i Δ_i/τ_i with τ_i the number of local steps, p_i = n_i/n.",
+    "Wang et al., NeurIPS 2020. With equal τ_i it is FedAvg.",
+)
+preset(
+    Method("fedsplit", CE, drift.FedSplitDrift(), mixing=mixing.Uniform()),
+    "Operator splitting: u_i ≈ prox of sF_i at 2x - z_i, z_i ← z_i + 2(u_i - x), x ← mean z_i, by local SGD.",
+    "Pathak & Wainwright, NeurIPS 2020; for partial participation Acar, thesis 2023, §A.1.1.",
+)
+preset(
+    Method("feddc", CE, drift.FedDCDrift(), mixing=mixing.Uniform()),
+    "Local argmin of F_i(θ) + (α/2)‖h_i + θ - θ^t‖² + (1/(ηk))⟨θ, g_i - g⟩, h_i ← h_i + θ_i - θ^t, mean of θ_i + h_i.",
+    "Gao et al., CVPR 2022. Twice FedAvg's communication.",
+)
+preset(
+    Method("feddecorr", (*CE, objectives.Decorrelation())),
+    "Local SGD on F_i(θ) + (β/d²)‖K‖_F², K the correlations of a batch's features; mean weighted by samples.",
+    "Shi et al., ICLR 2023. With β = 0 it is FedAvg.",
+)
+# mixing coefficients for fairness between clients, from the losses of the received model
+preset(
+    Method("afl", CE, mixing=mixing.AFL()),
+    "Agnostic: p ← Proj_Δ(p + γF), towards min_θ max_p Σ p_i F_i. All clients in all rounds. Mohri et al., ICML 2019.",
+)
+preset(
+    Method("q_ffl", CE, mixing=mixing.QFFL()),
+    "q-FedAvg: p_i ∝ n_i F_i^q, Δ = Σ n_i F_i^q LΔ_i / Σ n_i (qF_i^{q-1}‖LΔ_i‖² + LF_i^q), L = 1/η. Li et al., 2020.",
+)
+preset(
+    Method("term", CE, mixing=mixing.TERM()),
+    "Tilted risk: p_i ∝ n_i exp(λF_i). Li et al., ICLR 2021.",
+)
+preset(
+    Method("propfair", (objectives.PropFair(),)),
+    "Proportional fairness: local steps on -log(M - ℓ), its tangent where M - ℓ < ε; the mean weighted by samples.",
+    "Zhang et al., 2022, as its authors run it. With cross entropy and the mixing part ``propfair``, the factor "
+    "1/(M - F) goes into the mixing coefficients instead (Hahn 2024, table 3.2).",
+)
+preset(
+    Method("fedmgda", CE, mixing=mixing.FedMGDA()),
+    "FedMGDA+: θ ← θ - η Σ λ_i Δ_i/‖Δ_i‖, the shortest such mixture with |λ_i - n_i/n| ≤ ε. Hu et al., 2022.",
+)
+preset(
+    Method("aaggff_s", CE, mixing=mixing.AAggFFS()),
+    "AAggFF for silos: p by online Newton steps on CDF(F_i/F̄)/K. All clients in all rounds. Hahn et al., ICML 2024.",
+)
+preset(
+    Method("aaggff_d", CE, mixing=mixing.AAggFFD()),
+    "AAggFF for devices: p_i ∝ exp(-√(log K) Σ ğ_i / (Ľ√(t+1))), doubly robust gradients ğ. Hahn et al., ICML 2024.",
+)
+# clients whose networks differ in size
+preset(
+    Method("fedhen", CE, personal=personal.EarlyExitSlice(), mixing=mixing.Uniform()),
+    "Simple clients train the network up to its early exit, complex ones all of it at both ends. Acar, Saligrama 2022.",
+    "``f(w) + σ f([w]_M)``; the shared part M is the mean over all active clients, the rest over the complex ones.",
+)
+preset(
+    Method("noside", CE, personal=personal.EarlyExitSlice(side_weight=0.0), mixing=mixing.Uniform()),
+    "FedHeN without the side objective, which is HeteroFL's rule by depth. Acar, thesis, algorithm 9.",
+    names={"personal.side_weight": ""},
+)
+preset(
+    Method("decouple", CE, personal=personal.Decoupled(), mixing=mixing.Uniform()),
+    "Two separate FedAvgs: one of the simple network, one of the complex one. Acar, thesis, algorithm 8.",
+)
+preset(
+    Method("heterofl", CE, personal=personal.WidthSlice(), mixing=mixing.Uniform()),
+    "A client holds the first channels of every layer; each is the mean over those that hold it. Diao et al., 2021.",
+)
+# a stronger local loss; each runs with any drift correction, mixing and server optimiser
+preset(
+    Method("moon", (*CE, objectives.Contrastive())),
+    "MOON: cross entropy - μ log[e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ})] on features z.",
+    "Li, He & Song, CVPR 2021. Keeps every client's last model.",
+)
+preset(
+    Method("distill", (objectives.Distillation(),), citation=ACAR),
+    "Clients minimise α·cross entropy + (1 - α)·τ² KL(teacher‖model) at temperature τ.",
+    "Acar, thesis 2023, §7.2, eq. (7.3). Needs ``teacher=``, the run of a trained model; with α = 1 it is FedAvg.",
+)
+preset(
+    Method("disk", (objectives.Selective(),), citation=ACAR),
+    "Selective distillation in a federation: as distillation, where the model is helped as far as a guide allows.",
+    "Our composition of what Acar, thesis 2023, names as the next step in §7.2: DiSK (ch. 6) as the clients' "
+    "objective, with a guide of C + 1 numbers that is federated like the model. Needs ``teacher=``, the run of a "
+    "trained model; with K = 0 it is distillation.",
+)
+preset(
+    Method("robust", (objectives.Robustness(),), citation=ACAR),
+    "Clients minimise α·cross entropy + (1 - α)·τ² KL between the predictions for two augmentations of a sample.",
+    "Acar, thesis 2023, §7.2, eq. (7.2). Needs ``augment=``; with α = 1 it is FedAvg.",
+    {"objective.0.labels": ""},
+)
+preset(
+    Method(
+        "distill_robust", (objectives.Distillation(), objectives.Robustness(alpha=0.1, labels=False)), citation=ACAR
+    ),
+    "The sum: α·cross entropy + (1 - α)·τ² KL(teacher‖model) + (1 - α)·τ² KL between two augmentations.",
+    "Acar, thesis 2023, §7.2, eq. (7.4). Needs ``teacher=`` and ``augment=``; with α = 1 it is FedAvg.",
+    {"objective.1.labels": ""},
+)
+# a model that is trained to be adapted; method.adaptation=maml or proto makes any other method learn so
+preset(
+    Method("per_fedavg", CE, adaptation=adaptation.Maml()),
+    "Per-FedAvg: FedAvg on F_i∘T_i, where T_i is one or several gradient steps. Fallah et al., NeurIPS 2020.",
+)
+preset(
+    Method("p_avg_proto", CE, adaptation=adaptation.Prototypes()),
+    "FedAvg on F_i∘T_i, where T_i names classes by the nearest mean of features. Acar, thesis 2023, ch. 3.",
+)
+preset(
+    Method("pfldyn", CE, drift.FedDynDrift(alpha=0.1), adaptation=adaptation.Prototypes(), mixing=mixing.Uniform()),
+    "PFLDyn (Proto): FedDyn on F_i∘T_i; PFLDyn (MAML) is the same with ``method.adaptation=maml``.",
+    "Acar, thesis 2023, §3.3, algorithms 2 and 3, which searches α .1 and .01.",
+)
+preset(
+    Method("pflscaf", CE, drift.Scaffold(), adaptation=adaptation.Prototypes(), mixing=mixing.Uniform()),
+    "PFLScaf (Proto): SCAFFOLD on F_i∘T_i; PFLScaf (MAML) is the same with ``method.adaptation=maml``.",
+    "Acar, thesis 2023, §3.3, algorithms 2 and 3.",
+)
+# private parameters
+preset(
+    Method("fedper", CE, personal=personal.PrivateHead()),
+    "The body is shared and averaged, each client keeps its own head; both are trained together.",
+    "Arivazhagan et al. 2019. A client that never took part deploys the shared body with the initial head.",
+)
+preset(
+    Method("lg_fedavg", CE, personal=personal.PrivateBody()),
+    "The head is shared and averaged, each client keeps its own body. Liang et al. 2020.",
+)
+preset(
+    Method("fedrep", CE, personal=personal.Alternating()),
+    "Private head and shared body, trained one after the other: first the head, then the body. Collins et al., 2021.",
+)
+preset(
+    Method("apfl", CE, personal=personal.APFL()),
+    "w as in FedAvg, and v ← v - ηα∇F_i(αv + (1 - α)w); the mixture is deployed. Deng, Kamani & Mahdavi 2020.",
+)
+preset(
+    Method("ditto", CE, personal=personal.Ditto()),
+    "w as in FedAvg, and v by F_i(v) + (λ/2)‖v - θ^t‖², which is deployed. Li et al., ICML 2021.",
+)
+preset(
+    Method("pfedme", CE, personal=personal.PFedMe(), server=server.SGD()),
+    "Moreau envelopes: v ≈ argmin F_i(v) + (λ/2)‖v - w‖², w ← w - ηλ(w - v). T. Dinh, Tran & Nguyen 2020.",
+    "At the server θ ← (1 - β)θ + β·mean.",
+    {"server.lr": "beta", "server.momentum": ""},
+)
+preset(
+    Method("superfed_mm", CE, personal=personal.Subspace()),
+    "SuPerFed, model mixing: loss at (1 - λ)w + λv, λ ~ U(0, 1), + (μ/2)‖w - θ^t‖² + ν cos²(w, v). Hahn et al., 2022.",
+    names={"personal.layers": ""},
+)
+preset(
+    Method("superfed_lm", CE, personal=personal.Subspace(layers=True)),
+    "SuPerFed, layer mixing: as ``superfed_mm``, with a λ of its own for each layer. Hahn et al., 2022.",
+    names={"personal.layers": ""},
+)
+# another server optimiser on Δ = Σ p_i (θ^t - θ_i)
+preset(
+    Method("fedavgm", CE, server=server.SGD(momentum=0.9)),
+    "Server momentum: m ← βm + Δ, θ ← θ - ηm. Hsu et al. 2019. With β = 0 and η = 1 it is FedAvg.",
+)
+preset(
+    Method("fedadam", CE, server=server.Adam()),
+    "Adam at the server: v ← β₂v + (1-β₂)Δ², θ ← θ - η m/(√v + τ). Reddi et al., ICLR 2021.",
+)
+preset(
+    Method("fedyogi", CE, server=server.Yogi()),
+    "Yogi at the server: v ← v - (1-β₂)Δ² sign(v - Δ²), θ ← θ - η m/(√v + τ). Reddi et al., ICLR 2021.",
+)
+preset(
+    Method("fedadagrad", CE, server=server.Adagrad()),
+    "Adagrad at the server: v ← v + Δ², θ ← θ - η m/(√v + τ). Reddi et al., ICLR 2021 (β₁ = 0 in its experiments).",
+)
+preset(
+    Method("fedexp", CE, mixing=mixing.Uniform(), server=server.Extrapolated()),
+    "Extrapolation: θ ← θ - ηΔ, η = max{1, Σ‖Δ_i‖² / (2|S|(‖Δ‖² + ε))}, unweighted mean.",
+    "Jhunjhunwala et al., ICLR 2023.",
+)
+# labelled synthetic data out of a federation
+preset(
+    Method("fedevg", (*CE, objectives.Energy()), personal=personal.Reinitialised()),
+    "Server's samples x ← x - β_t Σ p_i e_i ∇E_i(x) / Σ p_i e_i + δε, E_i = -f_i(x)[y] learnt by clients. FedEvg.",
+    "Hahn 2024, chapter IV. Clients train f_i on cross entropy + E(x, y) - E(x̆, y̆) + λ CE(f(x̃), y̆); x̆ are the samples "
+    "after Langevin steps. No model parameter crosses the network. See ``Energy``.",
+)
+preset(
+    Method("fedevg_kept", (*CE, objectives.Energy(magnitude=0.1)), personal=personal.LocalOnly()),
+    "FedEvg whose clients keep their models instead of starting anew in each round.",
+    "Kept models want short, gentle local work (5 steps of Adam at 5e-4 where new ones take 15 at 1e-3) and a β a few "
+    "times smaller; with a class or two a client also raw weights and a magnitude of a few hundredths.",
+)
+preset(
+    Method("fedcgan", (objectives.Adversarial(),)),
+    "FedAvg on both networks of a conditional GAN: ς(-D(x, y)) + ς(D(G(z, y), y)) for D, ς(-D(G(z, y), y)) for G.",
+    "Rasouli, Sun & Rajagopal, 2020, with labels; ς(a) = log(1 + e^a). Both are trained at once. See ``Adversarial``.",
+)
+preset(
+    Method("fedcvae", (objectives.Variational(),)),
+    "FedAvg on a conditional variational autoencoder: -log p(x | z, y) + β KL(q(z | x, y)‖N(0, I)).",
+    "Sohn, Lee & Yan, 2015, in a federation as in Hahn, 2024, IV.4. All parameters are averaged. See ``Variational``.",
+)
+# a model for a target distribution, of which the server holds unlabelled inputs
+preset(
+    Method("fedssa", CE, mixing=mixing.SelfSupervised()),
+    "θ ← Σ p_k θ_k, p = argmin of -cos(ŷ¹, ŷ²) - λ_var var ŷ + λ_we Σ p log p, ŷ = softmax(Σ p_k logits_k). FedSSA.",
+    "ŷ¹ and ŷ² are predictions on two views of the target's unlabelled inputs; section 4.2.",
+)
+preset(
+    Method("fedssa_similarity", CE, mixing=mixing.Similarity()),
+    "p_k ∝ mean cos(ŷ_k¹, ŷ_k²): who says the same of two views of a target input counts more. FedSSA, appendix D.",
+)
+preset(
+    Method("fedssa_confidence", CE, mixing=mixing.Confidence()),
+    "p_k ∝ mean var ŷ_k: who is surer of the target inputs counts more. FedSSA, appendix D.",
+)
+preset(
+    Method("feddf", CE, server=server.Ensemble()),
+    "FedAvg, then KL(softmax(mean of client logits) ‖ softmax(logits of θ)) on target inputs. Lin et al., 2020.",
+)
