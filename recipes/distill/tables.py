@@ -29,8 +29,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
 from fedloom.core.errors import FedLoomError
 from fedloom.data import sources
 from fedloom.experiment.console import make_console, make_progress
@@ -67,10 +65,10 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "wrn_16_2": {"name": "wide_resnet", "depth": 16, "width": 2, "norm": "batch"},
     "wrn_40_1": {"name": "wide_resnet", "depth": 40, "width": 1, "norm": "batch"},
     "wrn_40_2": {"name": "wide_resnet", "depth": 40, "width": 2, "norm": "batch"},
-    "timm_resnet18": {"name": "timm", "settings": {"name": "resnet18"}},
-    "timm_resnet50": {"name": "timm", "settings": {"name": "resnet50", "pretrained": True}},
-    "vit_tiny": {"name": "timm", "settings": {"name": "vit_tiny_patch16_224"}},
-    "vit_large": {"name": "timm", "settings": {"name": "vit_large_patch16_224", "pretrained": True}},
+    "timm_resnet18": {"name": "timm", "network": "resnet18"},
+    "timm_resnet50": {"name": "timm", "network": "resnet50", "pretrained": True},
+    "vit_tiny": {"name": "timm", "network": "vit_tiny_patch16_224"},
+    "vit_large": {"name": "timm", "network": "vit_large_patch16_224", "pretrained": True},
 }  # fmt: skip
 
 
@@ -146,26 +144,20 @@ def method(name: str, alpha: float) -> Distiller:
 def network(name: str, splits: Splits) -> Any:
     """What makes a network for these data."""
     about = NETWORKS[name]
-    settings = about.get("settings", {key: value for key, value in about.items() if key != "name"})
+    settings = {key: value for key, value in about.items() if key != "name"}
     fixed = {"classes": splits.train.classes, "inputs": tuple(splits.train.x.shape[1:])}
-    if "settings" in about:  # timm's own name is a setting that is called name
-        return partial(models[about["name"]].make, **fixed, **settings)
     return partial(models.make, about["name"], **fixed, **settings)
 
 
 def experiment(args: argparse.Namespace, column: str, names: tuple[str, str], splits: Splits, start: Path | None,
                known: Path | None) -> Distillation:  # fmt: skip
     """The run of one cell; ``names`` are the teacher's and the student's."""
-    chosen, who = method(column, args.alpha), NETWORKS[names[1]]
-    taught: Any = known
-    if known is not None and "settings" in NETWORKS[names[0]]:  # timm's networks are put together here
-        taught = network(names[0], splits)()
-        taught.load_state_dict(load_file(known / "model.safetensors"))
+    chosen = method(column, args.alpha)
     return Distillation(
         chosen,
         splits,
         network(names[1], splits),
-        taught if chosen.taught else None,
+        known if chosen.taught else None,
         epochs=args.epochs,
         budget=args.budget,
         start=start if chosen.warm else None,
@@ -174,7 +166,7 @@ def experiment(args: argparse.Namespace, column: str, names: tuple[str, str], sp
         every=args.every,
         seed=args.seed,
         device=args.device,
-        config={"command": "distill", "method": {"name": chosen.name}, "model": who},
+        config={"command": "distill", "method": {"name": chosen.name}, "model": NETWORKS[names[1]]},
     )
 
 

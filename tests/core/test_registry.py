@@ -63,6 +63,16 @@ def test_two_of_one_name_are_refused() -> None:
         registry.register(name="line")(lambda: "x")
 
 
+def test_a_setting_called_name_is_refused() -> None:
+    """It would take the place of the registered name: ``shape=any shape.name=square``."""
+
+    def any_shape(name: str = "square") -> str:
+        return name
+
+    with pytest.raises(ConfigError, match="shape 'any' has a setting called 'name', which chooses it; rename that"):
+        shapes().register(name="any")(any_shape)
+
+
 @given(st.text(max_size=12))
 def test_any_other_name_is_refused_in_one_sentence(name: str) -> None:
     for registry in (methods, models, engines, *SLOTS.values()):

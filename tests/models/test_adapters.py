@@ -104,7 +104,7 @@ def test_what_the_packages_are_asked_for(packages: None) -> None:
     models.make("timm", classes=8, inputs=(1, 8, 8))
     sized = {"pretrained": False, "num_classes": 0, "in_chans": 1, "img_size": (8, 8)}
     assert ASKED["timm"] == ("vit_tiny_patch16_224", sized)
-    models.make("distilbert", classes=2, inputs=(7,), name="here")
+    models.make("distilbert", classes=2, inputs=(7,), network="here")
     assert ASKED["pretrained"] == (("here",), {})
     models.make("distilbert", classes=2, inputs=(7,), pretrained=False)
     assert ASKED["config"] == (("config of distilbert-base-uncased",), {})
@@ -130,7 +130,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, name: str) 
 @pytest.mark.parametrize(
     ("name", "inputs", "settings", "sentence"),
     [
-        ("timm", (3, 8, 8), {"name": "nothing"}, "could not be made: Unknown model \\(nothing\\)$"),
+        ("timm", (3, 8, 8), {"network": "nothing"}, "could not be made: Unknown model \\(nothing\\)$"),
         ("timm", (8,), {}, "needs images"),
         ("efficientnet_b0", (1, 8, 8), {}, "three channels"),
         ("distilbert", (3, 8), {}, "needs sequences"),

@@ -89,6 +89,8 @@ class Registry(Generic[T]):
 
         def add(factory: F) -> F:
             key = name or factory.__name__.lower()
+            if "name" in inspect.signature(factory).parameters:  # it would take the place of ours
+                raise ConfigError(f"{self.kind} {key!r} has a setting called 'name', which chooses it; rename that.")
             if key in self._entries:
                 raise ConfigError(f"there are two {self.kind}s named {key!r}.")
             self._entries[key] = Entry(self.kind, key, factory)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import rankdata
 
 from fedloom.core.errors import ConfigError
 
@@ -23,7 +22,7 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
     """The area under the ROC curve: how often a positive is scored above a negative; equal scores count one half.
 
     With C > 2 columns it is the mean, over the classes that are present, of class against rest. It is NaN when all
-    labels are the same. O(n log n) by ranks: AUROC = (Σ_{positives} rank - n₊(n₊+1)/2) / (n₊n₋) (Mann, Whitney).
+    labels are the same, or a score is NaN. By scikit-learn.
 
     Args:
         scores: of the positive class [n], or of every class [n, C]; any number that grows with its probability.
@@ -37,21 +36,17 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
         >>> auroc([0.5, 0.6], [1, 1])
         nan
     """
+    from sklearn.metrics import roc_auc_score  # slow to import
+
     s, y = _rows(scores, labels)
     if s.ndim == 2 and s.shape[1] == 2:
         s = s[:, 1] - s[:, 0]
-    if s.ndim == 1:
-        s, positive = s[:, None], (y == 1)[:, None]
-    else:
-        present = np.unique(y)
-        s, positive = s[:, present], y[:, None] == present
-    n = positive.sum(0).astype(np.float64)
-    rest = len(y) - n
-    defined = (n > 0) & (rest > 0)
-    if not defined.any():
+    pairs = [(y == 1, s)] if s.ndim == 1 else [(y == c, s[:, c]) for c in np.unique(y)]
+    pairs = [(positive, score) for positive, score in pairs if positive.any() and not positive.all()]
+    if not pairs or np.isnan(s).any():
         return NAN
-    ranks = np.where(positive, rankdata(s, axis=0), 0.0).sum(0)
-    return float(((ranks - n * (n + 1) / 2)[defined] / (n * rest)[defined]).mean())
+    top = np.finfo(np.float64).max  # in place of infinite scores, which are refused
+    return float(np.mean([roc_auc_score(positive, score.clip(-top, top)) for positive, score in pairs]))
 
 
 def top_k(scores: ArrayLike, labels: ArrayLike, k: int = 5) -> float:

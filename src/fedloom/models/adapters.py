@@ -62,14 +62,14 @@ def efficientnet_b0(
 
 @models.register
 def timm(
-    *, classes: int, inputs: tuple[int, ...], name: str = "vit_tiny_patch16_224", pretrained: bool = False
+    *, classes: int, inputs: tuple[int, ...], network: str = "vit_tiny_patch16_224", pretrained: bool = False
 ) -> Classifier:
     """Any image network of timm, by its name there; by default the smallest vision transformer (Dosovitskiy, 2021).
 
     Args:
         classes: number of classes.
         inputs: (channels, height, width) of one image; transformers are made for this size.
-        name: timm's name of the network.
+        network: timm's name of it.
         pretrained: start from timm's weights, which it downloads.
 
     Raises:
@@ -77,9 +77,9 @@ def timm(
     """
     colours, height, width = image("timm", classes, inputs)
     package = _package("timm", "timm")
-    sized = {"img_size": (height, width)} if "vit" in name or "swin" in name else {}
+    sized = {"img_size": (height, width)} if "vit" in network or "swin" in network else {}
     settings = {"pretrained": pretrained, "num_classes": 0, "in_chans": colours, **sized}
-    net = _built("timm", package.create_model, name, **settings)
+    net = _built("timm", package.create_model, network, **settings)
     return Classifier(net, net.num_features, classes)
 
 
@@ -106,7 +106,7 @@ def distilbert(
     *,
     classes: int,
     inputs: tuple[int, ...],
-    name: str = "distilbert-base-uncased",
+    network: str = "distilbert-base-uncased",
     pretrained: bool = True,
     dropout: float = 0.1,
 ) -> Classifier:
@@ -115,8 +115,8 @@ def distilbert(
     Args:
         classes: number of classes.
         inputs: (T,), tokens of one text; tokenise with the network's own tokenizer.
-        name: the network's name on the hub, or a folder that holds it.
-        pretrained: start from its weights, downloaded unless ``name`` is a folder; otherwise only its shape is taken.
+        network: its name on the hub, or a folder that holds it.
+        pretrained: start from its weights, downloaded unless it is a folder; otherwise its shape alone is taken.
         dropout: probability before the head.
 
     Raises:
@@ -127,9 +127,9 @@ def distilbert(
         raise ConfigError(f"model 'distilbert' needs sequences of token numbers, but a sample has shape {sizes}.")
     package = _package("distilbert", "transformers")
     if pretrained:
-        net = _built("distilbert", package.AutoModel.from_pretrained, name)
+        net = _built("distilbert", package.AutoModel.from_pretrained, network)
     else:
-        config = _built("distilbert", package.AutoConfig.from_pretrained, name)
+        config = _built("distilbert", package.AutoConfig.from_pretrained, network)
         net = _built("distilbert", package.AutoModel.from_config, config)
     width = positive("distilbert", "hidden size", net.config.hidden_size)
     return Classifier(Encoder(net, width, net.config.pad_token_id or 0, dropout), width, classes)
