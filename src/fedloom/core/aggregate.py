@@ -1,4 +1,4 @@
-"""Folding: uploads are summed as they arrive, block by block, in one order on all engines.
+"""Aggregation: uploads are summed as they arrive, block by block, in one order on all engines.
 
 A cohort is cut into blocks of consecutive members. Each block is folded member by member, Σ_{i in block} p_i x_i, and
 the folds are added up in the order of the cohort, ((b_1 + b_2) + b_3) + ..., so that an engine may hand over one fold a
@@ -7,26 +7,25 @@ block in place of every member's upload, and the bits do not depend on who did t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core import tree
 from fedloom.core.client import Result
 from fedloom.core.parts import Reduce
 from fedloom.core.plan import Plan
-from fedloom.core.submodels import shares
 from fedloom.core.tree import Tree
 
-LONGEST = 6  # members of a block: more of them would save little, and leave cores idle at the end of a round
+LONGEST = 6  # members of a block by default: more would save little, and leave cores idle at the end of a round
 SHARE = 16  # no block is more than this part of its cohort
 LAST = 4  # nor more than this part of the members that are left
+UPDATE, BUFFERS = "update", "buffers"
 
 
-def blocks(members: int) -> list[range]:
+def blocks(members: int, longest: int = LONGEST) -> list[range]:
     """How a cohort is cut, a function of its size alone; blocks grow short at the end, so that cores finish together.
 
     >>> blocks(3)
@@ -34,34 +33,34 @@ def blocks(members: int) -> list[range]:
     >>> [len(block) for block in blocks(100)] == 13 * [6] + [5, 4, 3, 2, 2, 1, 1, 1, 1, 1, 1]
     True
     """
-    found: list[range] = []
+    cut: list[range] = []
     start = 0
     while start < members:
-        size = max(min(LONGEST, members // SHARE, (members - start) // LAST), 1)
-        found.append(range(start, start + size))
+        size = max(min(longest, members // SHARE, (members - start) // LAST), 1)
+        cut.append(range(start, start + size))
         start += size
-    return found
+    return cut
 
 
 @dataclass
 class Traffic:
-    """Parameters and bytes sent in one round, counted from the trees that were sent."""
+    """Parameters and bytes sent in one round, counted from the tensors that were sent."""
 
     down_params: int = 0
     up_params: int = 0
     bytes: int = 0
 
-    def down(self, trees: Iterable[Mapping[str, Tensor]], receivers: int) -> None:
+    def down(self, tensors: Iterable[Tensor], receivers: int) -> None:
         """Count one broadcast to a number of clients."""
-        for t in trees:
-            self.down_params += receivers * tree.count(t)
-            self.bytes += receivers * tree.nbytes(t)
+        for t in tensors:
+            self.down_params += receivers * t.numel()
+            self.bytes += receivers * t.numel() * t.element_size()
 
-    def up(self, trees: Iterable[Mapping[str, Tensor]]) -> None:
+    def up(self, tensors: Iterable[Tensor]) -> None:
         """Count one client's upload."""
-        for t in trees:
-            self.up_params += tree.count(t)
-            self.bytes += tree.nbytes(t)
+        for t in tensors:
+            self.up_params += t.numel()
+            self.bytes += t.numel() * t.element_size()
 
     def add(self, other: Traffic) -> None:
         """Count what another one has counted."""
@@ -72,10 +71,10 @@ class Traffic:
 
 @dataclass
 class Fold:
-    """Consecutive members' results, reduced: one accumulator a slice, and single uploads only where a part needs all.
+    """Consecutive members' results, reduced: one sum a slice, and single uploads only where a part needs all.
 
     Attributes:
-        sums: weighted sums, by slice.
+        sums: weighted sums, by slice: ``update`` [P], ``buffers``, ``<place>/<name>``.
         kept: single uploads of those that arrived, in order, by slice.
         arrived: for each member whether its work counts; it does not if it failed.
         results: what remains of each result when its upload is folded: state, loss, failure, and the client's own
@@ -83,8 +82,8 @@ class Fold:
         sent: the uploads' traffic, each counted as it was sent.
     """
 
-    sums: dict[str, Tree] = field(default_factory=dict)
-    kept: dict[str, list[Tree]] = field(default_factory=dict)
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    kept: dict[str, list[Tensor]] = field(default_factory=dict)
     arrived: list[bool] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     sent: Traffic = field(default_factory=Traffic)
@@ -92,40 +91,41 @@ class Fold:
     def add(self, plan: Plan, result: Result, weight: float | None) -> None:
         """Fold in the next member's result; without a weight, which is then not known yet, its update is kept."""
         self.arrived.append(result.failure is None)
-        remains = Result(
-            result.client, state=result.state, loss=result.loss, steps=result.steps, failure=result.failure
-        )
-        self.results.append(remains)
+        reported = plan.report_models and result.failure is None
+        self.results.append(
+            replace(
+                result, update=result.update[:0], uploads={}, moved=result.moved if reported else None,
+                buffers=result.buffers if reported else result.buffers[:0],
+            )
+        )  # fmt: skip
         if result.failure is not None:
             return
-        if plan.report_models:
-            remains.moved, remains.buffers = result.moved, result.buffers
-        update = {**result.update, "buffers": result.buffers}
-        self.sent.up((update, *result.uploads.values()))
-        slot = f"update/{plan.level[result.client]}" if plan.ladder else "update"  # one sum a level
-        self._fold(slot, update, weight, keep=plan.method.needs("updates"))
-        if plan.method.needs("update_share"):
-            self._fold("update/share", result.update, 1.0)
-        for place, upload in result.uploads.items():
-            for name, how in plan.method.parts[place].uploads.items():
+        self.sent.up((result.update, result.buffers, *(t for tree in result.uploads.values() for t in tree.values())))
+        all_updates = plan.method.needs("updates")
+        self._fold(UPDATE, result.update, weight, all_updates)
+        if len(result.buffers) or all_updates:
+            self._fold(BUFFERS, result.buffers, weight, all_updates)
+        for place, part in plan.method.uploading:
+            for name, how in part.uploads.items():
+                value = result.update if name == UPDATE else result.uploads[place][name]
                 factor = {Reduce.ALL: None, Reduce.MIX: weight}.get(how, 1.0)
-                self._fold(f"{place}/{name}", {"": upload[name]}, factor)
+                self._fold(f"{place}/{name}", value, factor)
 
-    def _fold(self, slot: str, value: Tree, weight: float | None, keep: bool = False) -> None:
+    def _fold(self, slot: str, value: Tensor, weight: float | None, keep: bool = False) -> None:
         if weight is None or keep:
-            self.kept.setdefault(slot, []).append(tree.clone(value))
+            self.kept.setdefault(slot, []).append(value.clone())
         if weight is None:
             return
         if slot in self.sums:
-            tree.add_(self.sums[slot], value, weight)
+            self.sums[slot].add_(value, alpha=weight)
         else:
-            self.sums[slot] = tree.scale(value, weight)
+            self.sums[slot] = weight * value
 
     def merge(self, other: Fold) -> None:
         """Add the fold of the members that come next, whose tensors may be taken over; its results are not."""
         for slot, value in other.sums.items():
             if slot in self.sums:
-                tree.add_(self.sums[slot], value)
+                self.sums[slot].add_(value)
             else:
                 self.sums[slot] = value
         for slot, values in other.kept.items():
@@ -133,51 +133,24 @@ class Fold:
         self.arrived += other.arrived
         self.sent.add(other.sent)
 
-    def mix(
-        self, plan: Plan, weights: np.ndarray | None, p: np.ndarray, clients: np.ndarray | None = None
-    ) -> tuple[Tree, Tensor, dict[str, dict]]:
-        """The mixed update Δ, the mixed buffers, and every part's reduced uploads.
+    def mean(self, slot: str, divisor: float, p: np.ndarray, how: Reduce = Reduce.MIX) -> Tensor:
+        """A slice, reduced: its sum over ``divisor``, or where members were kept Σ p_i x_i or all of them, stacked."""
+        if slot in self.sums:
+            return self.sums[slot] * (1 / divisor)
+        if how is Reduce.ALL:
+            return torch.stack(self.kept[slot])
+        mixed = float(p[0]) * self.kept[slot][0]
+        for weight, value in zip(p[1:], self.kept[slot][1:], strict=True):
+            mixed.add_(value, alpha=float(weight))
+        return mixed
 
-        Args:
-            plan: with the parts, which declare how their uploads are reduced.
-            weights: with which members were added, float64 [|S|], if they were known.
-            p: the mixing coefficients over those that arrived.
-            clients: who arrived, if they have levels.
-        """
-        total = 1.0 if weights is None else float(weights[self.arrived].sum())
-        divisor = {Reduce.MIX: total, Reduce.MEAN: sum(self.arrived), Reduce.SHARE: len(plan.data)}
-
-        def reduce(slot: str, how: Reduce) -> Tree:
-            if slot in self.sums:
-                return tree.scale(self.sums[slot], 1 / divisor[how])
-            if how is Reduce.ALL:
-                return {"": torch.stack([t[""] for t in self.kept[slot]])}
-            mixed = tree.scale(self.kept[slot][0], float(p[0]))
-            for weight, t in zip(p[1:], self.kept[slot][1:], strict=True):
-                tree.add_(mixed, t, float(weight))
-            return mixed
-
-        reduced: dict[str, dict[str, Tree]] = {}
-        for place, part in plan.method.parts.items():
-            reduced[place] = {name: reduce(f"{place}/{name}", how) for name, how in part.uploads.items()}
-            if part.needs.update_share:
-                reduced[place]["update/share"] = reduce("update/share", Reduce.SHARE)
-        if plan.ladder:
-            assert weights is not None
-            assert clients is not None
-            return {"shared": self._regions(plan, weights[self.arrived], clients)}, torch.zeros(0), reduced
-        update = reduce("update", Reduce.MIX)
-        return update, update.pop("buffers"), reduced
-
-    def _regions(self, plan: Plan, weights: np.ndarray, clients: np.ndarray) -> Tensor:
-        """The mixed update [P] of clients of several levels: each parameter's mean over those that hold it."""
-        level = plan.level[clients]
-        mass = np.array([weights[level == number].sum() for number in range(len(plan.ladder))])
-        total = torch.zeros_like(plan.theta0)
-        for number, rung in enumerate(plan.ladder):
-            if f"update/{number}" in self.sums:
-                total[rung.index] += self.sums[f"update/{number}"]["shared"]
-        return total * shares(plan.ladder, mass, total)
+    def uploads(self, plan: Plan, total: float, p: np.ndarray) -> dict[str, Tree]:
+        """Every part's slices by place and name, reduced as declared; ``total`` is Σ p_i with which they were added."""
+        divisor = {Reduce.MIX: total, Reduce.MEAN: sum(self.arrived), Reduce.SHARE: len(plan.data), Reduce.ALL: 1}
+        return {
+            place: {name: self.mean(f"{place}/{name}", divisor[how], p, how) for name, how in part.uploads.items()}
+            for place, part in plan.method.uploading
+        }
 
 
 def fold(plan: Plan, results: Iterable[Result], weights: np.ndarray | None) -> Fold:
@@ -186,10 +159,3 @@ def fold(plan: Plan, results: Iterable[Result], weights: np.ndarray | None) -> F
     for position, result in enumerate(results):
         folded.add(plan, result, None if weights is None else float(weights[position]))
     return folded
-
-
-def folds(plan: Plan, results: Iterator[Result], members: int, weights: np.ndarray | None) -> Iterator[Fold]:
-    """The folds of a cohort's blocks, each made when it is asked for, from its members' results in order."""
-    for block in blocks(members):
-        part = None if weights is None else weights[block.start : block.stop]
-        yield fold(plan, (next(results) for _ in block), part)

@@ -1,84 +1,71 @@
-"""What a part sees: mini-batches, what models say of them, the client it works for, and the experiment."""
+"""What a part sees: mini-batches, what models say of them, the client it works for, the round, and the experiment."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from fedloom.core.server_data import ServerData
 from fedloom.core.tree import Tree
 
 
 class Batch(NamedTuple):
-    """One mini-batch: inputs [B, ...], targets [B] and, where rows are padding, a mask [B] of ones and zeros.
+    """One mini-batch: inputs [B, ...] and targets [B].
 
-    ``twin`` [B, ...] is another augmented view of the same samples, if some part needs it; ``noise`` holds the random
-    numbers for which a part's ``draw`` asked, each part seeing its own; ``teacher`` are the teacher's logits [B, C],
-    for the ``evolve`` of parts that need one.
+    ``mask`` [B] of ones and zeros leaves rows out of every mean, where there is one. ``twin`` [B, ...] is another
+    augmented view of the same samples, if some part needs it. ``teacher`` are the teacher's logits [B, C], for the
+    ``on_step`` of parts that need one.
     """
 
     x: Tensor
     y: Tensor
     mask: Tensor | None = None
     twin: Tensor | None = None
-    noise: Mapping[str, Any] = {}
     teacher: Tensor | None = None
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean of one number a row [B] over the rows that are not padding, []."""
+        """The mean of one number a row [B] over the rows that count, []."""
         return values.mean() if self.mask is None else (values * self.mask).sum() / self.mask.sum().clamp(min=1)
 
 
-class Output(NamedTuple):
-    """What the model said: logits [B, C] and, if some part needs them, features [B, d] and the twin's logits [B, C].
+Model = Callable[..., Any]  # a client's module with its parameters as they stand, called like the module
 
-    ``teacher`` are the teacher's logits [B, C]; ``anchors`` the features [B, d] of the models for which the part's own
-    ``anchors`` asked; ``early`` the logits [B, C] at the network's earlier ends, where those are trained too; ``model``
-    is the module with the parameters that are being trained, differentiable, for parts that ask about other inputs.
+
+class Output(NamedTuple):
+    """The model's output: logits [B, C] and, if some part needs them, features [B, d] and the twin's logits [B, C].
+
+    ``teacher`` are the teacher's logits [B, C]; ``early`` the logits [B, C] at the network's earlier exits, where those
+    are trained too; ``model`` is the module with the parameters that are being trained, differentiable, for parts that
+    ask about other inputs; ``features_at`` gives the features [B, d] of the mini-batch at other shared parameters [P],
+    run forward only.
     """
 
     logits: Tensor
     features: Tensor | None = None
     twin: Tensor | None = None
     teacher: Tensor | None = None
-    anchors: Mapping[str, Any] = {}
     early: tuple[Tensor, ...] = ()
-    model: Callable[..., Any] | None = None
+    model: Model | None = None
+    features_at: Callable[[Tensor], Tensor] | None = None
 
 
-class Context(NamedTuple):
-    """What a part sees of the client it works for. Numbers are floats, or scalars [] under vmap.
-
-    Attributes:
-        received: θ^t, the shared parameters as received.
-        down: the part's own slice of the broadcast.
-        state: the part's own state at this client.
-        local: what its ``begin`` returned.
-        size: n_i / (mean n), the client's samples relative to the average client's.
-        steps: number of local steps of this round.
-        lr: η_t, the learning rate really applied this round.
-        clients: K, the number of all clients.
-    """
-
-    received: Tree
-    down: Tree
-    state: Tree
-    local: Tree
-    size: Any
-    steps: Any
-    lr: Any
-    clients: int
+Forward = Callable[[Tensor, Tensor], Output]  # (parameters [P], inputs [N, ...]) -> the model's output
 
 
 class Facts(NamedTuple):
-    """What everybody may know of the experiment before anybody has trained.
+    """What everybody may know of the experiment before training begins.
 
     Attributes:
         inputs: shape of one input.
         classes: how many class numbers there are.
         low: the least value that an input can have, [channels, 1, 1] for images, else [].
         high: the largest one.
+        clients: K, the number of all clients.
         rounds: T.
         seed: of everything that is random.
     """
@@ -87,9 +74,89 @@ class Facts(NamedTuple):
     classes: int
     low: Tensor
     high: Tensor
+    clients: int
     rounds: int
     seed: int
 
 
-Model = Callable[..., Any]  # the client's module as it stands, called like the module
-Forward = Callable[[Tensor, Tensor], Output]  # (parameters [P], inputs [N, ...]) -> what the model says
+class Context(NamedTuple):
+    """What a part sees of the client it works for.
+
+    Attributes:
+        received: θ^t, the shared parameters as received, [P].
+        down: what the server sent down of the part's own state.
+        state: the part's own state at this client.
+        local: what its ``begin`` and ``on_step`` returned last.
+        size: n_i / (mean n), the client's samples relative to the average client's.
+        steps: number of local steps of this round.
+        lr: η_t, the learning rate really applied this round.
+        round: t.
+        facts: of the experiment.
+    """
+
+    received: Tensor
+    down: Tree
+    state: Tree
+    local: Tree
+    size: float
+    steps: int
+    lr: float
+    round: int
+    facts: Facts
+
+
+NO_ROUND = Context(  # for a loss that is taken outside a federated round
+    torch.zeros(0), {}, {}, {}, 1.0, 1, 1.0, 0, Facts((), 0, torch.zeros(()), torch.ones(()), 1, 1, 0)
+)
+
+
+@dataclass(frozen=True)
+class RoundInfo:
+    """What every server half knows of a round, so that no client need upload what the server knows.
+
+    One row of an array stands for one member of the cohort S_t whose work counts (for all who were sent the model
+    where coefficients are chosen before local work).
+
+    Attributes:
+        t: the round's number.
+        lr: η_t, the local learning rate of this round.
+        cohort: client numbers, int64 [|S|].
+        samples: n_i, int64 [|S|].
+        steps: τ_i, the members' numbers of local steps, int64 [|S|].
+        facts: of the experiment; K is ``facts.clients`` and T is ``facts.rounds``.
+        received: θ^t [P].
+        p: the mixing coefficients, float64 [|S|]; None until they are chosen.
+        losses: F_i(θ^t) before local work, float64 [|S|], if a part needs them.
+        updates: the members' uploaded updates Δ_i [P], if a part needs all of them.
+        buffers: their buffers after local work, where there are updates.
+        server_data: the server's unlabelled inputs and the model, if a part needs them.
+    """
+
+    t: int
+    lr: float
+    cohort: np.ndarray
+    samples: np.ndarray
+    steps: np.ndarray
+    facts: Facts
+    received: Tensor
+    p: np.ndarray | None = None
+    losses: np.ndarray | None = None
+    updates: Sequence[Tensor] = field(default_factory=tuple)
+    buffers: Sequence[Tensor] = field(default_factory=tuple)
+    server_data: ServerData | None = None
+
+    def restrict(self, rows: np.ndarray, updates: Sequence[Tensor] = (), buffers: Sequence[Tensor] = ()) -> RoundInfo:
+        """The record of some members alone, with their updates where those were kept."""
+        return replace(
+            self,
+            cohort=self.cohort[rows],
+            samples=self.samples[rows],
+            steps=self.steps[rows],
+            losses=None if self.losses is None else self.losses[rows],
+            updates=updates,
+            buffers=buffers,
+        )
+
+    def models(self) -> Tensor:
+        """The members' models θ_i = θ^t - Δ_i as uploaded, [|S|, P]."""
+        return torch.stack([self.received - update for update in self.updates])

@@ -23,7 +23,16 @@ class CheckpointError(FedLoomError, RuntimeError):
 
 
 class ClientError(FedLoomError, RuntimeError):
-    """Local work that failed at every client of a round, so that nothing could be aggregated."""
+    """Local work that failed at every client of a round, so that nothing could be aggregated.
+
+    Args:
+        sentence: what happened.
+        trace: the traceback of the first failure, for ``--debug``.
+    """
+
+    def __init__(self, sentence: str, trace: str = "") -> None:
+        super().__init__(sentence)
+        self.trace = trace
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedloom.core import client as work
-from fedloom.core.client import Net
-from fedloom.core.parts import Batch, Context, Forward, Output
+from fedloom.core.context import Batch, Context, Forward, Output
+from fedloom.core.objective import Net, companions
+from fedloom.core.objective import loss as objective_loss
 from fedloom.core.plan import Plan
 
 PIECE = 1000  # samples of one forward pass where nobody differentiates through it
@@ -26,7 +26,7 @@ def forward(plan: Plan, net: Net, buffers: Tensor, batches: tuple[Batch, ...] = 
 
     def once(theta: Tensor, x: Tensor) -> Output:
         twin = None
-        if plan.twin:
+        if plan.has_twin:
             twin = next((batch.twin for batch in batches if batch.x is x and batch.twin is not None), x)
         named = {f"model.{name}": value for name, value in plan.layout.named(theta, buffers.clone()).items()}
         return functional_call(net, named, (x, twin))
@@ -56,14 +56,14 @@ def objective(
 
     def value(theta: Tensor) -> Tensor:
         def loss(out: Output, batch: Batch, known: Tensor | None = None) -> Tensor:
-            out = work.companions(plan, net, out, batch.x, seen, theta, buffers)
+            out = companions(plan, net, out, batch.x, theta, buffers)
             if known is not None and out.teacher is not None:
                 out = out._replace(teacher=out.teacher.masked_fill(~known, NEVER))
-            return work.loss(plan, out, batch, seen)
+            return objective_loss(plan, out, batch, seen)
 
         predict, known = plan.method.adaptation.adapt(model, theta, support, loss)
         out = predict(query.x)
-        if plan.twin and out.twin is None:
+        if plan.has_twin and out.twin is None:
             out = out._replace(twin=predict(query.x if query.twin is None else query.twin).logits)
         if known is None:
             return loss(out, query)
@@ -79,8 +79,7 @@ def deployed(plan: Plan, net: Net, theta: Tensor, buffers: Tensor, support: Batc
     The loss inside an adaptation is that of the objective's first term, on the data alone.
     """
     _, term = plan.method.hooks["loss"][0]
-    shared = {"shared": theta[: plan.layout.shared_size]}
-    context = Context(shared, {}, {}, {}, 1.0, 1, plan.local.lr, len(plan.data))
+    context = Context(theta[: plan.layout.shared_size], {}, {}, {}, 1.0, 1, plan.local.lr, 0, plan.facts)
 
     def loss(out: Output, batch: Batch) -> Tensor:
         if plan.teacher is not None:

@@ -8,13 +8,19 @@ from functools import cached_property
 from typing import Any
 
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Adaptation, Drift, Mixing, Part, Personal, ServerOptimizer, Term, overrides
+from fedloom.core.parts import (
+    HOOKS,
+    Adaptation,
+    Drift,
+    Mixing,
+    Paired,
+    Part,
+    Personal,
+    ServerOptimizer,
+    Term,
+    overrides,
+)
 from fedloom.core.slots import SLOTS, label
-
-HOOKS = (
-    "init_server", "found", "broadcast", "init_client", "begin", "anchors", "draw", "evolve", "loss", "grad", "end",
-    "probe", "server", "refine",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ class Method:
     def __post_init__(self) -> None:
         if not any(overrides(term, "loss") for term in self.objective):
             raise ConfigError(f"method {self.name!r} has no term with a loss on the data; add CrossEntropy().")
-        if self.personal.paired and not self.adaptation.is_identity:
+        if isinstance(self.personal, Paired) and not self.adaptation.is_identity:
             raise ConfigError(
                 f"adaptation {label(self.adaptation)!r} fits one model, but with personal {label(self.personal)!r} "
                 "a client has two."
@@ -78,6 +84,11 @@ class Method:
     def hooks(self) -> dict[str, list[tuple[str, Any]]]:
         """For each hook, the parts that do something in it, with their places."""
         return {hook: [(place, part) for place, part in self.parts.items() if overrides(part, hook)] for hook in HOOKS}
+
+    @cached_property
+    def uploading(self) -> list[tuple[str, Part]]:
+        """The parts that upload slices, with their places."""
+        return [(place, part) for place, part in self.parts.items() if part.uploads]
 
     @cached_property
     def answers(self) -> bool:

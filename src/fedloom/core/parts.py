@@ -4,39 +4,35 @@ A federated method is a composition of parts, one per slot (objective, drift, pe
 A part is a frozen record of its settings; its hooks are pure functions over explicit state. All hooks are optional. The
 life of a part during a round::
 
-    server                                   client i (one of the cohort S_t)
-    ------                                   --------------------------------
-    init_server(θ), found(facts) (once)      init_client(θ) -> state   (when it first takes part)
-    broadcast(state) -> down   ------------> begin(ctx)  -> constants of this piece of local work
-                                             draw(...), evolve(ctx, model, batch)     every step, and then
-                                             loss(out, batch, ctx), grad(g, w, ctx)
-    server(state, Δ, reduced)  <------------ end(ctx, Δ_i), probe(ctx, model) -> new state, uploads, Δ_i
-      -> state, Δ'
-    refine(state, θ, cohort) -> state, θ
+    server                                          client i (one of the cohort S_t)
+    ------                                          --------------------------------
+    init_server(θ, facts)  (once)                   init_client(θ) -> state   (when it first takes part)
+    the state's ``downloads``  ------------------>  begin(ctx) -> constants of this piece of local work
+                                                    every step: on_step(ctx, model, batch, draws), then
+                                                    loss(out, batch, ctx), grad(g, w, ctx), step, prox(w, lr, ctx)
+    combine  (mixing: p, and a step of its own) <-  end(ctx, Δ_i, model) -> new state, uploads, Δ_i
+    correct  (objective, drift, personal)
+    step     (server optimiser)
+    refine   (what the server learns itself)
 
 Each part sees its own slices alone, so parts coexist, communication is counted from what is really sent, and a
-checkpoint needs no code per method.
+checkpoint needs no code per method. θ, gradients and updates are flat vectors [P].
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedloom.core.context import Batch, Context, Facts, Forward, Model, Output
+from fedloom.core.context import Batch, Context, Facts, Forward, Model, Output, RoundInfo
 from fedloom.core.tree import Tree
 from fedloom.core.views import RegGrad, SharedPrivate, StepInfo, View
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from fedloom.core.server_data import ServerData
 
 
 class Reduce(Enum):
@@ -60,14 +56,11 @@ class Needs:
         teacher: a second, trained model that is run forward on every mini-batch.
         target: unlabelled inputs of the target distribution, at the server.
         views: random views of those inputs.
-        exits: a network with an early exit, which gives logits at its ``ends``.
         losses: every cohort member's training loss of the received model, before local work.
         updates: all updates of the cohort at once, instead of a running sum.
-        update_share: (1/K) Σ_S Δ_i, besides the mixed update (costs no communication).
         full_participation: every client in every round.
         shared: at least one parameter that is shared.
         plain_sgd: local steps without momentum, since it reads gradients from displacements.
-        vmap: whether its hooks run under ``torch.func.vmap``.
     """
 
     output: bool = True
@@ -77,22 +70,22 @@ class Needs:
     teacher: bool = False
     target: bool = False
     views: bool = False
-    exits: bool = False
     losses: bool = False
     updates: bool = False
-    update_share: bool = False
     full_participation: bool = False
     shared: bool = False
     plain_sgd: bool = False
-    vmap: bool = True
 
 
 class ClientEnd(NamedTuple):
-    """What a part leaves behind when local work ends."""
+    """What a part leaves behind when local work ends: its state at the client, its uploads, the update Δ_i [P]."""
 
     state: Tree
     uploads: Tree
-    update: Tree
+    update: Tensor
+
+
+Halves = tuple[Tree, Tensor]  # what a server half returns: the part's new state, and the update Δ [P] (or θ [P])
 
 
 @dataclass(frozen=True)
@@ -100,69 +93,61 @@ class Part:
     """Base of all parts: every hook with the meaning of "nothing to do".
 
     A part is final: it overrides these hooks only, and is combined with others, never derived from.
+
+    Attributes:
+        needs: what the part requires.
+        uploads: how each slice that ``end`` uploads is reduced; the name ``update`` stands for the updates themselves,
+            which are sent anyway, so that another reduction of them costs nothing.
+        downloads: the entries of the part's server state that are sent down to every client of the cohort.
+        citation: BibTeX of the paper.
     """
 
     needs: ClassVar[Needs] = Needs()
     uploads: ClassVar[Mapping[str, Reduce]] = {}
+    downloads: ClassVar[tuple[str, ...]] = ()
     citation: ClassVar[str] = ""
 
-    def init_server(self, shared: Tree) -> Tree:
-        """The part's state at the server before the first round."""
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
+        """Return the part's state at the server before the first round; ``theta`` is θ⁰ [P]."""
         return {}
 
-    def found(self, facts: Facts) -> Tree:
-        """More of the part's state at the server before the first round: what follows from the data's shape alone."""
-        return {}
-
-    def broadcast(self, state: Tree) -> Tree:
-        """What is sent down to every client of the cohort, besides θ."""
-        return {}
-
-    def init_client(self, shared: Tree) -> Tree:
-        """The part's state at a client that takes part for the first time; ``shared`` is θ^t of that round."""
+    def init_client(self, theta: Tensor) -> Tree:
+        """Return the part's state at a client that takes part for the first time; ``theta`` is θ^t [P]."""
         return {}
 
     def begin(self, ctx: Context) -> Tree:
-        """Constants for this round's local work, seen later as ``ctx.local``."""
+        """Return the constants of this round's local work, seen later as ``ctx.local``."""
         return {}
 
-    def draw(self, draws: np.random.Generator, rows: int, facts: Facts) -> Mapping[str, np.ndarray]:
-        """The random numbers of one local step, one row a sample of its mini-batch; seen as ``batch.noise``."""
-        return {}
+    def on_step(self, ctx: Context, model: Model, batch: Batch, draws: np.random.Generator) -> Tree:
+        """Return a new ``ctx.local`` before a local step.
 
-    def evolve(self, ctx: Context, model: Model, batch: Batch) -> Tree:
-        """New ``ctx.local`` before a local step; ``model`` is the client's as it stands. Nothing is differentiated."""
+        ``model`` is the client's as it stands; nothing is differentiated. Random numbers come from ``draws``, a stream
+        that depends on the seed, the part, the round, the client and the step alone.
+        """
         return ctx.local
 
-    def grad(self, grads: Tree, w: Tree, ctx: Context) -> Tree:
-        """The corrected gradient at the shared parameters ``w``; ``grads`` may be overwritten and returned."""
-        return grads
+    def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
+        """Return the corrected gradient [P] at the shared parameters ``w`` [P]; ``grad`` may be overwritten."""
+        return grad
 
-    def anchors(self, ctx: Context) -> Tree:
-        """Other shared parameters [P] whose features on every mini-batch the part's ``loss`` compares with.
+    def prox(self, w: Tensor, lr: float, ctx: Context) -> None:
+        """Change the shared parameters ``w`` [P] in place after a step of size ``lr``: a proximal map, a projection."""
 
-        Those models are run forward only; private parameters are the client's own.
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
+        """Return the new client state, the uploads and the update Δ_i = θ^t - θ_i [P], changed if the method says so.
+
+        ``model`` is the trained module, for parts that upload what it says of other inputs.
         """
-        return {}
-
-    def end(self, ctx: Context, update: Tree) -> ClientEnd:
-        """New client state, uploads and the update Δ_i = θ^t - θ_i, changed if the method says so."""
         return ClientEnd(ctx.state, {}, update)
 
-    def probe(self, ctx: Context, model: Model) -> Tree:
-        """Uploads that the trained model is asked for, besides those of ``end``."""
-        return {}
-
-    def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
-        """New server state and the mixed update Δ, changed if the method says so.
-
-        ``reduced`` holds each upload under its name, and ``"update/share"`` if the part needs it.
-        """
+    def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        """Return the new server state and the corrected update Δ [P]; ``uploads`` holds the part's reduced slices."""
         return state, update
 
-    def refine(self, state: Tree, shared: Tree, buffers: Tensor, cohort: Cohort) -> tuple[Tree, Tree]:
-        """New server state and the server model after its step, trained further on what the server itself holds."""
-        return state, shared
+    def refine(self, state: Tree, theta: Tensor, buffers: Tensor, info: RoundInfo) -> Halves:
+        """Return the new server state and θ [P] after the server's step, trained further on what the server holds."""
+        return state, theta
 
     @property
     def is_identity(self) -> bool:
@@ -175,7 +160,7 @@ class Term(Part):
     """One term of the objective. Override ``loss`` (differentiated) or, where it is in closed form, ``grad``."""
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        """Per-sample losses [B], or one number [] that does not depend on the batch's rows."""
+        """Return per-sample losses [B], or one number [] that does not depend on the batch's rows."""
         return torch.zeros(())
 
 
@@ -188,19 +173,11 @@ class Drift(Part):
 class Personal(Part):
     """What a client keeps for itself; the identity shares all parameters.
 
-    Either some of the model's parameters are private, or (``paired``) all are shared and the client has a second copy v
-    of them beside the received w; see ``fedloom.core.views``. Or clients are too different for one network, and each
-    trains the part of it that its *level* can hold; see ``fedloom.core.submodels``.
+    Some of the model's parameters may be private. ``Paired`` parts share all of them and give the client a second copy
+    v beside the received w; ``Submodels`` parts give clients of different capacity different parts of one network.
     """
 
-    paired: ClassVar[bool] = False
-    fresh: ClassVar[bool] = False  # v starts as another random initialisation, instead of as the received model
     random: ClassVar[bool] = False  # whether steps draw random numbers
-
-    @property
-    def extras(self) -> tuple[float, ...]:
-        """Where further trained numbers in [0, 1] start, one per number; they take plain steps."""
-        return ()
 
     @property
     def kept(self) -> bool:
@@ -211,38 +188,58 @@ class Personal(Part):
         """Whether the parameter or buffer of this name is private: kept at the client and never sent."""
         return False
 
-    def views(self, moment: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
-        """The gradients of one local step, in order, all on its mini-batch; how many does not depend on the client."""
+    def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
+        """Return the gradients of one local step, in order, all on its mini-batch; as many at every client."""
         return (View(),)
 
-    def pull(self, view: View, at: SharedPrivate, task: Tensor, ctx: Context) -> RegGrad:
-        """What a paired method's own terms add to the gradients of a view; ``task`` [P] is the gradient g at W."""
+
+@dataclass(frozen=True)
+class Paired(Personal):
+    """Base of parts that give a client a second model v of its own beside the shared w; see ``fedloom.core.views``."""
+
+    fresh: ClassVar[bool] = False  # v starts as another random initialisation, instead of as the received model
+
+    @property
+    def extras(self) -> tuple[float, ...]:
+        """Where further trained numbers in [0, 1] start, one per number; they take plain steps."""
+        return ()
+
+    def regulariser_grad(self, view: View, at: SharedPrivate, task: Tensor, ctx: Context) -> RegGrad:
+        """Return what the method's own terms add to the gradients of a view; ``task`` [P] is the gradient g at W."""
         return RegGrad()
+
+    def deployed(self, extra: Tensor) -> float | None:
+        """Return the λ of the model (1 - λ)w + λv that a client uses; None: each chooses it on validation samples."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Submodels(Personal):
+    """Base of parts for clients too different for one network: each trains the part of it that its *level* can hold.
+
+    The server keeps one vector θ [P]; a level is a smaller network whose parameters lie at known places of θ.
+    """
 
     @property
     def levels(self) -> tuple[str, ...]:
-        """What clients of different levels are called, the most capable first; none where all train one network."""
+        """What clients of different levels are called, the most capable first."""
         return ()
 
     def level(self, client: int) -> int:
-        """The number of a client's level."""
+        """Return the number of a client's level."""
         return 0
 
     def whole(self, model: nn.Module) -> nn.Module:
-        """What the server keeps, made from the experiment's model."""
+        """Return what the server keeps, made from the experiment's model."""
         return model
 
     def network(self, whole: nn.Module, level: int) -> nn.Module:
-        """The network of a level: every parameter is one of ``whole``, or a piece of one, whatever numbers it holds."""
+        """Return a level's network: every parameter is one of ``whole``, or a piece of one, whatever its value."""
         return whole
 
-    def ends(self, level: int) -> tuple[float, ...]:
-        """The weights of the losses at that network's ``ends(x)``, in order; none for its output alone."""
+    def exit_weights(self, level: int) -> tuple[float, ...]:
+        """Return the weights of the losses at that network's ``ends(x)``, in order; none for its output alone."""
         return ()
-
-    def deployed(self, extra: Tensor) -> float | None:
-        """The λ of the model (1 - λ)w + λv that a client uses; None lets each choose on its validation samples."""
-        return 1.0
 
 
 @dataclass(frozen=True)
@@ -261,11 +258,11 @@ class Adaptation(Part):
     def adapt(
         self, forward: Forward, theta: Tensor, support: Batch, loss: Callable[[Output, Batch], Tensor]
     ) -> tuple[Callable[[Tensor], Output], Tensor | None]:
-        """The adapted model as a function of inputs, differentiable in ``theta`` [P].
+        """Return the adapted model as a function of inputs, differentiable in ``theta`` [P].
 
         Args:
             forward: the model, as a function of its parameters and of inputs.
-            theta: the parameters to start from.
+            theta: the parameters to start from, [P].
             support: the client's samples to fit to.
             loss: the objective on an output.
 
@@ -276,66 +273,38 @@ class Adaptation(Part):
 
 
 @dataclass(frozen=True)
-class Cohort:
-    """The signals from which mixing coefficients are chosen, one row a member of S_t.
-
-    Attributes:
-        clients: client numbers, int64 [|S|].
-        samples: n_i, int64 [|S|].
-        total_clients: K.
-        losses: F_i(θ^t) before local work, float64 [|S|], if the policy needs them.
-        updates: the cohort's updates Δ_i = θ^t - θ_i, if a part needs them.
-        buffers: the members' buffers after local work, where there are updates.
-        received: θ^t.
-        round: its number t.
-        bench: the server's unlabelled inputs and the model, if a part needs them.
-    """
-
-    clients: np.ndarray
-    samples: np.ndarray
-    total_clients: int
-    losses: np.ndarray | None = None
-    updates: list[Tree] = field(default_factory=list)
-    buffers: list[Tensor] = field(default_factory=list)
-    received: Tree = field(default_factory=dict)
-    round: int = 0
-    bench: ServerData | None = None
-
-    def of(self, arrived: np.ndarray, kept: Sequence[Tree]) -> Cohort:
-        """Those members alone, with what they uploaded where it was kept."""
-        return replace(
-            self,
-            clients=self.clients[arrived],
-            samples=self.samples[arrived],
-            losses=None if self.losses is None else self.losses[arrived],
-            updates=[{k: v for k, v in upload.items() if k != "buffers"} for upload in kept],
-            buffers=[upload["buffers"] for upload in kept],
-        )
-
-    def models(self) -> Tensor:
-        """The members' models θ_i = θ^t - Δ_i as uploaded, [|S|, P]."""
-        return torch.stack([self.received["shared"] - update["shared"] for update in self.updates])
-
-
-@dataclass(frozen=True)
 class Mixing(Part):
     """Chooses the mixing coefficients p over the cohort; the identity mixes by samples, p_i = n_i / Σ n.
 
     If a client fails later in the round, its coefficient is spread over the others in proportion.
     """
 
-    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
-        """The policy's new state and p, float64 [|S|], on the simplex."""
-        return state, cohort.samples / cohort.samples.sum()
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
+        """Return the policy's new state and p, float64 [|S|], on the simplex."""
+        return state, info.samples / info.samples.sum()
+
+    def combine(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        """Return the new state and Δ [P] from Σ p_i Δ_i [P], for mixings that have a step of their own."""
+        return state, update
 
 
 @dataclass(frozen=True)
 class ServerOptimizer(Part):
-    """Turns the mixed update Δ into the server's step, θ ← θ - step; the identity is SGD(1): step = Δ."""
+    """Turns the corrected update Δ into the server's step, θ ← θ - step; the identity is SGD(1): step = Δ."""
+
+    def step(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        """Return the new state and the step [P]."""
+        return state, update
+
+
+HOOKS = (
+    "init_server", "init_client", "begin", "on_step", "loss", "grad", "prox", "end",
+    "combine", "correct", "step", "refine",
+)  # fmt: skip
 
 
 def overrides(part: Part, hook: str) -> bool:
-    """Whether a part does something in the given hook, so that engines can skip the others.
+    """Whether a part does something in the given hook, so that the others can be skipped.
 
     >>> overrides(Drift(), "grad")
     False

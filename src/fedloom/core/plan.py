@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.core import rng
-from fedloom.core.batches import Augment
+from fedloom.core import rng, submodels
+from fedloom.core.context import Facts
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Split
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.parts import Facts, overrides
+from fedloom.core.parts import Paired, Submodels, overrides
+from fedloom.core.server_data import Augment
 from fedloom.core.slots import label
-from fedloom.core.submodels import Level, ladder
-from fedloom.core.tree import Tree
+from fedloom.core.submodels import Submodel
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Plan:
     ``theta0`` [P] and ``buffers0`` are the freshly initialised model: private parameters start from it.
     ``report_models`` asks for every client's own displacement beside its upload (for the ``average`` evaluation).
     ``augment`` changes the inputs of every mini-batch, where there is one; ``teacher`` is a trained model that a part
-    of the objective compares with; ``rounds`` is T, as far as it is known. ``rung`` is the level for which this is the
-    plan, where clients have several.
+    of the objective compares with; ``make`` makes the model with other initial parameters; ``rounds`` is T, as far as
+    it is known; ``submodel`` is the level for which this is the plan, where clients have several.
 
     Raises:
         ConfigError: if the method cannot train such a model.
@@ -52,7 +52,7 @@ class Plan:
     teacher: nn.Module | None = None
     make: Callable[[], nn.Module] | None = None
     rounds: int = 0
-    rung: int | None = None
+    submodel: Submodel | None = None
 
     def __post_init__(self) -> None:
         method, buffers = self.method, self.layout.buffers
@@ -73,7 +73,8 @@ class Plan:
         cls, model: nn.Module, method: Method, data: Split, local: Local, seed: int = 0, device: str = "cpu"
     ) -> Plan:
         """The plan of a method on a model, which is taken as it is initialised."""
-        model = method.personal.whole(model)
+        if isinstance(method.personal, Submodels):
+            model = method.personal.whole(model)
         layout = Layout.of(model, method.personal.private)
         return cls(model, layout, method, data, local, *layout.read(model), seed=seed, device=device)
 
@@ -84,65 +85,86 @@ class Plan:
         shape = (-1, *(1,) * (arrays.x.ndim - 2)) if arrays.mean else ()
         mean, std = (self.theta0.new_tensor(values or default).reshape(shape) for values, default in
                      ((arrays.mean, 0.0), (arrays.std, 1.0)))  # fmt: skip
-        return Facts(
-            tuple(arrays.x.shape[1:]), arrays.classes, (0 - mean) / std, (1 - mean) / std, self.rounds, self.seed
-        )
+        low, high = (0 - mean) / std, (1 - mean) / std
+        return Facts(tuple(arrays.x.shape[1:]), arrays.classes, low, high, len(self.data), self.rounds, self.seed)
 
     @cached_property
-    def ladder(self) -> tuple[Level, ...]:
-        """The levels of clients, the most capable first; none where all train the same network."""
-        return () if self.rung is not None else ladder(self)
+    def levels(self) -> tuple[Plan, ...]:
+        """The plans of all levels of clients, the most capable first: this one alone where all train one network."""
+        personal = self.method.personal
+        if not isinstance(personal, Submodels) or self.submodel is not None:
+            return (self,)
+        return tuple(
+            replace(
+                self, model=one.network, layout=one.layout, theta0=self.theta0[one.param_index.to(self.theta0.device)],
+                make=None, submodel=one,
+            )
+            for one in submodels.submodels(personal, self.model, self.layout, self.buffers0)
+        )  # fmt: skip
+
+    @property
+    def has_levels(self) -> bool:
+        """Whether clients train networks of different size."""
+        return isinstance(self.method.personal, Submodels) and self.submodel is None
 
     @cached_property
     def level(self) -> np.ndarray:
         """The level of every client, int64 [K]."""
-        return np.array([self.method.personal.level(client) for client in range(len(self.data))])
+        personal = self.method.personal
+        if not isinstance(personal, Submodels):
+            return np.zeros(len(self.data), dtype=np.int64)
+        return np.array([personal.level(client) for client in range(len(self.data))])
 
-    def received(self, client: int, shared: Tree) -> Tree:
-        """What of the server's parameters a client holds."""
-        if not self.ladder:
-            return shared
-        return {"shared": shared["shared"][self.ladder[self.level[client]].index]}
+    def received(self, client: int, theta: Tensor) -> Tensor:
+        """The part of the server's parameters [P] that a client holds."""
+        return self.levels[self.level[client]].own(theta)
 
-    @cached_property
-    def ends(self) -> tuple[float, ...]:
-        """The weights of the losses at the network's ends; none for its output alone."""
-        return () if self.rung is None else self.method.personal.ends(self.rung)
+    def own(self, theta: Tensor) -> Tensor:
+        """The part of the server's parameters [P] that clients of this plan hold."""
+        return theta if self.submodel is None else theta[self.submodel.param_index.to(theta.device)]
 
-    @cached_property
-    def plain(self) -> bool:
-        """Whether a local step is θ ← θ - ηg with the model's own gradient, which engines may shorten."""
-        return (
-            not self.viewed
-            and not self.adapts
-            and not (self.method.hooks["grad"] or self.local.clip or self.local.weight_decay or self.local.memory)
-        )
+    @property
+    def exit_weights(self) -> tuple[float, ...]:
+        """The weights of the losses at the network's exits; none for its output alone."""
+        return () if self.submodel is None else self.submodel.exit_weights
 
     @cached_property
-    def decays(self) -> bool:
+    def uses_plain_sgd(self) -> bool:
+        """Whether a local step is θ ← θ - ηg with the model's own gradient, which a compute may shorten."""
+        hooks, local = self.method.hooks, self.local
+        changed = hooks["grad"] or hooks["prox"] or local.clip or local.weight_decay or local.memory
+        return not (self.has_views or self.is_meta or changed)
+
+    @cached_property
+    def decay_commutes(self) -> bool:
         """Whether a multiple of θ in the gradient acts as weight decay: nothing comes between gradient and decay."""
         return self.local.optimizer == "sgd" and self.local.clip is None and not self.method.hooks["grad"]
 
     @cached_property
-    def viewed(self) -> bool:
+    def has_views(self) -> bool:
         """Whether a local step is more than one gradient at the model as it stands."""
-        return self.method.personal.paired or overrides(self.method.personal, "views")
+        return self.is_paired or overrides(self.method.personal, "views")
 
     @cached_property
-    def adapts(self) -> bool:
+    def is_paired(self) -> bool:
+        """Whether a client trains a second copy of all parameters."""
+        return isinstance(self.method.personal, Paired)
+
+    @cached_property
+    def is_meta(self) -> bool:
         """Whether local steps go through an adaptation, and so take two mini-batches."""
         return self.method.adaptation.trains
 
     @cached_property
-    def splits(self) -> bool:
+    def has_private(self) -> bool:
         """Whether a client's model has a private half, besides what is shared."""
-        return not self.method.personal.paired and self.private_size > 0
+        return not self.is_paired and self.private_size > 0
 
     @cached_property
     def private_size(self) -> int:
         """How many numbers a client keeps for itself: private parameters, or a whole second model and its extras."""
         personal = self.method.personal
-        if personal.paired:
+        if isinstance(personal, Paired):
             return self.layout.size + len(personal.extras)
         return self.layout.size - self.layout.shared_size
 
@@ -152,7 +174,7 @@ class Plan:
         Where that is not kept, it is what the client starts from in this round.
         """
         personal = self.method.personal
-        if not personal.paired:
+        if not isinstance(personal, Paired):
             begun = self.theta0 if personal.kept else self._another(round, client)
             return begun[self.layout.shared_size :]
         v = self._another(client) if personal.fresh else shared
@@ -184,8 +206,8 @@ class Plan:
         return rng.stream(self.seed, "views", round, client).random((steps, len(self.layout.layers)))
 
     @cached_property
-    def twin(self) -> bool:
-        """Whether mini-batches have a second view."""
+    def has_twin(self) -> bool:
+        """Whether mini-batches have a second augmented view."""
         return self.method.needs("twin")
 
     @cached_property

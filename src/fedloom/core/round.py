@@ -1,11 +1,19 @@
-"""The round: broadcast, local work, mixing as updates arrive, server step.
+"""The round, top to bottom.
+
+::
+
+    down    = broadcast(server)                             what the cohort receives
+    total   = engine.run(down, cohort)                      begin / step / end at the clients, folded as they arrive
+    Δ       = combine(Σ p_i Δ_i)                            mixing: the coefficients p, and a step of its own
+    Δ       = correct(Δ)                                    objective, drift, personal: FedDyn's h/α, SCAFFOLD's c, ...
+    θ       = refine(θ - step(Δ))                           server optimiser; then what the server learns itself
 
 Knows neither methods nor engines: it adds up what comes back as the parts' declarations say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -14,37 +22,40 @@ import numpy as np
 from torch import Tensor
 
 from fedloom.core import rng, tree
-from fedloom.core.aggregate import Fold, Traffic
-from fedloom.core.client import Broadcast, Failure, Result, State
+from fedloom.core.aggregate import BUFFERS, UPDATE, Fold, Traffic
+from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
+from fedloom.core.context import RoundInfo
+from fedloom.core.engine import Engine
 from fedloom.core.errors import ClientError
-from fedloom.core.parts import Cohort
 from fedloom.core.plan import Plan
 from fedloom.core.server_data import ServerData
-from fedloom.core.tree import Tree
+from fedloom.core.submodels import mean_over_holders
 
 
 @dataclass(frozen=True)
 class Server:
-    """What the server knows after a number of rounds: θ, buffers, and each part's state."""
+    """What the server knows after a number of rounds: θ [P], buffers, and each part's state."""
 
-    shared: Tree
+    theta: Tensor
     buffers: Tensor
     parts: State
     round: int = 0
 
     @classmethod
     def initial(cls, plan: Plan, theta: Tensor, buffers: Tensor) -> Server:
-        """The state before the first round, from a freshly initialised model."""
-        shared = {"shared": theta[: plan.layout.shared_size].clone()}
-        states = {place: part.init_server(shared) for place, part in plan.method.hooks["init_server"]}
-        for place, part in plan.method.hooks["found"]:
-            states[place] = states.get(place, {}) | part.found(plan.facts)
+        """The state before the first round, from the parameters [P] and buffers of a freshly initialised model."""
+        shared = theta[: plan.layout.shared_size].clone()
+        states = {place: part.init_server(shared, plan.facts) for place, part in plan.method.hooks["init_server"]}
         return cls(shared, buffers[: plan.layout.shared_buffers].clone(), states)
 
     def broadcast(self, plan: Plan) -> Broadcast:
         """What the cohort of the coming round receives."""
-        slices = {p: part.broadcast(self.parts.get(p, {})) for p, part in plan.method.hooks["broadcast"]}
-        return Broadcast(self.round, plan.local.rate(self.round), self.shared, self.buffers, slices)
+        slices = {
+            place: {name: self.parts[place][name] for name in part.downloads if name in self.parts[place]}
+            for place, part in plan.method.parts.items()
+            if part.downloads
+        }
+        return Broadcast(self.round, plan.local.rate(self.round), self.theta, self.buffers, slices)
 
 
 class Store(Protocol):
@@ -55,35 +66,27 @@ class Store(Protocol):
         ...
 
 
-class Engine(Protocol):
-    """Interprets client work. Folds come in the order of ``clients``, so that sums have one order on all engines."""
-
-    def run(
-        self, down: Broadcast, clients: np.ndarray, states: Callable[[int], State], weights: np.ndarray | None
-    ) -> Generator[Fold]:
-        """Local work of the given clients, one fold for each of their ``blocks``; ``weights`` as far as known."""
-        ...
-
-    def losses(self, down: Broadcast, clients: np.ndarray, states: Callable[[int], State]) -> np.ndarray:
-        """Their training losses of the received model, with what of it is their own, float64 [clients]."""
-        ...
-
-    def close(self) -> None:
-        """Release what the engine holds."""
-        ...
-
-
 @dataclass
 class Report:
-    """What happened in a round."""
+    """What happened in a round.
+
+    Attributes:
+        cohort: S_t.
+        p: the mixing coefficients really used, float64 [|S|]; 0 for clients left out.
+        train_loss: mean over the clients that arrived.
+        traffic: what was sent.
+        losses: F_i(θ^t) before local work, float64 [|S|], where a part asked for it.
+        failures: who was left out, and why.
+        states: new client states, to be stored when the round is over.
+    """
 
     cohort: np.ndarray
-    p: np.ndarray  # mixing coefficients really used, 0 for clients left out
-    train_loss: float
-    traffic: Traffic
-    losses: np.ndarray | None = None  # F_i(θ^t) before local work, where a part asked for it
+    p: np.ndarray
+    train_loss: float = float("nan")
+    traffic: Traffic = field(default_factory=Traffic)
+    losses: np.ndarray | None = None
     failures: list[Failure] = field(default_factory=list)
-    states: dict[int, State] = field(default_factory=dict)  # new client states, to be stored when the round is over
+    states: dict[int, State] = field(default_factory=dict)
 
 
 def federated_round(
@@ -94,19 +97,19 @@ def federated_round(
     cohort: np.ndarray,
     *,
     drop_rate: float = 0.0,
-    bench: ServerData | None = None,
+    server_data: ServerData | None = None,
     observe: Callable[[Result], None] = lambda result: None,
 ) -> tuple[Server, Report]:
     """One round over the given cohort.
 
     Args:
         plan: the fixed part of client work.
-        engine: what interprets it.
+        engine: where it runs.
         server: the state before the round.
         store: client states; read only, so that a round broken off midway leaves no trace.
         cohort: S_t, sorted client numbers.
         drop_rate: probability that a member drops out after receiving the model (injected, for tests and studies).
-        bench: the server's unlabelled inputs, for parts that learn from them.
+        server_data: the server's unlabelled inputs, for parts that learn from them.
         observe: called with what remains of every successful result, in order.
 
     Returns:
@@ -114,84 +117,72 @@ def federated_round(
         the model stays as it is.
 
     Raises:
-        ClientError: if every client failed with an error, which is a fault in the code and not in the clients.
+        ClientError: if every client failed with an error, which is a fault in the code and not in the clients; or if
+            the server model is no longer finite.
     """
-    method, down = plan.method, server.broadcast(plan)
-    report = Report(cohort, np.zeros(len(cohort)), float("nan"), Traffic())
-    if plan.ladder:
-        _, first, members = np.unique(plan.level[cohort], return_index=True, return_counts=True)
-        for client, receivers in zip(cohort[first], members, strict=True):
-            report.traffic.down((plan.received(client, down.shared),), int(receivers))
-    else:
-        report.traffic.down((down.shared, {"": down.buffers}, *down.parts.values()), len(cohort))
+    method = plan.method
+    report = Report(cohort, np.zeros(len(cohort)))
+    work = _Cohort(plan, engine, server, InitialStates(plan, server, store), report)
 
-    def leave_out(out: np.ndarray, reason: str) -> None:
-        report.failures += [Failure(server.round, int(c), reason) for c in cohort[out]]
-
-    present = np.ones(len(cohort), dtype=bool)
-    if drop_rate:
-        present = np.array([rng.stream(plan.seed, "drop", server.round, c).random() >= drop_rate for c in cohort])
-        leave_out(~present, "dropped out")
-    losses = None
-    if method.needs("losses") and present.any():
-        losses = np.full(len(cohort), np.nan)
-        losses[present] = engine.losses(down, cohort[present], InitialStates(plan, server, store))
-        diverged = present & ~np.isfinite(losses)
-        leave_out(diverged, "its loss of the received model is not finite")
-        present &= ~diverged
+    # broadcast
+    down = server.broadcast(plan)
+    present = work.present(down, drop_rate)
     members = cohort[present]
+    info = work.info(members, server_data)
+    if report.losses is not None:
+        info = replace(info, losses=report.losses[present])
 
-    samples = plan.data.index.offsets[members + 1] - plan.data.index.offsets[members]
-    signals = Cohort(
-        members, samples, len(plan.data), losses if losses is None else losses[present],
-        received=server.shared, round=server.round, bench=bench,
-    )  # fmt: skip
-    report.losses = losses
-    states = dict(server.parts)
-    weights = None
+    # client work: the coefficients come first where they can, so that updates are summed as they arrive
+    states, weights = dict(server.parts), None
     if len(members) and not method.mixing.needs.updates:
-        states["mixing"], weights = method.mixing.coefficients(states.get("mixing", {}), signals)
-
-    total = Fold(sent=report.traffic)
-    local_losses: list[float] = []
-    with closing(engine.run(down, members, InitialStates(plan, server, store), weights)) as folds:
-        for fold in folds:
-            total.merge(fold)
-            for result in fold.results:
-                if result.failure is not None:
-                    report.failures.append(result.failure)
-                    continue
-                report.states[result.client] = result.state
-                local_losses.append(result.loss)
-                observe(result)
-
-    arrived = np.flatnonzero(total.arrived)
+        states["mixing"], weights = method.mixing.coefficients(states.get("mixing", {}), info)
+    totals, arrived = work.run(down, members, weights, observe)
+    idle = replace(server, parts=states, round=server.round + 1)
     if not len(arrived):
         _refuse_if_broken(report, len(members))
-        return replace(server, parts=states, round=server.round + 1), report
-    signals = signals.of(arrived, total.kept.get("update", []))
+        return idle, report
+
+    # combine
+    kept = [total.kept for total in totals]
+    info = info.restrict(arrived, *([u for one in kept for u in one.get(slot, ())] for slot in (UPDATE, BUFFERS)))
     if weights is None:
-        states["mixing"], p = method.mixing.coefficients(states.get("mixing", {}), signals)
+        states["mixing"], p = method.mixing.coefficients(states.get("mixing", {}), info)
     else:
         with np.errstate(invalid="ignore"):  # the weights of those that arrived, renormalised; NaN if they are all 0
             p = weights[arrived] / weights[arrived].sum()
     if not np.isfinite(p).all():  # all weight was on clients that failed: nobody's work counts
         report.states.clear()
-        return replace(server, parts=states, round=server.round + 1), report
-    update, buffers, reduced = total.mix(plan, weights, p, signals.clients)
-    for place, part in method.hooks["server"]:
-        states[place], update = part.server(states.get(place, {}), update, reduced[place])
+        return idle, report
+    info = replace(info, p=p)
     report.p[np.flatnonzero(present)[arrived]] = p
-    report.train_loss = float(np.mean(local_losses))
-    shared = tree.sub(server.shared, update)
+    delta, buffers, uploads = work.mix(totals, weights, arrived, info)
+    for place, part in method.hooks["combine"]:
+        states[place], delta = part.combine(states.get(place, {}), delta, uploads.get(place, {}), info)
+
+    # correct
+    for place, part in method.hooks["correct"]:
+        states[place], delta = part.correct(states.get(place, {}), delta, uploads.get(place, {}), info)
+
+    # step
+    for place, part in method.hooks["step"]:
+        states[place], delta = part.step(states.get(place, {}), delta, uploads.get(place, {}), info)
+    theta = server.theta - delta
+
+    # refine
     for place, part in method.hooks["refine"]:
-        states[place], shared = part.refine(states.get(place, {}), shared, buffers, signals)
-    moved = Server(shared, buffers, states, server.round + 1)
-    if not tree.finite(moved.shared):
+        states[place], theta = part.refine(states.get(place, {}), theta, buffers, info)
+
+    if not tree.finite({"": theta}):
         raise ClientError(
             f"round {server.round}: the server model is no longer finite; lower the learning rate or clip gradients."
         )
-    return moved, report
+    return Server(theta, buffers, states, server.round + 1), report
+
+
+def received_losses(plan: Plan, engine: Engine, server: Server, store: Store, clients: np.ndarray) -> np.ndarray:
+    """F_i(θ^t) of the received model at clients, float64 [clients], outside a round."""
+    work = _Cohort(plan, engine, server, InitialStates(plan, server, store), Report(clients, np.zeros(len(clients))))
+    return work.losses(server.broadcast(plan), clients)
 
 
 @dataclass(frozen=True)
@@ -207,12 +198,117 @@ class InitialStates:
         state = self.store.get(client)
         if state is None:
             hooks = self.plan.method.hooks["init_client"]
-            shared = self.plan.received(client, self.server.shared) if hooks else {}
-            state = {place: part.init_client(shared) for place, part in hooks}
+            theta = self.plan.received(client, self.server.theta) if hooks else self.server.theta
+            state = {place: part.init_client(theta) for place, part in hooks}
         return state
 
 
+@dataclass(frozen=True)
+class _Cohort:
+    """The cohort's side of a round; the engine is called once for each level of clients."""
+
+    plan: Plan
+    engine: Engine
+    server: Server
+    states: InitialStates
+    report: Report
+
+    def info(self, members: np.ndarray, server_data: ServerData | None) -> RoundInfo:
+        """What server halves know before local work."""
+        plan, t = self.plan, self.server.round
+        samples = plan.data.index.offsets[members + 1] - plan.data.index.offsets[members]
+        steps = np.array([plan.local.steps_for(int(n)) for n in samples], dtype=np.int64)
+        return RoundInfo(
+            t, plan.local.rate(t), members, samples, steps, plan.facts, self.server.theta, server_data=server_data
+        )
+
+    def present(self, down: Broadcast, drop_rate: float) -> np.ndarray:
+        """Who goes on after receiving the model, bool [|S|]; F_i(θ^t) is recorded where a part needs it."""
+        plan, cohort, report, t = self.plan, self.report.cohort, self.report, self.server.round
+        for level, rows in self.by_level(cohort):
+            mine = self.sent(down, level)
+            slices = (t for tree in mine.parts.values() for t in tree.values())
+            report.traffic.down((mine.theta, mine.buffers, *slices), len(rows))
+        present = np.ones(len(cohort), dtype=bool)
+        if drop_rate:
+            present = np.array([rng.stream(plan.seed, "drop", t, c).random() >= drop_rate for c in cohort])
+            self.leave_out(~present, FailureKind.ABSENT, "dropped out")
+        if plan.method.needs("losses") and present.any():
+            report.losses = np.full(len(cohort), np.nan)
+            report.losses[present] = self.losses(down, cohort[present])
+            diverged = present & ~np.isfinite(report.losses)
+            self.leave_out(diverged, FailureKind.DIVERGED, "its loss of the received model is not finite")
+            present &= ~diverged
+        return present
+
+    def losses(self, down: Broadcast, members: np.ndarray) -> np.ndarray:
+        """F_i(θ^t), float64 [members]."""
+        found = np.empty(len(members))
+        for level, rows in self.by_level(members):
+            found[rows] = self.engine.losses(self.sent(down, level), members[rows], self.states, level)
+        return found
+
+    def run(
+        self, down: Broadcast, members: np.ndarray, weights: np.ndarray | None, observe: Callable[[Result], None]
+    ) -> tuple[list[Fold], np.ndarray]:
+        """One fold for each level, and the rows of those that arrived, int64."""
+        report, losses = self.report, []
+        totals = [Fold() for _ in self.plan.levels]
+        arrived = np.zeros(len(members), dtype=bool)
+        for level, rows in self.by_level(members):
+            mine = None if weights is None else weights[rows]
+            with closing(self.engine.run(self.sent(down, level), members[rows], self.states, mine, level)) as folds:
+                for fold in folds:
+                    totals[level].merge(fold)
+                    for result in fold.results:
+                        if result.failure is not None:
+                            report.failures.append(result.failure)
+                            continue
+                        report.states[result.client] = result.state
+                        losses.append(result.loss)
+                        observe(result)
+            arrived[rows] = totals[level].arrived
+            report.traffic.add(totals[level].sent)
+        if losses:
+            report.train_loss = float(np.mean(losses))
+        return totals, np.flatnonzero(arrived)
+
+    def mix(
+        self, totals: list[Fold], weights: np.ndarray | None, arrived: np.ndarray, info: RoundInfo
+    ) -> tuple[Tensor, Tensor, State]:
+        """The mixed update Δ [P], the mixed buffers, and every part's reduced uploads by place."""
+        plan, p = self.plan, info.p
+        assert p is not None
+        if not plan.has_levels:
+            total = 1.0 if weights is None else float(weights[arrived].sum())
+            buffers = totals[0].mean(BUFFERS, total, p) if len(self.server.buffers) else self.server.buffers
+            return totals[0].mean(UPDATE, total, p), buffers, totals[0].uploads(plan, total, p)
+        assert weights is not None
+        level = plan.level[info.cohort]
+        sums = [total.sums.get(UPDATE) for total in totals]
+        mass = [float(weights[arrived][level == number].sum()) for number in range(len(totals))]
+        index = [one.submodel.param_index for one in plan.levels if one.submodel is not None]
+        return mean_over_holders(index, sums, mass, len(self.server.theta)), self.server.buffers, {}
+
+    def by_level(self, members: np.ndarray) -> list[tuple[int, np.ndarray]]:
+        """The rows of each level's members, for levels that have any."""
+        if len(self.plan.levels) == 1:
+            return [(0, np.arange(len(members)))] if len(members) else []
+        level = self.plan.level[members]
+        return [(int(number), np.flatnonzero(level == number)) for number in np.unique(level)]
+
+    def sent(self, down: Broadcast, level: int) -> Broadcast:
+        """The broadcast to clients of a level."""
+        plan = self.plan.levels[level]
+        return down if plan is self.plan else replace(down, theta=plan.own(down.theta))
+
+    def leave_out(self, out: np.ndarray, kind: FailureKind, reason: str) -> None:
+        """Record members that take no further part in the round."""
+        t = self.server.round
+        self.report.failures += [Failure(t, int(c), kind, reason) for c in self.report.cohort[out]]
+
+
 def _refuse_if_broken(report: Report, members: int) -> None:
-    errors = [f for f in report.failures if f.reason.startswith(("failed in", "its worker process died"))]
+    errors = [f for f in report.failures if f.kind in (FailureKind.CODE, FailureKind.DIED)]
     if members and len(errors) == members:
-        raise ClientError(f"every client of the round failed; the first was {errors[0]}.")
+        raise ClientError(f"every client of the round failed; the first was {errors[0]}.", trace=errors[0].trace)

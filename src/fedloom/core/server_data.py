@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,12 +14,17 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedloom.core import rng
-from fedloom.core.batches import Augment
-
-if TYPE_CHECKING:
-    from fedloom.core.plan import Plan
+from fedloom.core.layout import Layout
 
 CHUNK = 500  # inputs per forward pass: no more views than these are held at once
+
+
+class Augment(Protocol):
+    """Random changes of inputs."""
+
+    def __call__(self, x: Tensor, draws: Sequence[tuple[np.random.Generator, int]]) -> Tensor:
+        """New inputs [N, ...]; each generator decides for so many of the rows, in order."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -29,64 +34,71 @@ class ServerData:
     There are no labels in it: what a part does at the server cannot depend on them.
 
     Args:
-        plan: the work.
+        network: the architecture; its own parameters are never read.
+        layout: where its parameters lie in θ.
+        theta0: the initial parameters [P], of which private ones are taken.
+        buffers0: the initial buffers, likewise.
         inputs: [M, ...] of the target distribution.
+        seed: of the views and orders.
         change: random changes of inputs that make a view; None for methods that need no views.
     """
 
-    plan: Plan
+    network: nn.Module
+    layout: Layout
+    theta0: Tensor
+    buffers0: Tensor
     inputs: Tensor
+    seed: int = 0
     change: Augment | None = None
 
     @cached_property
     def model(self) -> nn.Module:
-        """The architecture, in evaluation mode; its own parameters are never read."""
-        return copy.deepcopy(self.plan.model).to(self.inputs.device).eval()
+        """The architecture, in evaluation mode."""
+        return copy.deepcopy(self.network).to(self.inputs.device).eval()
 
     def logits(self, shared: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
         """Logits [N, C] of the model with these shared parameters and buffers, differentiable in ``shared``."""
-        layout = self.plan.layout
-        theta = torch.cat([shared, self.plan.theta0[layout.shared_size :].to(shared.device)])
-        kept = torch.cat([buffers, self.plan.buffers0[layout.shared_buffers :].to(shared.device)])
-        named: Mapping[str, Tensor] = layout.named(theta, kept)
+        theta = torch.cat([shared, self.theta0[self.layout.shared_size :].to(shared.device)])
+        kept = torch.cat([buffers, self.buffers0[self.layout.shared_buffers :].to(shared.device)])
+        named: Mapping[str, Tensor] = self.layout.named(theta, kept)
         return functional_call(self.model, dict(named), (x,))
 
     def views(self, x: Tensor, round: int, *counters: int) -> tuple[Tensor, Tensor]:
         """Two random views of inputs [N, ...], which depend on the seed, the round and the counters alone."""
         assert self.change is not None
-        streams = (rng.stream(self.plan.seed, "target view", round, view, *counters) for view in (0, 1))
+        streams = (rng.stream(self.seed, "target view", round, view, *counters) for view in (0, 1))
         first, second = (self.change(x, [(stream, len(x))]) for stream in streams)
         return first, second
 
     def order(self, round: int, *counters: int) -> Tensor:
         """The inputs' numbers in random order, int64 [M]."""
-        stream: np.random.Generator = rng.stream(self.plan.seed, "target order", round, *counters)
+        stream: np.random.Generator = rng.stream(self.seed, "target order", round, *counters)
         return torch.from_numpy(stream.permutation(len(self.inputs)))
 
 
 @torch.no_grad()
 def logits_of(
-    bench: ServerData, models: Sequence[Tensor] | Tensor, buffers: Sequence[Tensor] | Tensor, x: Tensor
+    data: ServerData, models: Sequence[Tensor] | Tensor, buffers: Sequence[Tensor] | Tensor, x: Tensor
 ) -> Tensor:
     """Logits [N, K, C] of K models on inputs [N, ...]; models [K, P], one after the other, in evaluation mode."""
     pairs = list(zip(models, buffers, strict=True))
-    parts = [torch.stack([bench.logits(*pair, part) for pair in pairs], 1) for part in x.split(CHUNK)]
+    parts = [torch.stack([data.logits(*pair, part) for pair in pairs], 1) for part in x.split(CHUNK)]
     return torch.cat(parts)
 
 
 @torch.no_grad()
 def view_logits(
-    bench: ServerData, models: Sequence[Tensor] | Tensor, buffers: Sequence[Tensor] | Tensor, *counters: int
+    data: ServerData, models: Sequence[Tensor] | Tensor, buffers: Sequence[Tensor] | Tensor, *counters: int
 ) -> tuple[Tensor, Tensor]:
-    """Logits [M, K, C] of K models on two random views of all the bench's inputs.
+    """Logits [M, K, C] of K models on two random views of all the server's inputs.
 
     The views depend on the seed and the counters, of which the first is the round; all models see the same ones.
     """
 
     def chunks() -> Iterator[tuple[Tensor, Tensor]]:
-        for number, x in enumerate(bench.inputs.split(CHUNK)):
-            views = bench.views(x, *counters, number)
-            yield logits_of(bench, models, buffers, views[0]), logits_of(bench, models, buffers, views[1])
+        for number, x in enumerate(data.inputs.split(CHUNK)):
+            views = data.views(x, *counters, number)
+            yield logits_of(data, models, buffers, views[0]), logits_of(data, models, buffers, views[1])
 
     first, second = zip(*chunks(), strict=True)
     return torch.cat(first), torch.cat(second)

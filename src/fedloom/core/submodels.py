@@ -12,109 +12,111 @@ and a parameter that nobody holds stays as it is.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.layout import Layout
-from fedloom.core.parts import Part, overrides
+from fedloom.core.method import Method
+from fedloom.core.parts import Adaptation, Part, Submodels
 from fedloom.core.slots import label
-
-if TYPE_CHECKING:
-    from fedloom.core.method import Method
-    from fedloom.core.plan import Plan
 
 
 @dataclass(frozen=True)
-class Level:
-    """What clients of one level train.
+class Submodel:
+    """A level's network.
 
     Attributes:
         name: what records call it; empty for the most capable level, whose model is the server's model.
-        index: I, where its parameters lie in θ, int64 [|I|].
-        plan: the fixed part of its clients' work.
+        network: what its clients train.
+        layout: of that network.
+        param_index: I, where its parameters lie in θ, int64 [|I|].
+        exit_weights: the weights of the losses at the network's exits; none for its output alone.
     """
 
     name: str
-    index: Tensor
-    plan: Plan
+    network: nn.Module
+    layout: Layout
+    param_index: Tensor
+    exit_weights: tuple[float, ...]
 
 
-def ladder(plan: Plan) -> tuple[Level, ...]:
-    """The levels of a plan, the most capable first; none if all clients train the same network.
+def submodels(personal: Submodels, model: nn.Module, layout: Layout, buffers: Tensor) -> Iterator[Submodel]:
+    """The networks of all levels, the most capable first.
 
     Where a level's parameters lie is read from the network itself: it is made once more from a model whose every
     parameter is its own number.
     """
-    personal = plan.method.personal
-    if not personal.levels:
-        return ()
-    numbered = copy.deepcopy(plan.model).double()
-    plan.layout.write(numbered, torch.arange(plan.layout.size, dtype=torch.float64), plan.buffers0.double())
-    found = []
+    numbered = copy.deepcopy(model).double()
+    layout.write(numbered, torch.arange(layout.size, dtype=torch.float64), buffers.double())
     for number, name in enumerate(personal.levels):
-        network = personal.network(plan.model, number)
-        layout = Layout.of(network)
-        index = layout.places(personal.network(numbered, number)).to(plan.theta0.device)
-        rung = replace(plan, model=network, layout=layout, theta0=plan.theta0[index], make=None, rung=number)
-        found.append(Level(name if number else "", index, rung))
-    return tuple(found)
+        network = personal.network(model, number)
+        own = Layout.of(network)
+        index = own.places(personal.network(numbered, number))
+        yield Submodel(name if number else "", network, own, index, personal.exit_weights(number))
 
 
-def shares(levels: tuple[Level, ...], mass: np.ndarray, like: Tensor) -> Tensor:
-    """1 / Σ mass over the levels that hold a parameter, for every parameter [P]; 0 where that is nothing.
+def mean_over_holders(
+    levels: Sequence[Tensor], sums: Sequence[Tensor | None], mass: Sequence[float], size: int
+) -> Tensor:
+    """The mixed update [P] of clients of several levels: each parameter's mean over those that hold it.
 
     Args:
-        levels: the levels.
-        mass: Σ p_i of each level's clients, float64 [levels].
-        like: a tensor [P] of the type that is wanted.
+        levels: I of each level.
+        sums: Σ p_i Δ_i over the clients of each level, [|I|]; None where none has sent anything.
+        mass: Σ p_i of each level's clients.
+        size: P.
     """
-    region = torch.zeros(len(like), dtype=torch.int64, device=like.device)
-    for number, level in enumerate(levels):
-        region[level.index] += 1 << number  # who holds a parameter, as bits
+    like = next(total for total in sums if total is not None)
+    mixed = like.new_zeros(size)
+    region = torch.zeros(size, dtype=torch.int64, device=like.device)
+    for number, (index, total) in enumerate(zip(levels, sums, strict=True)):
+        region[index] += 1 << number  # who holds a parameter, as bits
+        if total is not None:
+            mixed[index] += total
     present, where = region.unique(return_inverse=True)
     held = (present.cpu().numpy()[:, None] >> np.arange(len(levels))) & 1
-    total = held @ mass
-    factor = np.divide(1.0, total, out=np.zeros_like(total), where=total > 0)
-    return torch.from_numpy(factor).to(like)[where]
+    masses = held @ np.asarray(mass)
+    factor = np.divide(1.0, masses, out=np.zeros_like(masses), where=masses > 0)
+    return mixed * torch.from_numpy(factor).to(like)[where]
 
 
-def refuse(method: Method, plan: Plan) -> None:
-    """Say what does not go with clients of several levels.
+def refuse(method: Method, layout: Layout) -> None:
+    """Refuse what does not go with clients of several levels.
 
     Raises:
         ConfigError: if a part is not defined for them, or the model has batch statistics.
     """
     personal = method.personal
-    if not personal.levels:
+    if not isinstance(personal, Submodels):
         return
     mine = f"personal {label(personal)!r}"
     for place, part in method.parts.items():
-        if part is not personal and (why := _why(part, method)):
+        if part is not personal and (why := _why(part, personal)):
             raise ConfigError(
                 f"{place} {label(part)!r} {why}, but with {mine} clients train networks of different size."
             )
     if method.pooled:
         raise ConfigError(f"method {method.name!r} trains at one place, but {mine} divides a network among clients.")
-    if plan.layout.buffers:
+    if layout.buffers:
         raise ConfigError(
-            f"{mine} cannot mix the buffer {plan.layout.buffers[0].name!r} of networks of different size; "
+            f"{mine} cannot mix the buffer {layout.buffers[0].name!r} of networks of different size; "
             "choose a model without batch statistics, like one with group normalisation."
         )
 
 
-def _why(part: Part, method: Method) -> str:
-    if method.adaptation is part and not part.is_identity:
+def _why(part: Part, personal: Submodels) -> str:
+    if isinstance(part, Adaptation) and not part.is_identity:
         return "fits one network to every client"
-    if part.needs.updates or part.needs.update_share or part.needs.target:
+    if part.needs.updates or part.needs.target or "update" in part.uploads:
         return "looks at all clients' models as vectors of one length"
-    if part.uploads or overrides(part, "broadcast"):
+    if part.uploads or part.downloads:
         return "exchanges more than models with the clients"
-    several = any(any(method.personal.ends(n)) for n in range(len(method.personal.levels)))
+    several = any(any(personal.exit_weights(n)) for n in range(len(personal.levels)))
     if several and (part.needs.features or part.needs.twin):
         return "looks beyond the logits at one end of a network, and so cannot be taken at several"
     return ""

@@ -8,28 +8,27 @@ chain rule hands its gradient g to both, (1 - λ)g to w and λg to v.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedloom.core import tree
 from fedloom.core.layout import Layout
 
 
 class View(NamedTuple):
-    """One gradient of a local step. Numbers are floats, or scalars [] under vmap.
+    """One gradient of a local step.
 
     Attributes:
-        at: λ, one number or one a layer: a list, or a vector [L] under vmap.
+        at: λ, one number or a list of one a layer.
         shared: how fast w moves along it, relative to the learning rate; 0 leaves it as it is, momentum included.
         private: likewise v, or the private parameters of a method that splits one model.
-        data: whether there is a loss on the data; otherwise g is zero and only what ``pull`` adds counts.
+        data: whether there is a loss on the data; otherwise g is zero and only ``regulariser_grad`` counts.
     """
 
-    at: Any = 0.0
-    shared: Any = 1.0
-    private: Any = 1.0
+    at: float | list[float] = 0.0
+    shared: float = 1.0
+    private: float = 1.0
     data: bool = True
 
 
@@ -38,14 +37,13 @@ class StepInfo(NamedTuple):
 
     Attributes:
         round: t.
-        step: the number of the step in this piece of local work, a number or a scalar [].
-        draws: uniform random numbers on [0, 1), one a layer, if the part is ``random``: a list, or a vector [L] under
-            vmap.
+        step: the number of the step in this piece of local work.
+        draws: uniform random numbers on [0, 1), one a layer, if the part is ``random``.
     """
 
     round: int
-    step: Any
-    draws: Sequence[float] | Tensor
+    step: int
+    draws: Sequence[float] = ()
 
 
 class SharedPrivate(NamedTuple):
@@ -57,7 +55,7 @@ class SharedPrivate(NamedTuple):
 
 
 class RegGrad(NamedTuple):
-    """What a paired method's own terms add to the gradients of a view: coefficients, scalars [] under vmap.
+    """What a paired method's own terms add to the gradients of a view.
 
     Attributes:
         w: (a, b, c), where a·w + b·v + c·θ^t is added to the gradient (1 - λ)g of w.
@@ -65,59 +63,47 @@ class RegGrad(NamedTuple):
         extra: the gradient of the further numbers [E]; None if it is zero.
     """
 
-    w: tuple[Any, Any, Any] = (0.0, 0.0, 0.0)
-    v: tuple[Any, Any, Any] = (0.0, 0.0, 0.0)
+    w: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    v: tuple[float, float, float] = (0.0, 0.0, 0.0)
     extra: Tensor | None = None
 
 
-LayerViews = dict[
-    int, tuple[Tensor, tuple[Tensor, ...]]
-]  # vectors that live on from step to step, cut into their layers
+class LayerViews:
+    """Vectors [P] that live on from step to step, each cut into its layers once."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._cuts: dict[int, tuple[Tensor, tuple[Tensor, ...]]] = {}
+
+    def __call__(self, vector: Tensor) -> tuple[Tensor, ...]:
+        """The vector's pieces, one a layer."""
+        key = vector.data_ptr()
+        if key not in self._cuts:
+            self._cuts[key] = vector, vector.split(self.layout.layers)
+        return self._cuts[key][1]
 
 
-def moves(speed: float | Tensor) -> bool:
-    """Whether a number is other than zero; one that is not known yet, under vmap, counts as such."""
-    return isinstance(speed, Tensor) or speed != 0
+def mixed(pair: SharedPrivate, at: float | list[float], out: Tensor, layers: LayerViews) -> Tensor:
+    """(1 - λ)w + λv, written to ``out`` [P]."""
+    if not isinstance(at, list):
+        return torch.lerp(pair.w, pair.v, at, out=out)
+    for one, w, v, here in zip(at, layers(pair.w), layers(pair.v), layers(out), strict=True):
+        torch.lerp(w, v, one, out=here)
+    return out
 
 
-def _cut(layout: Layout, cuts: LayerViews, vector: Tensor) -> tuple[Tensor, ...]:
-    """A vector [P] in pieces, one a layer; cut once, as long as the same tensor comes again."""
-    key = vector.data_ptr()
-    if key not in cuts:
-        cuts[key] = vector, vector.split(layout.layers)
-    return cuts[key][1]
-
-
-def mixed(layout: Layout, pair: SharedPrivate, at: Any, out: Tensor | None, cuts: LayerViews) -> Tensor:
-    """(1 - λ)w + λv [P], in ``out`` if there is one, which a λ for each layer as numbers needs."""
-    if isinstance(at, list):
-        assert out is not None
-        pieces = (_cut(layout, cuts, t) for t in (pair.w, pair.v, out))
-        for one, w, v, here in zip(at, *pieces, strict=True):
-            torch.lerp(w, v, one, out=here)
-        return out
-    if out is None:
-        return torch.lerp(pair.w, pair.v, layout.spread(at) if isinstance(at, Tensor) and at.ndim else at)
-    return torch.lerp(pair.w, pair.v, at, out=out)
-
-
-def times(layout: Layout, grad: Tensor, factor: Any, out: Tensor | None, cuts: LayerViews) -> Tensor:
-    """The gradient [P] times one number, or one a layer; in ``out`` if there is one, which may be the gradient."""
+def times(grad: Tensor, factor: float | list[float], out: Tensor, layers: LayerViews) -> Tensor:
+    """The gradient [P] times one number, or one a layer, in ``out``, which may be the gradient."""
     if isinstance(factor, list):
-        assert out is not None
-        for one, piece, here in zip(factor, _cut(layout, cuts, grad), _cut(layout, cuts, out), strict=True):
+        for one, piece, here in zip(factor, layers(grad), layers(out), strict=True):
             torch.mul(piece, one, out=here)
         return out
-    if isinstance(factor, Tensor):
-        return (layout.spread(factor) if factor.ndim else factor) * grad
-    if factor == 1 and (out is None or out is grad):
-        return grad
-    return factor * grad if out is None else torch.mul(grad, factor, out=out)
+    return grad if factor == 1 and out is grad else torch.mul(grad, factor, out=out)
 
 
-def pulled(grad: Tensor, coefficients: Iterable[float | Tensor], vectors: Iterable[Tensor]) -> Tensor:
+def pulled(grad: Tensor, coefficients: Iterable[float], vectors: Iterable[Tensor]) -> Tensor:
     """The gradient with multiples of vectors added to it, in place."""
     for much, vector in zip(coefficients, vectors, strict=True):
-        if moves(much):
-            tree.axpy_(grad, much, vector)
+        if much:
+            grad.add_(vector, alpha=much)
     return grad

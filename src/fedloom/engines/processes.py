@@ -1,4 +1,4 @@
-"""A process a core: forked workers, each a live module with one thread, around shared memory.
+"""A process a core: forked workers, each with a compute of its own and one thread, around shared memory.
 
 Data, model and method are inherited by fork and never copied. The cohort's blocks are dealt out in order; a worker does
 the work of a block's members one after the other and hands over their fold: sums travel, not updates, and pipes carry
@@ -15,8 +15,9 @@ import multiprocessing as mp
 import os
 import pickle
 import signal
+import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -24,9 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedloom.compute.live import LiveClient, no_state
-from fedloom.core.aggregate import LONGEST, Fold, blocks, fold
-from fedloom.core.client import Broadcast, Failure, Result, State
+from fedloom.core.aggregate import Fold, blocks, fold
+from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
+from fedloom.core.engine import Compute, ComputeFactory, States
 from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.plan import Plan
 from fedloom.engines.shared import Segment
@@ -42,21 +43,25 @@ class Task:
 
     Attributes:
         number: of the block in its cohort.
+        level: of its members.
         clients: its members.
         weights: their mixing coefficients, if they are known.
         states: what they bring along.
         slot: number of the slot, whose mark says which member is under way.
         deaths: how many workers died at each member.
         lost: what stands for the members at which too many did.
+        alone: whether members are worked on one by one, to find the one that kills its worker.
     """
 
     number: int
+    level: int
     clients: list[int]
     weights: np.ndarray | None
     states: list[State]
     slot: int
     deaths: Counter[int] = field(default_factory=Counter)
     lost: dict[int, Result] = field(default_factory=dict)
+    alone: bool = False
 
 
 @dataclass
@@ -73,41 +78,45 @@ class Processes:
 
     Args:
         plan: the work.
+        compute: how a worker steps its blocks.
         workers: number of processes; 0 takes one for each core this process may use.
 
     Raises:
         ConfigError: where processes cannot be forked, or the plan is for a GPU.
     """
 
-    def __init__(self, plan: Plan, workers: int = 0) -> None:
+    def __init__(self, plan: Plan, compute: ComputeFactory, workers: int = 0) -> None:
         if "fork" not in mp.get_all_start_methods():
-            raise ConfigError("engine 'processes' needs a system that can fork; use engine=serial or vmap here.")
+            raise ConfigError("engine 'processes' needs a system that can fork; use engine=serial here.")
         if plan.device != "cpu":
-            raise ConfigError("engine 'processes' runs on the CPU; use engine=serial or vmap on a GPU.")
+            raise ConfigError("engine 'processes' runs on the CPU; use engine=serial on a GPU.")
         if workers < 0:
             raise ConfigError(f"engine 'processes': workers is {workers}, but it must be at least 0.")
         self.plan = plan
+        self.computes = [compute(level) for level in plan.levels]  # workers inherit them
         self.context: Any = mp.get_context("fork")
         self.count = workers or len(os.sched_getaffinity(0))
         numbers = plan.layout.shared_size + plan.private_size + plan.layout.buffer_size
         vectors = VECTORS * numbers * plan.layout.dtype.itemsize
         self.down = Segment(vectors + (1 << 20))
-        self.slots = [Segment(LONGEST * (vectors + (1 << 20))) for _ in range(QUEUED * self.count)]
+        longest = max(compute.longest for compute in self.computes)
+        self.slots = [Segment(longest * (vectors + (1 << 20))) for _ in range(QUEUED * self.count)]
         self.workers = [self._fork() for _ in range(self.count)]
 
     def _fork(self) -> Worker:
         ours, theirs = self.context.Pipe()
-        process = self.context.Process(target=_serve, args=(self.plan, self.down, self.slots, theirs), daemon=True)
+        args = self.plan, self.computes, self.down, self.slots, theirs
+        process = self.context.Process(target=_serve, args=args, daemon=True)
         process.start()
         theirs.close()
         return Worker(process, ours)
 
     def run(
-        self, down: Broadcast, clients: np.ndarray, states: Callable[[int], State], weights: np.ndarray | None
+        self, down: Broadcast, clients: np.ndarray, states: States, weights: np.ndarray | None, level: int = 0
     ) -> Generator[Fold]:
         """The folds of the clients' blocks, in order; they are the caller's own."""
         self._announce(down)
-        cut = blocks(len(clients))
+        cut = blocks(len(clients), self.computes[level].longest)
         waiting, free = deque(enumerate(cut)), deque(range(len(self.slots)))
         done: dict[int, Fold] = {}
 
@@ -121,7 +130,7 @@ class Processes:
                 slot = free.pop()  # the one used last: its memory is still in the caches
                 members = clients[block.start : block.stop].tolist()
                 part = None if weights is None else weights[block.start : block.stop]
-                self._give(worker, Task(number, members, part, [states(client) for client in members], slot))
+                self._give(worker, Task(number, level, members, part, [states(client) for client in members], slot))
 
         try:
             deal()
@@ -136,13 +145,13 @@ class Processes:
             if any(worker.tasks for worker in self.workers):  # the round is broken off, and nothing of it shall stay
                 self.close()
 
-    def losses(self, down: Broadcast, clients: np.ndarray, states: Callable[[int], State] = no_state) -> np.ndarray:
+    def losses(self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0) -> np.ndarray:
         """Training losses of the received model, float64 [clients]."""
         self._announce(down)
         shares = []
         for share in np.array_split(clients, len(self.workers)):
             own = {int(c): {k: v for k, v in states(int(c)).items() if k == "personal"} for c in share}
-            shares.append((share, own if self.plan.splits else {}))
+            shares.append((level, share, own if self.plan.has_private else {}))
         for attempt in range(ATTEMPTS):
             try:
                 for worker, share in zip(self.workers, shares, strict=True):
@@ -211,12 +220,15 @@ class Processes:
             task = tasks[0]
             at = self.slots[task.slot].mark
             task.deaths[at] += 1
-            if task.deaths[at] == ATTEMPTS:
-                failure = Failure(down.round, task.clients[at], f"its worker process died {ATTEMPTS} times")
+            if task.deaths[at] == ATTEMPTS and self.computes[task.level].together and not task.alone:
+                task.alone, task.deaths = True, Counter()
+            elif task.deaths[at] == ATTEMPTS:
+                reason = f"its worker process died {ATTEMPTS} times"
+                failure = Failure(down.round, task.clients[at], FailureKind.DIED, reason)
                 task.lost[at] = Result(task.clients[at], failure=failure)
             if len(task.lost) == len(task.clients):
                 results = (task.lost[n] for n in range(len(task.clients)))
-                found.append((tasks.popleft(), fold(self.plan, results, task.weights)))
+                found.append((tasks.popleft(), fold(self.plan.levels[task.level], results, task.weights)))
         for task in tasks:
             self._give(self.workers[number], task)
         return found
@@ -231,12 +243,11 @@ class Processes:
         return old.tasks
 
 
-def _serve(plan: Plan, segment: Segment, slots: list[Segment], pipe: Connection) -> None:
+def _serve(plan: Plan, computes: list[Compute], segment: Segment, slots: list[Segment], pipe: Connection) -> None:
     """A worker's life: receive tasks until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
-    live = LiveClient(plan)
     down: Broadcast | None = None
     while True:
         try:
@@ -248,23 +259,32 @@ def _serve(plan: Plan, segment: Segment, slots: list[Segment], pipe: Connection)
             continue
         assert down is not None
         if kind == "losses":
-            clients, states = content
-            pipe.send(live.losses(down, clients, lambda client, states=states: states.get(client, {})))
+            level, clients, states = content
+            pipe.send(computes[level].losses(down, clients, lambda client, states=states: states.get(client, {})))
         else:
             number, message, end = content
             task: Task = slots[number].load(message)
             try:
-                folded = fold(plan, _results(live, down, task, slots[number]), task.weights)
+                results = _results(computes[task.level], down, task, slots[number])
+                folded = fold(plan.levels[task.level], results, task.weights)
             except Exception as error:  # a fault in what a part uploads, which no other worker would mend
-                folded = ClientError(f"round {down.round}: uploads do not fold: {type(error).__name__}: {error}.")
+                sentence = f"round {down.round}: uploads do not fold: {type(error).__name__}: {error}."
+                folded = ClientError(sentence, "".join(traceback.format_exception(error)))
             pipe.send_bytes(slots[number].dump(folded, end)[0])
 
 
-def _results(live: LiveClient, down: Broadcast, task: Task, slot: Segment) -> Iterator[Result]:
-    """The results of a block's members, one after the other; the slot's mark says who is under way."""
-    for at, (client, state) in enumerate(zip(task.clients, task.states, strict=True)):
+def _results(compute: Compute, down: Broadcast, task: Task, slot: Segment) -> Iterator[Result]:
+    """The results of a block's members in order; the slot's mark says who is under way."""
+    members = [n for n in range(len(task.clients)) if n not in task.lost]
+    groups = [[n] for n in members] if task.alone else [members]
+    results = (
+        result
+        for group in groups
+        for result in compute.work(down, [task.clients[n] for n in group], [task.states[n] for n in group])
+    )
+    for at in range(len(task.clients)):
         if at in task.lost:
             yield task.lost[at]
         else:
             slot.mark = at
-            yield live.work(down, client, state)
+            yield next(results)

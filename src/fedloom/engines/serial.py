@@ -1,33 +1,36 @@
-"""The reference engine: one client after the other, in this process."""
+"""The reference engine: one block of clients after the other, in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 
 import numpy as np
 
-from fedloom.compute.live import LiveClient, no_state
-from fedloom.core.aggregate import Fold, folds
-from fedloom.core.client import Broadcast, State
+from fedloom.core.aggregate import Fold, blocks, fold
+from fedloom.core.client import Broadcast
+from fedloom.core.engine import ComputeFactory, States
 from fedloom.core.plan import Plan
 
 
 class Serial:
-    """Runs clients one by one in a single live module, on the CPU or on a GPU."""
+    """Runs clients in this process, on the CPU or on a GPU."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan, self.live = plan, LiveClient(plan)
+    def __init__(self, plan: Plan, compute: ComputeFactory) -> None:
+        self.plans, self.computes = plan.levels, [compute(level) for level in plan.levels]
 
     def run(
-        self, down: Broadcast, clients: np.ndarray, states: Callable[[int], State], weights: np.ndarray | None
+        self, down: Broadcast, clients: np.ndarray, states: States, weights: np.ndarray | None, level: int = 0
     ) -> Generator[Fold]:
         """The folds of the clients' blocks, each made when it is asked for."""
-        results = (self.live.work(down, int(client), states(int(client))) for client in clients)
-        yield from folds(self.plan, results, len(clients), weights)
+        compute = self.computes[level]
+        for block in blocks(len(clients), compute.longest):
+            members = clients[block.start : block.stop].tolist()
+            results = compute.work(down, members, [states(client) for client in members])
+            yield fold(self.plans[level], results, None if weights is None else weights[block.start : block.stop])
 
-    def losses(self, down: Broadcast, clients: np.ndarray, states: Callable[[int], State] = no_state) -> np.ndarray:
+    def losses(self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0) -> np.ndarray:
         """Training losses of the received model, float64 [clients]."""
-        return self.live.losses(down, clients, states)
+        return self.computes[level].losses(down, clients, states)
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Release nothing."""

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from fedloom.core import meta as adapting
+from fedloom.core.context import Batch
 from fedloom.core.federation import Split
 from fedloom.core.layout import Leaf
-from fedloom.core.parts import Batch
 from fedloom.metrics import Predictions, predictions
 
 if TYPE_CHECKING:

@@ -187,11 +187,11 @@ def _load(path: Path, initial: Snapshot) -> Snapshot:
     manifest, trees = verified(path)
     top = trees["server"]
     shared, buffers = top.pop("shared"), top.pop("buffers")
-    if shared.shape != initial.server.shared["shared"].shape or shared.dtype != initial.server.shared["shared"].dtype:
+    if shared.shape != initial.server.theta.shape or shared.dtype != initial.server.theta.dtype:
         raise ValueError("it belongs to another model")
     device = initial.server.buffers.device
     parts = {place: {k: v.to(device) for k, v in t.items()} for place, t in nested(top).items()}
-    server = Server({"shared": shared.to(device)}, buffers.to(device), parts, manifest["round"])
+    server = Server(shared.to(device), buffers.to(device), parts, manifest["round"])
     store = initial.store.restored(trees, path.parent.parent / CLIENTS, server.round, device)
     last = initial.last
     if last is not None:
@@ -214,7 +214,7 @@ def _seal(manifest: dict[str, Any]) -> str:
 def _tensors(snapshot: Snapshot) -> dict[str, dict[str, Tensor]]:
     server = snapshot.server
     trees: dict[str, dict[str, Tensor]] = {
-        "server": {"shared": server.shared["shared"], "buffers": server.buffers} | flat(server.parts),
+        "server": {"shared": server.theta, "buffers": server.buffers} | flat(server.parts),
         **snapshot.store.saved(),
     }
     if snapshot.last is not None:

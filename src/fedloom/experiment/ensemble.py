@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.client import Plan
+from fedloom.core.context import RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation
-from fedloom.core.parts import Cohort, Mixing
+from fedloom.core.parts import Mixing
+from fedloom.core.plan import Plan
 from fedloom.core.server_data import CHUNK, ServerData, logits_of, view_logits
 from fedloom.core.slots import label
 from fedloom.data.augment import pipeline
@@ -26,7 +27,7 @@ from fedloom.experiment.checkpoint import Snapshot
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.loop import RunResult
 from fedloom.experiment.runtime import one_thread, pick_device
-from fedloom.experiment.setup import make_plan, placed
+from fedloom.experiment.setup import make_plan, placed, server_data
 from fedloom.parts.mixing.ssa import SelfSupervised, combined
 
 SAMPLE_WISE = SelfSupervised(lr=0.02, epochs=10, draws=4)
@@ -95,20 +96,20 @@ def after_training(experiment: Experiment, result: RunResult, policy: Mixing | N
         raise ConfigError(f"mixing {label(policy)!r} needs losses of a round that is to come; this run is over.")
     with one_thread():
         here = _Ensemble(experiment, result)
-        bench = here.bench(views=policy.needs.views)
+        data = here.data(views=policy.needs.views)
         samples = here.federation.train.index.sizes[here.clients]
-        cohort = Cohort(
-            here.clients, samples, here.federation.seen, updates=[{"shared": -theta} for theta in here.models],
-            buffers=list(here.buffers), received={"shared": torch.zeros_like(here.models[0])}, round=here.round,
-            bench=bench,
+        info = RoundInfo(
+            here.round, 0.0, here.clients, samples, np.zeros_like(samples), here.plan.facts,
+            torch.zeros_like(here.models[0]), updates=[-theta for theta in here.models], buffers=list(here.buffers),
+            server_data=data,
         )  # fmt: skip
-        _, p = policy.coefficients({}, cohort)
+        _, p = policy.coefficients({}, info)
         weights = torch.from_numpy(p).to(here.models)
         theta, buffers = weights @ here.models, weights @ here.buffers
         model = copy.deepcopy(here.plan.model).to(theta.device).eval()
         here.plan.layout.write(model, theta, buffers)
-        logits = logits_of(bench, theta[None], buffers[None], here.federation.test.x)[:, 0]
-        return Customised(here.clients, p, model, accuracy(logits, here.federation.test.y), here.before(result, bench))
+        logits = logits_of(data, theta[None], buffers[None], here.federation.test.x)[:, 0]
+        return Customised(here.clients, p, model, accuracy(logits, here.federation.test.y), here.before(result, data))
 
 
 def sample_wise(experiment: Experiment, result: RunResult, policy: SelfSupervised = SAMPLE_WISE) -> Votes:
@@ -129,10 +130,10 @@ def sample_wise(experiment: Experiment, result: RunResult, policy: SelfSupervise
         test = here.federation.test
         logits, p = [], []
         for number, x in enumerate(test.x.split(CHUNK)):
-            bench = replace(here.bench(views=True), inputs=x)
-            plain = logits_of(bench, here.models, here.buffers, x)
+            data = replace(here.data(views=True), inputs=x)
+            plain = logits_of(data, here.models, here.buffers, x)
             views = [
-                view_logits(bench, here.models, here.buffers, here.round, number, draw) for draw in range(policy.draws)
+                view_logits(data, here.models, here.buffers, here.round, number, draw) for draw in range(policy.draws)
             ]
             first, second = (torch.stack(one) for one in zip(*views, strict=True))
             logits.append(plain)
@@ -140,7 +141,7 @@ def sample_wise(experiment: Experiment, result: RunResult, policy: SelfSupervise
         z, weights = torch.cat(logits), torch.cat(p)
         return Votes(
             np.array([accuracy(z[:, k], test.y) for k in range(z.shape[1])]),
-            here.before(result, here.bench(views=False)),
+            here.before(result, here.data(views=False)),
             accuracy(ensemble(z), test.y),
             accuracy(combined(weights, z.double()), test.y),
             weights.cpu().numpy(),
@@ -196,17 +197,17 @@ class _Ensemble:
         whole = replace(layout, shared_size=layout.size, shared_buffers=layout.buffer_size)
         self.plan: Plan = replace(plan, layout=whole)
 
-    def bench(self, views: bool) -> ServerData:
+    def data(self, views: bool) -> ServerData:
         """The target's inputs, or the test set's if there are none, and the model."""
         hidden, train = self.federation.unlabelled, self.federation.train
         change = pipeline(self.experiment.views, train.arrays) if views else None
-        return ServerData(self.plan, self.federation.test.x if hidden is None else hidden.x, change)
+        return server_data(self.plan, self.federation.test.x if hidden is None else hidden.x, change)
 
-    def before(self, result: RunResult, bench: ServerData) -> float:
+    def before(self, result: RunResult, data: ServerData) -> float:
         """The accuracy of the run's server model."""
         theta, buffers = (t.to(self.models.device) for t in self.plan.layout.read(result.model))
         test = self.federation.test
-        return accuracy(logits_of(bench, theta[None], buffers[None], test.x)[:, 0], test.y)
+        return accuracy(logits_of(data, theta[None], buffers[None], test.x)[:, 0], test.y)
 
 
 def last_models(plan: Plan, snapshot: Snapshot) -> tuple[np.ndarray, Tensor, Tensor]:
@@ -216,7 +217,7 @@ def last_models(plan: Plan, snapshot: Snapshot) -> tuple[np.ndarray, Tensor, Ten
         ConfigError: if shared parameters of the last models were not kept, nobody has taken part, or clients train
             networks of different size.
     """
-    if plan.ladder:
+    if plan.has_levels:
         raise ConfigError("the clients' last models are networks of different size, which cannot be mixed as one.")
     layout, last = plan.layout, snapshot.last
     split, own = layout.shared_size, layout.shared_buffers

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.client import Net, Result
+from fedloom.core.client import Result
 from fedloom.core.federation import Arrays, Federation, Split
 from fedloom.core.layout import LiveModule
+from fedloom.core.objective import Net
+from fedloom.core.parts import Submodels
 from fedloom.core.plan import Plan
 from fedloom.core.round import Server, Store
-from fedloom.core.submodels import Level
 from fedloom.experiment import batched_eval as passes
 from fedloom.experiment import interpolation_eval as mixtures
 from fedloom.experiment.experiment import Evaluation
@@ -40,27 +41,27 @@ class LastModels:
 
     def __post_init__(self) -> None:
         self.total = self.initial.double().clone()
-        for number in range(len(self.ladder) or 1):
+        for number in range(len(self.levels) or 1):
             self.total[self.segment(number)] *= self.members(number)
 
     @classmethod
     def of(cls, plan: Plan, clients: int) -> LastModels:
         """Nobody has taken part yet."""
-        if plan.ladder:
-            return cls(torch.cat([level.plan.theta0 for level in plan.ladder]).cpu(), clients, plan)
+        if plan.has_levels:
+            return cls(torch.cat([level.theta0 for level in plan.levels]).cpu(), clients, plan)
         split, own = plan.layout.shared_size, plan.layout.shared_buffers
         return cls(torch.cat([plan.theta0[:split], plan.buffers0[:own]]).cpu(), clients)
 
     @property
-    def ladder(self) -> tuple[Level, ...]:
-        """The levels; none if all clients train the same network."""
-        return () if self.plan is None else self.plan.ladder
+    def levels(self) -> tuple[Plan, ...]:
+        """The levels' plans; none if all clients train the same network."""
+        return () if self.plan is None else self.plan.levels
 
     def segment(self, number: int) -> slice:
         """Where the models of a level lie."""
-        if not self.ladder:
+        if not self.levels:
             return slice(None)
-        ends = np.cumsum([0, *(len(level.index) for level in self.ladder)])
+        ends = np.cumsum([0, *(len(level.theta0) for level in self.levels)])
         return slice(int(ends[number]), int(ends[number + 1]))
 
     def members(self, number: int) -> int:
@@ -73,8 +74,9 @@ class LastModels:
 
     def observe(self, server: Server, result: Result) -> None:
         """Remember what a client of this round has arrived at; nothing changes before ``commit``."""
-        received = server.shared if self.plan is None else self.plan.received(result.client, server.shared)
-        theta = received["shared"] - result.moved["shared"]
+        received = server.theta if self.plan is None else self.plan.received(result.client, server.theta)
+        assert result.moved is not None
+        theta = received - result.moved
         self.pending[result.client] = torch.cat([theta, result.buffers]).cpu()
 
     def commit(self) -> None:
@@ -98,7 +100,9 @@ class Evaluator:
         self.live = LiveModule(copy.deepcopy(plan.model), plan.layout, plan.device)
         self.live.module.eval()
         self.net = Net(self.live.module, plan)
-        self.levels = [Evaluator(level.plan, federation, settings) for level in plan.ladder]
+        self.name = "" if plan.submodel is None else plan.submodel.name
+        levels = plan.levels if plan.has_levels else ()
+        self.levels = [Evaluator(level, federation, settings) for level in levels]
 
     def load(self, shared: Tensor, buffers: Tensor, private: Mapping[str, Tensor] | None = None) -> None:
         """Put a model in place: shared parameters and buffers, and private ones if there are any."""
@@ -144,14 +148,14 @@ class Evaluator:
         n, offsets = sizes[tested], np.concatenate([[0], np.cumsum(sizes[tested])])
         record: dict[str, float] = {}
         adapts, whole = not self.plan.method.adaptation.is_identity, self.plan.layout.size
-        if self.plan.method.personal.paired:
+        if self.plan.is_paired:
             values, record = mixtures.deployed(self, server, store, tested)
         elif self.levels:
             values = self.by_level(server, tested)
         elif adapts or self.plan.layout.shared_size < whole:
             values = self._by_client(self.own(server, store, tested), offsets)
         else:
-            self.load(server.shared["shared"], server.buffers)
+            self.load(server.theta, server.buffers)
             values = self._by_client(self.scores(split.arrays, rows, owned_labels(split)), offsets)
         table = {"client": tested, "n": n, **values}
         record["clients/loss/mean"] = float(values["loss"].mean())
@@ -159,9 +163,9 @@ class Evaluator:
         if self.federation.unseen:
             new = tested >= self.federation.seen
             groups |= {"seen": ~new, "unseen": new}
-        for number in range(len(self.plan.ladder)):
-            if (of := self.level_of(tested) == number).any():
-                groups[f"clients/{self.plan.method.personal.levels[number]}"] = of
+        if self.levels:
+            level = self.level_of(tested)
+            groups |= {f"clients/{name}": level == n for n, name in enumerate(self.names) if (level == n).any()}
         for metric in self.settings.metrics:
             if np.isnan(values[metric]).all():
                 continue
@@ -177,7 +181,7 @@ class Evaluator:
         """
         layout, plan = self.plan.layout, self.plan
         split, federation = (layout.shared_size, layout.shared_buffers), self.federation
-        self.load(server.shared["shared"], server.buffers)
+        self.load(server.theta, server.buffers)
 
         def fill(client: int, number: int, theta: Tensor, buffers: Tensor) -> None:
             mine = (store.get(client) or {}).get("personal", {})
@@ -187,18 +191,26 @@ class Evaluator:
         support = None if plan.method.adaptation.is_identity else federation.train
         return passes.through(self, federation.held_out, tested, fill, split, support=support)[0]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The levels' names; none if all clients train the same network."""
+        personal = self.plan.method.personal
+        return personal.levels if isinstance(personal, Submodels) else ()
+
     def level_of(self, clients: np.ndarray) -> np.ndarray:
-        """The levels of clients, those too that never take part."""
-        return np.array([self.plan.method.personal.level(int(client)) for client in clients])
+        """The levels of clients, those too that never take part, int64 [clients]."""
+        personal = self.plan.method.personal
+        assert isinstance(personal, Submodels)
+        return np.array([personal.level(int(client)) for client in clients])
 
     def by_level(self, server: Server, tested: np.ndarray) -> dict[str, np.ndarray]:
         """The metrics and the loss of the network of each tested client's level on its own test samples, [clients]."""
         split, levels = self.federation.held_out, self.level_of(tested)
         values = {metric: np.full(len(tested), np.nan) for metric in (*self.settings.metrics, "loss")}
-        for number, (evaluator, level) in enumerate(zip(self.levels, self.plan.ladder, strict=True)):
+        for number, (evaluator, level) in enumerate(zip(self.levels, self.plan.levels, strict=False)):
             of = np.flatnonzero(levels == number)
             if len(of):
-                evaluator.load(server.shared["shared"][level.index], server.buffers)
+                evaluator.load(level.own(server.theta), server.buffers)
                 index = split.index.pick(tested[of])
                 owners = torch.from_numpy(np.repeat(tested[of], index.sizes)).to(split.arrays.y.device)
                 labels = None if split.relabel is None else split.labels(torch.from_numpy(index.rows), owners)
@@ -220,20 +232,20 @@ class Evaluator:
         if "clients" in on and len(federation.held_out.index.rows):
             numbers, table = self.clients(server, store)
             record |= numbers
-        for number, (evaluator, level) in enumerate(zip(self.levels, self.plan.ladder, strict=True)):
+        for number, (evaluator, level) in enumerate(zip(self.levels, self.plan.levels, strict=False)):
             if "average" in on and last is not None and last.members(number):
                 evaluator.load(last.mean(number), server.buffers)
-                record |= evaluator.on("/".join(filter(None, ("average", level.name))), federation.test)
-            if "global" in on and level.name:
-                evaluator.load(server.shared["shared"][level.index], server.buffers)
-                record |= evaluator.on(f"global/{level.name}", federation.test)
+                record |= evaluator.on("/".join(filter(None, ("average", evaluator.name))), federation.test)
+            if "global" in on and evaluator.name:
+                evaluator.load(level.own(server.theta), server.buffers)
+                record |= evaluator.on(f"global/{evaluator.name}", federation.test)
         if "average" in on and last is not None and not self.levels:
             mean = last.mean()
             split = self.plan.layout.shared_size
             self.load(mean[:split], mean[split:])
             record |= self.on("average", federation.test)
         if "global" in on or "train" in on:
-            self.load(server.shared["shared"], server.buffers)
+            self.load(server.theta, server.buffers)
         if "global" in on:
             record |= self.on("global", federation.test)
         if "train" in on:

@@ -107,8 +107,10 @@ class Experiment:
             from them.
         teacher: for objectives that distil: a trained model, or the run directory of one.
         evaluation: what is measured.
-        engine: ``serial``, ``processes`` or ``vmap``.
+        engine: where clients' work runs: ``serial`` or ``processes``.
         engine_settings: settings of the engine, like ``{"workers": 4}``.
+        compute: how clients are stepped: ``live``.
+        compute_settings: settings of the compute.
         seed: of everything that is random.
         drop_rate: probability that a cohort member drops out of a round (injected failures).
         dtype: ``float32`` or ``float64``.
@@ -135,6 +137,8 @@ class Experiment:
     evaluation: Evaluation = field(default_factory=Evaluation)
     engine: str = "serial"
     engine_settings: Mapping[str, Any] = field(default_factory=dict)
+    compute: str = "live"
+    compute_settings: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     drop_rate: float = 0.0
     dtype: str = "float32"

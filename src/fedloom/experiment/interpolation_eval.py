@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.federation import Split
+from fedloom.core.parts import Paired
 from fedloom.core.round import Server, Store
 from fedloom.experiment import batched_eval as passes
 from fedloom.metrics import direction
@@ -52,7 +53,7 @@ def _swept(
     evaluator: Evaluator, server: Server, store: Store, split: Split, clients: np.ndarray, at: np.ndarray
 ) -> Values:
     """The metrics and the loss [M, clients] of each client's mixtures with λ of [M, clients]."""
-    w, size = server.shared["shared"], evaluator.plan.layout.size
+    w, size = server.theta, evaluator.plan.layout.size
     place = {int(client): number for number, client in enumerate(clients)}
     evaluator.load(w, server.buffers)
 
@@ -97,6 +98,7 @@ def deployed(evaluator: Evaluator, server: Server, store: Store, tested: np.ndar
     for number, client in enumerate(tested):
         state = (store.get(int(client)) or {}).get("personal")
         if state is not None:
+            assert isinstance(personal, Paired)
             at = personal.deployed(state["private"][size:])
             free |= at is None
             fixed[number] = 0.5 if at is None else at

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedloom.compute import computes
 from fedloom.core.aggregate import Traffic
 from fedloom.core.client import Failure
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.local import cohort_size, draw_cohort
 from fedloom.core.plan import Plan
-from fedloom.core.round import InitialStates, Report, Server, federated_round
+from fedloom.core.round import Report, Server, federated_round, received_losses
 from fedloom.engines import engines
 from fedloom.experiment import atomic
 from fedloom.experiment import checkpoint as checkpoints
@@ -28,7 +29,7 @@ from fedloom.experiment.fingerprint import describe, differences
 from fedloom.experiment.interrupt import Interruptible
 from fedloom.experiment.rundir import VERSION, Kind, RunDirectory
 from fedloom.experiment.runtime import environment, one_thread, pick_device
-from fedloom.experiment.setup import make_bench, make_plan, placed
+from fedloom.experiment.setup import make_plan, make_server_data, placed
 from fedloom.experiment.store import make_store
 from fedloom.experiment.summary import should_stop, summarise
 
@@ -142,7 +143,7 @@ class _Run:
         device = "cpu" if experiment.engine == "processes" else pick_device(experiment.device)
         self.federation = placed(self.federation, getattr(torch, experiment.dtype), device)
         self.plan = make_plan(experiment, self.federation, device)
-        self.bench = make_bench(experiment, self.plan, self.federation)
+        self.server_data = make_server_data(experiment, self.plan, self.federation)
         self.evaluator = Evaluator(self.plan, self.federation, experiment.evaluation)
         self.directory = None if out is None else RunDirectory(out)
         self.history: list[dict[str, Any]] = []
@@ -165,7 +166,9 @@ class _Run:
 
     def go(self, resume: bool | Path, progress: Progress) -> RunResult:
         experiment = self.experiment
-        engine = engines.make(experiment.engine, **experiment.engine_settings)(self.plan)  # refuses before writing
+        compute = computes.make(experiment.compute, **experiment.compute_settings)
+        make = engines.make(experiment.engine, **experiment.engine_settings)
+        engine = make(self.plan, compute)  # refuses before writing
         try:
             self._open(resume)
         except BaseException:
@@ -194,7 +197,7 @@ class _Run:
         summary = self._finish(status)
         progress.finish(summary)
         model = self.evaluator.live.module
-        self.evaluator.load(self.state.server.shared["shared"], self.state.server.buffers)
+        self.evaluator.load(self.state.server.theta, self.state.server.buffers)
         return RunResult(self.history, summary, model, self.state, self.failures)
 
     def _open(self, resume: bool | Path) -> None:
@@ -256,12 +259,11 @@ class _Run:
             self.state.store,
             cohort,
             drop_rate=experiment.drop_rate,
-            bench=self.bench,
+            server_data=self.server_data,
             observe=(lambda result: None) if last is None else (lambda result: last.observe(server, result)),
         )
         if "received" in experiment.evaluation.what and report.losses is None:  # no part asked; nothing depends on it
-            states = InitialStates(self.plan, server, self.state.store)
-            report.losses = engine.losses(server.broadcast(self.plan), cohort, states)
+            report.losses = received_losses(self.plan, engine, server, self.state.store, cohort)
         return moved, report
 
     def _commit(self, server: Server, report: Report, started: float, seen: dict[str, Any]) -> dict[str, Any]:
@@ -332,7 +334,7 @@ class _Run:
         if self.directory is not None:
             try:
                 named = self.plan.layout.named(
-                    torch.cat([self.state.server.shared["shared"], self.plan.theta0[self.plan.layout.shared_size :]]),
+                    torch.cat([self.state.server.theta, self.plan.theta0[self.plan.layout.shared_size :]]),
                     torch.cat([self.state.server.buffers, self.plan.buffers0[self.plan.layout.shared_buffers :]]),
                 )
                 atomic.write_whole(self.directory.path / "model.safetensors", atomic.as_file(named))

@@ -11,8 +11,9 @@ from fedloom.core import rng
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation, Split, Unlabelled
 from fedloom.core.method import Method
+from fedloom.core.parts import Paired, Submodels
 from fedloom.core.plan import Plan
-from fedloom.core.server_data import ServerData
+from fedloom.core.server_data import Augment, ServerData
 from fedloom.core.slots import label
 from fedloom.core.submodels import refuse
 from fedloom.data.augment import pipeline
@@ -27,9 +28,6 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Pl
         ConfigError: if the model does not take the data, the engine does not suit a part, or the split into shared and
             private parameters finds none of the one or the other in this model, or latent vectors have another length.
     """
-    for place, part in experiment.method.parts.items():
-        if experiment.engine == "vmap" and not part.needs.vmap:
-            raise ConfigError(f"engine 'vmap' cannot run {place} {label(part)!r}; use engine=serial or processes.")
     with torch.random.fork_rng(devices=[]):
         rng.seed_torch(experiment.seed, "model")
         model = experiment.model().to(getattr(torch, experiment.dtype))
@@ -47,7 +45,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Pl
     )
     _private(experiment.method, plan)
     _latent(experiment.method, model)
-    refuse(experiment.method, plan)
+    refuse(experiment.method, plan.layout)
     sample = federation.train.arrays.x[:2].to("cpu")
     try:
         with torch.no_grad():
@@ -64,13 +62,18 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Pl
     return plan
 
 
-def make_bench(experiment: Experiment, plan: Plan, federation: Federation) -> ServerData | None:
+def make_server_data(experiment: Experiment, plan: Plan, federation: Federation) -> ServerData | None:
     """What the server learns with, if some part of the method does."""
     if federation.unlabelled is None or not experiment.method.needs("target"):
         return None
     views = experiment.method.needs("views")
     change = pipeline(experiment.views, federation.train.arrays) if views else None
-    return ServerData(plan, federation.unlabelled.x, change)
+    return server_data(plan, federation.unlabelled.x, change)
+
+
+def server_data(plan: Plan, inputs: Tensor, change: Augment | None = None) -> ServerData:
+    """Unlabelled inputs [M, ...] and the plan's model, as parts at the server see them."""
+    return ServerData(plan.model, plan.layout, plan.theta0, plan.buffers0, inputs, plan.seed, change)
 
 
 def _teacher(experiment: Experiment, federation: Federation, device: str) -> nn.Module | None:
@@ -81,14 +84,15 @@ def _teacher(experiment: Experiment, federation: Federation, device: str) -> nn.
 
 def _levels(plan: Plan, sample: Tensor) -> None:
     """Try the networks of all levels."""
-    for level in plan.ladder:
+    for level in plan.levels if plan.has_levels else ():
+        assert level.submodel is not None
         try:
             with torch.no_grad():
-                level.plan.model.to("cpu").eval()(sample)
+                level.model.to("cpu").eval()(sample)
         except Exception as error:
             raise ConfigError(
-                f"personal {label(plan.method.personal)!r} cannot make the network {level.name!r} of this model: "
-                f"{str(error).splitlines()[0]}"
+                f"personal {label(plan.method.personal)!r} cannot make the network {level.submodel.name!r} of this "
+                f"model: {str(error).splitlines()[0]}"
             ) from error
 
 
@@ -108,7 +112,7 @@ def _private(method: Method, plan: Plan) -> None:
     """Refuse a split of the parameters that is none on this model."""
     shared, total = plan.layout.shared_size, plan.layout.size
     everything = method.personal.private("body.weight") and method.personal.private("head.weight")
-    splits = not (method.personal.is_identity or method.personal.paired or method.personal.levels)
+    splits = not (method.personal.is_identity or isinstance(method.personal, (Paired, Submodels)))
     if splits and shared == total:
         raise ConfigError(
             f"personal {label(method.personal)!r} keeps no parameter of this model private; "

@@ -281,7 +281,7 @@ def state_bytes(plan: Plan, server: Server) -> int:
     if plan.private_size and plan.method.personal.kept:
         buffers = plan.layout.buffer_size - plan.layout.shared_buffers
         own = plan.private_size * plan.theta0.itemsize + buffers * plan.buffers0.itemsize
-    return own + sum(_bytes(part.init_client(server.shared)) for _, part in plan.method.hooks["init_client"])
+    return own + sum(_bytes(part.init_client(server.theta)) for _, part in plan.method.hooks["init_client"])
 
 
 def make_store(

@@ -8,7 +8,7 @@ from typing import Any
 from fedloom.core.client import Failure
 from fedloom.core.local import cohort_size
 from fedloom.core.method import Method
-from fedloom.core.parts import overrides
+from fedloom.core.parts import Paired, overrides
 from fedloom.core.plan import Plan
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.metrics import best_round, fedavg_rounds, parameters_to_target, rounds_to_target
@@ -21,7 +21,11 @@ def headline(method: Method) -> str:
     mean accuracy of what they deploy, since the server's model alone is then nobody's.
     """
     personal = method.personal
-    own = personal.paired or (overrides(personal, "private") and personal.kept) or not method.adaptation.is_identity
+    own = (
+        isinstance(personal, Paired)
+        or (overrides(personal, "private") and personal.kept)
+        or not method.adaptation.is_identity
+    )
     return "clients/accuracy/mean" if own else "global/accuracy"
 
 

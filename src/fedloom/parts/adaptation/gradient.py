@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.core.context import Batch, Forward, Output
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Adaptation, Batch, Forward, Output
+from fedloom.core.parts import Adaptation
 from fedloom.core.slots import adaptations
 
 Loss = Callable[[Output, Batch], Tensor]

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.core.context import Batch, Forward, Output
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Adaptation, Batch, Forward, Needs, Output
+from fedloom.core.parts import Adaptation, Needs
 from fedloom.core.slots import adaptations
 
 UNKNOWN = -1e9  # the logit of a class that the support has none of

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from fedloom.core import tree
+from fedloom.core.context import Context, Facts, Model, RoundInfo
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import ClientEnd, Context, Drift, Needs, Reduce
+from fedloom.core.parts import ClientEnd, Drift, Halves, Needs, Reduce
 from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
 
@@ -53,6 +54,7 @@ class FedDCDrift(Drift):
     decouple: bool = True
     average_over_all: bool = False
 
+    downloads = ("g",)
     citation = """@inproceedings{gao2022feddc,
   title={{FedDC}: Federated Learning with Non-{IID} Data via Local Drift Decoupling and Correction},
   author={Gao, Liang and Fu, Huazhu and Li, Li and Chen, Yingwen and Xu, Ming and Xu, Cheng-Zhong},
@@ -65,56 +67,56 @@ class FedDCDrift(Drift):
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Plain SGD where displacements are read as gradients."""
-        return Needs(shared=True, plain_sgd=self.gradient, update_share=self.decouple and self.average_over_all)
+        return Needs(shared=True, plain_sgd=self.gradient)
 
     @property
     def uploads(self) -> Mapping[str, Reduce]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """g_i, unless the update that is sent is g_i itself."""
-        return {"g": Reduce.MIX} if self.gradient and self.decouple and not self.average_over_all else {}
+        """g_i, unless the update that is sent is g_i itself; Σ Δ_i / K where the mean of all h_i is kept."""
+        if not self.decouple:
+            return {}
+        if self.average_over_all:
+            return {"update": Reduce.SHARE}
+        return {"g": Reduce.MIX} if self.gradient else {}
 
-    def init_server(self, shared: Tree) -> Tree:
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         """g = 0, and the mean drift h = 0 where it is of all clients."""
         names = ["g"] * self.gradient + ["h"] * (self.decouple and self.average_over_all)
-        return {name: torch.zeros_like(shared["shared"]) for name in names}
+        return {name: torch.zeros_like(theta) for name in names}
 
-    def broadcast(self, state: Tree) -> Tree:
-        """Send g."""
-        return {"g": state["g"]} if self.gradient else {}
-
-    def init_client(self, shared: Tree) -> Tree:
+    def init_client(self, theta: Tensor) -> Tree:
         """g_i = h_i = 0."""
         names = ["g"] * self.gradient + ["h"] * self.decouple
-        return {name: torch.zeros_like(shared["shared"]) for name in names}
+        return {name: torch.zeros_like(theta) for name in names}
 
     def begin(self, ctx: Context) -> Tree:
         """α(h_i - θ^t) + (g_i - g)/(ηk), constant over the local steps."""
-        centre = ctx.state["h"] - ctx.received["shared"] if self.decouple else -ctx.received["shared"]
+        centre = ctx.state["h"] - ctx.received if self.decouple else -ctx.received
         constant = self.alpha * centre
         if self.gradient:
             constant = constant + (ctx.state["g"] - ctx.down["g"]) / (ctx.steps * ctx.lr)
-        return {"shared": constant}
+        return {"pull": constant}
 
-    def grad(self, grads: Tree, w: Tree, ctx: Context) -> Tree:
+    def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
         """∇F_i + α(h_i + θ - θ^t) + (g_i - g)/(ηk)."""
-        return tree.add_(tree.add_(grads, w, self.alpha), ctx.local)
+        return grad.add_(w, alpha=self.alpha).add_(ctx.local["pull"])
 
-    def end(self, ctx: Context, update: Tree) -> ClientEnd:
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         """New h_i and g_i; uploads θ^t - (θ_i + h_i) and g_i, or Δ_i alone if the server averages over all."""
-        moved = -update["shared"]
+        moved = -update
         state = {"g": moved} if self.gradient else {}
         if not self.decouple:
             return ClientEnd(state, {}, update)
         state["h"] = ctx.state["h"] + moved
         if self.average_over_all:
             return ClientEnd(state, {}, update)
-        return ClientEnd(state, dict.fromkeys(self.uploads, moved), {"shared": update["shared"] - state["h"]})
+        return ClientEnd(state, dict.fromkeys(self.uploads, moved), update - state["h"])
 
-    def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
-        """New g; averaged over all, h ← h - (1/K) Σ Δ_i then Δ - h."""
+    def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        """New g; averaged over all, h ← h - (1/K) Σ Δ_i and then Δ - h."""
         new: Tree = {}
         if self.gradient:
-            new["g"] = reduced["g"][""] if "g" in reduced else -update["shared"]
+            new["g"] = uploads.get("g", -update)
         if self.decouple and self.average_over_all:
-            new["h"] = state["h"] - reduced["update/share"]["shared"]
-            update = {"shared": update["shared"] - new["h"]}
+            new["h"] = state["h"] - uploads["update"]
+            update = update - new["h"]
         return new, update

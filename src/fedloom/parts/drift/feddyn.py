@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedloom.core import tree
+import torch
+from torch import Tensor
+
+from fedloom.core.context import Context, Facts, Model, RoundInfo
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import ClientEnd, Context, Drift, Needs
+from fedloom.core.parts import ClientEnd, Drift, Halves, Needs, Reduce
 from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
 
@@ -38,7 +40,8 @@ class FedDynDrift(Drift):
     alpha: float = 0.01
     size_weighted: bool = True
 
-    needs = Needs(shared=True, update_share=True)
+    needs = Needs(shared=True)
+    uploads = {"update": Reduce.SHARE}  # noqa: RUF012
     citation = """@inproceedings{acar2021feddyn, title={Federated Learning Based on Dynamic Regularization},
   author={Acar, Durmus Alp Emre and Zhao, Yue and Matas, Ramon and Mattina, Matthew and Whatmough, Paul and Saligrama, Venkatesh},
   booktitle={International Conference on Learning Representations}, year={2021}}"""  # noqa: E501
@@ -47,30 +50,30 @@ class FedDynDrift(Drift):
         if not 0 < self.alpha < float("inf"):
             raise ConfigError(f"dynamic regularisation needs a finite alpha > 0, not {self.alpha:g}.")
 
-    def init_server(self, shared: Tree) -> Tree:
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         """h = 0."""
-        return {"h": tree.zeros_like(shared)["shared"]}
+        return {"h": torch.zeros_like(theta)}
 
-    def init_client(self, shared: Tree) -> Tree:
+    def init_client(self, theta: Tensor) -> Tree:
         """h_i = 0."""
-        return {"h": tree.zeros_like(shared)["shared"]}
+        return {"h": torch.zeros_like(theta)}
 
     def begin(self, ctx: Context) -> Tree:
         """h_i + αθ^t, constant over the local steps."""
-        return {"shared": (ctx.state["h"] + self.alpha * ctx.received["shared"]) / self._size(ctx)}
+        return {"pull": (ctx.state["h"] + self.alpha * ctx.received) / self._size(ctx)}
 
-    def grad(self, grads: Tree, w: Tree, ctx: Context) -> Tree:
+    def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
         """g + (α(θ - θ^t) - h_i) / (n_i/n̄)."""
-        return tree.add_(tree.add_(grads, w, self.alpha / self._size(ctx)), ctx.local, -1.0)
+        return grad.add_(w, alpha=self.alpha / self._size(ctx)).sub_(ctx.local["pull"])
 
-    def end(self, ctx: Context, update: Tree) -> ClientEnd:
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         """h_i ← h_i - α(θ_i - θ^t)."""
-        return ClientEnd({"h": ctx.state["h"] + self.alpha * update["shared"]}, {}, update)
+        return ClientEnd({"h": ctx.state["h"] + self.alpha * update}, {}, update)
 
-    def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
+    def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """h ← h + α (1/K) Σ Δ_i, then Δ + h/α."""
-        h = state["h"] + self.alpha * reduced["update/share"]["shared"]
-        return {"h": h}, {"shared": update["shared"] + h / self.alpha}
+        h = state["h"] + self.alpha * uploads["update"]
+        return {"h": h}, update + h / self.alpha
 
-    def _size(self, ctx: Context):
+    def _size(self, ctx: Context) -> float:
         return ctx.size if self.size_weighted else 1.0

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
+from torch import Tensor
 
-from fedloom.core import tree
-from fedloom.core.parts import ClientEnd, Context, Drift, Needs, Reduce
+from fedloom.core.context import Context, Model, RoundInfo
+from fedloom.core.parts import ClientEnd, Drift, Halves, Needs
 from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
 
@@ -25,17 +24,16 @@ class FedNovaDrift(Drift):
     """
 
     needs = Needs(shared=True, plain_sgd=True)
-    uploads = {"steps": Reduce.MIX}  # noqa: RUF012
     citation = """@inproceedings{wang2020fednova,
   title={Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization},
   author={Wang, Jianyu and Liu, Qinghua and Liang, Hao and Joshi, Gauri and Poor, H. Vincent},
   booktitle={Advances in Neural Information Processing Systems}, year={2020}}"""
 
-    def end(self, ctx: Context, update: Tree) -> ClientEnd:
-        """Δ_i/τ_i and τ_i."""
-        steps = torch.as_tensor(ctx.steps, dtype=update["shared"].dtype)
-        return ClientEnd({}, {"steps": steps}, tree.scale(update, 1 / steps))
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
+        """Δ_i/τ_i."""
+        return ClientEnd({}, {}, update / ctx.steps)
 
-    def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
-        """τ_eff times the mixed update."""
-        return state, tree.scale(update, reduced["steps"][""])
+    def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        """Σ p_i τ_i times the mixed update; the server knows every τ_i."""
+        assert info.p is not None
+        return state, float(info.p @ info.steps) * update

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from fedloom.core import tree
+from fedloom.core.context import Context, Facts, Model, RoundInfo
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import ClientEnd, Context, Drift, Needs, Reduce
+from fedloom.core.parts import ClientEnd, Drift, Halves, Needs, Reduce
 from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
 
@@ -46,8 +46,9 @@ class FedSplitDrift(Drift):
     s: float = 10.0
     active: bool = False
 
-    needs = Needs(shared=True, update_share=True)
-    uploads = {"new": Reduce.SHARE}  # noqa: RUF012
+    needs = Needs(shared=True)
+    uploads = {"new": Reduce.SHARE, "update": Reduce.SHARE}  # noqa: RUF012
+    downloads = ("start",)
     citation = """@inproceedings{pathak2020fedsplit,
   title={{FedSplit}: An Algorithmic Framework for Fast Federated Optimization},
   author={Pathak, Reese and Wainwright, Martin J.},
@@ -57,42 +58,36 @@ class FedSplitDrift(Drift):
         if not 0 < self.s < float("inf"):
             raise ConfigError(f"drift 'split' needs a finite s > 0, not {self.s:g}.")
 
-    def init_server(self, shared: Tree) -> Tree:
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         """θ⁰, and the share of clients that have taken part, 0."""
-        return {"start": shared["shared"].clone(), "joined": shared["shared"].new_zeros((), dtype=torch.float64)}
+        return {"start": theta.clone(), "joined": theta.new_zeros((), dtype=torch.float64)}
 
-    def broadcast(self, state: Tree) -> Tree:
-        """Send θ⁰ while someone may need it."""
-        return {"start": state["start"]} if "start" in state else {}
-
-    def init_client(self, shared: Tree) -> Tree:
+    def init_client(self, theta: Tensor) -> Tree:
         """Z_i is not known yet: θ⁰ comes with the first broadcast."""
-        return {"z": torch.zeros_like(shared["shared"]), "new": shared["shared"].new_ones((), dtype=torch.float64)}
+        return {"z": torch.zeros_like(theta), "new": theta.new_ones((), dtype=torch.float64)}
 
     def begin(self, ctx: Context) -> Tree:
         """-(2x - z_i)/s, constant over the local steps."""
-        return {"shared": (self._z(ctx) - 2 * ctx.received["shared"]) / self.s}
+        return {"pull": (self._z(ctx) - 2 * ctx.received) / self.s}
 
-    def grad(self, grads: Tree, w: Tree, ctx: Context) -> Tree:
+    def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
         """g + (u - (2x - z_i))/s."""
-        return tree.add_(tree.add_(grads, w, 1 / self.s), ctx.local)
+        return grad.add_(w, alpha=1 / self.s).add_(ctx.local["pull"])
 
-    def end(self, ctx: Context, update: Tree) -> ClientEnd:
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         """z_i ← z_i - 2Δ_i; uploads x - z_i (Act) or what z_i lost (All)."""
-        z = self._z(ctx) - 2 * update["shared"]
-        sent = ctx.received["shared"] - z if self.active else 2 * update["shared"]
-        return ClientEnd(
-            {"z": z, "new": torch.zeros_like(ctx.state["new"])}, {"new": ctx.state["new"]}, {"shared": sent}
-        )
+        z = self._z(ctx) - 2 * update
+        sent = ctx.received - z if self.active else 2 * update
+        return ClientEnd({"z": z, "new": torch.zeros_like(ctx.state["new"])}, {"new": ctx.state["new"]}, sent)
 
-    def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
+    def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """The mixed x - z_i, or (2/K) Σ Δ_i; θ⁰ is dropped when nobody will need it again."""
-        joined = state["joined"] + reduced["new"][""]
+        joined = state["joined"] + uploads["new"]
         done = "start" not in state or bool(joined >= EVERYBODY)
         kept = {"joined": joined} if done else {"start": state["start"], "joined": joined}
-        return kept, update if self.active else reduced["update/share"]
+        return kept, update if self.active else uploads["update"]
 
-    def _z(self, ctx: Context) -> torch.Tensor:
+    def _z(self, ctx: Context) -> Tensor:
         """z_i, which is θ⁰ at a client that is new."""
         if "start" not in ctx.down:
             return ctx.state["z"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedloom.core import tree
-from fedloom.core.parts import ClientEnd, Context, Drift, Needs, Reduce
+import torch
+from torch import Tensor
+
+from fedloom.core.context import Context, Facts, Model, RoundInfo
+from fedloom.core.parts import ClientEnd, Drift, Halves, Needs, Reduce
 from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
 
@@ -26,36 +28,33 @@ class Scaffold(Drift):
 
     needs = Needs(shared=True, plain_sgd=True)
     uploads = {"control": Reduce.SHARE}  # noqa: RUF012
+    downloads = ("c",)
     citation = """@inproceedings{karimireddy2020scaffold,
   title={{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},
   author={Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank and Stich, Sebastian and Suresh, Ananda Theertha},
   booktitle={International Conference on Machine Learning}, year={2020}}"""  # noqa: E501
 
-    def init_server(self, shared: Tree) -> Tree:
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         """c = 0."""
-        return {"c": tree.zeros_like(shared)["shared"]}
+        return {"c": torch.zeros_like(theta)}
 
-    def broadcast(self, state: Tree) -> Tree:
-        """Send c."""
-        return state
-
-    def init_client(self, shared: Tree) -> Tree:
+    def init_client(self, theta: Tensor) -> Tree:
         """c_i = 0."""
-        return {"c": tree.zeros_like(shared)["shared"]}
+        return {"c": torch.zeros_like(theta)}
 
     def begin(self, ctx: Context) -> Tree:
         """c - c_i, constant over the local steps."""
-        return {"shared": ctx.down["c"] - ctx.state["c"]}
+        return {"correction": ctx.down["c"] - ctx.state["c"]}
 
-    def grad(self, grads: Tree, w: Tree, ctx: Context) -> Tree:
+    def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
         """g - c_i + c."""
-        return tree.add_(grads, ctx.local)
+        return grad.add_(ctx.local["correction"])
 
-    def end(self, ctx: Context, update: Tree) -> ClientEnd:
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         """c_i⁺, and c_i⁺ - c_i for the server."""
-        change = update["shared"] / (ctx.steps * ctx.lr) - ctx.down["c"]
+        change = update / (ctx.steps * ctx.lr) - ctx.down["c"]
         return ClientEnd({"c": ctx.state["c"] + change}, {"control": change}, update)
 
-    def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
+    def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """c ← c + (1/K) Σ (c_i⁺ - c_i)."""
-        return {"c": state["c"] + reduced["control"][""]}, update
+        return {"c": state["c"] + uploads["control"]}, update

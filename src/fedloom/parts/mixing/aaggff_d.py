@@ -8,8 +8,9 @@ from math import log, sqrt
 import numpy as np
 import torch
 
+from fedloom.core.context import RoundInfo
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Cohort, Mixing, Needs
+from fedloom.core.parts import Mixing, Needs
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
@@ -73,13 +74,13 @@ class AAggFFD(Mixing):
         if not (0 <= self.c1 < float("inf") and (self.c2 == 0 or self.c1 < self.c2 < float("inf"))):
             raise ConfigError(f"mixing 'aaggff_d' needs 0 <= c1 < c2, not {self.c1:g} and {self.c2:g}.")
 
-    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """The regularised leader after this round's responses, restricted to the cohort."""
-        assert cohort.losses is not None
-        k, members = cohort.total_clients, cohort.clients
+        assert info.losses is not None
+        k, members = info.facts.clients, info.cohort
         share = len(members) / k
         high = self.c2 or max(share, 2 * self.c1)
-        r = responses.respond(cohort.losses, self.cdf, self.scale, self.shape, self.c1, high)
+        r = responses.respond(info.losses, self.cdf, self.scale, self.shape, self.c1, high)
         mean = r.mean()
         total = state["total"].cpu().numpy().copy() if state else np.zeros(k)
         rounds = int(state["rounds"]) + 1 if state else 1

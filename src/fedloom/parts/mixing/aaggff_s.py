@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedloom.core.context import RoundInfo
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Cohort, Mixing, Needs
+from fedloom.core.parts import Mixing, Needs
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
-from fedloom.parts.mixing.restrict import here
+from fedloom.parts.mixing.restrict import restrict_to_cohort
 from fedloom.parts.mixing.simplex import Vector, minimise
 
 
@@ -59,20 +60,20 @@ class AAggFFS(Mixing):
         lipschitz = high / (1 + self.c1)
         return high, 4 * clients * lipschitz, 1 / (4 * lipschitz)
 
-    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """The online Newton step for this round's responses."""
-        assert cohort.losses is not None
-        k = cohort.total_clients
+        assert info.losses is not None
+        k = info.facts.clients
         high, alpha, beta = self.constants(k)
         known = {name: value.cpu().numpy() for name, value in state.items()}
         p = known.get("p", np.full(k, 1 / k))
-        found = responses.respond(cohort.losses, self.cdf, self.scale, self.shape, self.c1, high)
+        found = responses.respond(info.losses, self.cdf, self.scale, self.shape, self.c1, high)
         r = np.full(k, found.mean())
-        r[cohort.clients] = found
+        r[info.cohort] = found
         g = growth_gradient(p, r)
         outer = known.get("outer", np.zeros((k, k))) + np.outer(g, g)  # Σ gg^T
         total = known.get("total", np.zeros(k)) + g  # Σ g
         cross = known.get("cross", np.zeros(k)) + g * (g @ p)  # Σ g⟨g, p_τ⟩
         new = minimise(alpha * np.eye(k) + beta * outer, total - beta * cross, p)
         kept = {"outer": outer, "total": total, "cross": cross, "p": new}
-        return {name: torch.from_numpy(value) for name, value in kept.items()}, here(new, cohort)
+        return {name: torch.from_numpy(value) for name, value in kept.items()}, restrict_to_cohort(new, info.cohort)

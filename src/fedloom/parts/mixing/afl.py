@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedloom.core.context import RoundInfo
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Cohort, Mixing, Needs
+from fedloom.core.parts import Mixing, Needs
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
-from fedloom.parts.mixing.restrict import by_samples, here
+from fedloom.parts.mixing.restrict import by_samples, restrict_to_cohort
 from fedloom.parts.mixing.simplex import project
 
 
@@ -38,10 +39,10 @@ class AFL(Mixing):
         if not 0 <= self.step < float("inf"):
             raise ConfigError(f"mixing 'afl' needs a finite step of at least 0, not {self.step:g}.")
 
-    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """The stepped and projected p, restricted to those that are here."""
-        assert cohort.losses is not None
-        p = state["p"].cpu().numpy().copy() if state else by_samples(cohort)
-        p[cohort.clients] += self.step * cohort.losses
+        assert info.losses is not None
+        p = state["p"].cpu().numpy().copy() if state else by_samples(info.samples, info.cohort, info.facts.clients)
+        p[info.cohort] += self.step * info.losses
         p = project(p)
-        return {"p": torch.from_numpy(p)}, here(p, cohort)
+        return {"p": torch.from_numpy(p)}, restrict_to_cohort(p, info.cohort)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from fedloom.core import tree
+from fedloom.core.context import RoundInfo
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Cohort, Mixing, Needs
+from fedloom.core.parts import Halves, Mixing, Needs
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing.box_qp import min_norm_box_qp
@@ -43,13 +43,13 @@ class FedMGDA(Mixing):
         if not (0 <= self.eps < float("inf") and 0 < self.lr < float("inf")):
             raise ConfigError(f"mixing 'fedmgda' needs eps >= 0 and a positive lr, not {self.eps:g} and {self.lr:g}.")
 
-    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """λ_i/‖Δ_i‖ made to sum to 1; the sum is kept for the step that follows."""
-        flat = torch.stack([torch.cat([t.reshape(-1) for t in update.values()]) for update in cohort.updates]).double()
+        flat = torch.stack(list(info.updates)).double()
         norms = torch.linalg.vector_norm(flat, dim=1)
         unit = flat / torch.where(norms > 0, norms, 1)[:, None]
         gram, length = (unit @ unit.T).cpu().numpy(), norms.cpu().numpy()
-        static = cohort.samples / cohort.samples.sum()
+        static = info.samples / info.samples.sum()
         low, high = np.maximum(static - self.eps, 0), np.minimum(static + self.eps, 1)
         mixture = min_norm_box_qp(gram, static, low, high)
         raw = np.divide(mixture, length, out=np.zeros_like(mixture), where=length > 0)
@@ -58,6 +58,6 @@ class FedMGDA(Mixing):
             return {"length": torch.tensor(1.0, dtype=torch.float64)}, static
         return {"length": torch.tensor(total, dtype=torch.float64)}, raw / total
 
-    def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
+    def combine(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """η Σ λ_i Δ_i/‖Δ_i‖."""
-        return {}, tree.scale(update, self.lr * state["length"].to(next(iter(update.values()))))
+        return {}, self.lr * state["length"].to(update) * update

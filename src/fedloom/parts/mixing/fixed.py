@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedloom.core.context import RoundInfo
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Cohort, Mixing
+from fedloom.core.parts import Mixing
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
-from fedloom.parts.mixing.restrict import here
+from fedloom.parts.mixing.restrict import restrict_to_cohort
 
 
 @mixings.register(name="fixed")
@@ -32,10 +33,10 @@ class Fixed(Mixing):
         if not (w.ndim == 1 and w.size and np.isfinite(w).all() and (w >= 0).all() and w.any()):
             raise ConfigError("mixing 'fixed' needs finite weights of at least 0, one for each client and not all 0.")
 
-    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """The weights of those that are here."""
-        if len(self.weights) != cohort.total_clients:
+        if len(self.weights) != info.facts.clients:
             raise ConfigError(
-                f"mixing 'fixed' has {len(self.weights)} weights, but there are {cohort.total_clients} clients."
+                f"mixing 'fixed' has {len(self.weights)} weights, but there are {info.facts.clients} clients."
             )
-        return state, here(np.asarray(self.weights, dtype=np.float64), cohort)
+        return state, restrict_to_cohort(np.asarray(self.weights, dtype=np.float64), info.cohort)

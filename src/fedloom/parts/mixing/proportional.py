@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedloom.core.context import RoundInfo
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Cohort, Mixing, Needs
+from fedloom.core.parts import Mixing, Needs
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing.simplex import exponentiated
@@ -38,8 +39,8 @@ class Proportional(Mixing):
         if not (self.M > 0 and 0 < self.eps < float("inf")):
             raise ConfigError(f"mixing 'propfair' needs a positive M and eps, not {self.M:g} and {self.eps:g}.")
 
-    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """One exponentiated step from n_i/n with response -log(M - F) and ζ = 1."""
-        assert cohort.losses is not None
-        response = -np.log(np.maximum(self.M - cohort.losses, self.eps))
-        return state, exponentiated(cohort.samples.astype(np.float64), response)
+        assert info.losses is not None
+        response = -np.log(np.maximum(self.M - info.losses, self.eps))
+        return state, exponentiated(info.samples.astype(np.float64), response)

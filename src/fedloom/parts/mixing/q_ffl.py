@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from fedloom.core import tree
+from fedloom.core.context import RoundInfo
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import ClientEnd, Cohort, Context, Mixing, Needs, Reduce
+from fedloom.core.parts import Halves, Mixing, Needs
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing.simplex import exponentiated
@@ -24,7 +24,7 @@ class QFFL(Mixing):
     """p_i ∝ n_i F_i^q with the step of q-FedAvg: Δ = Σ n_i F_i^q LΔ_i / Σ n_i h_i, h_i = qF_i^{q-1}‖LΔ_i‖² + LF_i^q.
 
     L = 1/η_t. With p this is Δ = Σ p_i Δ_i / (1 + qL Σ p_i ‖Δ_i‖²/F_i). q = 0 is FedAvg; the larger q, the more the
-    largest losses count. Clients upload one number, ‖Δ_i‖²/η_t. Losses below 1e-10 count as 1e-10. Li, Sanjabi, Beirami
+    largest losses count. Losses below 1e-10 count as 1e-10. Li, Sanjabi, Beirami
     & Smith, ICLR 2020, algorithm 2, with n_i weights as in its objective (and Hahn 2024, eq. (3.18)).
 
     Args:
@@ -34,7 +34,6 @@ class QFFL(Mixing):
     q: float = 1.0
 
     needs = Needs(losses=True, updates=True, shared=True)
-    uploads = {"squares": Reduce.ALL}  # noqa: RUF012
     citation = """@inproceedings{li2020qffl, title={Fair Resource Allocation in Federated Learning},
   author={Li, Tian and Sanjabi, Maziar and Beirami, Ahmad and Smith, Virginia},
   booktitle={International Conference on Learning Representations}, year={2020}}"""
@@ -43,19 +42,15 @@ class QFFL(Mixing):
         if not 0 <= self.q < float("inf"):
             raise ConfigError(f"mixing 'q_ffl' needs a finite q of at least 0, not {self.q:g}.")
 
-    def end(self, ctx: Context, update: Tree) -> ClientEnd:
-        """L‖Δ_i‖²."""
-        return ClientEnd({}, {"squares": tree.squared_norm(update) / ctx.lr}, update)
-
-    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """One exponentiated step from n_i/n with response q log F; p_i/F_i is kept for the step that follows."""
-        assert cohort.losses is not None
-        losses = np.maximum(cohort.losses, SMALLEST)
-        p = exponentiated(cohort.samples.astype(np.float64), self.q * np.log(losses))
+        assert info.losses is not None
+        losses = np.maximum(info.losses, SMALLEST)
+        p = exponentiated(info.samples.astype(np.float64), self.q * np.log(losses))
         return {"ratios": torch.from_numpy(p / losses)}, p
 
-    def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
+    def combine(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """Δ over 1 + q Σ (p_i/F_i) L‖Δ_i‖²."""
-        squares = reduced["squares"][""]
+        squares = torch.stack([one.square().sum() for one in info.updates]) / info.lr
         curvature = 1 + self.q * (state["ratios"].to(squares) * squares).sum()
-        return {}, tree.scale(update, 1 / curvature)
+        return {}, (1 / curvature) * update

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from fedloom.core.context import RoundInfo
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Cohort, Mixing, Needs
+from fedloom.core.parts import Mixing, Needs
 from fedloom.core.server_data import usable, view_logits
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
@@ -99,20 +100,20 @@ class SelfSupervised(Mixing):
         if not 1 <= self.draws <= self.epochs:
             raise ConfigError(f"mixing 'ssa': draws must lie between 1 and epochs ({self.epochs}), not {self.draws}.")
 
-    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """The decision for these models."""
-        assert cohort.bench is not None
-        bench, models = cohort.bench, cohort.models()
-        views = [view_logits(bench, models, cohort.buffers, cohort.round, draw) for draw in range(self.draws)]
+        assert info.server_data is not None
+        data, models = info.server_data, info.models()
+        views = [view_logits(data, models, info.buffers, info.t, draw) for draw in range(self.draws)]
         able = usable(*(z for pair in views for z in pair))
         if not able.any():
-            return state, cohort.samples / cohort.samples.sum()
+            return state, info.samples / info.samples.sum()
         if not able.all():
             views = [(first[:, able], second[:, able]) for first, second in views]
         batches = (
             (z[rows].double() for z in views[epoch * self.draws // self.epochs])
             for epoch in range(self.epochs)
-            for rows in bench.order(cohort.round, epoch).to(able.device).split(self.batch_size)
+            for rows in data.order(info.t, epoch).to(able.device).split(self.batch_size)
         )
         a = torch.zeros(int(able.sum()), dtype=torch.float64, device=able.device)
         p = np.zeros(len(models))

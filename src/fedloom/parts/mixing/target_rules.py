@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from fedloom.core.parts import Cohort, Mixing, Needs
+from fedloom.core.context import RoundInfo
+from fedloom.core.parts import Mixing, Needs
 from fedloom.core.server_data import logits_of, usable, view_logits
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
@@ -27,12 +28,12 @@ class Similarity(Mixing):
     needs = Needs(target=True, views=True, updates=True, shared=True)
     citation = CITATION
 
-    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """The decision for these models."""
-        assert cohort.bench is not None
-        first, second = view_logits(cohort.bench, cohort.models(), cohort.buffers, cohort.round, 0)
+        assert info.server_data is not None
+        first, second = view_logits(info.server_data, info.models(), info.buffers, info.t, 0)
         one, other = (torch.softmax(z.double(), -1) for z in (first, second))
-        return state, shares(cosine_similarity(one, other, dim=-1).mean(0), usable(first, second), cohort)
+        return state, shares(cosine_similarity(one, other, dim=-1).mean(0), usable(first, second), info)
 
 
 @mixings.register(name="ssa_confidence")
@@ -46,15 +47,15 @@ class Confidence(Mixing):
     needs = Needs(target=True, updates=True, shared=True)
     citation = CITATION
 
-    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """The decision for these models."""
-        assert cohort.bench is not None
-        logits = logits_of(cohort.bench, cohort.models(), cohort.buffers, cohort.bench.inputs)
+        assert info.server_data is not None
+        logits = logits_of(info.server_data, info.models(), info.buffers, info.server_data.inputs)
         sure = torch.softmax(logits.double(), -1).var(-1, correction=0)
-        return state, shares(sure.mean(0), usable(logits), cohort)
+        return state, shares(sure.mean(0), usable(logits), info)
 
 
-def shares(scores: Tensor, able: Tensor, cohort: Cohort) -> np.ndarray:
+def shares(scores: Tensor, able: Tensor, info: RoundInfo) -> np.ndarray:
     """Scores [|S|] made to sum to 1, 0 for those that are not able; shares by samples where nobody has any score."""
     found = torch.where(able, scores, 0).cpu().numpy()
-    return found / found.sum() if found.sum() > 0 else cohort.samples / cohort.samples.sum()
+    return found / found.sum() if found.sum() > 0 else info.samples / info.samples.sum()

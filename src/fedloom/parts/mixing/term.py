@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedloom.core.context import RoundInfo
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Cohort, Mixing, Needs
+from fedloom.core.parts import Mixing, Needs
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing.simplex import exponentiated
@@ -35,10 +36,10 @@ class TERM(Mixing):
         if not np.isfinite(self.lam):
             raise ConfigError(f"mixing 'term' needs a finite lam, not {self.lam:g}.")
 
-    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """One exponentiated step from n_i/n with response F and ζ = 1/λ."""
-        assert cohort.losses is not None
-        most = cohort.losses.max() if self.lam > 0 else cohort.losses.min()
+        assert info.losses is not None
+        most = info.losses.max() if self.lam > 0 else info.losses.min()
         with np.errstate(over="ignore"):
-            response = self.lam * (cohort.losses - most)
-        return state, exponentiated(cohort.samples.astype(np.float64), response)
+            response = self.lam * (info.losses - most)
+        return state, exponentiated(info.samples.astype(np.float64), response)

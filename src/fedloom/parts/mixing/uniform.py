@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedloom.core.parts import Cohort, Mixing
+from fedloom.core.context import RoundInfo
+from fedloom.core.parts import Mixing
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 
@@ -20,6 +21,6 @@ class Uniform(Mixing):
     array([0.5, 0.5])
     """
 
-    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """Equal shares."""
-        return state, np.full(len(cohort.clients), 1 / len(cohort.clients))
+        return state, np.full(len(info.cohort), 1 / len(info.cohort))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -11,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedloom.core.context import Batch, Context, Model, Output
 from fedloom.core.errors import ConfigError, nearest
-from fedloom.core.parts import Batch, Context, Facts, Needs, Output, Term
+from fedloom.core.parts import Needs, Term
 from fedloom.core.slots import objectives
+from fedloom.core.tree import Tree
 
 LABELS = ("own", "uniform")
 
@@ -53,8 +54,10 @@ class Adversarial(Term):
         ConfigError: if a setting is out of its range.
 
     >>> out = Output(torch.zeros(0), model=lambda x, y, part: 0 * x[:, 0] if part == "judge" else x)
-    >>> batch = Batch(torch.ones(1, 1), torch.zeros(1), noise={"z": torch.ones(1, 1)})
-    >>> Adversarial(latent=1).loss(out, batch, None)  # a judge that cannot tell
+    >>> nothing = torch.zeros(1)
+    >>> facts = Facts((1,), 2, nothing, nothing, clients=1, rounds=1, seed=0)
+    >>> ctx = Context(nothing, {}, {}, {"z": torch.ones(1, 1)}, 1.0, 1, 0.1, 0, facts)
+    >>> Adversarial(latent=1).loss(out, Batch(torch.ones(1, 1), nothing), ctx)  # a judge that cannot tell
     tensor([2.0794])
     """
 
@@ -76,16 +79,18 @@ class Adversarial(Term):
                 f"not {self.latent} and {self.speed:g}."
             )
 
-    def draw(self, draws: np.random.Generator, rows: int, facts: Facts) -> Mapping[str, np.ndarray]:
-        """z [rows, latent] and, where they are not the mini-batch's, labels y' [rows]."""
-        drawn = {"z": draws.normal(size=(rows, self.latent))}
-        return drawn if self.labels == "own" else drawn | {"y": draws.integers(facts.classes, size=rows)}
+    def on_step(self, ctx: Context, model: Model, batch: Batch, draws: np.random.Generator) -> Tree:
+        """z [B, latent] and, where they are not the mini-batch's, labels y' [B]."""
+        z = batch.x.new_tensor(draws.normal(size=(len(batch.x), self.latent)))
+        if self.labels == "own":
+            return {"z": z}
+        return {"z": z, "y": torch.as_tensor(draws.integers(ctx.facts.classes, size=len(batch.x))).to(batch.y)}
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         """Per-sample losses [B]; a made sample belongs to each real one."""
         assert out.model is not None
-        model, y = out.model, batch.y if self.labels == "own" else batch.noise["y"]
-        made = model(batch.noise["z"], y, part="generate")
+        model, y = out.model, batch.y if self.labels == "own" else ctx.local["y"]
+        made = model(ctx.local["z"], y, part="generate")
         rows = torch.cat([batch.x, made.detach(), made]), torch.cat([batch.y, y, y])
         real, still, moving = model(*rows, part="judge").chunk(3)
         of_maker = F.softplus(-still)

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedloom.core.context import Batch, Context, Model, Output
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Batch, ClientEnd, Context, Needs, Output, Term
+from fedloom.core.parts import ClientEnd, Needs, Term
 from fedloom.core.slots import objectives
 from fedloom.core.tree import Tree
 
@@ -46,24 +47,21 @@ class Contrastive(Term):
         if not 0 < self.tau < float("inf"):
             raise ConfigError(f"the contrastive term needs a finite temperature tau > 0, not {self.tau:g}.")
 
-    def init_client(self, shared: Tree) -> Tree:
+    def init_client(self, theta: Tensor) -> Tree:
         """θ_i = θ^t."""
-        return {"previous": shared["shared"].clone()}
-
-    def anchors(self, ctx: Context) -> Tree:
-        """θ^t and θ_i."""
-        received = ctx.received["shared"]
-        return {"global": received, "previous": ctx.state.get("previous", received)}
+        return {"previous": theta.clone()}
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         """Per-sample losses [B]."""
         assert out.features is not None
-        z, there, before = map(_unit, (out.features, out.anchors["global"], out.anchors["previous"]))
+        assert out.features_at is not None
+        there, before = (out.features_at(theta) for theta in (ctx.received, ctx.state.get("previous", ctx.received)))
+        z, there, before = map(_unit, (out.features, there, before))
         return self.mu * F.softplus(((z * before).sum(1) - (z * there).sum(1)) / self.tau)
 
-    def end(self, ctx: Context, update: Tree) -> ClientEnd:
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         """θ_i ← θ^t - Δ_i."""
-        return ClientEnd({"previous": ctx.received["shared"] - update["shared"]}, {}, update)
+        return ClientEnd({"previous": ctx.received - update}, {}, update)
 
 
 def _unit(z: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedloom.core.parts import Batch, Context, Output, Term
+from fedloom.core.context import Batch, Context, Output
+from fedloom.core.parts import Term
 from fedloom.core.slots import objectives
 
 

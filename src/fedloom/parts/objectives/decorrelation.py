@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedloom.core.context import Batch, Context, Output
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Batch, Context, Needs, Output, Term
+from fedloom.core.parts import Needs, Term
 from fedloom.core.slots import objectives
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fedloom.core import rng
+from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
 from fedloom.core.errors import ConfigError, nearest
-from fedloom.core.parts import Batch, Context, Facts, Model, Needs, Output, Reduce, Term
+from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
 from fedloom.core.slots import objectives
 from fedloom.core.tree import Tree
 from fedloom.parts.objectives import divergence, langevin
@@ -86,6 +86,7 @@ class Energy(Term):
 
     needs = Needs(model=True)
     uploads = {"pull": Reduce.MIX, "weight": Reduce.MIX}  # noqa: RUF012
+    downloads = ("x", "y")
     citation = """@phdthesis{hahn2024thesis,
   title={Algorithms for Collaborative Machine Learning under Statistical Heterogeneity},
   author={Hahn, Seok-Ju}, school={Ulsan National Institute of Science and Technology}, year={2024}}"""
@@ -103,84 +104,69 @@ class Energy(Term):
         if self.weights not in WEIGHTS:
             raise ConfigError(f"objective 'energy' has no weights {self.weights!r}; {nearest(self.weights, WEIGHTS)}")
 
-    def found(self, facts: Facts) -> Tree:
-        """The samples x [M, ...] and y [M] in order of class, and what the server must know to move them."""
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
+        """The samples x [M, ...] and y [M] in order of class."""
         count = facts.classes * self.per_class
         x = rng.stream(facts.seed, "synthetic").normal(size=(count, *facts.inputs))
-        return {
-            "x": facts.low.new_tensor(x),
-            "y": torch.arange(facts.classes, device=facts.low.device).repeat_interleave(self.per_class),
-            "low": facts.low,
-            "high": facts.high,
-            "clock": torch.tensor([0, facts.rounds, facts.seed]),  # t, T, seed
-        }
+        y = torch.arange(facts.classes, device=theta.device).repeat_interleave(self.per_class)
+        return {"x": facts.low.new_tensor(x), "y": y}
 
-    def broadcast(self, state: Tree) -> Tree:
-        """The samples and their labels."""
-        return {"x": state["x"], "y": state["y"]}
+    def samples(self, state: Tree) -> tuple[Tensor, Tensor]:
+        """The synthetic samples x [M, ...] and their labels y [M]."""
+        return state["x"], state["y"]
 
     def begin(self, ctx: Context) -> Tree:
         """The client's own chain."""
         return {"chain": ctx.down["x"].clone()}
 
-    def draw(self, draws: np.random.Generator, rows: int, facts: Facts) -> Mapping[str, np.ndarray]:
-        """Which samples to move, which of these rows count, and R times Gaussian noise."""
-        count = facts.classes * self.per_class
-        at = np.zeros(rows, dtype=np.int64)
-        at[:count] = draws.permutation(count)[:rows]
-        return {
-            "at": at,
-            "on": np.where(np.arange(rows) < count, 1.0, 0.0),
-            "noise": draws.normal(size=(rows, self.steps, *facts.inputs)),
-        }
-
-    def evolve(self, ctx: Context, model: Model, batch: Batch) -> Tree:
-        """The chain after R steps, and the samples of this local step before and after them."""
-        at, on, noise = (batch.noise[name] for name in ("at", "on", "noise"))
-        y, before = ctx.down["y"][at], ctx.local["chain"][at]
+    def on_step(self, ctx: Context, model: Model, batch: Batch, draws: np.random.Generator) -> Tree:
+        """The chain after R steps, and the samples of this local step before and after them, [min(B, M), ...]."""
+        if "chain" not in ctx.local:  # the loss of a received model
+            return ctx.local
+        rows, chain = len(batch.x), ctx.local["chain"]
+        at = torch.as_tensor(draws.permutation(len(chain))[:rows], device=chain.device)
+        noise = chain.new_tensor(draws.normal(size=(rows, self.steps, *chain.shape[1:])))[: len(at)]
+        y, before = ctx.down["y"][at], chain[at]
         after = before
         for r in range(self.steps):
             after = langevin.step(after, langevin.slope(model, after, y)[0], self.gamma, self.sigma * noise[:, r])
-        moved = on.view(-1, *(1,) * (before.ndim - 1)) * (after - before)
-        return {"chain": ctx.local["chain"].index_add(0, at, moved), "before": before, "after": after}
+        return {"chain": chain.index_add(0, at, after - before), "before": before, "after": after, "y": y}
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         """One number []; 0 where no chain has been begun, as for the loss of a received model."""
         if "after" not in ctx.local:
             return out.logits.new_zeros(())
         assert out.model is not None
-        at, on = batch.noise["at"], batch.noise["on"]
-        y, share = ctx.down["y"][at], on / on.sum().clamp(min=1)
-        before, after = out.model(torch.cat([ctx.local["before"], ctx.local["after"]])).chunk(2)
-        real, made = langevin.energy(out.logits, batch.y), langevin.energy(after, y)
-        value = batch.mean(real) - (share * made).sum()
+        before, after, y = (ctx.local[name] for name in ("before", "after", "y"))
+        then, now = out.model(torch.cat([before, after])).chunk(2)
+        real, made = langevin.energy(out.logits, batch.y), langevin.energy(now, y)
+        value = batch.mean(real) - made.mean()
         if self.lam:
-            value = value + self.lam * (share * divergence.cross_entropy(before, y)).sum()
+            value = value + self.lam * divergence.cross_entropy(then, y).mean()
         if self.magnitude:
-            value = value + self.magnitude * (batch.mean(real.square()) + (share * made.square()).sum())
+            value = value + self.magnitude * (batch.mean(real.square()) + made.square().mean())
         return value
 
-    def probe(self, ctx: Context, model: Model) -> Tree:
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         """e [M] and e ∇E [M, ...] of the samples as they were received."""
         x, y = ctx.down["x"], ctx.down["y"]
         found = [langevin.slope(model, *part) for part in zip(x.split(AT_ONCE), y.split(AT_ONCE), strict=True)]
         pull, said = (torch.cat(parts) for parts in zip(*found, strict=True))
         weight = torch.exp((-said).sign() if self.weights == "signed" else (-said).clamp(-LARGEST, LARGEST))
-        return {"pull": _each(weight, pull) * pull, "weight": weight}
+        return ClientEnd(ctx.state, {"pull": _each(weight, pull) * pull, "weight": weight}, update)
 
-    def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
+    def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """One step of all samples along the slope of the mixture's energy."""
-        x, (t, rounds, seed) = state["x"], state["clock"].tolist()
-        pull, weight = reduced["pull"][""], reduced["weight"][""]
-        pull = pull / _each(weight, pull)
+        x, facts = state["x"], info.facts
+        pull = uploads["pull"] / _each(uploads["weight"], uploads["pull"])
         if self.repulsion:
             away = langevin.apart(x.unflatten(0, (-1, self.per_class)), self.blur if x.ndim > 3 else 0.0)
             pull = pull - self.repulsion * away.flatten(0, 1)
-        noise = x.new_tensor(rng.stream(seed, "synthetic", t).normal(size=tuple(x.shape)))
-        x = langevin.step(x, pull, langevin.cosine(self.beta, self.beta_final, t, rounds), self.delta * noise)
+        noise = x.new_tensor(rng.stream(facts.seed, "synthetic", info.t).normal(size=tuple(x.shape)))
+        x = langevin.step(x, pull, langevin.cosine(self.beta, self.beta_final, info.t, facts.rounds), self.delta * noise)
         if self.clip:
-            x = x.clamp(state["low"], state["high"])
-        return {**state, "x": x, "clock": state["clock"] + state["clock"].new_tensor([1, 0, 0])}, update
+            x = x.clamp(facts.low, facts.high)
+        return {**state, "x": x}, update
 
 
 def _each(numbers: Tensor, like: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from fedloom.core.parts import Model
+from fedloom.core.context import Model
 
 LEAST = 1e-4  # mean squared distance in a coordinate: a hundredth of what pixels from 0 to 1 can differ by
 

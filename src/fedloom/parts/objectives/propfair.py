@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedloom.core.context import Batch, Context, Output
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Batch, Context, Output, Term
+from fedloom.core.parts import Term
 from fedloom.core.slots import objectives
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedloom.core import tree
+from torch import Tensor
+
+from fedloom.core.context import Context
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Context, Term
+from fedloom.core.parts import Term
 from fedloom.core.slots import objectives
-from fedloom.core.tree import Tree
 
 
 @objectives.register(name="proximal")
@@ -33,6 +34,6 @@ class Proximal(Term):
         if not 0 <= self.mu < float("inf"):
             raise ConfigError(f"the proximal term needs a finite mu of at least 0, not {self.mu:g}.")
 
-    def grad(self, grads: Tree, w: Tree, ctx: Context) -> Tree:
+    def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
         """g + μ(θ - θ^t)."""
-        return tree.add_(tree.add_(grads, w, self.mu), ctx.received, -self.mu)
+        return grad.add_(w, alpha=self.mu).add_(ctx.received, alpha=-self.mu)

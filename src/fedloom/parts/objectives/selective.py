@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Batch, ClientEnd, Context, Facts, Model, Needs, Output, Reduce, Term
+from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
 from fedloom.core.slots import objectives
 from fedloom.core.tree import Tree
 from fedloom.parts.objectives import divergence, guidance
@@ -34,7 +35,7 @@ class Selective(Term):
       at φ = 0, g = 1/2.
     - φ is federated like the model: it travels with θ, clients send it back, and the server mixes it with the same p.
       One model has one guide, as in the algorithm, and a client that comes once in a hundred rounds gets a guide that
-      the others have trained. The price is C + 1 numbers up, and C + 2 down with λ_r.
+      the others have trained. The price is C + 1 numbers up and down.
     - λ_r follows the rounds of the federation, ``guidance.multiplier``: little at first, when models learn from labels
       and from what is easy, which stands for the paper's warm start.
     - τ_s is fixed, the teacher's τ unless given, since nobody holds the training set to which to fit it.
@@ -58,7 +59,8 @@ class Selective(Term):
         ConfigError: if a setting is out of its range.
 
     >>> said = Output(torch.zeros(1, 2), teacher=torch.tensor([[2.0, 0.0]]))
-    >>> ctx = Context({}, {"guide": torch.zeros(3)}, {}, {}, 1.0, 1, 0.1, 1)
+    >>> facts = Facts((1,), 2, torch.zeros(()), torch.ones(()), clients=1, rounds=1, seed=0)
+    >>> ctx = Context(torch.zeros(1), {"guide": torch.zeros(3)}, {}, {}, 1.0, 1, 0.1, 0, facts)
     >>> Selective(alpha=0.0, tau=2.0, top_k=1).loss(said, Batch(torch.zeros(1), torch.tensor([0])), ctx)  # g = ½
     tensor([0.7457])
     """
@@ -76,6 +78,7 @@ class Selective(Term):
 
     needs = Needs(teacher=True)
     uploads = {"guide": Reduce.MIX}  # noqa: RUF012
+    downloads = ("guide",)
     citation = """@inproceedings{kag2023scaffolding, title={Scaffolding a Student to Instill Knowledge},
   author={Kag, Anil and Acar, Durmus Alp Emre and Gangrade, Aditya and Saligrama, Venkatesh},
   booktitle={International Conference on Learning Representations}, year={2023}}"""
@@ -85,7 +88,7 @@ class Selective(Term):
         divergence.check("selective", self.alpha, self.student)
         guidance.multiplier(0, 1, self.lam_min, self.lam_max, self.lam_period)
         checks = {
-            f"top_k of at least 0, not {self.top_k}": self.top_k >= 0,
+            f"top_k of at least 0, not {self.top_k_k}": self.top_k_k >= 0,
             f"finite delta of at least 0, not {self.delta:g}": 0 <= self.delta < float("inf"),
             f"finite guide_lr > 0, not {self.guide_lr:g}": 0 < self.guide_lr < float("inf"),
             f"number of steps of at least 1, not {self.steps}": self.steps >= 1,
@@ -99,26 +102,23 @@ class Selective(Term):
         """τ_s."""
         return self.tau if self.tau_s is None else self.tau_s
 
-    def found(self, facts: Facts) -> Tree:
-        """φ = 0 [C + 1]; the clock holds the round t and T."""
-        return {"guide": facts.low.new_zeros(facts.classes + 1), "clock": torch.tensor([0, facts.rounds])}
-
-    def broadcast(self, state: Tree) -> Tree:
-        """Φ and λ_r."""
-        r, rounds = state["clock"].tolist()
-        now = guidance.multiplier(min(r, rounds), rounds, self.lam_min, self.lam_max, self.lam_period)
-        return {"guide": state["guide"], "multiplier": state["guide"].new_tensor(now)}
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
+        """φ = 0 [C + 1]."""
+        return {"guide": theta.new_zeros(facts.classes + 1)}
 
     def begin(self, ctx: Context) -> Tree:
         """The client goes on from φ as received."""
         return {"guide": ctx.down["guide"].clone()}
 
-    def evolve(self, ctx: Context, model: Model, batch: Batch) -> Tree:
-        """Φ after its steps on this mini-batch."""
+    def on_step(self, ctx: Context, model: Model, batch: Batch, draws: np.random.Generator) -> Tree:
+        """φ after its steps on this mini-batch."""
+        if "guide" not in ctx.local:  # the loss of a received model
+            return ctx.local
         assert batch.teacher is not None
-        phi, lam = ctx.local["guide"], ctx.down["multiplier"]
+        rounds, phi = ctx.facts.rounds, ctx.local["guide"]
+        lam = guidance.multiplier(min(ctx.round, rounds), rounds, self.lam_min, self.lam_max, self.lam_period)
         slope = guidance.slope(
-            model(batch.x), batch.teacher, batch.y, self.tau, self.student, self.top_k, self.delta, batch.mask
+            model(batch.x), batch.teacher, batch.y, self.tau, self.student, self.top_k_k, self.delta, batch.mask
         )
         seen = self._seen(batch.teacher)
         for _ in range(self.steps):
@@ -133,16 +133,16 @@ class Selective(Term):
         assert out.teacher is not None
         g = self._guide((ctx.local or ctx.down)["guide"], out.teacher)
         labels = divergence.cross_entropy(out.logits, batch.y)
-        far = guidance.guided(out.logits, out.teacher, g, self.tau, self.student, self.top_k)
+        far = guidance.guided(out.logits, out.teacher, g, self.tau, self.student, self.top_k_k)
         return self.alpha * labels + (1 - self.alpha) * far
 
-    def end(self, ctx: Context, update: Tree) -> ClientEnd:
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         """Send φ."""
         return ClientEnd(ctx.state, {"guide": ctx.local["guide"]}, update)
 
-    def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
-        """Φ ← Σ p_i φ_i."""
-        return {"guide": reduced["guide"][""], "clock": state["clock"] + state["clock"].new_tensor([1, 0])}, update
+    def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        """φ ← Σ p_i φ_i."""
+        return {"guide": uploads["guide"]}, update
 
     def _guide(self, phi: Tensor, teacher_logits: Tensor) -> Tensor:
         """G = σ(⟨a, t^τ⟩ + b), [B]."""

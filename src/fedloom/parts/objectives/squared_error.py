@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedloom.core.parts import Batch, Context, Output, Term
+from fedloom.core.context import Batch, Context, Output
+from fedloom.core.parts import Term
 from fedloom.core.slots import objectives
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf, log, pi
 
@@ -10,9 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.core.context import Batch, Context, Model, Output
 from fedloom.core.errors import ConfigError, nearest
-from fedloom.core.parts import Batch, Context, Facts, Needs, Output, Term
+from fedloom.core.parts import Needs, Term
 from fedloom.core.slots import objectives
+from fedloom.core.tree import Tree
 
 LIKELIHOODS = ("bernoulli", "gaussian")
 
@@ -44,9 +45,10 @@ class Variational(Term):
 
     >>> said = {"encode": (torch.tensor([[2.0]]), torch.tensor([[0.0]])), "decode": torch.tensor([[0.5, 0.5]])}
     >>> out = Output(torch.zeros(0), model=lambda x, y, part: said[part])
-    >>> drawn = {"eps": torch.zeros(1, 1), "low": torch.zeros(1), "high": torch.ones(1)}
-    >>> batch = Batch(torch.tensor([[1.0, 0.0]]), torch.zeros(1), noise=drawn)
-    >>> Variational(latent=1).loss(out, batch, None)  # 2 log 2 + 2²/2
+    >>> facts = Facts((2,), 2, torch.zeros(()), torch.ones(()), clients=1, rounds=1, seed=0)
+    >>> ctx = Context(torch.zeros(1), {}, {}, {"eps": torch.zeros(1, 1)}, 1.0, 1, 0.1, 0, facts)
+    >>> batch = Batch(torch.tensor([[1.0, 0.0]]), torch.zeros(1))
+    >>> Variational(latent=1).loss(out, batch, ctx)  # 2 log 2 + 2²/2
     tensor([3.3863])
     """
 
@@ -71,10 +73,9 @@ class Variational(Term):
                 f"variance, not {self.latent}, {self.beta:g} and {self.variance:g}."
             )
 
-    def draw(self, draws: np.random.Generator, rows: int, facts: Facts) -> Mapping[str, np.ndarray]:
-        """ε [rows, latent], and the data's range beside every row."""
-        low, high = (np.broadcast_to(v.cpu().numpy(), (rows, *v.shape)).copy() for v in (facts.low, facts.high))
-        return {"eps": draws.normal(size=(rows, self.latent)), "low": low * 1.0, "high": high * 1.0}
+    def on_step(self, ctx: Context, model: Model, batch: Batch, draws: np.random.Generator) -> Tree:
+        """ε [B, latent]."""
+        return {"eps": batch.x.new_tensor(draws.normal(size=(len(batch.x), self.latent)))}
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         """Per-sample losses [B]."""
@@ -85,11 +86,9 @@ class Variational(Term):
                 f"objective 'variational' draws latent vectors of length {self.latent}, "
                 f"but those of the model have {mean.shape[-1]}; give both the same latent."
             )
-        z = mean + (0.5 * logvar).exp() * batch.noise["eps"]
-        low, high = (_like(batch.noise[name], batch.x) for name in ("low", "high"))
-        span = high - low
-        span = span + (span == 0)  # rows that only fill up a batch have no range
-        real, made = ((x - low) / span for x in (batch.x, out.model(z, batch.y, part="decode")))
+        z = mean + (0.5 * logvar).exp() * ctx.local["eps"]
+        low, high = ctx.facts.low, ctx.facts.high
+        real, made = ((x - low) / (high - low) for x in (batch.x, out.model(z, batch.y, part="decode")))
         if self.likelihood == "bernoulli":
             least = torch.finfo(made.dtype).eps
             made = made.clamp(least, 1 - least)
@@ -107,7 +106,3 @@ def divergence(mean: Tensor, logvar: Tensor) -> Tensor:
     tensor([0.5000])
     """
     return 0.5 * (mean.square() + logvar.exp() - logvar - 1).sum(1)
-
-
-def _like(bound: Tensor, x: Tensor) -> Tensor:
-    return bound.view(*bound.shape, *(1,) * (x.ndim - bound.ndim))

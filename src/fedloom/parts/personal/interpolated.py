@@ -7,15 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.core.context import Context
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Context, Needs, Personal
+from fedloom.core.parts import Needs, Paired
 from fedloom.core.slots import personals
 from fedloom.core.views import RegGrad, SharedPrivate, StepInfo, View
 
 
 @personals.register(name="subspace")
 @dataclass(frozen=True)
-class Subspace(Personal):
+class Subspace(Paired):
     """SuPerFed: a mini-batch's loss is taken at (1 - λ)w + λv with λ ~ U(0, 1), and trains both ends at once.
 
     ::
@@ -43,7 +44,6 @@ class Subspace(Personal):
     nu: float = 1.0
     start_round: int = 0
 
-    paired = True
     fresh = True
     random = True
     needs = Needs(shared=True)
@@ -52,23 +52,22 @@ class Subspace(Personal):
   author={Hahn, Seok-Ju and Jeong, Minwoo and Lee, Junghye}, booktitle={KDD}, year={2022}}"""
 
     def __post_init__(self) -> None:
-        if not (0 <= self.mu < float("inf") and 0 <= self.nu < float("inf") and self.start_round >= 0):
+        if not (0 <= self.mu < float("inf") and 0 <= self.nu < float("inf") and self.start_round_round >= 0):
             raise ConfigError("personal 'subspace': mu and nu must be at least 0 and finite, start_round at least 0.")
 
-    def views(self, moment: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
+    def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """At a random mixture; at w alone before round L."""
-        if moment.round < self.start_round:
+        if step.round < self.start_round:
             return (View(private=0.0),)
-        return (View(moment.draws if self.layers else moment.draws[0]),)
+        return (View(list(step.draws) if self.layers else step.draws[0]),)
 
-    def pull(self, view: View, at: SharedPrivate, task: Tensor, ctx: Context) -> RegGrad:
+    def regulariser_grad(self, view: View, at: SharedPrivate, task: Tensor, ctx: Context) -> RegGrad:
         """The gradients of both regularisers."""
         w, v = at.w, at.v
         if not (self.nu and view.private):
             return RegGrad((self.mu, 0.0, -self.mu))
         # as numbers where possible, so that sums need no copies; mv: dot is slow on unaligned vectors
-        products = torch.stack([torch.dot(w, w), torch.dot(v, v), torch.mv(w[None], v)[0]])
-        ww, vv, wv = products if isinstance(ctx.size, Tensor) else products.tolist()
+        ww, vv, wv = torch.stack([torch.dot(w, w), torch.dot(v, v), torch.mv(w[None], v)[0]]).tolist()
         across = 2 * self.nu * wv / (ww * vv)  # 2νc / (‖w‖‖v‖)
         return RegGrad((self.mu - across * wv / ww, across, -self.mu), (-across * wv / vv, across, 0.0))
 
@@ -79,7 +78,7 @@ class Subspace(Personal):
 
 @personals.register(name="apfl")
 @dataclass(frozen=True)
-class APFL(Personal):
+class APFL(Paired):
     """APFL: w takes its own step at w, then v one at αv + (1 - α)w, where only v moves.
 
     ::
@@ -98,7 +97,6 @@ class APFL(Personal):
     alpha: float = 0.25
     learn: bool = False
 
-    paired = True
     needs = Needs(shared=True)
     citation = """@article{deng2020apfl, title={Adaptive Personalized Federated Learning},
   author={Deng, Yuyang and Kamani, Mohammad Mahdi and Mahdavi, Mehrdad}, journal={arXiv:2003.13461}, year={2020}}"""
@@ -112,11 +110,11 @@ class APFL(Personal):
         """α, if it is learned."""
         return (self.alpha,) if self.learn else ()
 
-    def views(self, moment: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
+    def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """First w at w, then v at the mixture."""
-        return View(private=0.0), View(extra[0].clone() if self.learn else self.alpha, shared=0.0)
+        return View(private=0.0), View(float(extra[0]) if self.learn else self.alpha, shared=0.0)
 
-    def pull(self, view: View, at: SharedPrivate, task: Tensor, ctx: Context) -> RegGrad:
+    def regulariser_grad(self, view: View, at: SharedPrivate, task: Tensor, ctx: Context) -> RegGrad:
         """The gradient of α."""
         return RegGrad(extra=torch.dot(task, at.v - at.w)[None] if self.learn and view.private else None)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Needs, Personal
+from fedloom.core.parts import Submodels
 from fedloom.core.slots import personals
 
 ACAR = """@article{acar2022fedhen, title={FedHeN: Federated Learning in Heterogeneous Networks},
@@ -83,7 +83,7 @@ def _exit(name: str, model: nn.Module) -> nn.Module:
 
 @personals.register(name="early_exit")
 @dataclass(frozen=True)
-class EarlyExitSlice(Personal):
+class EarlyExitSlice(Submodels):
     """The simple network is the complex one up to its early exit: a sub-network M, whose parameters are shared by all.
 
     ::
@@ -105,7 +105,6 @@ class EarlyExitSlice(Personal):
     simple_fraction: float = 0.5
     side_weight: float = 1.0
 
-    needs = Needs(exits=True)
     citation = ACAR
 
     def __post_init__(self) -> None:
@@ -132,14 +131,14 @@ class EarlyExitSlice(Personal):
         """The complex network, or its beginning."""
         return Simple(whole) if level else whole
 
-    def ends(self, level: int) -> tuple[float, ...]:
+    def exit_weights(self, level: int) -> tuple[float, ...]:
         """Both ends of the complex network, if there is a side objective."""
         return (self.side_weight, 1.0) if self.side_weight and not level else ()
 
 
 @personals.register(name="decoupled")
 @dataclass(frozen=True)
-class Decoupled(Personal):
+class Decoupled(Submodels):
     """Two federations that know nothing of each other: simple and complex clients each average their own network.
 
     The baseline Decouple of Acar, thesis, algorithm 8. Both networks start alike where they are alike. The complex one
@@ -151,7 +150,6 @@ class Decoupled(Personal):
 
     simple_fraction: float = 0.5
 
-    needs = Needs(exits=True)
     citation = ACAR
 
     def __post_init__(self) -> None:
@@ -179,7 +177,7 @@ class Decoupled(Personal):
 
 @personals.register(name="width_slice")
 @dataclass(frozen=True)
-class WidthSlice(Personal):
+class WidthSlice(Submodels):
     """A client of share r holds the first r·C of the C channels, or units, of every hidden layer.
 
     ::

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedloom.core.context import Context
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Context, Needs, Personal
+from fedloom.core.parts import Needs, Paired
 from fedloom.core.slots import personals
 from fedloom.core.views import RegGrad, SharedPrivate, StepInfo, View
 
 
 @personals.register(name="ditto")
 @dataclass(frozen=True)
-class Ditto(Personal):
+class Ditto(Paired):
     """w is trained as in FedAvg; on the same mini-batches v minimises F_i(v) + (λ/2)‖v - θ^t‖².
 
     v starts as the model that the client first received, and is what it deploys; a client that never took part deploys
@@ -26,7 +27,6 @@ class Ditto(Personal):
 
     lam: float = 0.1
 
-    paired = True
     needs = Needs(shared=True)
     citation = """@inproceedings{li2021ditto, title={Ditto: Fair and Robust Federated Learning Through Personalization},
   author={Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia}, booktitle={ICML}, year={2021}}"""
@@ -35,18 +35,18 @@ class Ditto(Personal):
         if not 0 <= self.lam < float("inf"):
             raise ConfigError(f"personal 'ditto': lam must be at least 0 and finite, not {self.lam:g}.")
 
-    def views(self, moment: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
+    def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """First w at w, then v at v."""
         return View(private=0.0), View(1.0, shared=0.0)
 
-    def pull(self, view: View, at: SharedPrivate, task: Tensor, ctx: Context) -> RegGrad:
+    def regulariser_grad(self, view: View, at: SharedPrivate, task: Tensor, ctx: Context) -> RegGrad:
         """λ(v - θ^t) beside the gradient of v."""
         return RegGrad(v=(self.lam, 0.0, -self.lam))
 
 
 @personals.register(name="pfedme")
 @dataclass(frozen=True)
-class PFedMe(Personal):
+class PFedMe(Paired):
     """pFedMe: v nears argmin_v F_i(v) + (λ/2)‖v - w‖² by K steps on one mini-batch, then w ← w - ηλ(w - v).
 
     The second step is a gradient step on the Moreau envelope of F_i, whose gradient is λ(w - v̂). v goes on from where
@@ -64,7 +64,6 @@ class PFedMe(Personal):
     steps: int = 5
     personal_lr: float = 1.0
 
-    paired = True
     needs = Needs(shared=True)
     citation = """@inproceedings{dinh2020pfedme, title={Personalized Federated Learning with Moreau Envelopes},
   author={T. Dinh, Canh and Tran, Nguyen H. and Nguyen, Tuan Dung}, booktitle={NeurIPS}, year={2020}}"""
@@ -73,10 +72,10 @@ class PFedMe(Personal):
         if not (0 < self.lam < float("inf") and self.steps >= 1 and 0 < self.personal_lr < float("inf")):
             raise ConfigError("personal 'pfedme': lam and personal_lr must be positive and finite, steps at least 1.")
 
-    def views(self, moment: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
+    def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """K times v at v, then w without data."""
         return (*[View(1.0, shared=0.0, private=self.personal_lr)] * self.steps, View(private=0.0, data=False))
 
-    def pull(self, view: View, at: SharedPrivate, task: Tensor, ctx: Context) -> RegGrad:
+    def regulariser_grad(self, view: View, at: SharedPrivate, task: Tensor, ctx: Context) -> RegGrad:
         """λ(v - w) for v, λ(w - v) for w, whichever moves."""
         return RegGrad((self.lam, -self.lam, 0.0), (self.lam, -self.lam, 0.0))

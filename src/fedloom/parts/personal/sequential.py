@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedloom.core.context import Context
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Context, Needs, Personal
+from fedloom.core.parts import Needs, Personal
 from fedloom.core.slots import personals
 from fedloom.core.views import StepInfo, View
 
@@ -42,8 +43,7 @@ class Alternating(Personal):
         """Whether the parameter belongs to the model's ``head``."""
         return name.startswith("head.")
 
-    def views(self, moment: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
+    def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """The head while step + 1 ≤ head_fraction · steps, then the body."""
-        head = moment.step + 1 <= self.head_fraction * ctx.steps + 1e-9
-        head = head.to(moment.step.dtype) if isinstance(head, Tensor) else float(head)
+        head = float(step.step + 1 <= self.head_fraction * ctx.steps + 1e-9)
         return (View(shared=1 - head, private=head),)

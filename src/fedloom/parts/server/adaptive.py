@@ -6,14 +6,15 @@ bias correction, and v starts at τ², as in the paper. Reddi et al., ICLR 2021,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import ServerOptimizer
+from fedloom.core.parts import Halves, ServerOptimizer
 from fedloom.core.slots import servers
 from fedloom.core.tree import Tree
 
@@ -44,11 +45,11 @@ class Adam(ServerOptimizer):
     def __post_init__(self) -> None:
         _check(self.lr, self.tau, self.beta1, self.beta2)
 
-    def init_server(self, shared: Tree) -> Tree:
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         """m = 0, v = τ²."""
-        return _start(shared, self.tau)
+        return _start(theta, self.tau)
 
-    def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
+    def step(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """The step η m/(√v + τ)."""
         return _step(self, state, update, lambda v, d2: self.beta2 * v + (1 - self.beta2) * d2)
 
@@ -74,11 +75,11 @@ class Yogi(ServerOptimizer):
     def __post_init__(self) -> None:
         _check(self.lr, self.tau, self.beta1, self.beta2)
 
-    def init_server(self, shared: Tree) -> Tree:
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         """m = 0, v = τ²."""
-        return _start(shared, self.tau)
+        return _start(theta, self.tau)
 
-    def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
+    def step(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """The step η m/(√v + τ)."""
         return _step(self, state, update, lambda v, d2: v - (1 - self.beta2) * d2 * torch.sign(v - d2))
 
@@ -102,11 +103,11 @@ class Adagrad(ServerOptimizer):
     def __post_init__(self) -> None:
         _check(self.lr, self.tau, self.beta1)
 
-    def init_server(self, shared: Tree) -> Tree:
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         """m = 0, v = τ²."""
-        return _start(shared, self.tau)
+        return _start(theta, self.tau)
 
-    def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
+    def step(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """The step η m/(√v + τ)."""
         return _step(self, state, update, lambda v, d2: v + d2)
 
@@ -120,19 +121,13 @@ def _check(lr: float, tau: float, *betas: float) -> None:
             raise ConfigError(f"the server's beta{number} is {value:g}, but it must lie in [0, 1).")
 
 
-def _start(shared: Tree, tau: float) -> Tree:
-    m = {f"m/{k}": torch.zeros_like(x) for k, x in shared.items()}
-    return m | {f"v/{k}": torch.full_like(x, tau**2) for k, x in shared.items()}
+def _start(theta: Tensor, tau: float) -> Tree:
+    return {"m": torch.zeros_like(theta), "v": torch.full_like(theta, tau**2)}
 
 
 def _step(
-    part: Adam | Yogi | Adagrad, state: Tree, update: Tree, second: Callable[[Tensor, Tensor], Tensor]
-) -> tuple[Tree, Tree]:
-    new: Tree = {}
-    step: Tree = {}
-    for k, delta in update.items():
-        m = part.beta1 * state[f"m/{k}"] + (1 - part.beta1) * delta
-        v = second(state[f"v/{k}"], delta.square())
-        step[k] = part.lr * m / (v.sqrt() + part.tau)
-        new |= {f"m/{k}": m, f"v/{k}": v}
-    return new, step
+    part: Adam | Yogi | Adagrad, state: Tree, update: Tensor, second: Callable[[Tensor, Tensor], Tensor]
+) -> Halves:
+    m = part.beta1 * state["m"] + (1 - part.beta1) * update
+    v = second(state["v"], update.square())
+    return {"m": m, "v": v}, part.lr * m / (v.sqrt() + part.tau)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div
 
+from fedloom.core.context import RoundInfo
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Cohort, Needs, ServerOptimizer
+from fedloom.core.parts import Halves, Needs, ServerOptimizer
 from fedloom.core.server_data import ServerData, logits_of, usable
 from fedloom.core.slots import servers
 from fedloom.core.tree import Tree
@@ -59,29 +60,29 @@ class Ensemble(ServerOptimizer):
                 f"{self.temperature:g}."
             )
 
-    def refine(self, state: Tree, shared: Tree, buffers: Tensor, cohort: Cohort) -> tuple[Tree, Tree]:
+    def refine(self, state: Tree, theta: Tensor, buffers: Tensor, info: RoundInfo) -> Halves:
         """The distilled model."""
-        assert cohort.bench is not None
-        bench = cohort.bench
-        logits = logits_of(bench, cohort.models(), cohort.buffers, bench.inputs)
+        data = info.server_data
+        assert data is not None
+        logits = logits_of(data, info.models(), info.buffers, data.inputs)
         able = usable(logits)
         if not able.any() or not self.steps:
-            return state, shared
+            return state, theta
         teacher = torch.softmax(logits[:, able].mean(1) / self.temperature, -1)
-        theta = shared["shared"].clone().requires_grad_()
+        theta = theta.clone().requires_grad_()
         optimizer = torch.optim.Adam([theta], self.lr)
         with torch.enable_grad():
-            for step, rows in zip(range(self.steps), self._batches(bench, cohort.round), strict=False):
+            for step, rows in zip(range(self.steps), self._batches(data, info.t), strict=False):
                 optimizer.param_groups[0]["lr"] = self.lr * (1 + cos(pi * step / self.steps)) / 2
                 optimizer.zero_grad()
-                said = torch.log_softmax(bench.logits(theta, buffers, bench.inputs[rows]) / self.temperature, -1)
+                said = torch.log_softmax(data.logits(theta, buffers, data.inputs[rows]) / self.temperature, -1)
                 (self.temperature**2 * kl_div(said, teacher[rows], reduction="batchmean")).backward()
                 optimizer.step()
-        return state, {**shared, "shared": theta.detach()}
+        return state, theta.detach()
 
-    def _batches(self, bench: ServerData, round: int) -> Iterator[Tensor]:
+    def _batches(self, data: ServerData, round: int) -> Iterator[Tensor]:
         """Rows of the inputs, pass after pass, each in an order of its own."""
         epoch = 0
         while True:
-            yield from bench.order(round, epoch).to(bench.inputs.device).split(self.batch_size)
+            yield from data.order(round, epoch).to(data.inputs.device).split(self.batch_size)
             epoch += 1

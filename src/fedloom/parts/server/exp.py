@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedloom.core import tree
+from torch import Tensor
+
+from fedloom.core.context import Context, Model, RoundInfo
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import ClientEnd, Context, Needs, Reduce, ServerOptimizer
+from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, ServerOptimizer
 from fedloom.core.slots import servers
 from fedloom.core.tree import Tree
 
@@ -36,11 +37,11 @@ class Extrapolated(ServerOptimizer):
         if not 0 <= self.eps < float("inf"):
             raise ConfigError(f"the extrapolated step needs a finite eps of at least 0, not {self.eps:g}.")
 
-    def end(self, ctx: Context, update: Tree) -> ClientEnd:
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         """‖Δ_i‖²."""
-        return ClientEnd({}, {"squares": tree.squared_norm(update)}, update)
+        return ClientEnd({}, {"squares": update.square().sum()}, update)
 
-    def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
+    def step(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """The extrapolated step."""
-        ratio = reduced["squares"][""] / (2 * (tree.squared_norm(update) + self.eps))
-        return state, tree.scale(update, ratio.clamp(min=1.0))
+        ratio = uploads["squares"] / (2 * (update.square().sum() + self.eps))
+        return state, ratio.clamp(min=1.0) * update

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedloom.core import tree
+import torch
+from torch import Tensor
+
+from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import ServerOptimizer
+from fedloom.core.parts import Halves, ServerOptimizer
 from fedloom.core.slots import servers
 from fedloom.core.tree import Tree
 
@@ -37,11 +39,11 @@ class SGD(ServerOptimizer):
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"the server's momentum is {self.momentum:g}, but it must lie in [0, 1).")
 
-    def init_server(self, shared: Tree) -> Tree:
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         """m = 0."""
-        return tree.zeros_like(shared)
+        return {"m": torch.zeros_like(theta)}
 
-    def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
+    def step(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """The step ηm."""
-        m = tree.add(tree.scale(state, self.momentum), update)
-        return m, tree.scale(m, self.lr)
+        m = self.momentum * state["m"] + update
+        return {"m": m}, self.lr * m

@@ -14,15 +14,16 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from fedloom.core import client as work
 from fedloom.core import meta as adapting
 from fedloom.core import rng, tree
 from fedloom.core.client import State
+from fedloom.core.context import NO_ROUND, Batch
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.parts import Adaptation, Batch, Context, Term
+from fedloom.core.objective import Net
+from fedloom.core.parts import Adaptation, Term
 from fedloom.core.plan import Plan
 from fedloom.core.slots import label
 from fedloom.core.tree import Tree
@@ -164,7 +165,7 @@ class ExpertEnsemble:
     seed: int = 0
     vectorised: bool = True
     device: str = "cpu"
-    plans: dict[int, tuple[Plan, work.Net]] = field(default_factory=dict, repr=False, compare=False)
+    plans: dict[int, tuple[Plan, Net]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.experts:
@@ -185,13 +186,13 @@ class ExpertEnsemble:
         """The groups of experts."""
         return Group.of(self.experts, self.plan(0)[0].layout.dtype)
 
-    def plan(self, kind: int, adaptation: Adaptation | None = None) -> tuple[Plan, work.Net]:
+    def plan(self, kind: int, adaptation: Adaptation | None = None) -> tuple[Plan, Net]:
         """The fixed part of the work; ``kind`` 0 knows of no adaptation, 1 is that of the experts' first one."""
         if kind not in self.plans:
             method = Method("online", self.objective, adaptation=self.experts[0].adaptation if kind else Adaptation())
             nothing = Arrays(torch.zeros(0, 1), torch.zeros(0, dtype=torch.long), self.classes)
             plan = Plan.of(self.model, method, Split(nothing, Index.of([[]])), Local(), self.seed, self.device)
-            net = work.Net(copy.deepcopy(self.model).to(self.device), plan)
+            net = Net(copy.deepcopy(self.model).to(self.device), plan)
             self.plans[kind] = replace(plan, buffers0=plan.buffers0.to(self.device)), net
         plan, net = self.plans[kind]
         if adaptation is None:
@@ -331,7 +332,7 @@ class ExpertEnsemble:
         """The mean over a step's tasks of f∘U, or of f, as a function of w [P]."""
         plan, net = self.plan(1, adaptation) if learner.adapts else self.plan(0)
         net.train()
-        seen = {place: Context({}, {}, {}, {}, 1.0, 1, 1.0, 1) for place in plan.method.parts}
+        seen = dict.fromkeys(plan.method.parts, NO_ROUND)
         values = [adapting.objective(plan, net, plan.buffers0, support, query, seen) for support, query in material]
         return lambda w: torch.stack([value(w) for value in values]).mean()
 

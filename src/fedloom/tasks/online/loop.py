@@ -182,17 +182,17 @@ class _Run:
     def _snapshot(self) -> Snapshot:
         state = self.state
         parts: dict[str, Tree] = {place: dict(tree) for place, tree in state.items() if tree}
-        shared = {"shared": parts[FIRST].pop("w")}
+        w = parts[FIRST].pop("w")
         parts[HEDGE] = {"total": self.total}
         facts = {"experts": len(self.online.experts)}
-        return Snapshot(Server(shared, torch.zeros(0), parts, self.done), MemoryStore(), facts=facts)
+        return Snapshot(Server(w, torch.zeros(0), parts, self.done), MemoryStore(), facts=facts)
 
     def _restore(self, path: Path) -> None:
         found = checkpoints.load(path, self._snapshot()).server
         if found.round > len(self.online.stream):
             raise CheckpointError(f"{path} is past the stream's {len(self.online.stream)} tasks.")
         parts = {place: dict(tree) for place, tree in found.parts.items()}
-        parts[FIRST]["w"] = found.shared["shared"]
+        parts[FIRST]["w"] = found.theta
         self.total = parts.pop(HEDGE)["total"].cpu()
         self.state = {MEMORY: {}, **parts}
         for place in self.state:

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.parts import Batch, Context, Output, Term
+from fedloom.core.context import NO_ROUND, Batch, Output
+from fedloom.core.parts import Term
 
 
 def scores(logits: Tensor, y: Tensor, term: Term) -> tuple[Tensor, Tensor]:
@@ -35,9 +36,8 @@ def scores(logits: Tensor, y: Tensor, term: Term) -> tuple[Tensor, Tensor]:
     inner = y.shape[len(lead) - 1 :]  # of one target: none for a class
     wanted = y.expand(*lead, *inner)
     right = torch.zeros(lead) if y.is_floating_point() else (logits.argmax(-1) == wanted).double()
-    context = Context({}, {}, {}, {}, 1.0, 1, 1.0, 1)
     batch = Batch(torch.zeros(0), wanted.reshape(-1, *inner))
-    loss = term.loss(Output(logits.reshape(-1, count)), batch, context).double().view(lead)
+    loss = term.loss(Output(logits.reshape(-1, count)), batch, NO_ROUND).double().view(lead)
     return right.mean(-1), loss.mean(-1)
 
 

@@ -26,7 +26,7 @@ def sample(
     Args:
         model: a network like ``ConditionalGAN`` or ``ConditionalVAE``: it has a number of ``classes`` and the length
             ``latent`` of z, and either generates or decodes. It stays as it is.
-        theta: its parameters [P] as a federation holds them, all shared: ``server.shared["shared"]``.
+        theta: its parameters [P] as a federation holds them, all shared: ``server.theta``.
         per_class: samples of each class.
         seed: of z; equal seeds give equal samples.
         buffers: the model's buffers, where it has some: ``server.buffers``.

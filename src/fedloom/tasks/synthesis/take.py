@@ -17,7 +17,7 @@ def generates(method: Method) -> bool:
     >>> generates(methods.fedevg()), generates(methods.fedavg())
     (True, False)
     """
-    return bool(method.hooks["found"]) or not method.answers
+    return not method.answers or any(hasattr(part, "samples") for part in method.parts.values())
 
 
 def take(server: Server, model: nn.Module, like: Arrays, per_class: int, seed: int) -> Arrays:
@@ -36,6 +36,6 @@ def take(server: Server, model: nn.Module, like: Arrays, per_class: int, seed: i
         if "low" in held:  # before the first step samples are normal, and may lie outside
             x = x.clamp(held["low"], held["high"])
     else:
-        x, y = sample(model, server.shared["shared"], per_class, seed, server.buffers)
+        x, y = sample(model, server.theta, per_class, seed, server.buffers)
     x, y = x.detach().float().cpu(), y.detach().cpu()
     return Arrays(x, y, like.classes, like.names, like.mean, like.std)

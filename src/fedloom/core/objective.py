@@ -1,0 +1,79 @@
+"""The objective on one mini-batch: the network's output with all that terms need of it, and the sum of the terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedloom.core.context import Batch, Context, Output
+from fedloom.core.plan import Plan
+
+
+class Net(nn.Module):
+    """A model with all that parts may need of it as one call: logits, features, the twin's logits, early exits."""
+
+    def __init__(self, model: nn.Module, plan: Plan) -> None:
+        super().__init__()
+        self.model = model
+        self.features = plan.method.needs("features")
+        self.has_exits = bool(plan.exit_weights)
+        self.answers = plan.method.answers
+        self.asked = plan.method.needs("model")
+
+    def forward(self, x: Tensor, twin: Tensor | None = None, features: bool = False) -> Output:
+        """Features [B, d] come from the same forward pass as logits [B, C]; the twin takes another one."""
+        if self.has_exits:
+            *early, last = self.model.ends(x)  # type: ignore[operator]
+            return Output(last, early=tuple(early))
+        if not self.answers:
+            return Output(x.new_empty(0))
+        if features or self.features:
+            hidden = self.model.features(x)  # type: ignore[operator]
+            out = Output(self.model.head(hidden), hidden)  # type: ignore[operator]
+        else:
+            out = Output(self.model(x))
+        return out if twin is None else out._replace(twin=self.model(twin))
+
+
+def companions(plan: Plan, net: Net, out: Output, x: Tensor, theta: Tensor, buffers: Tensor) -> Output:
+    """The output with what other models say of the same inputs: the teacher, and the model at other parameters.
+
+    ``theta`` [P] and ``buffers`` are the client's own, of which reference models take what is private.
+    """
+    if plan.teacher is not None:
+        with torch.no_grad():
+            out = out._replace(teacher=plan.teacher(x))
+    if net.features:
+        out = out._replace(features_at=partial(_features_at, plan, net, x, theta, buffers))
+    return out
+
+
+@torch.no_grad()
+def _features_at(plan: Plan, net: Net, x: Tensor, theta: Tensor, buffers: Tensor, shared: Tensor) -> Tensor:
+    """Features [B, d] at other shared parameters [P]; buffers are copied, so that none changes."""
+    whole = torch.cat([shared, theta.detach()[plan.layout.shared_size :]])
+    named = {f"model.{k}": v for k, v in plan.layout.named(whole, buffers.clone()).items()}
+    return functional_call(net, named, (x,), {"features": True}).features
+
+
+def loss(plan: Plan, out: Output, batch: Batch, contexts: Mapping[str, Context]) -> Tensor:
+    """The objective on one batch, []; of a network trained at several exits, its weighted sum over them."""
+    if not plan.exit_weights:
+        return _terms(plan, out, batch, contexts)
+    logits = zip(plan.exit_weights, (*out.early, out.logits), strict=True)
+    values = [w * _terms(plan, out._replace(logits=end), batch, contexts) for w, end in logits if w]
+    return torch.stack(values).sum()
+
+
+def _terms(plan: Plan, out: Output, batch: Batch, contexts: Mapping[str, Context]) -> Tensor:
+    """Every term's mean over the rows that count, summed, []."""
+    total: Tensor | float = 0.0
+    for place, term in plan.method.hooks["loss"]:
+        value: Tensor = term.loss(out, batch, contexts[place])
+        total = total + (batch.mean(value) if value.ndim else value)
+    assert isinstance(total, Tensor)
+    return total

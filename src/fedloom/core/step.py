@@ -1,0 +1,129 @@
+"""One local step: corrections, clipping, weight decay, momentum or Adam, θ ← θ - ηg, and the parts' proximal maps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedloom.core.context import Context
+from fedloom.core.local import Local
+from fedloom.core.parts import Paired
+from fedloom.core.plan import Plan
+from fedloom.core.views import LayerViews, SharedPrivate, View, pulled, times
+
+FULL_VIEW = View()  # everything moves along one gradient
+
+
+@dataclass
+class Trained:
+    """The vectors under training.
+
+    Attributes:
+        theta: all that is trained, shared parameters first, then what is private.
+        shared: how many of them are shared.
+        memory: what the optimiser remembers: momentum, as long as θ, or of Adam the first moments, then the second.
+        step: the number of the local step under way.
+    """
+
+    theta: Tensor
+    shared: int
+    memory: Tensor | None
+    step: int = 0
+
+    @classmethod
+    def of(cls, plan: Plan, theta: Tensor) -> Trained:
+        """The start of a round, with a fresh optimiser."""
+        memory = theta.new_zeros(plan.local.memory * len(theta)) if plan.local.memory else None
+        return cls(theta, plan.layout.shared_size, memory)
+
+
+def descend(
+    plan: Plan, trained: Trained, grad: Tensor, lr: float, seen: Mapping[str, Context], view: View = FULL_VIEW
+) -> None:
+    """One step along the gradient [P] of the loss, which it may overwrite."""
+    _descend(plan, trained, grad[: trained.shared], grad[trained.shared :], lr, seen, view)
+
+
+def paired_gradients(
+    plan: Plan, trained: Trained, pair: SharedPrivate, grad: Tensor, lr: float, seen: Mapping[str, Context],
+    view: View, scratch: Tensor, layers: LayerViews,
+) -> None:  # fmt: skip
+    """One step of w and v along the gradient [P] at W = (1 - λ)w + λv; ``scratch`` [P] may be overwritten."""
+    personal = plan.method.personal
+    assert isinstance(personal, Paired)
+    received, decay = seen["personal"].received, (0.0, 0.0)
+    reg = personal.regulariser_grad(view, pair, grad, seen["personal"])
+    joint = bool(view.shared and view.private)
+    if joint and plan.decay_commutes:  # a model's own multiple costs nothing as weight decay
+        decay = reg.w[0], reg.v[0]
+        reg = reg._replace(w=(0.0, *reg.w[1:]), v=(0.0, *reg.v[1:]))
+    shared = private = grad[:0]  # of a model that stays where it is
+    if view.private:
+        out = scratch if joint else grad  # the mixed model has served: its memory is free
+        private = pulled(times(grad, view.at, out, layers), reg.v, (pair.v, pair.w, received))
+    if view.shared:
+        rest = [1 - at for at in view.at] if isinstance(view.at, list) else 1 - view.at
+        shared = pulled(times(grad, rest, grad, layers), reg.w, (pair.w, pair.v, received))
+    _descend(plan, trained, shared, private, lr, seen, view, decay)
+    if reg.extra is not None:
+        pair.extra.copy_((pair.extra - lr * view.private * reg.extra).clamp(0, 1))
+
+
+def _descend(
+    plan: Plan, trained: Trained, shared: Tensor, private: Tensor, lr: float, seen: Mapping[str, Context], view: View,
+    decay: tuple[float, float] = (0.0, 0.0),
+) -> None:  # fmt: skip
+    """``descend`` with the gradients of what is shared and of what is private; one that does not move is not read.
+
+    ``decay`` is added to the weight decay of either.
+    """
+    w = trained.theta[: trained.shared]
+    if view.shared:
+        for place, part in plan.method.hooks["grad"]:
+            shared = part.grad(shared, w, seen[place])
+    pieces: list[tuple[slice, Tensor, float, float]] = [
+        (slice(trained.shared), shared, view.shared, decay[0]),
+        (slice(trained.shared, trained.shared + len(private)), private, view.private, decay[1]),
+    ]
+    pieces = [piece for piece in pieces if piece[2] and len(piece[1])]
+    factor = None if plan.local.clip is None else (plan.local.clip / (_norm(pieces) + 1e-6)).clamp(max=1.0)
+    for where, grad, speed, more in pieces:
+        _move(plan.local, trained, grad if factor is None else grad * factor, lr * speed, where, more)
+    if view.shared:
+        for place, part in plan.method.hooks["prox"]:
+            part.prox(w, lr * view.shared, seen[place])
+
+
+def _norm(pieces: list[tuple[slice, Tensor, float, float]]) -> Tensor:
+    """The Euclidean norm over what moves, []."""
+    if len(pieces) == 1:
+        return torch.linalg.vector_norm(pieces[0][1])
+    return torch.stack([grad.square().sum() for _, grad, _, _ in pieces]).sum().sqrt()
+
+
+def _move(local: Local, trained: Trained, grad: Tensor, lr: float, where: slice, more: float) -> None:
+    """Weight decay, momentum and the step itself, for some of what is trained; ``more`` is added to the decay."""
+    if local.optimizer == "adam":
+        _adam(local, trained, grad, lr, where)
+        return
+    buffers = [] if trained.memory is None else [trained.memory[where]]
+    torch._fused_sgd_(  # pyright: ignore[reportPrivateImportUsage]  # one pass over memory instead of three
+        [trained.theta[where]], [grad], buffers, weight_decay=local.weight_decay + more, momentum=local.momentum,
+        lr=lr, dampening=0.0, nesterov=local.nesterov, maximize=False, is_first_step=False,
+    )  # fmt: skip
+
+
+def _adam(local: Local, trained: Trained, grad: Tensor, lr: float, where: slice) -> None:
+    """m ← β₁m + (1-β₁)g, s ← β₂s + (1-β₂)g², θ ← θ - η m̂ / (√ŝ + 1e-8), with m̂ = m/(1-β₁ⁿ), ŝ = s/(1-β₂ⁿ)."""
+    assert trained.memory is not None
+    theta = trained.theta[where]
+    first, second = (moment[where] for moment in trained.memory.split(len(trained.theta)))
+    if local.weight_decay:
+        grad = grad.add(theta, alpha=local.weight_decay)
+    one, two = (1 - beta ** (trained.step + 1) for beta in (local.beta1, local.beta2))
+    first.mul_(local.beta1).add_((1 - local.beta1) * grad)
+    second.mul_(local.beta2).add_((1 - local.beta2) * grad.square())
+    theta.add_(first / one / ((second / two).sqrt() + 1e-8), alpha=-lr)
