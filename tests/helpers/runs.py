@@ -12,9 +12,11 @@ from torch import Tensor
 from fedloom import methods
 from fedloom.core.local import Local
 from fedloom.core.method import Method
+from fedloom.core.parts import Submodels
 from fedloom.experiment.checkpoint import Snapshot
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.loop import RunResult, run
+from fedloom.parts.personal import WidthSlice
 from helpers.federations import Shaken, as_images, classes
 from helpers.generative import generative_net
 from helpers.nested import two_ends, wide_net
@@ -43,8 +45,8 @@ def experiment(method: Method | str = "fedavg", **changes: Any) -> Experiment:
     settings |= changes
     if settings["federation"] is None:
         settings["federation"] = classes()
-    if made.personal.levels and "model" not in changes:
-        settings["model"] = two_ends if made.needs("exits") else wide_net
+    if isinstance(made.personal, Submodels) and "model" not in changes:
+        settings["model"] = wide_net if isinstance(made.personal, WidthSlice) else two_ends
     if not made.answers:
         settings["model"] = generative_net(made, settings["model"] is linear_layers)
         settings["evaluation"] = QUIET
@@ -68,13 +70,13 @@ def go(method: Method | str = "fedavg", **changes: Any) -> RunResult:
 
 def theta(result: RunResult) -> np.ndarray:
     """The final shared parameters as one vector."""
-    return result.snapshot.server.shared["shared"].numpy()
+    return result.snapshot.server.theta.numpy()
 
 
 def leaves(snapshot: Snapshot) -> Iterator[tuple[str, Tensor]]:
     """All state of a run, tensor by tensor, under names."""
     server = snapshot.server
-    yield "server", server.shared["shared"]
+    yield "server", server.theta
     yield "buffers", server.buffers
     for place, t in sorted(server.parts.items()):
         yield from ((f"server/{place}/{name}", value) for name, value in sorted(t.items()))
