@@ -82,4 +82,19 @@ def feddecorr(world: World, beta: float = 0.1, eps: float = 1e-8) -> Found:
     return Found(theta)
 
 
-ORACLES: dict[str, Callable[..., Found]] = {f.__name__: f for f in (feddc, fedsplit, feddecorr)}
+def fedcm(world: World, alpha: float = 0.1) -> Found:
+    """The server keeps the gradient-like direction of its last step; τ is the mixed mean of the numbers of steps."""
+    theta, direction = world.start, np.zeros_like(world.start)
+    for t, rate, cohort in world.schedule():
+        total = sum(world.n[i] for i in cohort)
+        moved, steps = np.zeros_like(theta), 0.0
+        for i in cohort:
+            model, taken = world.train(theta, i, t, rate, lambda g, w, d=direction: alpha * g + (1 - alpha) * d)
+            moved = moved + world.n[i] / total * (theta - model)
+            steps += world.n[i] / total * taken
+        direction = moved / (rate * steps)
+        theta = theta - moved
+    return Found(theta, states={"server/drift/direction": direction})
+
+
+ORACLES: dict[str, Callable[..., Found]] = {f.__name__: f for f in (feddc, fedsplit, feddecorr, fedcm)}

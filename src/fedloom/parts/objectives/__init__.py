@@ -5,6 +5,7 @@ from fedloom.parts.objectives.contrastive import Contrastive
 from fedloom.parts.objectives.cross_entropy import CrossEntropy
 from fedloom.parts.objectives.decorrelation import Decorrelation
 from fedloom.parts.objectives.distillation import Distillation
+from fedloom.parts.objectives.elastic_net import ElasticNet
 from fedloom.parts.objectives.energy import Energy
 from fedloom.parts.objectives.propfair import PropFair
 from fedloom.parts.objectives.proximal import Proximal
@@ -19,6 +20,7 @@ __all__ = [
     "CrossEntropy",
     "Decorrelation",
     "Distillation",
+    "ElasticNet",
     "Energy",
     "PropFair",
     "Proximal",
