@@ -31,8 +31,8 @@ class Plan:
     ``theta0`` [P] and ``buffers0`` are the freshly initialised model: private parameters start from it.
     ``report_models`` asks for every client's own displacement beside its upload (for the ``average`` evaluation).
     ``augment`` changes the inputs of every mini-batch, where there is one; ``teacher`` is a trained model that a part
-    of the objective compares with; ``make`` makes the model with other initial parameters; ``rounds`` is T, as far as
-    it is known; ``submodel`` is the level for which this is the plan, where clients have several.
+    of the objective compares with; ``make`` makes the model with other initial parameters; ``rounds`` is T and
+    ``cohort`` the usual |S_t|, as far as they are known; ``submodel`` is the level for which this is the plan, where clients have several.
 
     Raises:
         ConfigError: if the method cannot train such a model.
@@ -52,6 +52,7 @@ class Plan:
     teacher: nn.Module | None = None
     make: Callable[[], nn.Module] | None = None
     rounds: int = 0
+    cohort: int = 0
     submodel: Submodel | None = None
 
     def __post_init__(self) -> None:

@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from functools import partial
 
-from fedloom.core.engine import EngineFactory
+from fedloom.core.engine import ComputeFactory, Engine, EngineFactory
+from fedloom.core.plan import Plan
 from fedloom.core.registry import Registry
 
 engines: Registry[EngineFactory] = Registry("engine")
+
+STEP_SECONDS, FLOPS = 3e-4, 5e9  # what a local step costs at least, and a core's rate on small networks
+WORTH_FORKING = 1.0  # seconds of work in the whole run
+
+
+@engines.register
+def auto() -> EngineFactory:
+    """Choose processes where there are several cores and the run is long enough for them, and serial otherwise."""
+
+    def choose(plan: Plan, compute: ComputeFactory) -> Engine:
+        name = "processes" if can_fork(plan.device) and seconds(plan) > WORTH_FORKING else "serial"
+        return engines.make(name)(plan, compute)
+
+    return choose
+
+
+def can_fork(device: str) -> bool:
+    """Whether processes can share the work: several cores, a system that forks, and data on the CPU."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    return device == "cpu" and cores > 1 and "fork" in multiprocessing.get_all_start_methods()
+
+
+def seconds(plan: Plan) -> float:
+    """A low estimate of a run's work on one core."""
+    samples = round(plan.mean_size)
+    steps = plan.local.steps_for(samples)
+    flops = 6 * plan.layout.size * (plan.local.batch_size or samples)
+    return plan.rounds * plan.cohort * steps * (STEP_SECONDS + flops / FLOPS)
 
 
 @engines.register

@@ -107,7 +107,8 @@ class Experiment:
             from them.
         teacher: for objectives that distil: a trained model, or the run directory of one.
         evaluation: what is measured.
-        engine: where clients' work runs: ``serial`` or ``processes``.
+        engine: where clients' work runs: ``serial``, ``processes``, or ``auto``, which chooses by work, cores and device
+            and changes no bit.
         engine_settings: settings of the engine, like ``{"workers": 4}``.
         compute: how clients are stepped: ``live``.
         compute_settings: settings of the compute.
@@ -135,7 +136,7 @@ class Experiment:
     views: tuple[str | Mapping[str, Any] | Augmentation, ...] = ("jitter", "blur")
     teacher: nn.Module | Path | str | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
-    engine: str = "serial"
+    engine: str = "auto"
     engine_settings: Mapping[str, Any] = field(default_factory=dict)
     compute: str = "live"
     compute_settings: Mapping[str, Any] = field(default_factory=dict)
@@ -209,6 +210,11 @@ class Experiment:
         empty = (self.federation.train.index.sizes == 0).nonzero()[0]
         if len(empty):
             raise ConfigError(f"{len(empty)} clients have no training samples; the first is client {empty[0]}.")
+
+    @property
+    def cohort_size(self) -> int:
+        """|S_t| if it is fixed, and its mean if clients come with a probability."""
+        return cohort_size(self.federation.seen, self.participation, self.cohort)
 
     def run(self, out: Path | str | None = None, **settings: Any) -> RunResult:
         """Run it; ``out`` is the run directory, or None to keep everything in memory.

@@ -41,6 +41,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Pl
         augment=pipeline(experiment.augment, data.arrays) if experiment.augment else None,
         make=experiment.model,
         rounds=experiment.rounds,
+        cohort=1 if experiment.method.pooled else experiment.cohort_size,
         teacher=_teacher(experiment, federation, device),
     )
     _private(experiment.method, plan)
