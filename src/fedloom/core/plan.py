@@ -32,7 +32,8 @@ class Plan:
     ``report_models`` asks for every client's own displacement beside its upload (for the ``average`` evaluation).
     ``augment`` changes the inputs of every mini-batch, where there is one; ``teacher`` is a trained model that a part
     of the objective compares with; ``make`` makes the model with other initial parameters; ``rounds`` is T and
-    ``cohort`` the usual |S_t|, as far as they are known; ``submodel`` is the level for which this is the plan, where clients have several.
+    ``cohort`` the usual |S_t|, as far as they are known; ``submodel`` is the level for which this is the plan, where
+    clients have several.
 
     Raises:
         ConfigError: if the method cannot train such a model.

@@ -107,8 +107,8 @@ class Experiment:
             from them.
         teacher: for objectives that distil: a trained model, or the run directory of one.
         evaluation: what is measured.
-        engine: where clients' work runs: ``serial``, ``processes``, or ``auto``, which chooses by work, cores and device
-            and changes no bit.
+        engine: where clients' work runs: ``serial``, ``processes``, or ``auto``, which chooses by work, cores and
+            device and changes no bit.
         engine_settings: settings of the engine, like ``{"workers": 4}``.
         compute: how clients are stepped: ``live``.
         compute_settings: settings of the compute.
