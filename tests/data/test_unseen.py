@@ -85,7 +85,7 @@ def test_training_is_as_if_unseen_clients_were_not_there(method: str, sampling: 
         )
         for one in (federation, cut)
     ]
-    thetas = [result.snapshot.server.shared["shared"] for result in results]
+    thetas = [result.snapshot.server.theta for result in results]
     assert torch.equal(*thetas)
     for record, short in zip(*(result.history for result in results), strict=True):
         assert record["cohort"] == short["cohort"]

@@ -195,7 +195,7 @@ def fedavgm(world: World, lr: float = 1.0, momentum: float = 0.9) -> Found:
         mean = average(world, theta, {i: world.train(theta, i, t, rate)[0] for i in cohort})
         m = momentum * m + (theta - mean)
         theta = theta - lr * m
-    return Found(theta, states={"server/server/shared": m})
+    return Found(theta, states={"server/server/m": m})
 
 
 def adaptive(
@@ -208,7 +208,7 @@ def adaptive(
         m = beta1 * m + (1 - beta1) * delta
         v = second(v, delta**2)
         theta = theta - lr * m / (np.sqrt(v) + tau)
-    return Found(theta, states={"server/server/m/shared": m, "server/server/v/shared": v})
+    return Found(theta, states={"server/server/m": m, "server/server/v": v})
 
 
 def fedadam(world: World, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Found:

@@ -270,8 +270,8 @@ def test_moments_are_kept_across_rounds(rule: str) -> None:
         at = at - 0.1 * m / (np.sqrt(v) + 1e-3)
     np.testing.assert_allclose(theta(result), at, rtol=0, atol=1e-10)
     states = {key: value.numpy() for key, value in leaves(result.snapshot)}
-    np.testing.assert_allclose(states["server/server/m/shared"], m, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(states["server/server/v/shared"], v, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(states["server/server/m"], m, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(states["server/server/v"], v, rtol=0, atol=1e-10)
 
 
 def test_server_momentum_speeds_up_and_stops_at_the_same_point() -> None:

@@ -309,5 +309,5 @@ def overrides(part: Part, hook: str) -> bool:
     >>> overrides(Drift(), "grad")
     False
     """
-    own = getattr(type(part), hook, None)
-    return own is not None and own.__module__ != __name__
+    own = getattr(type(part), hook, None)  # a setting may have the name of another slot's hook
+    return callable(own) and own.__module__ != __name__
