@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.rounds import round_info
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedloom.core.parts import Cohort, Mixing
+from fedloom.core.context import RoundInfo
+from fedloom.core.parts import Mixing
 from fedloom.metrics.regret import best_fixed, decision_losses, device_bound, lipschitz, regret, silo_bound
 from fedloom.parts.mixing import AAggFFD, AAggFFS
 from fedloom.parts.mixing.aaggff_d import doubly_robust, linearised_gradient
@@ -80,10 +82,10 @@ class ExactLeader(Mixing):
     c1: float = 0.0
     c2: float = 1.0
 
-    def coefficients(self, state: Any, cohort: Cohort) -> tuple[Any, np.ndarray]:
-        assert cohort.losses is not None
-        k = cohort.total_clients
-        r = respond(cohort.losses, self.cdf, 1.0, 0.0, self.c1, self.c2)
+    def coefficients(self, state: Any, info: RoundInfo) -> tuple[Any, np.ndarray]:
+        assert info.losses is not None
+        k = info.facts.clients
+        r = respond(info.losses, self.cdf, 1.0, 0.0, self.low, self.high)
         rounds, total, p = state.get("all", (0, np.zeros(k), np.full(k, 1 / k)))
         total = total + growth_gradient(p, r)
         p = exponentiated(np.ones(k), -total, lipschitz(self.c1, self.c2) * sqrt(rounds + 2) / sqrt(log(k)))
@@ -94,18 +96,18 @@ class ExactLeader(Mixing):
 class Leader(ExactLeader):
     """Without a regulariser: everything on the client that responded most so far."""
 
-    def coefficients(self, state: Any, cohort: Cohort) -> tuple[Any, np.ndarray]:
-        assert cohort.losses is not None
-        total = state.get("all", 0) + respond(cohort.losses, self.cdf, 1.0, 0.0, self.c1, self.c2)
-        return {"all": total}, one(int(total.argmax()), cohort.total_clients)
+    def coefficients(self, state: Any, info: RoundInfo) -> tuple[Any, np.ndarray]:
+        assert info.losses is not None
+        total = state.get("all", 0) + respond(info.losses, self.cdf, 1.0, 0.0, self.low, self.high)
+        return {"all": total}, one(int(total.argmax()), info.facts.clients)
 
 
 @dataclass(frozen=True)
 class Stubborn(ExactLeader):
     """Everything on the last client, for ever."""
 
-    def coefficients(self, state: Any, cohort: Cohort) -> tuple[Any, np.ndarray]:
-        return state, one(-1, cohort.total_clients)
+    def coefficients(self, state: Any, info: RoundInfo) -> tuple[Any, np.ndarray]:
+        return state, one(-1, info.facts.clients)
 
 
 def play(
@@ -113,12 +115,12 @@ def play(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Decisions p^t [T, K], each made before the responses r^t [T, K] to it, with all clients in all rounds."""
     draw, state, p = np.random.default_rng(seed), {}, np.full(k, 1 / k)
-    members, samples = np.arange(k), np.ones(k, dtype=np.int64)
+    samples = np.ones(k, dtype=np.int64)
     decisions, responses = np.empty((rounds, k)), np.empty((rounds, k))
     for t in range(rounds):
         losses = adversary(t, p, draw)
-        decisions[t], responses[t] = p, respond(losses, policy.cdf, 1.0, 0.0, policy.c1, high)
-        state, p = policy.coefficients(state, Cohort(members, samples, k, losses))
+        decisions[t], responses[t] = p, respond(losses, policy.cdf, 1.0, 0.0, policy.low, high)
+        state, p = policy.coefficients(state, round_info(samples, losses))
     assert np.isfinite(decisions).all()
     np.testing.assert_allclose(decisions.sum(1), 1, atol=1e-12)
     return decisions, responses
@@ -250,7 +252,7 @@ def expected_regret(policy: AAggFFD, losses: np.ndarray, size: int) -> float:
             p = decision(state, k, share, share)
             suffered += chance * decision_losses(p[None], responses[t : t + 1])[0]
             for c in cohorts:
-                new, mixed = policy.coefficients(state, Cohort(c, np.ones(size, dtype=np.int64), k, losses[t, c]))
+                new, mixed = policy.coefficients(state, round_info([1] * size, losses[t, c], cohort=c, clients=k))
                 own = decision(new, k, share, share)[c]
                 np.testing.assert_allclose(mixed, own / own.sum(), rtol=1e-9)
                 key = tuple(new["total"].numpy().round(9))
@@ -329,7 +331,7 @@ def test_a_cohort_of_one_moves_nothing() -> None:
     """Its loss over the mean loss is 1 whatever it is."""
     policy, state = AAggFFD("gumbel"), {}
     for client, loss in ((0, 9.0), (2, 0.1), (0, 7.0)):
-        state, p = policy.coefficients(state, Cohort(np.array([client]), np.array([5]), 3, np.array([loss])))
+        state, p = policy.coefficients(state, round_info([5], [loss], cohort=[client], clients=3))
         np.testing.assert_array_equal(p, [1.0])
     assert not state["total"].any()
 
@@ -343,7 +345,7 @@ def test_silo_decisions_carry_a_certificate() -> None:
         losses = draw.pareto(1.5, k) * np.linspace(0.2, 2, k)
         r = respond(losses, "weibull", 1.0, 0.0, 0.0, 1 / k)
         history.append((growth_gradient(p, r), p))
-        state, p = policy.coefficients(state, Cohort(np.arange(k), np.ones(k, dtype=np.int64), k, losses))
+        state, p = policy.coefficients(state, round_info([1] * k, losses))
         slope = 4 * p + sum(g + k / 4 * g * (g @ (p - q)) for g, q in history)  # α = 4, β = K/4
         gap = (slope @ p - slope).max()
         assert sqrt(2 * max(gap, 0) / 4) < 1e-6

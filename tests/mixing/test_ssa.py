@@ -10,19 +10,20 @@ import pytest
 import torch
 from helpers import target
 from helpers.federations import SIZES, classes
+from helpers.rounds import round_info
 from helpers.runs import assert_same_state, experiment, go, theta
 
 import fedloom as fl
+from fedloom.core.context import RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Unlabelled
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.parts import Cohort
 from fedloom.core.server_data import ServerData
 from fedloom.experiment.ensemble import after_training
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.loop import run
-from fedloom.experiment.setup import make_bench, make_plan
+from fedloom.experiment.setup import make_plan, make_server_data
 from fedloom.methods import fedavg, feddf, fedssa, make
 from fedloom.parts.mixing import Confidence, SelfSupervised, Similarity, Uniform
 from fedloom.parts.mixing.ssa import ssa_loss
@@ -38,20 +39,20 @@ def logits(seed: int = 0, samples: int = 9, models: int = 4, labels: int = 3) ->
     return torch.tensor(first), torch.tensor(first + 0.7 * draw.normal(size=first.shape))
 
 
-def cohort(seed: int = 0, models: int = 4, **settings: Any) -> Cohort:
-    """Models at random around a point, at a bench with 20 inputs."""
+def cohort(seed: int = 0, models: int = 4, **settings: Any) -> RoundInfo:
+    """Models at random around a point, at a server with 20 inputs."""
     conditions = experiment(fedssa(**settings), seed=seed)
     plan = make_plan(conditions, conditions.federation, "cpu")
     draw = np.random.default_rng(seed)
-    received = {"shared": plan.theta0}
-    updates = [{"shared": torch.tensor(draw.normal(size=plan.layout.size))} for _ in range(models)]
-    return Cohort(
-        np.arange(models), np.array(SIZES[:models]), len(SIZES), updates=updates, buffers=[plan.buffers0] * models,
-        received=received, round=2, bench=make_bench(conditions, plan, conditions.federation),
+    updates = [torch.tensor(draw.normal(size=plan.layout.size)) for _ in range(models)]
+    held = make_server_data(conditions, plan, conditions.federation)
+    return round_info(
+        SIZES[:models], clients=len(SIZES), updates=updates, buffers=[plan.buffers0] * models, received=plan.theta0,
+        t=2, server_data=held,
     )  # fmt: skip
 
 
-def p_of(policy: Any, of: Cohort) -> np.ndarray:
+def p_of(policy: Any, of: RoundInfo) -> np.ndarray:
     state, p = policy.coefficients({}, of)
     assert state == {}
     return p
@@ -100,7 +101,7 @@ def test_p_is_on_the_simplex_and_follows_its_clients(policy: Any) -> None:
     assert p.sum() == pytest.approx(1, abs=1e-12)
     assert np.ptp(p) > 1e-3, "all clients look alike to it"
     order = np.array([2, 0, 3, 1])
-    swapped = replace(of, clients=of.clients[order], samples=of.samples[order], updates=[of.updates[i] for i in order])
+    swapped = replace(of, cohort=of.cohort[order], samples=of.samples[order], updates=[of.updates[i] for i in order])
     np.testing.assert_allclose(p_of(policy, swapped), p[order], rtol=0, atol=1e-9)
     np.testing.assert_array_equal(p_of(policy, of), p)
 
@@ -164,12 +165,13 @@ def test_feddf_comes_nearer_to_the_ensemble() -> None:
     far = []
     for steps in (0, 300):
         of = cohort(seed=1)
-        mean = {"shared": of.models().mean(0)}
-        assert of.bench is not None
+        mean = of.models().mean(0)
+        data = of.server_data
+        assert data is not None
         part = make("feddf", steps=steps, lr=0.05, batch_size=8).server
-        _, shared = part.refine({}, mean, of.buffers[0], of)
-        ensemble = torch.stack([of.bench.logits(m, of.buffers[0], of.bench.inputs) for m in of.models()]).mean(0)
-        student = of.bench.logits(shared["shared"], of.buffers[0], of.bench.inputs)
+        _, distilled = part.refine({}, mean, of.buffers[0], of)
+        ensemble = torch.stack([data.logits(m, of.buffers[0], data.inputs) for m in of.models()]).mean(0)
+        student = data.logits(distilled, of.buffers[0], data.inputs)
         q = torch.softmax(ensemble, -1)
         far.append(float((q * (q.log() - torch.log_softmax(student, -1))).sum(-1).mean()))
     assert far[1] < 0.2 * far[0]
@@ -187,10 +189,10 @@ def test_labels_of_the_target_never_reach_the_server(name: str) -> None:
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_a_model_whose_logits_overflow_counts_nothing(policy: Any) -> None:
     of = cohort()
-    sick = {"shared": torch.full_like(of.updates[1]["shared"], 1e308)}
+    sick = torch.full_like(of.updates[1], 1e308)
     p = p_of(policy, replace(of, updates=[of.updates[0], sick, *of.updates[2:]]))
     assert p[1] == 0
-    rest = replace(of, clients=of.clients[[0, 2, 3]], samples=of.samples[[0, 2, 3]],
+    rest = replace(of, cohort=of.cohort[[0, 2, 3]], samples=of.samples[[0, 2, 3]],
                    updates=[of.updates[i] for i in (0, 2, 3)], buffers=of.buffers[:3])  # fmt: skip
     np.testing.assert_allclose(p[[0, 2, 3]], p_of(policy, rest), atol=1e-9)
     nobody = p_of(policy, replace(of, updates=[sick] * 4))
@@ -210,7 +212,7 @@ def test_networks_run_forward_draws_times_two_views(draws: int, monkeypatch: pyt
 def test_views_are_made_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many inputs there are, no more than a chunk of views is held; the decision sees all of them."""
     of = cohort()
-    assert of.bench is not None
+    assert of.server_data is not None
     sizes = []
     plain = ServerData.views
     monkeypatch.setattr("fedloom.core.server_data.CHUNK", 6)

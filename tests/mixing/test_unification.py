@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.rounds import round_info
 from helpers.runs import go, theta
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from fedloom.core.method import Method
-from fedloom.core.parts import Cohort, Mixing
+from fedloom.core.parts import Mixing
 from fedloom.parts.mixing import QFFL, TERM, Proportional
 from fedloom.parts.mixing.simplex import exponentiated
 from fedloom.parts.objectives import CrossEntropy
@@ -43,9 +44,9 @@ def test_parts_derived_and_direct_forms_are_one(name: str, seed: int, size: int)
     n, f = clients(seed, size)
     direct = n * factor(f) / (n * factor(f)).sum()
     np.testing.assert_allclose(exponentiated(n / n.sum(), response(f), step), direct, rtol=1e-10)
-    state, p = part.coefficients({}, Cohort(np.arange(size), n, size + 3, f))
+    state, p = part.coefficients({}, round_info(n, f, clients=size + 3))
     np.testing.assert_allclose(p, direct, rtol=1e-10)
-    again = part.coefficients(state, Cohort(np.arange(size), n, size + 3, f))[1]
+    again = part.coefficients(state, round_info(n, f, clients=size + 3))[1]
     np.testing.assert_array_equal(again, p, "a static policy has no memory")
 
 
@@ -95,11 +96,11 @@ def test_a_shift_of_all_responses_changes_nothing(seed: int, shift: float) -> No
 
 @pytest.mark.parametrize("part", [Proportional(), TERM(-2.0)], ids=str)
 def test_a_loss_that_is_not_finite_is_named_and_left_out(part: Mixing, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedloom.compute.live import LiveClient
+    from fedloom.compute.live import Live
 
-    original: Any = LiveClient.loss_of_received
+    original: Any = Live._loss_of_received
     lost = {1: float("nan"), 2: float("inf")}
-    monkeypatch.setattr(LiveClient, "loss_of_received", lambda self, d, c: lost.get(c, original(self, d, c)))
+    monkeypatch.setattr(Live, "_loss_of_received", lambda self, d, c: lost.get(c, original(self, d, c)))
     result = go(Method("mine", (CrossEntropy(),), mixing=part), rounds=2)
     assert {str(f).split(": ")[0] for f in result.failures} == {
         f"round {t}, client {c}" for t in (0, 1) for c in (1, 2)
