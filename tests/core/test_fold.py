@@ -11,12 +11,12 @@ import pytest
 import torch
 from helpers.runs import experiment, go
 
-from fedloom.core.aggregate import LONGEST, Fold, Traffic, blocks, fold, folds
-from fedloom.core.client import Failure, Result
+from fedloom.core.aggregate import LONGEST, UPDATE, Fold, Traffic, blocks, fold
+from fedloom.core.client import Failure, FailureKind, Result
+from fedloom.core.context import Context, Model
 from fedloom.core.errors import ClientError
 from fedloom.core.method import Method
-from fedloom.core.parts import ClientEnd, Context, Drift, Reduce
-from fedloom.core.tree import Tree
+from fedloom.core.parts import ClientEnd, Drift, Reduce
 from fedloom.engines.shared import Segment
 from fedloom.experiment.loop import _Run
 from fedloom.parts.objectives import CrossEntropy
@@ -30,10 +30,11 @@ def results(count: int, failed: tuple[int, ...] = ()) -> list[Result]:
         return torch.from_numpy(draw.normal(size=27))
 
     made = [
-        Result(i, {"shared": vector()}, torch.zeros(0), {"drift": {"control": vector()}}, {"drift": {"c": vector()}})
+        Result(i, vector(), torch.zeros(0), {"drift": {"control": vector()}}, {"drift": {"c": vector()}})
         for i in range(count)
     ]
-    return [Result(r.client, failure=Failure(0, r.client, "lost")) if r.client in failed else r for r in made]
+    lost = FailureKind.DIVERGED, "lost"
+    return [Result(r.client, failure=Failure(0, r.client, *lost)) if r.client in failed else r for r in made]
 
 
 @pytest.mark.parametrize("members", [0, 1, 5, 10, 31, 32, 100, 1000, 4321])
@@ -54,26 +55,26 @@ def test_the_folds_add_up_to_the_weighted_sums_of_those_that_arrived() -> None:
     plan = _Run(experiment("scaffold"), None, 10, 2, ()).plan
     failed, weights = (3, 4, 5, 6, 7, 8, 77), np.random.default_rng(1).random(100)
     everyone, total = results(100, failed), Fold()
-    for part in folds(plan, iter(results(100, failed)), 100, weights):
-        total.merge(part)
+    made = results(100, failed)
+    for block in blocks(100):
+        total.merge(fold(plan, made[block.start : block.stop], weights[block.start : block.stop]))
     there = np.array([i not in failed for i in range(100)])
     assert total.arrived == there.tolist()
     arrived = [r for r in everyone if r.failure is None]
-    updates = np.stack([r.update["shared"].numpy() for r in arrived])
+    updates = np.stack([r.update.numpy() for r in arrived])
     controls = np.stack([r.uploads["drift"]["control"].numpy() for r in arrived])
     p = weights[there] / weights[there].sum()
-    update, _, reduced = total.mix(plan, weights, p)
-    np.testing.assert_allclose(update["shared"], p @ updates, rtol=0, atol=1e-14)
-    np.testing.assert_allclose(
-        reduced["drift"]["control"][""], controls.sum(axis=0) / len(plan.data), rtol=0, atol=1e-13
-    )
+    mass = float(weights[there].sum())
+    np.testing.assert_allclose(total.mean(UPDATE, mass, p), p @ updates, rtol=0, atol=1e-14)
+    reduced = total.uploads(plan, mass, p)["drift"]
+    np.testing.assert_allclose(reduced["control"], controls.sum(axis=0) / len(plan.data), rtol=0, atol=1e-13)
     assert total.sent == Traffic(0, 93 * 54, 93 * 54 * 8)
 
 
 def test_what_remains_of_a_result_holds_no_upload() -> None:
     plan = _Run(experiment("scaffold"), None, 10, 2, ()).plan
     folded = fold(plan, results(3, failed=(1,)), np.ones(3))
-    assert [(r.client, r.failure is None, bool(r.update or r.uploads)) for r in folded.results] == [
+    assert [(r.client, r.failure is None, bool(len(r.update) or r.uploads)) for r in folded.results] == [
         (0, True, False), (1, False, False), (2, True, False)
     ]  # fmt: skip
     assert set(folded.results[0].state) == {"drift"}
@@ -85,10 +86,10 @@ def test_without_weights_single_updates_are_kept_as_they_were() -> None:
     plan = _Run(experiment("scaffold"), None, 10, 2, ()).plan
     given = results(2)
     folded = fold(plan, given, None)
-    expected = given[0].update["shared"].clone()
-    given[0].update["shared"].zero_()
-    assert torch.equal(folded.kept["update"][0]["shared"], expected)
-    assert "update" not in folded.sums
+    expected = given[0].update.clone()
+    given[0].update.zero_()
+    assert torch.equal(folded.kept[UPDATE][0], expected)
+    assert UPDATE not in folded.sums
 
 
 @pytest.mark.parametrize("room", [10_000, 1500, 0])
@@ -98,7 +99,7 @@ def test_a_fold_goes_through_shared_memory_and_what_finds_no_room_in_the_message
     message, _ = segment.dump(folded)
     found: Fold = segment.load(message, copy=True)
     segment.memory[64:] = bytes(len(segment.memory) - 64)
-    assert torch.equal(found.sums["update"]["shared"], folded.sums["update"]["shared"])
+    assert torch.equal(found.sums[UPDATE], folded.sums[UPDATE])
     for mine, given in zip(found.results, folded.results, strict=True):
         assert torch.equal(mine.state["drift"]["c"], given.state["drift"]["c"])
     assert found.sent == folded.sent
@@ -111,8 +112,8 @@ class Forgetful(Drift):
 
     uploads: ClassVar[Mapping[str, Reduce]] = {"declared": Reduce.MIX}
 
-    def end(self, ctx: Context, update: Tree) -> ClientEnd:
-        return ClientEnd({}, {"made": update["shared"]}, update)
+    def end(self, ctx: Context, update: torch.Tensor, model: Model) -> ClientEnd:
+        return ClientEnd({}, {"made": update}, update)
 
 
 @pytest.mark.parametrize(("engine", "error"), [("serial", KeyError), ("processes", ClientError)])

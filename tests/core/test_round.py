@@ -14,10 +14,12 @@ from helpers.networks import headless, tanh_net
 from helpers.runs import assert_same_state, experiment, go, theta
 from helpers.trouble import marked
 
+from fedloom.compute.live import Live
+from fedloom.core.context import Context, Model, RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.parts import ClientEnd, Cohort, Context, Drift, Mixing, Needs, Reduce
+from fedloom.core.parts import ClientEnd, Drift, Halves, Mixing, Needs, Reduce
 from fedloom.core.round import federated_round
 from fedloom.core.tree import Tree
 from fedloom.engines.serial import Serial
@@ -26,7 +28,7 @@ from fedloom.parts.drift import FedDynDrift, Scaffold
 from fedloom.parts.mixing import Uniform
 from fedloom.parts.objectives import CrossEntropy, Proximal
 
-ENGINES = ["serial", "processes", "vmap"]
+ENGINES = ["serial", "processes"]
 LOSS = (CrossEntropy(),)
 
 
@@ -36,11 +38,11 @@ class ByLoss(Mixing):
 
     needs = Needs(losses=True)
 
-    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
-        assert cohort.losses is not None
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
+        assert info.losses is not None
         seen = state.get("losses", torch.zeros(0, dtype=torch.float64))
-        kept = {"losses": torch.cat([seen, torch.tensor(cohort.losses)])}
-        return kept, cohort.losses / cohort.losses.sum()
+        kept = {"losses": torch.cat([seen, torch.tensor(info.losses)])}
+        return kept, info.losses / info.losses.sum()
 
 
 @dataclass(frozen=True)
@@ -49,34 +51,32 @@ class Waits(Mixing):
 
     needs = Needs(updates=True)
 
-    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
-        assert len(cohort.updates) == len(cohort.clients) == len(cohort.samples)
-        assert all(set(update) == {"shared"} for update in cohort.updates)
-        return state, cohort.samples / cohort.samples.sum()
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
+        assert len(info.updates) == len(info.cohort) == len(info.samples)
+        assert all(update.shape == info.received.shape for update in info.updates)
+        return state, info.samples / info.samples.sum()
 
 
 @dataclass(frozen=True)
 class Favourite(Mixing):
     """All weight on client 2."""
 
-    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
-        return state, (cohort.clients == 2).astype(float)
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
+        return state, (info.cohort == 2).astype(float)
 
 
 @dataclass(frozen=True)
 class Probe(Drift):
     """Uploads its client's relative size in every way there is, and keeps what comes of it."""
 
-    needs = Needs(update_share=True)
-    uploads: ClassVar[Mapping[str, Reduce]] = {how.value: how for how in Reduce}
+    uploads: ClassVar[Mapping[str, Reduce]] = {how.value: how for how in Reduce} | {"update": Reduce.SHARE}
 
-    def end(self, ctx: Context, update: Tree) -> ClientEnd:
+    def end(self, ctx: Context, update: torch.Tensor, model: Model) -> ClientEnd:
         value = torch.as_tensor(ctx.size, dtype=torch.float64).reshape(1)
         return ClientEnd({}, {how.value: value for how in Reduce}, update)
 
-    def server(self, state: Tree, update: Tree, reduced: Mapping[str, Tree]) -> tuple[Tree, Tree]:
-        kept = {name: value[""] for name, value in reduced.items() if name != "update/share"}
-        return kept | {"share of update": reduced["update/share"]["shared"], "update": update["shared"]}, update
+    def correct(self, state: Tree, update: torch.Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        return uploads | {"share of update": uploads["update"], "update": update}, update
 
 
 def initial_losses() -> np.ndarray:
@@ -110,7 +110,9 @@ def test_losses_mix_the_cohort_that_was_drawn() -> None:
     method = Method("m", LOSS, mixing=ByLoss())
     machine = _Run(experiment(method), None, 10, 2, ())
     cohort = np.array([1, 4, 5])
-    _, report = federated_round(machine.plan, Serial(machine.plan), machine.state.server, machine.state.store, cohort)
+    _, report = federated_round(
+        machine.plan, Serial(machine.plan, Live), machine.state.server, machine.state.store, cohort
+    )
     losses = initial_losses()[cohort]
     np.testing.assert_allclose(report.p, losses / losses.sum(), rtol=0, atol=1e-12)
 
@@ -178,7 +180,7 @@ def test_when_all_weight_was_on_clients_that_failed_nobodys_work_counts() -> Non
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "fedper", "fedadam"])
 def test_a_round_that_breaks_off_leaves_no_trace(name: str) -> None:
     machine = _Run(experiment(name), None, 10, 2, ())
-    engine, everyone, state = Serial(machine.plan), np.arange(len(SIZES)), machine.state
+    engine, everyone, state = Serial(machine.plan, Live), np.arange(len(SIZES)), machine.state
     server, report = federated_round(machine.plan, engine, state.server, state.store, everyone)
     state.server = server
     state.store.update(report.states)
@@ -210,13 +212,6 @@ class Everyone(Mixing):
     """Needs all clients."""
 
     needs = Needs(full_participation=True)
-
-
-@dataclass(frozen=True)
-class LiveOnly(Drift):
-    """Does not run under vmap."""
-
-    needs = Needs(vmap=False)
 
 
 def test_methods_without_a_loss_are_refused() -> None:
@@ -260,10 +255,3 @@ def test_parts_that_need_plain_sgd() -> None:
             continue
         with pytest.raises(ConfigError, match=rf"^drift '{name}' reads gradients .* local momentum 0, not 0\.5\.$"):
             make()
-
-
-def test_parts_that_do_not_run_under_vmap() -> None:
-    method = Method("m", LOSS, drift=LiveOnly())
-    with pytest.raises(ConfigError, match="engine 'vmap' cannot run drift 'liveonly'; use engine=serial or processes"):
-        go(method, engine="vmap")
-    assert go(method, engine="processes", rounds=1).history

@@ -41,6 +41,7 @@ def experiment(method: Method | str = "fedavg", **changes: Any) -> Experiment:
         "evaluation": QUIET,
         "dtype": "float64",
         "device": "cpu",
+        "engine": "serial",
     }
     settings |= changes
     if settings["federation"] is None:
