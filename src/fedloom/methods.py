@@ -121,6 +121,11 @@ preset(
     "Acar et al., ICLR 2021; thesis §2.2, algorithm 1.",
 )
 preset(
+    Method("fedcm", CE, drift.FedCMDrift()),
+    "Client momentum: steps along αg + (1 - α)d, where d is the direction in which the server last moved.",
+    "Xu et al. 2021, algorithm 2. With α = 1 it is FedAvg.",
+)
+preset(
     Method("fednova", CE, drift.FedNovaDrift()),
     "Normalised averaging: Δ = (Σ p_i τ_i) Σ p_i Δ_i/τ_i with τ_i the number of local steps, p_i = n_i/n.",
     "Wang et al., NeurIPS 2020. With equal τ_i it is FedAvg.",

@@ -85,7 +85,7 @@ class ExactLeader(Mixing):
     def coefficients(self, state: Any, info: RoundInfo) -> tuple[Any, np.ndarray]:
         assert info.losses is not None
         k = info.facts.clients
-        r = respond(info.losses, self.cdf, 1.0, 0.0, self.low, self.high)
+        r = respond(info.losses, self.cdf, 1.0, 0.0, self.c1, self.c2)
         rounds, total, p = state.get("all", (0, np.zeros(k), np.full(k, 1 / k)))
         total = total + growth_gradient(p, r)
         p = exponentiated(np.ones(k), -total, lipschitz(self.c1, self.c2) * sqrt(rounds + 2) / sqrt(log(k)))
@@ -98,7 +98,7 @@ class Leader(ExactLeader):
 
     def coefficients(self, state: Any, info: RoundInfo) -> tuple[Any, np.ndarray]:
         assert info.losses is not None
-        total = state.get("all", 0) + respond(info.losses, self.cdf, 1.0, 0.0, self.low, self.high)
+        total = state.get("all", 0) + respond(info.losses, self.cdf, 1.0, 0.0, self.c1, self.c2)
         return {"all": total}, one(int(total.argmax()), info.facts.clients)
 
 

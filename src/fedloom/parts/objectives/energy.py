@@ -163,7 +163,9 @@ class Energy(Term):
             away = langevin.apart(x.unflatten(0, (-1, self.per_class)), self.blur if x.ndim > 3 else 0.0)
             pull = pull - self.repulsion * away.flatten(0, 1)
         noise = x.new_tensor(rng.stream(facts.seed, "synthetic", info.t).normal(size=tuple(x.shape)))
-        x = langevin.step(x, pull, langevin.cosine(self.beta, self.beta_final, info.t, facts.rounds), self.delta * noise)
+        x = langevin.step(
+            x, pull, langevin.cosine(self.beta, self.beta_final, info.t, facts.rounds), self.delta * noise
+        )
         if self.clip:
             x = x.clamp(facts.low, facts.high)
         return {**state, "x": x}, update

@@ -88,7 +88,7 @@ class Selective(Term):
         divergence.check("selective", self.alpha, self.student)
         guidance.multiplier(0, 1, self.lam_min, self.lam_max, self.lam_period)
         checks = {
-            f"top_k of at least 0, not {self.top_k_k}": self.top_k_k >= 0,
+            f"top_k of at least 0, not {self.top_k}": self.top_k >= 0,
             f"finite delta of at least 0, not {self.delta:g}": 0 <= self.delta < float("inf"),
             f"finite guide_lr > 0, not {self.guide_lr:g}": 0 < self.guide_lr < float("inf"),
             f"number of steps of at least 1, not {self.steps}": self.steps >= 1,
@@ -118,7 +118,7 @@ class Selective(Term):
         rounds, phi = ctx.facts.rounds, ctx.local["guide"]
         lam = guidance.multiplier(min(ctx.round, rounds), rounds, self.lam_min, self.lam_max, self.lam_period)
         slope = guidance.slope(
-            model(batch.x), batch.teacher, batch.y, self.tau, self.student, self.top_k_k, self.delta, batch.mask
+            model(batch.x), batch.teacher, batch.y, self.tau, self.student, self.top_k, self.delta, batch.mask
         )
         seen = self._seen(batch.teacher)
         for _ in range(self.steps):
@@ -133,7 +133,7 @@ class Selective(Term):
         assert out.teacher is not None
         g = self._guide((ctx.local or ctx.down)["guide"], out.teacher)
         labels = divergence.cross_entropy(out.logits, batch.y)
-        far = guidance.guided(out.logits, out.teacher, g, self.tau, self.student, self.top_k_k)
+        far = guidance.guided(out.logits, out.teacher, g, self.tau, self.student, self.top_k)
         return self.alpha * labels + (1 - self.alpha) * far
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:

@@ -52,7 +52,7 @@ class Subspace(Paired):
   author={Hahn, Seok-Ju and Jeong, Minwoo and Lee, Junghye}, booktitle={KDD}, year={2022}}"""
 
     def __post_init__(self) -> None:
-        if not (0 <= self.mu < float("inf") and 0 <= self.nu < float("inf") and self.start_round_round >= 0):
+        if not (0 <= self.mu < float("inf") and 0 <= self.nu < float("inf") and self.start_round >= 0):
             raise ConfigError("personal 'subspace': mu and nu must be at least 0 and finite, start_round at least 0.")
 
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
