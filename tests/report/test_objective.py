@@ -16,8 +16,8 @@ from fedloom.data import federate
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.loop import run
 from fedloom.experiment.report import build
-from fedloom.experiment.report.objective import OBJECTIVE, _summed, cumulated, recorded
-from fedloom.experiment.report.page import read
+from fedloom.experiment.report.curves import OBJECTIVE, cumulated, cumulated_band
+from fedloom.experiment.report.groups import has, read
 from fedloom.models import models
 from fedloom.parts.objectives import CrossEntropy
 
@@ -91,12 +91,13 @@ def test_sums_over_rounds_and_seeds(make_run) -> None:
         script(make_run(seed=1, rounds=4), [2.0, None, 1.0, 0.5]),
         script(make_run(seed=2, rounds=3, planned=4), [1.0, 1.0, 3.0]),
     ]
-    (member,) = recorded(read([*runs, make_run(method="silent", rounds=2)]))
-    rounds, total = cumulated(member.runs[0])
-    assert (rounds.tolist(), total.tolist()) == ([1, 2, 3, 4], [2.0, 2.0, 3.0, 3.5])
-    band = _summed(member)
-    assert band.x.tolist() == [1, 2, 3]  # as far as both seeds are
-    assert (band.mean.tolist(), band.low.tolist(), band.high.tolist()) == ([1.5, 2.0, 4.0], [1, 2, 3], [2, 2, 5])
+    groups = read([*runs, make_run(method="silent", rounds=2)])
+    (member,) = (member for member in groups if has([member], OBJECTIVE))
+    total = cumulated(member.runs[0])
+    assert (total.index.tolist(), total.tolist()) == ([1, 2, 3, 4], [2.0, 2.0, 3.0, 3.5])
+    band = cumulated_band(member)
+    assert band["x"].tolist() == [1, 2, 3]  # as far as both seeds are
+    assert band[["mean", "low", "high"]].to_numpy().T.tolist() == [[1.5, 2.0, 4.0], [1, 2, 3], [2, 2, 5]]
 
 
 def test_the_page_draws_it_where_it_is(make_run, tmp_path: Path) -> None:

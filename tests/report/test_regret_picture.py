@@ -14,8 +14,8 @@ from fedloom.data import federate
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.loop import run
 from fedloom.experiment.report import build
-from fedloom.experiment.report.page import read
-from fedloom.experiment.report.regret import curve, decisions, judged, transformation
+from fedloom.experiment.report.curves import decisions, regret_curve, transformation, with_regret
+from fedloom.experiment.report.groups import read
 from fedloom.metrics.regret import lipschitz, played, regret, silo_bound
 from fedloom.models import models
 from fedloom.parts.mixing.responses import respond
@@ -39,20 +39,19 @@ def test_it_is_the_regret_of_the_recorded_coefficients(cdf: str, scale: float, s
     columns = parquet.read_table(where / "mixing.parquet")
     p, losses = (columns[name].to_numpy().reshape(6, 5) for name in ("p", "loss"))
     responses = np.array([respond(f, cdf, scale, shape, 0.0, 1 / 5) for f in losses])
-    series = curve(found)
-    assert series is not None
-    np.testing.assert_allclose(series.mean, regret(played(p), responses), rtol=0, atol=1e-12)
-    assert series.mean[-1] <= silo_bound(6, 5, lipschitz(0, 1 / 5))
+    series = regret_curve(found)
+    np.testing.assert_allclose(series, regret(played(p), responses), rtol=0, atol=1e-12)
+    assert series.iloc[-1] <= silo_bound(6, 5, lipschitz(0, 1 / 5))
 
 
 def test_only_runs_that_know_all_losses_have_one(tmp_path: Path) -> None:
     some = trained(methods.aaggff_d(), tmp_path / "some", participation=0.4)
     none = trained(methods.fedavg(), tmp_path / "none")
     asked = trained(methods.fedavg(), tmp_path / "asked", evaluation=Evaluation(("global", "received")))
-    groups = judged(read([some, none, asked]))
+    groups = with_regret(read([some, none, asked]))
     known = {run.path.name for member in groups for run in member.runs if decisions(run) is not None}
     assert known == {"asked"}
-    assert not judged(read([some, none]))
+    assert not with_regret(read([some, none]))
     assert decisions(read([asked])[0].runs[0])[0].shape == (6, 5)  # type: ignore[index]
     assert transformation(read([asked])[0].runs[0])[0] == "normal"
 

@@ -6,21 +6,19 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedloom.experiment.report.canvas import plain
-from fedloom.experiment.report.costs import cost_tables
-from fedloom.experiment.report.groups import settings
-from fedloom.experiment.report.latex import tables
-from fedloom.experiment.report.overview import settings_section
-from fedloom.experiment.report.page import read
-from fedloom.experiment.report.palette import styles
+from fedloom.experiment.report.clients import mixing_matrices
+from fedloom.experiment.report.costs import COMMUNICATION, cost_tables, traffic
+from fedloom.experiment.report.groups import read, series, settings
+from fedloom.experiment.report.overview import problem_warning
+from fedloom.experiment.report.render import latex
 from fedloom.experiment.report.results import fairness_table, final_tables
-from fedloom.experiment.report.rundir import load
-from fedloom.experiment.report.series import COMMUNICATION, series
-from fedloom.experiment.report.spread import mixings
-from fedloom.experiment.report.table import Cell, Table
-from fedloom.experiment.report.traffic import traffic
+from fedloom.experiment.report.rundata import load
+from fedloom.experiment.report.style import line_styles
+from fedloom.experiment.report.tables import Cell, ReportTable
 from fedloom.metrics import summary
 
 
@@ -35,11 +33,11 @@ def script(run: Path, key: str, values: list[float | None]) -> Path:
     return run
 
 
-def texts(table: Table) -> list[list[str]]:
-    return [[cell.text for cell in row] for row in table.rows]
+def texts(table: ReportTable) -> list[list[str]]:
+    return [[name, *(cell.text for cell in cells)] for name, _, cells in table.rows]
 
 
-def column(table: Table, name: str) -> list[str]:
+def column(table: ReportTable, name: str) -> list[str]:
     return [row[list(table.columns).index(name)] for row in texts(table)]
 
 
@@ -54,26 +52,26 @@ def test_variants_of_a_method_are_told_apart_by_what_differs(make_run) -> None:
     groups = read([*runs, make_run(method="feddyn")])
     assert [g.label for g in groups] == ["fedavg, local.lr=0.1", "fedavg, local.lr=0.2", "feddyn"]
     differ, common = settings(groups)
-    assert ("local.lr", ["0.1", "0.2", "–"]) in differ
-    assert ("versions.torch", ["0.1", "0.2", "–"]) in differ
-    assert ("data.name", "digits") in common
-    assert not {"seed", "out"} & {key for key, _ in [*differ, *common]}
+    assert differ["local.lr"] == ["0.1", "0.2", "–"]
+    assert differ["versions.torch"] == ["0.1", "0.2", "–"]
+    assert common["data.name"] == "digits"
+    assert not {"seed", "out"} & {*differ, *common}
 
 
 def test_a_different_problem_is_warned_of(make_run) -> None:
     alike = read([make_run(), make_run(method="feddyn")])
     other = read([make_run(), make_run(method="feddyn", config={"partition": {"name": "iid"}})])
-    assert "do not solve the same problem" not in settings_section(alike)
-    assert "they differ in partition.name and partition.alpha" in settings_section(other)
+    assert problem_warning(alike) == ""
+    assert "do not solve the same problem: they differ in partition.name and partition.alpha" in problem_warning(other)
 
 
 def test_a_method_has_one_colour_and_variants_other_dashes() -> None:
-    one, two, three, four = styles(["fedavg", "feddyn", "feddyn", "afl"])
+    one, two, three, four = line_styles(["fedavg", "feddyn", "feddyn", "afl"])
     assert two.colour == three.colour
     assert two.dash != three.dash
     assert len({one.colour, two.colour, four.colour}) == 3
-    assert styles(["afl", "feddyn", "fedavg"]) == [four, two, one]
-    many = styles([f"m{i}" for i in range(40)])
+    assert line_styles(["afl", "feddyn", "fedavg"]) == [four, two, one]
+    many = line_styles([f"m{i}" for i in range(40)])
     assert len({(s.colour, s.dash) for s in many}) == 32
 
 
@@ -85,15 +83,15 @@ def test_final_best_and_smoothed_over_two_seeds(make_run) -> None:
     assert table.name == "final_global"
     assert column(table, "seeds") == ["2", "1"]
     assert texts(table)[0][3:6] == ["75.00 ± 7.07", "80.00 ± 14.14", "30.45 ± 2.62"]
-    assert [row[3].best for row in table.rows] == [False, True]
-    assert [row[4].best for row in table.rows] == [True, False]
+    assert [cells[2].best for _, _, cells in table.rows] == [False, True]
+    assert [cells[3].best for _, _, cells in table.rows] == [True, False]
 
 
 def test_a_diverged_seed_is_said_and_never_best(make_run) -> None:
     runs = [script(make_run(seed=i, rounds=2), "global/loss", [1.0, 0.1 if i else float("nan")]) for i in (0, 1)]
     runs.append(script(make_run(method="feddyn", rounds=2), "global/loss", [1.0, 0.5]))
     table = final_tables(read(runs))[0]
-    final = [row[6] for row in table.rows]
+    final = [cells[5] for _, _, cells in table.rows]
     assert [cell.text for cell in final] == ["0.1 (1 of 2 NaN)", "0.5"]
     assert not final[0].best
 
@@ -141,11 +139,11 @@ def test_without_the_size_of_the_model_the_fedavg_run_is_the_unit(make_run) -> N
 
 def test_uploads_are_read_by_round_also_when_a_run_cumulated_them(make_run) -> None:
     run = make_run(rounds=3)
-    assert traffic(load(run)).up.tolist() == [4000, 4000, 4000]
+    assert traffic(load(run))["up"].tolist() == [4000, 4000, 4000]
     for key in ("comm/up_params", "comm/down_params"):
         script(run, key, [4000, 8000, 12000])
-    assert traffic(load(run)).up.tolist() == [4000, 4000, 4000]
-    assert traffic(load(run)).up_until(2) == 8000
+    assert traffic(load(run))["up"].tolist() == [4000, 4000, 4000]
+    assert traffic(load(run))["up"].loc[:2].sum() == 8000
 
 
 def test_fairness_is_that_of_the_last_round_of_each_run(make_run) -> None:
@@ -167,28 +165,26 @@ def test_lines_are_means_over_the_seeds_that_got_there(make_run) -> None:
     ]
     member = read(runs)[0]
     line = series(member, "global/accuracy")
-    assert line is not None
-    np.testing.assert_allclose([line.x, line.mean], [[1, 2, 3], [0.2, 0.2, 0.6]])
-    np.testing.assert_allclose([line.low, line.high], [[0.1, 0.2, 0.6], [0.3, 0.2, 0.6]])
+    np.testing.assert_allclose([line["x"], line["mean"]], [[1, 2, 3], [0.2, 0.2, 0.6]])
+    np.testing.assert_allclose([line["low"], line["high"]], [[0.1, 0.2, 0.6], [0.3, 0.2, 0.6]])
     against = series(member, "global/accuracy", COMMUNICATION)
-    assert against is not None
-    assert against.x.tolist() == [8000, 16000, 24000]
-    assert series(member, "nothing") is None
+    assert against["x"].tolist() == [8000, 16000, 24000]
+    assert series(member, "nothing").empty
 
 
 def test_mixing_is_drawn_for_several_rounds_and_at_most_a_hundred_clients(make_run) -> None:
     groups = read([make_run(rounds=5), make_run(method="short", rounds=1), make_run(method="none", files=())])
-    (picture,) = mixings(groups)
-    assert picture.label == "fedavg"
-    assert picture.p.shape[1] == 5
-    np.testing.assert_allclose(np.nansum(picture.p, 0), 1)
+    ((label, p),) = mixing_matrices(groups).items()
+    assert label == "fedavg"
+    assert p.shape[1] == 5
+    np.testing.assert_allclose(np.nansum(p, 0), 1)
 
 
 def test_latex_has_multicolumns_bold_and_escapes() -> None:
-    table = Table(
-        "t", "A_b", ["m", "x", "y"], [[Cell("a&b"), Cell("1 ± 2", best=True), Cell("–")]], [("", 1), ("z%", 2)]
+    frame = pd.DataFrame(
+        [[Cell("1 ± 2", best=True), Cell("–")]], pd.Index(["a&b"], name="m"), [("z%", "x"), ("z%", "y")]
     )
-    text = tables([table])
+    text = latex([ReportTable("t", "A_b", frame)])
     assert r"  & \multicolumn{2}{c}{z\%} \\" in text.replace("   &", "  &")
     assert r"\cmidrule(lr){2-3}" in text
     assert r"a\&b & \textbf{1 $\pm$ 2} & -- \\" in text

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from fedloom.experiment.report import build, synthetic
-from fedloom.experiment.report.page import read
+from fedloom.experiment.report import build
+from fedloom.experiment.report.groups import read
+from fedloom.experiment.report.page import synthetic_images
+from fedloom.experiment.report.results import synthetic_table
 
 Maker = Callable[..., Path]
 
@@ -33,11 +35,12 @@ def test_sets_have_a_table_curves_and_pictures(make_run: Maker, tmp_path: Path) 
     runs = [judged(make_run(method="fedevg", seed=seed), 0.5 + 0.1 * seed) for seed in (1, 2)]
     plain = make_run(method="fedavg")
     groups = read([*runs, plain])
-    assert [member.method for member in synthetic.measured(groups)] == ["fedevg"]
-    (table,) = synthetic.tables(groups)
+    table = synthetic_table(groups)
+    assert table is not None
+    assert [name for name, *_ in table.rows] == ["fedevg"]
     assert list(table.columns) == ["method", "accuracy, %", "FID", "copies, %"]
-    assert table.rows[0][1].text.startswith("65.00")
-    assert [heading for heading, *_ in synthetic.images(groups)] == ["Real", "fedevg"]
+    assert table.rows[0][2][0].text.startswith("65.00")
+    assert [found.heading for found in synthetic_images(groups)] == ["Real", "fedevg"]
     page = build([*runs, plain], tmp_path / "page").read_text()
     assert page.count("One row a class") + page.count("one row a class") >= 2
     assert (tmp_path / "page" / "figures" / "synthetic_sets.png").is_file()
@@ -46,8 +49,8 @@ def test_sets_have_a_table_curves_and_pictures(make_run: Maker, tmp_path: Path) 
 
 def test_without_sets_the_page_says_nothing_of_them(make_run: Maker, tmp_path: Path) -> None:
     groups = read([make_run()])
-    assert synthetic.tables(groups) == []
-    assert list(synthetic.images(groups)) == []
+    assert synthetic_table(groups) is None
+    assert list(synthetic_images(groups)) == []
     assert "Synthetic" not in build([groups[0].runs[0].path], tmp_path / "page").read_text()
 
 
@@ -55,5 +58,5 @@ def test_without_sets_the_page_says_nothing_of_them(make_run: Maker, tmp_path: P
 def test_a_picture_that_is_missing_is_left_out(make_run: Maker, missing: str) -> None:
     run = judged(make_run(method="fedevg"), 0.5)
     (run / "figures" / missing).unlink()
-    found = [heading for heading, *_ in synthetic.images(read([run]))]
+    found = [picture.heading for picture in synthetic_images(read([run]))]
     assert found == ([] if missing == "synthetic.png" else ["fedevg"])

@@ -26,7 +26,7 @@ from fedloom.experiment import checkpoint, store
 from fedloom.experiment.config import build, resolve
 from fedloom.experiment.loop import RunResult, Silent, _Run, run
 from fedloom.experiment.report.groups import group
-from fedloom.experiment.report.rundir import load
+from fedloom.experiment.report.rundata import load
 from fedloom.experiment.store import DiskStore, MemoryStore, Recent, make_store, state_bytes
 from fedloom.methods import methods
 

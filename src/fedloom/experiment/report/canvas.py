@@ -1,26 +1,68 @@
-"""What every figure shares: theme, legend, safe text, PNG bytes. No pyplot, no global state."""
+"""What every figure shares: axes, lines, legend, safe text, PNG bytes. No pyplot, no global state."""
 
 from __future__ import annotations
 
 import io
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import ceil
 
+import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import (
+    EngFormatter,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    PercentFormatter,
+)
+from numpy.typing import NDArray
 
-from fedloom.experiment.report.groups import Group
-from fedloom.experiment.report.palette import LIGHT, Theme
+from fedloom.experiment.report.groups import RunGroup
+from fedloom.experiment.report.style import LIGHT, LineStyle, Theme
 
 DPI = 144
+ROUNDS = "communication rounds"
+
+Floats = NDArray[np.float64]
+
+Drawing = Callable[[Theme], Figure]
+"""A figure that is still to be drawn, in whichever theme."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes with a line for each group.
+
+    Args:
+        curve: the ``band`` of a group; empty where it has none.
+        y: label of the vertical axis.
+        x: label of the horizontal axis.
+        title: above the axes.
+        share: whether values are shares, written in per cent.
+        amounts: whether the horizontal axis holds large counts, written with k, M, G.
+        log: whether the vertical axis is logarithmic when values span much.
+        target: a value to mark.
+    """
+
+    curve: Callable[[RunGroup], pd.DataFrame]
+    y: str
+    x: str = ROUNDS
+    title: str = ""
+    share: bool = False
+    amounts: bool = False
+    log: bool = False
+    target: float | None = None
 
 
 def plain(text: str, length: int = 60) -> str:
-    r"""Text that matplotlib draws as it stands: one line, no mathematics, not hidden from legends, not endless.
+    r"""Make a text that matplotlib draws as it stands: one line, no mathematics, not hidden from legends, not endless.
 
     >>> print(plain("_cost\n$5"))
      _cost \$5
@@ -37,8 +79,8 @@ def figure(width: float, height: float, theme: Theme) -> Figure:
     return made
 
 
-def dress(axes: Axes, theme: Theme, xlabel: str = "", ylabel: str = "") -> None:
-    """Light grid, no box, labels in the theme's colours."""
+def dress(axes: Axes, theme: Theme, x: str = "", y: str = "", title: str = "") -> None:
+    """Give axes a light grid, no box, labels in the theme's colours, and a title at the left."""
     axes.set_facecolor(theme.background)
     axes.grid(True, color=theme.grid, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -46,13 +88,9 @@ def dress(axes: Axes, theme: Theme, xlabel: str = "", ylabel: str = "") -> None:
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(theme.grid)
     axes.tick_params(which="both", colors=theme.muted, labelsize=9, length=3, color=theme.grid)
-    axes.set_xlabel(xlabel, color=theme.muted, fontsize=9.5)
-    axes.set_ylabel(ylabel, color=theme.muted, fontsize=9.5)
-
-
-def title(axes: Axes, text: str, theme: Theme) -> None:
-    """A title at the left, above the axes."""
-    axes.set_title(text, loc="left", color=theme.text, fontsize=10.5, fontweight="bold")
+    axes.set_xlabel(x, color=theme.muted, fontsize=9.5)
+    axes.set_ylabel(y, color=theme.muted, fontsize=9.5)
+    axes.set_title(plain(title, 80), loc="left", color=theme.text, fontsize=10.5, fontweight="bold")
 
 
 def percent(axes: Axes, which: str = "y") -> None:
@@ -60,20 +98,83 @@ def percent(axes: Axes, which: str = "y") -> None:
     (axes.yaxis if which == "y" else axes.xaxis).set_major_formatter(PercentFormatter(xmax=1, decimals=None))
 
 
-def thousands(axes: Axes) -> None:
-    """Show large counts on the horizontal axis with k, M, G."""
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+def draw_line(axes: Axes, style: LineStyle, x: Floats, y: Floats) -> None:
+    """Draw a group's line, with about eight markers."""
+    axes.plot(
+        x,
+        y,
+        color=style.colour,
+        dashes=style.dash or (None, None),
+        linewidth=1.7,
+        marker=style.marker,
+        markersize=4.5 if len(x) > 1 else 7,
+        markevery=max(1, len(x) // 8),
+    )
 
 
-def logarithmic(axes: Axes) -> None:
-    """A logarithmic vertical axis with plain numbers."""
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+def _fill(axes: Axes, groups: Sequence[RunGroup], panel: Panel, theme: Theme) -> None:
+    """Draw every group's mean and, over several seeds, its band; mark the target."""
+    dress(axes, theme, panel.x, panel.y, panel.title)
+    least, most = float("inf"), 0.0
+    for member in groups:
+        found = panel.curve(member)
+        if found.empty:
+            continue
+        x, mean, low, high = found[["x", "mean", "low", "high"]].to_numpy().T
+        draw_line(axes, member.style, x, mean)
+        if len(member.runs) > 1:
+            axes.fill_between(x, low, high, color=member.style.colour, alpha=0.16, linewidth=0)
+        least, most = min(least, mean.min()), max(most, mean.max())
+    if panel.log and 0 < least < most / 30:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    if panel.share:
+        percent(axes)
+    if panel.amounts:
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    if panel.target is not None:
+        axes.axhline(panel.target, color=theme.muted, linewidth=1, linestyle=(0, (4, 3)))
+        axes.annotate(
+            "target",
+            (0, panel.target),
+            xycoords=("axes fraction", "data"),
+            xytext=(3, 3),
+            textcoords="offset points",
+            fontsize=8.5,
+            color=theme.muted,
+        )
 
 
-def legend(made: Figure, groups: Sequence[Group], theme: Theme) -> None:
+def panels(
+    groups: Sequence[RunGroup], rows: Sequence[Sequence[Panel]], theme: Theme, height: float = 3.1, width: float = 5.4
+) -> Figure:
+    """Draw a grid of panels with one legend below; panels in a row that have the same label share their scale.
+
+    Args:
+        groups: one line each.
+        rows: the panels, as many in each row.
+        theme: colours.
+        height: of a row, in inches.
+        width: of a panel, in inches.
+    """
+    made = figure(width * len(rows[0]), height * len(rows) + 0.35, theme)
+    grid = made.subplots(len(rows), len(rows[0]), squeeze=False)
+    for row, line in zip(rows, grid, strict=True):
+        for panel, axes in zip(row, line, strict=True):
+            _fill(axes, groups, panel, theme)
+            if axes is not line[0] and panel.y == row[0].y:
+                axes.sharey(line[0])
+                axes.set_ylabel("")
+                axes.tick_params(labelleft=False)
+    legend(made, groups, theme)
+    return made
+
+
+def legend(made: Figure, groups: Sequence[RunGroup], theme: Theme) -> None:
     """One legend below all panels, with every group's line."""
     handles = [
         Line2D([], [], color=g.style.colour, dashes=g.style.dash or (None, None), marker=g.style.marker, markersize=5)
@@ -94,19 +195,10 @@ def legend(made: Figure, groups: Sequence[Group], theme: Theme) -> None:
     )
 
 
-def png(made: Figure) -> bytes:
-    """The figure as PNG; letters that the font lacks become boxes, silently."""
-    buffer = io.BytesIO()
+def png(drawing: Drawing, theme: Theme = LIGHT) -> bytes:
+    """Draw a figure as PNG in a theme; letters that the font lacks become boxes, silently."""
+    made, buffer = drawing(theme), io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")
         made.savefig(buffer, format="png", dpi=DPI, facecolor=made.get_facecolor())
     return buffer.getvalue()
-
-
-Drawing = Callable[[Theme], Figure]
-"""A figure that is still to be drawn, in whichever theme."""
-
-
-def draw(drawing: Drawing, theme: Theme = LIGHT) -> bytes:
-    """The drawing as PNG in the given theme."""
-    return png(drawing(theme))

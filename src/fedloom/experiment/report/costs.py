@@ -1,4 +1,4 @@
-"""The tables of what it cost: communication until a target, and in all."""
+"""The tables of what it cost: communication until a target, and in all, in units of one FedAvg round."""
 
 from __future__ import annotations
 
@@ -6,39 +6,81 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 
-from fedloom.experiment.report.groups import ABSENT, Group
-from fedloom.experiment.report.results import names
-from fedloom.experiment.report.rundir import Run
-from fedloom.experiment.report.series import COMMUNICATION, has
-from fedloom.experiment.report.table import Cell, Sample, Table, as_amount, as_count, assemble, column
-from fedloom.experiment.report.target import Target, targets
-from fedloom.experiment.report.traffic import arithmetic, traffic, unit
+from fedloom.experiment.report.groups import ABSENT, RunGroup, TargetValue, all_runs, has, targets
+from fedloom.experiment.report.results import final, per_run
+from fedloom.experiment.report.rundata import RunData
+from fedloom.experiment.report.tables import (
+    ReportTable,
+    as_amount,
+    as_count,
+    as_seconds,
+    column,
+    group_table,
+    words,
+)
 from fedloom.metrics import fedavg_rounds, parameters_to_target, rounds_to_target
 
+COMMUNICATION = "comm/params"
+"""Parameters transmitted so far, by all clients, in both directions."""
 
-def as_seconds(value: float, brief: bool = False) -> str:
-    """Seconds with two significant digits, or whole.
+_CONDITIONS = ("model.name", "data.name", "clients", "participation", "cohort")
 
-    >>> as_seconds(0.01234), as_seconds(75.2)
-    ('0.012', '75')
+
+def traffic(run: RunData) -> pd.DataFrame:
+    """Parameters that all clients together sent in each round: ``up`` and ``down``, indexed by round.
+
+    Should a run have cumulated them, which shows when they add up to the cumulated ``comm/params`` in the last of
+    several rows, the differences are taken.
     """
-    return f"{value:.2g}" if value < 100 else f"{value:.0f}"
+    keys = {"up": "comm/up_params", "down": "comm/down_params", "both": COMMUNICATION}
+    sent = pd.DataFrame({name: run.curve(key) for name, key in keys.items()}).dropna(subset="up").fillna(0)
+    if len(sent) > 1:
+        first, last = sent["both"].iloc[[0, -1]]
+        if first > 0 and np.isclose(sent["up"].iloc[-1] + sent["down"].iloc[-1], last, rtol=1e-9):
+            sent = sent.diff().fillna(sent)
+    return sent.loc[:, ["up", "down"]]
 
 
-def _relative(run: Run, at: int | None, groups: Sequence[Group]) -> float | None:
-    """Uploads until round ``at`` in FedAvg rounds."""
-    sent = None if at is None else traffic(run).up_until(at)
-    one = unit(run, groups)
-    return None if sent is None or one is None else fedavg_rounds(sent, 1, one)
+def _model_size(run: RunData) -> float | None:
+    """Parameters of one model, if the run says."""
+    value = run.facts.get("model.parameters", run.summary.get("parameters"))
+    return float(value) if isinstance(value, int | float) and value > 0 else None
 
 
-def _parameters(run: Run, key: str, target: Target) -> float | None:
-    """Parameters sent both ways until the target."""
-    rounds, values = run.curve(key)
-    sent = dict(zip(*(column.tolist() for column in run.curve(COMMUNICATION)), strict=True))
-    until = [sent.get(r, np.nan) for r in rounds.tolist()]
-    return parameters_to_target(values, until, target.value, target.direction)
+def fedavg_upload(run: RunData, groups: Sequence[RunGroup]) -> float | None:
+    """Parameters that one FedAvg round sends up under this run's conditions: a model from each client of the cohort.
+
+    Where the run does not say how large its model is, the mean upload of a FedAvg run of this comparison with the same
+    model, data, clients and participation.
+    """
+    model, cohort = _model_size(run), run.cohort_size
+    if model and cohort:
+        return model * cohort
+    for other in all_runs(groups):
+        if other.method == "fedavg" and all(other.config.get(k) == run.config.get(k) for k in _CONDITIONS):
+            up = traffic(other)["up"].to_numpy()
+            if up.sum() > 0:
+                return float(up.mean())
+    return None
+
+
+def _arithmetic(groups: Sequence[RunGroup]) -> str:
+    """The unit in numbers, once for each different one, as a sentence."""
+    said: list[str] = []
+    for member in groups:
+        run = member.runs[0]
+        one, model, cohort = fedavg_upload(run, groups), _model_size(run), run.cohort_size
+        if one is None:
+            said.append(f"the size of the model is not on record for {member.label}")
+        elif model and cohort:
+            said.append(f"one FedAvg round = {cohort:,.4g} clients × {model:,.0f} = {one:,.0f} parameters")
+        else:
+            said.append(
+                f"one FedAvg round = {one:,.0f} parameters, the mean upload of the FedAvg run in this comparison"
+            )
+    return "Here " + "; ".join(dict.fromkeys(said)) + "."
 
 
 _NOTE = (
@@ -50,76 +92,63 @@ _NOTE = (
 )
 
 
-def _target_table(groups: Sequence[Group], target: Target) -> Table:
-    key = target.metric
+def target_table(groups: Sequence[RunGroup], target: TargetValue) -> ReportTable:
+    """What each group needed to reach a target."""
 
-    def reached(run: Run) -> int | None:
-        rounds, values = run.curve(key)
-        return rounds_to_target(values, rounds, target.value, target.direction)
+    def reached(run: RunData) -> int | None:
+        values = run.curve(target.metric)
+        return rounds_to_target(values.to_numpy(), values.index.to_numpy(), target.value, target.direction)
 
-    relative = [Sample([_relative(run, reached(run), groups) for run in g.runs]) for g in groups]
-    header = ["method", "rounds", "FedAvg rounds", "parameters"]
-    cells = [
-        column([Sample([reached(run) for run in g.runs]) for g in groups], as_count, "min"),
-        column(relative, as_count, "min"),
-        column([Sample([_parameters(run, key, target) for run in g.runs]) for g in groups], as_amount, "min"),
+    def uploads(run: RunData) -> float | None:
+        at, one, up = reached(run), fedavg_upload(run, groups), traffic(run)["up"]
+        return None if at is None or one is None or up.empty else fedavg_rounds(float(up.loc[:at].sum()), 1, one)
+
+    def parameters(run: RunData) -> float | None:
+        values = run.curve(target.metric)
+        sent = run.curve(COMMUNICATION).reindex(values.index)
+        return parameters_to_target(values.to_numpy(), sent.to_numpy(), target.value, target.direction)
+
+    relative = per_run(groups, uploads)
+    columns = [
+        column("rounds", per_run(groups, reached), as_count, "min"),
+        column("FedAvg rounds", relative, as_count, "min"),
+        column("parameters", per_run(groups, parameters), as_amount, "min"),
     ]
-    baselines = [found.complete_mean for g, found in zip(groups, relative, strict=True) if g.method == "fedavg"]
-    if len(baselines) == 1 and baselines[0] and len(groups) > 1:
-        header.append("FedAvg ÷ method")
-        cells.append([_saving(baselines[0], found.complete_mean) for found in relative])
-    return Table(
-        "target_" + re.sub(r"\W+", "_", target.text).strip("_"),
-        f"To the target {target.text}",
-        header,
-        assemble(names(groups), *cells),
-        note=_NOTE + arithmetic(groups),
-    )
+    baselines = [stats.complete_mean for g, stats in zip(groups, relative, strict=True) if g.method == "fedavg"]
+    if len(baselines) == 1 and (baseline := baselines[0]) and len(groups) > 1:
+        savings = [f"{baseline / s.complete_mean:.1f} ×" if s.complete_mean else ABSENT for s in relative]
+        columns.append(words("FedAvg ÷ method", savings))
+    name = "target_" + re.sub(r"\W+", "_", target.text).strip("_")
+    return group_table(groups, name, f"To the target {target.text}", columns, _NOTE + _arithmetic(groups))
 
 
-def _saving(baseline: float | None, needed: float | None) -> Cell:
-    """How many times the communication of this method FedAvg needs."""
-    return Cell(f"{baseline / needed:.1f} ×" if baseline and needed else ABSENT)
-
-
-def _total_table(groups: Sequence[Group]) -> Table | None:
+def total_table(groups: Sequence[RunGroup]) -> ReportTable:
     """What was sent in the whole run."""
-    if not has(groups, COMMUNICATION):
-        return None
 
-    def last(key: str) -> list[Sample]:
-        ends = [[run.curve(key)[1] for run in member.runs] for member in groups]
-        return [Sample([float(end[-1]) if len(end) else None for end in of_group]) for of_group in ends]
+    def mean_upload(way: str, run: RunData) -> float | None:
+        sent = traffic(run)[way].to_numpy()
+        return float(sent.mean()) if len(sent) else None
 
-    sent = [[traffic(run) for run in member.runs] for member in groups]
-    up = [Sample([float(t.up.mean()) if len(t.up) else None for t in of_group]) for of_group in sent]
-    down = [Sample([float(t.down.mean()) if len(t.down) else None for t in of_group]) for of_group in sent]
-    seconds = [Sample([_seconds(run) for run in member.runs]) for member in groups]
-    return Table(
-        "sent",
-        "What was sent, by all clients together",
-        ["method", "up, a round", "down, a round", "in all", "bytes in all", "seconds a round"],
-        assemble(
-            names(groups),
-            column(up, as_amount, None, spread=False),
-            column(down, as_amount, None, spread=False),
-            column(last(COMMUNICATION), as_amount, None, spread=False),
-            column(last("comm/bytes"), as_amount, None, spread=False),
-            column(seconds, as_seconds, None, spread=False),
-        ),
-        note="Means over seeds. Parameters are counted from what was sent, in both directions. Seconds are the median "
-        "of the rounds' wall time on the machine of the run.",
+    def seconds(run: RunData) -> float | None:
+        values = run.curve("seconds").to_numpy()
+        values = values[np.isfinite(values)]
+        return float(np.median(values)) if len(values) else None
+
+    columns = [
+        column("up, a round", per_run(groups, lambda run: mean_upload("up", run)), as_amount, spread=False),
+        column("down, a round", per_run(groups, lambda run: mean_upload("down", run)), as_amount, spread=False),
+        column("in all", per_run(groups, lambda run: final(run, COMMUNICATION)), as_amount, spread=False),
+        column("bytes in all", per_run(groups, lambda run: final(run, "comm/bytes")), as_amount, spread=False),
+        column("seconds a round", per_run(groups, seconds), as_seconds, spread=False),
+    ]
+    note = (
+        "Means over seeds. Parameters are counted from what was sent, in both directions. Seconds are the median of "
+        "the rounds' wall time on the machine of the run."
     )
+    return group_table(groups, "sent", "What was sent, by all clients together", columns, note)
 
 
-def _seconds(run: Run) -> float | None:
-    seconds = run.curve("seconds")[1]
-    seconds = seconds[np.isfinite(seconds)]
-    return float(np.median(seconds)) if len(seconds) else None
-
-
-def cost_tables(groups: Sequence[Group]) -> list[Table]:
+def cost_tables(groups: Sequence[RunGroup]) -> list[ReportTable]:
     """A table for each target that the runs name, then what was sent in all."""
-    found = [_target_table(groups, target) for target in targets(groups) if has(groups, target.metric)]
-    total = _total_table(groups)
-    return [*found, *([total] if total else [])]
+    found = [target_table(groups, target) for target in targets(groups) if has(groups, target.metric)]
+    return [*found, total_table(groups)] if has(groups, COMMUNICATION) else found

@@ -1,109 +1,150 @@
-"""Accuracy and loss against rounds and against communication."""
+"""Figures of curves over rounds and over communication: accuracy and loss, the global objective, regret."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
-from matplotlib.axes import Axes
+import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
-from fedloom.experiment.report.canvas import dress, figure, legend, logarithmic, percent, thousands, title
-from fedloom.experiment.report.groups import Group
-from fedloom.experiment.report.palette import LIGHT, Theme
-from fedloom.experiment.report.series import COMMUNICATION, SCOPES, Scope, Series, has, scopes, series
+from fedloom.experiment.report.canvas import Panel, panels
+from fedloom.experiment.report.costs import COMMUNICATION
+from fedloom.experiment.report.groups import RunGroup, all_runs, band, has, series, targets_by_metric
+from fedloom.experiment.report.results import SCOPES, Scope, scopes
+from fedloom.experiment.report.rundata import RunData
+from fedloom.experiment.report.style import Theme
+from fedloom.metrics.regret import lipschitz, played, regret_of_losses, silo_bound
+from fedloom.parts.mixing.responses import CDFS, respond
 
-ROUNDS = "communication rounds"
 SENT = "parameters transmitted, down and up"
 
+OBJECTIVE = "mixing/objective"
+"""Σ p_i F_i(θ^t) over a round's clients, with losses of the model that they received."""
 
-def line(axes: Axes, member: Group, found: Series) -> None:
-    """A group's mean, and its band where it has several seeds."""
-    look = member.style
-    axes.plot(
-        found.x,
-        found.mean,
-        color=look.colour,
-        dashes=look.dash or (None, None),
-        linewidth=1.7,
-        marker=look.marker,
-        markersize=4.5 if len(found.x) > 1 else 7,
-        markevery=max(1, len(found.x) // 8),
-    )
-    if len(member.runs) > 1:
-        axes.fill_between(found.x, found.low, found.high, color=look.colour, alpha=0.16, linewidth=0)
+SYNTHETIC = {
+    "synthetic/accuracy": "accuracy of a classifier\ntrained on the set",
+    "synthetic/recognised": "recognised by a classifier\ntrained on real data",
+    "synthetic/fid": "FID",
+    "synthetic/diversity": "diversity within classes,\nsynthetic over real",
+}
 
 
-def _lines(axes: Axes, groups: Sequence[Group], key: str, x: str | None) -> None:
-    """Every group's mean and band; loss on a logarithmic axis when it spans much."""
-    values = []
-    for member in groups:
-        found = series(member, key, x)
-        if found is None:
-            continue
-        line(axes, member, found)
-        values.append(found.mean)
-    together = np.concatenate(values) if values else np.zeros(0)
-    if "accuracy" not in key and len(together) and 0 < together.min() < together.max() / 30:
-        logarithmic(axes)
+def _row(groups: Sequence[RunGroup], key: str, y: str, title: str = "", share: bool = False) -> list[Panel]:
+    """A metric against rounds and, where it was counted, against communication."""
+    goal = targets_by_metric(groups).get(key)
+    first = Panel(partial(series, key=key), y, title=title, share=share, log=not share, target=goal)
+    if not has(groups, COMMUNICATION):
+        return [first]
+    sent = replace(first, curve=partial(series, key=key, x=COMMUNICATION), x=SENT, title="", amounts=True)
+    return [first, sent]
 
 
-def _panel(axes: Axes, groups: Sequence[Group], key: str, x: str | None, target: float | None, theme: Theme) -> None:
-    dress(axes, theme, ROUNDS if x is None else SENT, "accuracy" if "accuracy" in key else "loss")
-    _lines(axes, groups, key, x)
-    if "accuracy" in key:
-        percent(axes)
-    if x is None:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-    else:
-        thousands(axes)
-    if target is not None:
-        axes.axhline(target, color=theme.muted, linewidth=1, linestyle=(0, (4, 3)))
-        axes.annotate(
-            "target",
-            (0, target),
-            xycoords=("axes fraction", "data"),
-            xytext=(3, 3),
-            textcoords="offset points",
-            fontsize=8.5,
-            color=theme.muted,
-        )
+def curves(groups: Sequence[RunGroup], scope: Scope, theme: Theme) -> Figure:
+    """One evaluation: a row for accuracy and one for loss, a column for rounds and one for communication."""
+    rows = [_row(groups, scope.accuracy, "accuracy", share=True)] if has(groups, scope.accuracy) else []
+    rows += [_row(groups, scope.loss, "loss")] if has(groups, scope.loss) else []
+    return panels(groups, rows, theme)
 
 
-def curves(groups: Sequence[Group], scope: Scope, targets: dict[str, float], theme: Theme) -> Figure:
-    """One evaluation: a row for accuracy and one for loss, a column for rounds and one for communication.
-
-    Args:
-        groups: what is compared.
-        scope: the evaluation.
-        targets: values to mark, by metric.
-        theme: colours.
-    """
-    rows = [key for key in (scope.accuracy, scope.loss) if has(groups, key)]
-    columns = [None, COMMUNICATION] if has(groups, COMMUNICATION) else [None]
-    made = figure(5.4 * len(columns), 3.1 * len(rows) + 0.35, theme)
-    grid = made.subplots(len(rows), len(columns), squeeze=False, sharey="row")
-    for key, line in zip(rows, grid, strict=True):
-        for x, axes in zip(columns, line, strict=True):
-            _panel(axes, groups, key, x, targets.get(key), theme)
-            if axes is not line[0]:
-                axes.set_ylabel("")
-    legend(made, groups, theme)
-    return made
-
-
-def comparison(groups: Sequence[Group], targets: dict[str, float], theme: Theme = LIGHT) -> Figure:
-    """Accuracy (loss where there is none) against rounds and communication, a row for each evaluation of the models."""
+def comparison(groups: Sequence[RunGroup], theme: Theme) -> Figure:
+    """Accuracy (loss where there is none) against rounds and communication, a row for each evaluation."""
     found = scopes(groups)
-    keys = [(s, s.accuracy) for s in found if has(groups, s.accuracy)]
-    keys = keys or [(s, s.loss) for s in found if has(groups, s.loss)] or [(SCOPES[0], SCOPES[0].accuracy)]
-    columns = [None, COMMUNICATION] if has(groups, COMMUNICATION) else [None]
-    made = figure(5.4 * len(columns), 3.2 * len(keys) + 0.35, theme)
-    grid = made.subplots(len(keys), len(columns), squeeze=False)
-    for (scope, key), line in zip(keys, grid, strict=True):
-        for x, axes in zip(columns, line, strict=True):
-            _panel(axes, groups, key, x, targets.get(key), theme)
-        title(line[0], scope.title, theme)
-    legend(made, groups, theme)
+    rows = [_row(groups, s.accuracy, "accuracy", s.title, True) for s in found if has(groups, s.accuracy)]
+    rows = rows or [_row(groups, s.loss, "loss", s.title) for s in found]
+    return panels(groups, rows or [_row(groups, SCOPES[0].accuracy, "accuracy", SCOPES[0].title, True)], theme, 3.2)
+
+
+def synthetic_curves(groups: Sequence[RunGroup], theme: Theme) -> Figure:
+    """A row for each measure of synthetic sets, a column for rounds and one for communication."""
+    shares = ("synthetic/accuracy", "synthetic/recognised")
+    rows = [_row(groups, key, y, share=key in shares) for key, y in SYNTHETIC.items() if has(groups, key)]
+    rows = [[replace(panel, log=False) for panel in row] for row in rows]
+    return panels(groups, rows, theme, 2.5)
+
+
+def cumulated(run: RunData) -> pd.Series:
+    """Σ_{τ≤t} Σ_i p_i F_i(θ^τ) by round; a round without a value adds nothing."""
+    values = run.curve(OBJECTIVE)
+    return values.where(np.isfinite(values), 0.0).cumsum()
+
+
+def cumulated_band(member: RunGroup) -> pd.DataFrame:
+    """The cumulated objective of a group, for the rounds that all its seeds with any value have reached."""
+    sums = [total for run in member.runs if len(total := cumulated(run))]
+    return band(pd.concat(sums, axis=1, join="inner")) if sums else pd.DataFrame()
+
+
+def objective(groups: Sequence[RunGroup], theme: Theme) -> Figure:
+    """Left, the objective in each round; right, cumulated (Hahn 2024, figure 3.1: smaller is better)."""
+    row = [Panel(partial(series, key=OBJECTIVE), "Σ p F"), Panel(cumulated_band, "Σ p F, cumulated")]
+    return panels(groups, [row], theme, 3.3)
+
+
+def decisions(run: RunData) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """P and F(θ^t) [T, K], if all clients of all rounds left both in ``mixing.parquet``."""
+    if "loss" not in run.mixing:
+        return None
+    p, losses = (pivot(run.mixing, column).to_numpy(np.float64) for column in ("p", "loss"))
+    complete = p.shape == losses.shape and np.isfinite(p).all() and np.isfinite(losses).all()
+    return (p.T, losses.T) if len(p) > 1 and complete else None
+
+
+def pivot(mixing: pd.DataFrame, column: str) -> pd.DataFrame:
+    """One column of ``mixing.parquet``, [clients, rounds]; NaN where a client did not take part."""
+    return mixing.drop_duplicates(["client", "round"], keep="last").pivot(
+        index="client", columns="round", values=column
+    )
+
+
+def transformation(run: RunData) -> tuple[str, float, float]:
+    """Name, scale and shape of the CDF in the run's own mixing policy; the normal one where it has none of its own."""
+    said = dict(re.findall(r"(\w+)='?([\w.+-]+)", str(run.facts.get("method.mixing", ""))))
+    if said.get("cdf") not in CDFS:
+        return "normal", 1.0, 0.0
+    return said["cdf"], float(said["scale"]), float(said["shape"])
+
+
+def regret_curve(run: RunData) -> pd.Series:
+    """Σ_{τ≤t} ℓ_τ(p^τ) - ℓ_τ(p*) by round: p* is the best fixed p for the whole run; empty without all losses.
+
+    Every policy is evaluated by responses from 0 to 1/K, those of AAggFF between silos.
+    """
+    known = decisions(run)
+    if known is None:
+        return pd.Series(dtype=np.float64)
+    p, losses = known
+    cdf, scale, shape = transformation(run)
+    answer = partial(respond, cdf=cdf, scale=scale, shape=shape, low=0.0, high=1 / p.shape[1])
+    values = regret_of_losses(played(p), losses, answer)
+    return pd.Series(values, np.arange(1.0, len(values) + 1))
+
+
+def with_regret(groups: Sequence[RunGroup]) -> list[RunGroup]:
+    """The groups, reduced to the runs whose regret is known; those without any are left out."""
+    kept = [replace(g, runs=tuple(run for run in g.runs if decisions(run) is not None)) for g in groups]
+    return [member for member in kept if member.runs]
+
+
+def regrets(groups: Sequence[RunGroup], theme: Theme) -> Figure:
+    """Regret of each group, and, dotted, the bound of Hahn 2024, theorem 3.1, for as many clients."""
+
+    def curve(member: RunGroup) -> pd.DataFrame:
+        return band(pd.concat([regret_curve(run) for run in member.runs], axis=1))
+
+    made = panels(groups, [[Panel(curve, "regret, cumulated")]], theme, 3.3, 7.2)
+    axes, last = made.axes[0], {}
+    for run in all_runs(groups):
+        clients = len(pivot(run.mixing, "p"))
+        last[clients] = max(last.get(clients, 0), run.last_round)
+    for clients, rounds in last.items():
+        places = np.linspace(1, rounds, 100)
+        bound = [silo_bound(t, clients, lipschitz(0.0, 1 / clients)) for t in places]
+        axes.plot(places, bound, color=theme.muted, linestyle=":", linewidth=1.2)
+        at = (places[-1], bound[-1])
+        axes.annotate(f"bound, K = {clients}", at, color=theme.muted, fontsize=8.5, ha="right", va="bottom")
     return made

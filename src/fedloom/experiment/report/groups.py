@@ -1,31 +1,37 @@
-"""Runs that share everything but the seed form one group: one line in a picture, one row in a table."""
+"""Runs that share everything but the seed form one group: one line in a figure, one row in a table."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from fedloom.experiment.report.palette import Style, styles
-from fedloom.experiment.report.rundir import Run
+import numpy as np
+import pandas as pd
 
-PROVENANCE = ("out", "resume", "versions", "git", "machine", "checkpoint", "states", "client_state", "trackers")
+from fedloom.core.errors import FedLoomError
+from fedloom.experiment.report.rundata import RunData, load
+from fedloom.experiment.report.style import LineStyle, line_styles
+from fedloom.metrics import Direction
+
+PROVENANCE = ("out", "resume", "versions", "git", "machine", "checkpoint", "states", "client_state", "track", "trackers")
 """First parts of keys that say where and with what a run was made and kept, not what it was."""
 
 ABSENT = "–"
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """Runs that differ by seed alone."""
 
     label: str
     method: str
-    runs: tuple[Run, ...]
-    style: Style
+    runs: tuple[RunData, ...]
+    style: LineStyle
 
 
-def _identity(run: Run) -> dict[str, str]:
+def _identity(run: RunData) -> dict[str, str]:
     """Every setting that makes a run what it is, as text."""
     return {
         key: str(value)
@@ -34,19 +40,14 @@ def _identity(run: Run) -> dict[str, str]:
     }
 
 
-def _differing(members: Sequence[dict[str, str]]) -> list[str]:
-    """Keys whose values are not the same in all, in order of appearance."""
-    keys = dict.fromkeys(key for member in members for key in member)
-    return [key for key in keys if len({member.get(key, ABSENT) for member in members}) > 1]
-
-
-def _labels(runs: Sequence[Run]) -> list[str]:
+def _labels(runs: Sequence[RunData]) -> list[str]:
     """The method's name, and, where several groups have the same one, up to three settings that tell them apart."""
     identities = [_identity(run) for run in runs]
     labels = []
     for run, identity in zip(runs, identities, strict=True):
         rivals = [other for r, other in zip(runs, identities, strict=True) if r.method == run.method]
-        apart = _differing(rivals)[:3]
+        keys = dict.fromkeys(key for rival in rivals for key in rival)
+        apart = [key for key in keys if len({rival.get(key, ABSENT) for rival in rivals}) > 1][:3]
         labels.append(", ".join([run.method, *(f"{key}={identity.get(key, ABSENT)}" for key in apart)]))
     return [
         f"{label} #{labels[: i + 1].count(label)}" if labels.count(label) > 1 else label
@@ -54,44 +55,128 @@ def _labels(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def group(runs: Sequence[Run]) -> list[Group]:
+def group(runs: Sequence[RunData]) -> list[RunGroup]:
     """Put runs that share everything but the seed together: FedAvg first, then in the order in which they are given."""
-    members: dict[tuple[Any, ...], list[Run]] = {}
+    members: dict[tuple[Any, ...], list[RunData]] = {}
     for run in runs:
         members.setdefault((run.method, *sorted(_identity(run).items())), []).append(run)
     together = sorted(members.values(), key=lambda found: found[0].method != "fedavg")
     first = [found[0] for found in together]
-    looks = styles([run.method for run in first])
+    styles = line_styles([run.method for run in first])
     return [
-        Group(label, run.method, tuple(found), look)
-        for label, run, found, look in zip(_labels(first), first, together, looks, strict=True)
+        RunGroup(label, run.method, tuple(found), style)
+        for label, run, found, style in zip(_labels(first), first, together, styles, strict=True)
     ]
 
 
-def settings(groups: Sequence[Group]) -> tuple[list[tuple[str, list[str]]], list[tuple[str, str]]]:
+def read(run_dirs: Sequence[Path]) -> list[RunGroup]:
+    """Load the run directories, each once, and put them into groups.
+
+    Raises:
+        FedLoomError: for no directory at all, or one that is not a run directory.
+    """
+    places = list(dict.fromkeys(Path(path).resolve() for path in run_dirs))
+    if not places:
+        raise FedLoomError("a report needs at least one run directory.")
+    return group([load(place) for place in places])
+
+
+def all_runs(groups: Sequence[RunGroup]) -> list[RunData]:
+    """Every run of every group, in order."""
+    return [run for member in groups for run in member.runs]
+
+
+def has(groups: Sequence[RunGroup], key: str) -> bool:
+    """Whether any run has a finite value of the metric."""
+    return any(np.isfinite(run.curve(key)).any() for run in all_runs(groups))
+
+
+def _by_seed(member: RunGroup, key: str) -> pd.DataFrame:
+    """The values of a metric, a row for each round that any seed recorded and a column for each seed."""
+    return pd.concat([run.curve(key) for run in member.runs], axis=1).replace([np.inf, -np.inf], np.nan).sort_index()
+
+
+def band(values: pd.DataFrame, x: pd.Series | None = None) -> pd.DataFrame:
+    """Summarise curves [rounds, seeds] by the columns ``mean``, ``low`` and ``high`` over seeds, and ``x``.
+
+    A round counts when any seed has a value there; the figures are over the seeds that have one.
+
+    Args:
+        values: one column a seed, indexed by round.
+        x: where each round lies on the horizontal axis; by default at its number.
+    """
+    places = values.index.to_series() if x is None else x.reindex(values.index)
+    columns = {"x": places, "mean": values.mean(axis=1), "low": values.min(axis=1), "high": values.max(axis=1)}
+    return pd.DataFrame(columns, dtype=np.float64).dropna()
+
+
+def series(member: RunGroup, key: str, x: str | None = None) -> pd.DataFrame:
+    """The ``band`` of a metric over rounds, or over another metric ``x`` (its mean over seeds in each round)."""
+    return band(_by_seed(member, key), None if x is None else _by_seed(member, x).mean(axis=1))
+
+
+def settings(groups: Sequence[RunGroup]) -> tuple[dict[str, list[str]], dict[str, str]]:
     """Settings that differ, with the value of each group, and settings in common; without the seeds and paths.
 
     Several values within one group (versions of libraries, say) are listed with commas.
     """
-    runs = [run for member in groups for run in member.runs]
-    keys = dict.fromkeys(key for run in runs for key in run.config if key not in ("seed", "out", "resume"))
-    differ: list[tuple[str, list[str]]] = []
-    common: list[tuple[str, str]] = []
-    for key in keys:
-        values = [
-            ", ".join(dict.fromkeys(str(run.config.get(key, ABSENT)) for run in member.runs)) for member in groups
-        ]
-        if len(set(values)) > 1:
-            differ.append((key, values))
-        else:
-            common.append((key, values[0]))
-    return differ, common
+    keys = dict.fromkeys(key for run in all_runs(groups) for key in run.config if key not in ("seed", "out", "resume"))
+    values = {key: [", ".join(texts(member.runs, key)) for member in groups] for key in keys}
+    differ = {key: found for key, found in values.items() if len(set(found)) > 1}
+    return differ, {key: found[0] for key, found in values.items() if key not in differ}
 
 
-def shared(groups: Sequence[Group], *keys: str) -> str | None:
+def texts(runs: Sequence[RunData], key: str) -> list[str]:
+    """The different values of a setting among runs, as text."""
+    return list(dict.fromkeys(str(run.config.get(key, ABSENT)) for run in runs))
+
+
+def shared(groups: Sequence[RunGroup], *keys: str) -> str | None:
     """The value that all runs have for the first of ``keys`` that any of them has; None when they differ or lack it."""
     for key in keys:
-        values = {str(run.config.get(key, ABSENT)) for member in groups for run in member.runs}
-        if values != {ABSENT}:
-            return values.pop() if len(values) == 1 else None
+        if (values := texts(all_runs(groups), key)) != [ABSENT]:
+            return values[0] if len(values) == 1 else None
     return None
+
+
+@dataclass(frozen=True)
+class TargetValue:
+    """A value for a metric (``global/accuracy``) to reach."""
+
+    metric: str
+    value: float
+
+    @property
+    def direction(self) -> Direction:
+        """Accuracy is reached from below, a loss from above."""
+        return "min" if self.metric.endswith("loss") or "/loss/" in self.metric else "max"
+
+    @property
+    def text(self) -> str:
+        """The target as people write it.
+
+        >>> TargetValue("global/accuracy", 0.9).text, TargetValue("global/train_loss", 0.0603).text
+        ('global/accuracy ≥ 90 %', 'global/train_loss ≤ 0.0603')
+        """
+        if self.direction == "min":
+            return f"{self.metric} ≤ {self.value:g}"
+        return f"{self.metric} ≥ {100 * self.value:g} %"
+
+
+def _target(run: RunData) -> TargetValue | None:
+    """The target of the evaluation, from the settings or, for a run that was started from Python, from its summary."""
+    metric, value = run.config.get("evaluation.metric", "global/accuracy"), run.number("evaluation.target")
+    told = run.summary.get("target")
+    if value is None and isinstance(told, Mapping):
+        metric, value = told.get("metric"), told.get("value")
+    return TargetValue(metric, float(value)) if isinstance(metric, str) and isinstance(value, int | float) else None
+
+
+def targets(groups: Sequence[RunGroup]) -> list[TargetValue]:
+    """The different targets of the runs, in order of appearance."""
+    return list(dict.fromkeys(target for run in all_runs(groups) if (target := _target(run)) is not None))
+
+
+def targets_by_metric(groups: Sequence[RunGroup]) -> dict[str, float]:
+    """The value to reach of each metric: what to draw into the curves."""
+    return {target.metric: target.value for target in targets(groups)}

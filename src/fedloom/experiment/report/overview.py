@@ -1,13 +1,15 @@
-"""What was compared: the sentence, facts and warnings at the head of the page, and the table of settings."""
+"""What was compared, with which settings, how the runs ended, and whom to cite."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from fedloom.experiment.report.groups import Group, settings, shared
-from fedloom.experiment.report.html import escape, facts, named, table
-from fedloom.experiment.report.table import Cell, Table
-from fedloom.experiment.report.target import targets
+from fedloom.experiment.report.groups import ABSENT, RunGroup, all_runs, settings, shared, targets
+from fedloom.experiment.report.results import rounds_done
+from fedloom.experiment.report.rundata import RunData
+from fedloom.experiment.report.tables import ReportTable, table_frame, words
 
 _FACTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("data", ("data.name", "data")),
@@ -17,12 +19,20 @@ _FACTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("participation", ("participation",)),
     ("rounds", ("rounds",)),
     ("engine", ("engine.name", "engine")),
+    ("compute", ("compute.name", "compute")),
 )
 
-_PROBLEM = ("data.", "partition.", "model.")
+_PROBLEM = ("data", "partition", "model", "clients")
+
+_NAMED = 5
 
 
-def _count(number: int, word: str) -> str:
+def count(number: int, word: str) -> str:
+    """A number and its noun.
+
+    >>> count(1, "run"), count(2, "run")
+    ('1 run', '2 runs')
+    """
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
@@ -30,54 +40,152 @@ def _joined(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]])) if words else ""
 
 
-def sentence(groups: Sequence[Group]) -> str:
-    """What the page is about.
-
-    Names at most six methods.
-    """
+def sentence(groups: Sequence[RunGroup]) -> str:
+    """Say what the page is about, naming at most six methods."""
     methods = list(dict.fromkeys(member.method for member in groups))
-    runs = sum(len(member.runs) for member in groups)
     named = methods if len(methods) <= 6 else [*methods[:5], f"{len(methods) - 5} more"]
     data = shared(groups, "data.name", "data")
     begin = f"{_joined(named)}{f' on {data}' if data else ''}: "
     variants = f" in {len(groups)} variants" if len(groups) > len(methods) else ""
-    return f"{begin}{_count(len(methods), 'method')}{variants}, {_count(runs, 'run')}."
+    return f"{begin}{count(len(methods), 'method')}{variants}, {count(len(all_runs(groups)), 'run')}."
 
 
-def header(groups: Sequence[Group]) -> str:
-    """The sentence, the conditions in common, and the groups with their lines."""
-    pairs = []
-    for name, keys in _FACTS:
-        present = any(key in run.config for key in keys for member in groups for run in member.runs)
-        if present:
-            pairs.append((name, shared(groups, *keys) or "differs"))
-    seeds = list(dict.fromkeys(run.seed for member in groups for run in member.runs))
+def conditions(groups: Sequence[RunGroup]) -> list[tuple[str, str]]:
+    """The conditions in common, by name, for the head of the page."""
+    runs = all_runs(groups)
+    pairs = [
+        (name, shared(groups, *keys) or "differs")
+        for name, keys in _FACTS
+        if any(key in run.config for key in keys for run in runs)
+    ]
+    seeds = list(dict.fromkeys(run.seed for run in runs))
     pairs.append(("seed" if len(seeds) == 1 else "seeds", ", ".join(seeds[:8]) + (" …" if len(seeds) > 8 else "")))
     if goals := targets(groups):
         pairs.append(("target", "; ".join(goal.text for goal in goals)))
-    items = "".join(f"<li>{named(member.style, member.label)}</li>" for member in groups)
-    return f'<p class="lead">{escape(sentence(groups))}</p>{facts(pairs)}<ul class="legend">{items}</ul>'
+    return pairs
 
 
-def settings_section(groups: Sequence[Group]) -> str:
-    """Settings that differ, a warning when the problem itself does, and what is in common behind a fold."""
+def problem_warning(groups: Sequence[RunGroup]) -> str:
+    """A warning when the runs do not solve the same problem; empty when they do."""
+    moved = [key for key in settings(groups)[0] if key.partition(".")[0] in _PROBLEM]
+    if not moved:
+        return ""
+    return (
+        f"These runs do not solve the same problem: they differ in {_joined(moved[:6])}. "
+        "Compare their figures with that in mind."
+    )
+
+
+def settings_tables(groups: Sequence[RunGroup]) -> tuple[ReportTable | None, ReportTable | None]:
+    """The settings that differ, a column for each group, and those in common; None where there are none."""
     differ, common = settings(groups)
-    pieces = []
-    if moved := [
-        key for key, _ in differ if key.startswith(_PROBLEM) or key in ("data", "partition", "model", "clients")
-    ]:
-        pieces.append(
-            '<p class="warn">These runs do not solve the same problem: they differ in '
-            f"{escape(_joined(moved[:6]))}. Compare their figures with that in mind.</p>"
+    labels = [member.label for member in groups]
+    columns = [
+        words(label, list(texts)) for label, texts in zip(labels, zip(*differ.values(), strict=True), strict=False)
+    ]
+    frames = (
+        table_frame("setting", list(differ), columns) if differ else None,
+        table_frame("setting", list(common), [words("value", list(common.values()))]) if common else None,
+    )
+    first, second = (
+        None if frame is None else ReportTable(name, caption, frame, left=[*labels, "value"])
+        for name, caption, frame in zip(
+            ("settings", "common"), ("Settings that differ", "Settings in common"), frames, strict=True
         )
-    if differ:
-        rows = [[Cell(key), *map(Cell, values)] for key, values in differ]
-        heads = ["setting", *(member.label for member in groups)]
-        shown = Table("settings", "Settings that differ", heads, rows, words=frozenset(range(len(heads))))
-        pieces.append(table(shown, wide=True))
-    if common:
-        rows = [[Cell(key), Cell(value)] for key, value in common]
-        shown = Table("common", "Settings in common", ["setting", "value"], rows, words=frozenset({1}))
-        words = f"{_count(len(common), 'setting')} in common"
-        pieces.append(f"<details><summary>{words}</summary>{table(shown, wide=True)}</details>")
-    return "".join(pieces)
+    )
+    return first, second
+
+
+def _failure(failure: Any) -> str:
+    """One failure of the summary as a line, whatever form it was written in.
+
+    >>> _failure({"round": 3, "client": 5, "stage": "step", "message": "loss is NaN"})
+    'round 3, client 5, step: loss is NaN'
+    """
+    if not isinstance(failure, Mapping):
+        return str(failure)
+    where = [f"{key} {failure[key]}" for key in ("round", "client") if key in failure]
+    if "stage" in failure:
+        where.append(str(failure["stage"]))
+    what = [str(failure[key]) for key in ("kind", "reason", "error", "message") if failure.get(key)]
+    rest = [] if where or what else [f"{key} {value}" for key, value in failure.items()]
+    return ": ".join(filter(None, [", ".join(where + rest), ", ".join(what)]))
+
+
+def _failures(run: RunData) -> list[str]:
+    """The failures that the summary names: a list, or a mapping of reasons to counts."""
+    found = run.summary.get("failures")
+    if isinstance(found, Mapping):
+        return [f"{reason}: {number}" for reason, number in found.items() if number]
+    if not isinstance(found, list):
+        return []
+    told = [_failure(failure) for failure in found]
+    return told[:_NAMED] + ([f"and {len(told) - _NAMED} more"] if len(told) > _NAMED else [])
+
+
+def _clock(seconds: Any) -> str:
+    """Wall time for people.
+
+    >>> _clock(42.31), _clock(3725), _clock(None)
+    ('42.3 s', '1 h 02 min', '–')
+    """
+    if not isinstance(seconds, int | float):
+        return ABSENT
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
+
+
+def _wall(run: RunData) -> Any:
+    for key in ("wall_seconds", "wall_time", "seconds"):
+        if key in run.summary:
+            return run.summary[key]
+    seconds = run.curve("seconds")
+    return float(seconds.sum()) if len(seconds) else None
+
+
+def _left_out(run: RunData) -> str:
+    """How many client updates were left out, and which share of all that were asked for."""
+    share = run.share_left_out
+    return f"{run.left_out} ({100 * share:.1f} %)" if share else str(run.left_out)
+
+
+def runs_table(groups: Sequence[RunGroup]) -> ReportTable:
+    """One row a run: where it lies, how it ended, how far it came, which updates were left out."""
+    members = [member for member in groups for _ in member.runs]
+    runs = all_runs(groups)
+    columns = [
+        words("run directory", [run.name for run in runs]),
+        words("seed", [run.seed for run in runs]),
+        words("status", [str(run.summary.get("status", "finished")) if run.summary else "unfinished" for run in runs]),
+        words("rounds", [rounds_done(run) for run in runs]),
+        words("wall time", [_clock(_wall(run)) for run in runs]),
+        words("updates left out", [_left_out(run) for run in runs]),
+    ]
+    frame = table_frame("method", [member.label for member in members], columns)
+    styles = [member.style for member in members]
+    return ReportTable("runs", "The runs", frame, styles, left=["run directory", "status"])
+
+
+def remarks(groups: Sequence[RunGroup]) -> list[tuple[str, str]]:
+    """Run directory and sentence, for everything that failed or could not be read."""
+    found = []
+    for run in all_runs(groups):
+        if lost := run.left_out:
+            plural = "update was" if lost == 1 else "updates were"
+            found.append((run.name, f"{lost} client {plural} lost and left out."))
+        warnings = run.summary.get("warnings")
+        lines = [*_failures(run), *(warnings if isinstance(warnings, list) else []), *run.notes]
+        found += [(run.name, str(line)) for line in lines]
+    return found
+
+
+def citations(groups: Sequence[RunGroup]) -> str:
+    """The BibTeX of all runs, each entry once, by its key."""
+    entries: dict[str, str] = {}
+    for run in all_runs(groups):
+        for entry in re.split(r"(?m)^(?=\s*@\w+\s*\{)", run.citations):
+            if key := re.match(r"\s*@\w+\s*\{\s*([^,\s]+)", entry):
+                entries.setdefault(key.group(1), entry.strip())
+    return "\n\n".join(entries.values())

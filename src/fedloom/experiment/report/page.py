@@ -3,137 +3,160 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from fedloom.core.errors import FedLoomError
-from fedloom.experiment.report import latex, ledger, synthetic
-from fedloom.experiment.report.canvas import Drawing, draw
+from fedloom.experiment.report import overview, render
+from fedloom.experiment.report.canvas import Drawing, png
+from fedloom.experiment.report.clients import (
+    CLIENTS_DRAWN,
+    client_distribution,
+    mixing_heatmap,
+    mixing_matrices,
+    pooled_accuracies,
+)
 from fedloom.experiment.report.costs import cost_tables
-from fedloom.experiment.report.curves import comparison, curves
-from fedloom.experiment.report.groups import Group, group
-from fedloom.experiment.report.html import document, escape, image, picture, table
-from fedloom.experiment.report.objective import objective, recorded
-from fedloom.experiment.report.overview import header, settings_section
-from fedloom.experiment.report.regret import judged, regrets
-from fedloom.experiment.report.results import fairness_table, final_tables
-from fedloom.experiment.report.rundir import load
-from fedloom.experiment.report.series import scopes
-from fedloom.experiment.report.spread import CLIENTS_DRAWN, client_accuracies, distribution, heat, mixings
-from fedloom.experiment.report.table import Table
-from fedloom.experiment.report.target import marks
+from fedloom.experiment.report.curves import (
+    OBJECTIVE,
+    SYNTHETIC,
+    comparison,
+    curves,
+    objective,
+    regrets,
+    synthetic_curves,
+    with_regret,
+)
+from fedloom.experiment.report.groups import RunGroup, has, read
+from fedloom.experiment.report.results import fairness_table, final_tables, scopes, synthetic_table
+from fedloom.experiment.report.style import DARK
+from fedloom.experiment.report.tables import ReportTable
+
+SETS_SHOWN = 8
+"""Pictures of synthetic sets on one page."""
 
 
 @dataclass(frozen=True)
-class Plot:
-    """A figure to come: the name of its file, and what is said of it."""
+class ReportFigure:
+    """A picture of the page, as PNG, with its form for dark pages if it has one."""
 
-    name: str
     heading: str
     caption: str
-    drawing: Drawing
+    light: bytes
+    dark: bytes | None = None
 
 
-def read(run_dirs: Sequence[Path]) -> list[Group]:
-    """Load the run directories, each once, and put them into groups.
+@dataclass(frozen=True)
+class Section:
+    """A part of the page; what is empty is left out."""
 
-    Raises:
-        FedLoomError: for no directory at all, or one that is not a run directory.
-    """
-    places = list(dict.fromkeys(Path(path).resolve() for path in run_dirs))
-    if not places:
-        raise FedLoomError("a report needs at least one run directory.")
-    return group([load(place) for place in places])
+    anchor: str
+    heading: str
+    tables: Sequence[ReportTable] = ()
+    figures: Sequence[ReportFigure] = ()
+    text: str = ""
+    warning: str = ""
+    wide: bool = False
+    folded: ReportTable | None = None
+    folded_summary: str = ""
+    remarks: Sequence[tuple[str, str]] = ()
+    source: str = ""
 
-
-def _band(groups: Sequence[Group]) -> str:
-    if all(len(member.runs) == 1 for member in groups):
-        return "One run each."
-    return "Lines are means over seeds; bands reach from the lowest to the highest seed."
-
-
-def _curve_plots(groups: Sequence[Group]) -> Iterator[Plot]:
-    goals = marks(groups)
-    for scope in scopes(groups):
-        drawing = partial(curves, groups, scope, goals)
-        yield Plot(f"curves_{scope.name}", scope.title, _band(groups), drawing)
+    @property
+    def present(self) -> bool:
+        """Whether there is anything in it."""
+        return bool(self.tables or self.figures or self.text or self.folded or self.remarks or self.source)
 
 
-def _client_plots(groups: Sequence[Group]) -> Iterator[Plot]:
-    if any(len(client_accuracies(run)) for member in groups for run in member.runs):
-        yield Plot(
-            "clients_distribution",
-            "Accuracy over clients",
-            "In the last evaluated round, clients of all seeds together. Left: the share of clients at or below an "
-            "accuracy. Right: median, quartiles, whiskers from the 10th to the 90th percentile, the others as points.",
-            partial(distribution, groups),
-        )
-
-
-def _mixing_plots(groups: Sequence[Group]) -> Iterator[Plot]:
-    if pictures := mixings(groups):
-        yield Plot(
-            "mixing",
-            "Mixing coefficients",
-            "The weight of each client's update in each round, one run a group; empty where a client did not take "
-            f"part. Drawn for at most {CLIENTS_DRAWN} clients.",
-            partial(heat, pictures),
-        )
-    if found := recorded(groups):
-        yield Plot(
-            "objective",
-            "Global objective",
-            "The training losses of the model that a round's clients received, weighted by the coefficients that then "
-            "mixed their updates: left in each round, right cumulated. Smaller is better. " + _band(groups),
-            partial(objective, found),
-        )
-    if found := judged(groups):
-        yield Plot(
-            "regret",
-            "Regret",
-            "What the mixing coefficients lost, in decision losses -log(1 + ⟨p, r⟩), against the best fixed ones of "
-            "the whole run, where all clients' losses are known. One line a run; dotted, the bound of theorem 3.1.",
-            partial(regrets, found),
-        )
-
-
-def _synthetic_plots(groups: Sequence[Group]) -> Iterator[Plot]:
-    if found := synthetic.measured(groups):
-        yield Plot(
-            "synthetic_sets",
-            "Synthetic sets",
-            "What a fresh classifier learns from a set, and how its samples compare with real ones. " + _band(groups),
-            partial(synthetic.judged, found),
-        )
-
-
-def _write(path: Path, content: bytes) -> None:
+def _write(path: Path, content: bytes | str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise FedLoomError(f"the report cannot be written to {path}: {error.strerror or error}.") from error
 
 
-def _figures(plots: Iterator[Plot], out: Path) -> str:
-    """Draw each figure beside the page, and give the HTML that holds it."""
-    pieces = []
-    for plot in plots:
-        light = draw(plot.drawing)
-        _write(out / "figures" / f"{plot.name}.png", light)
-        pieces.append(picture(light, plot.drawing, plot.heading, plot.caption))
-    return "\n".join(pieces)
+@dataclass
+class _Figures:
+    """Draws figures into a directory, and keeps them for the page."""
+
+    out: Path
+    made: dict[str, list[ReportFigure]] = field(default_factory=dict)
+
+    def draw(self, section: str, name: str, heading: str, caption: str, drawing: Drawing) -> None:
+        light = png(drawing)
+        _write(self.out / f"{name}.png", light)
+        self.made.setdefault(section, []).append(ReportFigure(heading, caption, light, png(drawing, DARK)))
 
 
-def _images(groups: Sequence[Group]) -> str:
-    return "\n".join(image(png, heading, caption) for heading, caption, png in synthetic.images(groups))
+def _draw_all(groups: Sequence[RunGroup], out: Path) -> dict[str, list[ReportFigure]]:
+    """Draw every figure that the runs have something for, by section."""
+    figures = _Figures(out)
+    bands = "Lines are means over seeds; bands reach from the lowest to the highest seed."
+    if all(len(member.runs) == 1 for member in groups):
+        bands = "One run each."
+    for scope in scopes(groups):
+        figures.draw("curves", f"curves_{scope.name}", scope.title, bands, partial(curves, groups, scope))
+    if found := [member for member in groups if any(has([member], key) for key in SYNTHETIC)]:
+        caption = "What a fresh classifier learns from a set, and how its samples compare with real ones. " + bands
+        figures.draw("synthetic", "synthetic_sets", "Synthetic sets", caption, partial(synthetic_curves, found))
+    if any(len(pooled_accuracies(member)) for member in groups):
+        figures.draw(
+            "clients",
+            "clients_distribution",
+            "Accuracy over clients",
+            "In the last evaluated round, clients of all seeds together. Left: the share of clients at or below an "
+            "accuracy. Right: median, quartiles, whiskers from the 10th to the 90th percentile, the others as points.",
+            partial(client_distribution, groups),
+        )
+    if matrices := mixing_matrices(groups):
+        figures.draw(
+            "mixing",
+            "mixing",
+            "Mixing coefficients",
+            "The weight of each client's update in each round, one run a group; empty where a client did not take "
+            f"part. Drawn for at most {CLIENTS_DRAWN} clients.",
+            partial(mixing_heatmap, matrices),
+        )
+    if found := [member for member in groups if has([member], OBJECTIVE)]:
+        figures.draw(
+            "mixing",
+            "objective",
+            "Global objective",
+            "The training losses of the model that a round's clients received, weighted by the coefficients that then "
+            f"mixed their updates: left in each round, right cumulated. Smaller is better. {bands}",
+            partial(objective, found),
+        )
+    if found := with_regret(groups):
+        figures.draw(
+            "mixing",
+            "regret",
+            "Regret",
+            "What the mixing coefficients lost, in decision losses -log(1 + ⟨p, r⟩), against the best fixed ones of "
+            f"the whole run, where all clients' losses are known. Dotted, the bound of theorem 3.1. {bands}",
+            partial(regrets, found),
+        )
+    return figures.made
 
 
-def _tables(found: Sequence[Table]) -> str:
-    """The tables one below the other; a note that several share is said once, below the last of them."""
-    last = {one.note: position for position, one in enumerate(found)}
-    return "".join(table(one if last[one.note] == i else replace(one, note="")) for i, one in enumerate(found))
+def synthetic_images(groups: Sequence[RunGroup]) -> Iterator[ReportFigure]:
+    """Pictures of real samples, and of the final set of each group's first run that has a picture."""
+    found = []
+    for member in groups:
+        drawn = [run for run in member.runs if (run.path / "figures" / "synthetic.png").is_file()]
+        found += [(member.label, run) for run in drawn[:1]]
+    if found and (real := found[0][1].path / "figures" / "real.png").is_file():
+        yield ReportFigure("Real", "Real test samples, one row a class.", real.read_bytes())
+    for label, run in found[:SETS_SHOWN]:
+        content = (run.path / "figures" / "synthetic.png").read_bytes()
+        yield ReportFigure(label, f"The synthetic set of seed {run.seed}, one row a class.", content)
+
+
+def _shared_notes(tables: Sequence[ReportTable]) -> list[ReportTable]:
+    """The tables of a section; a note that several share is said once, below the last of them."""
+    last = {table.note: position for position, table in enumerate(tables)}
+    return [table if last[table.note] == i else replace(table, note="") for i, table in enumerate(tables)]
 
 
 def build(run_dirs: Sequence[Path], out: Path, title: str = "Comparison of runs") -> Path:
@@ -145,7 +168,8 @@ def build(run_dirs: Sequence[Path], out: Path, title: str = "Comparison of runs"
 
     Args:
         run_dirs: any number of run directories; one that is given twice counts once.
-        out: the directory to write ``report.html``, ``tables.tex`` and ``figures/*.png`` into; made if need be.
+        out: the directory to write ``report.html``, ``tables.tex``, ``tables/*.csv`` and ``figures/*.png`` into; made
+            if need be.
         title: the heading.
 
     Returns:
@@ -155,30 +179,46 @@ def build(run_dirs: Sequence[Path], out: Path, title: str = "Comparison of runs"
         FedLoomError: when a directory is not a run directory (it names the file that is missing), or ``out`` cannot be
             written.
     """
-    groups = read(run_dirs)
-    out = Path(out)
-    results = [*final_tables(groups), *synthetic.tables(groups)]
-    fairness, costs = fairness_table(groups), cost_tables(groups)
-    runs = ledger.runs_table(groups)
-    told = [*results, *costs, *([fairness] if fairness else [])]
-    notes = "".join(f"<li><b>{escape(name)}</b>: {escape(text)}</li>" for name, text in ledger.remarks(groups))
-    cited = ledger.citations(groups)
-    empty = "<p>No run has recorded an evaluation yet.</p>"
+    groups, out = read(run_dirs), Path(out)
+    synthetic, fairness = synthetic_table(groups), fairness_table(groups)
+    results = [*final_tables(groups), *([synthetic] if synthetic else [])]
+    costs, clients, runs = cost_tables(groups), [fairness] if fairness else [], overview.runs_table(groups)
+    differ, common = overview.settings_tables(groups)
+    figures = _draw_all(groups, out / "figures")
+    images = list(synthetic_images(groups))
+    empty = "" if results else "No run has recorded an evaluation yet."
     sections = [
-        ("results", "Results", _tables(results) or empty),
-        ("curves", "Curves", _figures(_curve_plots(groups), out)),
-        ("synthetic", "Synthetic data", _figures(_synthetic_plots(groups), out) + _images(groups)),
-        ("communication", "Communication", _tables(costs)),
-        ("clients", "Clients", _figures(_client_plots(groups), out) + (table(fairness) if fairness else "")),
-        ("mixing", "Mixing", _figures(_mixing_plots(groups), out)),
-        ("settings", "Settings", settings_section(groups)),
-        ("runs", "Runs and failures", table(runs) + (f'<ul class="remarks">{notes}</ul>' if notes else "")),
-        ("citations", "Citations", f"<pre>{escape(cited)}</pre>" if cited else ""),
+        Section("results", "Results", _shared_notes(results), text=empty),
+        Section("curves", "Curves", figures=figures.get("curves", [])),
+        Section("synthetic", "Synthetic data", figures=[*figures.get("synthetic", []), *images]),
+        Section("communication", "Communication", _shared_notes(costs)),
+        Section("clients", "Clients", clients, figures.get("clients", [])),
+        Section("mixing", "Mixing", figures=figures.get("mixing", [])),
+        Section(
+            "settings",
+            "Settings",
+            [differ] if differ else [],
+            warning=overview.problem_warning(groups),
+            wide=True,
+            folded=common,
+            folded_summary=f"{overview.count(len(common.frame), 'setting')} in common" if common else "",
+        ),
+        Section("runs", "Runs and failures", [runs], remarks=overview.remarks(groups)),
+        Section("citations", "Citations", source=overview.citations(groups)),
     ]
-    _write(out / "tables.tex", latex.tables(told).encode())
-    page = out / "report.html"
-    _write(page, document(title, header(groups), sections, "Made by fedloom report.").encode())
-    return page
+    tables = [*results, *costs, *clients]
+    _write(out / "tables.tex", render.latex(tables))
+    for table in [*tables, runs]:
+        _write(out / "tables" / f"{table.name}.csv", table.csv())
+    content = render.page(
+        title=title,
+        sentence=overview.sentence(groups),
+        conditions=overview.conditions(groups),
+        groups=groups,
+        sections=[section for section in sections if section.present],
+    )
+    _write(out / "report.html", content)
+    return out / "report.html"
 
 
 def comparison_picture(run_dirs: Sequence[Path], path: Path) -> Path:
@@ -195,5 +235,5 @@ def comparison_picture(run_dirs: Sequence[Path], path: Path) -> Path:
         FedLoomError: when a directory is not a run directory, or the picture cannot be written.
     """
     groups = read(run_dirs)
-    _write(Path(path), draw(partial(comparison, groups, marks(groups))))
+    _write(Path(path), png(partial(comparison, groups)))
     return Path(path)

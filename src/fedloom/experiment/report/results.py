@@ -1,108 +1,156 @@
-"""The tables of what was reached: accuracy, loss, fairness."""
+"""The tables of what was reached: accuracy, loss, fairness, synthetic sets."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from fedloom.experiment.report.groups import Group
-from fedloom.experiment.report.rundir import Run
-from fedloom.experiment.report.series import Scope, has, scopes
-from fedloom.experiment.report.table import (
-    Cell,
+from fedloom.experiment.report.groups import RunGroup, all_runs, has
+from fedloom.experiment.report.rundata import RunData
+from fedloom.experiment.report.tables import (
     Format,
-    Sample,
-    Table,
+    ReportTable,
+    SeedStats,
     as_count,
     as_number,
     as_percent,
-    assemble,
     column,
+    group_table,
+    words,
 )
 from fedloom.metrics import Direction, best_round, final_smoothed, summary
 
 EMA = 0.9
 
-Figure = Callable[[Run, str], float | None]
-"""One number for a metric of a run."""
+
+@dataclass(frozen=True)
+class Scope:
+    """One way to evaluate, and the names of its metrics."""
+
+    name: str
+    title: str
+    accuracy: str
+    loss: str
 
 
-def names(groups: Sequence[Group]) -> list[Cell]:
-    """The first column: every group with its line."""
-    return [Cell(member.label, style=member.style) for member in groups]
+SCOPES = (
+    Scope("global", "Server model on the common test set", "global/accuracy", "global/loss"),
+    Scope(
+        "clients",
+        "Deployed models on the clients' own test data, mean over clients",
+        "clients/accuracy/mean",
+        "clients/loss/mean",
+    ),
+    Scope("average", "Average of all clients' last models", "average/accuracy", "average/loss"),
+    Scope("ctm", "Each new task before it is learnt, mean over the tasks so far", "ctm/accuracy/mean", "ctm/loss/mean"),
+    Scope("ltm", "All tasks so far", "ltm/accuracy", "ltm/loss"),
+    Scope("training", "Server model on all training data", "global/train_accuracy", "global/train_loss"),
+    Scope("train", "Clients during their local training", "train/accuracy", "train/loss"),
+)
+
+_LEVEL = re.compile(r"(global|average|clients)/([^/]+)/accuracy(?:/mean)?")
+_OF_LEVEL = {
+    "global": "Server model of level {} on the common test set",
+    "clients": "Deployed models of the clients of level {} on their own test data, mean over clients",
+    "average": "Average of the last models of the clients of level {}",
+}
 
 
-def rounds_done(run: Run) -> str:
+def _levels(groups: Sequence[RunGroup], scope: Scope) -> list[Scope]:
+    """The evaluations of single levels' networks, where clients train networks of different size."""
+    found = []
+    for key in dict.fromkeys(key for run in all_runs(groups) for row in run.rows for key in row):
+        if (match := _LEVEL.fullmatch(key)) and match[1] == scope.name:
+            title = _OF_LEVEL[scope.name].format(match[2].replace("_", " "))
+            name = f"{scope.name}_" + re.sub(r"\W+", "_", match[2])
+            found.append(Scope(name, title, key, key.replace("/accuracy", "/loss")))
+    return found
+
+
+def scopes(groups: Sequence[RunGroup]) -> list[Scope]:
+    """The evaluations of which there is anything to show.
+
+    In front is what to read first: the clients' models if any run's summary names them as its headline, else the
+    server's.
+    """
+    personal = any(str(run.summary.get("headline", "")).startswith("clients/") for run in all_runs(groups))
+    ordered = sorted(SCOPES, key=lambda scope: scope.name != ("clients" if personal else "global"))
+    every = [scope for head in ordered for scope in (head, *_levels(groups, head))]
+    return [scope for scope in every if has(groups, scope.accuracy) or has(groups, scope.loss)]
+
+
+def per_run(groups: Sequence[RunGroup], figure: Callable[[RunData], float | None]) -> list[SeedStats]:
+    """One figure of every run, group by group."""
+    return [SeedStats([figure(run) for run in member.runs]) for member in groups]
+
+
+def rounds_done(run: RunData) -> str:
     """Rounds on record, and of how many when some are missing.
 
     Runs stop early on purpose too, so a finished run shows what it did.
     """
     planned = run.number("rounds")
-    if planned and not run.finished and run.last_round < planned:
+    if planned and not run.summary and run.last_round < planned:
         return f"{run.last_round} of {planned:.0f}"
     return str(run.last_round)
 
 
-def _rounds(groups: Sequence[Group]) -> list[Cell]:
-    return [Cell(", ".join(dict.fromkeys(rounds_done(run) for run in member.runs))) for member in groups]
-
-
-def final(run: Run, key: str) -> float | None:
+def final(run: RunData, key: str) -> float | None:
     """The last recorded value, NaN if that is what the run wrote."""
-    values = run.curve(key)[1]
-    return float(values[-1]) if len(values) else None
+    values = run.curve(key)
+    return float(values.iloc[-1]) if len(values) else None
 
 
-def _best(run: Run, key: str, direction: Direction) -> float | None:
-    rounds, values = run.curve(key)
-    found = best_round(values, rounds, direction)
+def _best(run: RunData, key: str, direction: Direction) -> float | None:
+    values = run.curve(key)
+    found = best_round(values.to_numpy(), values.index.to_numpy(), direction)
     return found[1] if found else None
 
 
-def _smoothed(run: Run, key: str) -> float | None:
-    rounds, values = run.curve(key)
-    found = final_smoothed(values, rounds, EMA)
+def _smoothed(run: RunData, key: str) -> float | None:
+    values = run.curve(key)
+    found = final_smoothed(values.to_numpy(), values.index.to_numpy(), EMA)
     return found[1] if found else None
 
-
-_ACCURACY: tuple[tuple[str, Figure], ...] = (
-    ("final round", final),
-    ("best round", lambda run, key: _best(run, key, "max")),
-    (f"EMA {EMA:g}", _smoothed),
-)
-
-_LOSS: tuple[tuple[str, Figure], ...] = (
-    ("final round", final),
-    ("best round", lambda run, key: _best(run, key, "min")),
-)
 
 _NOTE = (
     "Mean ± sample standard deviation over seeds; the best mean of a column is bold. The final round is the last one "
     "evaluated, and is the result. The best round was chosen on the evaluation itself and is optimistic. "
-    f"EMA {EMA:g} is the moving average s ← {EMA:g} s + {1 - EMA:.1g} v over the evaluated rounds, at the last one."
+    f"EMA {EMA:g} is the moving average s ← {EMA:g} s + {1 - EMA:.1g} v over the evaluated rounds, at the last one. "
+    "Left out: the share of client updates that were lost or refused."
 )
 
 
-def _final_table(groups: Sequence[Group], scope: Scope) -> Table:
-    seeds = [Cell(str(len(member.runs))) for member in groups]
-    header, spans, cells = ["method", "seeds", "rounds"], [("", 3)], [names(groups), seeds, _rounds(groups)]
-    parts: tuple[tuple[str, str, tuple[tuple[str, Figure], ...], Format, Direction], ...] = (
-        ("accuracy, %", scope.accuracy, _ACCURACY, as_percent, "max"),
-        ("loss", scope.loss, _LOSS, as_number, "min"),
-    )
-    for title, key, figures, form, direction in parts:
-        if has(groups, key):
-            spans.append((title, len(figures)))
-            for name, figure in figures:
-                header.append(name)
-                cells.append(column([Sample([figure(run, key) for run in g.runs]) for g in groups], form, direction))
-    return Table(f"final_{scope.name}", scope.title, header, assemble(*cells), spans, _NOTE)
+def final_table(groups: Sequence[RunGroup], scope: Scope) -> ReportTable:
+    """Accuracy and loss of one evaluation in the final round, in the best one, and smoothed; updates left out."""
+    rounds = [", ".join(dict.fromkeys(rounds_done(run) for run in member.runs)) for member in groups]
+    columns = [words("seeds", [str(len(member.runs)) for member in groups]), words("rounds", rounds)]
+    accuracy, loss, over = scope.accuracy, scope.loss, "accuracy, %"
+    if has(groups, accuracy):
+        columns += [
+            column("final round", per_run(groups, lambda run: final(run, accuracy)), as_percent, "max", over=over),
+            column(
+                "best round", per_run(groups, lambda run: _best(run, accuracy, "max")), as_percent, "max", over=over
+            ),
+            column(f"EMA {EMA:g}", per_run(groups, lambda run: _smoothed(run, accuracy)), as_percent, "max", over=over),
+        ]
+    if has(groups, loss):
+        columns += [
+            column("final round", per_run(groups, lambda run: final(run, loss)), as_number, "min", over="loss"),
+            column("best round", per_run(groups, lambda run: _best(run, loss, "min")), as_number, "min", over="loss"),
+        ]
+    if any(run.share_left_out is not None for run in all_runs(groups)):
+        shares = per_run(groups, lambda run: run.share_left_out)
+        columns.append(column("left out, %", shares, as_percent, spread=False))
+    return group_table(groups, f"final_{scope.name}", scope.title, columns, _NOTE)
 
 
-def final_tables(groups: Sequence[Group]) -> list[Table]:
-    """One table for each evaluation: accuracy and loss in the final round, in the best one, and smoothed."""
-    return [_final_table(groups, scope) for scope in scopes(groups)]
+def final_tables(groups: Sequence[RunGroup]) -> list[ReportTable]:
+    """One table for each evaluation."""
+    return [final_table(groups, scope) for scope in scopes(groups)]
 
 
 _FAIRNESS: tuple[tuple[str, str, Direction], ...] = (
@@ -118,33 +166,64 @@ _FAIRNESS: tuple[tuple[str, str, Direction], ...] = (
 )
 
 
-def client_figures(run: Run) -> dict[str, float]:
+def _fairness(run: RunData) -> dict[str, float]:
     """Fairness of the last evaluated round; empty when the run has no clients.parquet or nobody has an accuracy."""
-    if not run.clients:
+    if not len(run.clients) or not np.isfinite(run.clients["accuracy"].astype(float)).any():
         return {}
-    values = np.asarray(run.clients["accuracy"], dtype=np.float64)
-    if not np.isfinite(values).any():
-        return {}
-    return summary(values, np.asarray(run.clients["n"], dtype=np.float64) if "n" in run.clients else None)
+    samples = run.clients["n"].to_numpy(np.float64) if "n" in run.clients else None
+    return summary(run.clients["accuracy"].to_numpy(np.float64), samples)
 
 
-def fairness_table(groups: Sequence[Group]) -> Table | None:
+def fairness_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     """How evenly accuracy is spread over clients in the last evaluated round."""
-    figures = [[client_figures(run) for run in member.runs] for member in groups]
-    if not any(f for of_group in figures for f in of_group):
+    figures = {run.path: _fairness(run) for run in all_runs(groups)}
+    if not any(figures.values()):
         return None
-
-    def samples(name: str) -> list[Sample]:
-        return [Sample([f.get(name) for f in of_group]) for of_group in figures]
-
-    cells = [column(samples(name), as_percent, better) for name, _, better in _FAIRNESS]
-    return Table(
+    columns = [column("clients", per_run(groups, lambda run: figures[run.path].get("clients")), as_count, spread=False)]
+    for key, title, better in _FAIRNESS:
+        stats = per_run(groups, lambda run, key=key: figures[run.path].get(key))
+        columns.append(column(title, stats, as_percent, better))
+    return group_table(
+        groups,
         "fairness",
         "Accuracy of the clients in the last evaluated round, in per cent",
-        ["method", "clients", *(title for _, title, _ in _FAIRNESS)],
-        assemble(names(groups), column(samples("clients"), as_count, None, spread=False), *cells),
-        note="Computed from clients.parquet for each run, then mean ± sample standard deviation over seeds. The "
-        "weighted mean weighs clients by their samples; std is over clients (population); worst and best 10 % are "
-        "means over max(1, ⌊0.1 K⌋) clients; the parity gap is best minus worst client. Clients without test samples "
-        "are left out.",
+        columns,
+        "Computed from clients.parquet for each run, then mean ± sample standard deviation over seeds. The weighted "
+        "mean weighs clients by their samples; std is over clients (population); worst and best 10 % are means over "
+        "max(1, ⌊0.1 K⌋) clients; the parity gap is best minus worst client. Clients without test samples are left "
+        "out.",
+    )
+
+
+_SYNTHETIC: tuple[tuple[str, str, Format, Direction | None], ...] = (
+    ("accuracy, %", "synthetic/accuracy", as_percent, "max"),
+    ("clients, %", "synthetic/clients/accuracy/mean", as_percent, "max"),
+    ("recognised, %", "synthetic/recognised", as_percent, "max"),
+    ("FID", "synthetic/fid", as_number, "min"),
+    ("KID", "synthetic/kid", as_number, "min"),
+    ("diversity", "synthetic/diversity", as_number, None),
+    ("coverage, %", "synthetic/coverage", as_percent, "max"),
+    ("copies, %", "synthetic/copies", as_percent, None),
+)
+
+
+def synthetic_table(groups: Sequence[RunGroup]) -> ReportTable | None:
+    """The last evaluation of each group's synthetic sets; None where none was evaluated."""
+    found = [member for member in groups if any(has([member], key) for _, key, *_ in _SYNTHETIC)]
+    columns = [
+        column(title, per_run(found, lambda run, key=key: final(run, key)), form, better)
+        for title, key, form, better in _SYNTHETIC
+        if has(found, key)
+    ]
+    if not columns:
+        return None
+    return group_table(
+        found,
+        "synthetic",
+        "Synthetic sets, in the last round in which they were judged",
+        columns,
+        "Accuracy: of a fresh classifier trained on the set, on the common test set and on the clients' own test "
+        "samples. Recognised: by a classifier trained on real data, on whose features FID, KID and coverage rest. "
+        "Diversity: mean distance within a class, synthetic over real. Copies: samples nearer to training data than "
+        "99 % of fresh ones are.",
     )

@@ -1,0 +1,72 @@
+"""Templates that escape every text from a run: HTML by autoescape, LaTeX by a function on every expression."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from fedloom.experiment.report.tables import ReportTable
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    **{letter: f"\\{letter}" for letter in "{}&%$#_"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "÷": r"$\div$",
+    "←": r"$\leftarrow$",
+    "⌊": r"$\lfloor$",
+    "⌋": r"$\rfloor$",
+    "–": "--",
+    "“": "``",
+    "”": "''",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    "…": r"\ldots{}",
+}
+
+
+def latex_escape(value: Any) -> str:
+    r"""Write a value so that LaTeX prints it as it stands; text that a template calls safe is left alone.
+
+    >>> print(latex_escape("50 % of_x ± 1"))
+    50 \% of\_x $\pm$ 1
+    """
+    if isinstance(value, Markup):
+        return value
+    text = str(value)
+    inside = " ".join(text.split()) or " " * bool(text)
+    return inside.translate(str.maketrans(_LATEX))
+
+
+def _environment(**settings: Any) -> Environment:
+    loader = PackageLoader("fedloom.experiment.report")
+    return Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, **settings)
+
+
+def page(**content: Any) -> str:
+    """Render the page from its title, conditions, groups and sections."""
+    environment = _environment(autoescape=True)
+    environment.filters["data_uri"] = lambda png: "data:image/png;base64," + base64.b64encode(png).decode()
+    return environment.get_template("report.html").render(content)
+
+
+def latex(tables: Sequence[ReportTable]) -> str:
+    r"""Render all tables as one file to ``\input``; it needs the package booktabs."""
+    environment = _environment(
+        finalize=latex_escape,
+        block_start_string="<%",
+        block_end_string="%>",
+        variable_start_string="<<",
+        variable_end_string=">>",
+        comment_start_string="<#",
+        comment_end_string="#>",
+    )
+    return environment.get_template("tables.tex").render(tables=tables)
