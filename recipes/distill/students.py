@@ -36,9 +36,9 @@ import numpy as np
 from fedloom.core.errors import FedLoomError
 from fedloom.data import sources
 from fedloom.experiment.console import LineProgress, make_console
+from fedloom.experiment.rundir import RunDirectory
 from fedloom.models import models
 from fedloom.tasks.distill import Distillation, Distiller, Splits, Training, ce, disk, kd, simkd, simkd_disk
-from fedloom.tasks.distill.picture import history, summary
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from pages import machine, notes, read, rounded, table, write
@@ -132,12 +132,12 @@ def collect(runs: Path, seeds: Sequence[int], stored: dict[str, Any]) -> dict[st
     found = {"command": "python recipes/distill/students.py", "notes": [], "runs": {}} | stored
     for name in CASES:
         for seed in seeds:
-            about = summary(place(runs, name, seed))
+            directory = RunDirectory(place(runs, name, seed))
+            about, records = directory.summary(), directory.metrics()
             if about.get("status") != "finished":
                 continue
-            curve = [(r["passes"], rounded(r["global/accuracy"])) for r in history(place(runs, name, seed))
-                     if "global/accuracy" in r]  # fmt: skip
-            last = history(place(runs, name, seed))[-1]
+            curve = [(r["passes"], rounded(r["global/accuracy"])) for r in records if "global/accuracy" in r]
+            last = records[-1]
             found["runs"].setdefault(name, {})[str(seed)] = {
                 "accuracy": rounded(about["selected"]["accuracy"]),
                 "best_on_test": rounded(about["as_published"]["accuracy"]),
@@ -276,14 +276,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         teacher(splits, args.epochs).run(known, resume=True, progress=seen)
         for name, seed in ((name, seed) for seed in args.seeds for name in args.only):
             case, where = CASES[name], place(args.runs, name, seed)
-            if summary(where).get("status") == "finished":
+            if RunDirectory(where).summary().get("status") == "finished":
                 continue
             start = place(args.runs, "as published/CE", seed) if not case.equal and case.method.warm else None
-            if start is not None and summary(start).get("status") != "finished":
+            if start is not None and RunDirectory(start).summary().get("status") != "finished":
                 student(CASES["as published/CE"], splits, known, seed, None, args.short).run(start, resume=True)
             student(case, splits, known, seed, start, args.short).run(where, resume=True, cache=args.runs / "answers")
             report(args.runs, args.out, args.seeds, {"machine": machine()})
-            print(f"{name}, seed {seed}: {json.dumps(summary(where)['selected'])}", flush=True)
+            print(f"{name}, seed {seed}: {json.dumps(RunDirectory(where).summary()['selected'])}", flush=True)
     except FedLoomError as error:
         print(error, file=sys.stderr)
         return 2

@@ -32,6 +32,7 @@ from typing import Any
 from fedloom.core.errors import FedLoomError
 from fedloom.data import sources
 from fedloom.experiment.console import make_console, make_progress
+from fedloom.experiment.rundir import RunDirectory
 from fedloom.models import models
 from fedloom.tasks.distill import (
     Distillation,
@@ -46,7 +47,6 @@ from fedloom.tasks.distill import (
     simkd,
     simkd_disk,
 )
-from fedloom.tasks.distill.picture import summary
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from pages import machine, notes, read, rounded, table, write
@@ -172,7 +172,7 @@ def experiment(args: argparse.Namespace, column: str, names: tuple[str, str], sp
 
 def trained(out: Path, made: Distillation, label: str) -> Path:
     """The run directory, in which the run is made or goes on."""
-    if summary(out).get("status") != "finished":
+    if RunDirectory(out).summary().get("status") != "finished":
         with make_progress(make_console()) as progress:
             progress.label = label
             made.run(out, resume=True, progress=progress)
@@ -199,7 +199,7 @@ def cells(args: argparse.Namespace, page: Page, splits: Splits, pair: tuple[str,
 
 def accuracy(out: Path, as_published: bool) -> float:
     """The reported accuracy of a run."""
-    return float(summary(out)["as_published" if as_published else "selected"]["accuracy"])
+    return float(RunDirectory(out).summary()["as_published" if as_published else "selected"]["accuracy"])
 
 
 def markdown(page: Page, title: str, results: dict[str, Any]) -> str:

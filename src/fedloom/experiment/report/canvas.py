@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -112,6 +113,13 @@ def draw_line(axes: Axes, style: LineStyle, x: Floats, y: Floats) -> None:
     )
 
 
+def mark_level(axes: Axes, value: float, name: str, theme: Theme) -> None:
+    """Draw a dashed horizontal line with its name at the left."""
+    axes.axhline(value, color=theme.muted, linewidth=1, linestyle=(0, (4, 3)))
+    place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "xytext": (3, 3), "textcoords": "offset points"}
+    axes.annotate(name, (0, value), fontsize=8.5, color=theme.muted, **place)
+
+
 def _fill(axes: Axes, groups: Sequence[RunGroup], panel: Panel, theme: Theme) -> None:
     """Draw every group's mean and, over several seeds, its band; mark the target."""
     dress(axes, theme, panel.x, panel.y, panel.title)
@@ -137,16 +145,7 @@ def _fill(axes: Axes, groups: Sequence[RunGroup], panel: Panel, theme: Theme) ->
     else:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     if panel.target is not None:
-        axes.axhline(panel.target, color=theme.muted, linewidth=1, linestyle=(0, (4, 3)))
-        axes.annotate(
-            "target",
-            (0, panel.target),
-            xycoords=("axes fraction", "data"),
-            xytext=(3, 3),
-            textcoords="offset points",
-            fontsize=8.5,
-            color=theme.muted,
-        )
+        mark_level(axes, panel.target, "target", theme)
 
 
 def panels(

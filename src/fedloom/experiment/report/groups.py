@@ -15,7 +15,9 @@ from fedloom.experiment.report.rundata import RunData, load
 from fedloom.experiment.report.style import LineStyle, line_styles
 from fedloom.metrics import Direction
 
-PROVENANCE = ("out", "resume", "versions", "git", "machine", "checkpoint", "states", "client_state", "track", "trackers")
+PROVENANCE = frozenset(
+    "out resume version versions git machine checkpoint states client_state track trackers".split()
+)
 """First parts of keys that say where and with what a run was made and kept, not what it was."""
 
 ABSENT = "–"
@@ -67,6 +69,13 @@ def group(runs: Sequence[RunData]) -> list[RunGroup]:
         RunGroup(label, run.method, tuple(found), style)
         for label, run, found, style in zip(_labels(first), first, together, styles, strict=True)
     ]
+
+
+def labelled(runs: Sequence[tuple[str, Path]]) -> list[RunGroup]:
+    """A group for each run directory, under a given label; what stands before a comma in it chooses the colour."""
+    methods = [label.partition(",")[0] for label, _ in runs]
+    every = zip(runs, methods, line_styles(methods), strict=True)
+    return [RunGroup(label, method, (load(path),), style) for (label, path), method, style in every]
 
 
 def read(run_dirs: Sequence[Path]) -> list[RunGroup]:

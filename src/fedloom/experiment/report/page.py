@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from fedloom.core.errors import FedLoomError
 from fedloom.experiment.report import overview, render
 from fedloom.experiment.report.canvas import Drawing, png
 from fedloom.experiment.report.clients import (
@@ -69,14 +68,6 @@ class Section:
         return bool(self.tables or self.figures or self.text or self.folded or self.remarks or self.source)
 
 
-def _write(path: Path, content: bytes | str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-    except OSError as error:
-        raise FedLoomError(f"the report cannot be written to {path}: {error.strerror or error}.") from error
-
-
 @dataclass
 class _Figures:
     """Draws figures into a directory, and keeps them for the page."""
@@ -86,7 +77,7 @@ class _Figures:
 
     def draw(self, section: str, name: str, heading: str, caption: str, drawing: Drawing) -> None:
         light = png(drawing)
-        _write(self.out / f"{name}.png", light)
+        render.write(self.out / f"{name}.png", light)
         self.made.setdefault(section, []).append(ReportFigure(heading, caption, light, png(drawing, DARK)))
 
 
@@ -207,18 +198,17 @@ def build(run_dirs: Sequence[Path], out: Path, title: str = "Comparison of runs"
         Section("citations", "Citations", source=overview.citations(groups)),
     ]
     tables = [*results, *costs, *clients]
-    _write(out / "tables.tex", render.latex(tables))
+    render.write(out / "tables.tex", render.latex(tables))
     for table in [*tables, runs]:
-        _write(out / "tables" / f"{table.name}.csv", table.csv())
-    content = render.page(
+        render.write(out / "tables" / f"{table.name}.csv", table.csv())
+    page = render.page(
         title=title,
         sentence=overview.sentence(groups),
         conditions=overview.conditions(groups),
         groups=groups,
         sections=[section for section in sections if section.present],
     )
-    _write(out / "report.html", content)
-    return out / "report.html"
+    return render.write(out / "report.html", page)
 
 
 def comparison_picture(run_dirs: Sequence[Path], path: Path) -> Path:
@@ -234,6 +224,4 @@ def comparison_picture(run_dirs: Sequence[Path], path: Path) -> Path:
     Raises:
         FedLoomError: when a directory is not a run directory, or the picture cannot be written.
     """
-    groups = read(run_dirs)
-    _write(Path(path), png(partial(comparison, groups)))
-    return Path(path)
+    return render.write(Path(path), png(partial(comparison, read(run_dirs))))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from fedloom.core.errors import FedLoomError
+from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.report.tables import ReportTable
 
 _LATEX = {
@@ -44,6 +47,20 @@ def latex_escape(value: Any) -> str:
     text = str(value)
     inside = " ".join(text.split()) or " " * bool(text)
     return inside.translate(str.maketrans(_LATEX))
+
+
+def write(path: Path, content: bytes | str) -> Path:
+    """Write a file of a report whole, making its folder if need be.
+
+    Raises:
+        FedLoomError: if it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise FedLoomError(f"the report cannot be written to {path}: {error.strerror or error}.") from error
+    return path
 
 
 def _environment(**settings: Any) -> Environment:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
 import pandas as pd
-from omegaconf import OmegaConf
 
 from fedloom.core.errors import FedLoomError
+from fedloom.experiment.rundir import RunDirectory
 
 _PYTHON_KEYS = {
     "sampling.participation": "participation",
@@ -47,12 +46,12 @@ class RunData:
     path: Path
     config: Mapping[str, Any]
     facts: Mapping[str, Any]
-    rows: tuple[Mapping[str, Any], ...]
+    rows: Sequence[Mapping[str, Any]]
     summary: Mapping[str, Any]
     clients: pd.DataFrame
     mixing: pd.DataFrame
     citations: str
-    notes: tuple[str, ...]
+    notes: Sequence[str]
 
     @property
     def name(self) -> str:
@@ -131,16 +130,6 @@ def flatten(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except Exception as error:  # YAML and OmegaConf errors share no base
-        raise FedLoomError(f"{path} cannot be read as a configuration: {_first_line(error)}.") from error
-    if not isinstance(found, Mapping):
-        raise FedLoomError(f"{path} holds no settings: it should be a mapping of names to values.")
-    return flatten(found)
-
-
 def _settings(flat: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split settings from facts. A run that was started from Python has no settings: its facts stand in for them."""
     facts = {key.removeprefix("identity."): value for key, value in flat.items() if key.startswith("identity.")}
@@ -151,53 +140,11 @@ def _settings(flat: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return config, facts
 
 
-def _rows(path: Path, notes: list[str]) -> tuple[dict[str, Any], ...]:
-    """Rounds in order; of a round written twice (before and after a resume) the later one."""
-    by_round: dict[int, dict[str, Any]] = {}
-    broken = 0
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            by_round[int(row["round"])] = row
-        except (ValueError, TypeError, KeyError, OverflowError):
-            broken += 1
-    if broken:
-        notes.append(f"{broken} line{'s' if broken > 1 else ''} of metrics.jsonl could not be read and left out.")
-    return tuple(by_round[r] for r in sorted(by_round))
-
-
-def _summary(path: Path, notes: list[str]) -> dict[str, Any]:
-    if not path.is_file():
-        notes.append("There is no summary.json: the run is not finished.")
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except ValueError:
-        found = None
-    if isinstance(found, dict):
-        return found
-    notes.append("summary.json could not be read.")
-    return {}
-
-
-def _parquet(path: Path, needed: set[str], notes: list[str]) -> pd.DataFrame:
-    if not path.is_file():
-        return pd.DataFrame()
-    try:
-        found = pd.read_parquet(path)
-    except Exception as error:  # a file that is still being written has no footer
-        notes.append(f"{path.name} could not be read: {_first_line(error)}.")
-        return pd.DataFrame()
-    if missing := sorted(needed - set(found.columns)):
-        notes.append(f"{path.name} has no column {', '.join(missing)}.")
-        return pd.DataFrame()
-    return found
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+def _table(columns: Mapping[str, Any], name: str, needed: set[str], notes: list[str]) -> pd.DataFrame:
+    missing = sorted(needed - columns.keys()) if columns else []
+    if missing:
+        notes.append(f"{name}.parquet has no column {', '.join(missing)}.")
+    return pd.DataFrame({} if missing else columns)
 
 
 def load(path: Path) -> RunData:
@@ -219,18 +166,17 @@ def load(path: Path) -> RunData:
     for name in ("config.yaml", "metrics.jsonl"):
         if not (path / name).is_file():
             raise FedLoomError(f"{path} is not a run directory: {name} is missing.")
-    notes: list[str] = []
-    clients = _parquet(path / "clients.parquet", {"round", "client", "accuracy"}, notes)
-    bib = path / "citations.bib"
-    config, facts = _settings(_config(path / "config.yaml"))
+    directory = RunDirectory(path)
+    config, facts = _settings(flatten(directory.config()))
+    clients = _table(directory.clients(), "clients", {"round", "client", "accuracy"}, directory.notes)
     return RunData(
         path=path,
         config=config,
         facts=facts,
-        rows=_rows(path / "metrics.jsonl", notes),
-        summary=_summary(path / "summary.json", notes),
+        rows=directory.metrics(),
+        summary=directory.summary(),
         clients=clients.loc[clients["round"] == clients["round"].max()] if len(clients) else clients,
-        mixing=_parquet(path / "mixing.parquet", {"round", "client", "p"}, notes),
-        citations=bib.read_text(encoding="utf-8", errors="replace") if bib.is_file() else "",
-        notes=tuple(notes),
+        mixing=_table(directory.mixing(), "mixing", {"round", "client", "p"}, directory.notes),
+        citations=directory.citations(),
+        notes=directory.notes,
     )

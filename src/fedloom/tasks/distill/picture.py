@@ -1,19 +1,20 @@
-"""A picture of runs: test accuracy against student passes, and the guide's g on right and wrong samples."""
+"""A figure of distillation runs: test accuracy against student passes, and the guide's g on right and wrong samples."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from fedloom.experiment.atomic import write_whole
-from fedloom.experiment.report.canvas import dress, figure, percent, plain, png, title
-from fedloom.experiment.report.palette import LIGHT, styles
+from fedloom.experiment.report.canvas import draw_line, dress, figure, legend, mark_level, percent, png
+from fedloom.experiment.report.groups import RunGroup, labelled
+from fedloom.experiment.report.render import write
+from fedloom.experiment.report.style import Theme
 from fedloom.experiment.rundir import RunDirectory
-
-BINS = 20
 
 
 def picture(runs: Sequence[tuple[str, Path]], path: Path) -> Path:
@@ -23,41 +24,34 @@ def picture(runs: Sequence[tuple[str, Path]], path: Path) -> Path:
         runs: a label and the directory of each.
         path: where it goes; its folder is made.
     """
-    helped = [(label, found) for label, where in runs if (found := guidance(where)) is not None]
-    made = figure(6.4 + 3.8 * len(helped), 3.8, LIGHT)
-    panels = made.subplots(1, 1 + len(helped), squeeze=False, width_ratios=[1.6, *[1.0] * len(helped)])[0]
-    curves = panels[0]
-    dress(curves, LIGHT, "student passes over the data", "test accuracy")
-    title(curves, "Accuracy", LIGHT)
+    return write(path, png(partial(_drawing, labelled(runs))))
+
+
+def _drawing(groups: Sequence[RunGroup], theme: Theme) -> Figure:
+    guides = [(g.label, table) for g in groups if (table := RunDirectory(g.runs[0].path).table("guide"))]
+    made = figure(6.4 + 3.8 * len(guides), 4.1, theme)
+    curves, *histograms = made.subplots(1, 1 + len(guides), squeeze=False, width_ratios=[1.6, *[1.0] * len(guides)])[0]
+    dress(curves, theme, "student passes over the data", "test accuracy", "Accuracy")
     percent(curves)
-    looks = styles([label.partition(",")[0] for label, _ in runs])
-    taught: float | None = None
-    for (label, where), style in zip(runs, looks, strict=True):
-        points = [(r["passes"], r["global/accuracy"]) for r in RunDirectory(where).metrics() if "global/accuracy" in r]
-        dashes: Any = style.dash or (None, None)
-        curves.plot(*zip(*points, strict=True), color=style.colour, dashes=dashes, label=plain(label), linewidth=1.6)
-        taught = taught or (RunDirectory(where).summary().get("teacher") or {}).get("accuracy")
-        chosen = RunDirectory(where).summary().get("selected")
-        if chosen:
-            curves.plot([chosen["passes"]], [chosen["accuracy"]], "o", color=style.colour, markersize=5)
-    if taught is not None:
-        curves.axhline(taught, color=LIGHT.muted, linewidth=1, linestyle=":", label="teacher")
-    curves.legend(frameon=False, fontsize=8.5, labelcolor=LIGHT.text, loc="lower right")
-    for (label, (g, right)), panel in zip(helped, panels[1:], strict=True):
-        dress(panel, LIGHT, "g", "share of samples")
-        title(panel, plain(f"Guide of {label}"), LIGHT)
-        percent(panel)
+    curves.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for member in groups:
+        run = member.runs[0]
+        accuracy = run.curve("global/accuracy")
+        passes = run.curve("passes").reindex(accuracy.index)
+        draw_line(curves, member.style, passes.to_numpy(), accuracy.to_numpy())
+        if chosen := run.summary.get("selected"):
+            curves.plot(chosen["passes"], chosen["accuracy"], "*", color=member.style.colour, markersize=11)
+    teachers = [g.runs[0].summary["teacher"]["accuracy"] for g in groups if g.runs[0].summary.get("teacher")]
+    if teachers:
+        mark_level(curves, teachers[0], "teacher", theme)
+    for (label, table), axes in zip(guides, histograms, strict=True):
+        dress(axes, theme, "g", "share of samples", f"Guide of {label}")
+        percent(axes)
+        g, right = table["g"], table["right"]
         for mask, name, colour in ((right, "student is right", "#0072B2"), (~right, "student is wrong", "#D55E00")):
             if mask.any():
                 share = np.full(mask.sum(), 1 / mask.sum())
-                panel.hist(g[mask], bins=BINS, range=(0, 1), weights=share, alpha=0.6, color=colour, label=name)
-        panel.legend(frameon=False, fontsize=8.5, labelcolor=LIGHT.text)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, png(made))
-    return path
-
-
-def guidance(where: Path) -> tuple[np.ndarray, np.ndarray] | None:
-    """g [N] of a run's guide, and whether the student is right [N], if it has a guide."""
-    table = RunDirectory(where).table("guide")
-    return (table["g"], table["right"]) if table else None
+                axes.hist(g[mask], bins=20, range=(0, 1), weights=share, alpha=0.6, color=colour, label=name)
+        axes.legend(frameon=False, fontsize=8.5, labelcolor=theme.text)
+    legend(made, groups, theme)
+    return made

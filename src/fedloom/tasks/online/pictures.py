@@ -1,15 +1,16 @@
-"""Pictures of online runs: CTM and LTM against tasks, and what is kept of them."""
+"""Figures of online runs: CTM and LTM against tasks, and what is kept of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from fedloom.experiment.atomic import write_whole
-from fedloom.experiment.report.canvas import dress, figure, percent, plain, png, title
-from fedloom.experiment.report.palette import LIGHT, styles
-from fedloom.experiment.rundir import RunDirectory
+import pandas as pd
+
+from fedloom.experiment.report.canvas import Panel, panels, png
+from fedloom.experiment.report.groups import RunGroup, band, labelled
+from fedloom.experiment.report.render import write
 from fedloom.tasks.online.metrics import smoothed
 
 
@@ -20,27 +21,22 @@ def picture(runs: Sequence[tuple[str, Path]], path: Path) -> Path:
         runs: a label and the directory of each.
         path: where it goes; its folder is made.
     """
-    found = [(label, RunDirectory(directory).metrics()) for label, directory in runs]
-    window = max(1, max((len(records) for _, records in found), default=1) // 10)
-    made = figure(12.5, 3.6, LIGHT)
-    current, long, kept = made.subplots(1, 3)
-    dress(current, LIGHT, "tasks", "accuracy")
-    title(current, f"New task, before it is learnt (CTM, mean of {window})", LIGHT)
-    dress(long, LIGHT, "tasks", "accuracy")
-    title(long, "All tasks so far (LTM)", LIGHT)
-    dress(kept, LIGHT, "tasks", "MB")
-    title(kept, "Task data kept", LIGHT)
-    percent(current)
-    percent(long)
-    for (label, records), style in zip(found, styles([label for label, _ in runs]), strict=True):
-        look: dict[str, Any] = {"color": style.colour, "dashes": style.dash or (None, None), "linewidth": 1.6}
-        places = [record["round"] for record in records]
-        current.plot(places, smoothed([r["ctm/accuracy"] for r in records], window), **look, label=plain(label))
-        measured = [(r["round"], r["ltm/accuracy"]) for r in records if r.get("ltm/accuracy") is not None]
-        if measured:
-            long.plot(*zip(*measured, strict=True), **look, marker=style.marker, markersize=4)
-        kept.plot(places, [r["memory/task_bytes"] / 1e6 for r in records], **look)
-    current.legend(frameon=False, fontsize=8.5, labelcolor=LIGHT.text)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, png(made))
-    return path
+    groups = labelled(runs)
+    window = max(1, *(len(member.runs[0].rows) // 10 for member in groups))
+
+    def curve(member: RunGroup, key: str, window: int = 1, unit: float = 1) -> pd.DataFrame:
+        values = member.runs[0].curve(key) / unit
+        return band(pd.Series(smoothed(values.tolist(), window), values.index).to_frame())
+
+    row = [
+        Panel(
+            partial(curve, key="ctm/accuracy", window=window),
+            "accuracy",
+            "tasks",
+            f"New task, before it is learnt (CTM, mean of {window})",
+            share=True,
+        ),
+        Panel(partial(curve, key="ltm/accuracy"), "accuracy", "tasks", "All tasks so far (LTM)", share=True),
+        Panel(partial(curve, key="memory/task_bytes", unit=1e6), "MB", "tasks", "Task data kept"),
+    ]
+    return write(path, png(partial(panels, groups, [row], height=3.4, width=4.6)))
