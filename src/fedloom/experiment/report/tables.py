@@ -17,7 +17,7 @@ from fedloom.experiment.report.style import LineStyle
 class Format(Protocol):
     """Writes a number; ``brief`` asks for the fewer digits that a deviation deserves."""
 
-    def __call__(self, value: float, brief: bool = False) -> str: ...  # noqa: D102
+    def __call__(self, value: float, brief: bool = False) -> str: ...
 
 
 def as_percent(value: float, brief: bool = False) -> str:
