@@ -15,9 +15,9 @@ from fedloom.experiment.report.rundata import RunData, load
 from fedloom.experiment.report.style import LineStyle, line_styles
 from fedloom.metrics import Direction
 
-PROVENANCE = frozenset(
-    "out resume version versions git machine checkpoint states client_state track trackers".split()
-)
+_MADE = ("out", "resume", "version", "versions", "git", "machine")
+_KEPT = ("checkpoint", "states", "client_state", "track", "trackers")
+PROVENANCE = (*_MADE, *_KEPT)
 """First parts of keys that say where and with what a run was made and kept, not what it was."""
 
 ABSENT = "–"
