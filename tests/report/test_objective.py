@@ -35,7 +35,7 @@ def stored(where: Path) -> tuple[list[dict], dict[str, np.ndarray]]:
     return records, {name: table[name].to_numpy() for name in table.column_names}
 
 
-@pytest.mark.parametrize("engine", ["serial", "processes", "vmap"])
+@pytest.mark.parametrize("engine", ["serial", "processes"])
 @pytest.mark.parametrize("method", [methods.fedavg(), methods.term(2.0)], ids=lambda m: m.name)
 def test_it_is_the_mixture_of_the_losses_of_received_models(method: Method, engine: str, tmp_path: Path) -> None:
     run(experiment(method, ("clients", "received"), engine=engine), tmp_path / "run")
@@ -72,8 +72,8 @@ def test_a_round_that_nobody_reaches_leaves_gaps_and_no_broken_table(tmp_path: P
 
 def test_no_weight_on_anybody_is_no_objective(tmp_path: Path) -> None:
     class Nobody(Mixing):
-        def coefficients(self, state, cohort):
-            return state, np.zeros(len(cohort.clients))
+        def coefficients(self, state, info):
+            return state, np.zeros(len(info.cohort))
 
     run(experiment(Method("nobody", (CrossEntropy(),), mixing=Nobody()), ("received",)), tmp_path / "run")
     assert [record[OBJECTIVE] for record in stored(tmp_path / "run")[0]] == [None] * 3
