@@ -108,11 +108,9 @@ def test_losses_of_the_received_model_before_work(drift: Drift, engine: str) -> 
 
 def test_losses_mix_the_cohort_that_was_drawn() -> None:
     method = Method("m", LOSS, mixing=ByLoss())
-    machine = _Run(experiment(method), None, 10, 2, ())
-    cohort = np.array([1, 4, 5])
-    _, report = federated_round(
-        machine.plan, Serial(machine.plan, Live), machine.state.server, machine.state.store, cohort
-    )
+    machine, cohort = _Run(experiment(method), None, 10, 2, ()), np.array([1, 4, 5])
+    plan, state = machine.plan, machine.state
+    _, report = federated_round(plan, Serial(plan, Live), state.server, state.store, cohort)
     losses = initial_losses()[cohort]
     np.testing.assert_allclose(report.p, losses / losses.sum(), rtol=0, atol=1e-12)
 

@@ -16,13 +16,15 @@ from helpers.runs import assert_same_run, experiment, theta
 from torch import nn
 
 from fedloom import methods
-from fedloom.core import batches as fetch
-from fedloom.core.client import Plan
+from fedloom.compute import computes
+from fedloom.core.batches import minibatch
+from fedloom.core.context import Batch, Context, Output
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.parts import Batch, Context, Needs, Output, Term
+from fedloom.core.parts import Needs, Term
+from fedloom.core.plan import Plan
 from fedloom.data.augment import pipeline
 from fedloom.engines import engines
 from fedloom.experiment.experiment import Evaluation
@@ -37,10 +39,8 @@ PIPELINES = {
 }
 ENGINES: dict[str, dict[str, Any]] = {
     "processes": {"engine": "processes", "engine_settings": {"workers": 2}},
-    "vmap": {"engine": "vmap", "engine_settings": {"chunk": 4}},
 }
-TOLERANCE = {"processes": None, "vmap": 1e-9}
-LOCAL = Local(epochs=2, batch_size=4, lr=0.1)  # clients' sizes are no multiples of 4: batches are padded under vmap
+LOCAL = Local(epochs=2, batch_size=4, lr=0.1)  # clients' sizes are no multiples of 4
 EVERYTHING = Evaluation(what=("global", "clients", "average", "train"))
 
 
@@ -66,7 +66,7 @@ def train(augment: tuple[Any, ...], out: Path | None = None, resume: bool = Fals
 @pytest.mark.parametrize("kind", PIPELINES)
 def test_engines_augment_alike(kind: str, engine: str) -> None:
     reference = train(PIPELINES[kind])
-    assert_same_run(reference, train(PIPELINES[kind], **ENGINES[engine]), TOLERANCE[engine])
+    assert_same_run(reference, train(PIPELINES[kind], **ENGINES[engine]))
     assert not np.array_equal(theta(reference), theta(train(())))
 
 
@@ -94,32 +94,13 @@ def plan_of(augment: tuple[Any, ...]) -> Plan:
 def test_a_batch_is_a_function_of_seed_round_client_and_step() -> None:
     plan = plan_of(("crop", "flip"))
     rows = plan.data.index[1][:4]
-    one = fetch.single(plan, rows, 1, 0, 0)
-    assert torch.equal(one.x, fetch.single(plan, rows, 1, 0, 0).x)
+    one = minibatch(plan, rows, 1, 0, 0)
+    assert torch.equal(one.x, minibatch(plan, rows, 1, 0, 0).x)
     for client, round, step in ((2, 0, 0), (1, 1, 0), (1, 0, 1)):
-        assert not torch.equal(one.x, fetch.single(plan, rows, client, round, step).x)
-    other = fetch.single(replace(plan, seed=4), rows, 1, 0, 0)
+        assert not torch.equal(one.x, minibatch(plan, rows, client, round, step).x)
+    other = minibatch(replace(plan, seed=4), rows, 1, 0, 0)
     assert not torch.equal(one.x, other.x)
     assert torch.equal(one.y, plan.data.arrays.y[torch.from_numpy(rows)])
-    views = [fetch.stream(plan, 1, 0, 0, view).random(4).tolist() for view in (0, 1)]
-    assert views[0] != views[1]
-
-
-@pytest.mark.parametrize("augment", [(), ("crop", "flip")], ids=["none", "some"])
-def test_padded_batches_hold_the_single_ones(augment: tuple[str, ...]) -> None:
-    plan = plan_of(augment)
-    clients = [0, 3, 5]
-    rows = [plan.data.index[0][:4], plan.data.index[3][:2], plan.data.index[5][:0]]
-    found = fetch.padded(plan, rows, clients, 7, 2)
-    assert "twin" not in found
-    x, y, mask = (found[name] for name in ("x", "y", "mask"))
-    assert mask.tolist() == [[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]]
-    for i, (client, mine) in enumerate(zip(clients, rows, strict=True)):
-        if len(mine):
-            one = fetch.single(plan, mine, client, 7, 2)
-            torch.testing.assert_close(x[i, : len(mine)], one.x, rtol=0, atol=1e-12)
-            assert torch.equal(y[i, : len(mine)], one.y)
-    assert torch.equal(x[2], plan.data.arrays.x[plan.data.index[5][0]].expand_as(x[2]))
 
 
 @dataclass(frozen=True)
@@ -140,19 +121,17 @@ AGREEING = Method("agreeing", (CrossEntropy(), Agreement()))
 def test_a_part_may_ask_for_two_views(engine: str) -> None:
     settings = {"federation": pictures(), "model": conv, "local": LOCAL, "cohort": 5, "augment": PIPELINES["plain"]}
     reference = run(experiment(AGREEING, **settings))
-    assert_same_run(reference, run(experiment(AGREEING, **settings | ENGINES.get(engine, {}))), TOLERANCE.get(engine))
+    assert_same_run(reference, run(experiment(AGREEING, **settings | ENGINES.get(engine, {}))))
     assert not np.array_equal(theta(reference), theta(run(experiment("fedavg", **settings))))
 
 
 def test_two_views_are_two_and_need_an_augmentation() -> None:
     plan = replace(plan_of(("crop", "flip")), method=AGREEING)
     rows = plan.data.index[1][:4]
-    one = fetch.single(plan, rows, 1, 0, 0)
+    one = minibatch(plan, rows, 1, 0, 0)
     assert one.twin is not None
     assert not torch.equal(one.x, one.twin)
-    assert torch.equal(one.x, fetch.single(plan_of(("crop", "flip")), rows, 1, 0, 0).x)  # the first one is as without
-    found = fetch.padded(plan, [rows, plan.data.index[2][:1]], [1, 2], 0, 0)
-    torch.testing.assert_close(found["twin"][0], one.twin, rtol=0, atol=1e-12)
+    assert torch.equal(one.x, minibatch(plan_of(("crop", "flip")), rows, 1, 0, 0).x)  # the first one is as without
     with pytest.raises(ConfigError, match="compares two augmented views, but nothing is augmented"):
         experiment(AGREEING, federation=pictures(), model=conv, augment=())
 
@@ -217,10 +196,10 @@ def test_losses_of_the_received_model_use_the_clients_names(engine: str) -> None
         plan = Plan.of(tanh_net().double(), methods.make("fedavg"), federation.train, LOCAL)
         made = run(experiment("fedavg", federation=federation, rounds=1))
         down = made.snapshot.server.broadcast(plan)
-        worker = engines.make(engine)(plan)
+        worker = engines.make(engine)(plan, computes.make("live"))
         try:
-            down = replace(down, shared={"shared": plan.theta0}, buffers=plan.buffers0)
-            found.append(worker.losses(down, np.arange(len(SIZES))))
+            down = replace(down, theta=plan.theta0, buffers=plan.buffers0)
+            found.append(worker.losses(down, np.arange(len(SIZES)), lambda client: {}))
         finally:
             worker.close()
     assert np.abs(found[0] - found[1]).max() < 1e-12

@@ -17,6 +17,7 @@ from helpers.networks import linear_layers, tanh_net
 from helpers.runs import assert_same_run, assert_same_state, experiment, go
 from helpers.trouble import MARK, guarded, marked, stumble, suicide
 
+from fedloom.compute.live import Live
 from fedloom.core.aggregate import blocks
 from fedloom.core.client import Result
 from fedloom.core.errors import ClientError
@@ -59,14 +60,14 @@ def test_a_client_that_always_kills_its_worker_is_named_and_left_out(name: str, 
 
 def test_a_worker_killed_between_rounds_is_replaced() -> None:
     plan = _Run(experiment("scaffold"), None, 10, 2, ()).plan
-    engine = Processes(plan, workers=2)
+    engine = Processes(plan, Live, workers=2)
     server = _Run(experiment("scaffold"), None, 10, 2, ()).state.server
     down, cohort = server.broadcast(plan), np.arange(len(SIZES))
     state = {"drift": {"c": server.parts["drift"]["c"]}}
 
     def updates() -> list[bytes]:
         folds = engine.run(down, cohort, lambda i: state, np.ones(len(SIZES)))
-        return [fold.sums["update"]["shared"].numpy().tobytes() for fold in folds]
+        return [fold.sums["update"].numpy().tobytes() for fold in folds]
 
     try:
         before = updates()
@@ -75,7 +76,7 @@ def test_a_worker_killed_between_rounds_is_replaced() -> None:
         time.sleep(0.05)
         assert updates() == before
         os.kill(engine.workers[0].process.pid, signal.SIGKILL)
-        losses = engine.losses(down, cohort)
+        losses = engine.losses(down, cohort, lambda i: state)
         assert losses.shape == (len(SIZES),)
         assert np.isfinite(losses).all()
     finally:
@@ -95,7 +96,6 @@ def test_blocks_of_several_clients_have_the_bits_of_serial(method: str) -> None:
     assert VICTIM in {f.client for f in reference.failures}
     for workers in (1, 3):
         assert_same_run(reference, go(method, engine="processes", engine_settings={"workers": workers}, **settings))
-    assert_same_run(reference, go(method, engine="vmap", engine_settings={"chunk": 16}, **settings), 1e-9)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -136,11 +136,11 @@ def test_two_clients_of_a_block_that_kill_their_workers_are_both_named(tmp_path:
 
 def test_a_round_that_is_given_up_leaves_nothing_to_the_next() -> None:
     machine = _Run(experiment("scaffold", federation=classes(MANY)), None, 10, 2, ())
-    engine, server, cohort = Processes(machine.plan, workers=2), machine.state.server, np.arange(len(MANY))
+    engine, server, cohort = Processes(machine.plan, Live, workers=2), machine.state.server, np.arange(len(MANY))
 
     def go_round() -> bytes:
         moved, _ = federated_round(machine.plan, engine, server, machine.state.store, cohort)
-        return moved.shared["shared"].numpy().tobytes()
+        return moved.theta.numpy().tobytes()
 
     def interrupt(result: Result) -> None:
         raise KeyboardInterrupt

@@ -32,13 +32,10 @@ MIXED = {
     ),
 }
 
-ENGINES: dict[str, tuple[str, dict[str, Any], float | None]] = {
-    "processes": ("processes", {"workers": 2}, None),
-    "one worker": ("processes", {"workers": 1}, None),
-    "three workers": ("processes", {"workers": 3}, None),
-    "vmap": ("vmap", {}, 1e-9),
-    "vmap chunk=3": ("vmap", {"chunk": 3}, 1e-9),
-    "vmap chunk=1": ("vmap", {"chunk": 1}, 1e-9),
+ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
+    "processes": ("processes", {"workers": 2}),
+    "one worker": ("processes", {"workers": 1}),
+    "three workers": ("processes", {"workers": 3}),
 }
 
 
@@ -61,16 +58,9 @@ def reference(name: str) -> RunResult:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", [*methods.names(), *MIXED])
 def test_engine_agrees_with_serial(name: str, engine: str) -> None:
-    kind, settings, tolerance = ENGINES[engine]
-    method = conditions(name).method
-    if kind == "vmap" and not all(part.needs.vmap for part in method.parts.values()):
-        with pytest.raises(ConfigError, match="engine 'vmap' cannot run"):
-            run(conditions(name, kind, settings))
-        return
-    assert_same_run(reference(name), run(conditions(name, kind, settings)), tolerance)
+    assert_same_run(reference(name), run(conditions(name, *ENGINES[engine])))
 
 
-@pytest.mark.parametrize("engine", ["processes", "vmap"])
 @pytest.mark.parametrize(
     "local",
     [
@@ -81,17 +71,16 @@ def test_engine_agrees_with_serial(name: str, engine: str) -> None:
     ],
     ids=["steps and momentum", "all data and nesterov", "batch above every client", "one sample"],
 )
-def test_local_settings_mean_the_same_on_every_engine(engine: str, local: Local) -> None:
+def test_local_settings_mean_the_same_in_processes(local: Local) -> None:
     for name in ("fedavg", "fedper"):
         same = {"local": local, "cohort": None, "drop_rate": 0.0}
         serial = run(conditions(name, **same))
-        assert_same_run(serial, run(conditions(name, engine, **same)), 1e-9 if engine == "vmap" else None)
+        assert_same_run(serial, run(conditions(name, "processes", **same)))
 
 
-@pytest.mark.parametrize("engine", ["processes", "vmap"])
-def test_float32_stays_close(engine: str) -> None:
-    a, b = (run(conditions("scaffold", e, dtype="float32")) for e in ("serial", engine))
-    assert_same_run(a, b, 2e-5 if engine == "vmap" else None)
+def test_float32_has_the_same_bits_too() -> None:
+    a, b = (run(conditions("scaffold", engine, dtype="float32")) for engine in ("serial", "processes"))
+    assert_same_run(a, b)
 
 
 def test_a_million_idle_clients_cost_nothing_in_state() -> None:
@@ -106,8 +95,7 @@ def test_a_million_idle_clients_cost_nothing_in_state() -> None:
 def test_bad_engine_settings() -> None:
     for engine, settings, sentence in [
         ("processes", {"workers": -1}, "workers is -1, but it must be at least 0"),
-        ("vmap", {"chunk": -2}, "chunk is -2, but it must be at least 0"),
-        ("vmap", {"chunks": 2}, "has no setting 'chunks'; did you mean 'chunk'"),
+        ("processes", {"worker": 2}, "has no setting 'worker'; did you mean 'workers'"),
         ("seriell", {}, "unknown engine 'seriell'; did you mean 'serial'"),
     ]:
         with pytest.raises(ConfigError, match=sentence):

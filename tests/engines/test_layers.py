@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.federations import classes
 from helpers.networks import IMAGE, images
-from helpers.runs import assert_same_run, assert_same_state, go, theta
+from helpers.runs import assert_same_run, go, theta
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -52,8 +52,8 @@ def test_dropout_does_not_depend_on_what_was_drawn_before() -> None:
     assert_same_run(first, go(**settings))
 
 
-def test_dropout_under_vmap_is_reproducible_and_different_at_every_client() -> None:
-    """Equal in law only: other streams than in a live module, but not one mask for all clients."""
+def test_dropout_is_different_at_every_client() -> None:
+    """Two clients with the same samples, and so the same batch."""
     one = pictures((8,))
     twins = replace(
         one,
@@ -63,13 +63,11 @@ def test_dropout_under_vmap_is_reproducible_and_different_at_every_client() -> N
         "federation": twins,
         "model": images(dropout=0.5),
         "local": Local(steps=1, batch_size=0),
-        "engine": "vmap",
         "evaluation": Evaluation(what=("average",)),
     }
-    a, b = go(**settings), go(**settings)
-    assert_same_state(a.snapshot, b.snapshot)
-    assert a.snapshot.last is not None
-    left, right = a.snapshot.last.models.values()
+    last = go(**settings).snapshot.last
+    assert last is not None
+    left, right = last.models.values()
     assert (left - right).abs().max() > 1e-4
 
 
@@ -106,23 +104,16 @@ def start_of(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     return make().double()
 
 
-def test_batch_norm_is_the_same_in_serial_and_processes_and_refused_by_vmap() -> None:
-    settings = {"federation": pictures(), "model": images("batch"), "local": SHORT, "cohort": 2}
-    assert_same_run(go(**settings), go(engine="processes", engine_settings={"workers": 2}, **settings))
-    with pytest.raises(ConfigError, match=r"vmap.*'body\.1'.*choose group normalisation, or engine=serial"):
-        go(engine="vmap", **settings)
-
-
-def test_batch_norm_without_running_statistics_is_refused_by_vmap_too() -> None:
-    """It would take its statistics over the rows that fill up a smaller client's batch."""
-
+@pytest.mark.parametrize("statistics", [True, False], ids=["running statistics", "of the batch alone"])
+def test_batch_norm_is_the_same_in_serial_and_processes(statistics: bool) -> None:
     def model() -> nn.Module:
         net = images("batch")()
-        net.body[1] = nn.BatchNorm2d(4, track_running_stats=False)  # type: ignore[operator, index]
+        if not statistics:
+            net.body[1] = nn.BatchNorm2d(4, track_running_stats=False)  # type: ignore[operator, index]
         return net
 
-    with pytest.raises(ConfigError, match="cannot keep the batch statistics"):
-        go(federation=pictures(), model=model, local=SHORT, engine="vmap")
+    settings = {"federation": pictures(), "model": model, "local": SHORT, "cohort": 2}
+    assert_same_run(go(**settings), go(engine="processes", engine_settings={"workers": 2}, **settings))
 
 
 def test_private_batch_norm_stays_at_the_client() -> None:
@@ -134,10 +125,9 @@ def test_private_batch_norm_stays_at_the_client() -> None:
     assert (own[0] - own[1]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("engine", ["processes", "vmap"])
-def test_group_norm_runs_everywhere(engine: str) -> None:
+def test_group_norm_is_the_same_in_processes() -> None:
     settings = {"federation": pictures(), "model": images("group"), "local": SHORT, "cohort": 2}
-    assert_same_run(go(**settings), go(engine=engine, **settings), 1e-9 if engine == "vmap" else None)
+    assert_same_run(go(**settings), go(engine="processes", **settings))
 
 
 class Scaled(nn.Module):
@@ -151,16 +141,15 @@ class Scaled(nn.Module):
         return x * self.scale
 
 
-@pytest.mark.parametrize("engine", ["processes", "vmap"])
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "lg_fedavg", "local"])
-def test_constant_buffers_shared_or_private(name: str, engine: str) -> None:
+def test_constant_buffers_shared_or_private(name: str) -> None:
     def model() -> nn.Module:
         net = images()()
         net.body.insert(0, Scaled())  # type: ignore[operator]
         return net
 
     settings = {"federation": pictures(), "model": model, "local": SHORT, "cohort": 2}
-    assert_same_run(go(name, **settings), go(name, engine=engine, **settings), 1e-9 if engine == "vmap" else None)
+    assert_same_run(go(name, **settings), go(name, engine="processes", **settings))
 
 
 def test_parameters_that_no_loss_reaches_stay_where_they_are() -> None:
@@ -170,7 +159,7 @@ def test_parameters_that_no_loss_reaches_stay_where_they_are() -> None:
         return net
 
     ends = {}
-    for engine in ("serial", "processes", "vmap"):
+    for engine in ("serial", "processes"):
         ends[engine] = go(federation=pictures(), model=model, local=SHORT, engine=engine)
     clipped = go(federation=pictures(), model=model, local=Local(epochs=1, batch_size=4, lr=0.1, clip=1e9))
     for result in (*ends.values(), clipped):
