@@ -12,10 +12,11 @@ from helpers.networks import tanh_net
 from helpers.runs import assert_same_run, assert_same_state, experiment, go, leaves, theta
 from methods.test_convex import DIM, EXACT, quadratics, squares
 
+from fedloom.core.context import Batch, Output
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.parts import Batch, Drift, Output
+from fedloom.core.parts import Drift
 from fedloom.experiment.loop import RunResult, run
 from fedloom.methods import fedavg, feddc, feddecorr, feddyn, fedsplit
 from fedloom.parts.drift import FedDCDrift, FedSplitDrift
@@ -154,7 +155,7 @@ def test_with_part_of_the_clients_feddc_rests_only_over_everyone() -> None:
 # --- FedSplit ----------------------------------------
 
 
-@pytest.mark.parametrize("name", ["serial", "vmap"])
+@pytest.mark.parametrize("name", ["serial", "processes"])
 def test_the_server_of_fedsplit_is_the_mean_of_all_z(name: str) -> None:
     """After every round, with absent clients, drop-outs, and clients that come late; who never came stands at θ⁰."""
     late = 0
@@ -290,18 +291,18 @@ def test_the_penalty_does_not_care_for_scale_and_shift() -> None:
 
 
 @pytest.mark.parametrize("width", [3, 12], ids=["narrow", "wide"])
-def test_padding_changes_neither_the_penalty_nor_its_gradient(width: int) -> None:
-    """Under vmap, with masked rows of any content, as on the rows alone."""
+def test_rows_that_do_not_count_change_neither_the_penalty_nor_its_gradient(width: int) -> None:
+    """With masked rows of any content, as on the rows alone."""
     sizes, longest = (7, 5, 1, 9), 9
     hidden = torch.stack([features(longest, width, seed) for seed in range(len(sizes))])
     mask = torch.stack([(torch.arange(longest) < n).double() for n in sizes])
     hidden[mask == 0] *= 100
-    found = torch.func.vmap(torch.func.grad_and_value(penalty))(hidden, mask)
     for i, n in enumerate(sizes):
         slope, value = torch.func.grad_and_value(penalty)(hidden[i, :n])
-        torch.testing.assert_close(found[1][i], value, rtol=0, atol=1e-12)
-        torch.testing.assert_close(found[0][i, :n], slope, rtol=0, atol=1e-9)
-        assert not found[0][i, n:].any()
+        whole, same = torch.func.grad_and_value(penalty)(hidden[i], mask[i])
+        torch.testing.assert_close(same, value, rtol=0, atol=1e-12)
+        torch.testing.assert_close(whole[:n], slope, rtol=0, atol=1e-9)
+        assert not whole[n:].any()
 
 
 def test_constant_features_and_empty_batches_cost_nothing_and_stay_finite() -> None:

@@ -14,32 +14,30 @@ from helpers.federations import CLASSES, FEATURES
 from helpers.generative import DenseGAN
 from helpers.networks import fixed
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 
+from fedloom.core.context import NO_ROUND, Batch, Context, Facts, Output
 from fedloom.core.errors import ConfigError
 from fedloom.core.layout import Layout
-from fedloom.core.parts import Batch, Facts, Output
 from fedloom.parts.objectives import Adversarial, Variational
 from fedloom.parts.objectives.variational import divergence
-
-CONTEXT: Any = None  # neither term looks at it
 
 
 def facts(low: Any = 0.0, high: Any = 1.0, inputs: tuple[int, ...] = (FEATURES,)) -> Facts:
     first, last = (torch.as_tensor(value, dtype=torch.float64) for value in (low, high))
-    return Facts(inputs, CLASSES, first, last, 1, 0)
+    return Facts(inputs, CLASSES, first, last, clients=1, rounds=1, seed=0)
 
 
-def noise(term: Adversarial | Variational, rows: int, known: Facts, seed: int = 0) -> dict[str, Tensor]:
-    drawn = term.draw(np.random.default_rng(seed), rows, known)
-    return {name: torch.as_tensor(value) for name, value in drawn.items()}
-
-
-def batch(term: Adversarial | Variational, rows: int = 5, seed: int = 0) -> Batch:
+def batch(rows: int = 5, seed: int = 0) -> Batch:
     draw = np.random.default_rng(seed)
     x = torch.as_tensor(draw.random((rows, FEATURES)))
-    y = torch.as_tensor(draw.integers(CLASSES, size=rows))
-    return Batch(x, y, noise=noise(term, rows, facts()))
+    return Batch(x, torch.as_tensor(draw.integers(CLASSES, size=rows)))
+
+
+def seen(term: Adversarial | Variational, data: Batch, known: Facts | None = None, seed: int = 0) -> Context:
+    """A context with what the term draws before its step on this mini-batch."""
+    ctx = NO_ROUND._replace(facts=known or facts())
+    return ctx._replace(local=term.on_step(ctx, lambda x: x, data, np.random.default_rng(seed)))
 
 
 def asked(model: Callable[..., Any]) -> Output:
@@ -59,9 +57,10 @@ def gradients(value: Tensor, net: nn.Module) -> dict[str, Tensor]:
 @pytest.mark.parametrize("speed", [1.0, 2.5])
 def test_each_network_follows_the_gradient_of_its_own_loss(labels: str, speed: float) -> None:
     net, term = gan(), Adversarial(2, labels, speed)
-    data = batch(term)
-    found = gradients(term.loss(asked(net), data, CONTEXT).mean(), net)
-    z, y = data.noise["z"], data.noise.get("y", data.y)
+    data = batch()
+    ctx = seen(term, data)
+    found = gradients(term.loss(asked(net), data, ctx).mean(), net)
+    z, y = ctx.local["z"], ctx.local.get("y", data.y)
     of_judge = F.softplus(-net(data.x, data.y)) + F.softplus(net(net(z, y, part="generate").detach(), y))
     of_maker = F.softplus(-net(net(z, y, part="generate"), y))
     judge, maker = gradients(of_judge.mean(), net), gradients(of_maker.mean(), net)
@@ -74,27 +73,26 @@ def test_each_network_follows_the_gradient_of_its_own_loss(labels: str, speed: f
 
 def test_the_value_is_the_sum_of_both_losses() -> None:
     net, term = gan(), Adversarial(2, speed=2.5)
-    data = batch(term)
-    made = net(data.noise["z"], data.y, part="generate")
+    data = batch()
+    ctx = seen(term, data)
+    made = net(ctx.local["z"], data.y, part="generate")
     of_judge = F.softplus(-net(data.x, data.y)) + F.softplus(net(made, data.y))
     expected = of_judge + 2.5 * F.softplus(-net(made, data.y))
-    torch.testing.assert_close(term.loss(asked(net), data, CONTEXT), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(term.loss(asked(net), data, ctx), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_gradient_is_the_same_under_every_transform() -> None:
-    """Plain autograd, grad_and_value, and both under vmap: what engines do."""
+    """Plain autograd, and grad_and_value."""
     net, term = gan(), Adversarial(2)
-    layout, data = Layout.of(net), batch(term)
-    flat, _ = layout.read(net)
-    starts = torch.stack([flat, 0.7 * flat, flat + 0.1])
+    layout, data = Layout.of(net), batch()
+    ctx, (flat, _) = seen(term, data), layout.read(net)
 
     def value(at: Tensor) -> Tensor:
         model = lambda *x, **k: functional_call(net, layout.named(at, at[:0]), x, k)  # noqa: E731
-        return term.loss(asked(model), data, CONTEXT).mean()
+        return term.loss(asked(model), data, ctx).mean()
 
-    with torch.no_grad():
-        together, values = vmap(torch.func.grad_and_value(value))(starts)
-    for start, g, said in zip(starts, together, values, strict=True):
+    for start in (flat, 0.7 * flat, flat + 0.1):
+        g, said = torch.func.grad_and_value(value)(start)
         one = start.clone().requires_grad_()
         plain = value(one)
         torch.testing.assert_close(torch.autograd.grad(plain, one)[0], g, rtol=1e-12, atol=1e-12)
@@ -120,9 +118,10 @@ def test_simultaneous_steps_leave_the_equilibrium_of_the_dirac_game() -> None:
     """
     net, term, lr, steps = Dirac(0.02, 0.02), Adversarial(1), 0.05, 400
     point = np.array([0.02, 0.02])
-    data = Batch(torch.zeros(3, 1).double(), torch.zeros(3).long(), noise={"z": torch.zeros(3, 1).double()})
+    data = Batch(torch.zeros(3, 1).double(), torch.zeros(3).long())
+    ctx = NO_ROUND._replace(local={"z": torch.zeros(3, 1).double()})
     for _ in range(steps):
-        found = gradients(term.loss(asked(net), data, CONTEXT).mean(), net)
+        found = gradients(term.loss(asked(net), data, ctx).mean(), net)
         a, b = point
         sigma = 1 / (1 + np.exp(-a * b))
         field = np.array([-b * (1 - sigma), a * sigma])
@@ -137,22 +136,23 @@ def test_simultaneous_steps_leave_the_equilibrium_of_the_dirac_game() -> None:
 
 
 def test_made_samples_take_the_labels_of_the_mini_batch_or_any() -> None:
-    data = batch(Adversarial(2, "uniform"), rows=300)
-    assert set(data.noise["y"].tolist()) == set(range(CLASSES))
-    assert set(batch(Adversarial(2)).noise) == {"z"}
-    seen: list[Tensor] = []
+    many = batch(rows=300)
+    assert set(seen(Adversarial(2, "uniform"), many).local["y"].tolist()) == set(range(CLASSES))
+    assert set(seen(Adversarial(2), many).local) == {"z"}
+    given: list[Tensor] = []
 
     def model(x: Tensor, y: Tensor, part: str) -> Tensor:
         if part == "generate":
-            seen.append(y)
+            given.append(y)
         return x if part == "generate" else x.sum(1)
 
     for labels in ("own", "uniform"):
         term = Adversarial(FEATURES, labels)
-        data = batch(term)._replace(y=torch.full((5,), 1))
-        term.loss(asked(model), data, CONTEXT)
-    assert seen[0].tolist() == [1] * 5
-    assert torch.equal(seen[1], data.noise["y"])
+        data = batch()._replace(y=torch.full((5,), 1))
+        ctx = seen(term, data)
+        term.loss(asked(model), data, ctx)
+    assert given[0].tolist() == [1] * 5
+    assert torch.equal(given[1], ctx.local["y"])
 
 
 @pytest.mark.parametrize("part", [{"labels": "ours"}, {"speed": 0.0}, {"speed": float("inf")}, {"latent": 0}])
@@ -173,7 +173,7 @@ def test_a_model_with_another_latent_is_refused() -> None:
     term = Variational(1)
     model = lambda x, y, part: (torch.zeros(len(x), 3),) * 2  # noqa: E731
     with pytest.raises(ConfigError, match="of length 1, but those of the model have 3"):
-        term.loss(asked(model), batch(term), CONTEXT)
+        term.loss(asked(model), batch(), seen(term, batch()))
 
 
 def test_the_divergence_is_the_expected_logarithm_of_the_ratio() -> None:
@@ -198,8 +198,8 @@ def test_reconstruction_is_a_log_likelihood_in_units_of_the_datas_range(likeliho
     span, bottom = np.subtract(high, low), np.array(low)
     x, made = (torch.as_tensor(bottom + span * value) for value in (u, v))
     said = {"encode": (torch.zeros(4, 3), torch.zeros(4, 3)), "decode": made}
-    data = Batch(x, torch.zeros(4).long(), noise=noise(term, 4, facts(low, high, inputs)))
-    found = term.loss(asked(lambda x, y, part: said[part]), data, CONTEXT)
+    data = Batch(x, torch.zeros(4).long())
+    found = term.loss(asked(lambda x, y, part: said[part]), data, seen(term, data, facts(low, high, inputs)))
     if likelihood == "bernoulli":
         expected = -(u * np.log(v) + (1 - u) * np.log(1 - v))
     else:
@@ -212,9 +212,8 @@ def test_pixels_at_the_ends_of_the_range_leave_everything_finite() -> None:
         made = torch.tensor([[0.0, 1.0, 0.0, 1.0]], dtype=dtype, requires_grad=True)
         said = {"encode": (torch.zeros(1, 1, dtype=dtype),) * 2, "decode": made}
         term = Variational(1)
-        data = Batch(torch.tensor([[0.0, 1.0, 1.0, 0.0]], dtype=dtype), torch.zeros(1).long(),
-                     noise={k: v.to(dtype) for k, v in noise(term, 1, facts()).items()})  # fmt: skip
-        value = term.loss(asked(lambda x, y, part, said=said: said[part]), data, CONTEXT).sum()
+        data = Batch(torch.tensor([[0.0, 1.0, 1.0, 0.0]], dtype=dtype), torch.zeros(1).long())
+        value = term.loss(asked(lambda x, y, part, said=said: said[part]), data, seen(term, data)).sum()
         (slope,) = torch.autograd.grad(value, made)
         assert torch.isfinite(value)
         assert torch.isfinite(slope).all()
@@ -249,13 +248,12 @@ def cloud() -> tuple[Tensor, np.ndarray, np.ndarray]:
     return torch.as_tensor(x + 1.0), values[::-1], vectors[:, ::-1]
 
 
-def exact(x: Tensor) -> Batch:
+def exact(x: Tensor) -> tuple[Batch, Context]:
     """Every sample beside ±√d e_k as its ε: the mean over these 2d points is the expectation of any quadratic."""
     points = torch.cat([torch.eye(LATENT), -torch.eye(LATENT)]).double() * LATENT**0.5
-    eps = points.repeat(len(x), 1)
-    ends = {name: torch.full((len(eps),), value).double() for name, value in (("low", 0.0), ("high", 1.0))}
     rows = x.repeat_interleave(len(points), 0)
-    return Batch(rows, torch.zeros(len(rows)).long(), noise={"eps": eps, **ends})
+    ctx = NO_ROUND._replace(facts=facts(), local={"eps": points.repeat(len(x), 1)})
+    return Batch(rows, torch.zeros(len(rows)).long()), ctx
 
 
 def ppca(x: Tensor, values: np.ndarray) -> float:
@@ -274,7 +272,7 @@ def test_at_the_optimum_of_probabilistic_pca_the_bound_is_tight() -> None:
         net.v.copy_(torch.linalg.solve(net.w.T @ net.w + VARIANCE * torch.eye(LATENT).double(), net.w.T))
         net.m.copy_(x.mean(0))
         net.logvar.copy_(torch.as_tensor(np.log(VARIANCE / top)))
-    value = term.loss(asked(net), exact(x), CONTEXT).mean()
+    value = term.loss(asked(net), *exact(x)).mean()
     assert value.item() == pytest.approx(ppca(x, values), rel=1e-12)
     assert max(float(g.abs().max()) for g in gradients(value, net).values()) < 1e-10
 
@@ -288,7 +286,7 @@ def test_descent_of_a_linear_autoencoder_finds_probabilistic_pca() -> None:
 
     def closure() -> Tensor:
         optimiser.zero_grad()
-        value = term.loss(asked(net), data, CONTEXT).mean()
+        value = term.loss(asked(net), *data).mean()
         value.backward()
         return value
 
