@@ -142,11 +142,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"engine 'processes' has no setting 'worker'; did you mean 'workers'\?",
     ),
     "workers": ({"engine": "processes", "engine_settings": {"workers": -1}}, r"workers is -1, but .* at least 0"),
-    "chunk": ({"engine": "vmap", "engine_settings": {"chunk": -1}}, r"chunk is -1, but .* at least 0"),
-    "batch norm and vmap": (
-        {"engine": "vmap", "model": lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))},
-        r"engine 'vmap' cannot keep the batch statistics of '1'; choose group normalisation",
-    ),
+    "compute": ({"compute": "life"}, r"unknown compute 'life'; did you mean 'live'\?"),
 }
 
 

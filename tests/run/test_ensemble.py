@@ -69,8 +69,8 @@ def test_after_the_first_round_it_decides_as_fedssa_does_in_it() -> None:
     mixed = run(replace(made, method=replace(fedavg(), mixing=policy)))
     found = after_training(made, result, policy)
     ours = torch.cat([t.reshape(-1) for t in found.model.parameters()]).detach().numpy()
-    theirs = mixed.snapshot.server.shared["shared"].numpy()
-    plain = result.snapshot.server.shared["shared"].numpy()
+    theirs = mixed.snapshot.server.theta.numpy()
+    plain = result.snapshot.server.theta.numpy()
     assert np.ptp(found.p) > 0.05
     assert np.abs(ours - theirs).max() < 0.2 * np.abs(ours - plain).max()
     assert found.p.sum() == pytest.approx(1)

@@ -14,13 +14,14 @@ from helpers.networks import linear_layers
 from helpers.runs import assert_same_state, experiment, go, theta
 from helpers.trouble import MARK, guarded, marked, stumble
 
-from fedloom.compute.live import LiveClient
-from fedloom.core.client import checked
+from fedloom.compute.live import Live
+from fedloom.core.client import ClientWork, FailureKind, Result
+from fedloom.core.context import Batch, Context, Output
 from fedloom.core.errors import ClientError
 from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.parts import Batch, Context, Output, Term
+from fedloom.core.parts import Submodels, Term
 from fedloom.core.round import federated_round
 from fedloom.engines.serial import Serial
 from fedloom.experiment.loop import RunResult, _Run, run
@@ -29,7 +30,7 @@ from fedloom.parts.mixing import Uniform
 
 VICTIM = 2
 OTHERS = [i for i in range(len(SIZES)) if i != VICTIM]
-ENGINES = ["serial", "processes", "vmap"]
+ENGINES = ["serial", "processes"]
 
 
 def poisoned() -> Federation:
@@ -54,7 +55,7 @@ FULL_VIEW = Local(steps=4, batch_size=0, lr=0.1)  # one batch: then results do n
 
 
 def run_poisoned(name: str, engine: str = "serial", **changes: Any) -> RunResult:
-    model = linear_ends if make(name).personal.levels else linear_layers
+    model = linear_ends if isinstance(make(name).personal, Submodels) else linear_layers
     return go(name, federation=poisoned(), model=model, engine=engine, **{"local": FULL_VIEW} | changes)
 
 
@@ -63,6 +64,7 @@ def run_poisoned(name: str, engine: str = "serial", **changes: Any) -> RunResult
 def test_an_update_that_is_not_finite_is_left_out(name: str, engine: str) -> None:
     result = run_poisoned(name, engine, rounds=3)
     assert [(f.round, f.client) for f in result.failures] == [(t, VICTIM) for t in range(3)]
+    assert {f.kind for f in result.failures} == {FailureKind.DIVERGED}
     assert "its update is not finite" in str(result.failures[0])
     assert str(result.failures[0]).startswith(f"round 0, client {VICTIM}: ")
     assert [record["failures"] for record in result.history] == [1, 1, 1]
@@ -84,19 +86,18 @@ def test_a_client_that_fails_later_keeps_its_last_state(monkeypatch: pytest.Monk
     """Its state after round 0 is what it brings to the round after the bad one."""
     machine = _Run(experiment("scaffold"), None, 10, 2, ())
     store, everyone = machine.state.store, np.arange(len(SIZES))
-    engine = Serial(machine.plan)
+    engine = Serial(machine.plan, Live)
     server, report = federated_round(machine.plan, engine, machine.state.server, store, everyone)
     store.update(report.states)
     before = dict(store)[VICTIM]["drift"]["c"].clone()
-    original = LiveClient._work
+    original = ClientWork._checked
 
-    def poisoned(self: LiveClient, down: Any, client: int, state: Any) -> Any:
-        result = original(self, down, client, state)
-        if client == VICTIM:
+    def poisoned(self: ClientWork, result: Result) -> Result:
+        if result.client == VICTIM:
             result.uploads["drift"]["control"][0] = torch.nan
-        return checked(result, down.round)
+        return original(self, result)
 
-    monkeypatch.setattr(LiveClient, "_work", poisoned)
+    monkeypatch.setattr(ClientWork, "_checked", poisoned)
     _, report = federated_round(machine.plan, engine, server, store, everyone)
     assert [(f.round, f.client) for f in report.failures] == [(1, VICTIM)]
     assert sorted(report.states) == OTHERS
@@ -110,6 +111,8 @@ def test_one_client_raising_is_a_failure_that_names_the_stage() -> None:
     assert [str(f) for f in result.failures] == [
         f"round 0, client {VICTIM}: failed in step 1 of 4: RuntimeError: the sample is cursed"
     ]
+    assert result.failures[0].kind is FailureKind.CODE
+    assert "in stumble" in result.failures[0].trace
 
 
 @pytest.mark.parametrize("engine", ["serial", "processes"])
@@ -123,6 +126,7 @@ def test_all_clients_raising_is_a_fault_in_the_code(engine: str) -> None:
     assert text.startswith("every client of the round failed; the first was round 0, client ")
     assert "failed in step 1 of" in text
     assert "RuntimeError: the sample is cursed" in text
+    assert "in stumble" in caught.value.trace
 
 
 class Broken(Term):
@@ -169,7 +173,7 @@ def test_drop_rate_is_a_probability_and_names_who_left() -> None:
     result = go(rounds=60, drop_rate=0.3, local=Local(steps=1, batch_size=1))
     counts = np.array([record["failures"] for record in result.history])
     assert 0.2 < counts.mean() / len(SIZES) < 0.4
-    assert all(str(f).endswith("dropped out") for f in result.failures)
+    assert all(str(f).endswith("dropped out") and f.kind is FailureKind.ABSENT for f in result.failures)
     assert len({f.client for f in result.failures}) == len(SIZES)
 
 

@@ -53,7 +53,7 @@ def test_several_models_at_once_give_the_same_losses(batch: int) -> None:
 
 
 def test_a_loss_may_be_any_function_when_models_come_one_by_one() -> None:
-    """Even one that leaves PyTorch, which no vmap could run."""
+    """Even one that leaves PyTorch, which no batched pass could run."""
     found = losses_of(lambda theta: torch.tensor(float(np.abs(theta.numpy()).max())), three())
     np.testing.assert_allclose(found, three().abs().max(1).values.numpy())
 
