@@ -135,20 +135,11 @@ def test_clients_chain_samples_a_mixture() -> None:
 
 def test_servers_samples_follow_the_mixture_of_what_clients_say() -> None:
     """Each client knows its own Gaussian alone."""
-<<<<<<< HEAD
     term = Energy(per_class=4000, beta=SIZE, beta_final=SIZE, delta=(2 * SIZE) ** 0.5, weights="raw", clip=False)
-    known = term.found(facts())
-    for _ in range(MOVES):
-        said = [term.probe(seen(term.broadcast(known)), density(mean)) for mean in MEANS]
-        mixed = {k: {"": sum(p * each[k] for p, each in zip(SHARES, said, strict=True))} for k in term.uploads}
-        known, _ = term.server(known, {}, mixed)  # pyright: ignore[reportArgumentType]
-=======
-    term = Energy(per_class=4000, beta=SIZE, last=SIZE, delta=(2 * SIZE) ** 0.5, weights="raw", clip=False)
     known = term.init_server(torch.zeros(0), facts())
     for t in range(MOVES):
         known = moved(term, known, mixed(SHARES, [said(term, seen(known), density(mean)) for mean in MEANS]),
                       round_info([1, 1], t=t, facts=facts()))  # fmt: skip
->>>>>>> dba0c93 (Tests of methods follow the new hooks)
     assert_mixture(known["x"])
 
 

@@ -111,15 +111,7 @@ def test_without_complex_clients_the_rest_stays_as_it_is(name: str) -> None:
 def test_a_parameter_is_averaged_over_those_that_hold_it() -> None:
     """Weights .1 .2 .3 .4 at shares 1, ½, ¼, ¼, by hand; and a level of weight 0 counts for nothing."""
     federation = classes()
-<<<<<<< HEAD
     plan = Plan.of(wide_net(), make("heterofl", widths=(1.0, 0.5, 0.25)), federation.train, LOCAL)
-    mass = np.array([0.1, 0.2, 0.7])
-    found = shares(plan.ladder, mass, plan.theta0)
-    expected = np.full(len(found), 1 / 0.1)
-    expected[places(2)] = 1 / (0.1 + 0.2)
-    expected[places(1)] = 1.0
-=======
-    plan = Plan.of(wide_net(), make("heterofl", shares=(1.0, 0.5, 0.25)), federation.train, LOCAL)
     held = [one.submodel.param_index for one in plan.levels if one.submodel is not None]
     size = plan.layout.size
     sums = [torch.full((len(index),), total) for index, total in zip(held, (1.0, 3.0, 5.0), strict=True)]
@@ -127,7 +119,6 @@ def test_a_parameter_is_averaged_over_those_that_hold_it() -> None:
     expected = np.full(size, 1 / 0.1)
     expected[places(2)] = (1 + 3) / (0.1 + 0.2)
     expected[places(1)] = 1 + 3 + 5
->>>>>>> dba0c93 (Tests of methods follow the new hooks)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     alone = mean_over_holders(held, [None, None, torch.ones(len(held[2]))], (0.0, 0.0, 0.7), size)
     assert (np.delete(alone.numpy(), places(1)) == 0).all()
@@ -302,13 +293,8 @@ def test_every_level_is_measured(name: str) -> None:
     one = made.federation.held_out.client(3)  # a client of the smaller network, whose model is the server's part of it
     layout.write(level.model, server[index], torch.zeros(0, dtype=server.dtype))
     with torch.no_grad():
-<<<<<<< HEAD
-        right = (level.plan.model(one.x).argmax(1) == one.y).double().mean()
-    evaluator = Evaluator(plan, made.federation, Evaluation(what=("clients",)))
-=======
         right = (level.model(one.x).argmax(1) == one.y).double().mean()
-    evaluator = Evaluator(plan, made.federation, Evaluation(on=("clients",)))
->>>>>>> dba0c93 (Tests of methods follow the new hooks)
+    evaluator = Evaluator(plan, made.federation, Evaluation(what=("clients",)))
     values = evaluator.by_level(found.snapshot.server, np.array([0, 3]))
     assert values["accuracy"][1] == pytest.approx(float(right))
 

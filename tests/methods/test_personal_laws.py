@@ -15,11 +15,7 @@ from torch import Tensor, nn
 from fedloom.core.context import NO_ROUND, Context
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-<<<<<<< HEAD
-from fedloom.core.parts import Context
-=======
 from fedloom.core.plan import Plan
->>>>>>> dba0c93 (Tests of methods follow the new hooks)
 from fedloom.core.views import SharedPrivate, StepInfo, View
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.interpolation_eval import GRID
@@ -92,16 +88,10 @@ def test_superfed_follows_the_gradient_of_its_whole_objective(mu: float, nu: flo
     expected = torch.autograd.grad(value, (w, v))
     with torch.no_grad():
         task = 3 * (mixed - target).pow(2)
-<<<<<<< HEAD
-        pull = Subspace(mu=mu, nu=nu).pull(View(at), SharedPrivate(w, v, torch.zeros(0)), task, context(received))
-        of_w = sum(a * x for a, x in zip(pull.w, (w, v, received), strict=True))
-        of_v = sum(a * x for a, x in zip(pull.v, (v, w, received), strict=True))
-=======
         pair = SharedPrivate(w, v, torch.zeros(0))
         reg = Subspace(mu=mu, nu=nu).regulariser_grad(View(at), pair, task, context(received))
         of_w = sum(a * x for a, x in zip(reg.w, (w, v, received), strict=True))
         of_v = sum(a * x for a, x in zip(reg.v, (v, w, received), strict=True))
->>>>>>> dba0c93 (Tests of methods follow the new hooks)
         found = (1 - at) * task + of_w, at * task + of_v
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
