@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--rounds", type=int, help="instead of each method's own limit")
     parser.add_argument("--target", type=float, choices=TARGETS, default=TARGETS[0], help="where a run may stop")
-    parser.add_argument("--engine", default="serial", help="serial, processes or vmap")
+    parser.add_argument("--engine", default="serial", help="serial or processes")
     parser.add_argument("--runs", type=Path, default=Path("runs/feddyn/mnist_dirichlet"), help="run directories")
     parser.add_argument("--out", type=Path, default=book.RESULTS, help="tables, picture and compact results")
     parser.add_argument("--table", action="store_true", help="only write them again")

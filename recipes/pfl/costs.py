@@ -20,7 +20,7 @@ import looks
 import torch
 
 from fedloom import methods
-from fedloom.compute.live import LiveClient
+from fedloom.compute.live import Live
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.round import Server
@@ -59,12 +59,12 @@ def measure(model: str, repeats: int, steps: int) -> dict[str, list[float]]:
         )
         plan = make_plan(chosen, federation, "cpu")
         down = Server.initial(plan, plan.theta0, plan.buffers0).broadcast(plan)
-        workers[name] = (LiveClient(plan), down)
+        workers[name] = (Live(plan), down)
     found: dict[str, list[float]] = {name: [] for name in VARIANTS}
     for turn in range(repeats + 1):
         for name, (worker, down) in workers.items():
             started = time.process_time()
-            worker.work(replace(down, round=turn), 0, {})
+            list(worker.work(replace(down, round=turn), (0,), ({},)))
             if turn:
                 found[name].append((time.process_time() - started) * 1000 / steps)
     return found

@@ -156,7 +156,7 @@ def trained(
         assert last is not None
         here = result.history[-1]
         spent = here["comm/params"] / sum(2 * r["cohort"] * len(last.initial) for r in result.history)
-        mean = replace(server, shared={"shared": last.mean()})  # these models have no buffers
+        mean = replace(server, theta=last.mean())  # these models have no buffers
         for words, adaptation in adaptations(name, inner).items():
             if words == " + MAML" and upto < total:
                 continue  # it costs more than training

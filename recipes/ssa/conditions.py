@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from fedloom import methods
+from fedloom.core.context import RoundInfo
 from fedloom.core.federation import Federation, Unlabelled
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.parts import Cohort, Mixing
+from fedloom.core.parts import Mixing
 from fedloom.core.tree import Tree
 from fedloom.data import Source, federate, sources
 from fedloom.data.partitions import Niid1, Niid2, Partition
@@ -156,9 +157,9 @@ class One(Mixing):
 
     client: int
 
-    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """1 for it, 0 for the others."""
-        return state, (cohort.clients == self.client).astype(float)
+        return state, (info.cohort == self.client).astype(float)
 
 
 @dataclass

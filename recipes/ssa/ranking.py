@@ -26,8 +26,10 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from fedloom import Experiment, Local, Method
+from fedloom.core.context import RoundInfo
 from fedloom.core.errors import FedLoomError
-from fedloom.core.parts import Cohort, Mixing, Needs
+from fedloom.core.federation import Arrays
+from fedloom.core.parts import Mixing, Needs
 from fedloom.core.server_data import view_logits
 from fedloom.core.tree import Tree
 from fedloom.data.augment import pipeline
@@ -45,20 +47,21 @@ SCALE = Scale(images=12_000, rounds=6, epochs=5, lr=0.02, tested=2000, unlabelle
 class Watched(Mixing):
     """FedAvg's coefficients; and what FedSSA's terms are for every client alone is written down."""
 
+    arrays: Arrays = field(compare=False)
     seen: list[dict[str, list[float]]] = field(default_factory=list, compare=False)
 
     needs = Needs(target=True, views=True, updates=True, shared=True)
 
-    def coefficients(self, state: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """By samples."""
-        assert cohort.bench is not None
-        models, found = cohort.models(), {}
+        assert info.server_data is not None
+        models, found = info.models(), {}
         for views in VIEWS:
-            bench = replace(cohort.bench, change=pipeline(views, cohort.bench.plan.data.arrays))
-            cos, var = terms(*view_logits(bench, models, cohort.buffers, cohort.round))
+            data = replace(info.server_data, change=pipeline(views, self.arrays))
+            cos, var = terms(*view_logits(data, models, info.buffers, info.t))
             found[" ".join(views)] = {"cos": cos, "var": var}
         self.seen.append(found)
-        return super().coefficients(state, cohort)
+        return super().coefficients(state, info)
 
 
 def terms(first: Tensor, second: Tensor) -> tuple[list[float], list[float]]:
@@ -71,7 +74,8 @@ def terms(first: Tensor, second: Tensor) -> tuple[list[float], list[float]]:
 def look(scale: Scale, augment: tuple[str, ...], seed: int) -> dict[str, dict[str, list[list[float]]]]:
     """For every kind of view, both terms of all clients in every round, [T][K]."""
     federation = conditions.deal("niid_1", 5, "skew", seed, scale)
-    arrays, watched = federation.train.arrays, Watched()
+    arrays = federation.train.arrays
+    watched = Watched(arrays)
     shape = {"classes": arrays.classes, "inputs": tuple(arrays.x.shape[1:])}
     Experiment(
         Method("watched", (CrossEntropy(),), mixing=watched),

@@ -25,7 +25,7 @@ import table_2_3 as pathological
 import torch
 from torch import Tensor
 
-from fedloom.compute.live import LiveClient
+from fedloom.compute.live import Live
 from fedloom.core.errors import FedLoomError
 from fedloom.core.plan import Plan
 from fedloom.data import sources
@@ -41,12 +41,12 @@ CLIENTS, IMAGES, RISE = 100, 1000, 0.1
 def own_models(plan: Plan, result: RunResult) -> list[Tensor]:
     """The local models [P] of two clients: v of those that took part, or what local work makes of the server's."""
     server, store = result.snapshot.server, result.snapshot.store
-    if plan.method.personal.paired:
+    if plan.is_paired:
         first = sorted(client for client, _ in store)[:2]
         states = [store.get(client) or {} for client in first]
         return [state["personal"]["private"][: plan.layout.size] for state in states]
-    live, down = LiveClient(plan), server.broadcast(plan)
-    return [server.shared["shared"] - live.work(down, client, {}).update["shared"] for client in (0, 1)]
+    results = Live(plan).work(server.broadcast(plan), (0, 1), ({}, {}))
+    return [server.theta - result.update for result in results]
 
 
 def reach(loss: Loss, w: Tensor, v: Tensor, steps: int = 41) -> float:
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             chosen = pathological.experiment(name, federation, args.rounds, args.seed)
             result, _ = shelf.done(chosen, pathological.place(args.runs, CLIENTS, name, args.seed))
             plan = make_plan(chosen, data, "cpu")
-            w, loss = result.snapshot.server.shared["shared"], cross_entropy(plan.model, plan.layout, x, y)
+            w, loss = result.snapshot.server.theta, cross_entropy(plan.model, plan.layout, x, y)
             with one_thread():
                 own = own_models(plan, result)
                 found = surface(loss, Plane.through(w, *own), steps=args.steps, batch=8)

@@ -118,7 +118,7 @@ def figures(point: Point, scale: Scale, federation: Federation, where: Path, see
         text[name] = {"clients": int(inside.sum()), "deployed": figure(table["accuracy"][chose])}
         for metric in ("accuracy", "loss"):
             text[name][metric] = [figure(at[inside]) for at in found[metric]]
-    w, store = snapshot.server.shared["shared"], snapshot.store
+    w, store = snapshot.server.theta, snapshot.store
     own = [
         store.get(client) or {}
         for client in sorted(shelf.trained(where, point.rounds, int(point.start * point.rounds)))

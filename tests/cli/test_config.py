@@ -93,13 +93,13 @@ def test_replaced_parts_come_back_from_yaml(tmp_path: Path):
 def test_what_is_built_is_what_was_asked_for():
     line = (
         "method=fedavg clients=7 cohort=3 rounds=4 local.epochs=2 local.lr=.5 model.hidden=[8,4] seed=5 "
-        "evaluation.what=[global,average] engine=vmap engine.chunk=2 validation=0.1"
+        "evaluation.what=[global,average] engine=processes engine.workers=2 validation=0.1"
     )
     words = line.split()
     made = build(resolve(words))
     assert (len(made.federation), made.cohort, made.rounds, made.local.epochs, made.local.lr) == (7, 3, 4, 2, 0.5)
     assert made.evaluation.what == ("global", "average")
-    assert (made.engine, dict(made.engine_settings), made.seed) == ("vmap", {"chunk": 2, "compile": False}, 5)
+    assert (made.engine, dict(made.engine_settings), made.seed) == ("processes", {"workers": 2}, 5)
     assert made.model().head.in_features == 4  # pyright: ignore
     assert made.federation.validation.index.sizes.sum() > 0
     assert made.config["local"]["lr"] == 0.5

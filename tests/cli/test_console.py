@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fedloom.core.parts import Paired
 from fedloom.experiment.console import BarProgress, LineProgress, NullProgress, make_console, make_progress, results
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.summary import headline
@@ -146,7 +147,11 @@ def test_a_table_is_ordered_by_what_all_its_runs_can_be_compared_by():
 def test_the_number_to_read_follows_the_method(name: str):
     """Clients' accuracy where any of the model is kept by, or fitted to, a client; and it is measured unasked."""
     made = methods[name].make()
-    kept = made.personal.paired or made.personal.private("body.weight") or made.personal.private("head.weight")
+    kept = (
+        isinstance(made.personal, Paired)
+        or made.personal.private("body.weight")
+        or made.personal.private("head.weight")
+    )
     own = (kept and made.personal.kept) or not made.adaptation.is_identity
     assert headline(made) == ("clients/accuracy/mean" if own else "global/accuracy")
     assert headline(made).partition("/")[0] in Evaluation().what

@@ -217,7 +217,7 @@ ALL = [[name] for name in augmentations.names()] + [
 
 @pytest.mark.parametrize("names", ALL, ids="+".join)
 def test_the_same_draws_are_the_same_bits_however_batches_are_put_together(names: list[str]) -> None:
-    """A cohort's batches at once, as on the vmap engine, against each client's by itself."""
+    """Several clients' batches at once against each client's by itself."""
     arrays = normalised(11)
     change = pipeline(names, arrays)
     sizes = [4, 1, 6]

@@ -12,7 +12,6 @@ from helpers.networks import Split, fixed, tanh_net
 from helpers.runs import assert_same_run, assert_same_state, experiment, go, theta
 from torch import Tensor, nn
 
-from fedloom.compute import live as engine
 from fedloom.compute.live import Live
 from fedloom.core import meta as adapting
 from fedloom.core.errors import ClientError
@@ -165,7 +164,7 @@ def test_no_forward_pass_grows_with_a_client(part: Adaptation, monkeypatch: pyte
     seen.clear()
     monkeypatch.setattr(adapting, "PIECE", 3)
     monkeypatch.setattr(gradient, "PIECE", 3)
-    monkeypatch.setattr(engine, "EVALUATION_BATCH", 3)
+    monkeypatch.setattr("fedloom.compute.live.EVALUATION_BATCH", 3)
     pieces = go(method, **same)
     assert max(seen) == 3
     assert_same_run(whole, pieces, 1e-12)
