@@ -1,4 +1,4 @@
-"""How a block of clients is stepped: one live module, or many clients in one batched pass. Any engine takes any."""
+"""Computes step a block of clients: in one live module, or many clients in one batched pass."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Live:
         return self.live.grad, value.detach()
 
     def _outputs(self, batch: Batch) -> Output:
-        """What the parts may need of the model, and of the models it is compared with, on one batch."""
+        """The output on one batch with everything that parts may need of it."""
         out = self.net(batch.x, batch.twin)
         out = out._replace(model=self.net.model) if self.net.asked else out
         return companions(self.plan, self.net, out, batch.x, self.live.theta, self.live.buffers)

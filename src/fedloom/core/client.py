@@ -30,7 +30,7 @@ State = dict[str, Tree]  # a client's state: place of the part -> its tree
 
 @dataclass(frozen=True)
 class Broadcast:
-    """What a round's cohort receives: θ^t [P], buffers, each part's ``downloads``; ``lr`` is η_t."""
+    """The message to a round's cohort: θ^t [P], buffers, each part's ``downloads``; ``lr`` is η_t."""
 
     round: int
     lr: float
@@ -67,7 +67,7 @@ class Failure:
 
 @dataclass
 class Result:
-    """What comes back from one client: its update, uploads and new state, or a failure.
+    """The result of one client: its update, uploads and new state, or a failure.
 
     Attributes:
         client: its number.
@@ -127,7 +127,7 @@ class Vectors(NamedTuple):
 def contexts(
     plan: Plan, down: Broadcast, state: State, client: int, steps: int, local: State | None = None
 ) -> dict[str, Context]:
-    """What each part sees of a client."""
+    """The context of each part at a client, by place."""
     size = len(plan.data.index[client]) / plan.mean_size
     return {
         place: Context(

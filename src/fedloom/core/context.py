@@ -1,4 +1,4 @@
-"""What a part sees: mini-batches, what models say of them, the client it works for, the round, and the experiment."""
+"""The records that parts receive: mini-batches, model outputs, the client, the round, the experiment."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Forward = Callable[[Tensor, Tensor], Output]  # (parameters [P], inputs [N, ...]
 
 
 class Facts(NamedTuple):
-    """What everybody may know of the experiment before training begins.
+    """Public facts of an experiment, known before training begins.
 
     Attributes:
         inputs: shape of one input.
@@ -80,7 +80,7 @@ class Facts(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What a part sees of the client it works for.
+    """The view that a part has of the client it works for.
 
     Attributes:
         received: θ^t, the shared parameters as received, [P].
@@ -112,7 +112,7 @@ NO_ROUND = Context(  # for a loss that is taken outside a federated round
 
 @dataclass(frozen=True)
 class RoundInfo:
-    """What every server half knows of a round, so that no client need upload what the server knows.
+    """The record of a round that server halves receive, so that no client need upload what the server knows.
 
     One row of an array stands for one member of the cohort S_t whose work counts (for all who were sent the model
     where coefficients are chosen before local work).

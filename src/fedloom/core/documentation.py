@@ -1,4 +1,4 @@
-"""What docstrings say of a factory and of each of its parameters."""
+"""Summaries and parameter descriptions, read from docstrings."""
 
 from __future__ import annotations
 

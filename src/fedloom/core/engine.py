@@ -19,7 +19,7 @@ class Compute(Protocol):
 
     @property
     def longest(self) -> int:
-        """How many members a block has at most."""
+        """Largest number of clients in a block."""
         ...
 
     @property

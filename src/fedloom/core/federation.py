@@ -1,4 +1,4 @@
-"""Who holds which data: arrays that live once, and clients that are lists of row numbers into them."""
+"""Federated data: arrays that exist once, and clients as lists of row numbers into them."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ class Federation:
 
     @property
     def seen(self) -> int:
-        """How many clients, the first ones, take part in training."""
+        """Number of clients that take part in training; they come first."""
         return len(self.train) - self.unseen
 
     @property

@@ -41,7 +41,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each parameter and buffer of a model lies: shared ones first, private ones behind them.
+    """Positions of the parameters and buffers of a model in flat vectors, shared ones first.
 
     Parameters that do not require gradients are constants of the model: they are neither trained nor sent.
 

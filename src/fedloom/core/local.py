@@ -13,7 +13,7 @@ from fedloom.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Local:
-    """How a client trains in one round: a fresh optimiser over ``epochs`` passes or exactly ``steps`` mini-batches.
+    """Settings of local training: a fresh optimiser over ``epochs`` passes or exactly ``steps`` mini-batches.
 
     A step is, in this order: gradient of the objective plus corrections, clipping to norm ``clip``, weight decay
     (g + wd·θ), momentum or Adam, θ ← θ - η_t·g, with η_t = lr · lr_decay^⌊t / decay_every⌋ in round t = 0, 1, ...
@@ -77,7 +77,7 @@ class Local:
 
     @property
     def memory(self) -> int:
-        """How many numbers the optimiser remembers for each parameter."""
+        """Number of optimiser state scalars per parameter."""
         return 2 if self.optimizer == "adam" else int(self.momentum > 0)
 
     def rate(self, round: int) -> float:

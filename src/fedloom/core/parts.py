@@ -36,7 +36,7 @@ from fedloom.core.views import RegGrad, SharedPrivate, StepInfo, View
 
 
 class Reduce(Enum):
-    """What the server does with a slice that every client of the cohort uploads."""
+    """The reduction of a slice that every client of the cohort uploads."""
 
     MIX = "mix"  # Σ p_i x_i with the mixing coefficients p
     MEAN = "mean"  # (1/|S|) Σ x_i
@@ -46,7 +46,7 @@ class Reduce(Enum):
 
 @dataclass(frozen=True)
 class Needs:
-    """What a part requires of the round, the model or the experiment; checked before anything runs.
+    """The requirements of a part on round, model and experiment, checked before anything runs.
 
     Attributes:
         output: for a term, the model's output on the mini-batch; False for one that only asks ``out.model``.
@@ -78,7 +78,7 @@ class Needs:
 
 
 class ClientEnd(NamedTuple):
-    """What a part leaves behind when local work ends: its state at the client, its uploads, the update Δ_i [P]."""
+    """The outcome of local work for one part: its new client state, its uploads and the update Δ_i [P]."""
 
     state: Tree
     uploads: Tree
@@ -171,7 +171,7 @@ class Drift(Part):
 
 @dataclass(frozen=True)
 class Personal(Part):
-    """What a client keeps for itself; the identity shares all parameters.
+    """Personalisation: the parameters that a client keeps for itself; the identity shares all of them.
 
     Some of the model's parameters may be private. ``Paired`` parts share all of them and give the client a second copy
     v beside the received w; ``Submodels`` parts give clients of different capacity different parts of one network.
@@ -181,7 +181,7 @@ class Personal(Part):
 
     @property
     def kept(self) -> bool:
-        """Whether what is private outlives the round; otherwise every piece of local work starts from another one."""
+        """Whether private parameters outlive the round; otherwise each round starts from a new initialisation."""
         return True
 
     def private(self, name: str) -> bool:
@@ -201,7 +201,7 @@ class Paired(Personal):
 
     @property
     def extras(self) -> tuple[float, ...]:
-        """Where further trained numbers in [0, 1] start, one per number; they take plain steps."""
+        """Initial values of further trained scalars in [0, 1], which take plain SGD steps."""
         return ()
 
     def regulariser_grad(self, view: View, at: SharedPrivate, task: Tensor, ctx: Context) -> RegGrad:
@@ -222,7 +222,7 @@ class Submodels(Personal):
 
     @property
     def levels(self) -> tuple[str, ...]:
-        """What clients of different levels are called, the most capable first."""
+        """Names of the levels, the most capable first."""
         return ()
 
     def level(self, client: int) -> int:

@@ -82,7 +82,7 @@ class Plan:
 
     @cached_property
     def facts(self) -> Facts:
-        """What everybody may know of the experiment."""
+        """Public facts of the experiment."""
         arrays = self.data.arrays
         shape = (-1, *(1,) * (arrays.x.ndim - 2)) if arrays.mean else ()
         mean, std = (self.theta0.new_tensor(values or default).reshape(shape) for values, default in
@@ -164,14 +164,14 @@ class Plan:
 
     @cached_property
     def private_size(self) -> int:
-        """How many numbers a client keeps for itself: private parameters, or a whole second model and its extras."""
+        """Number of private scalars of a client: private parameters, or a whole second model and its extras."""
         personal = self.method.personal
         if isinstance(personal, Paired):
             return self.layout.size + len(personal.extras)
         return self.layout.size - self.layout.shared_size
 
     def first_private(self, client: int, shared: Tensor, round: int = 0) -> Tensor:
-        """What a client keeps for itself when it first takes part, [private size]; ``shared`` is what it received.
+        """Initial private parameters of a client, [private size]; ``shared`` [P] is what it received.
 
         Where that is not kept, it is what the client starts from in this round.
         """

@@ -34,7 +34,7 @@ from fedloom.core.submodels import mean_over_holders
 
 @dataclass(frozen=True)
 class Server:
-    """What the server knows after a number of rounds: θ [P], buffers, and each part's state."""
+    """Server state after a number of rounds: θ [P], buffers, and each part's state."""
 
     theta: Tensor
     buffers: Tensor
@@ -49,7 +49,7 @@ class Server:
         return cls(shared, buffers[: plan.layout.shared_buffers].clone(), states)
 
     def broadcast(self, plan: Plan) -> Broadcast:
-        """What the cohort of the coming round receives."""
+        """The message to the cohort of the coming round."""
         slices = {
             place: {name: self.parts[place][name] for name in part.downloads if name in self.parts[place]}
             for place, part in plan.method.parts.items()
@@ -59,7 +59,7 @@ class Server:
 
 
 class Store(Protocol):
-    """Where client states live between rounds; a client without one has not taken part yet."""
+    """Storage of client states between rounds; a client without a state has not taken part yet."""
 
     def get(self, client: int) -> State | None:
         """The client's state, or None."""
@@ -68,7 +68,7 @@ class Store(Protocol):
 
 @dataclass
 class Report:
-    """What happened in a round.
+    """Record of one round.
 
     Attributes:
         cohort: S_t.
@@ -214,7 +214,7 @@ class _Cohort:
     report: Report
 
     def info(self, members: np.ndarray, server_data: ServerData | None) -> RoundInfo:
-        """What server halves know before local work."""
+        """The record of the round as it is known before local work."""
         plan, t = self.plan, self.server.round
         samples = plan.data.index.offsets[members + 1] - plan.data.index.offsets[members]
         steps = np.array([plan.local.steps_for(int(n)) for n in samples], dtype=np.int64)
@@ -223,7 +223,7 @@ class _Cohort:
         )
 
     def present(self, down: Broadcast, drop_rate: float) -> np.ndarray:
-        """Who goes on after receiving the model, bool [|S|]; F_i(θ^t) is recorded where a part needs it."""
+        """Mask [|S|] of the members that go on after receiving the model; records F_i(θ^t) where a part needs it."""
         plan, cohort, report, t = self.plan, self.report.cohort, self.report, self.server.round
         for level, rows in self.by_level(cohort):
             mine = self.sent(down, level)

@@ -1,4 +1,4 @@
-"""What the server has to learn with besides uploads: unlabelled inputs of the target, and the model run forward."""
+"""Data at the server: unlabelled inputs of the target, and the model run forward on them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def view_logits(
 
 
 def usable(*logits: Tensor) -> Tensor:
-    """Which models' logits [N, K, C] are finite on all inputs, bool [K].
+    """Mask [K] of the models whose logits [N, K, C] are finite on all inputs.
 
     >>> usable(torch.tensor([[[0.0, 1.0], [0.0, float("inf")]]]))
     tensor([ True, False])

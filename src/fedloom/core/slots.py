@@ -1,4 +1,4 @@
-"""Which parts there are: one registry per slot of a method. Parts file themselves here when they are imported."""
+"""One registry of parts per slot of a method; parts register themselves when they are imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a local step takes its gradients when a client holds a model of its own beside the shared one.
+"""Gradients of a local step when a client holds a private model beside the shared one.
 
 A client of a *paired* method trains two copies of all parameters: w, which it received, and v, which never leaves it.
 A local step is then one or several *views*: the loss is taken at W = (1 - λ)w + λv on the step's mini-batch, and the
@@ -47,7 +47,7 @@ class StepInfo(NamedTuple):
 
 
 class SharedPrivate(NamedTuple):
-    """What a client of a paired method trains: w [P], v [P] and further numbers in [0, 1], [E]."""
+    """The trained vectors of a paired method: w [P], v [P] and further scalars in [0, 1], [E]."""
 
     w: Tensor
     v: Tensor
@@ -55,7 +55,7 @@ class SharedPrivate(NamedTuple):
 
 
 class RegGrad(NamedTuple):
-    """What a paired method's own terms add to the gradients of a view.
+    """Gradients of a paired method's own regularisers, added to those of a view.
 
     Attributes:
         w: (a, b, c), where a·w + b·v + c·θ^t is added to the gradient (1 - λ)g of w.

@@ -1,4 +1,4 @@
-"""Where clients' work runs. Every engine takes every compute, and gives the same bits for it."""
+"""Engines run clients' work: any engine takes any compute, and gives the same bits for it."""
 
 from __future__ import annotations
 

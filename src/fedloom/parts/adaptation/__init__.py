@@ -1,4 +1,4 @@
-"""How a model fits itself to a client before it is used."""
+"""Adaptation of a model to a client before it is used."""
 
 from fedloom.parts.adaptation.gradient import FineTune, Maml
 from fedloom.parts.adaptation.prototypes import Prototypes

@@ -85,7 +85,6 @@ class Maml(Adaptation):
 
     @property
     def trains(self) -> bool:
-        """As set."""
         return self.training
 
     def adapt(

@@ -37,7 +37,6 @@ class Prototypes(Adaptation):
 
     @property
     def trains(self) -> bool:
-        """As set."""
         return self.training
 
     def adapt(

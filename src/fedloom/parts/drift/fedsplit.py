@@ -63,7 +63,7 @@ class FedSplitDrift(Drift):
         return {"start": theta.clone(), "joined": theta.new_zeros((), dtype=torch.float64)}
 
     def init_client(self, theta: Tensor) -> Tree:
-        """Z_i is not known yet: θ⁰ comes with the first broadcast."""
+        """z_i is not known yet: θ⁰ comes with the first broadcast."""
         return {"z": torch.zeros_like(theta), "new": theta.new_ones((), dtype=torch.float64)}
 
     def begin(self, ctx: Context) -> Tree:

@@ -70,7 +70,7 @@ def minimise(quadratic: NDArray[np.float64], linear: Vector, start: Vector, tole
         return rows, level * u - v, level
 
     def gains(free: NDArray[np.bool_], rows: NDArray[np.intp], target: Vector, level: float) -> NDArray[np.bool_]:
-        """Which held coordinates would lower the value by leaving zero."""
+        """Mask of the coordinates at zero that would lower the value by leaving it."""
         return ~free & (quadratic[:, rows] @ target + linear < level - slack_allowed - tolerance * abs(level))
 
     free, fewest, tries = start > 0, len(start) + 1, 5

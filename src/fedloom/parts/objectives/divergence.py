@@ -1,4 +1,4 @@
-"""What terms on predictions share: cross entropy, and Kullback-Leibler divergences at a temperature, sample by sample.
+"""Per-sample cross entropy, and Kullback-Leibler divergences at a temperature.
 
 Logits are [B, C], or [B, T, C] for sequences, where a sample's loss is the mean over its positions. Results are [B].
 """

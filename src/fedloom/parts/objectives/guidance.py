@@ -1,4 +1,4 @@
-"""What a guide g(x) in [0, 1] changes in distillation: help towards the teacher's classes, within a budget.
+"""Guided distillation: a guide g(x) in [0, 1] that helps towards the teacher's classes, within a budget.
 
 Logits are [..., C], a guide's values and targets [...]; for sequences [B, T, C] results are means over a sample's
 positions. Acar, thesis 2023, §6.3 and A.1.5; Kag, Acar, Gangrade & Saligrama, ICLR 2023.

@@ -1,4 +1,4 @@
-"""What sampling from energies takes: the energy of a classifier, its slope, Langevin's step, repulsion of samples."""
+"""Sampling from energies: the energy of a classifier, its gradient, the Langevin step, repulsion of samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shared, what is private, and what a client deploys."""
+"""Personalisation: shared and private parameters, and the model that a client deploys."""
 
 from fedloom.parts.personal.interpolated import APFL, Subspace
 from fedloom.parts.personal.nested import Decoupled, EarlyExitSlice, WidthSlice

@@ -72,7 +72,6 @@ class Subspace(Paired):
         return RegGrad((self.mu - across * wv / ww, across, -self.mu), (-across * wv / vv, across, 0.0))
 
     def deployed(self, extra: Tensor) -> float | None:
-        """What validation chooses."""
         return None
 
 
@@ -119,5 +118,5 @@ class APFL(Paired):
         return RegGrad(extra=torch.dot(task, at.v - at.w)[None] if self.learn and view.private else None)
 
     def deployed(self, extra: Tensor) -> float | None:
-        """Α, or the client's own."""
+        """α, or the client's own."""
         return float(extra[0]) if self.learn else self.alpha

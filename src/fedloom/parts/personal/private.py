@@ -14,7 +14,6 @@ class LocalOnly(Personal):
     """All parameters are private: every client learns alone and nothing is sent."""
 
     def private(self, name: str) -> bool:
-        """Always."""
         return True
 
 
@@ -28,11 +27,9 @@ class Reinitialised(Personal):
 
     @property
     def kept(self) -> bool:
-        """No."""
         return False
 
     def private(self, name: str) -> bool:
-        """Always."""
         return True
 
 
