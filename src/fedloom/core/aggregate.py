@@ -26,7 +26,7 @@ UPDATE, BUFFERS = "update", "buffers"
 
 
 def blocks(members: int, longest: int = LONGEST) -> list[range]:
-    """The blocks of a cohort, a function of its size alone; they get shorter towards the end, so that cores finish together.
+    """The blocks of a cohort, a function of its size alone; they get shorter at the end, so cores finish together.
 
     >>> blocks(3)
     [range(0, 1), range(1, 2), range(2, 3)]
