@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,9 @@ import torch
 
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.local import Local
+from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.experiment import Evaluation, Experiment
-from fedloom.experiment.loop import Silent, run
+from fedloom.experiment.federated import run
 from fedloom.methods import make
 from fedloom.models import models
 
@@ -46,14 +48,14 @@ def resident() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-class Gauge(Silent):
+class Gauge(Callback):
     """Reads memory after every round."""
 
     def __init__(self) -> None:
         self.rss: dict[int, float] = {}
         self.seconds: list[float] = []
 
-    def round(self, record: dict[str, Any]) -> None:
+    def on_round(self, record: Mapping[str, Any]) -> None:
         """Read it."""
         self.rss[record["round"]] = round(resident())
         self.seconds.append(record["seconds"])
@@ -83,7 +85,7 @@ def experiment(states: str, rounds: int) -> Experiment:
 def measure(states: str, rounds: int, out: Path | None) -> dict[str, Any]:
     """One run: memory after some of its rounds, and what lies on disk at its end."""
     gauge = Gauge()
-    result = run(experiment(states, rounds), out, checkpoint_every=10, progress=gauge)
+    result = run(experiment(states, rounds), out, checkpoint_every=10, callbacks=[gauge])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3 * 1.024
     began = time.perf_counter()
     sizes = [_size(state) for _, state in result.snapshot.store]

@@ -18,7 +18,7 @@ from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Personal, Submodels
 from fedloom.experiment.experiment import Evaluation
-from fedloom.experiment.loop import run
+from fedloom.experiment.federated import run
 from fedloom.methods import (
     centralised,
     fedavg,

@@ -35,7 +35,8 @@ import numpy as np
 
 from fedloom.core.errors import FedLoomError
 from fedloom.data import sources
-from fedloom.experiment.console import LineProgress, make_console
+from fedloom.experiment.console import make_console
+from fedloom.experiment.progress import LineProgress
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.models import models
 from fedloom.tasks.distill import Distillation, Distiller, Splits, Training, ce, disk, kd, simkd, simkd_disk
@@ -133,11 +134,12 @@ def collect(runs: Path, seeds: Sequence[int], stored: dict[str, Any]) -> dict[st
     for name in CASES:
         for seed in seeds:
             directory = RunDirectory(place(runs, name, seed))
-            about, records = directory.summary(), directory.metrics()
-            if about.get("status") != "finished":
+            if not directory.status.ended:
                 continue
-            curve = [(r["passes"], rounded(r["global/accuracy"])) for r in records if "global/accuracy" in r]
-            last = records[-1]
+            about = directory.summary()
+            curve = [(r["passes"], rounded(r["global/accuracy"])) for r in directory.metrics()
+                     if "global/accuracy" in r]  # fmt: skip
+            last = directory.metrics()[-1]
             found["runs"].setdefault(name, {})[str(seed)] = {
                 "accuracy": rounded(about["selected"]["accuracy"]),
                 "best_on_test": rounded(about["as_published"]["accuracy"]),
@@ -273,13 +275,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         splits, known = data(args.samples), args.runs / "teacher"
         seen = LineProgress(make_console())
         seen.label = "teacher"
-        teacher(splits, args.epochs).run(known, resume=True, progress=seen)
+        teacher(splits, args.epochs).run(known, resume=True, callbacks=[seen])
         for name, seed in ((name, seed) for seed in args.seeds for name in args.only):
             case, where = CASES[name], place(args.runs, name, seed)
-            if RunDirectory(where).summary().get("status") == "finished":
+            if RunDirectory(where).status.ended:
                 continue
             start = place(args.runs, "as published/CE", seed) if not case.equal and case.method.warm else None
-            if start is not None and RunDirectory(start).summary().get("status") != "finished":
+            if start is not None and not RunDirectory(start).status.ended:
                 student(CASES["as published/CE"], splits, known, seed, None, args.short).run(start, resume=True)
             student(case, splits, known, seed, start, args.short).run(where, resume=True, cache=args.runs / "answers")
             report(args.runs, args.out, args.seeds, {"machine": machine()})

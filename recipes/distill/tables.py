@@ -31,7 +31,8 @@ from typing import Any
 
 from fedloom.core.errors import FedLoomError
 from fedloom.data import sources
-from fedloom.experiment.console import make_console, make_progress
+from fedloom.experiment.console import make_console
+from fedloom.experiment.progress import make_progress
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.models import models
 from fedloom.tasks.distill import (
@@ -157,7 +158,7 @@ def experiment(args: argparse.Namespace, column: str, names: tuple[str, str], sp
         chosen,
         splits,
         network(names[1], splits),
-        known if chosen.taught else None,
+        known if chosen.needs_teacher else None,
         epochs=args.epochs,
         budget=args.budget,
         start=start if chosen.warm else None,
@@ -172,10 +173,10 @@ def experiment(args: argparse.Namespace, column: str, names: tuple[str, str], sp
 
 def trained(out: Path, made: Distillation, label: str) -> Path:
     """The run directory, in which the run is made or goes on."""
-    if RunDirectory(out).summary().get("status") != "finished":
+    if not RunDirectory(out).status.ended:
         with make_progress(make_console()) as progress:
             progress.label = label
-            made.run(out, resume=True, progress=progress)
+            made.run(out, resume=True, callbacks=[progress])
     return out
 
 

@@ -24,7 +24,7 @@ from fedloom.core.method import Method
 from fedloom.data import Source, federate, sources
 from fedloom.data.partitions import DirichletBalanced, Natural, Partition
 from fedloom.experiment.experiment import Evaluation, Experiment
-from fedloom.experiment.loop import run
+from fedloom.experiment.federated import run
 from fedloom.metrics import fairness
 from fedloom.models import models
 from fedloom.parts.mixing import AAggFFD, AAggFFS, Uniform

@@ -29,7 +29,7 @@ from fedloom.core.method import Method
 from fedloom.data import Source, federate, sources
 from fedloom.data.partitions import DirichletBalanced
 from fedloom.experiment.experiment import Evaluation, Experiment
-from fedloom.experiment.loop import run
+from fedloom.experiment.federated import run
 from fedloom.models import models
 
 TARGETS = (0.982, 0.972)

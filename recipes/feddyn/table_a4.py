@@ -44,7 +44,7 @@ from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.data import federate, sources
 from fedloom.experiment.experiment import Evaluation, Experiment
-from fedloom.experiment.loop import run
+from fedloom.experiment.federated import run
 from fedloom.models import models
 
 WEIGHT_DECAY = 1e-5

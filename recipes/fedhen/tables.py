@@ -39,7 +39,7 @@ from fedloom.core.method import Method
 from fedloom.data import federate, sources
 from fedloom.data.partitions import DirichletBalanced, Iid, Partition
 from fedloom.experiment.experiment import Evaluation, Experiment
-from fedloom.experiment.loop import run
+from fedloom.experiment.federated import run
 from fedloom.metrics import rounds_to_target
 from fedloom.models import models
 

@@ -43,7 +43,7 @@ from fedloom.core.round import Server
 from fedloom.data import Source, federate, partitions, sources
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.experiment import Evaluation, Experiment
-from fedloom.experiment.loop import RunResult, run
+from fedloom.experiment.federated import RunResult, run
 from fedloom.experiment.setup import make_plan, placed
 from fedloom.models import models
 from fedloom.parts.adaptation import Maml, Prototypes

@@ -38,7 +38,7 @@ from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.data import federate, sources
 from fedloom.experiment.experiment import Evaluation, Experiment
-from fedloom.experiment.loop import run
+from fedloom.experiment.federated import run
 from fedloom.metrics import rounds_to_target
 from fedloom.models import models
 from fedloom.parts.drift import FedDynDrift

@@ -30,7 +30,7 @@ from fedloom.core.local import Local
 from fedloom.data import federate, sources
 from fedloom.data.partitions import DirichletBalanced, Natural, Partition
 from fedloom.experiment.experiment import Evaluation, Experiment
-from fedloom.experiment.loop import run
+from fedloom.experiment.federated import run
 from fedloom.models import models
 
 RESULTS = Path(__file__).parent / "results"

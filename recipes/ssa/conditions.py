@@ -32,7 +32,7 @@ from fedloom.data.partitions import Niid1, Niid2, Partition
 from fedloom.data.targets import Imbalanced, Skew, Target, Uniform
 from fedloom.experiment.ensemble import after_training
 from fedloom.experiment.experiment import Evaluation, Experiment
-from fedloom.experiment.loop import RunResult, run
+from fedloom.experiment.federated import RunResult, run
 from fedloom.models import models
 from fedloom.parts.mixing import SelfSupervised
 from fedloom.parts.mixing.ssa import ssa_loss

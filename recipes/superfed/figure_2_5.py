@@ -26,9 +26,9 @@ from fedloom.core.federation import Federation
 from fedloom.data import sources
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.experiment import Experiment
+from fedloom.experiment.federated import RunResult
 from fedloom.experiment.interpolation_eval import GRID, sweep
 from fedloom.experiment.landscape import barrier
-from fedloom.experiment.loop import RunResult
 from fedloom.experiment.setup import make_plan, placed
 
 METHODS = ("APFL", "SuPerFed-MM", "SuPerFed-LM")

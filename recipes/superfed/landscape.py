@@ -29,8 +29,8 @@ from fedloom.compute.live import Live
 from fedloom.core.errors import FedLoomError
 from fedloom.core.plan import Plan
 from fedloom.data import sources
+from fedloom.experiment.federated import RunResult
 from fedloom.experiment.landscape import Loss, Plane, cross_entropy, draw, segment, surface
-from fedloom.experiment.loop import RunResult
 from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.setup import make_plan, placed
 

@@ -18,7 +18,7 @@ from fedloom import methods
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.experiment.experiment import Evaluation, Experiment
-from fedloom.experiment.loop import RunResult, run
+from fedloom.experiment.federated import RunResult, run
 from fedloom.models import models
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))

@@ -32,7 +32,7 @@ from fedloom.core.local import Local
 from fedloom.core.rng import stream
 from fedloom.data.sources.generated import read_generated
 from fedloom.experiment.experiment import Evaluation, Experiment
-from fedloom.experiment.loop import run
+from fedloom.experiment.federated import run
 from fedloom.tasks.synthesis.fit import AUTO, Training, classifier, fit
 from fedloom.tasks.synthesis.share import begun, shared
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedloom.core.local import Local
     from fedloom.core.method import Method
     from fedloom.experiment.experiment import Evaluation, Experiment
-    from fedloom.experiment.loop import RunResult
+    from fedloom.experiment.federated import RunResult
 
 __all__ = [
     "Arrays",
@@ -47,7 +47,7 @@ _HOMES = {
     "fedloom.core.local": ("Local",),
     "fedloom.core.method": ("Method",),
     "fedloom.experiment.experiment": ("Evaluation", "Experiment"),
-    "fedloom.experiment.loop": ("RunResult",),
+    "fedloom.experiment.federated": ("RunResult",),
 }
 
 

@@ -10,8 +10,10 @@ import pytest
 from rich.console import Console
 
 from fedloom.core.parts import Paired
-from fedloom.experiment.console import BarProgress, LineProgress, NullProgress, make_console, make_progress, results
+from fedloom.experiment.callbacks import RunInfo
+from fedloom.experiment.console import make_console, results
 from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.progress import BarProgress, LineProgress, NullProgress, make_progress
 from fedloom.experiment.summary import headline
 from fedloom.methods import methods
 
@@ -20,7 +22,7 @@ RECORDS: list[dict[str, Any]] = [
     {"round": 2, "seconds": 0.5, "train/loss": 1.2, "failures": 2},
 ]
 SUMMARY: dict[str, Any] = {
-    "method": "feddyn", "rounds": 2, "seconds": 1.0, "failure_count": 2,
+    "method": "feddyn", "rounds": 2, "seconds": 1.0, "left_out": {"count": 2, "share": 0.1},
     "final": {"global/accuracy": 0.5, "clients/accuracy/mean": None, "comm/params": 1e6},
     "target": {"metric": "global/accuracy", "value": 0.4, "round": 1},
 }  # fmt: skip
@@ -28,10 +30,10 @@ SUMMARY: dict[str, Any] = {
 
 def show(progress: NullProgress) -> None:
     with progress:
-        progress.start("feddyn", 2, 0)
+        progress.on_start(RunInfo("feddyn", 2))
         for record in RECORDS:
-            progress.round(record)
-        progress.finish({"rounds": 2})
+            progress.on_round(record)
+        progress.on_finish({"rounds": 2})
 
 
 def terminal() -> tuple[Console, io.StringIO]:
@@ -63,7 +65,7 @@ def test_bars_show_where_a_run_goes_on():
     bars = BarProgress(console)
     bars.label = "feddyn, seed [3]"
     with bars:
-        bars.start("feddyn", 10, 4)
+        bars.on_start(RunInfo("feddyn", 10, start=4))
     assert "4/10" in file.getvalue()
     assert "feddyn, seed [3]" in file.getvalue()
 
@@ -91,9 +93,8 @@ def test_results_leave_out_what_was_not_measured():
 def shown(record: dict[str, Any], first: str = "global/accuracy") -> str:
     file = io.StringIO()
     lines = LineProgress(make_console(file))
-    lines.first = first
-    lines.start("m", 1, 0)
-    lines.round({"round": 1, "seconds": 0.5, **record})
+    lines.on_start(RunInfo("m", 1, headline=first))
+    lines.on_round({"round": 1, "seconds": 0.5, **record})
     return file.getvalue().strip()
 
 
@@ -108,9 +109,9 @@ def test_every_level_has_its_number_in_a_line_and_a_bar():
     assert shown(LEVELS) == f"m  round 1/1  {levels}  0.5 s"
     console, file = terminal()
     with BarProgress(console) as bars:
-        bars.start("m", 2, 0)
-        bars.round({"round": 1, "seconds": 0.5, **LEVELS, "train/loss": 1.0})
-        bars.round({"round": 2, "seconds": 0.5, "train/loss": 0.5})
+        bars.on_start(RunInfo("m", 2))
+        bars.on_round({"round": 1, "seconds": 0.5, **LEVELS, "train/loss": 1.0})
+        bars.on_round({"round": 2, "seconds": 0.5, "train/loss": 0.5})
     assert "accuracy 90.0 %  simple 80.0 %  loss 0.500" in file.getvalue()
 
 
@@ -121,10 +122,9 @@ def test_what_clients_deploy_comes_first_where_the_method_leaves_models_to_them(
     )
     console, file = terminal()
     bars = BarProgress(console)
-    bars.first = "clients/accuracy/mean"
     with bars:
-        bars.start("m", 1, 0)
-        bars.round({"round": 1, "seconds": 0.5, **record})
+        bars.on_start(RunInfo("m", 1, headline="clients/accuracy/mean"))
+        bars.on_round({"round": 1, "seconds": 0.5, **record})
     assert "clients 80.0 %  loss 1.000" in file.getvalue()
     assert "40.0 %" not in file.getvalue()
 

@@ -16,8 +16,9 @@ from omegaconf import OmegaConf
 
 from fedloom.cli import train
 from fedloom.core.errors import ClientError
-from fedloom.experiment.console import NullProgress
-from fedloom.experiment.trackers import TRACKERS
+from fedloom.experiment.callbacks import RunInfo
+from fedloom.experiment.progress import NullProgress
+from fedloom.experiment.trackers import TRACKERS, Tracker
 
 Cli = Callable[..., Any]
 SMALL = ("clients=5", "model.hidden=[8]", "local.batch_size=50")
@@ -145,7 +146,7 @@ def interrupt_in(monkeypatch: pytest.MonkeyPatch, run: int, round: int) -> None:
         if seen.count(1) == run and record["round"] == round:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(NullProgress, "round", shown)
+    monkeypatch.setattr(NullProgress, "on_round", shown)
 
 
 def test_ctrl_c_leaves_a_run_that_goes_on(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -209,15 +210,18 @@ def test_a_sweep_goes_past_a_run_that_diverges(cli: Cli, tmp_path: Path, monkeyp
 def test_trackers_get_every_record(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     seen: list[Any] = []
 
-    class Fake:
-        def __init__(self, out: Path, name: str) -> None:
-            assert (out / "config.yaml").exists()
-            seen.append(name)
+    class Fake(Tracker):
+        library = "json"
 
-        def log(self, round: int, record: dict[str, Any]) -> None:
+        def begin(self, run: RunInfo, folder: str) -> None:
+            assert (Path(folder) / "config.yaml").exists()
+            seen.append(f"{run.name}-{run.seed}")
+
+        def log(self, round: int, numbers: dict[str, float]) -> None:
+            assert numbers["round"] == round
             seen.append(round)
 
-        def close(self) -> None:
+        def end(self) -> None:
             seen.append("closed")
 
     monkeypatch.setitem(TRACKERS, "json", Fake)

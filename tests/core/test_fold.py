@@ -18,7 +18,7 @@ from fedloom.core.errors import ClientError
 from fedloom.core.method import Method
 from fedloom.core.parts import ClientEnd, Drift, Reduce
 from fedloom.engines.shared import Segment
-from fedloom.experiment.loop import _Run
+from fedloom.experiment.federated import FederatedTask
 from fedloom.parts.objectives import CrossEntropy
 
 
@@ -52,7 +52,7 @@ def test_small_cohorts_are_handed_over_client_by_client() -> None:
 
 
 def test_the_folds_add_up_to_the_weighted_sums_of_those_that_arrived() -> None:
-    plan = _Run(experiment("scaffold"), None, 10, 2, ()).plan
+    plan = FederatedTask(experiment("scaffold")).plan
     failed, weights = (3, 4, 5, 6, 7, 8, 77), np.random.default_rng(1).random(100)
     everyone, total = results(100, failed), Fold()
     made = results(100, failed)
@@ -72,7 +72,7 @@ def test_the_folds_add_up_to_the_weighted_sums_of_those_that_arrived() -> None:
 
 
 def test_what_remains_of_a_result_holds_no_upload() -> None:
-    plan = _Run(experiment("scaffold"), None, 10, 2, ()).plan
+    plan = FederatedTask(experiment("scaffold")).plan
     folded = fold(plan, results(3, failed=(1,)), np.ones(3))
     assert [(r.client, r.failure is None, bool(len(r.update) or r.uploads)) for r in folded.results] == [
         (0, True, False), (1, False, False), (2, True, False)
@@ -83,7 +83,7 @@ def test_what_remains_of_a_result_holds_no_upload() -> None:
 
 def test_without_weights_single_updates_are_kept_as_they_were() -> None:
     """A live module's tensors are written again for the next client, so what is kept is a copy."""
-    plan = _Run(experiment("scaffold"), None, 10, 2, ()).plan
+    plan = FederatedTask(experiment("scaffold")).plan
     given = results(2)
     folded = fold(plan, given, None)
     expected = given[0].update.clone()
@@ -94,7 +94,7 @@ def test_without_weights_single_updates_are_kept_as_they_were() -> None:
 
 @pytest.mark.parametrize("room", [10_000, 1500, 0])
 def test_a_fold_goes_through_shared_memory_and_what_finds_no_room_in_the_message(room: int) -> None:
-    plan = _Run(experiment("scaffold"), None, 10, 2, ()).plan
+    plan = FederatedTask(experiment("scaffold")).plan
     folded, segment = fold(plan, results(3), np.ones(3)), Segment(room)
     message, _ = segment.dump(folded)
     found: Fold = segment.load(message, copy=True)

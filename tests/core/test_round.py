@@ -23,7 +23,7 @@ from fedloom.core.parts import ClientEnd, Drift, Halves, Mixing, Needs, Reduce
 from fedloom.core.round import federated_round
 from fedloom.core.tree import Tree
 from fedloom.engines.serial import Serial
-from fedloom.experiment.loop import _Run, run
+from fedloom.experiment.federated import FederatedTask, run
 from fedloom.parts.drift import FedDynDrift, Scaffold
 from fedloom.parts.mixing import Uniform
 from fedloom.parts.objectives import CrossEntropy, Proximal
@@ -108,9 +108,11 @@ def test_losses_of_the_received_model_before_work(drift: Drift, engine: str) -> 
 
 def test_losses_mix_the_cohort_that_was_drawn() -> None:
     method = Method("m", LOSS, mixing=ByLoss())
-    machine, cohort = _Run(experiment(method), None, 10, 2, ()), np.array([1, 4, 5])
-    plan, state = machine.plan, machine.state
-    _, report = federated_round(plan, Serial(plan, Live), state.server, state.store, cohort)
+    machine = FederatedTask(experiment(method))
+    cohort = np.array([1, 4, 5])
+    _, report = federated_round(
+        machine.plan, Serial(machine.plan, Live), machine.state.server, machine.state.store, cohort
+    )
     losses = initial_losses()[cohort]
     np.testing.assert_allclose(report.p, losses / losses.sum(), rtol=0, atol=1e-12)
 
@@ -177,7 +179,7 @@ def test_when_all_weight_was_on_clients_that_failed_nobodys_work_counts() -> Non
 
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "fedper", "fedadam"])
 def test_a_round_that_breaks_off_leaves_no_trace(name: str) -> None:
-    machine = _Run(experiment(name), None, 10, 2, ())
+    machine = FederatedTask(experiment(name))
     engine, everyone, state = Serial(machine.plan, Live), np.arange(len(SIZES)), machine.state
     server, report = federated_round(machine.plan, engine, state.server, state.store, everyone)
     state.server = server

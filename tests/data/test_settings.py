@@ -7,7 +7,7 @@ import pytest
 from fedloom.core.errors import ConfigError
 from fedloom.data.augment import Cutout, pipeline
 from fedloom.experiment.config import build, resolve, to_yaml
-from fedloom.experiment.loop import run
+from fedloom.experiment.federated import run
 
 pytestmark = pytest.mark.filterwarnings("ignore:partition 'a.id' gives")
 

@@ -17,7 +17,7 @@ from fedloom.data import federate, from_tensors
 from fedloom.data.federate import last_unseen
 from fedloom.data.partitions import Alid
 from fedloom.experiment.experiment import Evaluation, Experiment
-from fedloom.experiment.loop import run
+from fedloom.experiment.federated import run
 from fedloom.models import models
 
 

@@ -191,7 +191,7 @@ def test_the_deployed_model_is_the_teachers_head_on_the_students_features(images
     assert theirs.pooled
     x = images.data.test.x
     learner.eval()
-    said = learner.hears(x)
+    said = learner.forward_student(x)
     expected = images.teacher.head(learner.of(0)(said.maps[-1]).mean((2, 3)))  # type: ignore[operator, misc]
     torch.testing.assert_close(learner(x), expected)
 
@@ -201,6 +201,6 @@ def test_the_loss_of_a_method_is_the_sum_of_its_terms(images: Problem, method):
     learner, _ = make_learner(method, images.student().double(), images.teacher, (1, 8, 8), 16, 0, torch.float64)
     x, y = images.data.train.x[:16], images.data.train.y[:16]
     with torch.no_grad():
-        pair = NetworkPair(learner.hears(x), FeatureTap(images.teacher.eval(), maps=True)(x), y)
+        pair = NetworkPair(learner.forward_student(x), FeatureTap(images.teacher.eval(), maps=True)(x), y)
         each = [term.loss(pair, learner.of(n)) for n, term in enumerate(method.terms)]
         torch.testing.assert_close(learner.losses(pair), sum(each))

@@ -15,7 +15,8 @@ from torch import Tensor
 from fedloom import methods
 from fedloom.core.context import NO_ROUND, Batch, Output
 from fedloom.core.errors import ConfigError
-from fedloom.experiment.loop import run
+from fedloom.core.parts import Batch, Output
+from fedloom.experiment.federated import run
 from fedloom.parts.objectives import Distillation, Selective, divergence, guidance
 from fedloom.tasks.distill.schedule import fit_temperature, multiplier
 from fedloom.tasks.distill.selective import budget, guided, helpable, lagrangian

@@ -28,7 +28,7 @@ from fedloom.core.plan import Plan
 from fedloom.data.augment import pipeline
 from fedloom.engines import engines
 from fedloom.experiment.experiment import Evaluation
-from fedloom.experiment.loop import RunResult, run
+from fedloom.experiment.federated import RunResult, run
 from fedloom.parts.objectives import CrossEntropy
 
 PIPELINES = {

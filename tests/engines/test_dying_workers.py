@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from fedloom.core.errors import ClientError
 from fedloom.core.local import Local
 from fedloom.core.round import federated_round
 from fedloom.engines.processes import Processes
+from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.experiment import Evaluation
-from fedloom.experiment.loop import Silent, _Run, run
+from fedloom.experiment.federated import FederatedTask, run
 
 VICTIM = 2
 
@@ -59,9 +61,9 @@ def test_a_client_that_always_kills_its_worker_is_named_and_left_out(name: str, 
 
 
 def test_a_worker_killed_between_rounds_is_replaced() -> None:
-    plan = _Run(experiment("scaffold"), None, 10, 2, ()).plan
+    plan = FederatedTask(experiment("scaffold")).plan
     engine = Processes(plan, Live, workers=2)
-    server = _Run(experiment("scaffold"), None, 10, 2, ()).state.server
+    server = FederatedTask(experiment("scaffold")).state.server
     down, cohort = server.broadcast(plan), np.arange(len(SIZES))
     state = {"drift": {"c": server.parts["drift"]["c"]}}
 
@@ -135,7 +137,7 @@ def test_two_clients_of_a_block_that_kill_their_workers_are_both_named(tmp_path:
 
 
 def test_a_round_that_is_given_up_leaves_nothing_to_the_next() -> None:
-    machine = _Run(experiment("scaffold", federation=classes(MANY)), None, 10, 2, ())
+    machine = FederatedTask(experiment("scaffold", federation=classes(MANY)))
     engine, server, cohort = Processes(machine.plan, Live, workers=2), machine.state.server, np.arange(len(MANY))
 
     def go_round() -> bytes:
@@ -155,10 +157,10 @@ def test_a_round_that_is_given_up_leaves_nothing_to_the_next() -> None:
         engine.close()
 
 
-class Slow(Silent):
+class Slow(Callback):
     """Leaves time for being killed."""
 
-    def round(self, record: dict[str, Any]) -> None:
+    def on_round(self, record: Mapping[str, Any]) -> None:
         time.sleep(0.03)
 
 
@@ -183,7 +185,7 @@ def test_workers_killed_at_random_moments_change_no_bit() -> None:
     thread = threading.Thread(target=hunt)
     thread.start()
     try:
-        result = run(parallel, progress=Slow())
+        result = run(parallel, callbacks=[Slow()])
     finally:
         over.set()
         thread.join()

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from fedloom.core.errors import CheckpointError
 from fedloom.experiment import atomic, checkpoint
 from fedloom.experiment.experiment import Experiment
-from fedloom.experiment.loop import RunResult, run
+from fedloom.experiment.federated import RunResult, run
 
 
 def child(action: Callable[[], object], kill_after: float | None = None) -> int:

@@ -13,9 +13,9 @@ from fedloom import methods
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Submodels
-from fedloom.experiment.checkpoint import Snapshot
 from fedloom.experiment.experiment import Evaluation, Experiment
-from fedloom.experiment.loop import RunResult, run
+from fedloom.experiment.federated import RunResult, run
+from fedloom.experiment.snapshot import Snapshot
 from fedloom.parts.personal import WidthSlice
 from helpers.federations import Shaken, as_images, classes
 from helpers.generative import generative_net

@@ -22,7 +22,7 @@ from fedloom.core.parts import Adaptation
 from fedloom.core.round import Server
 from fedloom.data import federate, partitions, sources
 from fedloom.experiment.experiment import Evaluation, Experiment
-from fedloom.experiment.loop import run
+from fedloom.experiment.federated import run
 from fedloom.experiment.setup import make_plan
 from fedloom.methods import make
 from fedloom.models import models

@@ -16,7 +16,7 @@ from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Drift, Mixing
 from fedloom.experiment.experiment import Evaluation
-from fedloom.experiment.loop import RunResult, run
+from fedloom.experiment.federated import RunResult, run
 from fedloom.parts.drift import FedDynDrift, FedNovaDrift, Scaffold
 from fedloom.parts.mixing import Uniform
 from fedloom.parts.objectives import SquaredError

@@ -17,7 +17,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Drift
-from fedloom.experiment.loop import RunResult, run
+from fedloom.experiment.federated import RunResult, run
 from fedloom.methods import fedavg, feddc, feddecorr, feddyn, fedsplit
 from fedloom.parts.drift import FedDCDrift, FedSplitDrift
 from fedloom.parts.mixing import Uniform

@@ -13,7 +13,7 @@ from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.data import federate
 from fedloom.experiment.experiment import Evaluation, Experiment
-from fedloom.experiment.loop import run
+from fedloom.experiment.federated import run
 from fedloom.models import models
 from fedloom.parts.objectives import CrossEntropy, ElasticNet
 

@@ -23,7 +23,7 @@ from fedloom.core.federation import Arrays, Federation, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.experiment import checkpoint
-from fedloom.experiment.loop import RunResult, run
+from fedloom.experiment.federated import RunResult, run
 from fedloom.methods import make
 from fedloom.parts.objectives import Energy, langevin
 from fedloom.parts.personal import LocalOnly

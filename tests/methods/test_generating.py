@@ -21,7 +21,7 @@ from fedloom.core.layout import Layout
 from fedloom.core.local import Local
 from fedloom.core.plan import Plan
 from fedloom.experiment.experiment import Evaluation, Experiment
-from fedloom.experiment.loop import run
+from fedloom.experiment.federated import run
 from fedloom.methods import make
 from fedloom.models import ConditionalGAN, ConditionalVAE
 from fedloom.parts.mixing import AFL

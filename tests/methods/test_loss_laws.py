@@ -24,7 +24,7 @@ from fedloom.core.method import Method
 from fedloom.core.plan import Plan
 from fedloom.core.round import Server
 from fedloom.engines.serial import Serial
-from fedloom.experiment.loop import run
+from fedloom.experiment.federated import run
 from fedloom.parts.drift import FedDynDrift, Scaffold
 from fedloom.parts.mixing import QFFL, Uniform
 from fedloom.parts.objectives import Contrastive, CrossEntropy, Distillation, Robustness, divergence

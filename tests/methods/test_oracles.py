@@ -16,7 +16,7 @@ from helpers.runs import theta as final
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
-from fedloom.experiment.loop import RunResult, run
+from fedloom.experiment.federated import RunResult, run
 from fedloom.methods import make, methods
 
 WIDTH, ROUNDS, COHORT, SEED = 3, 5, 4, 7

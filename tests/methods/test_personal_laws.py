@@ -18,8 +18,8 @@ from fedloom.core.method import Method
 from fedloom.core.plan import Plan
 from fedloom.core.views import SharedPrivate, StepInfo, View
 from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.federated import run
 from fedloom.experiment.interpolation_eval import GRID
-from fedloom.experiment.loop import run
 from fedloom.methods import make
 from fedloom.parts.drift import FedDynDrift
 from fedloom.parts.objectives import CrossEntropy

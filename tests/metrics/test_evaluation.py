@@ -16,7 +16,7 @@ from torch import nn
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.experiment.experiment import Evaluation
-from fedloom.experiment.loop import run
+from fedloom.experiment.federated import run
 from fedloom.metrics import ece, top_k
 from fedloom.models import models
 

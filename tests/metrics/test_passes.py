@@ -22,7 +22,7 @@ from fedloom.engines import engines
 from fedloom.experiment import batched_eval as passes
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.experiment import Evaluation
-from fedloom.experiment.loop import RunResult, run
+from fedloom.experiment.federated import RunResult, run
 from fedloom.experiment.setup import make_plan, placed
 from fedloom.methods import make
 from fedloom.models import models

@@ -17,7 +17,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Mixing
-from fedloom.experiment.loop import run
+from fedloom.experiment.federated import run
 from fedloom.methods import fedavg, make
 from fedloom.parts.drift import FedDynDrift
 from fedloom.parts.mixing import (

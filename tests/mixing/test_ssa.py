@@ -22,7 +22,7 @@ from fedloom.core.method import Method
 from fedloom.core.server_data import ServerData
 from fedloom.experiment.ensemble import after_training
 from fedloom.experiment.experiment import Evaluation
-from fedloom.experiment.loop import run
+from fedloom.experiment.federated import run
 from fedloom.experiment.setup import make_plan, make_server_data
 from fedloom.methods import fedavg, feddf, fedssa, make
 from fedloom.parts.mixing import Confidence, SelfSupervised, Similarity, Uniform

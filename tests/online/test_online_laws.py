@@ -16,7 +16,7 @@ from fedloom.core import rng
 from fedloom.core.local import Local
 from fedloom.parts.adaptation import FineTune, Maml, Prototypes
 from fedloom.tasks.online import BufferedMoml, Fs, Ftml, Learner, Mogd, Moml, PlainMoml, Toe
-from fedloom.tasks.online.bank import MEMORY
+from fedloom.tasks.online.ensemble import MEMORY
 
 RANDOM = np.random.default_rng(3)
 CENTRES, SCALES = RANDOM.normal(size=(20, 3)), RANDOM.uniform(0.5, 1.5, (20, 3))

@@ -14,7 +14,7 @@ from fedloom.core.method import Method
 from fedloom.core.parts import Mixing
 from fedloom.data import federate
 from fedloom.experiment.experiment import Evaluation, Experiment
-from fedloom.experiment.loop import run
+from fedloom.experiment.federated import run
 from fedloom.experiment.report import build
 from fedloom.experiment.report.curves import OBJECTIVE, cumulated, cumulated_band
 from fedloom.experiment.report.groups import has, read

@@ -12,7 +12,7 @@ from fedloom import methods
 from fedloom.core.method import Method
 from fedloom.data import federate
 from fedloom.experiment.experiment import Evaluation, Experiment
-from fedloom.experiment.loop import run
+from fedloom.experiment.federated import run
 from fedloom.experiment.report import build
 from fedloom.experiment.report.curves import decisions, regret_curve, transformation, with_regret
 from fedloom.experiment.report.groups import read

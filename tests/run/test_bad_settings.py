@@ -18,7 +18,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Index, Split
 from fedloom.core.local import Local
 from fedloom.experiment.experiment import Evaluation
-from fedloom.experiment.loop import run
+from fedloom.experiment.federated import run
 from fedloom.methods import make
 from fedloom.parts.drift import FedDynDrift
 from fedloom.parts.objectives import Proximal

@@ -25,7 +25,7 @@ from fedloom.experiment.ensemble import (
     sample_wise,
 )
 from fedloom.experiment.experiment import Evaluation, Experiment
-from fedloom.experiment.loop import RunResult, run
+from fedloom.experiment.federated import RunResult, run
 from fedloom.experiment.setup import make_plan
 from fedloom.methods import fedavg
 from fedloom.parts.mixing import AFL, Confidence, SelfSupervised, Uniform

@@ -24,7 +24,7 @@ from fedloom.core.method import Method
 from fedloom.core.parts import Submodels, Term
 from fedloom.core.round import federated_round
 from fedloom.engines.serial import Serial
-from fedloom.experiment.loop import RunResult, _Run, run
+from fedloom.experiment.federated import FederatedTask, RunResult, run
 from fedloom.methods import make, methods
 from fedloom.parts.mixing import Uniform
 
@@ -68,7 +68,7 @@ def test_an_update_that_is_not_finite_is_left_out(name: str, engine: str) -> Non
     assert "its update is not finite" in str(result.failures[0])
     assert str(result.failures[0]).startswith(f"round 0, client {VICTIM}: ")
     assert [record["failures"] for record in result.history] == [1, 1, 1]
-    assert result.summary["failure_count"] == 3
+    assert result.summary["left_out"]["count"] == 3
     assert f"client {VICTIM}" in result.summary["failures"][0]
     assert VICTIM not in dict(result.snapshot.store), "its state must stay as it was before the round"
     assert np.isfinite(theta(result)).all()
@@ -84,7 +84,7 @@ def test_coefficients_of_the_others_are_renormalised(name: str, engine: str) -> 
 
 def test_a_client_that_fails_later_keeps_its_last_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its state after round 0 is what it brings to the round after the bad one."""
-    machine = _Run(experiment("scaffold"), None, 10, 2, ())
+    machine = FederatedTask(experiment("scaffold"))
     store, everyone = machine.state.store, np.arange(len(SIZES))
     engine = Serial(machine.plan, Live)
     server, report = federated_round(machine.plan, engine, machine.state.server, store, everyone)

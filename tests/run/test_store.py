@@ -7,13 +7,14 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from fedloom.experiment.report.rundir import load
 from helpers.deaths import assert_same_contents, child, contents
 from helpers.federations import SIZES, classes
 from helpers.networks import Split, fixed
@@ -23,11 +24,12 @@ from torch import nn
 
 from fedloom.core.errors import ConfigError
 from fedloom.experiment import checkpoint, store
+from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.config import build, resolve
-from fedloom.experiment.loop import RunResult, Silent, _Run, run
+from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.report.groups import group
-from fedloom.experiment.report.rundata import load
-from fedloom.experiment.store import DiskStore, MemoryStore, Recent, make_store, state_bytes
+from fedloom.experiment.store import DiskStore, LRUCache, MemoryStore, make_store, state_bytes
+from fedloom.experiment.trainer import Trainer
 from fedloom.methods import methods
 
 
@@ -56,7 +58,7 @@ def test_disk_and_memory_give_the_same_bits(
     name: str, cached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not cached:
-        monkeypatch.setattr(Recent, "add", lambda self, client, state: None)
+        monkeypatch.setattr(LRUCache, "add", lambda self, client, state: None)
     there, here = tmp_path / "disk", tmp_path / "memory"
     a = run(work(name), there, checkpoint_every=2)
     b = run(work(name, "memory"), here, checkpoint_every=2)
@@ -137,10 +139,10 @@ def test_the_cache_is_bounded_in_bytes_and_keeps_what_was_used_last(tmp_path: Pa
 def test_what_kept_checkpoints_need_is_kept_and_nothing_else(every: int, keep: int, tmp_path: Path) -> None:
     out, sizes = tmp_path / "out", []
 
-    class Looks(Silent):
+    class Looks(Callback):
         """The checkpoint of this round is not written yet."""
 
-        def round(self, record: dict[str, Any]) -> None:
+        def on_round(self, record: Mapping[str, Any]) -> None:
             found = checkpoint.available(out / "checkpoint")
             held = set().union(*map(referred, found))
             assert held <= files(out)
@@ -148,7 +150,7 @@ def test_what_kept_checkpoints_need_is_kept_and_nothing_else(every: int, keep: i
             present = len(SIZES)
             assert len(files(out) - held) <= present, "superseded states that no checkpoint needs were left"
 
-    run(work(rounds=9), out, checkpoint_every=every, keep=keep, progress=Looks())
+    run(work(rounds=9), out, checkpoint_every=every, keep=keep, callbacks=[Looks()])
     found = checkpoint.available(out / "checkpoint")
     assert len(found) == keep
     assert files(out) == set().union(*map(referred, found))
@@ -195,9 +197,9 @@ def test_a_continued_configuration_may_change_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in methods.names() if name != "centralised"])
 def test_what_a_client_keeps_is_foreseen(name: str) -> None:
-    machine = _Run(work(name, "memory", rounds=1, drop_rate=0.0, evaluation=QUIET), None, 10, 2, ())
+    machine = FederatedTask(work(name, "memory", rounds=1, drop_rate=0.0, evaluation=QUIET))
     foreseen = state_bytes(machine.plan, machine.state.server)
-    result: RunResult = machine.go(False, Silent())
+    result = machine.result(Trainer(machine).run())
     sizes = {client: 0 for client, _ in result.snapshot.store}
     for path, value in leaves(result.snapshot):
         if path.startswith("client "):
@@ -206,7 +208,7 @@ def test_what_a_client_keeps_is_foreseen(name: str) -> None:
 
 
 def test_large_states_go_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = _Run(work("ditto", "memory"), None, 10, 2, ())
+    machine = FederatedTask(work("ditto", "memory"))
     plan, server = machine.plan, machine.state.server
     size = state_bytes(plan, server)
     assert size == 8 * (plan.layout.size + len(plan.method.personal.extras))
@@ -231,10 +233,10 @@ def test_large_states_go_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_only_clients_that_can_take_part_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = _Run(work("ditto", "memory"), None, 10, 2, ())
+    machine = FederatedTask(work("ditto", "memory"))
     monkeypatch.setattr(store, "LIMIT", 4 * state_bytes(machine.plan, machine.state.server))
     for rounds, kind in [(2, MemoryStore), (3, DiskStore)]:  # cohorts of two out of six clients
-        found = _Run(work("ditto", "auto", rounds=rounds, cohort=2), tmp_path / "out", 10, 2, ())
+        found = FederatedTask(work("ditto", "auto", rounds=rounds, cohort=2), tmp_path / "out")
         assert type(found.state.store) is kind
     result = run(work("ditto", "auto", rounds=3, cohort=2))
     assert result.summary["warnings"][0].startswith("client states may take")
@@ -268,11 +270,13 @@ def test_memory_does_not_grow_with_the_clients_that_have_taken_part(
     monkeypatch.setattr(DiskStore.__init__, "__defaults__", ("cpu", 4 << 20))
     federation = classes((2,) * 400, seed=0)
 
-    class Looks(Silent):
+    class Looks(Callback):
         def __init__(self) -> None:
             self.held: list[float] = []
 
-        def round(self, record: dict[str, Any]) -> None:  # what the heap gives back is up to the heap: count tensors
+        def on_round(
+            self, record: Mapping[str, Any]
+        ) -> None:  # what the heap gives back is up to the heap: count tensors
             alive = (o.untyped_storage() for o in gc.get_objects() if isinstance(o, torch.Tensor))
             self.held.append(sum({s.data_ptr(): s.nbytes() for s in alive}.values()) / 1e6)
 
@@ -283,7 +287,7 @@ def test_memory_does_not_grow_with_the_clients_that_have_taken_part(
             looks = Looks()
             settings = {"federation": federation, "model": wide, "cohort": 10, "rounds": 20, "evaluation": QUIET}
             work = experiment("feddyn", client_state=states, **settings)
-            result = run(work, memory / f"{states}-run", progress=looks, checkpoint_every=100)
+            result = run(work, memory / f"{states}-run", callbacks=[looks], checkpoint_every=100)
             assert len(result.snapshot.store) > 150
             diary.write_text(json.dumps(looks.held))
 

@@ -9,7 +9,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from helpers.stored import STATEFUL, files, referred, whole, work
 from fedloom.core.client import State
 from fedloom.core.errors import CheckpointError
 from fedloom.experiment import atomic, checkpoint
+from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.experiment import Evaluation
-from fedloom.experiment.loop import Silent, _Run, run
+from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.store import DiskStore
 
 
@@ -87,7 +88,7 @@ def kill_at_step(number: int) -> None:
 
 def test_killed_at_every_single_step_of_writing(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a state, before a rename, before a removal: whatever was the last thing done."""
-    monkeypatch.setattr("fedloom.experiment.loop.environment", dict)  # asking git takes longer than these runs
+    monkeypatch.setattr("fedloom.experiment.trainer.environment", dict)  # asking git takes longer than these runs
     small = work(rounds=3, cohort=2, drop_rate=0.0, evaluation=Evaluation(what=("clients",)))
     run(small, memory / "whole", checkpoint_every=2, keep=1)
     expected = whole(memory / "whole")
@@ -121,11 +122,11 @@ def test_files_after_the_checkpoint_are_not_believed(finished: Path, copy: Path)
     (copy / "clients" / ".0-000005.safetensors.part").write_bytes(b"half")
     checks: list[set[str]] = []
 
-    class Looks(Silent):
-        def start(self, name: str, total_rounds: int, start_round: int) -> None:
+    class Looks(Callback):
+        def on_start(self, run: RunInfo) -> None:
             checks.append(files(copy))
 
-    run(work(), copy, resume=True, checkpoint_every=2, keep=3, progress=Looks())
+    run(work(), copy, resume=True, checkpoint_every=2, keep=3, callbacks=[Looks()])
     assert checks == [held]
     assert_same_contents(whole(finished), whole(copy))
 
@@ -188,7 +189,7 @@ def test_an_altered_state_stops_the_run_and_no_checkpoint_is_made_of_it(finished
     }
     assert str(caught.value) in told
     summary = json.loads((copy / "summary.json").read_text())
-    assert summary["status"] == f"failed: {caught.value}"
+    assert (summary["status"], summary["reason"]) == ("failed", str(caught.value))
     assert good == {path: path.read_bytes() for path in good}
     run(work(), copy, resume=before, checkpoint_every=2, keep=3)
     assert_same_contents(whole(finished), whole(copy))
@@ -198,8 +199,8 @@ def test_a_state_found_damaged_later_costs_no_checkpoint(tmp_path: Path, finishe
     """The run is ahead of its only checkpoint, which is good, and must not replace it by one that is not."""
     out, spoilt = tmp_path / "out", []
 
-    class Spoils(Silent):
-        def round(self, record: dict[str, Any]) -> None:
+    class Spoils(Callback):
+        def on_round(self, record: Mapping[str, Any]) -> None:
             if record["round"] == 4:
                 held = set().union(*map(referred, checkpoint.available(out / "checkpoint")))
                 spoilt.extend(files(out) - held)
@@ -208,7 +209,7 @@ def test_a_state_found_damaged_later_costs_no_checkpoint(tmp_path: Path, finishe
 
     calm = replace(work().evaluation, every=1)  # evaluation looks at no state of FedDyn
     with pytest.raises(CheckpointError, match="was altered: its checksum differs"):
-        run(work(evaluation=calm, cohort=6), out, checkpoint_every=3, keep=1, progress=Spoils())
+        run(work(evaluation=calm, cohort=6), out, checkpoint_every=3, keep=1, callbacks=[Spoils()])
     assert spoilt
     summary = json.loads((out / "summary.json").read_text())
     assert "no checkpoint could be written (the state of client" in summary["warnings"][-1]
@@ -286,8 +287,9 @@ def test_a_full_disk_leaves_the_store_as_it_was(tmp_path: Path, monkeypatch: pyt
 
 def test_what_a_checkpoint_was_read_from_stays_until_there_is_another(copy: Path) -> None:
     last = checkpoint.available(copy / "checkpoint")[-1]
-    machine = _Run(work(), copy, 10, 2, ())
-    found = checkpoint.load(last, machine.state)
+    machine = FederatedTask(work(), copy)
+    machine.restore(checkpoint.load(last))
+    found = machine.state
     assert found.store.files == referred(last)
     found.store.update(dict(found.store))
     assert referred(last) <= files(copy)

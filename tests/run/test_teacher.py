@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from fedloom.cli import main
 from fedloom.experiment.config import build, resolve
-from fedloom.experiment.loop import run
+from fedloom.experiment.federated import run
 from fedloom.experiment.teacher import load_teacher
 
 SMALL = ("clients=4", "local.batch_size=50", "local.epochs=1", "evaluation.what=[global]", "device=cpu")

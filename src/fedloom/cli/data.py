@@ -22,7 +22,7 @@ from fedloom.data.sources.gallery import gallery
 from fedloom.experiment.config import resolve
 from fedloom.experiment.config.files import split_words
 from fedloom.experiment.config.values import typed
-from fedloom.experiment.console import make_console, say, short, show_warnings
+from fedloom.experiment.console import make_console, print_raw, relpath, show_warnings
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -34,7 +34,7 @@ def command(arguments: argparse.Namespace) -> int:
             raise ConfigError("--out needs the name of a data set, like: fedloom data mnist --out mnist.png.")
         console.print(overview())
         console.print()
-        say(console, f"looked in: {' and '.join(map(str, roots()))}")
+        print_raw(console, f"looked in: {' and '.join(map(str, roots()))}")
         return 0
     name, *overrides = arguments.words
     if "=" in name:
@@ -72,7 +72,7 @@ def overview() -> Table:
 
 def where(files: Files, paths: list[Path]) -> str:
     """The folder that holds all of them, or the file."""
-    return short(paths[0]) if len(paths) == 1 else f"{short(Path(os.path.commonpath(paths)))}/"
+    return relpath(paths[0]) if len(paths) == 1 else f"{relpath(Path(os.path.commonpath(paths)))}/"
 
 
 def size_of(path: Path) -> int:
@@ -116,10 +116,10 @@ def load(name: str, overrides: list[str]) -> tuple[Source, Federation]:
 def show(console: Console, name: str, source: Source, federation: Federation, overrides: list[str]) -> None:
     """All that is known of it, in words and tables."""
     console.print(Text(f"{name}: {sources[name].summary.replace('``', '')}", style="bold"))
-    say(console, f"licence: {source.licence}")
+    print_raw(console, f"licence: {source.licence}")
     if (files := PLACES.get(name)) and not any("root=" in word for word in overrides) and (paths := files.look()):
         about = f"files: {where(files, paths)} ({said_size(sum(map(size_of, paths)))}{checked(files, paths)})"
-        say(console, about)
+        print_raw(console, about)
     console.print()
     console.print(splits(source))
     console.print()
@@ -188,9 +188,9 @@ def draw(console: Console, source: Source, federation: Federation, out: Path) ->
         ):
             try:
                 make()
-                said = f"{title}: {short(path)}"
+                said = f"{title}: {relpath(path)}"
             except DataError as error:
                 said = f"{title}: {error}"
-            say(console, said)
+            print_raw(console, said)
     except OSError as error:
         raise ConfigError(f"the picture {str(out)!r} cannot be written: {error.strerror}.") from error

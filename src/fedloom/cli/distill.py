@@ -23,24 +23,23 @@ from fedloom.cli.train import Stopped, show_configs, show_places
 from fedloom.experiment.config.files import split_words
 from fedloom.experiment.console import (
     ABSENT,
-    NullProgress,
     count,
     duration,
     figures,
     make_console,
-    make_progress,
     number,
-    say,
-    short,
+    print_raw,
+    relpath,
     show_warnings,
 )
+from fedloom.experiment.progress import NullProgress, make_progress
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.runtime import pick_device
 from fedloom.experiment.teacher import load_teacher
 from fedloom.tasks.distill.config import PENDING, Config, build, build_teacher, complete, resolve, splits
 from fedloom.tasks.distill.data import Splits
 from fedloom.tasks.distill.picture import picture
-from fedloom.tasks.distill.trainer import run
+from fedloom.tasks.distill.task import run
 
 PLAN, TEACHER = "distill.yaml", "teacher"
 ANSWERS = "answers"
@@ -116,19 +115,19 @@ def work(parent: Path, jobs: Sequence[Job], progress: NullProgress) -> None:
         places.write_plan(parent, jobs, PLAN)
     try:
         for job, here in zip(jobs, data, strict=True):
-            if read_summary(job.directory).get("status") == "finished":
+            if RunDirectory(job.directory).status.ended:
                 continue
             experiment = build(job.config, data=here)
             if experiment.teacher == PENDING:
-                wanted = experiment.method.taught or several
+                wanted = experiment.method.needs_teacher or several
                 place = _teachers_place(parent, job, jobs)
                 experiment = replace(
                     experiment, teacher=_teacher(job.config, here, place, progress) if wanted else None
                 )
             progress.label = job.label
-            run(experiment, job.directory, resume=True, progress=progress, cache=parent / ANSWERS)
+            run(experiment, job.directory, resume=True, callbacks=[progress], cache=parent / ANSWERS)
     except KeyboardInterrupt:
-        raise Stopped(f"stopped; go on with: fedloom distill resume={short(parent)}") from None
+        raise Stopped(f"stopped; go on with: fedloom distill resume={relpath(parent)}") from None
 
 
 def _teachers_place(parent: Path, job: Job, jobs: Sequence[Job]) -> Path:
@@ -145,11 +144,11 @@ def _teachers_place(parent: Path, job: Job, jobs: Sequence[Job]) -> Path:
 
 def _teacher(config: Config, data: Splits, place: Path, progress: NullProgress) -> Path:
     """The run directory of a teacher that is trained on the spot, if it is not yet."""
-    if read_summary(place).get("status") != "finished":
+    if not RunDirectory(place).status.ended:
         experiment = build_teacher(config, data)
         assert experiment is not None
         progress.label = "teacher"
-        run(experiment, place, resume=True, progress=progress)
+        run(experiment, place, resume=True, callbacks=[progress])
     return place
 
 
@@ -160,7 +159,7 @@ def show(console: Console, parent: Path, jobs: Sequence[Job]) -> None:
     console.print()
     console.print(table([(label, summary) for label, summary, _ in rows]))
     for text in remarks([summary for _, summary, _ in rows]):
-        say(console, text)
+        print_raw(console, text)
     console.print()
     made = picture([(label, directory) for label, _, directory in rows], parent / "figures" / "distill.png")
     show_places(console, parent, jobs, made)

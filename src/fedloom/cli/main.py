@@ -248,9 +248,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fedloom: {stop or 'stopped.'}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # whoever read our output has gone
-        from fedloom.experiment.console import mute
+        from fedloom.experiment.console import silence_stdout
 
-        mute()
+        silence_stdout()
         return OK
 
 

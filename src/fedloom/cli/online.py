@@ -16,25 +16,24 @@ from fedloom.cli import run_paths as places
 from fedloom.cli.run_paths import Job
 from fedloom.cli.run_paths import summary as read_summary
 from fedloom.cli.train import Stopped, show_configs, show_places
+from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.config.files import split_words
 from fedloom.experiment.console import (
     ABSENT,
-    LineProgress,
-    NullProgress,
     duration,
     figures,
     make_console,
-    make_progress,
     notes,
     number,
-    short,
+    relpath,
     show_warnings,
 )
+from fedloom.experiment.progress import LineProgress, NullProgress, make_progress
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.tasks.online.config import Config, build, complete, resolve
 from fedloom.tasks.online.experiment import Online
-from fedloom.tasks.online.loop import run
 from fedloom.tasks.online.pictures import picture
+from fedloom.tasks.online.task import run
 
 PLAN = "online.yaml"
 
@@ -80,26 +79,22 @@ def _names(configs: Sequence[Config]) -> list[str]:
     return found
 
 
-class Sparse(NullProgress):
+class EveryNth(Callback):
     """Passes on one record in so many, besides the last one: where every record is a line, a stream is long."""
 
     def __init__(self, inner: NullProgress) -> None:
-        self.inner, self.total, self.every = inner, 0, 1
+        self.inner, self.on_finish = inner, inner.on_finish
+        self.total, self.every = 0, 1
 
-    def start(self, name: str, total_rounds: int, start_round: int) -> None:
-        """Twenty lines a run."""
-        self.inner.label, self.total = self.label, total_rounds
-        self.every = max(1, total_rounds // 20) if isinstance(self.inner, LineProgress) else 1
-        self.inner.start(name, total_rounds, start_round)
+    def on_start(self, run: RunInfo) -> None:
+        """Show twenty lines a run."""
+        self.total = run.rounds
+        self.every = max(1, run.rounds // 20) if isinstance(self.inner, LineProgress) else 1
+        self.inner.on_start(run)
 
-    def round(self, record: dict[str, Any]) -> None:
-        """Pass it on, or not."""
+    def on_round(self, record: Mapping[str, Any]) -> None:
         if record["round"] % self.every == 0 or record["round"] == self.total:
-            self.inner.round(record)
-
-    def finish(self, summary: dict[str, Any]) -> None:
-        """Pass it on."""
-        self.inner.finish(summary)
+            self.inner.on_round(record)
 
 
 def work(parent: Path, jobs: Sequence[Job], online: Sequence[Online], progress: NullProgress) -> None:
@@ -110,10 +105,9 @@ def work(parent: Path, jobs: Sequence[Job], online: Sequence[Online], progress: 
     """
     if len(jobs) > 1:
         places.write_plan(parent, jobs, PLAN)
-    shown = Sparse(progress)
     try:
         for job, one in zip(jobs, online, strict=True):
-            shown.label = job.label
+            progress.label = job.label
             every = job.config["checkpoint"]
             run(
                 one,
@@ -121,12 +115,12 @@ def work(parent: Path, jobs: Sequence[Job], online: Sequence[Online], progress: 
                 resume=job.resume,
                 checkpoint_every=every["every"],
                 keep=every["keep"],
-                progress=shown,
+                callbacks=[EveryNth(progress)],
             )
     except KeyboardInterrupt:
         if not any(RunDirectory(job.directory).begun for job in jobs):
             raise Stopped("stopped before learning began.") from None
-        raise Stopped(f"stopped; go on with: fedloom online resume={short(parent)}") from None
+        raise Stopped(f"stopped; go on with: fedloom online resume={relpath(parent)}") from None
 
 
 def show(console: Console, parent: Path, jobs: Sequence[Job]) -> None:

@@ -15,7 +15,7 @@ from fedloom.core.federation import Federation
 from fedloom.data import label_picture, statistics
 from fedloom.experiment.config import build_federation, resolve
 from fedloom.experiment.config.files import split_words
-from fedloom.experiment.console import make_console, say, short, show_warnings
+from fedloom.experiment.console import make_console, print_raw, relpath, show_warnings
 
 FORMATS = ("png", "svg", "pdf")
 MOST_CLIENTS, MOST_CLASSES = 30, 26
@@ -45,8 +45,8 @@ def command(arguments: argparse.Namespace) -> int:
             console.print()
     console.print(table(statistics(federation)))
     console.print()
-    where = f"picture: {short(path)}" if drawable else "no picture: the targets are not class numbers"
-    say(console, where)
+    where = f"picture: {relpath(path)}" if drawable else "no picture: the targets are not class numbers"
+    print_raw(console, where)
     return 0
 
 

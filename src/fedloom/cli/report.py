@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fedloom.core.errors import ConfigError
-from fedloom.experiment.console import make_console, say, short
+from fedloom.experiment.console import make_console, print_raw, relpath
 from fedloom.experiment.report import build
 
 
@@ -20,7 +20,7 @@ def command(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out) if arguments.out else (given[0] if len(given) == 1 else Path("report"))
     page = build(directories, out)
     runs = "1 run" if len(directories) == 1 else f"{len(directories)} runs"
-    say(make_console(), f"compared {runs}: {short(page)}")
+    print_raw(make_console(), f"compared {runs}: {relpath(page)}")
     return 0
 
 

@@ -17,6 +17,7 @@ from fedloom.cli import run_paths as places
 from fedloom.cli.run_paths import Job
 from fedloom.cli.train import Stopped, carry_out, goes_on
 from fedloom.core.errors import ClientError, ConfigError
+from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.config import build, build_checkpoints, build_trackers, resolve, sweep
 from fedloom.experiment.config.files import split_words
 from fedloom.experiment.config.making import made
@@ -27,14 +28,14 @@ from fedloom.experiment.config.tree import read
 from fedloom.experiment.config.values import settings
 from fedloom.experiment.console import (
     ABSENT,
-    NullProgress,
     count,
     duration,
     figures,
     notes,
-    say,
-    short,
+    print_raw,
+    relpath,
 )
+from fedloom.experiment.progress import NullProgress
 from fedloom.experiment.report import build as build_report
 from fedloom.tasks.synthesis.judge import CACHE, EvalConfig
 from fedloom.tasks.synthesis.run import synthesize
@@ -130,8 +131,7 @@ def work(jobs: Sequence[Job], parent: Path | None, progress: NullProgress) -> li
                 resume=job.resume,
                 checkpoint_every=checkpoints.every,
                 keep=checkpoints.keep,
-                progress=Telling(progress),
-                trackers=build_trackers(job.config, job.directory),
+                callbacks=[SyntheticHeadline(progress), *build_trackers(job.config)],
             )
         except ClientError as error:
             if parent is None:
@@ -143,17 +143,15 @@ def work(jobs: Sequence[Job], parent: Path | None, progress: NullProgress) -> li
     return failed
 
 
-class Telling:
+class SyntheticHeadline(Callback):
     """Shows the accuracy of what a classifier learnt from the set where a run shows that of its model."""
 
     def __init__(self, progress: NullProgress) -> None:
-        self.progress = progress
-        self.start, self.finish = progress.start, progress.finish
+        self.on_start, self.on_finish, self.progress = progress.on_start, progress.on_finish, progress
 
-    def round(self, record: dict[str, Any]) -> None:
-        """Pass a record on."""
+    def on_round(self, record: Mapping[str, Any]) -> None:
         said = record.get("synthetic/accuracy")
-        self.progress.round(record if said is None else {**record, "global/accuracy": said})
+        self.progress.on_round(record if said is None else {**record, "global/accuracy": said})
 
 
 def show(console: Console, jobs: Sequence[Job], parent: Path | None) -> None:
@@ -166,10 +164,10 @@ def show(console: Console, jobs: Sequence[Job], parent: Path | None) -> None:
     where = parent or jobs[0].directory
     page = build_report([job.directory for job, _ in rows], where) if rows else None
     for job, _ in rows:
-        say(console, f"set:     {short(job.directory / 'synthetic.npz')}")
-        say(console, f"picture: {short(job.directory / 'figures' / 'synthetic.png')}")
+        print_raw(console, f"set:     {relpath(job.directory / 'synthetic.npz')}")
+        print_raw(console, f"picture: {relpath(job.directory / 'figures' / 'synthetic.png')}")
     if page is not None:
-        say(console, f"page:    {short(page)}")
+        print_raw(console, f"page:    {relpath(page)}")
 
 
 SHOWN = {

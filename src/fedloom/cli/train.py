@@ -16,20 +16,18 @@ from fedloom.experiment.config import Config, build, build_checkpoints, build_tr
 from fedloom.experiment.config.files import split_words
 from fedloom.experiment.config.resolve import COMPARED, names_method
 from fedloom.experiment.console import (
-    NullProgress,
     make_console,
-    make_progress,
     notes,
+    print_raw,
+    relpath,
     results,
-    say,
-    short,
     show_warnings,
 )
-from fedloom.experiment.loop import run
+from fedloom.experiment.federated import run
+from fedloom.experiment.progress import NullProgress, make_progress
 from fedloom.experiment.report import build as build_report
 from fedloom.experiment.report import comparison_picture
 from fedloom.experiment.rundir import RunDirectory
-from fedloom.experiment.summary import headline
 
 CURVES = "figures/curves.png"
 MARK = "evaluation.target=0.9"
@@ -96,8 +94,8 @@ def show_configs(console: Console, jobs: Sequence[Job]) -> None:
     """Print the configurations."""
     for job in jobs:
         if len(jobs) > 1:
-            say(console, f"# {job.directory}")
-        say(console, to_yaml(job.config), end="")
+            print_raw(console, f"# {job.directory}")
+        print_raw(console, to_yaml(job.config), end="")
 
 
 def work(jobs: Sequence[Job], parent: Path | None, progress: NullProgress) -> list[tuple[str, ClientError]]:
@@ -116,7 +114,6 @@ def work(jobs: Sequence[Job], parent: Path | None, progress: NullProgress) -> li
         progress.label = job.label if seeds == 1 else job.title
         try:
             experiment = build(job.config)
-            progress.first = headline(experiment.method)
             checkpoints = build_checkpoints(job.config)
             run(
                 experiment,
@@ -124,8 +121,7 @@ def work(jobs: Sequence[Job], parent: Path | None, progress: NullProgress) -> li
                 resume=job.resume,
                 checkpoint_every=checkpoints.every,
                 keep=checkpoints.keep,
-                progress=progress,
-                trackers=build_trackers(job.config, job.directory),
+                callbacks=[progress, *build_trackers(job.config)],
             )
         except ClientError as error:
             if parent is None:
@@ -138,8 +134,8 @@ def work(jobs: Sequence[Job], parent: Path | None, progress: NullProgress) -> li
 
 def show_places(console: Console, parent: Path, jobs: Sequence[Job], picture: Path) -> None:
     """Print where runs are, and their picture."""
-    say(console, f"run director{'ies' if len(jobs) > 1 else 'y'}: {short(parent)}")
-    say(console, f"picture: {short(picture)}")
+    print_raw(console, f"run director{'ies' if len(jobs) > 1 else 'y'}: {relpath(parent)}")
+    print_raw(console, f"picture: {relpath(picture)}")
 
 
 class Stopped(KeyboardInterrupt):
@@ -153,7 +149,7 @@ def goes_on(job: Job, parent: Path | None) -> str:
         return "stopped before training began; nothing was written."
     at = places.summary(job.directory).get("rounds", 0)
     who = job.label if parent is None else job.title
-    return f"stopped after round {at} of {who}; go on with: fedloom run resume={short(directory)}"
+    return f"stopped after round {at} of {who}; go on with: fedloom run resume={relpath(directory)}"
 
 
 def show(console: Console, jobs: Sequence[Job], parent: Path | None) -> None:
@@ -169,12 +165,12 @@ def show(console: Console, jobs: Sequence[Job], parent: Path | None) -> None:
         comparison_picture([job.directory], job.directory / CURVES)
     if parent is None or not rows:
         for job in jobs:
-            say(console, f"run directory: {short(job.directory)}")
-            say(console, f"picture:       {short(job.directory / CURVES)}")
+            print_raw(console, f"run directory: {relpath(job.directory)}")
+            print_raw(console, f"picture:       {relpath(job.directory / CURVES)}")
         return
     directories = [job.directory for job, _ in rows]
     picture = comparison_picture(directories, parent / "comparison.png")
     page = build_report(directories, parent)
-    say(console, f"run directories: {short(parent)}/")
-    say(console, f"picture:         {short(picture)}")
-    say(console, f"page:            {short(page)}")
+    print_raw(console, f"run directories: {relpath(parent)}/")
+    print_raw(console, f"picture:         {relpath(picture)}")
+    print_raw(console, f"page:            {relpath(page)}")

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar on a terminal, one line a round elsewhere, and tables of results."""
+"""What a person reads on the terminal: numbers, times, notes and tables of results."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 ABSENT = "–"
-FOUND = (
+HEADLINES = (
     "global/accuracy",
     "clients/accuracy/mean",
     "average/accuracy",
@@ -42,7 +40,7 @@ LEVEL = re.compile(r"(?P<scope>global|average|clients)/(?P<level>[^/]+)/accuracy
 """What records call the accuracy of a level's network, where clients train networks of different size."""
 
 
-def watched(record: Mapping[str, Any], first: str = FOUND[0]) -> dict[str, str]:
+def watched(record: Mapping[str, Any], first: str = HEADLINES[0]) -> dict[str, str]:
     """The numbers of a record to be shown, with the words for them; ``first`` leads, and levels follow their scope.
 
     >>> watched({"global/accuracy": 0.5, "global/simple/accuracy": 0.4, "train/loss": 2.0})
@@ -50,9 +48,9 @@ def watched(record: Mapping[str, Any], first: str = FOUND[0]) -> dict[str, str]:
     >>> watched({"global/accuracy": 0.5, "clients/accuracy/mean": 0.8}, "clients/accuracy/mean")
     {'clients/accuracy/mean': 'clients', 'global/accuracy': 'server model'}
     """
-    words = WORDS if first == FOUND[0] else WORDS | {FOUND[0]: "server model"}
+    words = WORDS if first == HEADLINES[0] else WORDS | {HEADLINES[0]: "server model"}
     found: dict[str, str] = {}
-    for key in (first, *(key for key in FOUND if key != first)):
+    for key in (first, *(key for key in HEADLINES if key != first)):
         if record.get(key) is not None:
             found[key] = words[key]
         for other, value in record.items():
@@ -63,7 +61,7 @@ def watched(record: Mapping[str, Any], first: str = FOUND[0]) -> dict[str, str]:
     return found
 
 
-class Trimmed:
+class TrimmedFile:
     """A text file that drops the spaces with which tables fill their lines."""
 
     def __init__(self, file: IO[str]) -> None:
@@ -82,7 +80,7 @@ def make_console(file: IO[str] | None = None) -> Console:
     console = Console(file=file, highlight=False)
     if console.is_terminal:
         return console
-    return Console(file=cast(IO[str], Trimmed(file or sys.stdout)), highlight=False, width=160)
+    return Console(file=cast(IO[str], TrimmedFile(file or sys.stdout)), highlight=False, width=160)
 
 
 def number(key: str, value: Any) -> str:
@@ -128,146 +126,7 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-class NullProgress:
-    """Shows nothing of a run.
-
-    Attributes:
-        label: how the next run is to be called, if not by its method's name.
-        first: the number by which the next run is read.
-    """
-
-    label: str = ""
-    first: str = FOUND[0]
-
-    def __enter__(self) -> NullProgress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing."""
-
-    def start(self, name: str, total_rounds: int, start_round: int) -> None:
-        """Nothing."""
-
-    def round(self, record: dict[str, Any]) -> None:
-        """Nothing."""
-
-    def finish(self, summary: dict[str, Any]) -> None:
-        """Nothing."""
-
-
-class LineProgress(NullProgress):
-    """One line a round, for logs and pipes. A reader that goes away does not stop the run."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.name, self.total = "", 0
-
-    def start(self, name: str, total_rounds: int, start_round: int) -> None:
-        """Say where a run goes on, if it does."""
-        self.name, self.total = self.label or name, total_rounds
-        if start_round:
-            self._print(f"{self.name}  goes on after round {start_round}")
-
-    def round(self, record: dict[str, Any]) -> None:
-        """One line: round, what was measured, failures, time."""
-        wide = len(str(self.total))
-        said = [f"{word} {number(key, record[key])}" for key, word in watched(record, self.first).items()]
-        if record.get("failures"):
-            said.append(f"failures {record['failures']}")
-        said.append(duration(record.get("seconds")))
-        self._print(f"{self.name}  round {record['round']:>{wide}}/{self.total}  " + "  ".join(said))
-
-    def _print(self, text: str) -> None:
-        try:
-            say(self.console, text)
-            self.console.file.flush()
-        except (BrokenPipeError, SystemExit):
-            mute()
-
-
-class BarProgress(NullProgress):
-    """A bar a run, with accuracy, loss and the time that remains; finished bars stay.
-
-    Args:
-        console: the terminal.
-        seconds_between: how often the bar is redrawn at most.
-    """
-
-    def __init__(self, console: Console, seconds_between: float = 0.1) -> None:
-        self.console = console
-        self.seen: dict[str, Any] = {}
-        self.failures = 0
-        self.echo = False
-        self.task: TaskID | None = None
-        self.bars = Progress(
-            TextColumn("{task.description}", style="bold"),
-            BarColumn(bar_width=None, complete_style="cyan", finished_style="green"),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[said]}"),
-            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-            console=console,
-            refresh_per_second=1 / seconds_between,
-            expand=True,
-        )
-
-    def __enter__(self) -> BarProgress:
-        self.echo = _echo_of_control_keys(False)
-        self.bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Leave the bars as they are."""
-        self.bars.stop()
-        if self.echo:
-            _echo_of_control_keys(True)
-
-    def start(self, name: str, total_rounds: int, start_round: int) -> None:
-        """A new bar."""
-        self.seen, self.failures = {}, 0
-        self.task = self.bars.add_task(escape(self.label or name), total=total_rounds, completed=start_round, said="")
-
-    def round(self, record: dict[str, Any]) -> None:
-        """Move the bar; a number that was not measured in this round keeps its last value."""
-        assert self.task is not None
-        words = watched(record, self.first)
-        self.seen |= {key: record[key] for key in words}
-        self.failures += record.get("failures", 0)
-        words = watched(self.seen, self.first)
-        lead = next((key for key in words if key not in FOUND[4:]), "")
-        levels = [key for key in words if LEVEL.fullmatch(key) and key.partition("/")[0] == lead.partition("/")[0]]
-        shown = [key for key in (lead, *levels, *FOUND[4:]) if key in words]
-        said = "  ".join(f"{words[key]} {number(key, self.seen[key])}" for key in shown)
-        said += f"  [yellow]{self.failures} failed[/]" if self.failures else ""
-        self.bars.update(self.task, completed=record["round"], said=said)
-
-    def finish(self, summary: dict[str, Any]) -> None:
-        """A run that stopped early has a full bar too."""
-        assert self.task is not None
-        self.bars.update(self.task, total=summary.get("rounds") or None)
-
-
-def _echo_of_control_keys(on: bool) -> bool:
-    """Whether the terminal writes ^C when it is pressed, which would break a bar; returns what it did before."""
-    try:
-        import termios
-
-        settings = termios.tcgetattr(sys.stdin)
-        before = bool(settings[3] & termios.ECHOCTL)
-        settings[3] = settings[3] | termios.ECHOCTL if on else settings[3] & ~termios.ECHOCTL
-        termios.tcsetattr(sys.stdin, termios.TCSANOW, settings)
-    except Exception:  # no terminal, no termios, or standard input is closed
-        return False
-    return before
-
-
-def make_progress(console: Console, quiet: bool = False) -> NullProgress:
-    """Bars on a terminal, lines elsewhere, or nothing."""
-    if quiet:
-        return NullProgress()
-    return BarProgress(console) if console.is_terminal else LineProgress(console)
-
-
-def say(console: Console, text: str, end: str = "\n") -> None:
+def print_raw(console: Console, text: str, end: str = "\n") -> None:
     """Print text as it is, neither marked up nor broken into lines."""
     console.print(text, markup=False, soft_wrap=True, end=end)
 
@@ -276,7 +135,7 @@ def notes(console: Console, summaries: Iterable[Mapping[str, Any]]) -> None:
     """What runs warned of, and an empty line."""
     for summary in summaries:
         for warning in summary.get("warnings") or []:
-            say(console, f"note: {warning}")
+            print_raw(console, f"note: {warning}")
     console.print()
 
 
@@ -295,9 +154,9 @@ def results(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
     Args:
         rows: a label and the summary of each run.
     """
-    first = FOUND[0]
+    first = HEADLINES[0]
     if any(summary.get("headline", first) != first for _, summary in rows):  # one column to compare all of them by
-        first = FOUND[1]
+        first = HEADLINES[1]
     columns = [_columns(summary, first) for _, summary in rows]
     heads = dict.fromkeys(head for column in columns for head, said in column.items() if said != ABSENT)
     if {"accuracy", "server model"} & heads.keys():
@@ -317,22 +176,27 @@ def _columns(summary: Mapping[str, Any], first: str) -> dict[str, str]:
     rounds, reached = summary.get("rounds"), target.get("round")
     status = str(summary.get("status", "finished"))
     levels = [key for key in watched(final) if LEVEL.fullmatch(key)]
-    server = {"accuracy" if first == FOUND[0] else "server model": number("accuracy", final.get("global/accuracy"))}
+    server = {"accuracy" if first == HEADLINES[0] else "server model": number("accuracy", final.get("global/accuracy"))}
     server |= {watched(final)[key]: number(key, final[key]) for key in levels if not key.startswith("clients/")}
     server |= {"average model": number("accuracy", final.get("average/accuracy"))}
     clients = {"clients": number("accuracy", final.get("clients/accuracy/mean"))}
     clients |= {watched(final)[key]: number(key, final[key]) for key in levels if key.startswith("clients/")}
     clients |= {"worst 10 %": number("accuracy", final.get("clients/accuracy/worst10"))}
     return {
-        **(server | clients if first == FOUND[0] else clients | server),
+        **(server | clients if first == HEADLINES[0] else clients | server),
         "test loss": number("loss", final.get("global/loss")),
         f"to {goal}": ABSENT if not target else f"> {rounds} rounds" if reached is None else f"{reached} rounds",
         "rounds": f"{rounds}" if rounds is not None else ABSENT,
         "sent": count(final.get("comm/params")),
-        "failures": str(summary["failure_count"]) if summary.get("failure_count") else ABSENT,
+        "failures": str(lost) if (lost := _left_out(summary)) else ABSENT,
         "time": duration(summary.get("seconds")),
         "status": ABSENT if status == "finished" else status.partition(":")[0],
     }
+
+
+def _left_out(summary: Mapping[str, Any]) -> int:
+    """How many updates could not be used; version 0.1 had another name for it."""
+    return (summary.get("left_out") or {}).get("count", summary.get("failure_count", 0))
 
 
 def show_warnings(console: Console) -> None:
@@ -344,7 +208,7 @@ def show_warnings(console: Console) -> None:
     warnings.showwarning = show
 
 
-def short(path: Path) -> str:
+def relpath(path: Path) -> str:
     """A path relative to the current folder where it lies inside."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
@@ -352,7 +216,7 @@ def short(path: Path) -> str:
         return str(path)
 
 
-def mute() -> None:
+def silence_stdout() -> None:
     """Send the rest of standard output nowhere: its reader has gone."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

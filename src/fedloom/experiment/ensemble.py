@@ -23,11 +23,11 @@ from fedloom.core.plan import Plan
 from fedloom.core.server_data import CHUNK, ServerData, logits_of, view_logits
 from fedloom.core.slots import label
 from fedloom.data.augment import pipeline
-from fedloom.experiment.checkpoint import Snapshot
 from fedloom.experiment.experiment import Experiment
-from fedloom.experiment.loop import RunResult
+from fedloom.experiment.federated import RunResult
 from fedloom.experiment.runtime import one_thread, pick_device
 from fedloom.experiment.setup import make_plan, placed, server_data
+from fedloom.experiment.snapshot import Snapshot
 from fedloom.parts.mixing.ssa import SelfSupervised, combined
 
 SAMPLE_WISE = SelfSupervised(lr=0.02, epochs=10, draws=4)

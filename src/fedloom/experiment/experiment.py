@@ -17,7 +17,7 @@ from fedloom.data.augment import Augmentation, pipeline
 from fedloom.metrics import measures
 
 if TYPE_CHECKING:
-    from fedloom.experiment.loop import RunResult
+    from fedloom.experiment.federated import RunResult
 
 EVALUATIONS = ("global", "clients", "average", "train", "received")
 CLIENT_STATE = ("auto", "memory", "disk")
@@ -219,8 +219,8 @@ class Experiment:
     def run(self, out: Path | str | None = None, **settings: Any) -> RunResult:
         """Run it; ``out`` is the run directory, or None to keep everything in memory.
 
-        Takes the settings of ``fedloom.experiment.loop.run``: ``resume``, ``checkpoint_every``, ``keep``, ``progress``.
+        Takes the settings of ``fedloom.experiment.federated.run``, such as ``resume`` and ``callbacks``.
         """
-        from fedloom.experiment.loop import run
+        from fedloom.experiment.federated import run
 
         return run(self, out, **settings)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -83,22 +82,6 @@ def _beside(experiment: Experiment, plan: Plan) -> dict[str, Any]:
         found["target"] = _digest(_bytes(unlabelled.x))
     if experiment.method.needs("views"):
         found["views"] = [repr(augmentation(a)) for a in experiment.views]
-    return found
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """The settings that differ, each as ``name: old → new``.
-
-    >>> differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
-    ['a.b: 1 → 3']
-    """
-    found = []
-    for key in [*old, *(key for key in new if key not in old)]:
-        a, b = old.get(key), new.get(key)
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            found += differences(a, b, f"{prefix}{key}.")
-        elif a != b:
-            found.append(f"{prefix}{key}: {a} → {b}")
     return found
 
 

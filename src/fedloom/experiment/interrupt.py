@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from fedloom.core.errors import FedLoomError
+from fedloom.experiment.rundir import Status
 
 
 class Interruptible:
@@ -18,10 +19,10 @@ class Interruptible:
     Outside the main thread, where Python delivers no signals, it holds nothing back.
 
     Args:
-        finish: called with how the run ended if that was before its time; the error then goes on its way.
+        finish: called with how the run ended, and why, if that was before its time; the error then goes on its way.
     """
 
-    def __init__(self, finish: Callable[[str], object]) -> None:
+    def __init__(self, finish: Callable[[Status, str | None], object]) -> None:
         self._finish = finish
         self._holding = False
         self._came = False
@@ -37,9 +38,9 @@ class Interruptible:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         if isinstance(error, KeyboardInterrupt):
-            self._finish("interrupted")
+            self._finish(Status.INTERRUPTED, None)
         elif isinstance(error, FedLoomError):
-            self._finish(f"failed: {error}")
+            self._finish(Status.FAILED, str(error))
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._holding:

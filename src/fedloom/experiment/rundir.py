@@ -105,7 +105,6 @@ class RunDirectory:
         self.checkpoints = self.path / "checkpoint"
         self.figures = self.path / "figures"
         self.tables = {name: Table(self.path / f"{name}.parquet") for name in ("clients", "mixing")}
-        self.history: list[dict[str, Any]] = []
         self.notes: list[str] = []
 
     # --- reading
@@ -224,18 +223,13 @@ class RunDirectory:
 
     # --- writing
 
-    @property
-    def recorded(self) -> int:
-        """The last round on record."""
-        return self.history[-1]["round"] if self.history else 0
-
-    def create(self, config: Mapping[str, Any], citations: str) -> None:
-        """Start a new run directory.
+    def create(self, config: Mapping[str, Any], citations: str, into: bool = False) -> None:
+        """Start a new run directory; ``into`` a folder that holds other things, if asked.
 
         Raises:
             CheckpointError: if the path is taken or cannot be written.
         """
-        if self.taken:
+        if self.taken and not into:
             raise CheckpointError(
                 f"{self.path} exists already; choose another out=, or continue it with resume={self.path}."
             )
@@ -250,13 +244,28 @@ class RunDirectory:
         atomic.write_whole(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(config))).encode())
         atomic.write_whole(self.path / "citations.bib", citations.encode())
 
-    def rewind(self, round: int) -> None:
-        """Forget everything after a round, which a checkpoint holds: a killed run may have gone further."""
-        self.history = [record for record in self.metrics() if record["round"] <= round]
-        lines = "".join(json.dumps(record) + "\n" for record in self.history)
+    def continued(self) -> dict[str, Any]:
+        """The configuration of a run that is to go on here.
+
+        Raises:
+            CheckpointError: if this is not a run directory, or one of FedLoom 0.1.
+        """
+        config = self.config()
+        if config.get("version", 1) != VERSION:
+            raise CheckpointError(
+                f"{self.path} was written by another version of FedLoom (format {config.get('version', 1)}, this one "
+                f"writes {VERSION}): it can be read but not continued; start the run anew in another directory."
+            )
+        return config
+
+    def rewind(self, round: int) -> list[dict[str, Any]]:
+        """Forget everything after a round, which a checkpoint holds; returns the records that remain."""
+        history = [record for record in self.metrics() if record["round"] <= round]
+        lines = "".join(json.dumps(record) + "\n" for record in history)
         atomic.write_whole(self.path / "metrics.jsonl", lines.encode())
         for table in self.tables.values():
             table.rewind(round)
+        return history
 
     def record(self, record: dict[str, Any], tables: Mapping[str, Columns] | None = None) -> None:
         """Append one round, and keep its rows of the tables until these are written.
@@ -264,18 +273,16 @@ class RunDirectory:
         Raises:
             CheckpointError: if the disk is full; the checkpoints written so far stay good.
         """
-        for name, columns in (tables or {}).items():
-            self.tables[name].add(record["round"], columns)
-        self.history.append(record)
         try:
             with (self.path / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(record) + "\n")
         except OSError as error:
-            self.history.pop()
             raise CheckpointError(
                 f"{self.path}/metrics.jsonl cannot be written ({error.strerror}); "
                 f"make room and continue with resume={self.path}."
             ) from error
+        for name, columns in (tables or {}).items():
+            self.tables[name].add(record["round"], columns)
 
     def write_tables(self) -> None:
         """Write both parquet files, and wait until the records so far are on disk."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
@@ -23,9 +24,10 @@ from fedloom.core.plan import Plan
 from fedloom.core.round import Server
 from fedloom.core.tree import Tree
 from fedloom.experiment import atomic
-from fedloom.experiment.checkpoint import flat, nested, state_file
+from fedloom.experiment.checkpoint import available
 
 LIMIT = 2_000_000_000  # bytes of client states that ``auto`` keeps in memory
+CLIENTS = "clients"  # where a run directory holds client states
 CACHE = 256 << 20  # bytes of client states read from disk that stay in memory
 
 
@@ -54,14 +56,16 @@ class MemoryStore:
         """What a checkpoint holds of it: every state."""
         return {"clients": {f"{client}|{key}": value for client, state in self for key, value in flat(state).items()}}
 
-    def restored(self, trees: Mapping[str, Tree], folder: Path, round: int, device: torch.device) -> MemoryStore:
+    def restored(
+        self, trees: Mapping[str, Mapping[str, Tensor]], folder: Path, round: int, device: torch.device
+    ) -> MemoryStore:
         """Such a store as a checkpoint has it, whichever kind wrote it; as ``DiskStore.restored``."""
         store = MemoryStore()
         there = DiskStore.indexed(folder, trees["index"], round, device) if "index" in trees else None
         store.update(_clients(trees["clients"], device) if there is None else dict(there))
         return store
 
-    def hold(self, files: set[str]) -> None:
+    def pin(self, files: set[str]) -> None:
         """Nothing: there are no files."""
 
     def __iter__(self) -> Iterator[tuple[int, State]]:
@@ -79,13 +83,13 @@ class Entry(NamedTuple):
     sha256: bytes
 
 
-class Recent:
+class LRUCache:
     """The states used last, as many as take no more than ``room`` bytes.
 
-    >>> recent = Recent(8)
+    >>> cache = LRUCache(8)
     >>> for client in range(3):
-    ...     recent.add(client, {"drift": {"h": torch.zeros(1)}})
-    >>> recent.pop(0), recent.pop(2)
+    ...     cache.add(client, {"drift": {"h": torch.zeros(1)}})
+    >>> cache.pop(0), cache.pop(2)
     (None, {'drift': {'h': tensor([0.])}})
     """
 
@@ -129,7 +133,7 @@ class DiskStore:
         self.round = 0  # rounds that are over
         self.index: dict[int, Entry] = {}
         self._held: set[str] = set()  # files that checkpoints refer to
-        self._recent = Recent(cache)
+        self._recent = LRUCache(cache)
         self._damage = ""
 
     @property
@@ -204,7 +208,9 @@ class DiskStore:
         }
         return {"index": tree}
 
-    def restored(self, trees: Mapping[str, Tree], folder: Path, round: int, device: torch.device) -> DiskStore:
+    def restored(
+        self, trees: Mapping[str, Mapping[str, Tensor]], folder: Path, round: int, device: torch.device
+    ) -> DiskStore:
         """Such a store as a checkpoint has it, whichever kind wrote it.
 
         Args:
@@ -226,7 +232,7 @@ class DiskStore:
 
     @classmethod
     def indexed(
-        cls, folder: Path, index: Tree, round: int, device: torch.device | str, cache: int = CACHE
+        cls, folder: Path, index: Mapping[str, Tensor], round: int, device: torch.device | str, cache: int = CACHE
     ) -> DiskStore:
         """A store of files that are there already."""
         store = cls(folder, device, cache)
@@ -239,10 +245,10 @@ class DiskStore:
                 what = "is missing" if found < 0 else f"has {found} bytes instead of {size}"
                 raise ValueError(f"the state of client {client} {what}: {path}")
             store.index[client] = Entry(written, size, bytes(digest))
-        store.hold(set(store.files))
+        store.pin(set(store.files))
         return store
 
-    def hold(self, files: set[str]) -> None:
+    def pin(self, files: set[str]) -> None:
         """From now on these are the files that checkpoints refer to."""
         self._held = set(files)
 
@@ -315,11 +321,64 @@ def make_store(
     ]
 
 
+def collect_garbage(folder: Path, store: ClientStore) -> None:
+    """Remove the files of client states to which neither a checkpoint in ``folder`` nor the store refers."""
+    home = folder.parent / CLIENTS
+    if not home.is_dir():
+        return
+    try:
+        pinned = {name for path in available(folder) for name in _files_of(path)}
+        found = list(home.iterdir())
+    except (OSError, KeyError, SafetensorError):  # what a checkpoint that cannot be read refers to, nobody knows
+        return
+    store.pin(pinned)
+    needed = pinned | store.files
+    for path in found:
+        if path.name not in needed:
+            atomic.discard(path)
+
+
+def _files_of(checkpoint: Path) -> set[str]:
+    """The files of client states that a checkpoint refers to; none if it holds the states itself."""
+    file = checkpoint / "index.safetensors"
+    if not file.exists():
+        return set()
+    index = load_tensors(file.read_bytes())
+    return {state_file(c, r) for c, r in zip(index["client"].tolist(), index["round"].tolist(), strict=True)}
+
+
+def state_file(client: int, round: int) -> str:
+    """The name of the file that holds a client's state from the end of a round on.
+
+    >>> state_file(3, 40)
+    '3-000040.safetensors'
+    """
+    return f"{client}-{round:06d}.safetensors"
+
+
+def flat(state: State) -> dict[str, Tensor]:
+    """All tensors of a state in one mapping.
+
+    >>> list(flat({"drift": {"h": torch.ones(2)}}))
+    ['drift|h']
+    """
+    return {f"{place}|{name}": value for place, tree in state.items() for name, value in tree.items()}
+
+
+def nested(tensors: Mapping[str, Tensor]) -> State:
+    """The state whose ``flat`` mapping this is."""
+    state: State = {}
+    for key, value in tensors.items():
+        place, name = key.split("|", 1)
+        state.setdefault(place, {})[name] = value
+    return state
+
+
 def _bytes(tree: Tree) -> int:
     return sum(value.nbytes for value in tree.values())
 
 
-def _clients(tree: Tree, device: torch.device) -> dict[int, State]:
+def _clients(tree: Mapping[str, Tensor], device: torch.device) -> dict[int, State]:
     found: dict[int, dict[str, Tensor]] = {}
     for key, value in tree.items():
         client, name = key.split("|", 1)

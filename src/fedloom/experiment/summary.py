@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedloom.core.client import Failure
+from fedloom.core.client import Failure, FailureKind
 from fedloom.core.local import cohort_size
 from fedloom.core.method import Method
 from fedloom.core.parts import Paired, overrides
 from fedloom.core.plan import Plan
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.metrics import best_round, fedavg_rounds, parameters_to_target, rounds_to_target
+
+LEFT_OUT = 0.1  # the share of updates above which a run warns
 
 
 def headline(method: Method) -> str:
@@ -40,7 +42,7 @@ def should_stop(history: Sequence[dict[str, Any]], settings: Evaluation) -> str 
 
     >>> records = [{"round": r, "global/accuracy": a} for r, a in enumerate([0.5, 0.6, 0.6, 0.55], start=1)]
     >>> should_stop(records, Evaluation(patience=2))
-    'stopped: no improvement in 2 evaluations'
+    'no improvement in 2 evaluations'
     """
     _, values = curve(history, settings.metric)
     if not values:
@@ -49,9 +51,9 @@ def should_stop(history: Sequence[dict[str, Any]], settings: Evaluation) -> str 
     if settings.stop_at_target and settings.target is not None:
         best = better(values)
         if best >= settings.target if settings.maximise else best <= settings.target:
-            return "stopped: target reached"
+            return "target reached"
     if settings.patience and len(values) - 1 - values.index(better(values)) >= settings.patience:
-        return f"stopped: no improvement in {settings.patience} evaluations"
+        return f"no improvement in {settings.patience} evaluations"
     return None
 
 
@@ -60,29 +62,20 @@ def summarise(
     plan: Plan,
     history: Sequence[dict[str, Any]],
     failures: Sequence[Failure],
-    status: str,
 ) -> dict[str, Any]:
-    """The content of ``summary.json``; the headline is the final round, the best round stands beside it by name."""
+    """What ``summary.json`` says of a federated run; the best round stands beside the final one by name."""
     settings = experiment.evaluation
-    final = history[-1] if history else {}
     rounds, values = curve(history, settings.metric)
     direction = "max" if settings.maximise else "min"
     best = best_round(values, rounds, direction) if values else None
-    idle = sum(record["failures"] == record["cohort"] for record in history)
+    asked = sum(record["cohort"] for record in history)
     summary: dict[str, Any] = {
-        "method": experiment.method.name,
         "headline": headline(experiment.method),
-        "seed": experiment.seed,
-        "status": status,
-        "rounds": final.get("round", 0),
-        "seconds": round(sum(record["seconds"] for record in history), 3),
         "parameters": plan.layout.size,
         "clients": len(experiment.federation),
-        "final": {k: v for k, v in final.items() if k not in ("round", "seconds")},
         "best": None if best is None else {"metric": settings.metric, "round": best[0], "value": best[1]},
         "failures": [str(failure) for failure in failures[:100]],
-        "failure_count": len(failures),
-        "warnings": [f"in {idle} of {len(history)} rounds nobody's update could be used."] if idle else [],
+        "left_out": {"count": len(failures), "share": round(len(failures) / max(asked, 1), 6)},
     }
     if settings.target is not None:
         reached = rounds_to_target(values, rounds, settings.target, direction)
@@ -98,3 +91,19 @@ def summarise(
             "fedavg_rounds_spent": fedavg_rounds(up, plan.layout.size, cohort),
         }
     return summary
+
+
+def warnings(history: Sequence[dict[str, Any]], failures: Sequence[Failure]) -> list[str]:
+    """Sentences on updates that could not be used: rounds without any, and more than a tenth left out of all rounds.
+
+    Clients that dropped out as ``drop_rate`` asked do not count.
+    """
+    found = []
+    idle = sum(record["failures"] == record["cohort"] for record in history)
+    if idle:
+        found.append(f"in {idle} of {len(history)} rounds nobody's update could be used.")
+    asked = sum(record["cohort"] for record in history)
+    lost = [failure for failure in failures if failure.kind is not FailureKind.ABSENT]
+    if len(lost) > LEFT_OUT * asked:
+        found.append(f"{len(lost)} of {asked} updates ({len(lost) / asked:.0%}) were left out; the first: {lost[0]}.")
+    return found

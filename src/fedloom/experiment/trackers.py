@@ -1,75 +1,102 @@
-"""Experiment trackers, as switches: every round's record goes to TensorBoard or MLflow too."""
+"""Experiment trackers: callbacks that send every round's record to TensorBoard or MLflow too."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fedloom.core.errors import ConfigError, nearest
+from fedloom.experiment.callbacks import Callback, RunInfo
 
 
-class Tracker(Protocol):
-    """Receives every round's record."""
+class Tracker(Callback):
+    """Begins with the first record of a run that has a run directory.
 
-    def log(self, round: int, record: Mapping[str, Any]) -> None:
-        """Take one record."""
-        ...
+    Raises:
+        ConfigError: if its library is not installed.
+    """
 
-    def close(self) -> None:
-        """The run is over."""
-        ...
+    library: str
+    """The module that it needs."""
+
+    def __init__(self) -> None:
+        try:
+            self.module: Any = import_module(self.library)
+        except ImportError as error:
+            name = type(self).__name__.lower()
+            raise ConfigError(f"trackers={name} needs: pip install 'fedloom[track]'") from error
+        self.run: RunInfo | None = None
+        self.begun = False
+
+    def on_start(self, run: RunInfo) -> None:
+        self.run, self.begun = run, False
+
+    def on_round(self, record: Mapping[str, Any]) -> None:
+        if self.run is None or self.run.directory is None:
+            return
+        if not self.begun:
+            self.begin(self.run, str(self.run.directory.path.absolute()))
+            self.begun = True
+        self.log(record["round"], {k: float(v) for k, v in record.items() if isinstance(v, int | float)})
+
+    def on_close(self) -> None:
+        if self.begun:
+            self.end()
+
+    @abstractmethod
+    def begin(self, run: RunInfo, folder: str) -> None:
+        """Open what is needed in the run directory ``folder``."""
+
+    @abstractmethod
+    def log(self, round: int, numbers: dict[str, float]) -> None:
+        """Put one point into every curve."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Flush and close."""
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """Writes scalars into ``<run directory>/tensorboard``."""
 
-    def __init__(self, out: Path, name: str) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ConfigError("trackers=tensorboard needs: pip install 'fedloom[track]'") from error
-        self.writer = SummaryWriter(str(out / "tensorboard"))
+    library = "torch.utils.tensorboard"
 
-    def log(self, round: int, record: Mapping[str, Any]) -> None:
-        """One point in every curve."""
-        for key, value in numbers(record).items():
+    def begin(self, run: RunInfo, folder: str) -> None:
+        self.writer = self.module.SummaryWriter(f"{folder}/tensorboard")
+
+    def log(self, round: int, numbers: dict[str, float]) -> None:
+        for key, value in numbers.items():
             self.writer.add_scalar(key, value, round)
 
-    def close(self) -> None:
-        """Flush."""
+    def end(self) -> None:
         self.writer.close()
 
 
-class MLflow:
+class MLflow(Tracker):
     """Logs to MLflow's tracking server, or to ``<run directory>/mlflow.db`` if ``MLFLOW_TRACKING_URI`` is not set."""
 
-    def __init__(self, out: Path, name: str) -> None:
-        try:
-            mlflow = import_module("mlflow")
-        except ImportError as error:
-            raise ConfigError("trackers=mlflow needs: pip install 'fedloom[track]'") from error
+    library = "mlflow"
+
+    def begin(self, run: RunInfo, folder: str) -> None:
         if "MLFLOW_TRACKING_URI" not in os.environ:
-            mlflow.set_tracking_uri(f"sqlite:///{out.absolute()}/mlflow.db")
-        mlflow.set_experiment("fedloom")
-        mlflow.start_run(run_name=name)
-        self.mlflow = mlflow
+            self.module.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
+        self.module.set_experiment("fedloom")
+        self.module.start_run(run_name=f"{run.name}-{run.seed}")
 
-    def log(self, round: int, record: Mapping[str, Any]) -> None:
-        """One point in every curve."""
-        self.mlflow.log_metrics(numbers(record), step=round)
+    def log(self, round: int, numbers: dict[str, float]) -> None:
+        self.module.log_metrics(numbers, step=round)
 
-    def close(self) -> None:
-        """End the MLflow run."""
-        self.mlflow.end_run()
+    def end(self) -> None:
+        self.module.end_run()
 
 
-TRACKERS = {"tensorboard": TensorBoard, "mlflow": MLflow}
+TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
 
 
-def make(names: list[str], out: Path, run_name: str) -> list[Tracker]:
+def make(names: Sequence[str]) -> list[Tracker]:
     """The trackers of the given names.
 
     Raises:
@@ -78,13 +105,4 @@ def make(names: list[str], out: Path, run_name: str) -> list[Tracker]:
     for name in names:
         if name not in TRACKERS:
             raise ConfigError(f"unknown tracker {name!r}; {nearest(name, TRACKERS)}")
-    return [TRACKERS[name](out, run_name) for name in names]
-
-
-def numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numeric entries of a record.
-
-    >>> numbers({"round": 1, "global/loss": None, "global/accuracy": 0.5})
-    {'round': 1.0, 'global/accuracy': 0.5}
-    """
-    return {k: float(v) for k, v in record.items() if isinstance(v, int | float)}
+    return [TRACKERS[name]() for name in names]

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
-
 from fedloom.core.federation import Federation
 from fedloom.core.method import Method
 from fedloom.data import federate
@@ -65,36 +60,9 @@ def build_checkpoints(config: Config) -> Checkpoints:
     return made(Checkpoints, config.values["checkpoint"])
 
 
-class Tracking:
-    """The trackers of a configuration, begun with the first record: before it there is no run directory.
-
-    Args:
-        names: which ones.
-        out: the run directory.
-        title: what they call the run.
-    """
-
-    def __init__(self, names: Sequence[str], out: Path, title: str) -> None:
-        self.begin = functools.partial(trackers.make, list(names), out, title)
-        self.all: list[trackers.Tracker] | None = None
-
-    def log(self, round: int, record: Mapping[str, Any]) -> None:
-        """Pass a record on to all."""
-        if self.all is None:
-            self.all = self.begin()
-        for tracker in self.all:
-            tracker.log(round, record)
-
-    def close(self) -> None:
-        """The run is over."""
-        for tracker in self.all or ():
-            tracker.close()
-
-
-def build_trackers(config: Config, out: Path) -> list[Tracking]:
+def build_trackers(config: Config) -> list[trackers.Tracker]:
     """What gets every round's record besides the run directory."""
-    names = schema.tracking(tuple(config["trackers"]))
-    return [Tracking(names, out, f"{build_method(config).name}-{config['seed']}")] if names else []
+    return trackers.make(schema.tracking(tuple(config["trackers"])))
 
 
 def build_federation(config: Config) -> Federation:

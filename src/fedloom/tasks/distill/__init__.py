@@ -10,7 +10,7 @@ from fedloom.tasks.distill.experiment import Distillation
 from fedloom.tasks.distill.method import Distiller, Guide, Term, distillers
 from fedloom.tasks.distill.methods import ce, disk, fitnet, kd, semckd, simkd, simkd_disk
 from fedloom.tasks.distill.taps import FeatureTap
-from fedloom.tasks.distill.trainer import Distilled, run
+from fedloom.tasks.distill.task import Distilled, run
 from fedloom.tasks.distill.training import Training
 
 __all__ = [

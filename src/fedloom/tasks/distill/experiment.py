@@ -12,12 +12,12 @@ from torch import nn
 from fedloom.core.errors import ConfigError, nearest
 from fedloom.data.augment import Augmentation, pipeline
 from fedloom.tasks.distill.data import Splits
-from fedloom.tasks.distill.lessons import MODES
 from fedloom.tasks.distill.method import Distiller
+from fedloom.tasks.distill.teacher_cache import MODES
 from fedloom.tasks.distill.training import Schedule, Training, schedule
 
 if TYPE_CHECKING:
-    from fedloom.tasks.distill.trainer import Distilled
+    from fedloom.tasks.distill.task import Distilled
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Distillation:
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.method.taught and self.teacher is None:
+        if self.method.needs_teacher and self.teacher is None:
             raise ConfigError(
                 f"method {self.method.name!r} learns from a teacher; give a run directory, with teacher=runs/..., or a "
                 "model to be trained first, like teacher=two_cnn."
@@ -88,8 +88,8 @@ class Distillation:
     def run(self, out: Path | str | None = None, **settings: Any) -> Distilled:
         """Run it; ``out`` is the run directory, or None to keep everything in memory.
 
-        Takes the settings of ``fedloom.tasks.distill.trainer.run``: ``resume``, ``checkpoint_every``, ``progress``.
+        Takes the settings of ``fedloom.tasks.distill.task.run``: ``resume``, ``checkpoint_every``, ``callbacks``.
         """
-        from fedloom.tasks.distill.trainer import run
+        from fedloom.tasks.distill.task import run
 
         return run(self, out, **settings)

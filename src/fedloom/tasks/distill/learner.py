@@ -44,11 +44,11 @@ class Learner(nn.Module):
         """The layers of a term."""
         return dict(self.layers.items()).get(str(number))
 
-    def hears(self, x: Tensor) -> Outputs:
+    def forward_student(self, x: Tensor) -> Outputs:
         """What the student says of inputs."""
         return self.taps(x)
 
-    def answers(self, said: Outputs) -> Tensor:
+    def deployed_logits(self, said: Outputs) -> Tensor:
         """The deployed model's logits [B, C]: the student's own, or those of the teacher's head on its features."""
         if self.reuse is None:
             return said.logits
@@ -57,7 +57,7 @@ class Learner(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The deployed model: logits [B, C]."""
-        return self.answers(self.hears(x))
+        return self.deployed_logits(self.forward_student(x))
 
     def losses(self, pair: NetworkPair, g: Tensor | None = None, tau_s: float = 1.0) -> Tensor:
         """The student's loss of each sample, [B], given the guide [B]."""

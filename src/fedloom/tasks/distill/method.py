@@ -36,7 +36,7 @@ class Term(ABC):
 
     Attributes:
         maps: whether it reads the student's maps.
-        taught: whether it reads the teacher at all.
+        needs_teacher: whether it reads the teacher at all.
         selective: whether a guide changes it.
         reuses_head: whether the student is deployed with this term's layers and the teacher's head.
     """
@@ -44,7 +44,7 @@ class Term(ABC):
     weight: float = 1.0
 
     maps: ClassVar[bool] = False
-    taught: ClassVar[bool] = True
+    needs_teacher: ClassVar[bool] = True
     selective: ClassVar[bool] = False
     reuses_head: ClassVar[bool] = False
 
@@ -171,9 +171,9 @@ class Distiller:
         return next((number for number, term in enumerate(self.terms) if term.reuses_head), None)
 
     @property
-    def taught(self) -> bool:
+    def needs_teacher(self) -> bool:
         """Whether a teacher is needed."""
-        return self.guide is not None or any(term.taught for term in self.terms)
+        return self.guide is not None or any(term.needs_teacher for term in self.terms)
 
     @property
     def maps(self) -> bool:

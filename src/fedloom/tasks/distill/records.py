@@ -10,11 +10,12 @@ from typing import Any
 from torch import nn
 
 from fedloom.data.augment import augmentation
+from fedloom.experiment.rundir import Status
 from fedloom.models import macs
 from fedloom.tasks.distill.data import Splits
 from fedloom.tasks.distill.experiment import Distillation
 from fedloom.tasks.distill.learner import Learner
-from fedloom.tasks.distill.lessons import digest
+from fedloom.tasks.distill.teacher_cache import digest
 from fedloom.tasks.distill.training import Schedule
 from fedloom.tasks.distill.work import measured
 
@@ -40,7 +41,7 @@ def describe(experiment: Distillation, data: Splits, learner: Learner, teacher: 
     }
     if method.guide is not None:
         about["method"]["guide"] = repr(method.guide)
-    if teacher is not None and method.taught:
+    if teacher is not None and method.needs_teacher:
         about["teacher"] = digest(*teacher.state_dict().values())
     if experiment.augment:
         about["augment"] = [repr(augmentation(one)) for one in experiment.augment]
@@ -98,11 +99,6 @@ def published(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     return max(seen, key=lambda record: (record["global/accuracy"], -record["round"])) if seen else None
 
 
-def finished(status: str) -> bool:
-    """Whether a run has come to its end."""
-    return status == "finished"
-
-
 def brief(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Round, passes and accuracies of a record."""
     if record is None:
@@ -115,7 +111,7 @@ def summarise(
     experiment: Distillation,
     schedule: Schedule,
     history: Sequence[dict[str, Any]],
-    status: str,
+    status: Status,
     delta: float | None,
     *,
     learner: Learner,
@@ -123,34 +119,26 @@ def summarise(
     data: Splits,
     inputs: tuple[int, ...],
 ) -> dict[str, Any]:
-    """The content of ``summary.json``: the selected model first; the published choice beside it, by name."""
+    """What ``summary.json`` says of a distillation: the selected model, and the published choice beside it, by name."""
     final = history[-1] if history else {}
     best = selected(history)
     student = {"parameters": learner.size(), "macs": macs(learner, inputs)}
     about: dict[str, Any] = {
-        "method": experiment.method.name,
-        "seed": experiment.seed,
-        "status": status,
-        "rounds": final.get("round", 0),
         "protocol": experiment.budget,
         "passes": final.get("passes", schedule.before),
         "forwards": final.get("forwards", 0),
         "warm": schedule.before + schedule.warm,
-        "seconds": round(sum(record["seconds"] for record in history), 3),
-        "final": {k: v for k, v in final.items() if k not in ("round", "seconds")},
         "selected": brief(best),
         "as_published": brief(published(history)),
         "last": brief(final or None),
         "student": student,
-        "warnings": [],
     }
     if best is not None and "validation/accuracy" in best:
         about["best"] = {"metric": "validation/accuracy", "round": best["round"], "value": best["validation/accuracy"]}
     if delta is not None:
         about["delta"] = delta
-    if teacher is not None and finished(status):
-        said = {"accuracy": teachers_accuracy(teacher, data)}
+    if teacher is not None and status.ended:
         theirs = {"parameters": sum(p.numel() for p in teacher.parameters()), "macs": macs(teacher, inputs)}
-        about["teacher"] = {"accuracy": said["accuracy"], **theirs}
+        about["teacher"] = {"accuracy": teachers_accuracy(teacher, data), **theirs}
         about["ratio"] = {key: round(theirs[key] / max(student[key], 1), 1) for key in theirs}
     return about

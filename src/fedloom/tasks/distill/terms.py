@@ -25,7 +25,7 @@ def temperature(name: str, tau: float | None) -> None:
 class Labels(Term):
     """-log s_y(x), the cross entropy of the labels."""
 
-    taught = False
+    needs_teacher = False
 
     def view(self, pair: NetworkPair, layers: nn.Module | None) -> Tensor:
         """The student's logits."""

@@ -16,11 +16,11 @@ from fedloom.data.augment import Pipeline
 from fedloom.parts.objectives.divergence import cross_entropy
 from fedloom.tasks.distill.guide import GuideNet
 from fedloom.tasks.distill.learner import Learner, selective
-from fedloom.tasks.distill.lessons import TeacherCache
 from fedloom.tasks.distill.method import Distiller, NetworkPair
 from fedloom.tasks.distill.schedule import fit_temperature
 from fedloom.tasks.distill.selective import budget
 from fedloom.tasks.distill.taps import Outputs
+from fedloom.tasks.distill.teacher_cache import TeacherCache
 from fedloom.tasks.distill.training import Training
 
 AT_ONCE = 1000  # samples of a forward pass
@@ -36,14 +36,14 @@ class DistillationData:
 
     Attributes:
         train: the samples.
-        lessons: the teacher's words on them; None without a teacher.
+        teacher: the teacher's words on them; None without a teacher.
         change: augmentation, if there is any.
         training: the optimiser's settings.
         seed: of the run.
     """
 
     train: Arrays
-    lessons: TeacherCache | None
+    teacher: TeacherCache | None
     change: Pipeline | None
     training: Training
     seed: int
@@ -57,9 +57,9 @@ class DistillationData:
         """A mini-batch: inputs, perhaps changed, what the teacher says of them, and labels."""
         x, y = self.train.x[rows], self.train.y[rows]
         if self.change is None:
-            return x, None if self.lessons is None else self.lessons.at(rows), y
+            return x, None if self.teacher is None else self.teacher.at(rows), y
         x = self.change(x, [(draw, len(rows))])
-        return x, None if self.lessons is None else self.lessons.of(x), y
+        return x, None if self.teacher is None else self.teacher.of(x), y
 
 
 def optimiser(parameters: list[nn.Parameter], training: Training) -> torch.optim.SGD:
@@ -138,7 +138,7 @@ def student_pass(
 
 def on_labels(learner: Learner) -> Losses:
     """Cross entropy of the student's own head: the warm start, the same bits as method ``ce``."""
-    return lambda x, teacher, y: cross_entropy(learner.hears(x).logits, y)
+    return lambda x, teacher, y: cross_entropy(learner.forward_student(x).logits, y)
 
 
 def on_terms(learner: Learner, guide: GuideNet | None = None, tau_s: float = 1.0) -> Losses:
@@ -149,7 +149,7 @@ def on_terms(learner: Learner, guide: GuideNet | None = None, tau_s: float = 1.0
         if guide is not None and teacher is not None:
             with torch.no_grad():
                 g = guide.eval()(teacher.features, teacher.logits)
-        return learner.losses(NetworkPair(learner.hears(x), teacher, y), g, tau_s)
+        return learner.losses(NetworkPair(learner.forward_student(x), teacher, y), g, tau_s)
 
     return losses
 
@@ -178,7 +178,7 @@ class StudentSnapshot:
         return self.answers.argmax(1) != self.y
 
 
-def look(bench: DistillationData, learner: Learner, method: Distiller, round: int) -> StudentSnapshot:
+def snapshot_student(bench: DistillationData, learner: Learner, method: Distiller, round: int) -> StudentSnapshot:
     """One forward pass over the data: where the student stands. With augmentation, on one view of every sample.
 
     ``round`` is counted from the end of the warm start, and decides that view.
@@ -190,10 +190,10 @@ def look(bench: DistillationData, learner: Learner, method: Distiller, round: in
         for at, rows in enumerate(everything.split(AT_ONCE)):
             x, teacher, y = bench.at(rows, rng.stream(bench.seed, "augment-guide", round, at))
             assert teacher is not None
-            said = learner.hears(x)
+            said = learner.forward_student(x)
             pair = NetworkPair(said, teacher, y)
             views = [term.view(pair, learner.of(n)) for n, term in selective(method)]
-            found.append((views, said.logits, learner.answers(said), Outputs(teacher.logits, teacher.features)))
+            found.append((views, said.logits, learner.deployed_logits(said), Outputs(teacher.logits, teacher.features)))
     views, own, answers, said = zip(*found, strict=True)
     teacher = Outputs(torch.cat([s.logits for s in said]), torch.cat([s.features for s in said]))
     together = [torch.cat(parts) for parts in zip(*views, strict=True)]
@@ -237,7 +237,7 @@ def guide_pass(
     return total / sum(map(len, batches))
 
 
-def help_given(net: GuideNet, now: StudentSnapshot) -> Tensor:
+def guide_values(net: GuideNet, now: StudentSnapshot) -> Tensor:
     """g on every training sample, [N]."""
     net.eval()
     with torch.no_grad():

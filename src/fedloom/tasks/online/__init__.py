@@ -12,16 +12,16 @@
 (3, 0)
 """
 
-from fedloom.tasks.online.bank import Expert, ExpertEnsemble, grid
+from fedloom.tasks.online.ensemble import ExpertConfig, ExpertEnsemble, grid
 from fedloom.tasks.online.experiment import Measures, Online
 from fedloom.tasks.online.hedge import Hedge
 from fedloom.tasks.online.learners import Fs, Ftml, Learner, Mogd, Toe, learners
-from fedloom.tasks.online.loop import OnlineResult, run
 from fedloom.tasks.online.proximal import BufferedMoml, Moml, PlainMoml
+from fedloom.tasks.online.task import OnlineResult, run
 
 __all__ = [
     "BufferedMoml",
-    "Expert",
+    "ExpertConfig",
     "ExpertEnsemble",
     "Fs",
     "Ftml",

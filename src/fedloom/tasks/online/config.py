@@ -20,7 +20,7 @@ from fedloom.experiment.config.schema import Checkpoints
 from fedloom.experiment.config.tree import stored
 from fedloom.experiment.config.values import convert, plain, typed
 from fedloom.models import models
-from fedloom.tasks.online.bank import Expert, grid
+from fedloom.tasks.online.ensemble import ExpertConfig, grid
 from fedloom.tasks.online.experiment import Measures, Online
 from fedloom.tasks.online.hedge import Hedge
 from fedloom.tasks.online.learners import learners
@@ -173,7 +173,7 @@ def build_stream(values: Mapping[str, Any]) -> TaskStream:
     return task_stream(source(values["data"]), made(streams, values["stream"]), seed=values["seed"])
 
 
-def _experts(values: Mapping[str, Any]) -> tuple[Expert, ...]:
+def _experts(values: Mapping[str, Any]) -> tuple[ExpertConfig, ...]:
     """The product of all lists of settings."""
     first = {key: dict(values[key]) for key in GRID}
     over: dict[str, list[Any]] = {}

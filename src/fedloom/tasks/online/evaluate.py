@@ -14,7 +14,7 @@ from fedloom.core.client import State
 from fedloom.core.federation import Arrays
 from fedloom.core.parts import Batch
 from fedloom.data.streams import Task
-from fedloom.tasks.online.bank import ExpertEnsemble
+from fedloom.tasks.online.ensemble import ExpertEnsemble
 from fedloom.tasks.online.experiment import Online
 from fedloom.tasks.online.hedge import mixed
 from fedloom.tasks.online.metrics import samples_needed, scores
@@ -49,7 +49,7 @@ class Evaluator:
         support = Batch(train.x, train.y) if rows is None else Batch(train.x[rows], train.y[rows])
         return self.bank.predict(state, support, x, only)
 
-    def mark(self, logits: Tensor, task: Task, only: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def score(self, logits: Tensor, task: Task, only: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Accuracy and loss of all experts on a task's test samples, from predictions of some; NaN for the others."""
         accuracy, loss = scores(logits, self.placed(task.test).y, self.online.objective[0])
         found = torch.full((2, len(self.online.experts)), float("nan"), dtype=torch.float64)
@@ -66,7 +66,7 @@ class Evaluator:
         order = torch.from_numpy(rng.stream(self.online.seed, "efficiency", task.number).permutation(len(task.train)))
         found: list[float] = []
         for size in sizes:
-            accuracy, _ = self.mark(self.predict(state, task, only, order[:size]), task, only)
+            accuracy, _ = self.score(self.predict(state, task, only, order[:size]), task, only)
             found.append(mixed(shares, accuracy[only]))
         needed = samples_needed(sizes, found, self.online.measures.target)
         return {"efficiency/accuracy": found, "efficiency/samples": needed}

@@ -16,11 +16,11 @@ from fedloom.core.parts import Term
 from fedloom.data.streams import TaskStream
 from fedloom.experiment.runtime import pick_device
 from fedloom.parts.objectives import CrossEntropy
-from fedloom.tasks.online.bank import Expert, ExpertEnsemble, said
+from fedloom.tasks.online.ensemble import ExpertConfig, ExpertEnsemble, expert_label
 from fedloom.tasks.online.hedge import Hedge
 
 if TYPE_CHECKING:
-    from fedloom.tasks.online.loop import OnlineResult
+    from fedloom.tasks.online.task import OnlineResult
 
 HEDGED = ("error", "loss")
 
@@ -89,7 +89,7 @@ class Online:
     """
 
     name: str
-    experts: tuple[Expert, ...]
+    experts: tuple[ExpertConfig, ...]
     stream: TaskStream
     model: Callable[[], nn.Module]
     objective: tuple[Term, ...] = field(default_factory=lambda: (CrossEntropy(),))
@@ -151,7 +151,7 @@ class Online:
 
     def labels(self) -> list[str]:
         """The experts in words."""
-        return [said(expert) for expert in self.experts]
+        return [expert_label(expert) for expert in self.experts]
 
     def citations(self) -> list[str]:
         """BibTeX entries, each once."""
@@ -159,7 +159,7 @@ class Online:
         return list(dict.fromkeys([c for c in found if c] + [Hedge.citation] * (len(self.experts) > 1)))
 
     def run(self, out: Path | str | None = None, **settings: Any) -> OnlineResult:
-        """Run it; see ``fedloom.tasks.online.loop.run``."""
-        from fedloom.tasks.online.loop import run
+        """Run it; see ``fedloom.tasks.online.task.run``."""
+        from fedloom.tasks.online.task import run
 
         return run(self, out, **settings)

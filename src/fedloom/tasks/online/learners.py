@@ -7,8 +7,8 @@ The life of a learner during the t-th task, after its prediction has been record
     end(w, state)           the new state, from w^{t+1}
     keep(held, t, draw)     whose data are still there when the next task comes
 
-State is a tree of vectors [P] beside the model w [P]. Settings named in ``varied`` may be tensors: that is how experts
-that differ in them are trained at once.
+State is a tree of vectors [P] beside the model w [P]. Settings named in ``vmapped_fields`` may be tensors: that is how
+experts that differ in them are trained at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Learner:
 
     trains: ClassVar[bool] = True  # whether the model moves at all
     adapts: ClassVar[bool] = True  # whether the losses are f∘U, of the adapted model, or f
-    varied: ClassVar[tuple[str, ...]] = ()
+    vmapped_fields: ClassVar[tuple[str, ...]] = ()
     citation: ClassVar[str] = ""
 
     def drawn(self) -> int:

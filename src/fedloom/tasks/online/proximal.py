@@ -48,7 +48,7 @@ class Moml(Learner):
 
     alpha: float = 5.0
 
-    varied = ("alpha",)
+    vmapped_fields = ("alpha",)
     citation = MOML
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class BufferedMoml(Learner):
     accept: float = 1.0
     draws: int = 0
 
-    varied = ("alpha",)
+    vmapped_fields = ("alpha",)
     citation = MOML
 
     def __post_init__(self) -> None:
@@ -136,7 +136,7 @@ class PlainMoml(Learner):
 
     alpha: float = 5.0
 
-    varied = ("alpha",)
+    vmapped_fields = ("alpha",)
     citation = MOML
 
     def __post_init__(self) -> None:

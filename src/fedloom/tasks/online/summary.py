@@ -12,17 +12,14 @@ from fedloom.tasks.online.experiment import Online
 from fedloom.tasks.online.metrics import regret
 
 
-def summarise(
-    online: Online, history: Sequence[dict[str, Any]], total: Tensor, parameters: int, status: str
-) -> dict[str, Any]:
-    """The content of ``summary.json``.
+def summarise(online: Online, history: Sequence[dict[str, Any]], total: Tensor, parameters: int) -> dict[str, Any]:
+    """What ``summary.json`` says of an online run.
 
     Args:
         online: the experiment.
         history: one record a task.
-        total: the experts' cumulated losses, as Hedge counts them.
+        total: the experts' cumulated losses, as Hedge counts them, float64 [E].
         parameters: of one model.
-        status: how it ended.
     """
     final = history[-1] if history else {}
     long = [record for record in history if record.get("ltm/accuracy") is not None]
@@ -30,11 +27,6 @@ def summarise(
     p = online.hedge.p(total)
     best = int(torch.argmin(total))
     summary: dict[str, Any] = {
-        "method": online.name,
-        "seed": online.seed,
-        "status": status,
-        "rounds": final.get("round", 0),
-        "seconds": round(sum(record["seconds"] for record in history), 3),
         "parameters": parameters,
         "final": {k: v for k, v in final.items() if k not in ("round", "seconds", "hedge/p", "experts/accuracy")},
         "ctm": {"accuracy": final.get("ctm/accuracy/mean"), "loss": _mean(losses)},

@@ -14,17 +14,17 @@ from torch import nn
 
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.federation import Arrays
-from fedloom.core.plan import Plan
 from fedloom.core.round import Server
 from fedloom.data.sources.generated import Generated, parquet, save_npz
 from fedloom.experiment.atomic import write_whole
+from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.config.values import plain
 from fedloom.experiment.experiment import Experiment
-from fedloom.experiment.loop import Progress, RunResult, run
+from fedloom.experiment.federated import RunResult, Step, run
 from fedloom.experiment.runtime import environment, one_thread, pick_device
 from fedloom.tasks.synthesis.grid import grid, value_range
 from fedloom.tasks.synthesis.judge import CACHE, EvalConfig, EvalResult, SyntheticEvaluator
-from fedloom.tasks.synthesis.take import generates, take
+from fedloom.tasks.synthesis.take import extract_set, generates
 
 FIGURES = "figures"
 LAST, REAL = "synthetic.png", "real.png"
@@ -46,7 +46,7 @@ class Synthesis:
     verdict: EvalResult
 
 
-class EvalObserver:
+class EvalObserver(Callback):
     """Looks at the synthetic set every so many rounds: a picture, and numbers for the round's record.
 
     Args:
@@ -59,12 +59,13 @@ class EvalObserver:
         self.experiment, self.judge, self.out = experiment, judge, out
         self.last: tuple[int, Generated, EvalResult] | None = None
 
-    def observe(self, plan: Plan, server: Server) -> dict[str, Any]:
-        """The numbers of this round, if it is one to look at; in the last round everything is measured."""
+    def on_step(self, step: Step) -> dict[str, Any]:
+        """Give the numbers of this round, if it is one to look at; in the last round everything is measured."""
+        server = step.server
         every, final = self.judge.judging.every, server.round == self.experiment.rounds
         if not final and (not every or server.round % every):
             return {}
-        found, verdict = self.look(server, thorough=final)
+        found, verdict = self.evaluate(server, thorough=final)
         if final:
             self.last = server.round, found, verdict
         return verdict.numbers
@@ -75,10 +76,10 @@ class EvalObserver:
         with torch.random.fork_rng(devices=[]):
             return self.experiment.model()
 
-    def look(self, server: Server, *, thorough: bool) -> tuple[Generated, EvalResult]:
+    def evaluate(self, server: Server, *, thorough: bool) -> tuple[Generated, EvalResult]:
         """The set as it stands, drawn and judged."""
         real = self.experiment.federation.train.arrays
-        arrays = take(server, self.network, real, self.judge.judging.per_class, self.experiment.seed)
+        arrays = extract_set(server, self.network, real, self.judge.judging.per_class, self.experiment.seed)
         if self.out is not None:
             name = f"{self.experiment.method.name}, round {server.round}"
             picture(arrays, self.out / FIGURES / f"synthetic-{server.round:06d}.png", name)
@@ -95,8 +96,7 @@ def synthesize(
     resume: bool | Path = False,
     checkpoint_every: int = 10,
     keep: int = 2,
-    progress: Progress | None = None,
-    trackers: Sequence[Any] = (),
+    callbacks: Sequence[Callback] = (),
 ) -> Synthesis:
     """Run a generating method, and judge and write what it has made.
 
@@ -109,11 +109,10 @@ def synthesize(
         out: run directory; None keeps everything in memory.
         judging: when and how the set is judged.
         cache: a folder for the real-data classifier, where several runs share one; by default ``judge`` in ``out``.
-        resume: as in ``fedloom.experiment.loop.run``, and the rest likewise.
+        resume: as in ``fedloom.experiment.federated.run``, and the rest likewise.
         checkpoint_every: rounds between checkpoints.
         keep: how many stay.
-        progress: shows the run.
-        trackers: get every record.
+        callbacks: what looks at the run.
 
     Raises:
         ConfigError: for a method that generates nothing, besides what ``run`` refuses.
@@ -147,29 +146,27 @@ def synthesize(
         judge = SyntheticEvaluator(
             experiment.federation, judging, experiment.seed, cache, pick_device(experiment.device)
         )
-        watcher = EvalObserver(experiment, judge, out)
+        observer = EvalObserver(experiment, judge, out)
         result = run(
             replace(experiment, config={**experiment.config, "judge": plain(asdict(judging))}),
             out,
             resume=resume,
             checkpoint_every=checkpoint_every,
             keep=keep,
-            progress=progress,
-            trackers=trackers,
-            observers=[watcher],
+            callbacks=[observer, *callbacks],
         )
-        return _finish(watcher, result, out)
+        return _finish(observer, result, out)
 
 
-def _finish(watcher: EvalObserver, result: RunResult, out: Path | None) -> Synthesis:
+def _finish(observer: EvalObserver, result: RunResult, out: Path | None) -> Synthesis:
     server = result.snapshot.server
-    if watcher.last is not None and watcher.last[0] == server.round:
-        _, found, verdict = watcher.last
+    if observer.last is not None and observer.last[0] == server.round:
+        _, found, verdict = observer.last
     else:  # the run had ended before, or stopped early
-        found, verdict = watcher.look(server, thorough=True)
+        found, verdict = observer.evaluate(server, thorough=True)
     if out is not None:
         try:
-            write(found, verdict, watcher.judge, out)
+            write(found, verdict, observer.judge, out)
         except OSError as error:
             raise CheckpointError(
                 f"the synthetic set cannot be written to {out} ({error.strerror or error}); "

@@ -20,7 +20,7 @@ def generates(method: Method) -> bool:
     return not method.answers or any(hasattr(part, "samples") for part in method.parts.values())
 
 
-def take(server: Server, model: nn.Module, like: Arrays, per_class: int, seed: int) -> Arrays:
+def extract_set(server: Server, model: nn.Module, like: Arrays, per_class: int, seed: int) -> Arrays:
     """The synthetic set of a server, float32 in the range of the real data.
 
     Args:

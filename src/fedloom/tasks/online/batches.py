@@ -32,7 +32,7 @@ def fetched(memory: Mapping[str, Tensor], number: int) -> Batch:
     return Batch(memory[f"{number:06d}/x"], memory[f"{number:06d}/y"])
 
 
-def pieces(
+def task_batches(
     learner: Learner, local: Local, support: int, memory: Mapping[str, Tensor], held: Sequence[int], t: int, seed: int
 ) -> list[list[TaskBatch]]:
     """The material of the K steps at task t: for each step, support and query of every task that it looks at.

@@ -27,14 +27,14 @@ from fedloom.core.parts import Adaptation, Term
 from fedloom.core.plan import Plan
 from fedloom.core.slots import label
 from fedloom.core.tree import Tree
+from fedloom.tasks.online.batches import TaskBatch, stored, task_batches
 from fedloom.tasks.online.learners import Learner
-from fedloom.tasks.online.material import TaskBatch, pieces, stored
 
 MEMORY = "memory"  # where in a bank's state the kept tasks are
 
 
 @dataclass(frozen=True)
-class Expert:
+class ExpertConfig:
     """One configuration: how it learns, how it adapts, and its K steps.
 
     Args:
@@ -47,16 +47,16 @@ class Expert:
     adaptation: Adaptation
     local: Local
 
-    def varied(self) -> dict[str, float]:
+    def vmapped_fields(self) -> dict[str, float]:
         """The numbers in which the experts of one group may differ."""
-        found = {f"learner.{name}": getattr(self.learner, name) for name in self.learner.varied}
+        found = {f"learner.{name}": getattr(self.learner, name) for name in self.learner.vmapped_fields}
         if any(f.name == "lr" for f in fields(self.adaptation)):
             found["adaptation.lr"] = self.adaptation.lr  # type: ignore[attr-defined]
         return found | {"local.lr": self.local.lr, "local.weight_decay": self.local.weight_decay}
 
-    def rigid(self) -> tuple[Any, ...]:
+    def static_fields(self) -> tuple[Any, ...]:
         """All other settings."""
-        skipped = self.varied()
+        skipped = self.vmapped_fields()
         parts = (("learner", self.learner), ("adaptation", self.adaptation), ("local", self.local))
         return tuple(
             (type(part), *((f.name, getattr(part, f.name)) for f in fields(part) if f"{where}.{f.name}" not in skipped))
@@ -66,7 +66,7 @@ class Expert:
 
 def grid(
     learner: Learner, adaptation: Adaptation, local: Local, over: Mapping[str, Sequence[Any]]
-) -> tuple[Expert, ...]:
+) -> tuple[ExpertConfig, ...]:
     """The experts of a grid of settings, like ``{"learner.alpha": (1, 5), "local.steps": (10, 20)}``.
 
     >>> from fedloom.parts.adaptation import Maml
@@ -89,7 +89,7 @@ def grid(
         for key, value in zip(over, values, strict=True):
             part, _, name = key.partition(".")
             made[part] = replace(made[part], **{name: value})
-        experts.append(Expert(**made))
+        experts.append(ExpertConfig(**made))
     return tuple(experts)
 
 
@@ -104,18 +104,18 @@ class Group:
     """
 
     places: tuple[int, ...]
-    first: Expert
+    first: ExpertConfig
     numbers: Tree
 
     @classmethod
-    def of(cls, experts: Sequence[Expert], dtype: torch.dtype) -> tuple[Group, ...]:
+    def of(cls, experts: Sequence[ExpertConfig], dtype: torch.dtype) -> tuple[Group, ...]:
         """The groups of some experts."""
         kinds: dict[tuple[Any, ...], list[int]] = {}
         for place, expert in enumerate(experts):
-            kinds.setdefault(expert.rigid(), []).append(place)
+            kinds.setdefault(expert.static_fields(), []).append(place)
         groups = []
         for places in kinds.values():
-            varied = [experts[place].varied() for place in places]
+            varied = [experts[place].vmapped_fields() for place in places]
             differ = [name for name in varied[0] if len({one[name] for one in varied}) > 1]
             numbers = {name: torch.tensor([one[name] for one in varied], dtype=dtype) for name in differ}
             groups.append(cls(tuple(places), experts[places[0]], numbers))
@@ -157,7 +157,7 @@ class ExpertEnsemble:
         ConfigError: if the model keeps statistics over batches, or a setting has no meaning here.
     """
 
-    experts: tuple[Expert, ...]
+    experts: tuple[ExpertConfig, ...]
     model: nn.Module
     classes: int
     objective: tuple[Term, ...]
@@ -282,7 +282,7 @@ class ExpertEnsemble:
             old, learner = state[str(place)], group.first.learner
             held = old["held"].tolist()
             if learner.trains:
-                steps = pieces(learner, group.first.local, self.support, seen, held, t, self.seed)
+                steps = task_batches(learner, group.first.local, self.support, seen, held, t, self.seed)
                 after, loss = self._descend(group, rows, old, steps, t)
                 new[str(place)] |= after
                 losses[[group.places[row] for row in rows]] = loss.cpu().to(losses.dtype)
@@ -358,12 +358,12 @@ def _stacked(found: Sequence[Any]) -> Any:
     return torch.stack(list(found))
 
 
-def said(expert: Expert) -> str:
+def expert_label(expert: ExpertConfig) -> str:
     """An expert in words, for tables: its adaptation, and what its learner is set to.
 
     >>> from fedloom.parts.adaptation import Maml
     >>> from fedloom.tasks.online.proximal import Moml
-    >>> said(Expert(Moml(alpha=1.0), Maml(lr=0.1), Local(steps=10)))
+    >>> expert_label(ExpertConfig(Moml(alpha=1.0), Maml(lr=0.1), Local(steps=10)))
     'K 10, maml(lr 0.1, steps 1), alpha 1'
     """
     own = [f"{f.name} {getattr(expert.learner, f.name):g}" for f in fields(expert.learner)]

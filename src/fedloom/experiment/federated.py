@@ -1,0 +1,247 @@
+"""Federated runs: rounds over cohorts of clients, evaluated as the experiment asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedloom.compute import computes
+from fedloom.core.aggregate import Traffic
+from fedloom.core.client import Failure
+from fedloom.core.engine import Engine
+from fedloom.core.local import cohort_size, draw_cohort
+from fedloom.core.round import Report, Server, federated_round, received_losses
+from fedloom.engines import engines
+from fedloom.experiment import atomic, fingerprint
+from fedloom.experiment.callbacks import Callback
+from fedloom.experiment.checkpoint import Checkpoint
+from fedloom.experiment.evaluate import Evaluator, LastModels
+from fedloom.experiment.experiment import Experiment
+from fedloom.experiment.rundir import Columns, Kind, RunDirectory, Status
+from fedloom.experiment.runtime import one_thread, pick_device
+from fedloom.experiment.setup import make_plan, make_server_data, placed
+from fedloom.experiment.snapshot import Snapshot
+from fedloom.experiment.store import CLIENTS, collect_garbage, make_store
+from fedloom.experiment.summary import headline, should_stop, summarise, warnings
+from fedloom.experiment.trainer import Record, Task, Trainer
+
+
+class Step(NamedTuple):
+    """A round that is not taken over yet: the server after it, and what happened in it."""
+
+    server: Server
+    report: Report
+
+
+@dataclass
+class RunResult:
+    """What a run found.
+
+    Attributes:
+        history: one record a round, as in ``metrics.jsonl``.
+        summary: as in ``summary.json``.
+        model: the final server model (for methods with private parameters, with the initial private ones).
+        snapshot: all final state, client states included.
+        failures: every client left out, by round.
+    """
+
+    history: list[Record]
+    summary: dict[str, Any]
+    model: nn.Module
+    snapshot: Snapshot
+    failures: list[Failure] = field(default_factory=list)
+
+
+def run(
+    experiment: Experiment,
+    out: Path | str | None = None,
+    *,
+    resume: bool | Path = False,
+    checkpoint_every: int = 10,
+    keep: int = 2,
+    callbacks: Sequence[Callback] = (),
+) -> RunResult:
+    """Run an experiment, from the start or from a checkpoint.
+
+    Args:
+        experiment: what to run.
+        out: run directory; None keeps everything in memory.
+        resume: True goes on from the newest checkpoint in ``out``, a path from that checkpoint.
+        checkpoint_every: rounds between checkpoints; one is written at the end and on Ctrl-C in any case.
+        keep: how many checkpoints stay.
+        callbacks: what looks at the run; a callback's ``on_step`` receives a ``Step``.
+
+    Raises:
+        ConfigError: if the model does not fit the data or the engine not the method.
+        CheckpointError: if ``out`` is taken, cannot be written, or holds another experiment.
+        ClientError: if all clients of a round fail in code, or the server model diverges.
+        KeyboardInterrupt: on Ctrl-C, after a checkpoint.
+    """
+    with one_thread():
+        task = FederatedTask(experiment, None if out is None else Path(out))
+        summary = Trainer(task, out, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks).run(resume)
+        return task.result(summary)
+
+
+class FederatedTask(Task):
+    """An experiment as a task: its state is a ``Snapshot``, a step is one round.
+
+    Args:
+        experiment: what to run.
+        out: run directory, where client states may lie.
+    """
+
+    def __init__(self, experiment: Experiment, out: Path | None = None) -> None:
+        super().__init__()
+        self.experiment, self.out = experiment, out
+        method = experiment.method
+        self.kind = Kind.SYNTHESIS if "judge" in experiment.config else Kind.FEDERATED
+        self.name, self.rounds, self.seed = method.name, experiment.rounds, experiment.seed
+        self.config, self.citations = experiment.config, "\n\n".join(method.citations()) + "\n"
+        self.headline = headline(method)
+        device = "cpu" if experiment.engine == "processes" else pick_device(experiment.device)
+        federation = experiment.federation.pooled() if method.pooled else experiment.federation
+        self.federation = placed(federation, getattr(torch, experiment.dtype), device)
+        self.plan = make_plan(experiment, self.federation, device)
+        self.server_data = make_server_data(experiment, self.plan, self.federation)
+        self.evaluator = Evaluator(self.plan, self.federation, experiment.evaluation)
+        self.failures: list[Failure] = []
+        self.sent = Traffic()
+        self.engine: Engine | None = None
+        last = LastModels.of(self.plan, self.federation.seen) if "average" in experiment.evaluation.what else None
+        server = Server.initial(self.plan, self.plan.theta0.to(device), self.plan.buffers0.to(device))
+        store, self.warnings = make_store(
+            experiment.client_state, self.plan, server, self._reach(), None if out is None else out / CLIENTS
+        )
+        self.state = Snapshot(server, store, last)
+
+    def open(self) -> None:
+        experiment = self.experiment
+        compute = computes.make(experiment.compute, **experiment.compute_settings)
+        self.engine = engines.make(experiment.engine, **experiment.engine_settings)(self.plan, compute)
+
+    def close(self) -> None:
+        if self.engine is not None:
+            self.engine.close()
+
+    def identity(self) -> dict[str, Any]:
+        return fingerprint.describe(self.experiment, self.plan)
+
+    def should_stop(self) -> str | None:
+        return should_stop(self.history, self.experiment.evaluation)
+
+    def step(self) -> Step:
+        experiment, server, last = self.experiment, self.state.server, self.state.last
+        assert self.engine is not None
+        cohort = self._cohort(server.round)
+        if last is not None:
+            last.pending.clear()
+        moved, report = federated_round(
+            self.plan,
+            self.engine,
+            server,
+            self.state.store,
+            cohort,
+            drop_rate=experiment.drop_rate,
+            server_data=self.server_data,
+            observe=(lambda result: None) if last is None else (lambda result: last.observe(server, result)),
+        )
+        if "received" in experiment.evaluation.what and report.losses is None:  # no part asked; nothing depends on it
+            report.losses = received_losses(self.plan, self.engine, server, self.state.store, cohort)
+        return Step(moved, report)
+
+    def commit(self, step: Step) -> tuple[Record, dict[str, Columns]]:
+        experiment, state, (server, report) = self.experiment, self.state, step
+        state.store.update(report.states)  # first: where a disk is full, the round has not been
+        state.server, self.round = server, server.round
+        if state.last is not None:
+            state.last.commit()
+        self.failures += report.failures
+        here = Traffic() if experiment.method.pooled else report.traffic
+        self.sent = Traffic(*(a + b for a, b in zip(vars(self.sent).values(), vars(here).values(), strict=True)))
+        record: Record = {"round": server.round, "train/loss": report.train_loss}
+        rows: Columns = {"client": report.cohort, "p": report.p}
+        if report.losses is not None:
+            record["mixing/objective"] = global_objective(report)
+        if experiment.method.needs("losses") or "received" in experiment.evaluation.what:
+            rows["loss"] = np.full(len(report.cohort), np.nan) if report.losses is None else report.losses
+        tables = {"mixing": rows}
+        if server.round % experiment.evaluation.every == 0 or server.round == experiment.rounds:
+            measured, clients = self.evaluator.measure(server, state.store, state.last)
+            record |= measured
+            if clients is not None:
+                tables["clients"] = clients
+        record |= {
+            "comm/down_params": here.down_params,
+            "comm/up_params": here.up_params,
+            "comm/params": self.sent.down_params + self.sent.up_params,
+            "comm/bytes": self.sent.bytes,
+            "cohort": len(report.cohort),
+            "failures": len(report.failures),
+        }
+        return record, tables
+
+    def snapshot(self) -> Checkpoint:
+        return self.state.checkpoint({"traffic": vars(self.sent), "failures": [asdict(f) for f in self.failures]})
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        assert self.out is not None
+        self.state = self.state.restored(checkpoint, self.out)
+        self.round = checkpoint.round
+        self.sent = Traffic(**checkpoint.facts["traffic"])
+        self.failures = [Failure(**failure) for failure in checkpoint.facts["failures"]]
+
+    def collect_garbage(self, folder: Path) -> None:
+        collect_garbage(folder, self.state.store)
+
+    def summarise(self, status: Status) -> dict[str, Any]:
+        about = summarise(self.experiment, self.plan, self.history, self.failures)
+        return about | {"warnings": warnings(self.history, self.failures)}
+
+    def write(self, directory: RunDirectory, status: Status) -> None:
+        layout, server = self.plan.layout, self.state.server
+        named = layout.named(
+            torch.cat([server.theta, self.plan.theta0[layout.shared_size :]]),
+            torch.cat([server.buffers, self.plan.buffers0[layout.shared_buffers :]]),
+        )
+        atomic.write_whole(directory.path / "model.safetensors", atomic.as_file(named))
+
+    def result(self, summary: dict[str, Any]) -> RunResult:
+        """What the run found, with the final server model."""
+        server, model = self.state.server, self.evaluator.live.module
+        self.evaluator.load(server.theta, server.buffers)
+        return RunResult(self.history, summary, model, self.state, self.failures)
+
+    def _cohort(self, round: int) -> np.ndarray:
+        """S_t, sorted client numbers."""
+        experiment, seen = self.experiment, self.federation.seen
+        if experiment.method.pooled:
+            return draw_cohort(seen, seen, experiment.seed, round)
+        size = cohort_size(seen, experiment.participation, experiment.cohort)
+        probability = None
+        if experiment.sampling == "bernoulli":
+            probability = experiment.cohort / seen if experiment.cohort else experiment.participation
+        return draw_cohort(seen, size, experiment.seed, round, probability=probability)
+
+    def _reach(self) -> int:
+        """How many clients may take part in the whole run."""
+        experiment, seen = self.experiment, self.federation.seen
+        if experiment.method.pooled:
+            return seen
+        return min(seen, experiment.rounds * cohort_size(seen, experiment.participation, experiment.cohort))
+
+
+def global_objective(report: Report) -> float:
+    """Σ p_i F_i(θ^t) over the round's clients: p as it mixed their updates, F before local work; NaN if p is all 0.
+
+    Hahn 2024, eq. (1.1) and figure 3.1.
+    """
+    assert report.losses is not None
+    mixed = report.p != 0
+    return float(report.p[mixed] @ report.losses[mixed]) if mixed.any() else float("nan")

@@ -1,0 +1,142 @@
+"""What a person sees of a run while it goes on: a bar on a terminal, one line a round elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from fedloom.experiment.callbacks import Callback, RunInfo
+from fedloom.experiment.console import HEADLINES, LEVEL, duration, number, print_raw, silence_stdout, watched
+
+
+class NullProgress(Callback):
+    """Shows nothing of one run or several.
+
+    Attributes:
+        label: how the next run is to be called, if not by its method's name.
+    """
+
+    label: str = ""
+
+    def __enter__(self) -> NullProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop showing."""
+
+
+class LineProgress(NullProgress):
+    """One line a round, for logs and pipes. A reader that goes away does not stop the run."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.run = RunInfo("", 0)
+
+    def on_start(self, run: RunInfo) -> None:
+        self.run = run
+        if run.start:
+            self._print(f"{self.label or run.name}  goes on after round {run.start}")
+
+    def on_round(self, record: Mapping[str, Any]) -> None:
+        """Print one line: round, what was measured, failures, time."""
+        name, total = self.label or self.run.name, self.run.rounds
+        said = [f"{word} {number(key, record[key])}" for key, word in watched(record, self.run.headline).items()]
+        if record.get("failures"):
+            said.append(f"failures {record['failures']}")
+        said.append(duration(record.get("seconds")))
+        self._print(f"{name}  round {record['round']:>{len(str(total))}}/{total}  " + "  ".join(said))
+
+    def _print(self, text: str) -> None:
+        try:
+            print_raw(self.console, text)
+            self.console.file.flush()
+        except (BrokenPipeError, SystemExit):
+            silence_stdout()
+
+
+class BarProgress(NullProgress):
+    """A bar a run, with accuracy, loss and the time that remains; finished bars stay.
+
+    Args:
+        console: the terminal.
+        seconds_between: how often the bar is redrawn at most.
+    """
+
+    def __init__(self, console: Console, seconds_between: float = 0.1) -> None:
+        self.console = console
+        self.seen: dict[str, Any] = {}
+        self.failures = 0
+        self.echo = False
+        self.task: TaskID | None = None
+        self.first = HEADLINES[0]
+        self.bars = Progress(
+            TextColumn("{task.description}", style="bold"),
+            BarColumn(bar_width=None, complete_style="cyan", finished_style="green"),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[said]}"),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            console=console,
+            refresh_per_second=1 / seconds_between,
+            expand=True,
+        )
+
+    def __enter__(self) -> BarProgress:
+        self.echo = _echo_of_control_keys(False)
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the bars as they are."""
+        self.bars.stop()
+        if self.echo:
+            _echo_of_control_keys(True)
+
+    def on_start(self, run: RunInfo) -> None:
+        self.seen, self.failures, self.first = {}, 0, run.headline
+        name = escape(self.label or run.name)
+        self.task = self.bars.add_task(name, total=run.rounds, completed=run.start, said="")
+
+    def on_round(self, record: Mapping[str, Any]) -> None:
+        """Move the bar; a number that was not measured in this round keeps its last value."""
+        assert self.task is not None
+        words = watched(record, self.first)
+        self.seen |= {key: record[key] for key in words}
+        self.failures += record.get("failures", 0)
+        words = watched(self.seen, self.first)
+        lead = next((key for key in words if key not in HEADLINES[4:]), "")
+        levels = [key for key in words if LEVEL.fullmatch(key) and key.partition("/")[0] == lead.partition("/")[0]]
+        shown = [key for key in (lead, *levels, *HEADLINES[4:]) if key in words]
+        said = "  ".join(f"{words[key]} {number(key, self.seen[key])}" for key in shown)
+        said += f"  [yellow]{self.failures} failed[/]" if self.failures else ""
+        self.bars.update(self.task, completed=record["round"], said=said)
+
+    def on_finish(self, summary: Mapping[str, Any]) -> None:
+        """Fill the bar, of a run that stopped early too."""
+        assert self.task is not None
+        self.bars.update(self.task, total=summary.get("rounds") or None)
+
+
+def _echo_of_control_keys(on: bool) -> bool:
+    """Whether the terminal writes ^C when it is pressed, which would break a bar; returns what it did before."""
+    try:
+        import termios
+
+        settings = termios.tcgetattr(sys.stdin)
+        before = bool(settings[3] & termios.ECHOCTL)
+        settings[3] = settings[3] | termios.ECHOCTL if on else settings[3] & ~termios.ECHOCTL
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, settings)
+    except Exception:  # no terminal, no termios, or standard input is closed
+        return False
+    return before
+
+
+def make_progress(console: Console, quiet: bool = False) -> NullProgress:
+    """Bars on a terminal, lines elsewhere, or nothing."""
+    if quiet:
+        return NullProgress()
+    return BarProgress(console) if console.is_terminal else LineProgress(console)

@@ -1,0 +1,75 @@
+"""All state of a federated run between two rounds, and how it lies in a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedloom.core.errors import CheckpointError
+from fedloom.core.round import Server
+from fedloom.experiment.checkpoint import Checkpoint
+from fedloom.experiment.evaluate import LastModels
+from fedloom.experiment.store import CLIENTS, ClientStore, flat, nested
+
+
+@dataclass
+class Snapshot:
+    """What a federated run knows after a number of rounds.
+
+    Attributes:
+        server: θ [P], buffers and the parts' states.
+        store: the clients' states.
+        last: the clients' last models, where their average is evaluated.
+    """
+
+    server: Server
+    store: ClientStore
+    last: LastModels | None = None
+
+    def checkpoint(self, facts: dict[str, Any]) -> Checkpoint:
+        """The same as files of tensors."""
+        server = self.server
+        tensors: dict[str, dict[str, Tensor]] = {
+            "server": {"shared": server.theta, "buffers": server.buffers} | flat(server.parts),
+            **self.store.saved(),
+        }
+        if self.last is not None:
+            models = {str(client): model for client, model in self.last.models.items()}
+            tensors["average"] = {"total": self.last.total, **models}
+        return Checkpoint(server.round, tensors, facts)
+
+    def restored(self, checkpoint: Checkpoint, out: Path) -> Snapshot:
+        """The state in a checkpoint of the run directory ``out``, where this is the one before the first round.
+
+        Raises:
+            ValueError: if it belongs to another model, or the states of clients on disk are not there.
+        """
+        parts = dict(checkpoint.tensors["server"])
+        shared, buffers = parts.pop("shared"), parts.pop("buffers")
+        mine = self.server.theta
+        if shared.shape != mine.shape or shared.dtype != mine.dtype:
+            raise ValueError("it belongs to another model")
+        device = self.server.buffers.device
+        states = {place: {k: v.to(device) for k, v in t.items()} for place, t in nested(parts).items()}
+        server = replace(
+            self.server,
+            theta=shared.to(device),
+            buffers=buffers.to(device),
+            parts=states,
+            round=checkpoint.round,
+        )
+        store = self.store.restored(checkpoint.tensors, out / CLIENTS, server.round, device)
+        last = self.last
+        if last is not None:
+            if "average" not in checkpoint.tensors:
+                raise CheckpointError(
+                    f"the run in {out} did not keep its clients' last models, so the average evaluation cannot begin "
+                    "now; leave average out of evaluation.what."
+                )
+            models = dict(checkpoint.tensors["average"])
+            last.total = models.pop("total")
+            last.models = {int(client): model for client, model in models.items()}
+        return Snapshot(server, store, last)

@@ -1,0 +1,270 @@
+"""The trainer: open, then step, measure, record and checkpoint round by round, and finish; for every kind of task.
+
+A run that is killed at any moment goes on from its last checkpoint to the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.experiment import checkpoint as checkpoints
+from fedloom.experiment.callbacks import Callback, RunInfo
+from fedloom.experiment.checkpoint import Checkpoint
+from fedloom.experiment.interrupt import Interruptible
+from fedloom.experiment.rundir import VERSION, Columns, Kind, RunDirectory, Status
+from fedloom.experiment.runtime import environment
+
+Record = dict[str, Any]
+
+
+class Task(ABC):
+    """What is trained, round by round; it holds the state, and the trainer does everything else.
+
+    Attributes:
+        kind: which task it is.
+        name: of the method.
+        rounds: how many the whole run has.
+        seed: of everything random.
+        headline: the number in a record by which the run is read.
+        config: the settings as a person gave them.
+        citations: BibTeX.
+        round: how many rounds are over.
+        history: one record a round; the trainer appends to it.
+        warnings: sentences for the summary.
+    """
+
+    kind: Kind
+    name: str
+    rounds: int
+    seed: int
+    headline: str = "global/accuracy"
+    config: Mapping[str, Any]
+    citations: str
+
+    def __init__(self) -> None:
+        self.round = 0
+        self.history: list[Record] = []
+        self.warnings: list[str] = []
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """The settings on which bits depend, as nested plain data: runs with equal identities can be continued."""
+
+    @abstractmethod
+    def step(self) -> Any:
+        """One round's work. The state of the last round must survive it, since it may be broken off at any moment."""
+
+    @abstractmethod
+    def commit(self, step: Any) -> tuple[Record, dict[str, Columns]]:
+        """Take over what ``step`` returned, and measure: the round's record, and rows for the tables."""
+
+    @abstractmethod
+    def snapshot(self) -> Checkpoint:
+        """All state after the last round that was taken over."""
+
+    @abstractmethod
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Take up the state that ``snapshot`` gave.
+
+        Raises:
+            ValueError: if it does not belong to this task (and KeyError, TypeError or OSError, likewise).
+        """
+
+    @abstractmethod
+    def summarise(self, status: Status) -> dict[str, Any]:
+        """What ``summary.json`` says besides method, seed, status, rounds, seconds and the final record."""
+
+    def open(self) -> None:
+        """Acquire what steps need; called before anything is written, so that it may refuse."""
+
+    def close(self) -> None:
+        """Release what ``open`` acquired."""
+
+    def should_stop(self) -> str | None:
+        """Why to stop now, or None; a function of the history alone, so that a continued run stops where it would."""
+        return None
+
+    def collect_garbage(self, folder: Path) -> None:
+        """Remove files beside a folder of checkpoints that neither these nor the state need."""
+
+    def write(self, directory: RunDirectory, status: Status) -> None:
+        """Write what the run leaves besides records, tables and summary, such as the model."""
+
+
+class Trainer:
+    """Runs a task, from the start or from a checkpoint.
+
+    Args:
+        task: what to train.
+        out: run directory; None keeps everything in memory.
+        checkpoint_every: rounds between checkpoints; one is written at the end and on Ctrl-C in any case.
+        keep: how many checkpoints stay.
+        callbacks: what looks at the run.
+
+    Raises:
+        ConfigError: if ``checkpoint_every`` or ``keep`` is below 1.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        out: Path | str | None = None,
+        *,
+        checkpoint_every: int = 10,
+        keep: int = 2,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        if checkpoint_every < 1 or keep < 1:
+            raise ConfigError("checkpoint.every and checkpoint.keep must be at least 1.")
+        self.task, self.callbacks = task, callbacks
+        self.checkpoint_every, self.keep = checkpoint_every, keep
+        self.directory = None if out is None else RunDirectory(out)
+        self.saved = -1  # the round of the last checkpoint
+
+    def run(self, resume: bool | Path = False, *, or_begin: bool = False) -> dict[str, Any]:
+        """Run to the end; returns the summary.
+
+        Args:
+            resume: True goes on from the newest checkpoint in the run directory, a path from that checkpoint.
+            or_begin: whether ``resume`` begins a run where none was begun.
+
+        Raises:
+            ConfigError: if the task cannot be run under its settings.
+            CheckpointError: if the run directory is taken, cannot be written, or holds another experiment.
+            KeyboardInterrupt: on Ctrl-C, after a checkpoint.
+        """
+        task = self.task
+        try:
+            task.open()
+            self._open(resume, or_begin)
+            info = RunInfo(task.name, task.rounds, task.round, task.seed, task.headline, self.directory)
+            for callback in self.callbacks:
+                callback.on_start(info)
+            summary = self._train()
+            for callback in self.callbacks:
+                callback.on_finish(summary)
+        finally:
+            task.close()
+            for callback in self.callbacks:
+                callback.on_close()
+        return summary
+
+    def _train(self) -> dict[str, Any]:
+        task, reason = self.task, None
+        with Interruptible(self._finish) as signals:
+            while task.round < task.rounds and (reason := task.should_stop()) is None:
+                started = time.perf_counter()
+                step = task.step()
+                numbers = {k: v for callback in self.callbacks for k, v in callback.on_step(step).items()}
+                with signals.held():
+                    self._commit(step, numbers, started)
+        return self._finish(Status.FINISHED if reason is None else Status.STOPPED, reason)
+
+    def _open(self, resume: bool | Path, or_begin: bool) -> None:
+        directory, task = self.directory, self.task
+        if directory is None:
+            return
+        identity = task.identity()
+        marks = {"kind": task.kind.value, "version": VERSION}
+        config = {**task.config, **marks, "identity": identity, **environment()}
+        if not resume or (or_begin and not directory.begun):
+            directory.create(config, task.citations, into=bool(resume))
+            return
+        changed = differences(directory.continued().get("identity", {}), identity)
+        if changed:
+            raise CheckpointError(
+                f"{directory.path} holds another experiment, so it cannot be continued: {'; '.join(changed)}."
+            )
+        found = checkpoints.available(directory.checkpoints)
+        if isinstance(resume, Path) and resume not in found:
+            raise CheckpointError(f"{resume} is not a checkpoint of {directory.path}.")
+        if found:
+            chosen = resume if isinstance(resume, Path) else found[-1]
+            with checkpoints.refusing(chosen):
+                task.restore(checkpoints.read(chosen))
+            for later in found[found.index(chosen) + 1 :]:
+                checkpoints.remove(later)
+            self.saved = task.round
+        task.collect_garbage(directory.checkpoints)  # what a killed run wrote after it
+        try:
+            task.history[:] = directory.rewind(task.round)
+            directory.describe(config, task.citations)
+        except OSError as error:
+            raise CheckpointError(f"{directory.path} cannot be written ({error.strerror or error}).") from error
+
+    def _commit(self, step: Any, numbers: Mapping[str, Any], started: float) -> None:
+        """The round is over: take it over, record it, show it, and keep it."""
+        task = self.task
+        record, tables = task.commit(step)
+        record |= {**numbers, "seconds": round(time.perf_counter() - started, 4)}
+        record = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        if self.directory is not None:
+            self.directory.record(record, tables)
+        task.history.append(record)
+        for callback in self.callbacks:
+            callback.on_round(record)
+        if task.round % self.checkpoint_every == 0:
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        """Write the tables and a checkpoint; a full disk is reported in the summary and harms nothing."""
+        directory, task = self.directory, self.task
+        recorded = task.history[-1]["round"] if task.history else 0
+        if directory is None or recorded != task.round or self.saved == task.round:  # no round without its record
+            return
+        try:
+            directory.write_tables()
+            checkpoints.save(directory.checkpoints, task.snapshot(), self.keep)
+            task.collect_garbage(directory.checkpoints)
+            self.saved = task.round
+        except OSError as error:
+            task.warnings.append(
+                f"round {task.round}: no checkpoint could be written ({error.strerror or error}); "
+                "the one before it is untouched."
+            )
+
+    def _finish(self, status: Status, reason: str | None = None) -> dict[str, Any]:
+        """The last checkpoint, and files that describe the run."""
+        self._checkpoint()
+        task = self.task
+        final = task.history[-1] if task.history else {}
+        summary: dict[str, Any] = {
+            "method": task.name,
+            "seed": task.seed,
+            "status": status.value,
+            "reason": reason,
+            "rounds": final.get("round", 0),
+            "seconds": round(sum(record["seconds"] for record in task.history), 3),
+            "final": {k: v for k, v in final.items() if k not in ("round", "seconds")},
+            **task.summarise(status),
+        }
+        summary["warnings"] = [*summary.get("warnings", []), *task.warnings]
+        if self.directory is not None:
+            try:
+                task.write(self.directory, status)
+                self.directory.write_summary(summary)
+            except OSError as error:
+                summary["warnings"].append(f"the summary could not be written ({error.strerror or error}).")
+        return summary
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """The settings that differ, each as ``name: old → new``.
+
+    >>> differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
+    ['a.b: 1 → 3']
+    """
+    found = []
+    for key in [*old, *(key for key in new if key not in old)]:
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            found.append(f"{prefix}{key}: {a} → {b}")
+    return found

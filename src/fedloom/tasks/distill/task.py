@@ -1,0 +1,323 @@
+"""Distillation runs: warm start, then rounds of guide and student; one task for all methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedloom.core.errors import ConfigError
+from fedloom.data.augment import pipeline
+from fedloom.experiment.atomic import as_file, write_whole
+from fedloom.experiment.callbacks import Callback
+from fedloom.experiment.checkpoint import Checkpoint
+from fedloom.experiment.rundir import Columns, Kind, RunDirectory, Status, Table
+from fedloom.experiment.runtime import one_thread, pick_device
+from fedloom.experiment.teacher import load_teacher
+from fedloom.experiment.trainer import Record, Task, Trainer
+from fedloom.tasks.distill import work
+from fedloom.tasks.distill.experiment import Distillation
+from fedloom.tasks.distill.learner import make_guide, make_learner, make_student
+from fedloom.tasks.distill.records import describe, selected, summarise
+from fedloom.tasks.distill.schedule import multiplier
+from fedloom.tasks.distill.teacher_cache import CacheSpec, TeacherCache
+
+STATE = "state"
+
+
+@dataclass
+class Distilled:
+    """What a run found.
+
+    Attributes:
+        history: one record a round, as in ``metrics.jsonl``.
+        summary: as in ``summary.json``.
+        model: the deployed model of the selected round.
+        guide_values: the guide's g on every training sample [N] at the end, and whether the model is right there [N].
+    """
+
+    history: list[Record]
+    summary: dict[str, Any]
+    model: nn.Module
+    guide_values: tuple[Tensor, Tensor] | None = None
+
+
+def run(
+    experiment: Distillation,
+    out: Path | str | None = None,
+    *,
+    resume: bool | Path = False,
+    checkpoint_every: int = 5,
+    keep: int = 2,
+    callbacks: Sequence[Callback] = (),
+    cache: Path | None = None,
+) -> Distilled:
+    """Run an experiment, from the start or from a checkpoint.
+
+    Args:
+        experiment: what to run.
+        out: run directory; None keeps everything in memory.
+        resume: True goes on from the newest checkpoint in ``out``, or begins there if nothing was begun; a path goes on
+            from that checkpoint.
+        checkpoint_every: rounds between checkpoints; one is written at the end and on Ctrl-C in any case.
+        keep: how many checkpoints stay.
+        callbacks: what looks at the run; a callback's ``on_step`` receives the numbers of the round's passes.
+        cache: where the teacher's answers lie if they are kept on disk; by default in ``out``.
+
+    Raises:
+        ConfigError: if the networks fit neither the data nor each other.
+        CheckpointError: if ``out`` is taken, cannot be written, or holds another experiment.
+        Diverged: if a loss is no longer a number.
+        KeyboardInterrupt: on Ctrl-C, after a checkpoint.
+    """
+    with one_thread(), torch.random.fork_rng(devices=[]):
+        task = DistillTask(experiment, cache or (None if out is None else Path(out) / "answers"))
+        trainer = Trainer(task, out, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks)
+        return task.result(trainer.run(resume, or_begin=True))
+
+
+class DistillTask(Task):
+    """A distillation as a task: a round is a pass of the warm start, or the guide's and the student's passes.
+
+    Args:
+        experiment: what to run.
+        cache: where the teacher's answers lie if they are kept on disk.
+    """
+
+    kind = Kind.DISTILL
+
+    def __init__(self, experiment: Distillation, cache: Path | None = None) -> None:
+        super().__init__()
+        self.experiment, self.cache = experiment, cache
+        method, training = experiment.method, experiment.training
+        self.name, self.seed = method.name, experiment.seed
+        self.config, self.citations = experiment.config, method.citation + "\n"
+        device, dtype = pick_device(experiment.device), getattr(torch, experiment.dtype)
+        self.data = experiment.data.placed(dtype, device)
+        self.inputs = tuple(self.data.train.x.shape[1:])
+        student = make_student(experiment.model, experiment.seed, dtype)
+        before = None if experiment.start is None else _begin_with(student, experiment.start)
+        self.schedule = experiment.schedule(before)
+        self.rounds = self.schedule.all_rounds
+        self.teacher: nn.Module | None = None
+        if experiment.teacher is not None:
+            self.teacher = load_teacher(experiment.teacher, experiment.data.federation(), dtype, "cpu")
+        self.learner, self.sizes = make_learner(
+            method,
+            student,
+            self.teacher if method.needs_teacher else None,
+            self.inputs,
+            training.batch_size,
+            experiment.seed,
+            dtype,
+        )
+        if self.sizes[0].classes < self.data.train.classes:
+            has = f"the student has {self.sizes[0].classes} outputs"
+            raise ConfigError(f"{has}, but the data have {self.data.train.classes} classes.")
+        self.learner.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self.guide = make_guide(method, self.sizes[1], experiment.seed, dtype)
+        if self.teacher is not None:
+            self.teacher.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        if self.guide is not None:
+            self.guide.to(device)
+            self.guide_sgd = work.optimiser(list(self.guide.parameters()), training)
+        self.change = pipeline(experiment.augment, experiment.data.train) if experiment.augment else None
+        self.passes, self.forwards = self.schedule.before, 0
+        self.delta: float | None = None
+        self.tau_s = 1.0
+        self.best: dict[str, Tensor] = {}  # the deployed model's tensors of the selected round
+        self.sgd = self._optimiser()
+        self.described = describe(experiment, self.data, self.learner, self.teacher)
+        self.kept = self._state()
+
+    def identity(self) -> dict[str, Any]:
+        return self.described
+
+    @cached_property
+    def bench(self) -> work.DistillationData:
+        """What stays the same in all passes; the teacher is asked here, once."""
+        experiment, answers = self.experiment, None
+        if experiment.method.needs_teacher:
+            assert self.teacher is not None
+            kept = sorted({n for term in experiment.method.terms for n in term.kept(*self.sizes)})
+            mode = "none" if self.change is not None else experiment.cache
+            answers = TeacherCache(self.teacher, self.data.train.x, CacheSpec(tuple(kept)), mode, self.cache)
+        return work.DistillationData(self.data.train, answers, self.change, experiment.training, experiment.seed)
+
+    def step(self) -> Record:
+        return self._warm() if self.round < self.schedule.warm else self._main()
+
+    def _warm(self) -> Record:
+        """A round of the warm start: one pass on the labels alone, exactly as ``ce`` makes it."""
+        training = self.experiment.training
+        plain = work.DistillationData(self.data.train, None, self.change, training, self.seed)
+        per = training.steps(len(self.data.train))
+        loss = self._pass(plain, work.on_labels(self.learner), self.round * per, self.schedule.warm * per)
+        return {"phase": "warm", "train/loss": loss}
+
+    def _main(self) -> Record:
+        """A round of the method: the guide's passes, if there is one, then the student's."""
+        r = self.round - self.schedule.warm
+        found: Record = {"phase": "main"}
+        if self.guide is not None:
+            found |= self._guide(r)
+        per = self.experiment.training.steps(len(self.data.train))
+        done, total = sum(self.schedule.rounds[:r]) * per, self.schedule.main * per
+        descended = work.on_terms(self.learner, self.guide, self.tau_s)
+        for k in range(self.schedule.rounds[r]):
+            found["train/loss"] = self._pass(self.bench, descended, done + k * per, total)
+        return found
+
+    def _pass(self, bench: work.DistillationData, losses: work.Losses, first: int, total: int) -> float:
+        """A pass of the student that begins with the phase's step ``first`` of ``total``; returns its mean loss."""
+        rate = partial(_rate, self.experiment.training, first, total)
+        loss = work.student_pass(bench, self.learner, self.sgd, self.passes, rate, losses)
+        self.passes += 1
+        return loss
+
+    def _guide(self, r: int) -> Record:
+        """The guide's passes of the main phase's round ``r``, over what the student says now."""
+        method, training, rounds = self.experiment.method, self.experiment.training, len(self.schedule.rounds)
+        settings = method.guide
+        assert settings is not None
+        assert self.guide is not None
+        now = work.snapshot_student(self.bench, self.learner, method, r)
+        self.forwards += 1
+        if self.delta is None:  # the student as it stands at the beginning
+            error = float((now.own.argmax(1) != now.y).double().mean())
+            self.delta = error if settings.delta is None else settings.delta
+            self.tau_s = work.fitted(method, now) or 1.0
+        lagrange = multiplier(r, rounds, settings.lam_min, settings.lam_max, settings.period_of(rounds))
+        lr = settings.lr * training.rate(r, rounds) / training.lr
+        found: Record = {}
+        for k in range(settings.passes):
+            batches = self.bench.batches("guide", r, k)
+            found["guide/loss"] = work.guide_pass(
+                self.bench, method, now, self.guide, self.guide_sgd, batches, lr, lagrange, self.delta, self.tau_s
+            )
+        g, wrong = work.guide_values(self.guide, now), now.wrong
+        return found | {
+            "guide/lambda": lagrange,
+            "guide/delta": self.delta,
+            "guide/mean": float(g.mean()),
+            "guide/wrong": _mean(g[wrong]),
+            "guide/right": _mean(g[~wrong]),
+            "guide/tau_s": self.tau_s,
+            "guide/spent": work.spent(now, g),
+        }
+
+    def commit(self, step: Record) -> tuple[Record, dict[str, Columns]]:
+        every, before = self.experiment.every, self.history[-1]["passes"] if self.history else self.schedule.before
+        self.round += 1
+        if self.round == self.schedule.warm:  # the method's own layers and momentum begin afresh
+            self.sgd = self._optimiser()
+        record: Record = {"round": self.round, "passes": self.passes, "forwards": self.forwards, **step}
+        if self.passes // every > before // every or self.round == self.rounds:
+            model = self.learner.student if step["phase"] == "warm" else self.learner
+            for name, arrays in (("validation", self.data.validation), ("global", self.data.test)):
+                record |= {f"{name}/{key}": value for key, value in work.measured(model, arrays)}
+        chosen = selected([*self.history, record])
+        if chosen is not None and chosen["round"] == self.round:
+            self.best = self.learner.deployed()
+        self.kept = self._state()
+        return record, {}
+
+    def snapshot(self) -> Checkpoint:
+        return self.kept
+
+    def _state(self) -> Checkpoint:
+        """A copy of all state: a step that is broken off leaves networks and momentum half-way."""
+        trees: dict[str, Mapping[str, Tensor]] = {
+            "learner": self.learner.state_dict(),
+            "momentum": work.momentum(self.sgd),
+            "best": self.best,
+        }
+        if self.guide is not None:
+            trees |= {"guide": self.guide.state_dict(), "guide momentum": work.momentum(self.guide_sgd)}
+        tensors = {f"{place}|{name}": t.detach().clone() for place, tree in trees.items() for name, t in tree.items()}
+        facts = {"passes": self.passes, "forwards": self.forwards, "delta": self.delta, "tau_s": self.tau_s}
+        return Checkpoint(self.round, {STATE: tensors}, facts)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        trees: dict[str, dict[str, Tensor]] = {}
+        for key, value in checkpoint.tensors[STATE].items():
+            place, _, name = key.partition("|")
+            trees.setdefault(place, {})[name] = value
+        self.round = checkpoint.round
+        self.passes, self.forwards = checkpoint.facts["passes"], checkpoint.facts["forwards"]
+        self.delta, self.tau_s = checkpoint.facts["delta"], checkpoint.facts["tau_s"]
+        self.best = trees.get("best", {})
+        self.learner.load_state_dict(trees["learner"])
+        self.sgd = self._optimiser()
+        work.put_momentum(self.sgd, trees.get("momentum", {}))
+        if self.guide is not None:
+            self.guide.load_state_dict(trees["guide"])
+            work.put_momentum(self.guide_sgd, trees.get("guide momentum", {}))
+        self.kept = self._state()
+
+    @cached_property
+    def guide_values(self) -> tuple[Tensor, Tensor] | None:
+        """The guide's g on every training sample [N] as all stands, and whether the student is right there [N]."""
+        if self.guide is None:
+            return None
+        now = work.snapshot_student(self.bench, self.learner, self.experiment.method, len(self.schedule.rounds))
+        return work.guide_values(self.guide, now), ~now.wrong
+
+    def summarise(self, status: Status) -> dict[str, Any]:
+        about = {"learner": self.learner, "teacher": self.teacher, "data": self.data, "inputs": self.inputs}
+        return summarise(self.experiment, self.schedule, self.history, status, self.delta, **about)
+
+    def write(self, directory: RunDirectory, status: Status) -> None:
+        if not status.ended:
+            return
+        write_whole(directory.path / "model.safetensors", as_file(self.best))
+        write_whole(directory.path / "last.safetensors", as_file(dict(self.learner.student.state_dict())))
+        if self.guide_values is not None:
+            table = Table(directory.path / "guide.parquet")
+            g, right = (t.cpu().numpy() for t in self.guide_values)
+            table.add(self.round, {"row": torch.arange(len(g)).numpy(), "g": g, "right": right})
+            table.write()
+
+    def result(self, summary: dict[str, Any]) -> Distilled:
+        """What the run found, with the model of the selected round; this changes the learner."""
+        values = self.guide_values
+        self.learner.deploy(self.best)
+        model = self.learner if self.learner.reuse is not None else self.learner.student
+        return Distilled(self.history, summary, model.eval(), values)
+
+    def _optimiser(self) -> torch.optim.SGD:
+        learner = self.learner
+        moved = list(learner.student.parameters()) if self.round < self.schedule.warm else learner.trained()
+        return work.optimiser([p for p in moved if p.requires_grad], self.experiment.training)
+
+
+def _begin_with(student: nn.Module, start: Path) -> int:
+    """Put the last weights of a run of ``ce`` into the student; returns how many passes it had made."""
+    directory = RunDirectory(start)
+    config = directory.config()
+    try:
+        passes = int(directory.summary()["passes"])
+        student.load_state_dict(load_file(start / "last.safetensors"))
+    except (OSError, SafetensorError, RuntimeError, KeyError, ValueError) as error:
+        reason = " ".join(str(error).split())[:150].rstrip(".")
+        raise ConfigError(f"start={start} holds no trained student of this shape ({reason}).") from error
+    name = (config.get("method") or {}).get("name", "ce") if isinstance(config.get("method"), dict) else "ce"
+    if name != "ce":
+        raise ConfigError(f"start={start} is a run of {name!r}, but a warm start is one of 'ce'.")
+    return passes
+
+
+def _rate(training: Any, first: int, total: int, at: int) -> float:
+    """The learning rate of a pass's step, where the pass begins with the phase's step ``first``."""
+    return training.rate(first + at, total)
+
+
+def _mean(values: Tensor) -> float | None:
+    return float(values.mean()) if len(values) else None

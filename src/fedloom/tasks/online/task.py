@@ -1,0 +1,175 @@
+"""Online runs: every task of the stream is predicted, scored and only then learnt."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.client import State
+from fedloom.core.errors import CheckpointError, ClientError
+from fedloom.experiment.callbacks import Callback
+from fedloom.experiment.checkpoint import Checkpoint
+from fedloom.experiment.rundir import Columns, Kind, Status
+from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.store import flat, nested
+from fedloom.experiment.trainer import Record, Task, Trainer
+from fedloom.tasks.online.ensemble import MEMORY, state_bytes, task_bytes
+from fedloom.tasks.online.evaluate import Evaluator
+from fedloom.tasks.online.experiment import Online
+from fedloom.tasks.online.hedge import mixed
+from fedloom.tasks.online.summary import summarise
+
+FIRST = "0"
+
+
+@dataclass
+class OnlineResult:
+    """What an online run found.
+
+    Attributes:
+        history: one record a task, as in ``metrics.jsonl``.
+        summary: as in ``summary.json``.
+        state: the experts' final state.
+        p: how far Hedge trusts each expert in the end, float64 [E].
+    """
+
+    history: list[Record]
+    summary: dict[str, Any]
+    state: State
+    p: Tensor
+
+
+def run(
+    online: Online,
+    out: Path | str | None = None,
+    *,
+    resume: bool | Path = False,
+    checkpoint_every: int = 100,
+    keep: int = 2,
+    callbacks: Sequence[Callback] = (),
+) -> OnlineResult:
+    """Go through the stream, from its start or from a checkpoint.
+
+    Args:
+        online: what to run.
+        out: run directory; None keeps everything in memory.
+        resume: True goes on from the newest checkpoint in ``out``, a path from that checkpoint.
+        checkpoint_every: tasks between checkpoints; one is written at the end and on Ctrl-C in any case. A checkpoint
+            holds what the learner keeps, so that FTML's grow.
+        keep: how many checkpoints stay.
+        callbacks: what looks at the run; a callback's ``on_step`` receives a ``Step``.
+
+    Raises:
+        ConfigError: if the model does not fit the tasks.
+        CheckpointError: if ``out`` is taken, cannot be written, or holds another experiment.
+        ClientError: if no expert's predictions are finite any more.
+        KeyboardInterrupt: on Ctrl-C, after a checkpoint.
+    """
+    with one_thread():
+        task = OnlineTask(online)
+        summary = Trainer(task, out, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks).run(resume)
+        return OnlineResult(task.history, summary, task.state, online.hedge.p(task.total))
+
+
+class Step(NamedTuple):
+    """A task that is not taken over yet: its record, and what follows it.
+
+    Attributes:
+        record: what was measured.
+        state: the experts' state after it.
+        total: the experts' cumulated losses after it, float64 [E].
+    """
+
+    record: Record
+    state: State
+    total: Tensor
+
+
+class OnlineTask(Task):
+    """A stream as a task of the trainer: a round is one of its tasks."""
+
+    kind = Kind.ONLINE
+    headline = "ctm/accuracy/mean"
+
+    def __init__(self, online: Online) -> None:
+        super().__init__()
+        self.online, self.name, self.rounds, self.seed = online, online.name, len(online.stream), online.seed
+        self.config, self.citations = online.config, "\n\n".join(online.citations()) + "\n"
+        self.bank = online.bank()
+        self.evaluator = Evaluator(online, self.bank)
+        self.state = self.bank.init()
+        self.total = online.hedge.init(len(online.experts))
+
+    def identity(self) -> dict[str, Any]:
+        first = self.online.stream[0]
+        digest = hashlib.sha256(first.train.x.numpy().tobytes() + first.train.y.numpy().tobytes()).hexdigest()[:16]
+        theta = hashlib.sha256(self.bank.init()[FIRST]["w"].cpu().numpy().tobytes()).hexdigest()[:16]
+        return {**self.online.describe(), "stream": {"digest": digest}, "model": {"digest": theta}}
+
+    def step(self) -> Step:
+        online, bank, measures, t = self.online, self.bank, self.online.measures, self.round
+        task = online.stream[t]
+        p = online.hedge.p(self.total)
+        active = online.hedge.active(self.total)
+        accuracy, loss = self.evaluator.score(self.evaluator.predict(self.state, task, active), task, active)
+        finite = torch.isfinite(loss)
+        if not bool(finite.any()):
+            raise ClientError(f"at task {t + 1} no expert's predictions are finite any more; lower local.lr.")
+        known = [r["ctm/accuracy"] for r in self.history]
+        record: Record = {
+            "round": t + 1,
+            "ctm/accuracy": mixed(p, accuracy),
+            "ctm/loss": mixed(p, loss),
+            "experts/accuracy": [value if np.isfinite(value) else None for value in accuracy.tolist()],
+            "hedge/p": p.tolist(),
+        }
+        record["ctm/accuracy/mean"] = float(np.mean([*known, record["ctm/accuracy"]]))
+        if _due(t, measures.efficiency_every):
+            record |= self.evaluator.efficiency(self.state, task, p)
+        suffered = 1 - accuracy if online.hedged == "error" else loss
+        total = online.hedge.update(self.total, torch.where(finite, suffered, float("inf")))
+        record["hedge/loss"] = mixed(p, suffered)
+        state, losses = bank.learn(self.state, t, self.evaluator.placed(task.train), active)
+        record["train/loss"] = mixed(online.hedge.p(total), losses)
+        record |= {
+            "memory/tasks": len(state[MEMORY]) // 2,
+            "memory/task_bytes": task_bytes(state),
+            "memory/state_bytes": state_bytes(state),
+        }
+        if _due(t, measures.ltm_every) or t + 1 == self.rounds:
+            record |= self.evaluator.long_term(state, t + 1, online.hedge.p(total))
+        return Step(record, state, total)
+
+    def commit(self, step: Step) -> tuple[Record, dict[str, Columns]]:
+        self.state, self.total, self.round = step.state, step.total, self.round + 1
+        return step.record, {}
+
+    def snapshot(self) -> Checkpoint:
+        return Checkpoint(self.round, {"state": flat(self.state), "hedge": {"total": self.total}})
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.round > self.rounds:
+            raise CheckpointError(
+                f"the checkpoint of task {checkpoint.round} is past the stream's {self.rounds} tasks."
+            )
+        state = {MEMORY: {}, **nested(checkpoint.tensors["state"])}
+        self.state = {place: self._placed(place, tree) for place, tree in state.items()}
+        self.total, self.round = checkpoint.tensors["hedge"]["total"], checkpoint.round
+
+    def _placed(self, place: str, tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A place of the state on the run's device, but for the numbers of the tasks that are held."""
+        return {k: v if place != MEMORY and k == "held" else v.to(self.bank.device) for k, v in tree.items()}
+
+    def summarise(self, status: Status) -> dict[str, Any]:
+        return summarise(self.online, self.history, self.total, self.bank.plan(0)[0].layout.size)
+
+
+def _due(t: int, every: int) -> bool:
+    return every > 0 and (t + 1) % every == 0
