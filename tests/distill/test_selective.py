@@ -15,7 +15,6 @@ from torch import Tensor
 from fedloom import methods
 from fedloom.core.context import NO_ROUND, Batch, Output
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Batch, Output
 from fedloom.experiment.federated import run
 from fedloom.parts.objectives import Distillation, Selective, divergence, guidance
 from fedloom.tasks.distill.schedule import fit_temperature, multiplier
