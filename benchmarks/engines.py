@@ -1,4 +1,4 @@
-"""What the engines cost: serial, processes and vmap against a bare PyTorch loop over the same batches.
+"""What engines and computes cost: each with each, against a bare PyTorch loop over the same batches.
 
     python benchmarks/engines.py [--repeats 5] [--out benchmarks/results/engines.json]
 
@@ -6,8 +6,8 @@ W1: TwoNN, 1000 clients of 60 samples, cohort 100, batch 10, 1 epoch.   W2: FedD
 (3x32x32), cohort 10, batch 50, 1 epoch.   The floor is one module, ``torch.optim.SGD`` and ``cross_entropy`` on one
 thread, over the same batches in the same order, with a fresh optimiser and a state reset per client and the mean of
 all models. All contestants take turns on the same cohort in one process tree; a ratio compares two rounds of one turn
-(above 1: faster than the floor, or than serial) and is the median over turns; noise is the floor's interquartile range
-over its median, and ``steal`` the share of time that the hypervisor gave to others.
+(above 1: faster than the floor, or than the serial engine with live modules) and is the median over turns; noise is the
+floor's interquartile range over its median, and ``steal`` the share of time that the hypervisor gave to others.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedloom import methods
+from fedloom.compute import computes
 from fedloom.core.federation import Arrays, Index, Split
 from fedloom.core.local import Local, draw_cohort
 from fedloom.core.plan import Plan
@@ -74,9 +75,9 @@ def bare_round(model: nn.Module, split: Split, local: Local, cohort: np.ndarray,
     model.load_state_dict(total)
 
 
-def engine_round(plan: Plan, name: str, **settings: object) -> tuple[Callable[[np.ndarray, int], None], Callable]:
+def engine_round(plan: Plan, name: str, compute: str) -> tuple[Callable[[np.ndarray, int], None], Callable]:
     """A function that runs one round on an engine, and one that closes it."""
-    engine = engines.make(name, **settings)(plan)
+    engine = engines.make(name)(plan, computes.make(compute))
     state = [Server.initial(plan, plan.theta0, plan.buffers0)]
 
     def go(cohort: np.ndarray, round: int) -> None:
@@ -85,12 +86,12 @@ def engine_round(plan: Plan, name: str, **settings: object) -> tuple[Callable[[n
     return go, engine.close
 
 
-def compare(name: str, repeats: int, contestants: dict[str, tuple[str, dict]]) -> dict:
+def compare(name: str, repeats: int, contestants: dict[str, tuple[str, str]]) -> dict:
     """Median seconds of a round and ratios to the floor, everyone taking turns."""
     model, split, local, size = workload(name)
     plan = Plan.of(copy.deepcopy(model), methods.fedavg(), split, local)
     rounds = {"floor": (lambda cohort, r: bare_round(model, split, local, cohort, r), lambda: None)}
-    rounds |= {label: engine_round(plan, engine, **settings) for label, (engine, settings) in contestants.items()}
+    rounds |= {label: engine_round(plan, *names) for label, names in contestants.items()}
     seconds: dict[str, list[float]] = {label: [] for label in rounds}
     started, steal = time.perf_counter(), stolen()
     for repeat in range(repeats + 1):  # the first turn warms up
@@ -133,7 +134,7 @@ def driver_overhead(repeats: int) -> dict:
         Index(np.arange(clients), np.arange(clients + 1)),
     )
     plan = Plan.of(models.make("logistic", classes=2, inputs=(2,)), methods.feddyn(), split, Local())
-    engine = engines.make("serial")(plan)
+    engine = engines.make("serial")(plan, computes.make("live"))
     server, store, seconds = Server.initial(plan, plan.theta0, plan.buffers0), MemoryStore(), []
     for number in range(repeats * 10):
         begin = time.perf_counter()
@@ -150,16 +151,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--only", nargs="*", default=["overhead", "W1", "W2"])
-    parser.add_argument("--compile", action="store_true", help="also time vmap with a compiled step")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    contestants: dict[str, tuple[str, dict]] = {
-        "serial": ("serial", {}),
-        "processes": ("processes", {}),
-        "vmap": ("vmap", {"chunk": 10}),
+    contestants = {
+        engine if compute == "live" else f"{engine}, {compute}": (engine, compute)
+        for engine in ("serial", "processes")
+        for compute in computes.names()
+        if compute != "auto"
     }
-    if args.compile:
-        contestants["vmap compiled"] = ("vmap", {"chunk": 10, "compile": True})
     machine = {"cores": len(os.sched_getaffinity(0)), "machine": platform.machine(), "torch": torch.__version__}
     command = f"python benchmarks/engines.py --repeats {args.repeats}"
     found: dict[str, object] = {"command": command, "machine": machine, "repeats": args.repeats}

@@ -29,7 +29,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedloom.core.parts import Cohort, Mixing
+from fedloom.core.context import Facts, RoundInfo
+from fedloom.core.parts import Mixing
 from fedloom.core.tree import Tree
 from fedloom.experiment.runtime import one_thread
 from fedloom.parts.mixing import AAggFFD, AAggFFS
@@ -37,7 +38,14 @@ from fedloom.parts.mixing import AAggFFD, AAggFFS
 MB = 2**20
 
 
-def measure(policy: Mixing, cohorts: Iterator[Cohort], state: Tree, repeats: int) -> tuple[Tree, dict[str, float]]:
+def info(members: np.ndarray, samples: np.ndarray, clients: int, losses: np.ndarray) -> RoundInfo:
+    """What a policy may know of a round."""
+    facts = Facts((), 0, torch.zeros(()), torch.ones(()), clients, 0, 0)
+    steps, received = np.ones_like(samples), torch.zeros(0)
+    return RoundInfo(0, 0.1, members, samples, steps, facts, received, losses=losses)
+
+
+def measure(policy: Mixing, cohorts: Iterator[RoundInfo], state: Tree, repeats: int) -> tuple[Tree, dict[str, float]]:
     """State after another ``repeats + 2`` rounds, and what they cost."""
     seconds = []
     for repeat in range(repeats + 1):  # the first warms up
@@ -70,10 +78,10 @@ def device(repeats: int, clients: int = 1_500_000, size: int = 1000) -> dict[str
     """Rounds of AAggFF-D."""
     draw = np.random.default_rng(0)
 
-    def cohorts() -> Iterator[Cohort]:
+    def cohorts() -> Iterator[RoundInfo]:
         while True:
             members = np.sort(draw.choice(clients, size, replace=False))
-            yield Cohort(members, draw.integers(1, 500, size), clients, draw.gamma(2.0, 1.0, size))
+            yield info(members, draw.integers(1, 500, size), clients, draw.gamma(2.0, 1.0, size))
 
     before = high_water()
     _, found = measure(AAggFFD("weibull"), cohorts(), {}, repeats)
@@ -88,10 +96,10 @@ def silo(
     policy, state = AAggFFS("normal"), {}
     samples, speed = draw.integers(50, 500, clients), draw.uniform(0.2, 1.0, clients)
 
-    def cohorts() -> Iterator[Cohort]:
+    def cohorts() -> Iterator[RoundInfo]:
         for t in range(after[-1] + repeats + 2):
             losses = (1 + t) ** -speed * draw.lognormal(0.0, 0.2, clients) if falling else draw.random(clients)
-            yield Cohort(np.arange(clients), samples, clients, losses)
+            yield info(np.arange(clients), samples, clients, losses)
 
     rounds, stream, found, before = 0, cohorts(), {}, high_water()
     for stop in after:

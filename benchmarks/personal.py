@@ -34,12 +34,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedloom.compute.live import LiveClient
+from fedloom.compute.live import Live
 from fedloom.core.client import Broadcast, State
+from fedloom.core.context import Batch
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.meta import deployed
-from fedloom.core.parts import Batch
+from fedloom.core.parts import Paired
 from fedloom.core.round import Server
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.experiment import Evaluation, Experiment
@@ -75,20 +76,20 @@ def compare(work: str, repeats: int, names: tuple[str, ...] = METHODS) -> dict[s
     for name in names:
         chosen = Experiment(make(name), data, lambda: models.make(model, classes=10, inputs=inputs), local=local)
         plan = make_plan(chosen, data, "cpu")
-        down = Broadcast(0, local.lr, {"shared": plan.theta0[: plan.layout.shared_size]}, plan.buffers0, {})
-        contestants[name] = (LiveClient(plan), down)
+        down = Broadcast(0, local.lr, plan.theta0[: plan.layout.shared_size], plan.buffers0, {})
+        contestants[name] = (Live(plan), down)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     states: dict[str, State] = {name: {} for name in names}  # a client's second model is made in the warm-up
     for repeat in range(repeats + 1):  # the first turn warms up
         for name, (live, down) in contestants.items():
             began = time.process_time()
-            result = live.work(down, 0, states[name])
+            (result,) = live.work(down, [0], [states[name]])
             spent = time.process_time() - began
             if result.failure is not None:
                 raise RuntimeError(f"{name}: {result.failure}")
             states[name] = states[name] or result.state
             if repeat:
-                seconds[name].append(spent / result.steps)
+                seconds[name].append(spent / local.steps_for(samples))
     found = {}
     for name in names:
         ratios = [a / b for a, b in zip(seconds[name], seconds["fedavg"], strict=True)]
@@ -134,7 +135,7 @@ def deployment(work: str, name: str) -> tuple[Evaluator, Server, States]:
     plan = make_plan(chosen, data, "cpu")
     server, states = Server.initial(plan, plan.theta0, plan.buffers0), States()
     for client in range(clients if plan.private_size else 0):
-        own = plan.first_private(client, server.shared["shared"])
+        own = plan.first_private(client, server.theta)
         near = own + torch.from_numpy(0.01 * draw.standard_normal(len(own))).to(own)
         states.known[client] = {"personal": {"private": near, "buffers": torch.zeros(0)}}
     return Evaluator(plan, data, on), server, states
@@ -151,14 +152,14 @@ def together(evaluator: Evaluator, server: Server, states: States) -> np.ndarray
 def one_by_one(evaluator: Evaluator, server: Server, states: States) -> np.ndarray:
     """The same by a plain loop."""
     plan, live, train, test = evaluator.plan, evaluator.live, evaluator.federation.train, evaluator.federation.held_out
-    w, personal, adaptation = server.shared["shared"], plan.method.personal, plan.method.adaptation
+    w, personal, adaptation = server.theta, plan.method.personal, plan.method.adaptation
     losses = []
     for at in GRID if personal.random else (1.0,):
         found = []
         for client in range(len(evaluator.federation)):
             own = (states.get(client) or {}).get("personal", {})
             rows = torch.from_numpy(test.index[client])
-            if personal.paired:
+            if isinstance(personal, Paired):
                 evaluator.load(torch.lerp(w, own["private"], at), server.buffers)
             else:
                 evaluator.load(w, server.buffers, own)

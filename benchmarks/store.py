@@ -78,6 +78,7 @@ def experiment(states: str, rounds: int) -> Experiment:
         local=Local(epochs=1, batch_size=SAMPLES, lr=0.01),
         evaluation=Evaluation(what=()),
         device="cpu",
+        engine="serial",
         client_state=states,
     )
 

@@ -18,22 +18,25 @@ import os
 import platform
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from fedloom import methods
-from fedloom.core.client import Plan
+from fedloom.compute import computes
+from fedloom.core.context import RoundInfo
 from fedloom.core.federation import Arrays, Index, Split
 from fedloom.core.local import Local
-from fedloom.core.parts import Cohort, Mixing
+from fedloom.core.parts import Mixing
+from fedloom.core.plan import Plan
 from fedloom.core.round import Server, federated_round
-from fedloom.core.server_data import Bench
 from fedloom.data import federate
 from fedloom.data.augment import pipeline
 from fedloom.engines import engines
 from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.setup import server_data
 from fedloom.experiment.store import MemoryStore
 from fedloom.models import models
 from fedloom.parts.mixing import Confidence, SelfSupervised, Similarity
@@ -70,7 +73,7 @@ def compare(repeats: int, steps: int) -> dict:
     torch.manual_seed(0)
     model = models.make("fedssa_cnn", classes=10, inputs=(1, 28, 28))
     plan = Plan.of(model, methods.fedavg(), train, Local(steps=steps, batch_size=BATCH, lr=0.01))
-    engine = engines.make("serial")(plan)
+    engine = engines.make("serial")(plan, computes.make("live"))
     server = Server.initial(plan, plan.theta0, plan.buffers0)
     change = pipeline(VIEWS, train.arrays)
     updates: dict[int, torch.Tensor] = {}
@@ -81,19 +84,20 @@ def compare(repeats: int, steps: int) -> dict:
         begin = time.perf_counter()
         moved, _ = federated_round(plan, engine, server, MemoryStore(), np.array([client]))
         training = (time.perf_counter() - begin) / steps * STEPS * EPOCHS * CLIENTS
-        updates[client] = server.shared["shared"] - moved.shared["shared"]  # the cohort is this client alone
+        updates[client] = server.theta - moved.theta  # the cohort is this client alone
         trained = list(updates.values())
-        cohort = {
-            "clients": np.arange(CLIENTS), "samples": np.full(CLIENTS, SAMPLES), "total_clients": CLIENTS,
-            "updates": [{"shared": trained[k % len(trained)]} for k in range(CLIENTS)],
-            "buffers": [plan.buffers0] * CLIENTS, "received": server.shared, "round": turn,
-        }  # fmt: skip
+        info = RoundInfo(
+            turn, 0.01, np.arange(CLIENTS), np.full(CLIENTS, SAMPLES), np.full(CLIENTS, steps), plan.facts,
+            server.theta, updates=[trained[k % len(trained)] for k in range(CLIENTS)],
+            buffers=[plan.buffers0] * CLIENTS,
+        )  # fmt: skip
         if turn:
             timed.append(training)
         for target, inputs in (("skew", skew), ("uniform", uniform)):
+            data = server_data(plan, inputs, change)
             for name, policy in POLICIES.items():
                 begin = time.perf_counter()
-                policy.coefficients({}, Cohort(**cohort, bench=Bench(plan, inputs, change)))
+                policy.coefficients({}, replace(info, server_data=data))
                 if turn:
                     decided[f"{target} {name}"].append(time.perf_counter() - begin)
     engine.close()
