@@ -84,29 +84,33 @@ def cumulative(name: str, x: Vector) -> Vector:
     return {"weibull": 1 - np.exp(-(x**2)), "frechet": np.exp(-1 / x), "gumbel": np.exp(-np.exp(1 - x))}[name]
 
 
+def faces_of(h: Vector, c: Vector, otherwise: Vector) -> Vector:
+    """The minimum of pᵀhp/2 + cᵀp over the simplex, by trying every face."""
+    best, lowest, k = otherwise, np.inf, len(c)
+    for face in (list(f) for n in range(1, k + 1) for f in combinations(range(k), n)):
+        system = np.ones((len(face) + 1,) * 2)
+        system[:-1, :-1], system[-1, -1] = h[np.ix_(face, face)], 0
+        inner = np.linalg.solve(system, np.append(-c[face], 1))[:-1]
+        p = np.zeros(k)
+        p[face] = inner
+        if (inner >= 0).all() and (value := p @ h @ p / 2 + c @ p) < lowest:
+            best, lowest = p, value
+    return best
+
+
 def aaggff_s(world: World, cdf: str = "normal") -> Found:
     """The whole history is kept, and the programme solved by trying every face of the simplex."""
     k = world.clients
     bound = 1 / k
     decisions, gradients = [np.full(k, 1 / k)], []
-    faces = [list(c) for n in range(1, k + 1) for c in combinations(range(k), n)]
 
     def decide(losses: Vector) -> Vector:
         r = cumulative(cdf, losses / losses.mean()) / k
         gradients.append(-r / (1 + decisions[-1] @ r))
         h = 4 * k * bound * np.eye(k) + sum(np.outer(g, g) for g in gradients) / (4 * bound)
         c = sum(g - g * (g @ q) / (4 * bound) for g, q in zip(gradients, decisions, strict=True))
-        best, lowest = decisions[-1], np.inf
-        for face in faces:
-            system = np.ones((len(face) + 1,) * 2)
-            system[:-1, :-1], system[-1, -1] = h[np.ix_(face, face)], 0
-            inner = np.linalg.solve(system, np.append(-c[face], 1))[:-1]
-            p = np.zeros(k)
-            p[face] = inner
-            if (inner >= 0).all() and (value := p @ h @ p / 2 + c @ p) < lowest:
-                best, lowest = p, value
-        decisions.append(best)
-        return best
+        decisions.append(faces_of(h, c, decisions[-1]))
+        return decisions[-1]
 
     return chosen(world, decide)
 

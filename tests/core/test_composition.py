@@ -1,0 +1,162 @@
+"""Compositions of parts from all slots against one round in NumPy, whose stages stand in one order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import composition, slots
+from helpers.composition import Rules
+from helpers.federations import classes
+from helpers.networks import tanh_net
+from helpers.reference import World
+from helpers.runs import experiment, leaves, theta
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedloom.core.local import Local
+from fedloom.core.method import Method
+from fedloom.experiment.loop import run
+from fedloom.parts.adaptation import Maml, Prototypes
+from fedloom.parts.drift import FedDCDrift, FedDynDrift, FedNovaDrift, FedSplitDrift, Scaffold
+from fedloom.parts.mixing import AFL, QFFL, TERM, AAggFFD, AAggFFS, FedMGDA, Proportional, Uniform
+from fedloom.parts.objectives import CrossEntropy, PropFair, Proximal
+from fedloom.parts.personal import APFL, Ditto, PrivateHead, Subspace
+from fedloom.parts.server import SGD, Adagrad, Adam, Extrapolated, Yogi
+
+WIDTH, ROUNDS, COHORT, SEED = 3, 3, 4, 5
+
+# What a slot is filled with: the parts for Method, and the rules for the composition. Settings make each term large.
+Filling = tuple[dict[str, Any], dict[str, Any]]
+SLOTS: dict[str, dict[str, Filling]] = {
+    "objective": {
+        "cross_entropy": ({}, {}),
+        "proximal": ({"objective": (CrossEntropy(), Proximal(0.8))}, {"mu": 0.8}),
+        "propfair": ({"objective": (PropFair(6.0),)}, {"baseline": 6.0}),
+    },
+    "drift": {
+        "none": ({}, {}),
+        "scaffold": ({"drift": Scaffold()}, {"drift": slots.Scaffold}),
+        "feddyn": ({"drift": FedDynDrift(0.4)}, {"drift": slots.FedDyn}),
+        "feddyn, equal": ({"drift": FedDynDrift(0.4, False)}, {"drift": slots.FedDynEqual}),
+        "fednova": ({"drift": FedNovaDrift()}, {"drift": slots.FedNova}),
+        "feddc": ({"drift": FedDCDrift(0.3)}, {"drift": slots.FedDC}),
+        "feddc, all": ({"drift": FedDCDrift(0.3, everyone=True)}, {"drift": slots.FedDCAll}),
+        "fedsplit": ({"drift": FedSplitDrift(1.5, True)}, {"drift": slots.FedSplit}),
+        "fedsplit, all": ({"drift": FedSplitDrift(1.5)}, {"drift": slots.FedSplitAll}),
+    },
+    "personal": {
+        "none": ({}, {}),
+        "head": ({"personal": PrivateHead()}, {"personal": composition.Head}),
+        "ditto": ({"personal": Ditto(0.6)}, {"personal": composition.Ditto}),
+        "apfl": ({"personal": APFL(0.4)}, {"personal": composition.APFL}),
+        "superfed": ({"personal": Subspace(False, 0.2, 0.5)}, {"personal": composition.SuPerFed}),
+    },
+    "adaptation": {
+        "none": ({}, {}),
+        "maml": ({"adaptation": Maml(composition.LEAP)}, {"adaptation": "maml"}),
+        "proto": ({"adaptation": Prototypes()}, {"adaptation": "proto"}),
+    },
+    "mixing": {
+        "by_samples": ({}, {}),
+        "uniform": ({"mixing": Uniform()}, {"mixing": slots.Uniform}),
+        "term": ({"mixing": TERM(2.0)}, {"mixing": slots.Term}),
+        "propfair": ({"mixing": Proportional(6.0)}, {"mixing": slots.PropFair}),
+        "q_ffl": ({"mixing": QFFL(1.5)}, {"mixing": slots.QFFL}),
+        "fedmgda": ({"mixing": FedMGDA(0.2, 0.3)}, {"mixing": slots.FedMGDA}),
+        "afl": ({"mixing": AFL(0.5)}, {"mixing": slots.AFL}),
+        "aaggff_s": ({"mixing": AAggFFS("normal")}, {"mixing": slots.AAggFFS}),
+        "aaggff_d": ({"mixing": AAggFFD("weibull")}, {"mixing": slots.AAggFFD}),
+    },
+    "server": {
+        "none": ({}, {}),
+        "momentum": ({"server": SGD(0.3, 0.6)}, {"server": slots.Momentum}),
+        "adam": ({"server": Adam(0.3, 0.6, 0.8, 0.05)}, {"server": slots.Adam}),
+        "yogi": ({"server": Yogi(0.3, 0.6, 0.8, 0.05)}, {"server": slots.Yogi}),
+        "adagrad": ({"server": Adagrad(0.3, 0.6, 0.05)}, {"server": slots.Adagrad}),
+        "exp": ({"server": Extrapolated(0.01)}, {"server": slots.Exp}),
+    },
+}
+
+LOCALS = {
+    "epochs": Local(epochs=2, batch_size=4, lr=0.1, lr_decay=0.8),
+    "steps": Local(steps=5, batch_size=6, lr=0.08, weight_decay=0.05, clip=0.9),
+    "momentum": Local(epochs=1, batch_size=3, lr=0.05, momentum=0.6),
+}
+PLAIN_SGD = {"scaffold", "fednova", "feddc", "feddc, all"}
+TWO_MODELS = {"ditto", "apfl", "superfed"}
+
+# Drifts whose server half does not commute with a mixing's own step, which must therefore come first.
+CORRECTS_LATER = {"feddyn", "feddyn, equal", "feddc, all", "fedsplit, all"}
+OWN_STEP = {"q_ffl", "fedmgda"}
+COMBINE_COMES_FIRST = False
+
+
+@dataclass(frozen=True)
+class Composition:
+    """A name in every slot."""
+
+    objective: str = "cross_entropy"
+    drift: str = "none"
+    personal: str = "none"
+    adaptation: str = "none"
+    mixing: str = "by_samples"
+    server: str = "none"
+    local: str = "epochs"
+
+    @property
+    def possible(self) -> bool:
+        """Whether parts may go together, and the oracle says how: the loss that mixings read is a cross entropy."""
+        plain = self.drift not in PLAIN_SGD or self.local != "momentum"
+        adapts = self.adaptation == "none" or self.personal not in TWO_MODELS
+        reads = self.objective != "propfair" or (self.adaptation == "none" and self.mixing in ("by_samples", "uniform"))
+        ordered = COMBINE_COMES_FIRST or not (
+            (self.drift in CORRECTS_LATER and self.mixing in OWN_STEP)
+            or (self.drift == "fedsplit, all" and self.server != "none")
+        )
+        return plain and adapts and reads and ordered
+
+    def filled(self, side: int) -> dict[str, Any]:
+        """Parts (0) or rules (1) of all slots."""
+        return {k: v for slot, names in SLOTS.items() for k, v in names[getattr(self, slot)][side].items()}
+
+
+def assert_follows_the_round(chosen: Composition) -> None:
+    local, rules = LOCALS[chosen.local], Rules(**chosen.filled(1))
+    cohort = None if rules.mixing.everyone else COHORT
+    start = np.concatenate([p.detach().double().numpy().ravel() for p in tanh_net(WIDTH).parameters()])
+    federation = classes(seed=6)  # of which every client has two classes at least
+    world = World(federation, start, WIDTH, ROUNDS, cohort or len(federation.train.index), local, SEED)
+    expected, private = composition.trained(world, rules)
+    method = Method("composed", **({"objective": (CrossEntropy(),)} | chosen.filled(0)))
+    result = run(experiment(method, federation=federation, rounds=ROUNDS, cohort=cohort, local=local, seed=SEED))
+    assert not result.failures
+    # FedMGDA+ solves its quadratic programme to 1e-12, which is then what p is known to
+    tolerance = 1e-10 if chosen.mixing == "fedmgda" else 1e-12
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(theta(result), expected, rtol=0, atol=tolerance * scale)
+    kept = {key: value.numpy() for key, value in leaves(result.snapshot) if key.endswith("personal/private")}
+    assert len(kept) == (len(private) if chosen.personal != "none" else 0)
+    for key, value in kept.items():
+        own = private[int(key.split("/")[0].removeprefix("client "))]
+        np.testing.assert_allclose(value, own, rtol=0, atol=tolerance * scale, err_msg=key)
+
+
+PAIRS = [Composition(drift=drift, mixing=mixing) for drift, mixing in product(SLOTS["drift"], SLOTS["mixing"])]
+
+
+@pytest.mark.parametrize("chosen", [p for p in PAIRS if p.possible], ids=lambda c: f"{c.drift} x {c.mixing}")
+def test_every_drift_with_every_mixing(chosen: Composition) -> None:
+    assert_follows_the_round(chosen)
+
+
+CHOICES = {slot: st.sampled_from([*names]) for slot, names in (SLOTS | {"local": LOCALS}).items()}
+
+
+@settings(max_examples=200)
+@given(st.builds(Composition, **CHOICES).filter(lambda chosen: chosen.possible))
+def test_any_composition(chosen: Composition) -> None:
+    assert_follows_the_round(chosen)

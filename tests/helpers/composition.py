@@ -1,0 +1,203 @@
+"""The whole round in NumPy, slot by slot: what any composition of parts must compute.
+
+Written from the papers' algorithms. Every slot is a callback, and the round is five stages in this order:
+
+    work      every member of the cohort trains, and uploads an update Δ_i (as a rule θ^t - θ_i)
+    combine   the mixing's coefficients p over the cohort, and its own step where it has one (q-FFL, FedMGDA+): Δ
+    correct   the drift's server half maps Δ, *after* that step: FedDyn's h/α is not to be rescaled by it
+    step      the server optimiser on what is left
+    advance   state for the next round
+
+What the papers say for an unweighted mean, and what follows from it for any p:
+
+- FedDyn, SCAFFOLD: sums over the cohort divided by all K clients make h and c, whatever p is.
+- FedNova (Wang et al. 2020, eq. 4): Δ = (Σ p_i τ_i) Σ p_i Δ_i/τ_i; p are the objective's weights.
+- FedDC (Gao et al. 2022, algorithm 1) aggregates θ_i + h_i, which is what a client uploads: Σ p_i (θ_i + h_i). Where h
+  is averaged over all clients there are no p for the absent: Σ p_i θ_i + (1/K) Σ_j h_j, and the second is a correction.
+  The gradient term pulls by g_i - g, which must not move the mixture: Σ p_i (g_i - g) = 0, so g = Σ p_i g_i.
+- FedSplit (Pathak, Wainwright 2020; Acar 2023, §A.1.1). The active form uploads z_i: x = Σ p_i z_i over the cohort. The
+  form over all clients goes to (1/K) Σ_j z_j whatever p is. Where nothing moves, z_i - x = s∇F_i(x), so that x is
+  optimal only as a mean of z with weights that stay the same, and those of a cohort do not; for the same reason a
+  server optimiser is given the way to that mean, Δ = x - (1/K) Σ_j z_j, not the mean's last move.
+- FedExP (Jhunjhunwala et al. 2023, eq. 5): the mean of ‖Δ_i‖² over the cohort, against the Δ that is stepped along.
+- Losses F_i are those of the received model, adapted where clients adapt, with a client's private parameters in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedloom.core import rng
+from helpers import meta, slots
+from helpers.personal import Pace
+from helpers.reference import Vector, World
+
+Numbers = dict[int, Vector]
+
+
+@dataclass
+class Task:
+    """A client's mini-batches and the gradient of its loss, adapted where clients adapt."""
+
+    batches: list[Vector]
+    draws: Vector
+    slope: Callable[[Vector, Vector], Vector]
+
+
+class Personal:
+    """Everything is shared, or the body alone: then each client keeps a head."""
+
+    head = False
+
+    def __init__(self, world: World) -> None:
+        self.world, self.own = world, {}
+        self.shared = slice(0, world.body if self.head else None)
+
+    def whole(self, i: int, received: Vector) -> Vector:
+        """The model that a client starts from, whose loss mixings read."""
+        return np.concatenate([received, self.own.get(i, self.world.start[len(received) :])])
+
+    def work(self, task: Task, visit: slots.Visit, pull: Callable[[Vector], Vector]) -> Vector:
+        w, pace, cut = self.whole(visit.client, visit.received), Pace(self.world, visit.lr), len(visit.received)
+        for rows in task.batches:
+            g = task.slope(w, rows)
+            g[:cut] += pull(w[:cut])
+            (w,) = pace.step({"w": (w, g)})
+        self.own[visit.client] = w[cut:]
+        return w[:cut]
+
+
+class Head(Personal):
+    head = True
+
+
+class Ditto(Personal):
+    lam = 0.6
+
+    def whole(self, i: int, received: Vector) -> Vector:
+        return received
+
+    def work(self, task: Task, visit: slots.Visit, pull: Callable[[Vector], Vector]) -> Vector:
+        w, pace, v = visit.received, Pace(self.world, visit.lr), self.own.get(visit.client, self.first(visit))
+        for number, rows in enumerate(task.batches):
+            w, v = self.steps(pace, task, rows, w, v, pull, visit, task.draws[number])
+        self.own[visit.client] = v
+        return w
+
+    def first(self, visit: slots.Visit) -> Vector:
+        """A client's own model when it first comes."""
+        return visit.received
+
+    def steps(
+        self, pace: Pace, task: Task, rows: Vector, w: Vector, v: Vector, pull: Any, visit: slots.Visit, draw: float
+    ) -> list[Vector]:
+        (new,) = pace.step({"w": (w, task.slope(w, rows) + pull(w))})
+        (v,) = pace.step({"v": (v, task.slope(v, rows) + self.lam * (v - visit.received))})
+        return [new, v]
+
+
+class APFL(Ditto):
+    alpha = 0.4
+
+    def steps(
+        self, pace: Pace, task: Task, rows: Vector, w: Vector, v: Vector, pull: Any, visit: slots.Visit, draw: float
+    ) -> list[Vector]:
+        (w,) = pace.step({"w": (w, task.slope(w, rows) + pull(w))})
+        a = self.alpha
+        (v,) = pace.step({"v": (v, a * task.slope(a * v + (1 - a) * w, rows))})
+        return [w, v]
+
+
+class SuPerFed(Ditto):
+    mu, nu = 0.2, 0.5
+
+    def first(self, visit: slots.Visit) -> Vector:
+        return self.world.start  # the local model's own initialisation, which is the same here
+
+    def steps(
+        self, pace: Pace, task: Task, rows: Vector, w: Vector, v: Vector, pull: Any, visit: slots.Visit, draw: float
+    ) -> list[Vector]:
+        g = task.slope((1 - draw) * w + draw * v, rows)
+        ww, vv, cos = w @ w, v @ v, w @ v / np.sqrt(w @ w * (v @ v))
+        of_w = 2 * self.nu * cos * (v / np.sqrt(ww * vv) - cos * w / ww)
+        of_v = 2 * self.nu * cos * (w / np.sqrt(ww * vv) - cos * v / vv)
+        near = self.mu * (w - visit.received)
+        return pace.step({"w": (w, (1 - draw) * g + near + of_w + pull(w)), "v": (v, draw * g + of_v)})
+
+
+@dataclass(frozen=True)
+class Rules:
+    """One oracle a slot: classes, the adaptation's name, μ of the proximal term, M of −log(M − ℓ) or 0 without."""
+
+    drift: type[slots.Drift] = slots.Drift
+    personal: type[Personal] = Personal
+    adaptation: str = "none"
+    mixing: type[slots.Mixing] = slots.Mixing
+    server: type[slots.Server] = slots.Server
+    mu: float = 0.0
+    baseline: float = 0.0
+
+
+LEAP = 0.1  # of MAML
+
+
+def task_of(world: World, rules: Rules, t: int, i: int) -> Task:
+    batches = world.local.batches(world.federation.train.index[i], world.seed, t, i)
+    draws = rng.stream(world.seed, "views", t, i).random((len(batches), 2))[:, 0]
+    if rules.adaptation == "none":
+
+        def slope(w: Vector, rows: Vector) -> Vector:
+            g = world.gradient(w, rows)
+            return g / (rules.baseline - world.loss_on(w, rows)) if rules.baseline else g
+
+        return Task(batches, draws, slope)
+    pending = iter(meta.supports(world, i, t))
+    adapted = meta.proto(world) if rules.adaptation == "proto" else meta.maml(world, LEAP, 1, True)
+    return Task(batches, draws, lambda w, rows: adapted(w, next(pending), rows))
+
+
+def received_loss(world: World, rules: Rules, w: Vector, i: int) -> float:
+    """F_i(T_i(θ)), with all samples of the client as support and query."""
+    rows = world.federation.train.index[i]
+    if rules.adaptation == "maml":
+        w = w - LEAP * world.gradient(w, rows)
+    if rules.adaptation != "proto":
+        return world.loss_on(w, rows)
+    d, h = world.x.shape[1], world.width
+    z, y = np.tanh(world.x[rows] @ w[: h * d].reshape(h, d).T + w[h * d : h * d + h]), world.y[rows]
+    known = np.unique(y)
+    far = -np.array([np.sum((z - z[y == k].mean(0)) ** 2, axis=1) for k in known]).T
+    apart = far - far[np.arange(len(y)), np.searchsorted(known, y)][:, None]
+    return float(np.mean(np.log(np.exp(apart).sum(1))))
+
+
+def trained(world: World, rules: Rules) -> tuple[Vector, Numbers]:
+    """θ^T, and what clients keep for themselves, by client."""
+    personal = rules.personal(world)
+    theta = world.start[personal.shared]
+    drift, server = rules.drift(world.clients, theta), rules.server(np.zeros_like(theta))
+    mixing = rules.mixing(world.n, world.cohort)
+    for t, lr, who in world.schedule():
+        losses = np.array([received_loss(world, rules, personal.whole(i, theta), i) for i in who])
+        visits = []
+        for i in who:
+            task = task_of(world, rules, t, i)
+            visit = slots.Visit(i, lr, len(task.batches), theta, world.n[i] / world.n.mean())
+
+            def pull(w: Vector, visit: slots.Visit = visit) -> Vector:
+                return rules.mu * (w - visit.received) + drift.pull(visit, w)
+
+            visit.model = personal.work(task, visit, pull)
+            visit.update = drift.end(visit)
+            visits.append(visit)
+        updates = np.array([v.update for v in visits])
+        weights = mixing.weights(t, who, losses, updates)
+        p = weights / weights.sum()
+        delta = mixing.combine(p, who, losses, updates, lr)
+        delta = drift.correct(delta, visits, p)
+        theta = theta - server.step(delta, p, updates)
+    return theta, personal.own
