@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -37,15 +36,17 @@ from helpers.personal import Pace
 from helpers.reference import Vector, World
 
 Numbers = dict[int, Vector]
+Along = Callable[[Vector, Vector], Vector]  # (w, gradient) -> the direction that is stepped along
 
 
 @dataclass
 class Task:
-    """A client's mini-batches and the gradient of its loss, adapted where clients adapt."""
+    """A client's mini-batches the gradient of its loss, adapted where clients adapt, and what follows a step."""
 
     batches: list[Vector]
     draws: Vector
     slope: Callable[[Vector, Vector], Vector]
+    shrink: Callable[[Vector], Vector]
 
 
 class Personal:
@@ -61,12 +62,13 @@ class Personal:
         """The model that a client starts from, whose loss mixings read."""
         return np.concatenate([received, self.own.get(i, self.world.start[len(received) :])])
 
-    def work(self, task: Task, visit: slots.Visit, pull: Callable[[Vector], Vector]) -> Vector:
+    def work(self, task: Task, visit: slots.Visit, along: Along) -> Vector:
         w, pace, cut = self.whole(visit.client, visit.received), Pace(self.world, visit.lr), len(visit.received)
         for rows in task.batches:
             g = task.slope(w, rows)
-            g[:cut] += pull(w[:cut])
+            g[:cut] = along(w[:cut], g[:cut])
             (w,) = pace.step({"w": (w, g)})
+            w = task.shrink(w)
         self.own[visit.client] = w[cut:]
         return w[:cut]
 
@@ -81,10 +83,10 @@ class Ditto(Personal):
     def whole(self, i: int, received: Vector) -> Vector:
         return received
 
-    def work(self, task: Task, visit: slots.Visit, pull: Callable[[Vector], Vector]) -> Vector:
+    def work(self, task: Task, visit: slots.Visit, along: Along) -> Vector:
         w, pace, v = visit.received, Pace(self.world, visit.lr), self.own.get(visit.client, self.first(visit))
         for number, rows in enumerate(task.batches):
-            w, v = self.steps(pace, task, rows, w, v, pull, visit, task.draws[number])
+            w, v = self.steps(pace, task, rows, w, v, along, visit, task.draws[number])
         self.own[visit.client] = v
         return w
 
@@ -93,9 +95,9 @@ class Ditto(Personal):
         return visit.received
 
     def steps(
-        self, pace: Pace, task: Task, rows: Vector, w: Vector, v: Vector, pull: Any, visit: slots.Visit, draw: float
+        self, pace: Pace, task: Task, rows: Vector, w: Vector, v: Vector, along: Along, visit: slots.Visit, draw: float
     ) -> list[Vector]:
-        (new,) = pace.step({"w": (w, task.slope(w, rows) + pull(w))})
+        (new,) = pace.step({"w": (w, along(w, task.slope(w, rows)))})
         (v,) = pace.step({"v": (v, task.slope(v, rows) + self.lam * (v - visit.received))})
         return [new, v]
 
@@ -104,9 +106,9 @@ class APFL(Ditto):
     alpha = 0.4
 
     def steps(
-        self, pace: Pace, task: Task, rows: Vector, w: Vector, v: Vector, pull: Any, visit: slots.Visit, draw: float
+        self, pace: Pace, task: Task, rows: Vector, w: Vector, v: Vector, along: Along, visit: slots.Visit, draw: float
     ) -> list[Vector]:
-        (w,) = pace.step({"w": (w, task.slope(w, rows) + pull(w))})
+        (w,) = pace.step({"w": (w, along(w, task.slope(w, rows)))})
         a = self.alpha
         (v,) = pace.step({"v": (v, a * task.slope(a * v + (1 - a) * w, rows))})
         return [w, v]
@@ -119,19 +121,19 @@ class SuPerFed(Ditto):
         return self.world.start  # the local model's own initialisation, which is the same here
 
     def steps(
-        self, pace: Pace, task: Task, rows: Vector, w: Vector, v: Vector, pull: Any, visit: slots.Visit, draw: float
+        self, pace: Pace, task: Task, rows: Vector, w: Vector, v: Vector, along: Along, visit: slots.Visit, draw: float
     ) -> list[Vector]:
         g = task.slope((1 - draw) * w + draw * v, rows)
         ww, vv, cos = w @ w, v @ v, w @ v / np.sqrt(w @ w * (v @ v))
         of_w = 2 * self.nu * cos * (v / np.sqrt(ww * vv) - cos * w / ww)
         of_v = 2 * self.nu * cos * (w / np.sqrt(ww * vv) - cos * v / vv)
         near = self.mu * (w - visit.received)
-        return pace.step({"w": (w, (1 - draw) * g + near + of_w + pull(w)), "v": (v, draw * g + of_v)})
+        return pace.step({"w": (w, along(w, (1 - draw) * g + near + of_w)), "v": (v, draw * g + of_v)})
 
 
 @dataclass(frozen=True)
 class Rules:
-    """One oracle a slot: classes, the adaptation's name, μ of the proximal term, M of −log(M − ℓ) or 0 without."""
+    """One oracle a slot; μ of the proximal term, l1 of the elastic net, M of −log(M − ℓ): 0 where there is none."""
 
     drift: type[slots.Drift] = slots.Drift
     personal: type[Personal] = Personal
@@ -139,25 +141,31 @@ class Rules:
     mixing: type[slots.Mixing] = slots.Mixing
     server: type[slots.Server] = slots.Server
     mu: float = 0.0
+    l1: float = 0.0
     baseline: float = 0.0
 
 
 LEAP = 0.1  # of MAML
 
 
-def task_of(world: World, rules: Rules, t: int, i: int) -> Task:
+def task_of(world: World, rules: Rules, t: int, i: int, lr: float) -> Task:
     batches = world.local.batches(world.federation.train.index[i], world.seed, t, i)
     draws = rng.stream(world.seed, "views", t, i).random((len(batches), 2))[:, 0]
+
+    def shrink(w: Vector) -> Vector:
+        """The proximal map of l1‖w‖₁."""
+        return np.sign(w) * np.maximum(np.abs(w) - lr * rules.l1, 0)
+
     if rules.adaptation == "none":
 
         def slope(w: Vector, rows: Vector) -> Vector:
             g = world.gradient(w, rows)
             return g / (rules.baseline - world.loss_on(w, rows)) if rules.baseline else g
 
-        return Task(batches, draws, slope)
+        return Task(batches, draws, slope, shrink)
     pending = iter(meta.supports(world, i, t))
     adapted = meta.proto(world) if rules.adaptation == "proto" else meta.maml(world, LEAP, 1, True)
-    return Task(batches, draws, lambda w, rows: adapted(w, next(pending), rows))
+    return Task(batches, draws, lambda w, rows: adapted(w, next(pending), rows), shrink)
 
 
 def received_loss(world: World, rules: Rules, w: Vector, i: int) -> float:
@@ -185,13 +193,13 @@ def trained(world: World, rules: Rules) -> tuple[Vector, Numbers]:
         losses = np.array([received_loss(world, rules, personal.whole(i, theta), i) for i in who])
         visits = []
         for i in who:
-            task = task_of(world, rules, t, i)
+            task = task_of(world, rules, t, i, lr)
             visit = slots.Visit(i, lr, len(task.batches), theta, world.n[i] / world.n.mean())
 
-            def pull(w: Vector, visit: slots.Visit = visit) -> Vector:
-                return rules.mu * (w - visit.received) + drift.pull(visit, w)
+            def along(w: Vector, g: Vector, visit: slots.Visit = visit) -> Vector:
+                return drift.along(visit, w, g + rules.mu * (w - visit.received))
 
-            visit.model = personal.work(task, visit, pull)
+            visit.model = personal.work(task, visit, along)
             visit.update = drift.end(visit)
             visits.append(visit)
         updates = np.array([v.update for v in visits])

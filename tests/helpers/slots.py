@@ -37,6 +37,10 @@ class Drift:
         """What is added to the gradient of the shared parameters."""
         return self.zero
 
+    def along(self, visit: Visit, w: Vector, g: Vector) -> Vector:
+        """The direction of a local step of the shared parameters."""
+        return g + self.pull(visit, w)
+
     def end(self, visit: Visit) -> Vector:
         """The uploaded update."""
         return visit.received - visit.model
@@ -89,6 +93,22 @@ class FedNova(Drift):
 
     def correct(self, delta: Vector, visits: list[Visit], p: Vector) -> Vector:
         return delta * (p @ [v.steps for v in visits])
+
+
+class FedCM(Drift):
+    """v = αg + (1 - α)d, with d the mixed mean gradient of the last round."""
+
+    alpha = 0.4
+
+    def begin(self, start: Vector) -> None:
+        self.d = self.zero
+
+    def along(self, visit: Visit, w: Vector, g: Vector) -> Vector:
+        return self.alpha * g + (1 - self.alpha) * self.d
+
+    def correct(self, delta: Vector, visits: list[Visit], p: Vector) -> Vector:
+        self.d = p @ [v.update for v in visits] / (visits[0].lr * (p @ [v.steps for v in visits]))
+        return delta
 
 
 class FedDC(Drift):

@@ -126,6 +126,7 @@ class RoundInfo:
         facts: of the experiment; K is ``facts.clients`` and T is ``facts.rounds``.
         received: θ^t [P].
         p: the mixing coefficients, float64 [|S|]; None until they are chosen.
+        mixed: Σ p_i Δ_i [P], before a mixing's own step; None until the updates are in.
         losses: F_i(θ^t) before local work, float64 [|S|], if a part needs them.
         updates: the members' uploaded updates Δ_i [P], if a part needs all of them.
         buffers: their buffers after local work, where there are updates.
@@ -140,6 +141,7 @@ class RoundInfo:
     facts: Facts
     received: Tensor
     p: np.ndarray | None = None
+    mixed: Tensor | None = None
     losses: np.ndarray | None = None
     updates: Sequence[Tensor] = field(default_factory=tuple)
     buffers: Sequence[Tensor] = field(default_factory=tuple)

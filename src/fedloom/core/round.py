@@ -156,6 +156,7 @@ def federated_round(
     info = replace(info, p=p)
     report.p[np.flatnonzero(present)[arrived]] = p
     delta, buffers, uploads = work.mix(totals, weights, arrived, info)
+    info = replace(info, mixed=delta)
     for place, part in method.hooks["combine"]:
         states[place], delta = part.combine(states.get(place, {}), delta, uploads.get(place, {}), info)
 

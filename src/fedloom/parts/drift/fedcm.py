@@ -17,11 +17,11 @@ from fedloom.core.tree import Tree
 @drifts.register(name="fedcm")
 @dataclass(frozen=True)
 class FedCMDrift(Drift):
-    """Local steps go along v = αg + (1 - α)d, where d is the direction in which the server last moved.
+    """Local steps go along v = αg + (1 - α)d, where d is the cohort's mean gradient of the last round.
 
     ::
 
-        d ← Δ / (η_t Σ p_i τ_i)
+        d ← Σ p_i Δ_i / (η_t Σ p_i τ_i)
 
     d is zero in the first round and travels down, so a round costs 1.5 times FedAvg's. With α = 1 it is FedAvg. The
     paper has equal numbers τ of local steps; their mixed mean stands in for τ where clients differ. Xu, Wang, Wang &
@@ -53,4 +53,5 @@ class FedCMDrift(Drift):
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         assert info.p is not None
-        return {"direction": update / (info.lr * float(info.p @ info.steps))}, update
+        assert info.mixed is not None
+        return {"direction": info.mixed / (info.lr * float(info.p @ info.steps))}, update

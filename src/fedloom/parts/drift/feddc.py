@@ -113,9 +113,10 @@ class FedDCDrift(Drift):
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """New g; averaged over all, h ← h - (1/K) Σ Δ_i and then Δ - h."""
+        assert info.mixed is not None
         new: Tree = {}
         if self.gradient:
-            new["g"] = uploads.get("g", -update)
+            new["g"] = uploads.get("g", -info.mixed)
         if self.decouple and self.average_over_all:
             new["h"] = state["h"] - uploads["update"]
             update = update - new["h"]

@@ -25,11 +25,11 @@ class FedSplitDrift(Drift):
 
         u_i ≈ argmin F_i(u) + (1/2s)‖u - (2x - z_i)‖²          z_i ← z_i + 2(u_i - x)          x ← mean z_i
 
-    Who is absent keeps its z_i. x is the mean over all K clients (*All*: x ← x + (2/K) Σ_S (u_i - x), whatever the
-    mixing coefficients), or with ``active`` that of the cohort's new z_i (*Act*). Both are the same with all clients in
-    every round, and then x goes to the minimiser of Σ F_i with the accuracy of the local solutions; with some of them
-    All lags behind and Act is scattered. Pathak & Wainwright, NeurIPS 2020, algorithm 1; the variants are those of
-    Acar, thesis 2023, §A.1.1.
+    Who is absent keeps its z_i. x is the mean over all K clients (*All*, whatever the mixing coefficients), or with
+    ``active`` that of the cohort's new z_i (*Act*). Both are the same with all clients in every round, and then x goes
+    to the minimiser of Σ F_i with the accuracy of the local solutions; with some of them All lags behind and Act is
+    scattered. A server optimiser is given the way to that mean, Δ = x - mean z_i, so that it rests at the minimiser
+    too. Pathak & Wainwright, NeurIPS 2020, algorithm 1; the variants are those of Acar, thesis 2023, §A.1.1.
 
     z_i starts at the initial model θ⁰ for everybody, so that x is the mean of all z_i from the first round on. A client
     that first comes later needs θ⁰ for its first 2x - z_i: θ⁰ travels down beside x until all clients have taken part
@@ -59,8 +59,9 @@ class FedSplitDrift(Drift):
             raise ConfigError(f"drift 'split' needs a finite s > 0, not {self.s:g}.")
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
-        """θ⁰, and the share of clients that have taken part, 0."""
-        return {"start": theta.clone(), "joined": theta.new_zeros((), dtype=torch.float64)}
+        """θ⁰, the share of clients that have taken part, 0, and the mean z of all z_i where x goes there."""
+        mean = {} if self.active else {"z": theta.clone()}
+        return {"start": theta.clone(), "joined": theta.new_zeros((), dtype=torch.float64), **mean}
 
     def init_client(self, theta: Tensor) -> Tree:
         """z_i is not known yet: θ⁰ comes with the first broadcast."""
@@ -81,11 +82,14 @@ class FedSplitDrift(Drift):
         return ClientEnd({"z": z, "new": torch.zeros_like(ctx.state["new"])}, {"new": ctx.state["new"]}, sent)
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        """The mixed x - z_i, or (2/K) Σ Δ_i; θ⁰ is dropped when nobody will need it again."""
+        """The mixed x - z_i, or x - z after z ← z - (2/K) Σ Δ_i; θ⁰ is dropped when nobody will need it again."""
         joined = state["joined"] + uploads["new"]
         done = "start" not in state or bool(joined >= EVERYBODY)
         kept = {"joined": joined} if done else {"start": state["start"], "joined": joined}
-        return kept, update if self.active else uploads["update"]
+        if self.active:
+            return kept, update
+        kept["z"] = state["z"] - uploads["update"]
+        return kept, info.received - kept["z"]
 
     def _z(self, ctx: Context) -> Tensor:
         """z_i, which is θ⁰ at a client that is new."""
