@@ -15,7 +15,7 @@ MODELS = {
     "fedcgan": ("conditional_gan", {"width": 8}),
     "fedcvae": ("conditional_vae", {"width": 8}),
 }
-QUICK = EvalConfig(every=2, per_class=6, classifier="mlp", most=30)
+QUICK = EvalConfig(every=2, per_class=6, classifier="mlp", max_steps=30)
 
 
 def generating(name: str, rounds: int = 4) -> Experiment:
