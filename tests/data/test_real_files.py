@@ -1,10 +1,10 @@
 """The real data sets, where they lie under $FEDLOOM_DATA."""
 
 import os
-import time
 
 import numpy as np
 import pytest
+from helpers.counting import calls
 
 from fedloom.core.errors import DataError
 from fedloom.data import federate, sources, statistics
@@ -61,11 +61,10 @@ def test_feddyns_partition_of_mnist_is_as_skewed_as_the_paper_says() -> None:
     assert np.isin(needed, (3, 4)).mean() > 0.5
 
 
-def test_ten_thousand_clients_on_mnist_take_less_than_two_seconds() -> None:
+def test_ten_thousand_clients_on_mnist_take_no_loop_over_clients() -> None:
     source = get("mnist")
-    start = time.perf_counter()
-    federation = federate(source, DirichletBalanced(0.3), 10_000)
-    assert time.perf_counter() - start < 2
+    federation, work = calls(lambda: federate(source, DirichletBalanced(0.3), 10_000))
+    assert work < 10_000
     assert federation.train.arrays is source.train
     assert statistics(federation)["clients"] == 10_000
 

@@ -1,11 +1,11 @@
 """ACID, ALID, NIID-1 and NIID-2: what they promise, up to 10 000 clients."""
 
-import time
 import warnings
 
 import numpy as np
 import pytest
 import torch
+from helpers.counting import calls
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,14 +71,13 @@ def test_acid_laws(classes: int, s: int, clients: int, samples: int, seed: int) 
             Acid(s, samples, s)
         return
     partition = Acid(s, samples, s)
-    start = time.perf_counter()
     try:
-        index = partition(labels, clients, stream(seed, "partition"))
+        index, work = calls(lambda: partition(labels, clients, stream(seed, "partition")))
     except DataError as error:
         if "\n" in str(error):
             pytest.fail("an error is one sentence")
         return
-    assert time.perf_counter() - start < 5
+    assert work < 5000
     assert len(index) == clients
     assert set(index.sizes) == {samples}
     assert len(np.unique(index.rows)) == len(index.rows)
@@ -175,12 +174,11 @@ def test_niid2_is_the_dirichlet_over_clients_of_beta() -> None:
     assert shares.var() == pytest.approx(9 / (100 * (10 * 0.5 + 1)), rel=0.1)  # of a Dirichlet with beta 1/2
 
 
-def test_ten_thousand_clients_take_bounded_time() -> None:
+def test_ten_thousand_clients_take_no_loop_over_clients() -> None:
     labels = np.random.default_rng(0).integers(0, 10, 60_000)
     for partition in (Acid(3, 5, 3), Alid(3, 5, 3), Niid1(), Niid2(500.0)):
-        start = time.perf_counter()
-        partition(labels, 10_000, stream(0, "partition"))
-        assert time.perf_counter() - start < 2
-    start = time.perf_counter()
-    assert Alid().relabelling(10_000, 100, stream(0, "relabel")).shape == (10_000, 100)
-    assert time.perf_counter() - start < 2
+        _, work = calls(lambda partition=partition: partition(labels, 10_000, stream(0, "partition")))
+        assert work < 5000
+    orders, work = calls(lambda: Alid().relabelling(10_000, 100, stream(0, "relabel")))
+    assert orders.shape == (10_000, 100)
+    assert work < 100
