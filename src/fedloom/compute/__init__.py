@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedloom.core.engine import ComputeFactory
+from fedloom.core.plan import Plan
 from fedloom.core.registry import Registry
 
 computes: Registry[ComputeFactory] = Registry("compute")
@@ -14,3 +15,19 @@ def live() -> ComputeFactory:
     from fedloom.compute.live import Live
 
     return Live
+
+
+@computes.register
+def batched() -> ComputeFactory:
+    """Step blocks of clients in one batched pass, equal to live up to rounding; what has no such form runs live."""
+    from fedloom.compute.batched import Batched
+    from fedloom.compute.live import Live
+
+    return lambda plan: Live(plan) if reason_against_batched(plan) else Batched(plan)
+
+
+def reason_against_batched(plan: Plan) -> str | None:
+    """Why ``batched`` does a plan's work live, in words; None if it does not."""
+    from fedloom.compute.batched import reason_against
+
+    return next((reason for level in plan.levels if (reason := reason_against(level))), None)

@@ -12,7 +12,7 @@ from torch.func import grad_and_value
 
 from fedloom.core import client as work
 from fedloom.core import rng
-from fedloom.core.aggregate import LONGEST
+from fedloom.core.aggregate import LONGEST, Fold, fold
 from fedloom.core.client import Answer, Broadcast, ClientWork, LocalWork, Request, Result, State, Vectors
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.engine import States
@@ -27,7 +27,7 @@ EVALUATION_BATCH = 1000
 class Live:
     """Does the work of any client of a plan with autograd on one module that is made once and never rebuilt."""
 
-    longest = LONGEST
+    longest, shortest = LONGEST, 1
     together = False
 
     def __init__(self, plan: Plan) -> None:
@@ -43,6 +43,12 @@ class Live:
         """The results of the clients, in order; an exception, or an update that is not finite, becomes a failure."""
         for client, state in zip(clients, states, strict=True):
             yield self._work(down, client, state)
+
+    def fold(
+        self, down: Broadcast, clients: Sequence[int], states: Sequence[State], weights: np.ndarray | None
+    ) -> Fold:
+        """The fold of the clients' results."""
+        return fold(self.plan, self.work(down, clients, states), weights)
 
     def _work(self, down: Broadcast, client: int, state: State) -> Result:
         rng.seed_torch(self.plan.seed, "dropout", down.round, client)

@@ -25,18 +25,23 @@ LAST = 4  # nor more than this part of the members that are left
 UPDATE, BUFFERS = "update", "buffers"
 
 
-def blocks(members: int, longest: int = LONGEST) -> list[range]:
+def blocks(members: int, longest: int = LONGEST, shortest: int = 1) -> list[range]:
     """The blocks of a cohort, a function of its size alone; they get shorter at the end, so cores finish together.
+
+    They have no fewer than the ``shortest`` number of members, where that leaves four blocks.
 
     >>> blocks(3)
     [range(0, 1), range(1, 2), range(2, 3)]
     >>> [len(block) for block in blocks(100)] == 13 * [6] + [5, 4, 3, 2, 2, 1, 1, 1, 1, 1, 1]
     True
+    >>> [len(block) for block in blocks(50, 25, 4)], [len(block) for block in blocks(10, 25, 4)]
+    ([4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 2], [2, 2, 2, 2, 2])
     """
     cut: list[range] = []
     start = 0
     while start < members:
-        size = max(min(longest, members // SHARE, (members - start) // LAST), 1)
+        least = min(shortest, members // LAST, members - start)
+        size = max(min(longest, members // SHARE, (members - start) // LAST), least, 1)
         cut.append(range(start, start + size))
         start += size
     return cut

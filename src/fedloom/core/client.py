@@ -176,10 +176,7 @@ class ClientWork:
         batches = plan.local.batches(rows, plan.seed, down.round, client)
         supports = plan.local.batches(rows, plan.seed, down.round, client, "support") if plan.is_meta else []
         load(plan, down, client, self.state, at)
-        self.stage = "begin"
-        seen = contexts(plan, down, self.state, client, len(batches))
-        for place, part in plan.method.hooks["begin"]:
-            seen[place] = seen[place]._replace(local=part.begin(seen[place]))
+        seen = self.begin(len(batches))
         trained = Trained.of(plan, at.theta)
         layers = LayerViews(plan.layout)
         draws = plan.draws(down.round, client, len(batches)).tolist()
@@ -197,8 +194,15 @@ class ClientWork:
             if grad is not None:
                 descend(plan, trained, grad, down.lr, seen)
             total += value
-        self.stage = "end"
-        return self._finish(at, seen, float(total) / max(len(batches), 1))
+        return self.finish(at, seen, float(total) / max(len(batches), 1))
+
+    def begin(self, steps: int) -> dict[str, Context]:
+        """What each part sees of the client, which has so many local steps, with its constants of this round."""
+        self.stage = "begin"
+        seen = contexts(self.plan, self.down, self.state, self.client, steps)
+        for place, part in self.plan.method.hooks["begin"]:
+            seen[place] = seen[place]._replace(local=part.begin(seen[place]))
+        return seen
 
     def _views(
         self, trained: Trained, step: StepInfo, ask: Request, at: Vectors, layers: LayerViews
@@ -226,8 +230,9 @@ class ClientWork:
             paired_gradients(plan, trained, pair, grad, lr, ask.contexts, view, at.model, layers)
         return values[0] if len(values) == 1 else torch.stack(values).mean()
 
-    def _finish(self, at: Vectors, seen: Mapping[str, Context], loss: float) -> Result:
+    def finish(self, at: Vectors, seen: Mapping[str, Context], loss: float) -> Result:
         """The parts' view of the displacement θ^t - θ_i, the uploads, and the new states of all parts."""
+        self.stage = "end"
         plan, down = self.plan, self.down
         split, buffers = plan.layout.shared_size, plan.layout.shared_buffers
         update = moved = down.theta - at.theta[:split]

@@ -23,12 +23,23 @@ class Compute(Protocol):
         ...
 
     @property
+    def shortest(self) -> int:
+        """How many members a block has at least, where the cohort allows it."""
+        ...
+
+    @property
     def together(self) -> bool:
         """Whether a block's members are worked on at once, so that one that kills its process cannot be told apart."""
         ...
 
     def work(self, down: Broadcast, clients: Sequence[int], states: Sequence[State]) -> Iterator[Result]:
         """The results of a block's members, in their order; what fails becomes a failure."""
+        ...
+
+    def fold(
+        self, down: Broadcast, clients: Sequence[int], states: Sequence[State], weights: np.ndarray | None
+    ) -> Fold:
+        """The fold of a block's results, for which a compute need not make every member's own."""
         ...
 
     def losses(self, down: Broadcast, clients: np.ndarray, states: States) -> np.ndarray:

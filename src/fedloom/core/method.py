@@ -91,6 +91,11 @@ class Method:
         return [(place, part) for place, part in self.parts.items() if part.uploads]
 
     @cached_property
+    def is_cross_entropy(self) -> bool:
+        """Whether the loss on a mini-batch is the cross entropy of the logits alone, whose gradient is known."""
+        return [isinstance(part, Term) and part.is_cross_entropy for _, part in self.hooks["loss"]] == [True]
+
+    @cached_property
     def answers(self) -> bool:
         """Whether some term looks at the model's output on the mini-batch, so that the model is a predictor."""
         return any(part.needs.output for _, part in self.hooks["loss"])

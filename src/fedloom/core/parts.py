@@ -99,10 +99,13 @@ class Part:
         uploads: how each slice that ``end`` uploads is reduced; the name ``update`` stands for the updates themselves,
             which are sent anyway, so that another reduction of them costs nothing.
         downloads: the entries of the part's server state that are sent down to every client of the cohort.
+        affine: whether ``grad`` is a·g + b·w + k, with numbers a and b and a vector k [P] that stay as they are during
+            a round, so that a compute may fold it into the step.
         citation: BibTeX of the paper.
     """
 
     needs: ClassVar[Needs] = Needs()
+    affine: ClassVar[bool] = False
     uploads: ClassVar[Mapping[str, Reduce]] = {}
     downloads: ClassVar[tuple[str, ...]] = ()
     citation: ClassVar[str] = ""
@@ -158,6 +161,8 @@ class Part:
 @dataclass(frozen=True)
 class Term(Part):
     """One term of the objective. Override ``loss`` (differentiated) or, where it is in closed form, ``grad``."""
+
+    is_cross_entropy: ClassVar[bool] = False  # whether ``loss`` is that of the logits: its gradient is p - e_y
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         """Return per-sample losses [B], or one number [] that does not depend on the batch's rows."""

@@ -116,7 +116,7 @@ class Processes:
     ) -> Generator[Fold]:
         """The folds of the clients' blocks, in order; they are the caller's own."""
         self._announce(down)
-        cut = blocks(len(clients), self.computes[level].longest)
+        cut = blocks(len(clients), self.computes[level].longest, self.computes[level].shortest)
         waiting, free = deque(enumerate(cut)), deque(range(len(self.slots)))
         done: dict[int, Fold] = {}
 
@@ -265,12 +265,18 @@ def _serve(plan: Plan, computes: list[Compute], segment: Segment, slots: list[Se
             number, message, end = content
             task: Task = slots[number].load(message)
             try:
-                results = _results(computes[task.level], down, task, slots[number])
-                folded = fold(plan.levels[task.level], results, task.weights)
+                folded = _folded(plan.levels[task.level], computes[task.level], down, task, slots[number])
             except Exception as error:  # a fault in what a part uploads, which no other worker would mend
                 sentence = f"round {down.round}: uploads do not fold: {type(error).__name__}: {error}."
                 folded = ClientError(sentence, "".join(traceback.format_exception(error)))
             pipe.send_bytes(slots[number].dump(folded, end)[0])
+
+
+def _folded(plan: Plan, compute: Compute, down: Broadcast, task: Task, slot: Segment) -> Fold:
+    """The fold of a task's block; members that are worked on together, if nothing has happened to any of them."""
+    if compute.together and not (task.lost or task.alone):
+        return compute.fold(down, task.clients, task.states, task.weights)
+    return fold(plan, _results(compute, down, task, slot), task.weights)
 
 
 def _results(compute: Compute, down: Broadcast, task: Task, slot: Segment) -> Iterator[Result]:

@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 import numpy as np
 
-from fedloom.core.aggregate import Fold, blocks, fold
+from fedloom.core.aggregate import Fold, blocks
 from fedloom.core.client import Broadcast
 from fedloom.core.engine import ComputeFactory, States
 from fedloom.core.plan import Plan
@@ -16,17 +16,17 @@ class Serial:
     """Runs clients in this process, on the CPU or on a GPU."""
 
     def __init__(self, plan: Plan, compute: ComputeFactory) -> None:
-        self.plans, self.computes = plan.levels, [compute(level) for level in plan.levels]
+        self.computes = [compute(level) for level in plan.levels]
 
     def run(
         self, down: Broadcast, clients: np.ndarray, states: States, weights: np.ndarray | None, level: int = 0
     ) -> Generator[Fold]:
         """The folds of the clients' blocks, each made when it is asked for."""
         compute = self.computes[level]
-        for block in blocks(len(clients), compute.longest):
+        for block in blocks(len(clients), compute.longest, compute.shortest):
             members = clients[block.start : block.stop].tolist()
-            results = compute.work(down, members, [states(client) for client in members])
-            yield fold(self.plans[level], results, None if weights is None else weights[block.start : block.stop])
+            part = None if weights is None else weights[block.start : block.stop]
+            yield compute.fold(down, members, [states(client) for client in members], part)
 
     def losses(self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0) -> np.ndarray:
         """Training losses of the received model, float64 [clients]."""

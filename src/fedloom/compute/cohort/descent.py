@@ -33,7 +33,7 @@ class Trained:
     """
 
     net: CohortNet
-    theta: Tensor
+    theta: Tensor | None
     schedule: Schedule
     losses: Tensor
     first: FactoredLinear | None = None
@@ -46,7 +46,8 @@ class Trained:
         return self.net.theta[: len(self.losses)]
 
     def mixed(self, p: Tensor) -> Tensor:
-        """Σ_i p_i (θ - θ_i) [P] for coefficients [C]."""
+        """Σ_i p_i (θ - θ_i) [P] for coefficients [C], of clients that started from one model."""
+        assert self.theta is not None
         if self.first is None:
             return p.sum() * self.theta - p @ self.models()
         leaf = self.first.linear.weight.leaf
@@ -59,14 +60,14 @@ class Trained:
 
 
 def train(
-    net: CohortNet, theta: Tensor, schedule: Schedule, x: Tensor, y: Tensor, rule: SGD, draws: Draws | None = None,
-    factor: bool | None = None,
+    net: CohortNet, theta: Tensor | None, schedule: Schedule, x: Tensor, y: Tensor, rule: SGD,
+    draws: Draws | None = None, factor: bool | None = None,
 ) -> Trained:  # fmt: skip
-    """Train the clients of a schedule from one model, each on its own samples.
+    """Train the clients of a schedule, each on its own samples.
 
     Args:
         net: with room for as many clients.
-        theta: the model θ [P] from which all start.
+        theta: the model θ [P] from which all start; None: each starts from its own, which is in the net's rows.
         schedule: who sees what when.
         x: the samples [C, n, ...] of the schedule's ``rows``.
         y: their labels [C, n, ...].
@@ -75,13 +76,15 @@ def train(
         factor: whether to keep the first layer factored where it can be; None decides by cost.
     """
     count = len(schedule.steps)
-    net.theta[:count].copy_(theta)
     net.descend(rule)
     total = torch.zeros(count, dtype=torch.float64, device=x.device)
     first = None
     if factor is None:
         factor = factoring_pays(net, schedule, x, rule)
-    if factor and factorable(net, schedule, x, rule):
+    factor = factor and factorable(net, schedule, x, rule)
+    if theta is not None:
+        _fill(net, count, theta, factor)
+    if factor:
         program, layer = factored(net.program, rule)
         for window in _windows(schedule, x):
             _open(net, layer, theta, rule, window)
@@ -97,6 +100,17 @@ def train(
     net.descend(None)
     losses = total / torch.from_numpy(schedule.steps).to(total)
     return Trained(net, theta, schedule, losses, first)
+
+
+def _fill(net: CohortNet, count: int, theta: Tensor, factor: bool) -> None:
+    """Put a model into the first rows, but for the weight that a factored first layer makes itself."""
+    left = slice(0, 0)
+    if factor:
+        place = entrance(net.program)
+        assert place is not None
+        left = net.place(net.program.steps[place].layer.weight.leaf.name)  # type: ignore[attr-defined]
+    for part in (slice(left.start), slice(left.stop, None)):
+        net.theta[:count, part] = theta[part]
 
 
 def _step(net: CohortNet, program: Program, x: Tensor, y: Tensor, weights: Tensor, draws: Draws | None) -> Tensor:
@@ -161,13 +175,14 @@ def _windows(schedule: Schedule, x: Tensor) -> Iterator[_Window]:
         yield _Window(taken, inputs, schedule.places[start:at], schedule.weights[start:at], steps, not start, False)
 
 
-def _open(net: CohortNet, first: FactoredLinear, theta: Tensor, rule: SGD, window: _Window) -> None:
+def _open(net: CohortNet, first: FactoredLinear, theta: Tensor | None, rule: SGD, window: _Window) -> None:
     weight = first.linear.weight
     place, shape = net.place(weight.leaf.name), weight.matrix.shape[1:]
     constant = rule.constant
     if constant is not None:
         constant = constant[: 1 if constant.stride(0) == 0 else len(window.x), place].unflatten(1, shape)
-    first.open(window.x, theta[place].view(shape) if window.start else None, constant)
+    shared = theta[place].view(shape) if theta is not None and window.start else None
+    first.open(window.x, shared, constant)
 
 
 def factorable(net: CohortNet, schedule: Schedule, x: Tensor, rule: SGD) -> bool:

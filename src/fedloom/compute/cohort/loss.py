@@ -9,13 +9,15 @@ from torch import Tensor
 def cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Each client's weighted cross entropy [c] and its gradient by the logits: w (softmax(z) - e_y).
 
+    Of sequences, with labels [c, B, T], it takes the mean over positions.
+
     Args:
         logits: z, [c, B, ..., K].
         labels: y, int64 [c, B, ...].
-        weights: w, [c, B] or the shape of the labels: one over a client's number of rows, and zero for rows that fill
-            up.
+        weights: w, [c, B]: one over a client's number of rows, and zero for rows that fill up.
     """
-    weights = weights.reshape(*weights.shape, *(1 for _ in range(labels.ndim - weights.ndim))).expand_as(labels)
+    positions = labels[0, 0].numel()
+    weights = (weights / positions).reshape(*weights.shape, *(1 for _ in labels.shape[2:])).expand_as(labels)
     logp = torch.log_softmax(logits, -1)
     at = labels[..., None]
     losses = -(logp.gather(-1, at)[..., 0] * weights).flatten(1).sum(1)

@@ -101,11 +101,12 @@ class CohortNet:
         Another program over the same parameters may take the place of the network's own.
         """
         program = program or self.program
-        values: list[Tensor | None] = [None] * program.values
-        values[0] = x
-        for step in program.steps:
-            values[step.output] = step.layer.forward(*(values[number] for number in step.inputs))
-        return tuple(values[number] for number in program.outputs)  # type: ignore[misc]
+        values = _values(program, x)
+        return tuple(values[number] for number in program.outputs)
+
+    def activations(self, x: Tensor) -> int:
+        """How many numbers the layers make of one sample [1, 1, ...] of one client."""
+        return sum(value.numel() for value in _values(self.program, x))
 
     def backward(self, *grads: Tensor | None, program: Program | None = None) -> None:
         """Take the gradients of all parameters, from those of the outputs [c, B, ...].
@@ -145,6 +146,14 @@ class CohortNet:
         """The parameters' segments [C, size] of rows [C, P]."""
         sizes = [leaf.size for leaf in self.layout.parameters]
         return [None] * len(sizes) if whole is None else whole.split(sizes, 1)
+
+
+def _values(program: Program, x: Tensor) -> list[Tensor]:
+    """All values of a network at the inputs."""
+    values = [x] * program.values
+    for step in program.steps:
+        values[step.output] = step.layer.forward(*(values[number] for number in step.inputs))
+    return values
 
 
 def _collect(values: list[Tensor | None], number: int, grad: Tensor | None) -> None:

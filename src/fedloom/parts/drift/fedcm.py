@@ -38,6 +38,7 @@ class FedCMDrift(Drift):
 
     needs = Needs(shared=True)
     downloads = ("direction",)
+    affine = True
     citation = """@article{xu2021fedcm, title={{FedCM}: Federated Learning with Client-level Momentum},
   author={Xu, Jing and Wang, Sen and Wang, Liwei and Yao, Andrew Chi-Chih}, journal={arXiv:2106.10874}, year={2021}}"""
 

@@ -55,6 +55,7 @@ class FedDCDrift(Drift):
     average_over_all: bool = False
 
     downloads = ("g",)
+    affine = True
     citation = """@inproceedings{gao2022feddc,
   title={{FedDC}: Federated Learning with Non-{IID} Data via Local Drift Decoupling and Correction},
   author={Gao, Liang and Fu, Huazhu and Li, Li and Chen, Yingwen and Xu, Ming and Xu, Cheng-Zhong},

@@ -49,6 +49,7 @@ class FedSplitDrift(Drift):
     needs = Needs(shared=True)
     uploads = {"new": Reduce.SHARE, "update": Reduce.SHARE}  # noqa: RUF012
     downloads = ("start",)
+    affine = True
     citation = """@inproceedings{pathak2020fedsplit,
   title={{FedSplit}: An Algorithmic Framework for Fast Federated Optimization},
   author={Pathak, Reese and Wainwright, Martin J.},

@@ -29,6 +29,7 @@ class Scaffold(Drift):
     needs = Needs(shared=True, plain_sgd=True)
     uploads = {"control": Reduce.SHARE}  # noqa: RUF012
     downloads = ("c",)
+    affine = True
     citation = """@inproceedings{karimireddy2020scaffold,
   title={{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},
   author={Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank and Stich, Sebastian and Suresh, Ananda Theertha},

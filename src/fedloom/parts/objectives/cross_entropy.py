@@ -24,6 +24,8 @@ class CrossEntropy(Term):
     tensor([1.3863])
     """
 
+    is_cross_entropy = True
+
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         """Per-sample losses [B]."""
         if out.logits.ndim == 2:

@@ -25,6 +25,7 @@ class Proximal(Term):
 
     mu: float = 0.01
 
+    affine = True
     citation = """@inproceedings{li2020fedprox, title={Federated Optimization in Heterogeneous Networks},
   author={Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and Talwalkar, Ameet and Smith,
   Virginia},

@@ -1,0 +1,286 @@
+"""Client work for blocks of clients at once: their models are rows of one network with its own backward pass.
+
+Where a round is plain stochastic gradient descent on the cross entropy, with corrections that are affine, a block's
+whole round goes through ``cohort.train``, in which weight gradients never exist. Otherwise the clients' local work goes
+on in lockstep, and the gradients for which they ask are taken in one pass. What the networks of a cohort do not know is
+done by the live compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from fedloom.compute.cohort import SGD, CohortNet, Draws, Schedule, Trained, train
+from fedloom.compute.cohort.pointwise import Dropout
+from fedloom.compute.live import Live
+from fedloom.compute.lockstep import Lockstep
+from fedloom.core import rng
+from fedloom.core.aggregate import UPDATE, Fold, fold
+from fedloom.core.client import Broadcast, ClientWork, Result, State, Vectors, load
+from fedloom.core.context import Context
+from fedloom.core.engine import States
+from fedloom.core.parts import Part
+from fedloom.core.plan import Plan
+
+LONGEST = 25  # members of a block at most: more would not fit into caches
+SHORTEST = 4  # and at least, where the cohort has enough for four blocks: calls cost as much for one client
+MEMORY = 24 << 20  # bytes that the models and activations of a block should take
+
+
+def reason_against(plan: Plan) -> str | None:
+    """Why a plan's clients cannot be worked on together, in words; None if they can."""
+    method = plan.method
+    if plan.is_meta:
+        return "local steps go through an adaptation"
+    if method.needs("model") or not method.answers:
+        return "a part calls the model on inputs of its own"
+    return CohortNet.reason(plan.model, outputs_of(plan))
+
+
+def outputs_of(plan: Plan) -> str:
+    """What the objective needs of the network."""
+    if plan.exit_weights:
+        return "ends"
+    return "features" if plan.method.needs("features") else "logits"
+
+
+def has_plain_rounds(plan: Plan) -> bool:
+    """Whether a client's round is descent on the cross entropy with affine corrections, as ``cohort.train`` does it."""
+    method, hooks, local = plan.method, plan.method.hooks, plan.local
+    changed = hooks["on_step"] or hooks["prox"] or plan.has_views or plan.is_meta or plan.has_twin or plan.exit_weights
+    inputs = plan.augment is not None or plan.teacher is not None
+    optimiser = local.optimizer != "sgd" or local.nesterov or local.clip is not None
+    affine = all(part.affine for _, part in hooks["grad"]) and not (hooks["grad"] and plan.has_private)
+    return method.is_cross_entropy and affine and not (changed or inputs or optimiser)
+
+
+def needs_only_sums(plan: Plan) -> bool:
+    """Whether nobody asks for a client's own update or state."""
+    method = plan.method
+    own = method.hooks["end"] or method.hooks["init_client"] or method.uploading or plan.private_size
+    return not (own or plan.report_models or method.needs("updates") or plan.layout.buffers)
+
+
+class Batched:
+    """Does the work of blocks of clients of a plan at once; see the module's docstring."""
+
+    together = True
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.live = plan, Live(plan)
+        self.longest = min(LONGEST, max(MEMORY // _bytes(plan), 1))
+        self.shortest = min(SHORTEST, self.longest)
+        self.net: CohortNet | None = None  # made where it is used: a process that only shares out work needs none
+        self.has_plain_rounds = has_plain_rounds(plan)
+        self.sums = needs_only_sums(plan)
+
+    def work(self, down: Broadcast, clients: Sequence[int], states: Sequence[State]) -> Iterator[Result]:
+        """The results of the clients, in order; an exception, or an update that is not finite, becomes a failure."""
+        block = _Block(self, down, clients, states)
+        with torch.no_grad():
+            results = block.plain() if self.has_plain_rounds else None
+            yield from block.lockstep() if results is None else results
+
+    def fold(
+        self, down: Broadcast, clients: Sequence[int], states: Sequence[State], weights: np.ndarray | None
+    ) -> Fold:
+        """The fold of the clients' results; where nobody asks for single updates, their sum is made at once."""
+        if self.sums and self.has_plain_rounds and weights is not None:
+            with torch.no_grad():
+                found = _Block(self, down, clients, states).summed(weights)
+            if found is not None:
+                return found
+        return fold(self.plan, self.work(down, clients, states), weights)
+
+    def losses(self, down: Broadcast, clients: np.ndarray, states: States) -> np.ndarray:
+        """F_i(θ^t), float64 [clients], one client after the other."""
+        return self.live.losses(down, clients, states)
+
+    def network(self) -> CohortNet:
+        """The network of a block."""
+        if self.net is None:
+            plan = self.plan
+            self.net = CohortNet(plan.model, plan.layout, self.longest, outputs_of(plan), plan.device)
+            self.has_dropout = any(isinstance(s.layer, Dropout) and s.layer.p for s in self.net.program.steps)
+        return self.net
+
+
+class _Block:
+    """A block's work in one round. Rows of the network are in the order of the numbers of steps, longest first."""
+
+    def __init__(self, compute: Batched, down: Broadcast, clients: Sequence[int], states: Sequence[State]) -> None:
+        self.compute, self.plan, self.down = compute, compute.plan, down
+        self.net = compute.network()
+        self.clients = list(clients)
+        self.jobs = [ClientWork(self.plan, down, c, state) for c, state in zip(clients, states, strict=True)]
+
+    def plain(self) -> Iterator[Result] | None:
+        """The results of plain rounds; None if these clients' cannot be done so."""
+        trained = self._train()
+        if trained is None:
+            return None
+        done, contexts = trained
+        models = done.models()
+        found: list[Result] = [Result(client) for client in self.clients]
+        for row, number in enumerate(done.schedule.order):
+            job = self.jobs[number]
+            try:
+                found[number] = job.finish(self._vectors(models[row]), contexts[number], float(done.losses[row]))
+            except Exception as error:
+                found[number] = job.failed(error)
+        return iter(found)
+
+    def summed(self, weights: np.ndarray) -> Fold | None:
+        """The fold of plain rounds without any client's own update; None if it cannot be had so."""
+        trained = self._train()
+        if trained is None:
+            return None
+        done, _ = trained
+        p = done.losses.new_tensor(weights[done.schedule.order]).to(self.net.theta)
+        total = done.mixed(p)
+        if not torch.isfinite(total).all():  # somebody diverged, and is to be left out by name
+            return None
+        losses = done.losses[torch.from_numpy(np.argsort(done.schedule.order))].tolist()
+        empty = total.new_empty(0)
+        results = [Result(c, empty, empty, loss=loss) for c, loss in zip(self.clients, losses, strict=True)]
+        made = Fold({UPDATE: total}, arrived=[True] * len(results), results=results)
+        for _ in results:
+            made.sent.up((total,))
+        return made
+
+    def lockstep(self) -> Iterator[Result]:
+        """The results of any local work."""
+        plan, down = self.plan, self.down
+        steps = [plan.local.steps_for(len(plan.data.index[client])) for client in self.clients]
+        order = sorted(range(len(steps)), key=lambda number: -steps[number])
+        work = []
+        for row, number in enumerate(order):
+            work.append((self.jobs[number], self._vectors(self.net.theta[row], paired=plan.is_paired)))
+        draws = self._draws([self.clients[number] for number in order])
+        results = Lockstep(plan, self.net, self.compute.live.net, down, draws).run(work)
+        found = dict(zip(order, results, strict=True))
+        yield from (found[number] for number in range(len(order)))
+
+    def _train(self) -> tuple[Trained, list[dict[str, Context]]] | None:
+        """Train all clients; None if one has no samples, or their corrections are no common rule."""
+        plan, down = self.plan, self.down
+        rows = [plan.data.index[client] for client in self.clients]
+        if not all(map(len, rows)):
+            return None
+        batches = [
+            plan.local.batches(each, plan.seed, down.round, client)
+            for client, each in zip(self.clients, rows, strict=True)
+        ]
+        schedule = Schedule.of(batches)
+        hooked = plan.method.hooks["begin"] or plan.method.hooks["grad"] or plan.method.hooks["end"]
+        try:
+            contexts = [job.begin(len(each)) if hooked else {} for job, each in zip(self.jobs, batches, strict=True)]
+            rule = self._rule([contexts[number] for number in schedule.order])
+        except Exception:  # in lockstep it becomes a failure of that client alone
+            return None
+        if rule is None:
+            return None
+        if plan.has_private:
+            for row, number in enumerate(schedule.order):
+                load(plan, down, self.clients[number], self.jobs[number].state, self._vectors(self.net.theta[row]))
+        clients = torch.tensor(self.clients)[torch.from_numpy(schedule.order)]
+        flat = schedule.rows.flatten()
+        owners = clients.repeat_interleave(schedule.rows.shape[1]).to(plan.data.arrays.y.device)
+        x = plan.data.arrays.x[flat].unflatten(0, schedule.rows.shape)
+        y = plan.data.labels(flat, owners).unflatten(0, schedule.rows.shape)
+        theta = None if plan.has_private else down.theta
+        draws = self._draws(clients.tolist())
+        return train(self.net, theta, schedule, x, y, rule, draws), contexts
+
+    def _rule(self, contexts: list[dict[str, Context]]) -> SGD | None:
+        """The rule of descent with all corrections; None if clients have different numbers in them."""
+        plan, local = self.plan, self.plan.local
+        parts = plan.method.hooks["grad"]
+        if not parts:
+            return SGD(self.down.lr, local.weight_decay, local.momentum)
+        numbers = {_numbers(parts, seen) for seen in contexts}
+        if len(numbers) > 1:
+            return None
+        ((slope, pull),) = numbers
+        if not slope:
+            return None
+        common = not (plan.method.hooks["begin"] or plan.method.hooks["init_client"])
+        zero = torch.zeros_like(self.down.theta)
+        constants = []
+        for seen in contexts[:1] if common else contexts:
+            constant = torch.zeros_like(self.down.theta)
+            for place, part in parts:
+                constant = part.grad(constant, zero, seen[place])
+            constants.append(constant)
+        constant = torch.stack(constants).div_(slope).expand(len(contexts), -1)
+        return SGD(self.down.lr * slope, (local.weight_decay + pull) / slope, local.momentum, constant)
+
+    def _draws(self, clients: Sequence[int]) -> Draws | None:
+        """Every client's own stream for dropout, the one of its module alone."""
+        if not self.compute.has_dropout:
+            return None
+        seeds = (rng.torch_seed(self.plan.seed, "dropout", self.down.round, client) for client in clients)
+        return Draws([torch.Generator(self.plan.device).manual_seed(seed) for seed in seeds], [])
+
+    def _vectors(self, row: Tensor, paired: bool = False) -> Vectors:
+        """A row as a client's memory."""
+        plan, buffers = self.plan, self.plan.buffers0[:0]
+        theta = row.new_empty(plan.layout.shared_size + plan.private_size) if paired else row
+        return Vectors(row, theta, buffers, _Module(self.compute.live.live.module, plan, row))
+
+
+@dataclass(frozen=True)
+class _Module:
+    """A client's module, called with its parameters as they stand in a row [P]."""
+
+    module: torch.nn.Module
+    plan: Plan
+    row: Tensor
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        self.module.train()
+        return functional_call(self.module, self.plan.layout.named(self.row, self.plan.buffers0), inputs, named)
+
+
+def _numbers(parts: Sequence[tuple[str, Part]], seen: dict[str, Context]) -> tuple[float, float]:
+    """The numbers a and b of the affine correction a·g + b·w + k: its values where all vectors are zero."""
+
+    def zero(tree: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.new_zeros(1, dtype=torch.float64) if value.ndim else value for name, value in tree.items()}
+
+    contexts = {
+        place: seen[place]._replace(
+            received=seen[place].received.new_zeros(1, dtype=torch.float64), down=zero(seen[place].down),
+            state=zero(seen[place].state), local=zero(seen[place].local),
+        )
+        for place, _ in parts
+    }  # fmt: skip
+
+    def at(g: float, w: float) -> float:
+        like = contexts[parts[0][0]].received
+        grad, weight = like + g, like + w
+        for place, part in parts:
+            grad = part.grad(grad, weight, contexts[place])
+        return float(grad[0])
+
+    return at(1, 0), at(0, 1)
+
+
+def _bytes(plan: Plan) -> int:
+    """What a client takes of a block: its weights, gradients and momentum, and the activations of a mini-batch."""
+    numbers = (2 + plan.local.memory) * plan.layout.size
+    samples = plan.local.batch_size or round(plan.mean_size)
+    return plan.layout.dtype.itemsize * (numbers + samples * _activations(plan))
+
+
+def _activations(plan: Plan) -> int:
+    """How many numbers the layers of the network make of one sample."""
+    net = CohortNet(plan.model, plan.layout, 1, outputs_of(plan), plan.device)
+    return net.activations(plan.data.arrays.x[:1][None])

@@ -1,0 +1,154 @@
+"""Any local work of a block of clients in lockstep: all requests that are open are answered in one batched pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedloom.compute.cohort import SGD, CohortNet, Draws, cross_entropy
+from fedloom.core.client import Answer, Broadcast, ClientWork, LocalWork, Request, Result, Vectors
+from fedloom.core.context import Output
+from fedloom.core.objective import Net, companions, loss
+from fedloom.core.plan import Plan
+
+
+@dataclass
+class _Client:
+    """One row of the network: its local work, the request that is open, and in the end the result."""
+
+    job: ClientWork
+    work: LocalWork
+    ask: Request | None = None
+    result: Result | None = None
+
+
+class Lockstep:
+    """Drives the local work of a block of clients.
+
+    Args:
+        plan: the work.
+        net: the network whose rows are the clients' models.
+        live: the module of one client, for reference models.
+        down: the broadcast.
+        draws: where random layers get their numbers, if there are any.
+    """
+
+    def __init__(self, plan: Plan, net: CohortNet, live: Net, down: Broadcast, draws: Draws | None) -> None:
+        self.plan, self.net, self.live, self.draws = plan, net, live, draws
+        self.rule = SGD(down.lr) if plan.uses_plain_sgd else None
+        self.closed = plan.method.is_cross_entropy and not plan.exit_weights
+
+    def run(self, work: Sequence[tuple[ClientWork, Vectors]]) -> list[Result]:
+        """The clients' results; row r of the network is the model of client r."""
+        clients = [_Client(job, job.run(at)) for job, at in work]
+        self.net.descend(self.rule)
+        for row in range(len(clients)):
+            self._go_on(clients, row, None)
+        while open_rows := [row for row, client in enumerate(clients) if client.ask is not None]:
+            asks = [client.ask for client in clients[: open_rows[-1] + 1]]
+            for row, answer in zip(open_rows, self._answers(asks, open_rows), strict=True):
+                self._go_on(clients, row, answer)
+        self.net.descend(None)
+        return [client.result for client in clients if client.result is not None]
+
+    def _go_on(self, clients: list[_Client], row: int, answer: Answer | None) -> None:
+        """Let a client work until it asks again or is done; an exception becomes a failure."""
+        client = clients[row]
+        before = self._enter(row)
+        try:
+            client.ask = next(client.work) if answer is None else client.work.send(answer)
+        except StopIteration as done:
+            client.ask, client.result = None, done.value
+        except Exception as error:
+            client.ask, client.result = None, client.job.failed(error)
+        finally:
+            self._leave(row, before)
+
+    def _enter(self, row: int) -> Tensor | None:
+        """Where layers draw, let the client's own calls of its module go on in its stream."""
+        if self.draws is None:
+            return None
+        before = torch.get_rng_state()
+        torch.set_rng_state(self.draws.generators[row].get_state())
+        return before
+
+    def _leave(self, row: int, before: Tensor | None) -> None:
+        if self.draws is not None and before is not None:
+            self.draws.generators[row].set_state(torch.get_rng_state())
+            torch.set_rng_state(before)
+
+    def _answers(self, asks: list[Request | None], rows: list[int]) -> list[Answer]:
+        """Gradients [P] and losses [] of the open requests; rows without one go along with other inputs."""
+        sizes = [0 if ask is None else len(ask.batch.x) for ask in asks]
+        if self.draws is not None:
+            self.net.draw_from(Draws(self.draws.generators, sizes))
+        outputs = self.net.forward(_inputs(asks, sizes))
+        if self.closed:
+            losses, grads = self._cross_entropy(asks, sizes, outputs)
+        else:
+            losses, grads = self._objective(asks, sizes, outputs)
+        self.net.backward(*grads)
+        plain = self.rule is not None
+        return [(None if plain else self.net.grad[row], losses[row]) for row in rows]
+
+    def _cross_entropy(
+        self, asks: list[Request | None], sizes: list[int], outputs: tuple[Tensor, ...]
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """The losses [c] and the gradient by the logits, in closed form."""
+        width, logits = max(sizes), outputs[0]
+        first = next(ask for ask in asks if ask is not None).batch.y
+        labels = first.new_zeros(len(asks), width, *first.shape[1:])
+        weights = torch.zeros(len(asks), width, dtype=torch.float64)
+        for row, (ask, size) in enumerate(zip(asks, sizes, strict=True)):
+            if ask is not None:
+                labels[row, :size] = ask.batch.y
+                weights[row, :size] = 1 / size
+        losses, grad = cross_entropy(logits[:, :width], labels, weights.to(logits))
+        grads: list[Tensor | None] = [grad, *(None for _ in outputs[1:])]
+        return losses, grads
+
+    def _objective(
+        self, asks: list[Request | None], sizes: list[int], outputs: tuple[Tensor, ...]
+    ) -> tuple[list[Tensor], list[Tensor | None]]:
+        """The losses [] of all rows, and the gradients by the outputs, by differentiating every client's terms."""
+        plan, width = self.plan, max(sizes)
+        leaves = [each.detach().requires_grad_() for each in outputs]
+        losses = [torch.zeros((), dtype=plan.layout.dtype, device=outputs[0].device)] * len(asks)
+        with torch.enable_grad():
+            for row, (ask, size) in enumerate(zip(asks, sizes, strict=True)):
+                if ask is None:
+                    continue
+                out = self._output([each[row] for each in leaves], size, width, ask.batch.twin is not None)
+                out = companions(plan, self.live, out, ask.batch.x, ask.at, plan.buffers0)
+                losses[row] = loss(plan, out, ask.batch, ask.contexts)
+            total = torch.stack([*losses, 0 * leaves[0].sum()]).sum()  # a loss need not depend on the outputs
+        grads = torch.autograd.grad(total, leaves, materialize_grads=True)
+        return [each.detach() for each in losses], list(grads)
+
+    def _output(self, values: list[Tensor], size: int, width: int, twin: bool) -> Output:
+        """A client's own output, from that of its row; a second view of its samples lies behind the first."""
+        if self.plan.exit_weights:
+            *early, last = (each[:size] for each in values)
+            return Output(last, early=tuple(early))
+        out = Output(values[0][:size], values[1][:size] if len(values) > 1 else None)
+        return out._replace(twin=values[0][width : width + size]) if twin else out
+
+
+def _inputs(asks: list[Request | None], sizes: list[int]) -> Tensor:
+    """The inputs of all rows, [c, B, ...], or with second views [c, 2B, ...]; samples fill up smaller batches."""
+    batches = [ask.batch for ask in asks if ask is not None]
+    if len(set(sizes)) == 1 and batches[0].twin is None:
+        return torch.stack([batch.x for batch in batches])
+    width, first = max(sizes), batches[0].x
+    views = 1 if batches[0].twin is None else 2
+    made = first[0].expand(len(asks), views * width, *first.shape[1:]).clone()
+    for row, (ask, size) in enumerate(zip(asks, sizes, strict=True)):
+        if ask is not None:
+            made[row] = ask.batch.x[0]
+            made[row, :size] = ask.batch.x
+            if ask.batch.twin is not None:
+                made[row, width : width + size] = ask.batch.twin
+    return made
