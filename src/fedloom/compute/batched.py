@@ -169,15 +169,9 @@ class _Block:
         yield from (found[number] for number in range(len(order)))
 
     def _train(self) -> tuple[Trained, list[dict[str, Context]]] | None:
-        """Train all clients; None if one has no samples, or their corrections are no common rule."""
+        """Train all clients; None if their corrections are no common rule."""
         plan, down = self.plan, self.down
-        rows = [plan.data.index[client] for client in self.clients]
-        if not all(map(len, rows)):
-            return None
-        batches = [
-            plan.local.batches(each, plan.seed, down.round, client)
-            for client, each in zip(self.clients, rows, strict=True)
-        ]
+        batches = [plan.local.batches(plan.data.index[c], plan.seed, down.round, c) for c in self.clients]
         schedule = Schedule.of(batches)
         hooked = plan.method.hooks["begin"] or plan.method.hooks["grad"] or plan.method.hooks["end"]
         try:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedloom.compute import computes
+from fedloom.compute import computes, reason_against_batched
 from fedloom.core.aggregate import Traffic
 from fedloom.core.client import Failure
 from fedloom.core.engine import Engine
@@ -125,6 +125,8 @@ class FederatedTask(Task):
         experiment = self.experiment
         compute = computes.make(experiment.compute, **experiment.compute_settings)
         self.engine = engines.make(experiment.engine, **experiment.engine_settings)(self.plan, compute)
+        if experiment.compute == "batched" and (reason := reason_against_batched(self.plan)):
+            self.warnings.append(f"compute=batched stepped clients one by one: {reason}.")
 
     def close(self) -> None:
         if self.engine is not None:

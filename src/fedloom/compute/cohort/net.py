@@ -71,10 +71,10 @@ class CohortNet:
         """Why a model has no form for a cohort, in words; None if it has one.
 
         >>> CohortNet.reason(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
-        "it keeps a buffer, '1.running_mean'"
+        "the model keeps a buffer, '1.running_mean'"
         """
         for name, _ in model.named_buffers():
-            return f"it keeps a buffer, {name!r}"
+            return f"the model keeps a buffer, {name!r}"
         try:
             CohortNet(model, Layout.of(model), 1, outputs)
         except Unsupported as error:

@@ -1,4 +1,4 @@
-"""From a module to the layers of a cohort and how they are wired: its forward pass is traced once with ``torch.fx``."""
+"""From a module to the layers of a cohort and how they are wired: ``torch.fx`` traces its forward pass once."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ def trace(model: nn.Module, known: Mapping[str, Parameter], outputs: Outputs = "
     except Unsupported:
         raise
     except Exception as error:
-        raise Unsupported(f"its forward pass cannot be traced ({(str(error).splitlines() or [''])[0]})") from error
+        raise Unsupported(
+            f"the model's forward pass cannot be traced ({(str(error).splitlines() or [''])[0]})"
+        ) from error
     for node in reversed(graph.nodes):
         if not node.users and node.op not in ("placeholder", "output"):
             graph.erase_node(node)
@@ -127,7 +129,7 @@ class _Compiler:
             if make is not None:
                 return make(node)
         name = getattr(node.target, "__name__", node.target)
-        raise Unsupported(f"its forward pass uses {name!r}, which has no form for several clients")
+        raise Unsupported(f"the model's forward pass uses {name!r}, which has no form for several clients")
 
     def _module(self, target: str) -> CohortLayer:
         module = self.asked.get_submodule(target)
@@ -177,7 +179,7 @@ def _settings(node: fx.Node, *defaults: tuple[str, Any]) -> list[Any]:
 
 def _add(node: fx.Node) -> CohortLayer:
     if len(node.all_input_nodes) != 2 or node.kwargs:
-        raise Unsupported("its forward pass adds something else than two values")
+        raise Unsupported("the model's forward pass adds something else than two values")
     return Add()
 
 
@@ -188,7 +190,7 @@ def _flatten(node: fx.Node) -> CohortLayer:
 def _mean(node: fx.Node) -> CohortLayer:
     axis, keepdim = _settings(node, ("dim", None), ("keepdim", False))
     if not isinstance(axis, int):
-        raise Unsupported("its forward pass takes a mean over several axes")
+        raise Unsupported("the model's forward pass takes a mean over several axes")
     return Mean(axis, keepdim)
 
 

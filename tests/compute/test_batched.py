@@ -1,0 +1,213 @@
+"""Blocks of clients at once against one client after the other, for every method and on every engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import cache
+from typing import Any
+
+import pytest
+from helpers.federations import SIZES, classes
+from helpers.networks import IMAGE, images, tanh_net
+from helpers.runs import assert_same_run, experiment, go
+from torch import nn
+
+from fedloom.compute import reason_against_batched
+from fedloom.compute.batched import LONGEST, Batched, _Block
+from fedloom.core.aggregate import blocks
+from fedloom.core.local import Local
+from fedloom.core.method import Method
+from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.federated import RunResult, run
+from fedloom.methods import make, methods
+from fedloom.parts.drift import FedDynDrift, Scaffold
+from fedloom.parts.objectives import CrossEntropy, Proximal
+from fedloom.parts.personal import PrivateBody, PrivateHead
+
+TOLERANCE = 1e-9
+BOTH = {
+    "feddyn+prox": Method("c", (CrossEntropy(), Proximal(0.1)), FedDynDrift(0.1)),
+    "feddyn+head": Method("d", (CrossEntropy(),), FedDynDrift(0.1), PrivateHead()),
+    "scaffold+body": Method("e", (CrossEntropy(),), Scaffold(), PrivateBody()),
+}
+LOCALS = {
+    "plain": Local(epochs=2, batch_size=4, lr=0.1, lr_decay=0.9),
+    "decay": Local(steps=3, batch_size=6, lr=0.1, weight_decay=0.05),
+    "momentum": Local(epochs=2, batch_size=0, lr=0.1, momentum=0.8),
+    "clipped": Local(epochs=1, batch_size=4, lr=0.2, clip=0.5, weight_decay=0.05),
+}
+LIVE = {  # they have no form for a cohort
+    "per_fedavg", "p_avg_proto", "pfldyn", "pflscaf", "fedevg", "fedevg_kept", "fedcgan", "fedcvae",
+}  # fmt: skip
+    "per_fedavg",
+    "p_avg_proto",
+    "pfldyn",
+    "pflscaf",
+    "fedevg",
+    "fedevg_kept",
+    "fedcgan",
+    "fedcvae",
+}  # have no form for a cohort
+
+
+@pytest.fixture(autouse=True)
+def _large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The few clients of these federations lie in two or three blocks."""
+    monkeypatch.setattr("fedloom.core.aggregate.LAST", 2)
+    monkeypatch.setattr("fedloom.core.aggregate.SHARE", 2)
+
+
+def settings(local: str, average: bool = True, **changes: Any) -> dict[str, Any]:
+    what = ("global", "clients", "average") if average else ("global",)
+    return {"local": LOCALS[local], "evaluation": Evaluation(what=what), "drop_rate": 0.15, "seed": 11} | changes
+
+
+def needs_plain_sgd(method: Method) -> bool:
+    return method.needs("plain_sgd")
+
+
+@cache
+def live(name: str, local: str) -> RunResult:
+    return run(experiment(BOTH.get(name) or make(name), **settings(local)))
+
+
+@pytest.mark.parametrize("local", LOCALS)
+@pytest.mark.parametrize("name", [*methods.names(), *BOTH])
+def test_every_method_agrees_with_the_live_compute(name: str, local: str) -> None:
+    method = BOTH.get(name) or make(name)
+    if LOCALS[local].memory and needs_plain_sgd(method):
+        pytest.skip("the method refuses momentum")
+    result = run(experiment(method, compute="batched", **settings(local)))
+    assert_same_run(live(name, local), result, TOLERANCE)
+    said = [w for w in result.summary["warnings"] if "compute=batched" in w]
+    assert len(said) == (name in LIVE)
+
+
+@pytest.mark.parametrize("name", [*methods.names(), *BOTH])
+def test_bits_do_not_depend_on_the_engine(name: str) -> None:
+    method = BOTH.get(name) or make(name)
+    here, there = (
+        run(experiment(method, compute="batched", engine=engine, **settings("plain", average=False)))
+        for engine in ("serial", "processes")
+    )
+    assert_same_run(here, there)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedcm", "afl"])
+def test_sums_are_made_without_single_updates_where_nobody_asks_for_them(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = go(name, **settings("decay", average=False))
+    monkeypatch.setattr(_Block, "plain", None)
+    monkeypatch.setattr(_Block, "lockstep", None)
+    assert_same_run(reference, go(name, compute="batched", **settings("decay", average=False)), TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "fedsplit", "feddc", "fedper", "feddyn+prox"])
+def test_affine_corrections_are_folded_into_the_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of one size have a common rule, whose steps need no gradients."""
+    same = settings("plain", federation=classes((8, 8, 8, 8)))
+    method = BOTH.get(name) or make(name)
+    reference = go(method, **same)
+    monkeypatch.setattr(_Block, "lockstep", None)
+    assert_same_run(reference, go(method, compute="batched", **same), TOLERANCE)
+
+
+@pytest.mark.parametrize("factor", [True, False])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedprox", "fedper"])
+def test_first_layers_may_be_factored(name: str, factor: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedloom.compute.cohort.descent.factoring_pays", lambda *a: factor)
+    for average in (True, False):
+        same = settings("plain", average)
+        assert_same_run(go(name, **same), go(name, compute="batched", **same), TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto"])
+def test_dropout_draws_as_in_a_live_module(name: str) -> None:
+    same = {"federation": classes((6, 9, 11), shape=IMAGE), "model": images("group", 0.5), "local": LOCALS["plain"]}
+    assert_same_run(go(name, **same), go(name, compute="batched", **same), TOLERANCE)
+
+
+def test_single_precision_stays_close() -> None:
+    for name in ("fedavg", "scaffold"):
+        a, b = (go(name, compute=compute, dtype="float32", **settings("plain")) for compute in ("live", "batched"))
+        assert_same_run(a, b, 2e-5)
+
+
+def test_models_with_statistics_run_live_and_it_is_said_once() -> None:
+    same = {"federation": classes((6, 9, 11), shape=IMAGE), "model": images("batch"), "local": LOCALS["plain"]}
+    result = go(compute="batched", **same)
+    assert_same_run(go(**same), result)
+    said = [warning for warning in result.summary["warnings"] if "compute=batched" in warning]
+    assert said == ["compute=batched stepped clients one by one: the model keeps a buffer, 'body.1.running_mean'."]
+
+
+def test_a_client_that_diverges_is_named_and_the_others_go_on() -> None:
+    data = classes((7, 12, 5, 9))
+    data.train.arrays.x[data.train.index[2][0]] = float("inf")
+    for average in (True, False):
+        same = settings("plain", average, federation=data, drop_rate=0.0, rounds=2)
+        same["evaluation"] = Evaluation(what=("average",) if average else ())
+        reference, result = go(**same), go(compute="batched", **same)
+        assert [(f.round, f.client, f.kind) for f in result.failures] == [(t, 2, "diverged") for t in (0, 1)]
+        assert_same_run(reference, result, TOLERANCE)
+
+
+def test_a_client_that_fails_is_named_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Scaffold.begin
+
+    def stumble(self: Scaffold, ctx: Any) -> Any:
+        if ctx.steps == 4:  # the client of 16 samples
+            raise ValueError("stumbled")
+        return begin(self, ctx)
+
+    monkeypatch.setattr(Scaffold, "begin", stumble)
+    local = Local(epochs=1, batch_size=4, lr=0.2)
+    reference, result = (go("scaffold", compute=compute, local=local) for compute in ("live", "batched"))
+    assert {f.client for f in result.failures} == {SIZES.index(16)}
+    assert "stumbled" in str(result.failures[0])
+    assert "stumble" in result.failures[0].trace
+    assert_same_run(reference, result, TOLERANCE)
+
+
+def test_blocks_are_filled_where_the_cohort_has_enough_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert [len(block) for block in blocks(10, 25, 4)] == 5 * [2]
+    assert max(len(block) for block in blocks(1000, 25, 4)) == 25
+    assert min(len(block) for block in blocks(1000, 25, 4)) >= 3
+
+
+def test_a_large_network_takes_small_blocks() -> None:
+    def wide() -> nn.Module:
+        return tanh_net(2_000_000)
+
+    plan = _plan(model=wide)
+    assert Batched(plan).longest == 1
+    assert Batched(_plan()).longest == LONGEST
+
+
+def test_reasons_are_words() -> None:
+    assert reason_against_batched(_plan()) is None
+    assert reason_against_batched(_plan("per_fedavg")) == "local steps go through an adaptation"
+
+
+def _plan(name: str = "fedavg", **changes: Any) -> Any:
+    from fedloom.experiment.federated import _Run
+
+    return _Run(experiment(name, **changes), None, 10, 2, ()).plan
+
+
+def test_a_client_that_kills_its_worker_is_found_in_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, begin = os.getpid(), Scaffold.begin
+
+    def die(self: Scaffold, ctx: Any) -> Any:
+        if ctx.steps == 4 and os.getpid() != ours:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return begin(self, ctx)
+
+    monkeypatch.setattr(Scaffold, "begin", die)
+    same = {"local": Local(epochs=1, batch_size=4, lr=0.2), "rounds": 1}
+    result = go("scaffold", compute="batched", engine="processes", engine_settings={"workers": 2}, **same)
+    assert [(f.client, f.kind) for f in result.failures] == [(SIZES.index(16), "died")]
+    assert len(result.snapshot.store) == len(SIZES) - 1
