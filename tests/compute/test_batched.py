@@ -40,15 +40,6 @@ LOCALS = {
 LIVE = {  # they have no form for a cohort
     "per_fedavg", "p_avg_proto", "pfldyn", "pflscaf", "fedevg", "fedevg_kept", "fedcgan", "fedcvae",
 }  # fmt: skip
-    "per_fedavg",
-    "p_avg_proto",
-    "pfldyn",
-    "pflscaf",
-    "fedevg",
-    "fedevg_kept",
-    "fedcgan",
-    "fedcvae",
-}  # have no form for a cohort
 
 
 @pytest.fixture(autouse=True)
@@ -193,9 +184,9 @@ def test_reasons_are_words() -> None:
 
 
 def _plan(name: str = "fedavg", **changes: Any) -> Any:
-    from fedloom.experiment.federated import _Run
+    from fedloom.experiment.federated import FederatedTask
 
-    return _Run(experiment(name, **changes), None, 10, 2, ()).plan
+    return FederatedTask(experiment(name, **changes)).plan
 
 
 def test_a_client_that_kills_its_worker_is_found_in_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
