@@ -149,6 +149,36 @@ def test_nan_null_infinity_broken_lines_and_broken_files_are_survived_and_said(m
     assert "NaN" in text
 
 
+def test_values_of_any_type_are_text_on_the_page(make_run, tmp_path: Path) -> None:
+    odd = {"method": {"name": 3}, "seed": None, "rounds": "many", "clients": [1, {"<i>": 2}], "participation": "half"}
+    odd |= {"evaluation": {"target": "high", "metric": ["x"]}, "cohort": True, "data": None, "model": {}, "0": 1.5}
+    facts = {"method": {"name": ["a"], "mixing": {"cdf": 1}}, "model": {"parameters": "9"}, "federation": None}
+    run = make_run(rounds=3, config={**odd, "identity": facts})
+    summary = {
+        "method": 7,
+        "status": {"<u>": 1},
+        "failures": {"<s>": 2},
+        "warnings": "x",
+        "target": [1],
+        "seconds": "9",
+    }
+    (run / "summary.json").write_text(json.dumps(summary | {"headline": None, "parameters": None}))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows[0] |= {
+        "failures": "two",
+        "cohort": None,
+        "global/accuracy": [1],
+        "comm/params": {"a": 1},
+        "<b>/accuracy": True,
+    }
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = Reader(build([run], tmp_path / "out"))
+    assert "[1, {'<i>': 2}]" in found.text
+    assert "{'<u>': 1}" in found.text
+    assert "<s>: 2" in found.text
+    assert not {"i", "u", "s"} & set(found.tags)
+
+
 def test_a_run_from_python_is_told_by_its_identity(make_run, tmp_path: Path) -> None:
     facts = {"method": {"name": "mine"}, "federation": {"clients": 3, "digest": "d"}, "model": {"parameters": 5}}
     runs = [make_run(seed=seed, rounds=2, scopes=("global",), files=()) for seed in (1, 2)]

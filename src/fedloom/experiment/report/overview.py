@@ -80,19 +80,15 @@ def settings_tables(groups: Sequence[RunGroup]) -> tuple[ReportTable | None, Rep
     """The settings that differ, a column for each group, and those in common; None where there are none."""
     differ, common = settings(groups)
     labels = [member.label for member in groups]
-    columns = [
-        words(label, list(texts)) for label, texts in zip(labels, zip(*differ.values(), strict=True), strict=False)
-    ]
-    frames = (
-        table_frame("setting", list(differ), columns) if differ else None,
-        table_frame("setting", list(common), [words("value", list(common.values()))]) if common else None,
-    )
-    first, second = (
-        None if frame is None else ReportTable(name, caption, frame, left=[*labels, "value"])
-        for name, caption, frame in zip(
-            ("settings", "common"), ("Settings that differ", "Settings in common"), frames, strict=True
+    first = second = None
+    if differ:
+        columns = [words(label, [texts[i] for texts in differ.values()]) for i, label in enumerate(labels)]
+        first = ReportTable(
+            "settings", "Settings that differ", table_frame("setting", list(differ), columns), left=labels
         )
-    )
+    if common:
+        frame = table_frame("setting", list(common), [words("value", list(common.values()))])
+        second = ReportTable("common", "Settings in common", frame, left=["value"])
     return first, second
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -68,67 +68,55 @@ class Section:
         return bool(self.tables or self.figures or self.text or self.folded or self.remarks or self.source)
 
 
-@dataclass
-class _Figures:
-    """Draws figures into a directory, and keeps them for the page."""
-
-    out: Path
-    made: dict[str, list[ReportFigure]] = field(default_factory=dict)
-
-    def draw(self, section: str, name: str, heading: str, caption: str, drawing: Drawing) -> None:
-        light = png(drawing)
-        render.write(self.out / f"{name}.png", light)
-        self.made.setdefault(section, []).append(ReportFigure(heading, caption, light, png(drawing, DARK)))
+Plot = tuple[str, str, str, str, Drawing]
+"""Section, name of the file, heading, caption, and the figure itself."""
 
 
-def _draw_all(groups: Sequence[RunGroup], out: Path) -> dict[str, list[ReportFigure]]:
-    """Draw every figure that the runs have something for, by section."""
-    figures = _Figures(out)
+def _plots(groups: Sequence[RunGroup]) -> Iterator[Plot]:
+    """Every figure that the runs have something for."""
     bands = "Lines are means over seeds; bands reach from the lowest to the highest seed."
     if all(len(member.runs) == 1 for member in groups):
         bands = "One run each."
     for scope in scopes(groups):
-        figures.draw("curves", f"curves_{scope.name}", scope.title, bands, partial(curves, groups, scope))
+        yield "curves", f"curves_{scope.name}", scope.title, bands, partial(curves, groups, scope)
     if found := [member for member in groups if any(has([member], key) for key in SYNTHETIC)]:
         caption = "What a fresh classifier learns from a set, and how its samples compare with real ones. " + bands
-        figures.draw("synthetic", "synthetic_sets", "Synthetic sets", caption, partial(synthetic_curves, found))
+        yield "synthetic", "synthetic_sets", "Synthetic sets", caption, partial(synthetic_curves, found)
     if any(len(pooled_accuracies(member)) for member in groups):
-        figures.draw(
-            "clients",
-            "clients_distribution",
-            "Accuracy over clients",
+        caption = (
             "In the last evaluated round, clients of all seeds together. Left: the share of clients at or below an "
-            "accuracy. Right: median, quartiles, whiskers from the 10th to the 90th percentile, the others as points.",
-            partial(client_distribution, groups),
+            "accuracy. Right: median, quartiles, whiskers from the 10th to the 90th percentile, the others as points."
         )
+        drawing = partial(client_distribution, groups)
+        yield "clients", "clients_distribution", "Accuracy over clients", caption, drawing
     if matrices := mixing_matrices(groups):
-        figures.draw(
-            "mixing",
-            "mixing",
-            "Mixing coefficients",
+        caption = (
             "The weight of each client's update in each round, one run a group; empty where a client did not take "
-            f"part. Drawn for at most {CLIENTS_DRAWN} clients.",
-            partial(mixing_heatmap, matrices),
+            f"part. Drawn for at most {CLIENTS_DRAWN} clients."
         )
+        yield "mixing", "mixing", "Mixing coefficients", caption, partial(mixing_heatmap, matrices)
     if found := [member for member in groups if has([member], OBJECTIVE)]:
-        figures.draw(
-            "mixing",
-            "objective",
-            "Global objective",
+        caption = (
             "The training losses of the model that a round's clients received, weighted by the coefficients that then "
-            f"mixed their updates: left in each round, right cumulated. Smaller is better. {bands}",
-            partial(objective, found),
+            f"mixed their updates: left in each round, right cumulated. Smaller is better. {bands}"
         )
+        yield "mixing", "objective", "Global objective", caption, partial(objective, found)
     if found := with_regret(groups):
-        figures.draw(
-            "mixing",
-            "regret",
-            "Regret",
+        caption = (
             "What the mixing coefficients lost, in decision losses -log(1 + ⟨p, r⟩), against the best fixed ones of "
-            f"the whole run, where all clients' losses are known. Dotted, the bound of theorem 3.1. {bands}",
-            partial(regrets, found),
+            f"the whole run, where all clients' losses are known. Dotted, the bound of theorem 3.1. {bands}"
         )
-    return figures.made
+        yield "mixing", "regret", "Regret", caption, partial(regrets, found)
+
+
+def _draw_all(groups: Sequence[RunGroup], out: Path) -> dict[str, list[ReportFigure]]:
+    """Draw every figure beside the page, and keep it for the page, by section."""
+    made: dict[str, list[ReportFigure]] = {}
+    for section, name, heading, caption, drawing in _plots(groups):
+        light = png(drawing)
+        render.write(out / f"{name}.png", light)
+        made.setdefault(section, []).append(ReportFigure(heading, caption, light, png(drawing, DARK)))
+    return made
 
 
 def synthetic_images(groups: Sequence[RunGroup]) -> Iterator[ReportFigure]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -128,20 +129,16 @@ def final_table(groups: Sequence[RunGroup], scope: Scope) -> ReportTable:
     """Accuracy and loss of one evaluation in the final round, in the best one, and smoothed; updates left out."""
     rounds = [", ".join(dict.fromkeys(rounds_done(run) for run in member.runs)) for member in groups]
     columns = [words("seeds", [str(len(member.runs)) for member in groups]), words("rounds", rounds)]
-    accuracy, loss, over = scope.accuracy, scope.loss, "accuracy, %"
-    if has(groups, accuracy):
-        columns += [
-            column("final round", per_run(groups, lambda run: final(run, accuracy)), as_percent, "max", over=over),
-            column(
-                "best round", per_run(groups, lambda run: _best(run, accuracy, "max")), as_percent, "max", over=over
-            ),
-            column(f"EMA {EMA:g}", per_run(groups, lambda run: _smoothed(run, accuracy)), as_percent, "max", over=over),
-        ]
-    if has(groups, loss):
-        columns += [
-            column("final round", per_run(groups, lambda run: final(run, loss)), as_number, "min", over="loss"),
-            column("best round", per_run(groups, lambda run: _best(run, loss, "min")), as_number, "min", over="loss"),
-        ]
+    metrics: tuple[tuple[str, str, Format, Direction], ...] = (
+        ("accuracy, %", scope.accuracy, as_percent, "max"),
+        ("loss", scope.loss, as_number, "min"),
+    )
+    for over, key, form, better in metrics:
+        figures = {"final round": partial(final, key=key), "best round": partial(_best, key=key, direction=better)}
+        if better == "max":
+            figures[f"EMA {EMA:g}"] = partial(_smoothed, key=key)
+        if has(groups, key):
+            columns += [column(name, per_run(groups, f), form, better, over=over) for name, f in figures.items()]
     if any(run.share_left_out is not None for run in all_runs(groups)):
         shares = per_run(groups, lambda run: run.share_left_out)
         columns.append(column("left out, %", shares, as_percent, spread=False))
