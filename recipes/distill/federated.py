@@ -26,7 +26,7 @@ import matplotlib
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import pages
+import reporting
 
 from fedloom import methods
 from fedloom.core.errors import FedLoomError
@@ -88,6 +88,7 @@ def curve(path: Path) -> dict[str, Any]:
         "rounds": [record["round"] for record in measured],
         "accuracy": [round(record["global/accuracy"], 4) for record in measured],
         "seconds": round(sum(record["seconds"] for record in history), 1),
+        "left_out": reporting.left_out(history),
         "up": round(history[0]["comm/up_params"] / COHORT),
         "down": round(history[0]["comm/down_params"] / COHORT),
     }
@@ -104,10 +105,10 @@ def table(results: dict[str, Any]) -> str:
                          f"{mean(cell['seconds'] for cell in cells):.0f}"))  # fmt: skip
     head = ("method", "last accuracy, %", "mean of the last ten, %", "numbers up a client", "numbers down", "seconds")
     teachers = [100 * cell["accuracy"][-1] for cell in results["runs"].get("teacher", {}).values()]
-    text = ["# A teacher at the clients, with and without a guide", "", pages.table(head, rows), ""]
+    text = ["# A teacher at the clients, with and without a guide", "", reporting.table(head, rows), ""]
     text += [f"Test accuracy of the server model, {len(teachers)} seeds, ± standard deviation. The teacher has "
              f"{spread(teachers)} %.", "", f"`{results['command']}`. {results.get('machine', '')}."]  # fmt: skip
-    return "\n".join(text + pages.notes(results))
+    return "\n".join(text + reporting.notes(results))
 
 
 def spread(values: Sequence[float]) -> str:
@@ -142,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--table", action="store_true", help="only write them again")
     args = parser.parse_args(arguments)
     stored = args.out / "federated.json"
-    results = {"command": "python recipes/distill/federated.py", "notes": [], "runs": {}} | pages.read(stored)
+    results = {"command": "python recipes/distill/federated.py", "notes": [], "runs": {}} | reporting.read(stored)
     try:
         for seed in () if args.table else args.seeds:
             (federation, public), known = data(seed), args.runs / f"teacher_{seed}"
@@ -152,14 +153,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 where = args.runs / f"{name.replace(' ', '_')}_{seed}"
                 run(experiment(method, federation, known, seed, args.rounds), where, resume=where.exists())
                 results["runs"].setdefault(name, {})[str(seed)] = curve(where)
-                pages.write(stored, results | {"machine": pages.machine()})
+                reporting.write(stored, results | {"machine": reporting.machine()})
     except FedLoomError as error:
         print(error, file=sys.stderr)
         return 2
-    results = pages.read(stored)
-    pages.write(args.out / "federated.md", table(results))
+    results = reporting.read(stored)
+    reporting.write(args.out / "federated.md", table(results))
     picture(results, args.out / "federated.png")
-    return 0
+    return reporting.verdict(results)
 
 
 if __name__ == "__main__":

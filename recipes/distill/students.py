@@ -42,7 +42,7 @@ from fedloom.models import models
 from fedloom.tasks.distill import Distillation, Distiller, Splits, Training, ce, disk, kd, simkd, simkd_disk
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from pages import machine, notes, read, rounded, table, write
+from reporting import machine, notes, read, rounded, table, write
 
 RESULTS = Path(__file__).parent / "results"
 SAMPLES = 5000

@@ -50,7 +50,7 @@ from fedloom.tasks.distill import (
 )
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from pages import machine, notes, read, rounded, table, write
+from reporting import machine, notes, read, rounded, table, write
 
 RESULTS = Path(__file__).parent / "results"
 CUTOUT = {"name": "cutout", "size": 16}

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.func import vmap
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import pages
+import reporting
 
 from fedloom.tasks.distill import toys
 from fedloom.tasks.distill.toys import Course, Toy, Trained
@@ -89,7 +89,7 @@ def table(results: dict[str, Any]) -> str:
             )
             for method, one in kept["methods"].items()
         ]  # fmt: skip
-        text += [pages.table(head, rows), ""]
+        text += [reporting.table(head, rows), ""]
         text += [f"{results['starts']} starts; the teacher has {100 * kept['teacher']:.1f} %. {kept['minima']}", ""]
     if others := results.get("others"):
         rows = [
@@ -98,14 +98,14 @@ def table(results: dict[str, Any]) -> str:
             for method, one in kept.items()
         ]
         text += [f"The line with other choices, {results['other_starts']} starts:", ""]
-        text += [pages.table(("what is different", "method", "A", "B", "C", "none", "test accuracy, %"), rows), ""]
+        text += [reporting.table(("what is different", "method", "A", "B", "C", "none", "test accuracy, %"), rows), ""]
     text += ["## Settings", "", "Both: full batches, momentum .9, weight decay .01, learning rate .1.", ""]
     for problem, title in TITLES.items():
         for method, settings in results["courses"].get(problem, {}).items():
             said = ", ".join(f"{key} {value}" for key, value in settings.items())
             text += [f"- {title}, {method}: {said}"]
     text += ["", f"`{results['command']}`. {results['machine']}."]
-    return "\n".join(text + pages.notes(results))
+    return "\n".join(text + reporting.notes(results))
 
 
 def settings(course: Course) -> dict[str, Any]:
@@ -229,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "toys": {},
         "courses": {},
         "notes": [],
-        **pages.read(stored),
+        **reporting.read(stored),
     }
     for name in () if args.table else TITLES:
         if args.only not in (None, name.replace(" ", "_")):
@@ -239,11 +239,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         said = minima(toy)
         results["toys"][name] = {"methods": kept, "teacher": round(toy.test_teacher, 4), "minima": said}
         results["courses"][name] = {method: settings(course) for method, course in toys.COURSES[name].items()}
-        results |= {"starts": args.starts, "machine": pages.machine()}
+        results |= {"starts": args.starts, "machine": reporting.machine()}
         args.out.mkdir(parents=True, exist_ok=True)
         draw = figure_6_1 if name == "intervals" else figure_6_2
         draw(toy, found, args.out / f"figure_{'6_1' if name == 'intervals' else '6_2'}.png")
-        pages.write(stored, results)
+        reporting.write(stored, results)
     for what, (problem, course) in OTHERS.items() if args.others and not args.table else ():
         toy = toys.intervals(samples=args.samples, **problem)
         courses = toys.COURSES["intervals"]
@@ -254,8 +254,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         results.setdefault("others", {})[what] = trained(toy, courses, args.others, args.rounds)[1]
         results["other_starts"] = args.others
-        pages.write(stored, results)
-    pages.write(args.out / "toys.md", table(results))
+        reporting.write(stored, results)
+    reporting.write(args.out / "toys.md", table(results))
     return 0
 
 

@@ -19,14 +19,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+import common
 import compare
-import trials
 
 RECIPE = compare.Comparison(
     name="device",
     title="Fair methods between devices (tables 3.7 and 3.9)",
     methods=("FedAvg", "uniform", "q-FedAvg", "TERM", "FedMGDA+", "PropFair", "AAggFF"),
-    data=tuple(trials.DEVICES),
+    data=tuple(common.DEVICES),
     usual=("mnist_writers", "fashion_dirichlet"),
     command="FEDLOOM_DATA=... python recipes/fair/device.py",
 )

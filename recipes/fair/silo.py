@@ -15,14 +15,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+import common
 import compare
-import trials
 
 RECIPE = compare.Comparison(
     name="silo",
     title="Fair methods between silos (tables 3.6 and 3.8)",
     methods=("FedAvg", "AFL", "q-FedAvg", "TERM", "FedMGDA+", "PropFair", "AAggFF"),
-    data=tuple(trials.SILOS),
+    data=tuple(common.SILOS),
     usual=("heart",),
     command="FEDLOOM_DATA=... python recipes/fair/silo.py",
 )

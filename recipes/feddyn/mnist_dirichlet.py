@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import book
+import common
 import matplotlib
 
 from fedloom import methods
@@ -80,7 +80,7 @@ def collect(runs: Path, stored: dict[str, Any]) -> dict[str, Any]:
         lines = config.with_name("metrics.jsonl").read_text().splitlines(keepends=True)
         history = [json.loads(line) for line in lines if line.endswith("\n")]
         name, seed = config.parts[-3:-1]
-        found.setdefault(name, {})[seed] = book.compact(history, 199210, "accuracy")
+        found.setdefault(name, {})[seed] = common.compact(history, 199210, "accuracy")
     return {"command": "python recipes/feddyn/mnist_dirichlet.py", **stored, "runs": found}
 
 
@@ -90,25 +90,25 @@ def tables(results: dict[str, Any]) -> str:
     text += ["Parameters transmitted until the target test accuracy, in rounds of FedAvg (a round of SCAFFOLD costs"]
     text += ["2): one number a seed; `x+`: not reached when x had been sent, where the run was ended. A run also ends"]
     text += ["when the average model has 98.2 %, so that `+` for the server model then says only: later than that."]
-    for model, words in book.MODELS.items():
+    for model, words in common.MODELS.items():
         rows = []
         for number, target in enumerate(TARGETS):
             for name, case in CASES.items():
                 runs = results["runs"].get(name, {}).values()
-                ours = [book.shown(book.reached(r, model, target, "max"), r["rounds"] * r["cost"]) for r in runs]
+                ours = [common.shown(common.reached(r, model, target, "max"), r["rounds"] * r["cost"]) for r in runs]
                 best = [max(v for v in r[model] if v is not None) for r in runs if r["rounds"]]
                 reach = f"{100 * min(best):.2f} to {100 * max(best):.2f} %" if best else "-"
                 rows.append([f"{100 * target:.1f} %", name, ", ".join(ours) or "-", str(case.published[number]), reach])
         header = ["target", "method", "transmitted, by seed", "paper (average model)", "best accuracy in the run"]
-        text += ["", f"## {words[0].upper()}{words[1:]}", "", book.table(header, rows)]
+        text += ["", f"## {words[0].upper()}{words[1:]}", "", common.table(header, rows)]
     text += ["", "## Runs", ""]
     rows = [
         [name, str(case.rounds), *(" ".join(f"{seed}:{r['rounds']}" for seed, r in runs.items()) or "-",)]
         for name, case in CASES.items()
         for runs in [{k.removeprefix("seed"): v for k, v in results["runs"].get(name, {}).items()}]
     ]
-    text += [book.table(["method", "rounds at most", "rounds done (seed:rounds)"], rows), ""]
-    text += [f"`{results['command']}`", "", f"{results['machine']}.", *book.notes(results)]
+    text += [common.table(["method", "rounds at most", "rounds done (seed:rounds)"], rows), ""]
+    text += [f"`{results['command']}`", "", f"{results['machine']}.", *common.notes(results)]
     return "\n".join(text)
 
 
@@ -118,13 +118,13 @@ def picture(results: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
-    for axis, (model, words) in zip(axes, book.MODELS.items(), strict=True):
+    for axis, (model, words) in zip(axes, common.MODELS.items(), strict=True):
         for name, runs in results["runs"].items():
             for number, r in enumerate(runs.values()):
                 sent = [r["cost"] * (t + 1) for t in range(r["rounds"])]
                 values = [float("nan") if v is None else 100 * v for v in r[model]]
                 label = name if not number else None
-                axis.plot(sent, values, color=book.COLOURS[name], linewidth=0.8, alpha=0.8, label=label)
+                axis.plot(sent, values, color=common.COLOURS[name], linewidth=0.8, alpha=0.8, label=label)
         for target in TARGETS:
             axis.axhline(100 * target, color="grey", linewidth=0.6, linestyle=":")
         axis.set(title=words, xlabel="transmissions (rounds of FedAvg)", ylim=(94, 98.7))
@@ -137,9 +137,9 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
 def report(runs: Path, out: Path, machine: dict[str, str]) -> None:
     """Bring the stored results up to date, and write tables and picture from them."""
-    results = collect(runs, {"machine": "", **book.read(out / "mnist_dirichlet.json"), **machine})
-    book.write(out / "mnist_dirichlet.json", results)
-    book.write(out / "mnist_dirichlet.md", tables(results))
+    results = collect(runs, {"machine": "", **common.read(out / "mnist_dirichlet.json"), **machine})
+    common.write(out / "mnist_dirichlet.json", results)
+    common.write(out / "mnist_dirichlet.md", tables(results))
     picture(results, out / "mnist_dirichlet.png")
 
 
@@ -152,12 +152,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", type=float, choices=TARGETS, default=TARGETS[0], help="where a run may stop")
     parser.add_argument("--engine", default="serial", help="serial or processes")
     parser.add_argument("--runs", type=Path, default=Path("runs/feddyn/mnist_dirichlet"), help="run directories")
-    parser.add_argument("--out", type=Path, default=book.RESULTS, help="tables, picture and compact results")
+    parser.add_argument("--out", type=Path, default=common.RESULTS, help="tables, picture and compact results")
     parser.add_argument("--table", action="store_true", help="only write them again")
     args = parser.parse_args(arguments)
     if args.table:
         report(args.runs, args.out, machine={})
-        return 0
+        return common.verdict(common.read(args.out / "mnist_dirichlet.json"))
     try:
         mnist = sources.make("mnist")
     except FedLoomError as error:
@@ -168,8 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             where = args.runs / name / f"seed{seed}"
             chosen = experiment(CASES[name], mnist, seed, args.rounds, args.engine, args.target)
             run(chosen, where, resume=where.exists(), checkpoint_every=25)
-            report(args.runs, args.out, {"machine": book.machine()})
-    return 0
+            report(args.runs, args.out, {"machine": common.machine()})
+    return common.verdict(common.read(args.out / "mnist_dirichlet.json"))
 
 
 if __name__ == "__main__":

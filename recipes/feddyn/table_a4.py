@@ -32,7 +32,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import book
+import common
 import matplotlib
 import numpy as np
 import torch
@@ -132,13 +132,13 @@ def optimum(federation: Federation) -> float:
 def attempt(point: Point, federation: Federation, target: float, budget: int, seed: int) -> dict[str, Any]:
     """Run one point; its curves."""
     done = run(point.experiment(federation, target, budget, seed))
-    return book.compact(done.history, done.summary["parameters"], "loss")
+    return common.compact(done.history, done.summary["parameters"], "loss")
 
 
 def merit(tried: dict[str, Any], target: float) -> tuple[float, float]:
     """Transmissions to the target, then (where it was not reached) the best loss: smaller is better."""
     seen = [v for v in tried["average"] if v is not None]
-    return book.reached(tried, "average", target, "min"), min(seen, default=float("inf"))
+    return common.reached(tried, "average", target, "min"), min(seen, default=float("inf"))
 
 
 def choose(method: str, federation: Federation, target: float, seed: int, limit: int) -> tuple[Point, list[dict]]:
@@ -172,13 +172,13 @@ def tables(results: dict[str, Any]) -> str:
     text += ["Parameters transmitted until the target, in rounds of FedAvg (a round of SCAFFOLD costs 2): median over"]
     text += [f"draws, range in brackets; `x+`: not reached when x had been sent (at most {LIMIT}). A run ends when the"]
     text += ["average model arrives, so that `+` in the table of the server model says no more than: later than that."]
-    for model, words in book.MODELS.items():
+    for model, words in common.MODELS.items():
         rows = []
         for setting, (_, published) in PAPER.items():
             found = results["settings"].get(setting, {})
             rows += [row(setting, found, model, published)] if found else []
         text += ["", f"## {words[0].upper()}{words[1:]}", ""]
-        text += [book.table(["setting", "target", *(f"{name} (paper)" for name in METHODS)], rows)]
+        text += [common.table(["setting", "target", *(f"{name} (paper)" for name in METHODS)], rows)]
     return "\n".join([*text, "", *details(results)])
 
 
@@ -189,8 +189,8 @@ def row(setting: str, found: dict[str, Any], model: str, published: dict[str, in
     cells = [setting, f"{min(targets):.4f} to {max(targets):.4f}"]
     for method in METHODS:
         runs = [(one["runs"][method], one["target"]) for one in draws if method in one["runs"]]
-        spent = [book.reached(tried, model, target, "min") for tried, target in runs]
-        shown = book.cell(spent, [tried["rounds"] * tried["cost"] for tried, _ in runs])
+        spent = [common.reached(tried, model, target, "min") for tried, target in runs]
+        shown = common.cell(spent, [tried["rounds"] * tried["cost"] for tried, _ in runs])
         cells.append(f"{shown} ({published[method]})")
     return cells
 
@@ -203,10 +203,10 @@ def details(results: dict[str, Any]) -> Iterator[str]:
         ours = [d["optimum"] for d in found["draws"].values()] or [float("nan")]
         optima.append([setting, f"{found['reference']:.4f}", f"{PAPER[setting][0]:.4f}", f"{found['ratio']:.3f}"])
         optima[-1].append(f"{min(ours):.4f} to {max(ours):.4f}")
-    yield from ("## Chosen points", "", book.table(["setting", *METHODS], rows), "")
+    yield from ("## Chosen points", "", common.table(["setting", *METHODS], rows), "")
     yield from ("## Losses", "", f"At zero the loss is log 5 = {log(5):.4f}.", "")
-    yield book.table(["setting", "mean L*", "published target", "our target / L*", "L* of our draws"], optima)
-    yield from ("", f"`{results['command']}`", "", f"{results['machine']}.", *book.notes(results))
+    yield common.table(["setting", "mean L*", "published target", "our target / L*", "L* of our draws"], optima)
+    yield from ("", f"`{results['command']}`", "", f"{results['machine']}.", *common.notes(results))
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
@@ -222,7 +222,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
                 best, goal = found["optimum"], found["target"]
                 values = [float("nan") if v is None else (v - best) / (goal - best) for v in tried["average"]]
                 label = None if number else name
-                axis.plot(sent, values, color=book.COLOURS[name], linewidth=0.8, alpha=0.8, label=label)
+                axis.plot(sent, values, color=common.COLOURS[name], linewidth=0.8, alpha=0.8, label=label)
         axis.axhline(1, color="grey", linewidth=0.6, linestyle=":")
         axis.set(title=setting, xlabel="transmissions (rounds of FedAvg)", xscale="log", yscale="log")
     axes[0].set_ylabel("(loss - L*) / (target - L*), average model")
@@ -235,8 +235,8 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
 def report(results: dict[str, Any], out: Path) -> None:
     """Write what there is."""
-    book.write(out / "table_a4.json", results)
-    book.write(out / "table_a4.md", tables(results))
+    common.write(out / "table_a4.json", results)
+    common.write(out / "table_a4.md", tables(results))
     picture(results, out / "table_a4.png")
 
 
@@ -247,14 +247,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--settings", nargs="+", choices=PAPER, default=["type1", "type3", "type2", "homogeneous"])
     parser.add_argument("--limit", type=int, default=LIMIT, help="transmissions at most")
     parser.add_argument("--draws", type=int, default=20, help="draws over which the mean L* is taken")
-    parser.add_argument("--out", type=Path, default=book.RESULTS)
+    parser.add_argument("--out", type=Path, default=common.RESULTS)
     parser.add_argument("--table", action="store_true", help="only write table and picture again")
     args = parser.parse_args(arguments)
-    results = book.read(args.out / "table_a4.json") or {"command": "", "machine": "", "settings": {}}
+    results = common.read(args.out / "table_a4.json") or {"command": "", "machine": "", "settings": {}}
     if args.table:
         report(results, args.out)
-        return 0
-    results |= {"command": f"python recipes/feddyn/table_a4.py --seeds {args.seeds}", "machine": book.machine()}
+        return common.verdict(results)
+    results |= {"command": f"python recipes/feddyn/table_a4.py --seeds {args.seeds}", "machine": common.machine()}
     for setting in args.settings:
         found = results["settings"].setdefault(setting, {"chosen": {}, "grid": {}, "draws": {}})
         if "ratio" not in found:
@@ -267,7 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 federation = draw(setting, args.seeds)
                 point, tried = choose(name, federation, found["ratio"] * optimum(federation), args.seeds, args.limit)
                 found["chosen"][name], found["grid"][name] = str(point), tried
-                book.write(args.out / "table_a4.json", results)
+                common.write(args.out / "table_a4.json", results)
         for seed in range(args.seeds):
             federation = draw(setting, seed)
             best = optimum(federation)
@@ -278,7 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         points[found["chosen"][name]], federation, here["target"], args.limit, seed
                     )
                     report(results, args.out)
-    return 0
+    return common.verdict(results)
 
 
 if __name__ == "__main__":

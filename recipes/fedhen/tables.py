@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-import pages
+import reporting
 
 from fedloom import methods
 from fedloom.core.errors import FedLoomError
@@ -101,9 +101,9 @@ def collect(runs: Path, stored: dict[str, Any], seed: int) -> dict[str, Any]:
                 continue
             cell: dict[str, Any] = {"rounds": len(history), "at": [r["round"] for r in measured]}
             for model, (server, average) in CURVES.items():
-                cell[model] = [pages.rounded(r[server]) for r in measured]
-                cell[f"{model}, all clients"] = [pages.rounded(r[average]) for r in measured]
-            cell["sent"] = history[-1]["comm/params"]
+                cell[model] = [reporting.rounded(r[server]) for r in measured]
+                cell[f"{model}, all clients"] = [reporting.rounded(r[average]) for r in measured]
+            cell |= {"sent": history[-1]["comm/params"], "left_out": reporting.left_out(history)}
             found["runs"].setdefault(split, {})[name] = cell
     return found
 
@@ -139,7 +139,7 @@ def tables(results: dict[str, Any]) -> str:
         ]
         done = sorted({cell["rounds"] for cell in cells.values()})
         header = ["model", "of", "target", *METHODS, "gain"]
-        text += ["", f"## {split}, {', '.join(map(str, done))} rounds", "", pages.table(header, rows), ""]
+        text += ["", f"## {split}, {', '.join(map(str, done))} rounds", "", reporting.table(header, rows), ""]
         curves = [curve for model in CURVES for curve in (model, f"{model}, all clients")]
         best = [
             [
@@ -150,17 +150,17 @@ def tables(results: dict[str, Any]) -> str:
             for name, cell in cells.items()
         ]
         header = ["best, last accuracy, %", *(f"{m}, {of}" for m in CURVES for of in ("server", "all clients"))]
-        text += [pages.table([*header, "numbers sent"], best)]
+        text += [reporting.table([*header, "numbers sent"], best)]
     text += ["", "## Published, CIFAR-10", ""]
     rows = []
     for (split, model), lines in PUBLISHED.items():
         for target, hen, apart, side in lines:
             rows.append([split, model, f"{target} %", f"{hen}", f"{side}", f"{apart}", f"{min(apart, side) / hen:.1f}"])
-    text += [pages.table(["split", "model", "target", *METHODS, "gain"], rows), ""]
+    text += [reporting.table(["split", "model", "target", *METHODS, "gain"], rows), ""]
     text += [f"`{results['command']}`, seed {results['seed']}. {results.get('machine', '')}."]
     if spent := results.get("core_seconds"):
         text += [f"The runs took {sum(spent.values()) / 60:.1f} minutes of one core."]
-    return "\n".join([*text, *pages.notes(results)])
+    return "\n".join([*text, *reporting.notes(results)])
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
@@ -186,12 +186,12 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
 def report(runs: Path, out: Path, seed: int, facts: dict[str, Any], spent: dict[str, float] | None = None) -> None:
     """Bring the stored results up to date, and write table and picture from them."""
-    results = collect(runs, pages.read(out / "tables.json"), seed) | facts
+    results = collect(runs, reporting.read(out / "tables.json"), seed) | facts
     for key, seconds in (spent or {}).items():
         total = results.setdefault("core_seconds", {})
         total[key] = round(total.get(key, 0.0) + seconds, 1)
-    pages.write(out / "tables.json", results)
-    pages.write(out / "tables.md", tables(results))
+    reporting.write(out / "tables.json", results)
+    reporting.write(out / "tables.md", tables(results))
     picture(results, out / "tables.png")
 
 
@@ -208,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if args.table:
         report(args.runs, args.out, args.seed, {})
-        return 0
+        return reporting.verdict(reporting.read(args.out / "tables.json"))
     try:
         for split in args.splits:
             federation = data(split, args.seed)
@@ -217,11 +217,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 started = time.process_time()
                 run(experiment(METHODS[name], federation, args.seed, args.rounds), where, resume=where.exists())
                 spent = {f"{split}, {name}": time.process_time() - started}
-                report(args.runs, args.out, args.seed, {"machine": pages.machine(), "seed": args.seed}, spent)
+                report(args.runs, args.out, args.seed, {"machine": reporting.machine(), "seed": args.seed}, spent)
     except FedLoomError as error:
         print(error, file=sys.stderr)
         return 2
-    return 0
+    return reporting.verdict(reporting.read(args.out / "tables.json"))
 
 
 if __name__ == "__main__":

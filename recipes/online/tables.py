@@ -29,9 +29,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import arrivals
-import looks_online
-from arrivals import LEARNERS, RESULTS, RUNS, SETTINGS
+import common
+import plots
+from common import LEARNERS, RESULTS, RUNS, SETTINGS
 
 MAIN = ("MOML", "FTML", "MOGD", "FS", "TOE")
 ABLATIONS = ("MOML ∇=0", "B-MOML 5", "B-MOML 10", "B-MOML 5 random", "B-MOML 10 random")
@@ -52,25 +52,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=Path, default=RUNS)
     parser.add_argument("--table", action="store_true", help="only write tables and pictures again")
     args = parser.parse_args(arguments)
-    results: dict[str, Any] = arrivals.read(args.out / "tables.json") or {"commands": [], "machine": "", "settings": {}}
+    results: dict[str, Any] = common.read(args.out / "tables.json") or {"commands": [], "machine": "", "settings": {}}
     if args.table:
-        looks_online.report(results, args.out)
+        plots.report(results, args.out)
         return 0
     said = ["python recipes/online/tables.py --settings", *args.settings, "--tasks", *map(str, args.tasks)]
     said += ["--only", *(f'"{name}"' if " " in name else name for name in args.only)] if args.only else []
-    results |= {"machine": arrivals.machine()}
+    results |= {"machine": common.machine()}
     results["commands"] = list(dict.fromkeys([*results.get("commands", []), " ".join(said)]))
     for setting in args.settings:
-        if not arrivals.present(setting):
+        if not common.present(setting):
             print(f"{setting}: no data here, left out.", file=sys.stderr)
             continue
         found = results["settings"].setdefault(setting, {})
-        total = len(arrivals.stream(SETTINGS[setting], args.seed))
+        total = len(common.stream(SETTINGS[setting], args.seed))
         for stage in sorted({min(tasks, total) for tasks in args.tasks}):
             for learner in args.only or WANTED.get(setting, ("MOML", "FTML", "MOGD", "FS")):
                 if found.get(learner, {}).get("tasks", 0) < stage:
-                    found[learner] = arrivals.run(setting, learner, stage, args.seed, args.runs)
-                    looks_online.report(results, args.out)
+                    found[learner] = common.run(setting, learner, stage, args.seed, args.runs)
+                    plots.report(results, args.out)
     return 0
 
 

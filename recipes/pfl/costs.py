@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-import looks
+import common
 import torch
 
 from fedloom import methods
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--model", choices=("feddyn_cnn", "fedssa_cnn"), default="feddyn_cnn")
-    parser.add_argument("--out", type=Path, default=looks.RESULTS)
+    parser.add_argument("--out", type=Path, default=common.RESULTS)
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     found = measure(args.model, args.repeats, args.steps)
@@ -85,9 +85,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ratios = sorted(value / base for value, base in zip(values, found["FedAvg"], strict=True))
         rows.append([name, f"{median(values):.0f}", f"{median(ratios):.1f}", f"{ratios[0]:.1f} to {ratios[-1]:.1f}"])
     text = [f"# What a local step costs: {args.model}, batches of 50 images of 32 by 32", ""]
-    text += [looks.table(["local step", "ms of one core", "relative to FedAvg", "range over turns"], rows), ""]
-    text += [f"`python recipes/pfl/costs.py`, median of {args.repeats} turns of {args.steps} steps. {looks.machine()}."]
-    looks.write(args.out / "costs.md", "\n".join(text))
+    text += [common.table(["local step", "ms of one core", "relative to FedAvg", "range over turns"], rows), ""]
+    text += [
+        f"`python recipes/pfl/costs.py`, median of {args.repeats} turns of {args.steps} steps. {common.machine()}."
+    ]
+    common.write(args.out / "costs.md", "\n".join(text))
     print("\n".join(text))
     return 0
 

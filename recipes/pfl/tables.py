@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import looks
+import common
 import torch
 from torch import nn
 from torch.nn.functional import avg_pool2d
@@ -145,7 +145,7 @@ def trained(
 ) -> dict[str, dict[str, list[float]]]:
     """Train in pieces of ``every`` rounds and look after each; the curves by name, with what a round costs."""
     path = where.with_suffix(".json")
-    curves = looks.read(path)
+    curves = common.read(path)
     total, started = chosen.rounds, time.process_time()
     done = max((curve["round"][-1] for curve in curves.values()), default=0)
     first = (done // scale.every + 1) * scale.every
@@ -165,20 +165,20 @@ def trained(
                 point |= {f"average {k}": v for k, v in look(chosen, mean, result, adaptation).items()}
             curve = curves.setdefault(name + words, {"round": [], "cost": round(spent), "failures": 0, "seconds": 0})
             curve["round"].append(server.round)
-            curve["failures"] = len(result.failures)
+            curve |= {"failures": len(result.failures), "left_out": common.left_out(result.history)}
             for key, value in point.items():
-                curve.setdefault(key, []).append(looks.rounded(value))
+                curve.setdefault(key, []).append(common.rounded(value))
         curves[name]["seconds"] = round(curves[name]["seconds"] + time.process_time() - started, 1)
         started = time.process_time()
-        looks.write(path, curves)
+        common.write(path, curves)
     return curves
 
 
 def chosen_by_trial(name: str, federation: Federation, scale: Scale, seed: int, inner: Any, where: Path) -> Any:
     """The setting of a method's grid whose clients are best on average after a short run, and what each came to."""
     grid = ALPHAS if SEARCHED[name] == "alpha" else scale.inner
-    path = where / f"{looks.folder(name)}.json"
-    found = looks.read(path)
+    path = where / f"{common.folder(name)}.json"
+    found = common.read(path)
     for value in grid:
         if str(value) not in found:
             settings = {"inner": inner, SEARCHED[name]: value}
@@ -187,8 +187,8 @@ def chosen_by_trial(name: str, federation: Federation, scale: Scale, seed: int, 
             adaptation = made.method.adaptation
             if made.method.adaptation.is_identity:  # its clients will be looked at with prototypes too
                 adaptation = Prototypes(False)
-            found[str(value)] = looks.rounded(look(made, result.snapshot.server, result, adaptation)["mean"])
-            looks.write(path, found)
+            found[str(value)] = common.rounded(look(made, result.snapshot.server, result, adaptation)["mean"])
+            common.write(path, found)
     return max(grid, key=lambda value: found[str(value)]), found
 
 
@@ -206,28 +206,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Choose settings, then run what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--data", choices=looks.NAMES, default="cifar10")
+    parser.add_argument("--data", choices=common.NAMES, default="cifar10")
     parser.add_argument("--classes", type=int, nargs="+", choices=(3, 5, 7), default=[5], help="classes a client")
     parser.add_argument("--splits", nargs="+", choices=("acid", "alid"), default=["acid", "alid"])
-    parser.add_argument("--only", nargs="+", choices=looks.METHODS, default=list(looks.METHODS))
+    parser.add_argument("--only", nargs="+", choices=common.METHODS, default=list(common.METHODS))
     parser.add_argument("--scale", choices=SCALES, default="reduced")
     parser.add_argument("--rounds", type=int, help="instead of the scale's own")
     parser.add_argument("--trial", type=int, help="rounds of the short runs, instead of the scale's own")
     parser.add_argument("--runs", type=Path, default=Path("runs/pfl"), help="run directories")
-    parser.add_argument("--out", type=Path, default=looks.RESULTS, help="tables, picture and compact results")
+    parser.add_argument("--out", type=Path, default=common.RESULTS, help="tables, picture and compact results")
     parser.add_argument("--table", action="store_true", help="only write them again")
     args = parser.parse_args(arguments)
     named = "" if args.data == "cifar10" else f"{args.data}_"
     stem = f"tables_{named}{args.scale}".removesuffix("_reduced")
     if args.table:
-        looks.report(args.out / f"{stem}.json", {})
-        return 0
+        common.report(args.out / f"{stem}.json", {})
+        return common.verdict(common.read(args.out / f"{stem}.json"))
     scale = SCALES[args.scale]
     scale = replace(scale, rounds=args.rounds or scale.rounds, trial=args.trial or scale.trial)
     said = {"data": "cifar10", "scale": "reduced"}
     chosen_words = (f" --{key} {vars(args)[key]}" for key, usual in said.items() if vars(args)[key] != usual)
     command = f"python recipes/pfl/tables.py{''.join(chosen_words)}"
-    facts = {"machine": looks.machine(), "command": command, "seed": args.seed, "every": scale.every}
+    facts = {"machine": common.machine(), "command": command, "seed": args.seed, "every": scale.every}
     facts["data"] = args.data
     try:
         images = averaged(sources.make(args.data), scale.shrink)
@@ -240,13 +240,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for name in args.only:
                     made = method(name, picked["alpha"].get(name, 0.1), inner)
                     chosen = experiment(made, federation, scale, args.seed, scale.rounds)
-                    curves = trained(name, chosen, scale, inner, where / looks.folder(name))
+                    curves = trained(name, chosen, scale, inner, where / common.folder(name))
                     cell = {"picked": picked, "rounds": scale.rounds, "curves": curves}
-                    looks.report(args.out / f"{stem}.json", facts, f"{split} {classes}", cell)
+                    common.report(args.out / f"{stem}.json", facts, f"{split} {classes}", cell)
     except FedLoomError as error:
         print(error, file=sys.stderr)
         return 2
-    return 0
+    return common.verdict(common.read(args.out / f"{stem}.json"))
 
 
 if __name__ == "__main__":

@@ -17,12 +17,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +40,9 @@ from fedloom.metrics import rounds_to_target
 from fedloom.models import models
 from fedloom.parts.drift import FedDynDrift
 from fedloom.parts.mixing import Uniform
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import reporting
 
 RESULTS = Path(__file__).parent / "results"
 AUGMENT = ("crop", "flip", "autoaugment", {"name": "cutout", "size": 16})
@@ -124,7 +124,8 @@ def collect(runs: Path, stored: dict[str, Any]) -> dict[str, Any]:
             measured = [(r["round"], round(r["global/accuracy"], 4)) for r in history if "global/accuracy" in r]
             cell = {"rounds": [r for r, _ in measured], "accuracy": [a for _, a in measured]}
             seconds = round(sum(r["seconds"] for r in history))
-            found["runs"][name] = {"done": len(history), "seconds": seconds, **cell}
+            lost = reporting.left_out(history)
+            found["runs"][name] = {"done": len(history), "seconds": seconds, "left_out": lost, **cell}
     return found
 
 
@@ -159,10 +160,7 @@ def table(results: dict[str, Any]) -> str:
         text += ["", f"The teacher has {taught['accuracy'][-1]:.1%} after {taught['done']} epochs "
                  f"({taught['seconds']} seconds)."]  # fmt: skip
     text += ["", f"`{results['command']}`, seed {results['seed']}. {results.get('machine', '')}."]
-    text += ["", "## What holds and what does not", "", *(f"- {note}" for note in results["notes"])] * bool(
-        results["notes"]
-    )
-    return "\n".join(text)
+    return "\n".join([*text, *reporting.notes(results)])
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
@@ -185,20 +183,10 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
 def report(runs: Path, out: Path, facts: dict[str, Any]) -> None:
     """Bring the stored results up to date, and write table and picture from them."""
-    stored = out / "table_7_1.json"
-    results = collect(runs, json.loads(stored.read_text()) if stored.exists() else {}) | facts
-    out.mkdir(parents=True, exist_ok=True)
-    for path, text in ((stored, json.dumps(results, indent=1)), (out / "table_7_1.md", table(results))):
-        path.with_suffix(".tmp").write_text(text.rstrip() + "\n")
-        path.with_suffix(".tmp").replace(path)
+    results = collect(runs, reporting.read(out / "table_7_1.json")) | facts
+    reporting.write(out / "table_7_1.json", results)
+    reporting.write(out / "table_7_1.md", table(results))
     picture(results, out / "table_7_1.png")
-
-
-def machine() -> str:
-    """What it ran on, and when."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
-    return f"One thread of {cores} cores ({platform.machine()}), {versions}, {datetime.now(UTC):%Y-%m-%d}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -214,8 +202,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if args.table:
         report(args.runs, args.out, {})
-        return 0
-    facts = {"machine": machine(), "seed": args.seed}
+        return reporting.verdict(reporting.read(args.out / "table_7_1.json"))
+    facts = {"machine": f"One thread of {reporting.machine()}", "seed": args.seed}
     try:
         federation = data(args.seed)
         known = args.runs / "teacher"
@@ -228,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FedLoomError as error:
         print(error, file=sys.stderr)
         return 2
-    return 0
+    return reporting.verdict(reporting.read(args.out / "table_7_1.json"))
 
 
 if __name__ == "__main__":

@@ -11,14 +11,10 @@ and left out; results of earlier runs stay.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +28,9 @@ from fedloom.data.partitions import DirichletBalanced, Natural, Partition
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
 from fedloom.models import models
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import reporting
 
 RESULTS = Path(__file__).parent / "results"
 COMMAND = "FEDLOOM_DATA=... python recipes/smoke/smoke.py"
@@ -136,13 +135,14 @@ def measure(case: Case, seed: int) -> dict[str, Any]:
         "train_loss": [round(history[k]["train/loss"], 4) for k in (0, -1)],
         "clients_accuracy": round(history[-1]["clients/accuracy/mean"], 4),
         "failures": sum(r["failures"] for r in history),
+        "left_out": reporting.left_out(history),
         "seconds": {
             "load": round(loaded - begin, 1),
             "run": round(time.perf_counter() - loaded, 1),
             "cpu": round(time.process_time() - used, 1),
         },
         "fingerprint": federation.provenance["fingerprint"],
-        "machine": machine(),
+        "machine": reporting.machine(),
     }
 
 
@@ -150,14 +150,6 @@ def learned(result: dict[str, Any]) -> bool:
     """Whether it knows more than the most frequent class, and its training loss fell."""
     first, last = result["train_loss"]
     return list(result["accuracy"].values())[-1] > result["most_frequent"] and last < first
-
-
-def machine() -> str:
-    """What it ran on, and when."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    day = datetime.now(UTC).strftime("%Y-%m-%d")
-    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
-    return f"1 of {cores} cores ({platform.machine()}), {versions}, {day}"
 
 
 def table(results: dict[str, Any]) -> str:
@@ -180,7 +172,7 @@ def table(results: dict[str, Any]) -> str:
         "accuracy",
         "clients' mean",
     ]
-    heads += ["learned", "seconds (load, run, CPU of the run)"]
+    heads += ["learned", "updates left out", "seconds (load, run, CPU of the run)"]
     lines += [f"| {' | '.join(heads)} |", "|" + " --- |" * len(heads)]
     for name in CASES:
         if (r := results.get(name)) is None:
@@ -195,6 +187,7 @@ def table(results: dict[str, Any]) -> str:
         ]
         cells += [f"{r['rounds']} of {r['cohort']} clients", loss, f"{100 * r['most_frequent']:.1f}", last]
         cells += [f"{100 * r['clients_accuracy']:.1f}", "yes" if learned(r) else "no"]
+        cells += [f"{r['left_out']:.1%}" if "left_out" in r else "-"]
         cells += [", ".join(f"{r['seconds'][part]:.0f}" for part in ("load", "run", "cpu"))]
         lines += [f"| {' | '.join(cells)} |"]
     said = sorted({f"{r['machine']}, seed {r['seed']}" for r in results.values()})
@@ -210,13 +203,6 @@ NOTES = (
 )
 
 
-def write(path: Path, text: str) -> None:
-    """Write in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".tmp").write_text(text)
-    path.with_suffix(".tmp").replace(path)
-
-
 def main() -> int:
     """Run the cases, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -226,8 +212,8 @@ def main() -> int:
     parser.add_argument("--table", action="store_true", help="only write the table again")
     args = parser.parse_args()
     stored = args.out / "smoke.json"
-    results: dict[str, Any] = json.loads(stored.read_text()) if stored.exists() else {}
-    keep: Callable[[], None] = lambda: write(args.out / "smoke.md", table(json.loads(stored.read_text())))  # noqa: E731
+    results = reporting.read(stored)
+    keep: Callable[[], None] = lambda: reporting.write(args.out / "smoke.md", table(reporting.read(stored)))  # noqa: E731
     if args.table:
         keep()
         return 0
@@ -238,9 +224,9 @@ def main() -> int:
             print(f"{name}: {error}", file=sys.stderr)
             continue
         print(name, results[name]["accuracy"], results[name]["seconds"], "learned" if learned(results[name]) else "NOT")
-        write(stored, json.dumps({k: results[k] for k in CASES if k in results}, indent=1) + "\n")
+        reporting.write(stored, {k: results[k] for k in CASES if k in results})
         keep()
-    return 0 if all(map(learned, results.values())) else 1
+    return reporting.verdict(results) or int(not all(map(learned, results.values())))
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import conditions
+import common
 import numpy as np
 import torch
-from conditions import Scale
+from common import Scale
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
@@ -73,7 +73,7 @@ def terms(first: Tensor, second: Tensor) -> tuple[list[float], list[float]]:
 
 def look(scale: Scale, augment: tuple[str, ...], seed: int) -> dict[str, dict[str, list[list[float]]]]:
     """For every kind of view, both terms of all clients in every round, [T][K]."""
-    federation = conditions.deal("niid_1", 5, "skew", seed, scale)
+    federation = common.deal("niid_1", 5, "skew", seed, scale)
     arrays = federation.train.arrays
     watched = Watched(arrays)
     shape = {"classes": arrays.classes, "inputs": tuple(arrays.x.shape[1:])}
@@ -116,10 +116,10 @@ def tables(results: dict[str, Any]) -> str:
             cos, var = ([each[views][term] for each in seeds.values()] for term in ("cos", "var"))
             both = [np.add(a, b).tolist() for a, b in zip(cos, var, strict=True)]
             body.append([trained, views, *(", ".join(str(first(v)) for v in which) for which in (cos, var, both))])
-    text += ["", conditions.table(header, body)]
+    text += ["", common.table(header, body)]
     text += ["", f"`{results['command']}`, seeds {', '.join(next(iter(results['runs'].values()), {}))}."]
     text += [f"{results['machine']}."]
-    return "\n".join([*text, *conditions.notes(results)])
+    return "\n".join([*text, *common.notes(results)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -128,22 +128,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--images", type=int, default=SCALE.images)
     parser.add_argument("--rounds", type=int, default=SCALE.rounds)
-    parser.add_argument("--out", type=Path, default=conditions.RESULTS)
+    parser.add_argument("--out", type=Path, default=common.RESULTS)
     parser.add_argument("--runs", type=Path, help="not used: a run takes less than a minute and is not kept")
     parser.add_argument("--table", action="store_true", help="only write it again")
     args = parser.parse_args(arguments)
     scale = replace(SCALE, images=args.images, rounds=args.rounds)
     empty = {"command": "python recipes/ssa/ranking.py", "machine": "", "notes": [], "runs": {}}
-    results: dict[str, Any] = {**empty, "scale": vars(scale), **conditions.read(args.out / f"{NAME}.json")}
+    results: dict[str, Any] = {**empty, "scale": vars(scale), **common.read(args.out / f"{NAME}.json")}
     try:
         for augment in () if args.table else TRAINED:
             rows = results["runs"].setdefault(" ".join(augment) or "images as they are", {})
             for seed in args.seeds:
                 if str(seed) not in rows:
                     rows[str(seed)] = look(scale, augment, seed)
-                    results |= {"machine": conditions.machine(), "scale": vars(scale)}
-                    conditions.write(args.out / f"{NAME}.json", results)
-        conditions.write(args.out / f"{NAME}.md", tables(results))
+                    results |= {"machine": common.machine(), "scale": vars(scale)}
+                    common.write(args.out / f"{NAME}.json", results)
+        common.write(args.out / f"{NAME}.md", tables(results))
     except FedLoomError as error:
         print(error, file=sys.stderr)
         return 2

@@ -26,10 +26,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-import conditions
+import common
 import matplotlib
 import numpy as np
-from conditions import AWARE, METHODS, PARTITIONS, SEED, TARGETS, Runs, Scale
+from common import AWARE, METHODS, PARTITIONS, SEED, TARGETS, Runs, Scale
 from scipy.stats import rankdata
 
 from fedloom.core.errors import FedLoomError
@@ -135,20 +135,20 @@ def tables(results: dict[str, Any]) -> str:
         rows = {name: found[name][seed] for name in METHODS if seed in found.get(name, {})}
         if not rows:
             continue
-        text += ["", f"## {words}, {clients} clients", "", conditions.table(header, body(rows, place))]
+        text += ["", f"## {words}, {clients} clients", "", common.table(header, body(rows, place))]
         if several := repeated({name: found[name] for name in METHODS if name in found}):
             text += ["", "Skew with several seeds, mean and in brackets standard deviation:", ""]
-            text += [conditions.table(["method", "skew", "seed by seed"], several)]
+            text += [common.table(["method", "skew", "seed by seed"], several)]
         if mixed := weights(found, seed):
             text += [
                 "",
                 "Coefficients p of the last round, the cosine of each client's label counts with the target's,",
             ]
             text += ["and Spearman's rank correlation of the two:", ""]
-            text += [conditions.table(["method", "target", "p", "similarity", "rank correlation"], mixed)]
+            text += [common.table(["method", "target", "p", "similarity", "rank correlation"], mixed)]
     text += ["", f"`{results['command']}`, seed {seed}. {results['machine']}."]
     text += [f"The runs took {results['core_seconds'] / 60:.0f} minutes of one core."]
-    return "\n".join([*text, *conditions.notes(results)])
+    return "\n".join([*text, *common.notes(results)])
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
@@ -176,8 +176,8 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
 def report(results: dict[str, Any], out: Path, name: str) -> None:
     """Store the results, and write tables and picture from them."""
-    conditions.write(out / f"{name}.json", results)
-    conditions.write(out / f"{name}.md", tables(results))
+    common.write(out / f"{name}.json", results)
+    common.write(out / f"{name}.md", tables(results))
     picture(results, out / f"{name}.png")
 
 
@@ -191,7 +191,7 @@ def stored(out: Path, name: str) -> dict[str, Any]:
         "core_seconds": 0.0,
         "notes": [],
         "runs": {},
-        **conditions.read(out / f"{name}.json"),
+        **common.read(out / f"{name}.json"),
     }
 
 
@@ -206,18 +206,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, help="instead of the scale's")
     parser.add_argument("--images", type=int, help="instead of the scale's")
     parser.add_argument("--runs", type=Path, help="run directories; by default runs/ssa_large or runs/ssa")
-    parser.add_argument("--out", type=Path, default=conditions.RESULTS, help="tables, picture and compact results")
+    parser.add_argument("--out", type=Path, default=common.RESULTS, help="tables, picture and compact results")
     parser.add_argument("--table", action="store_true", help="only write them again")
     args = parser.parse_args(arguments)
     name = "table_1" if args.scale == "large" else "table_1_small"
     results = stored(args.out, name)
     if args.table:
         report(results, args.out, name)
-        return 0
+        return common.verdict(results)
     asked = {key: vars(args)[key] for key in ("images", "rounds") if vars(args)[key]}
     place = args.runs or Path("runs/ssa" if args.scale == "small" else "runs/ssa_large")
     runs = Runs(place, replace(SCALES[name], **asked))
-    results |= {"machine": conditions.machine(), "scale": vars(runs.scale)}
+    results |= {"machine": common.machine(), "scale": vars(runs.scale)}
     before = results["core_seconds"]
     try:
         for partition in args.partition:
@@ -229,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FedLoomError as error:
         print(error, file=sys.stderr)
         return 2
-    return 0
+    return common.verdict(results)
 
 
 if __name__ == "__main__":

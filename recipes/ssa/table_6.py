@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import conditions
-from conditions import SEED, Runs, Scale
+import common
+from common import SEED, Runs, Scale
 
 from fedloom.core.errors import FedLoomError
 
@@ -48,15 +48,15 @@ def tables(results: dict[str, Any]) -> str:
         paper = PUBLISHED.get(name)
         lines.append([name, *shown, *([f"{value:.2f}" for value in paper] if paper else ["-"] * len(CLIENTS))])
     header = ["method", *(f"K = {k}" for k in CLIENTS), *(f"paper (CIFAR-10): {k}" for k in CLIENTS)]
-    text += [conditions.table(header, lines), ""]
+    text += [common.table(header, lines), ""]
     text += [f"`{results['command']}`, seed {results['seed']}. {results['machine']}."]
-    return "\n".join([*text, *conditions.notes(results)])
+    return "\n".join([*text, *common.notes(results)])
 
 
 def report(results: dict[str, Any], out: Path) -> None:
     """Store the results and write the table."""
-    conditions.write(out / f"{NAME}.json", results)
-    conditions.write(out / f"{NAME}.md", tables(results))
+    common.write(out / f"{NAME}.json", results)
+    common.write(out / f"{NAME}.md", tables(results))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,16 +68,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=Scale.rounds)
     parser.add_argument("--images", type=int, default=Scale.images)
     parser.add_argument("--runs", type=Path, default=Path("runs/ssa"), help="run directories")
-    parser.add_argument("--out", type=Path, default=conditions.RESULTS, help="table and compact results")
+    parser.add_argument("--out", type=Path, default=common.RESULTS, help="table and compact results")
     parser.add_argument("--table", action="store_true", help="only write it again")
     args = parser.parse_args(arguments)
     empty = {"command": "python recipes/ssa/table_6.py", "machine": "", "seed": args.seed, "notes": [], "runs": {}}
-    results = {**empty, **conditions.read(args.out / f"{NAME}.json")}
+    results = {**empty, **common.read(args.out / f"{NAME}.json")}
     if args.table:
         report(results, args.out)
-        return 0
+        return common.verdict(results)
     runs = Runs(args.runs, Scale(args.images, args.rounds))
-    results["machine"] = conditions.machine()
+    results["machine"] = common.machine()
     try:
         for clients in args.clients:
             for name in args.only:
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FedLoomError as error:
         print(error, file=sys.stderr)
         return 2
-    return 0
+    return common.verdict(results)
 
 
 if __name__ == "__main__":

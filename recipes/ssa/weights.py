@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import conditions
-from conditions import PARTITIONS, SEED, Descent, Runs, Scale, alone, rounded, similarity
+import common
+from common import PARTITIONS, SEED, Descent, Runs, Scale, alone, rounded, similarity
 
 from fedloom.core.errors import FedLoomError
 from fedloom.core.parts import Mixing
@@ -95,7 +95,7 @@ def plugged(runs: Runs, partition: str, seed: int) -> dict[str, dict[str, dict[s
     clients, found = PARTITIONS[partition][2], {}
     for name in PLUGGED:
         found[name] = {}
-        for target in conditions.TARGETS if name == "FedAvg" else SHOWN:
+        for target in common.TARGETS if name == "FedAvg" else SHOWN:
             experiment, result = looked(runs, name, partition, clients, seed, target)
             cell: dict[str, Any] = {"labels": similarity(experiment.federation)}
             for words, policy in POLICIES.items():
@@ -128,7 +128,7 @@ def sensitivity(runs: Runs, partition: str, seed: int) -> dict[str, dict[str, fl
 def repeated(runs: Runs, partition: str, seed: int) -> dict[str, dict[str, float | None]]:
     """Table 3's first line again with another seed: each policy on FedAvg's last client models, on all targets."""
     found: dict[str, dict[str, float | None]] = {}
-    for target in conditions.TARGETS:
+    for target in common.TARGETS:
         experiment, result = looked(runs, "FedAvg", partition, PARTITIONS[partition][2], seed, target)
         customs = {words: after_training(experiment, result, policy) for words, policy in REPEATED.items()}
         before = rounded(next(iter(customs.values())).before)
@@ -138,16 +138,14 @@ def repeated(runs: Runs, partition: str, seed: int) -> dict[str, dict[str, float
 
 def gains(seeds: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
     """The mean gain of each policy over FedAvg's own model, and those of the single seeds."""
-    lines = [
-        ["FedAvg", *(f"{100 * fmean(one[t]['FedAvg'] for one in seeds.values()):.2f}" for t in conditions.TARGETS)]
-    ]
+    lines = [["FedAvg", *(f"{100 * fmean(one[t]['FedAvg'] for one in seeds.values()):.2f}" for t in common.TARGETS)]]
     for words in REPEATED:
         line = [words]
-        for target in conditions.TARGETS:
+        for target in common.TARGETS:
             each = [100 * (one[target][words] - one[target]["FedAvg"]) for one in seeds.values()]
             line.append(f"{fmean(each):+.2f} ({', '.join(f'{value:+.2f}' for value in each)})")
         lines.append(line)
-    return conditions.table(["", *conditions.TARGETS], lines)
+    return common.table(["", *common.TARGETS], lines)
 
 
 def percent(value: float | None) -> str:
@@ -166,7 +164,7 @@ def page(found: Mapping[str, Any], words: str, rows: Mapping[str, Any]) -> list[
             shown = [percent(found["votes"][target][name]) for target in SHOWN]
             lines.append([name, *shown, *([f"{value:.2f}" for value in paper] if paper else ["-"] * 3)])
         header = ["", *SHOWN, *(f"paper: {t}" for t in ("skew", "imb", "uniform"))]
-        text += [conditions.table(header, lines)]
+        text += [common.table(header, lines)]
     if "plugged" in found:
         text += ["", f"## {words}: after training (table 3)", ""]
         lines = []
@@ -178,7 +176,7 @@ def page(found: Mapping[str, Any], words: str, rows: Mapping[str, Any]) -> list[
                 lines.append([name, policy, *shown, *(paper if policy == "FedSSA" else [""] * 3)])
         text += ["Accuracy, and in brackets the gain over the method's own server model.", ""]
         header = ["method", "weights", *SHOWN, *(f"paper: {t}" for t in ("skew", "imb", "uniform"))]
-        text += [conditions.table(header, lines)]
+        text += [common.table(header, lines)]
         if "seeds" in found:
             text += [
                 "",
@@ -189,7 +187,7 @@ def page(found: Mapping[str, Any], words: str, rows: Mapping[str, Any]) -> list[
         cells = found["plugged"]["FedAvg"]
         rules = {"before": "FedAvg"} | {policy: policy for policy in ("similarity", "confidence", *LEARNT)}
         lines = [[shown, *(percent(cells[t][key]) for t in cells)] for key, shown in rules.items()]
-        text += [conditions.table(["", *cells], lines)]
+        text += [common.table(["", *cells], lines)]
     if "single" in found:
         text += ["", f"## {words}: single client models (table 4)", ""]
         lines = []
@@ -197,7 +195,7 @@ def page(found: Mapping[str, Any], words: str, rows: Mapping[str, Any]) -> list[
             others = [percent(rows.get(n, {}).get(target, {}).get("accuracy")) for n in BESIDE]
             lines.append([target, *map(percent, each), *others])
         clients = [f"L{k + 1}" for k in range(len(found["single"]["skew"]))]
-        text += [conditions.table(["target", *clients, *BESIDE], lines)]
+        text += [common.table(["target", *clients, *BESIDE], lines)]
     if "sensitivity" in found:
         text += ["", f"## {words}: other settings of the weights (tables 7 and 8, figures 4b to 4d)", ""]
         text += [
@@ -209,9 +207,9 @@ def page(found: Mapping[str, Any], words: str, rows: Mapping[str, Any]) -> list[
             [f"{e:g}", *(" / ".join(percent(tried[t][f"lambda {v:g} {e:g}"]) for t in SHOWN) for v in VARIANCES)]
             for e in ENTROPIES
         ]
-        text += [conditions.table(["λ_we", *(f"λ_var {v:g}" for v in VARIANCES)], lines), ""]
+        text += [common.table(["λ_we", *(f"λ_var {v:g}" for v in VARIANCES)], lines), ""]
         lines = [[key, *(percent(tried[t][key]) for t in SHOWN)] for key in tried["skew"] if key[:6] != "lambda"]
-        text += [conditions.table(["setting", *SHOWN], lines)]
+        text += [common.table(["setting", *SHOWN], lines)]
     return text
 
 
@@ -228,13 +226,13 @@ def tables(results: dict[str, Any], rows: Mapping[str, Any]) -> str:
         mine = {name: seeds.get(str(results["seed"]), {}) for name, seeds in rows.get(partition, {}).items()}
         text += page(results["found"].get(partition, {}), words, mine)
     text += ["", f"`{results['command']}`, seed {results['seed']}. {results['machine']}."]
-    return "\n".join([*text, *conditions.notes(results)])
+    return "\n".join([*text, *common.notes(results)])
 
 
 def report(results: dict[str, Any], out: Path) -> None:
     """Store the results and write the tables."""
-    conditions.write(out / f"{NAME}.json", results)
-    conditions.write(out / f"{NAME}.md", tables(results, conditions.read(out / "table_1_small.json").get("runs", {})))
+    common.write(out / f"{NAME}.json", results)
+    common.write(out / f"{NAME}.md", tables(results, common.read(out / "table_1_small.json").get("runs", {})))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -246,16 +244,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=Scale.rounds)
     parser.add_argument("--images", type=int, default=Scale.images)
     parser.add_argument("--runs", type=Path, default=Path("runs/ssa"), help="run directories")
-    parser.add_argument("--out", type=Path, default=conditions.RESULTS, help="tables and compact results")
+    parser.add_argument("--out", type=Path, default=common.RESULTS, help="tables and compact results")
     parser.add_argument("--table", action="store_true", help="only write them again")
     args = parser.parse_args(arguments)
     empty = {"command": "python recipes/ssa/weights.py", "machine": "", "seed": args.seed, "notes": [], "found": {}}
-    results = {**empty, **conditions.read(args.out / f"{NAME}.json")}
+    results = {**empty, **common.read(args.out / f"{NAME}.json")}
     if args.table:
         report(results, args.out)
         return 0
     runs = Runs(args.runs, Scale(args.images, args.rounds))
-    results["machine"] = conditions.machine()
+    results["machine"] = common.machine()
     try:
         for partition in args.partition:
             found = results["found"].setdefault(partition, {})

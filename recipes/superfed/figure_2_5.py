@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import common
 import matplotlib
 import numpy as np
-import shelf
 import table_2_3 as pathological
 
 from fedloom.core.errors import FedLoomError
@@ -37,7 +37,7 @@ CLIENTS = 500
 
 def evaluator(chosen: Experiment, federation: Federation) -> Evaluator:
     """What measures the models of a finished run."""
-    data = placed(federation, shelf.float32, "cpu")
+    data = placed(federation, common.float32, "cpu")
     return Evaluator(make_plan(chosen, data, "cpu"), data, chosen.evaluation)
 
 
@@ -52,10 +52,11 @@ def swept(chosen: Experiment, federation: Federation, result: RunResult) -> dict
         "clients": len(clients),
         "of": len(federation.train),
         "rounds": result.snapshot.server.round,
-        "mean": [shelf.rounded(float(a.mean())) for a in accuracy],
-        "std": [shelf.rounded(float(a.std())) for a in accuracy],
-        "loss": [shelf.rounded(float(a.mean())) for a in loss],
-        "barrier": shelf.rounded(float(np.mean([barrier(of) for of in loss.T]))),
+        "left_out": common.left_out(result.history),
+        "mean": [common.rounded(float(a.mean())) for a in accuracy],
+        "std": [common.rounded(float(a.std())) for a in accuracy],
+        "loss": [common.rounded(float(a.mean())) for a in loss],
+        "barrier": common.rounded(float(np.mean([barrier(of) for of in loss.T]))),
     }
 
 
@@ -72,15 +73,15 @@ def page(results: dict[str, Any]) -> str:
             name,
             f"{run['clients']} of {run['of']}",
             str(run["rounds"]),
-            *map(shelf.percent, run["mean"]),
+            *map(common.percent, run["mean"]),
             f"{run['barrier']:.3f}",
         ]
         for name, run in results["runs"].items()
     ]
     header = ["method", "clients", "rounds", *(f"{at:g}" for at in GRID), "barrier"]
-    text += [shelf.table(header, rows), "", "![accuracy against λ](figure_2_5.png)", ""]
+    text += [common.table(header, rows), "", "![accuracy against λ](figure_2_5.png)", ""]
     text += [f"`{results['command']}`, seed {results['seed']}. {results.get('machine', '')}."]
-    return "\n".join([*text, *shelf.notes(results)])
+    return "\n".join([*text, *common.notes(results)])
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
@@ -102,8 +103,8 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
 def write(results: dict[str, Any], out: Path) -> None:
     """Numbers, page and picture."""
-    shelf.write(out / "figure_2_5.json", results)
-    shelf.write(out / "figure_2_5.md", page(results))
+    common.write(out / "figure_2_5.json", results)
+    common.write(out / "figure_2_5.md", page(results))
     picture(results, out / "figure_2_5.png")
 
 
@@ -115,26 +116,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, choices=pathological.ROUNDS, default=CLIENTS)
     parser.add_argument("--rounds", type=int, help="instead of the table's for so many clients")
     parser.add_argument("--runs", type=Path, default=Path("runs/superfed/table_2_3"), help="run directories")
-    parser.add_argument("--out", type=Path, default=shelf.RESULTS)
+    parser.add_argument("--out", type=Path, default=common.RESULTS)
     parser.add_argument("--table", action="store_true", help="only write page and picture again")
     args = parser.parse_args(arguments)
     empty = {"command": "python recipes/superfed/figure_2_5.py", "notes": [], "seed": args.seed, "runs": {}}
-    results = empty | shelf.read(args.out / "figure_2_5.json")
+    results = empty | common.read(args.out / "figure_2_5.json")
     if args.table:
         write(results, args.out)
-        return 0
+        return common.verdict(results)
     try:
         federation = pathological.data(sources.make("mnist"), args.clients, args.seed)
         rounds = args.rounds or pathological.ROUNDS[args.clients]
         for name in args.only:
             chosen = pathological.experiment(name, federation, rounds, args.seed)
-            result, _ = shelf.done(chosen, pathological.place(args.runs, args.clients, name, args.seed))
+            result, _ = common.done(chosen, pathological.place(args.runs, args.clients, name, args.seed))
             results["runs"][name] = swept(chosen, federation, result)
-            write(results | {"machine": shelf.machine(), "seed": args.seed}, args.out)
+            write(results | {"machine": common.machine(), "seed": args.seed}, args.out)
     except FedLoomError as error:
         print(error, file=sys.stderr)
         return 2
-    return 0
+    return common.verdict(results)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import common
 import matplotlib
 import numpy as np
-import shelf
 import table_2_3 as pathological
 import torch
 from torch import Tensor
@@ -73,9 +73,9 @@ def page(results: dict[str, Any]) -> str:
         "distance of the clients' models",
         f"distance until the loss rose by {RISE}",
     ]
-    text += [shelf.table(header, rows), ""]
+    text += [common.table(header, rows), ""]
     text += [f"`{results['command']}`, seed {results['seed']}. {results.get('machine', '')}."]
-    return "\n".join([*text, *shelf.notes(results)])
+    return "\n".join([*text, *common.notes(results)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,25 +86,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=pathological.ROUNDS[CLIENTS])
     parser.add_argument("--steps", type=int, default=25, help="places along each axis")
     parser.add_argument("--runs", type=Path, default=Path("runs/superfed/table_2_3"), help="run directories")
-    parser.add_argument("--out", type=Path, default=shelf.RESULTS)
+    parser.add_argument("--out", type=Path, default=common.RESULTS)
     parser.add_argument("--table", action="store_true", help="only write the page again")
     args = parser.parse_args(arguments)
     empty = {"command": "python recipes/superfed/landscape.py", "notes": [], "seed": args.seed, "runs": {}}
-    results = empty | shelf.read(args.out / "landscape.json")
+    results = empty | common.read(args.out / "landscape.json")
     if args.table:
-        shelf.write(args.out / "landscape.md", page(results))
-        return 0
+        common.write(args.out / "landscape.md", page(results))
+        return common.verdict(results)
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, len(args.only), figsize=(4.2 * len(args.only), 3.6), layout="constrained")
     try:
         federation = pathological.data(sources.make("mnist"), CLIENTS, args.seed)
-        data = placed(federation, shelf.float32, "cpu")
+        data = placed(federation, common.float32, "cpu")
         x, y = data.test.x[:IMAGES], data.test.y[:IMAGES]
         for name, axis in zip(args.only, np.atleast_1d(axes), strict=True):
             chosen = pathological.experiment(name, federation, args.rounds, args.seed)
-            result, _ = shelf.done(chosen, pathological.place(args.runs, CLIENTS, name, args.seed))
+            result, _ = common.done(chosen, pathological.place(args.runs, CLIENTS, name, args.seed))
             plan = make_plan(chosen, data, "cpu")
             w, loss = result.snapshot.server.theta, cross_entropy(plan.model, plan.layout, x, y)
             with one_thread():
@@ -113,10 +113,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 bar = draw(axis, found, ("w", "client", "client"), highest=3.0)
                 results["runs"][name] = {
                     "rounds": result.snapshot.server.round,
-                    "loss": shelf.rounded(float(loss(w))),
-                    "distances": [shelf.rounded(float(torch.linalg.vector_norm(v - w))) for v in own],
-                    "reach": [shelf.rounded(reach(loss, w, v)) for v in own],
-                    "below": shelf.rounded(found.share_below(float(loss(w)) + RISE)),
+                    "left_out": common.left_out(result.history),
+                    "loss": common.rounded(float(loss(w))),
+                    "distances": [common.rounded(float(torch.linalg.vector_norm(v - w))) for v in own],
+                    "reach": [common.rounded(reach(loss, w, v)) for v in own],
+                    "below": common.rounded(found.share_below(float(loss(w)) + RISE)),
                 }
             figure.colorbar(bar, ax=axis, label="test loss (cut off at 3)")
             axis.set_title(name)
@@ -126,10 +127,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     figure.savefig(args.out / "landscape.png", dpi=110)
     pyplot.close(figure)
-    results |= {"machine": shelf.machine(), "seed": args.seed}
-    shelf.write(args.out / "landscape.json", results)
-    shelf.write(args.out / "landscape.md", page(results))
-    return 0
+    results |= {"machine": common.machine(), "seed": args.seed}
+    common.write(args.out / "landscape.json", results)
+    common.write(args.out / "landscape.md", page(results))
+    return common.verdict(results)
 
 
 if __name__ == "__main__":

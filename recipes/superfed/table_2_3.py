@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import common
 import matplotlib
 import numpy as np
-import shelf
 
 from fedloom.core.errors import FedLoomError
 from fedloom.core.federation import Federation
@@ -50,12 +50,12 @@ PUBLISHED = {  # mean and standard deviation of top-1 over clients, K = 50, 100,
 
 def place(runs: Path, clients: int, name: str, seed: int) -> Path:
     """Where a run is kept."""
-    return runs / f"k{clients}" / shelf.folder(name) / f"seed{seed}"
+    return runs / f"k{clients}" / common.folder(name) / f"seed{seed}"
 
 
 def experiment(name: str, federation: Federation, rounds: int, seed: int) -> Experiment:
     """A run of the table."""
-    return shelf.experiment(name, federation, rounds, seed, start=shelf.START, looks=10)
+    return common.experiment(name, federation, rounds, seed, start=common.START, looks=10)
 
 
 def data(mnist: Source, clients: int, seed: int) -> Federation:
@@ -69,7 +69,7 @@ def collect(runs: Path, stored: dict[str, Any], seed: int) -> dict[str, Any]:
     for clients in sorted(ROUNDS):
         for name in PUBLISHED:
             where = place(runs, clients, name, seed)
-            if new := shelf.cell(where):
+            if new := common.cell(where):
                 found["runs"].setdefault(str(clients), {})[name] = new
     return found
 
@@ -93,13 +93,18 @@ def tables(results: dict[str, Any]) -> str:
         for name, paper in PUBLISHED.items():
             if run := runs.get(name):
                 part = run["took part"]
-                inside = f"{shelf.percent(part.get('in'), part.get('in_std'))}, {part['count']:g} clients"
+                inside = f"{common.percent(part.get('in'), part.get('in_std'))}, {part['count']:g} clients"
                 published = f"{paper[number][0]:.2f} ({paper[number][1]:.2f})"
-                rows.append([name, str(run["rounds"]), shelf.shown(run, "validation"), inside, published])
+                rows.append([name, str(run["rounds"]), common.shown(run, "validation"), inside, published])
         header = ["method", "rounds", "all clients", "those that took part", "published, 500 rounds"]
-        text += ["", f"## {clients} clients, {', '.join(map(str, done)) or 'no'} rounds", "", shelf.table(header, rows)]
+        text += [
+            "",
+            f"## {clients} clients, {', '.join(map(str, done)) or 'no'} rounds",
+            "",
+            common.table(header, rows),
+        ]
     rows = [
-        [str(clients), name, *(shelf.shown(run, protocol) for protocol in shelf.PROTOCOLS)]
+        [str(clients), name, *(common.shown(run, protocol) for protocol in common.PROTOCOLS)]
         for clients in sorted(ROUNDS)
         for name, run in results["runs"].get(str(clients), {}).items()
         if "lambda .5" in run
@@ -110,8 +115,8 @@ def tables(results: dict[str, Any]) -> str:
     ]
     text += ["for everybody. `as published`: the λ that is best on the client's *test* images, which no client could"]
     text += ["choose; the published figures of SuPerFed are of this kind.", ""]
-    text += [shelf.table(["clients", "method", *shelf.PROTOCOLS], rows)]
-    return "\n".join([*text, *shelf.foot(results)])
+    text += [common.table(["clients", "method", *common.PROTOCOLS], rows)]
+    return "\n".join([*text, *common.foot(results)])
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
@@ -139,10 +144,10 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
 def report(runs: Path, out: Path, seed: int, facts: dict[str, Any], spent: dict[str, float] | None = None) -> None:
     """Bring the stored results up to date, and write table and picture from them."""
-    results = collect(runs, shelf.read(out / "table_2_3.json"), seed) | facts
-    shelf.spend(results, spent or {})
-    shelf.write(out / "table_2_3.json", results)
-    shelf.write(out / "table_2_3.md", tables(results))
+    results = collect(runs, common.read(out / "table_2_3.json"), seed) | facts
+    common.spend(results, spent or {})
+    common.write(out / "table_2_3.json", results)
+    common.write(out / "table_2_3.md", tables(results))
     picture(results, out / "table_2_3.png")
 
 
@@ -154,25 +159,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, nargs="+", choices=ROUNDS, default=list(ROUNDS))
     parser.add_argument("--rounds", type=int, help="instead of each number of clients' own")
     parser.add_argument("--runs", type=Path, default=Path("runs/superfed/table_2_3"), help="run directories")
-    parser.add_argument("--out", type=Path, default=shelf.RESULTS, help="table, picture and compact results")
+    parser.add_argument("--out", type=Path, default=common.RESULTS, help="table, picture and compact results")
     parser.add_argument("--table", action="store_true", help="only write them again")
     args = parser.parse_args(arguments)
     if args.table:
         report(args.runs, args.out, args.seed, {})
-        return 0
+        return common.verdict(common.read(args.out / "table_2_3.json"))
     try:
         mnist = sources.make("mnist")
         for clients in args.clients:
             federation = data(mnist, clients, args.seed)
             for name in args.only:
                 chosen = experiment(name, federation, args.rounds or ROUNDS[clients], args.seed)
-                seconds = shelf.done(chosen, place(args.runs, clients, name, args.seed))[1]
-                facts = {"machine": shelf.machine(), "seed": args.seed}
+                seconds = common.done(chosen, place(args.runs, clients, name, args.seed))[1]
+                facts = {"machine": common.machine(), "seed": args.seed}
                 report(args.runs, args.out, args.seed, facts, {f"{name}, {clients}": seconds})
     except FedLoomError as error:
         print(error, file=sys.stderr)
         return 2
-    return 0
+    return common.verdict(common.read(args.out / "table_2_3.json"))
 
 
 if __name__ == "__main__":

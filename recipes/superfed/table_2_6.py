@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import shelf
+import common
 
 from fedloom.core.errors import FedLoomError
 from fedloom.core.federation import Federation
@@ -54,7 +54,7 @@ ORDER = ("pair .1", "pair .4", "symmetric .2", "symmetric .6")
 
 def place(runs: Path, setting: str, name: str, seed: int) -> Path:
     """Where a run is kept."""
-    return runs / setting.replace(" .", "") / shelf.folder(name) / f"seed{seed}"
+    return runs / setting.replace(" .", "") / common.folder(name) / f"seed{seed}"
 
 
 def data(mnist: Source, noise: LabelNoise, seed: int) -> Federation:
@@ -64,16 +64,16 @@ def data(mnist: Source, noise: LabelNoise, seed: int) -> Federation:
 
 def cell(where: Path) -> dict[str, Any]:
     """What a run came to so far: each metric over all clients, and over those that took part."""
-    measured = [r for r in shelf.history(where) if "clients/accuracy/mean" in r]
+    measured = [r for r in common.history(where) if "clients/accuracy/mean" in r]
     if not measured:
         return {}
     last, found = measured[-1], {"rounds": measured[-1]["round"]}
     for metric in METRICS:
-        part = {k: shelf.rounded(v) for k, v in shelf.took_part(where, metric).items()}
-        found[metric] = {"mean": shelf.rounded(last[f"clients/{metric}/mean"]), **part}
-        found[metric]["std"] = shelf.rounded(last[f"clients/{metric}/std"])
+        part = {k: common.rounded(v) for k, v in common.took_part(where, metric).items()}
+        found[metric] = {"mean": common.rounded(last[f"clients/{metric}/mean"]), **part}
+        found[metric]["std"] = common.rounded(last[f"clients/{metric}/std"])
         if f"as_published/{metric}/mean" in last:
-            found[metric]["as published"] = shelf.rounded(last[f"as_published/{metric}/mean"])
+            found[metric]["as published"] = common.rounded(last[f"as_published/{metric}/mean"])
     return found
 
 
@@ -102,22 +102,22 @@ def tables(results: dict[str, Any]) -> str:
         for name, run in results["runs"].get(setting, {}).items():
             error = [f"{run[m]['in']:.3f} ({run[m]['in_std']:.3f})" for m in ("ece", "mce")]
             accuracy, (ece, mce, paper) = run["accuracy"], PUBLISHED[name][number]
-            inside = f"{shelf.percent(accuracy['in'], accuracy['in_std'])}, {accuracy['count']:g} clients"
+            inside = f"{common.percent(accuracy['in'], accuracy['in_std'])}, {accuracy['count']:g} clients"
             everyone = " / ".join(f"{run[m]['mean']:.3f}" for m in ("ece", "mce"))
-            everyone += f" / {shelf.percent(accuracy['mean'])}"
+            everyone += f" / {common.percent(accuracy['mean'])}"
             published = f"{ece:.2f} / {mce:.2f} / {paper:.2f}"
             rows.append([name, str(run["rounds"]), *error, inside, everyone, published])
         header = ["method", "rounds", "ECE", "MCE", "accuracy", "all clients", "published, 500 rounds"]
-        text += ["", f"## {setting}", "", shelf.table(header, rows) if rows else "Not run."]
-    return "\n".join([*text, *shelf.foot(results)])
+        text += ["", f"## {setting}", "", common.table(header, rows) if rows else "Not run."]
+    return "\n".join([*text, *common.foot(results)])
 
 
 def report(runs: Path, out: Path, seed: int, facts: dict[str, Any], spent: dict[str, float] | None = None) -> None:
     """Bring the stored results up to date, and write the table from them."""
-    results = collect(runs, shelf.read(out / "table_2_6.json"), seed) | facts
-    shelf.spend(results, spent or {})
-    shelf.write(out / "table_2_6.json", results)
-    shelf.write(out / "table_2_6.md", tables(results))
+    results = collect(runs, common.read(out / "table_2_6.json"), seed) | facts
+    common.spend(results, spent or {})
+    common.write(out / "table_2_6.json", results)
+    common.write(out / "table_2_6.md", tables(results))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -130,25 +130,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(USUAL))
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--runs", type=Path, default=Path("runs/superfed/table_2_6"), help="run directories")
-    parser.add_argument("--out", type=Path, default=shelf.RESULTS, help="table and compact results")
+    parser.add_argument("--out", type=Path, default=common.RESULTS, help="table and compact results")
     parser.add_argument("--table", action="store_true", help="only write them again")
     args = parser.parse_args(arguments)
     if args.table:
         report(args.runs, args.out, args.seed, {})
-        return 0
+        return common.verdict(common.read(args.out / "table_2_6.json"))
     try:
         mnist = sources.make("mnist")
         for setting in args.settings:
             federation = data(mnist, SETTINGS[setting], args.seed)
             for name in args.only:
-                chosen = shelf.experiment(name, federation, args.rounds, args.seed, METRICS, START)
-                seconds = shelf.done(chosen, place(args.runs, setting, name, args.seed))[1]
-                facts = {"machine": shelf.machine(), "seed": args.seed}
+                chosen = common.experiment(name, federation, args.rounds, args.seed, METRICS, START)
+                seconds = common.done(chosen, place(args.runs, setting, name, args.seed))[1]
+                facts = {"machine": common.machine(), "seed": args.seed}
                 report(args.runs, args.out, args.seed, facts, {f"{name}, {setting}": seconds})
     except FedLoomError as error:
         print(error, file=sys.stderr)
         return 2
-    return 0
+    return common.verdict(common.read(args.out / "table_2_6.json"))
 
 
 if __name__ == "__main__":

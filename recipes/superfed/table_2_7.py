@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import common
 import matplotlib
 import numpy as np
-import shelf
 import torch
 from figure_2_5 import evaluator
-from reported import TABLE_2_7
+from published import TABLE_2_7
 
 from fedloom.core.errors import FedLoomError
 from fedloom.core.federation import Federation
@@ -87,7 +87,7 @@ class Point:
     @property
     def folder(self) -> str:
         """Where it is kept, below a scale's folder."""
-        return f"{shelf.folder(self.method)}/t{self.rounds}_l{self.start:g}_nu{self.nu:g}_mu{self.mu:g}"
+        return f"{common.folder(self.method)}/t{self.rounds}_l{self.start:g}_nu{self.nu:g}_mu{self.mu:g}"
 
 
 def figures(point: Point, scale: Scale, federation: Federation, where: Path, seed: int) -> tuple[dict[str, Any], float]:
@@ -98,20 +98,21 @@ def figures(point: Point, scale: Scale, federation: Federation, where: Path, see
     ``cosine`` is that of the angle between w and v, mean over the second of these.
     """
     arrays = federation.train.arrays
-    chosen = shelf.experiment(
+    chosen = common.experiment(
         point.method, federation, point.rounds, seed, start=point.start, looks=1,
         model=lambda: models.make(scale.model, classes=arrays.classes, inputs=tuple(arrays.x.shape[1:])),
         settings={"nu": point.nu, "mu": point.mu},
     )  # fmt: skip
-    result, seconds = shelf.done(chosen, where)
+    result, seconds = common.done(chosen, where)
     measure = evaluator(chosen, federation)
-    held, snapshot, table = measure.federation.held_out, result.snapshot, shelf.last_table(where)
-    clients = np.array([c for c in sorted(shelf.trained(where, point.rounds)) if held.index.sizes[c]])
+    held, snapshot, table = measure.federation.held_out, result.snapshot, common.last_table(where)
+    clients = np.array([c for c in sorted(common.trained(where, point.rounds)) if held.index.sizes[c]])
     found = sweep(measure, snapshot.server, snapshot.store, held, clients)
-    whole = shelf.cell(where)["validation"]
+    whole = common.cell(where)["validation"]
     text: dict[str, Any] = {"rounds": point.rounds, "deployed": [whole["mean"][-1], whole["std"][-1]]}
+    text["left_out"] = common.left_out(result.history)
     for name, since in (("took part", 0.0), ("own", point.start), ("late", STARTS[-1])):
-        group = shelf.trained(where, point.rounds, int(since * point.rounds))
+        group = common.trained(where, point.rounds, int(since * point.rounds))
         inside, chose = (np.isin(of, sorted(group)) for of in (clients, table["client"]))
         if not inside.any():
             continue
@@ -121,15 +122,15 @@ def figures(point: Point, scale: Scale, federation: Federation, where: Path, see
     w, store = snapshot.server.theta, snapshot.store
     own = [
         store.get(client) or {}
-        for client in sorted(shelf.trained(where, point.rounds, int(point.start * point.rounds)))
+        for client in sorted(common.trained(where, point.rounds, int(point.start * point.rounds)))
     ]
     angles = [torch.cosine_similarity(w, state["personal"]["private"][: len(w)], dim=0) for state in own]
-    return text | {"cosine": shelf.rounded(float(torch.stack(angles).mean()))}, seconds
+    return text | {"cosine": common.rounded(float(torch.stack(angles).mean()))}, seconds
 
 
 def figure(values: np.ndarray) -> list[float | None]:
     """Mean and standard deviation."""
-    return [shelf.rounded(float(values.mean())), shelf.rounded(float(values.std()))]
+    return [common.rounded(float(values.mean())), common.rounded(float(values.std()))]
 
 
 def best(group: dict[str, Any]) -> tuple[list[float], float, list[float]]:
@@ -148,11 +149,11 @@ def first_rows(results: dict[str, Any]) -> list[list[str]]:
                 continue
             own, late = run.get("own"), run.get("late")
             accuracy, loss = TABLE_2_7[name][number]
-            row = [name, f"{start:g}", str(run["rounds"]), shelf.percent(*run["deployed"])]
-            row += [f"{shelf.percent(*own['deployed'])}, {own['clients']} clients" if own else "-"]
+            row = [name, f"{start:g}", str(run["rounds"]), common.percent(*run["deployed"])]
+            row += [f"{common.percent(*own['deployed'])}, {own['clients']} clients" if own else "-"]
             if late:
                 top, at, low = best(late)
-                row += [shelf.percent(*late["deployed"]), f"{shelf.percent(*top)} at {at:g}"]
+                row += [common.percent(*late["deployed"]), f"{common.percent(*top)} at {at:g}"]
                 row += [f"{low[0]:.3f} ({low[1]:.3f})"]
             else:
                 row += ["-"] * 3
@@ -168,9 +169,9 @@ def second_rows(results: dict[str, Any]) -> list[list[str]]:
             for mu in MUS:
                 run = results["grid"].get(name, {}).get(f"{nu:g} {mu:g}", {})
                 if group := run.get("own"):
-                    ends = [shelf.percent(*group["accuracy"][GRID.index(at)]) for at in (0.0, 0.5, 1.0)]
+                    ends = [common.percent(*group["accuracy"][GRID.index(at)]) for at in (0.0, 0.5, 1.0)]
                     top, at, _ = best(group)
-                    top = f"{shelf.percent(*top)} at {at:g}"
+                    top = f"{common.percent(*top)} at {at:g}"
                     row = [name, f"{nu:g}", f"{mu:g}", str(run["rounds"]), str(group["clients"]), *ends, top]
                     rows.append([*row, f"{run['cosine']:.3f}"])
     return rows
@@ -196,11 +197,11 @@ def page(results: dict[str, Any]) -> str:
     header = ["method", "L/T", "rounds", "chosen, all clients", "chosen, those with a trained local model"]
     header += ["chosen, after the last L", "best, after the last L", "loss", "published accuracy", "published loss"]
     text += ["", f"## L, with ν {USUAL['nu']:g} and μ {USUAL['mu']:g} (published: CIFAR-10, T 200)", ""]
-    text += [shelf.table(header, first_rows(results))]
+    text += [common.table(header, first_rows(results))]
     header = ["method", "ν", "μ", "rounds", "clients", "λ = 0", "λ = .5", "λ = 1", "best", "cosine"]
-    text += ["", f"## ν and μ, with L = {shelf.START:g} T: clients with a trained local model", ""]
-    text += [shelf.table(header, second_rows(results)), "", f"![L, ν and μ]({stem}.png)"]
-    return "\n".join([*text, *shelf.foot(results)])
+    text += ["", f"## ν and μ, with L = {common.START:g} T: clients with a trained local model", ""]
+    text += [common.table(header, second_rows(results)), "", f"![L, ν and μ]({stem}.png)"]
+    return "\n".join([*text, *common.foot(results)])
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
@@ -244,8 +245,8 @@ def picture(results: dict[str, Any], path: Path) -> None:
 def write(results: dict[str, Any], out: Path) -> None:
     """Numbers, page and picture."""
     stem = f"table_2_7_{results['scale']}"
-    shelf.write(out / f"{stem}.json", results)
-    shelf.write(out / f"{stem}.md", page(results))
+    common.write(out / f"{stem}.json", results)
+    common.write(out / f"{stem}.md", page(results))
     picture(results, out / f"{stem}.png")
 
 
@@ -260,20 +261,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mus", nargs="*", type=float, choices=MUS, help="instead of the scale's own")
     parser.add_argument("--rounds", type=int, help="T of both parts, instead of the scale's own")
     parser.add_argument("--runs", type=Path, default=Path("runs/superfed/table_2_7"), help="run directories")
-    parser.add_argument("--out", type=Path, default=shelf.RESULTS, help="table, picture and compact results")
+    parser.add_argument("--out", type=Path, default=common.RESULTS, help="table, picture and compact results")
     parser.add_argument("--table", action="store_true", help="only write them again")
     args = parser.parse_args(arguments)
     scale = SCALES[args.scale]
     command = f"python recipes/superfed/table_2_7.py --scale {args.scale}"
     empty = {"command": command, "scale": args.scale, "notes": [], "seed": args.seed, "starts": {}, "grid": {}}
-    results = empty | shelf.read(args.out / f"table_2_7_{args.scale}.json")
+    results = empty | common.read(args.out / f"table_2_7_{args.scale}.json")
     if args.table:
         write(results, args.out)
-        return 0
+        return common.verdict(results)
     first, second = (args.rounds or rounds for rounds in scale.rounds)
     nus, mus = (scale.nus if args.nus is None else args.nus), (scale.mus if args.mus is None else args.mus)
     points = [("starts", f"{at:g}", (first, at, *USUAL.values())) for at in args.starts]
-    points += [("grid", f"{nu:g} {mu:g}", (second, shelf.START, nu, mu)) for nu in nus for mu in mus]
+    points += [("grid", f"{nu:g} {mu:g}", (second, common.START, nu, mu)) for nu in nus for mu in mus]
     try:
         source = sources.make(scale.source)
         federation = federate(source, Pathological(2), scale.clients, args.seed, validation=0.1, held_out=0.2)
@@ -282,12 +283,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 point = Point(name, *settings)
                 where = args.runs / args.scale / point.folder / f"seed{args.seed}"
                 results[part].setdefault(name, {})[key], seconds = figures(point, scale, federation, where, args.seed)
-                shelf.spend(results, {point.folder: seconds})
-                write(results | {"machine": shelf.machine(), "seed": args.seed}, args.out)
+                common.spend(results, {point.folder: seconds})
+                write(results | {"machine": common.machine(), "seed": args.seed}, args.out)
     except FedLoomError as error:
         print(error, file=sys.stderr)
         return 2
-    return 0
+    return common.verdict(results)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
     python recipes/superfed/tables_2_4_2_5.py --scale published      # table 2.2's settings, for a machine with a GPU
     python recipes/superfed/tables_2_4_2_5.py --table                # table again, from the stored results
 
-Columns are data (``columns.py``). As published: five clients a round, table 2.2's E, B, learning rate and T, momentum
+Columns are data (``settings.py``). As published: five clients a round, table 2.2's E, B, learning rate and T, momentum
 .9, weight decay 1e-4, learning rate times .99 a round, a fifth of each client's samples to test, SuPerFed's L .4 T.
 What the thesis leaves open: its ResNet is ResNet-18 and its VGG is VGG9; ResNet-18 and MobileNet have group
 normalisation; the stacked LSTM has 256 units as in McMahan et al.; FEMNIST's 730 writers and Shakespeare's 660 roles
@@ -25,8 +25,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import shelf
-from columns import PUBLISHED, SCALES, Column, changes
+import common
+from settings import PUBLISHED, SCALES, Column, changes
 
 from fedloom.core.errors import DataError, FedLoomError
 from fedloom.core.federation import Federation
@@ -36,7 +36,7 @@ NAMES = {"accuracy": "top-1", "top5": "top-5"}
 
 def place(runs: Path, scale: str, name: str, rounds: int, method: str, seed: int) -> Path:
     """Where a run is kept."""
-    return runs / scale / name / f"t{rounds}" / shelf.folder(method) / f"seed{seed}"
+    return runs / scale / name / f"t{rounds}" / common.folder(method) / f"seed{seed}"
 
 
 def data(name: str, column: Column, seed: int) -> Federation | None:
@@ -50,22 +50,22 @@ def data(name: str, column: Column, seed: int) -> Federation | None:
 
 def cell(where: Path, column: Column) -> dict[str, Any]:
     """What a run came to so far, by metric."""
-    return {metric: found for metric in column.metrics if (found := shelf.cell(where, metric))}
+    return {metric: found for metric in column.metrics if (found := common.cell(where, metric))}
 
 
 def section(column: Column, held: dict[str, Any], runs: dict[str, Any], metric: str) -> str:
     """One published column: all clients, those that took part, and the thesis' figure."""
     rows = []
-    for method in shelf.METHODS:
+    for method in common.METHODS:
         if not (run := runs.get(method, {}).get(metric)):
             continue
         part, (mean, deviation) = run["took part"], column.published(method)[metric]
-        inside = f"{shelf.percent(part.get('in'), part.get('in_std'))}, {part['count']:g} clients"
-        chosen = [shelf.shown(run, protocol) for protocol in list(shelf.PROTOCOLS)[1:]]
-        row = [method, str(run["rounds"]), shelf.shown(run, "validation"), inside, *chosen]
+        inside = f"{common.percent(part.get('in'), part.get('in_std'))}, {part['count']:g} clients"
+        chosen = [common.shown(run, protocol) for protocol in list(common.PROTOCOLS)[1:]]
+        row = [method, str(run["rounds"]), common.shown(run, "validation"), inside, *chosen]
         rows.append([*row, f"{mean:.2f} ({deviation:.2f})"])
-    header = ["method", "rounds", "all clients", "those that took part", *list(shelf.PROTOCOLS)[1:], "published"]
-    return f"{NAMES[metric]}, {held['clients']} clients:\n\n{shelf.table(header, rows)}"
+    header = ["method", "rounds", "all clients", "those that took part", *list(common.PROTOCOLS)[1:], "published"]
+    return f"{NAMES[metric]}, {held['clients']} clients:\n\n{common.table(header, rows)}"
 
 
 def page(results: dict[str, Any]) -> str:
@@ -89,14 +89,14 @@ def page(results: dict[str, Any]) -> str:
                 text += ["", section(column, held, held["runs"], metric)]
     if absent := [column.title for name, column in PUBLISHED.items() if name not in results["columns"]]:
         text += ["", f"Not run: {'; '.join(absent)}."]
-    return "\n".join([*text, *shelf.foot(results)])
+    return "\n".join([*text, *common.foot(results)])
 
 
 def write(results: dict[str, Any], out: Path) -> None:
     """Numbers and page."""
     stem = f"tables_2_4_2_5_{results['scale']}"
-    shelf.write(out / f"{stem}.json", results)
-    shelf.write(out / f"{stem}.md", page(results))
+    common.write(out / f"{stem}.json", results)
+    common.write(out / f"{stem}.md", page(results))
 
 
 def fill(name: str, column: Column, methods: Sequence[str], results: dict[str, Any], runs: Path, out: Path) -> None:
@@ -107,15 +107,15 @@ def fill(name: str, column: Column, methods: Sequence[str], results: dict[str, A
     held = results["columns"].setdefault(name, {"runs": {}})
     held |= {"clients": len(federation), "changed": changes(name, column)}
     for method in methods:
-        chosen = shelf.experiment(
-            method, federation, column.rounds, seed, column.metrics, shelf.START,
+        chosen = common.experiment(
+            method, federation, column.rounds, seed, column.metrics, common.START,
             model=lambda: column.network(federation.train.arrays), local=column.local,
         )  # fmt: skip
         where = place(runs, results["scale"], name, column.rounds, method, seed)
-        seconds = shelf.done(chosen, where)[1]
+        seconds = common.done(chosen, where)[1]
         held["runs"][method] = cell(where, column)
-        shelf.spend(results, {f"{method}, {name}": seconds})
-        write(results | {"machine": shelf.machine()}, out)
+        common.spend(results, {f"{method}, {name}": seconds})
+        write(results | {"machine": common.machine()}, out)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -123,20 +123,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", choices=SCALES, default="reduced")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="+", choices=shelf.METHODS, default=list(shelf.METHODS))
+    parser.add_argument("--only", nargs="+", choices=common.METHODS, default=list(common.METHODS))
     parser.add_argument("--columns", nargs="+", choices=PUBLISHED, default=list(PUBLISHED), metavar="NAME",
                         help=f"any of {', '.join(PUBLISHED)}")  # fmt: skip
     parser.add_argument("--rounds", type=int, help="instead of each column's own")
     parser.add_argument("--runs", type=Path, default=Path("runs/superfed/tables_2_4_2_5"), help="run directories")
-    parser.add_argument("--out", type=Path, default=shelf.RESULTS, help="table and compact results")
+    parser.add_argument("--out", type=Path, default=common.RESULTS, help="table and compact results")
     parser.add_argument("--table", action="store_true", help="only write the table again")
     args = parser.parse_args(arguments)
     command = f"python recipes/superfed/tables_2_4_2_5.py --scale {args.scale}"
     empty = {"command": command, "scale": args.scale, "notes": [], "seed": args.seed, "columns": {}}
-    results = empty | shelf.read(args.out / f"tables_2_4_2_5_{args.scale}.json") | {"seed": args.seed}
+    results = empty | common.read(args.out / f"tables_2_4_2_5_{args.scale}.json") | {"seed": args.seed}
     if args.table:
         write(results, args.out)
-        return 0
+        return common.verdict(results)
     try:
         for name in args.columns:
             column = SCALES[args.scale][name]
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FedLoomError as error:
         print(error, file=sys.stderr)
         return 2
-    return 0
+    return common.verdict(results)
 
 
 if __name__ == "__main__":

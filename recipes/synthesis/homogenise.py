@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import common
 import matplotlib
-import sets
 import table_4_2
 import torch
-from sets import machine, notes, read, rounded, spread, table, write
+from common import machine, notes, read, rounded, spread, table, write
 from torch import nn
 
 from fedloom import methods
@@ -85,6 +85,7 @@ def train(parts: Federation, given: Arrays | None, use: str, times: int, rounds:
         "clients": [rounded(record["clients/accuracy/mean"]) for record in looks],
         "worst": [rounded(record["clients/accuracy/worst10"]) for record in looks],
         "seconds": round(done.summary["seconds"], 1),
+        "left_out": common.left_out(done.history),
     }
 
 
@@ -97,7 +98,7 @@ def given_sets(arguments: argparse.Namespace, seed: int, parts: Federation, spc:
         path = folder / f"{name.lower().replace(', ', '-')}-{seed}" / "synthetic.npz"
         if path.is_file():
             found[name] = read_generated(path).arrays
-    return found | {sets.REAL: real(parts, spc)}
+    return found | {common.REAL: real(parts, spc)}
 
 
 def do(arguments: argparse.Namespace) -> None:
@@ -120,7 +121,7 @@ def do(arguments: argparse.Namespace) -> None:
             found = train(parts, arrays, use, TIMES[arguments.scale], arguments.rounds, seed)
             results["runs"].setdefault(label, {})[str(seed)] = found
             results |= {"command": arguments.command, "machine": machine(), "rounds": arguments.rounds}
-            results["data"] = sets.NAMES[next(iter(scale.sides))]
+            results["data"] = common.NAMES[next(iter(scale.sides))]
             write(path, results)
             print(f"seed {seed}, {label}: {100 * found['accuracy'][-1]:.1f} % ({found['seconds']:.0f} s)", flush=True)
             report(path)
@@ -188,7 +189,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run, or write table and picture from the stored results."""
-    return sets.main("homogenise", __doc__ or "", options, do, words)
+    return common.main("homogenise", __doc__ or "", options, do, words)
 
 
 if __name__ == "__main__":

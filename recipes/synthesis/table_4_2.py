@@ -30,11 +30,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import sets
+import common
 import torch
 import torch.nn.functional as F
-from scales import METHODS, SCALES, Scale, Setup
-from sets import machine, read, rounded, write
+from common import machine, read, rounded, write
+from settings import METHODS, SCALES, Scale, Setup
 from torch import nn
 
 from fedloom.core.errors import DataError
@@ -137,6 +137,7 @@ def work(name: str, scale: Scale, parts: Federation, seed: int, place: Path, cac
         "parameters": sent(name, scale, parts.train.arrays),
         "seconds": round(sum(record["seconds"] for record in made.result.history), 1),
         "failures": len(made.result.failures),
+        "left_out": common.left_out(made.result.history),
         "features": made.verdict.said["features"],
         "features_accuracy": rounded(made.verdict.said["features_accuracy"]),
         "classifier": made.verdict.said["classifier"],
@@ -155,7 +156,7 @@ def reference(judge: SyntheticEvaluator, spc: int) -> dict[str, Any]:
 def do(arguments: argparse.Namespace, say: Callable[[str], None] = print) -> None:
     """Everything that was asked for and is not there yet, the results written after each run."""
     if arguments.table:
-        sets.report(arguments.out / f"table_4_2_{arguments.scale}.json", arguments.runs, METHODS)
+        common.report(arguments.out / f"table_4_2_{arguments.scale}.json", arguments.runs, METHODS)
         return
     scale = SCALES[arguments.scale]
     if arguments.rounds:
@@ -189,7 +190,7 @@ def _cell(
     say: Callable[[str], None],
 ) -> None:
     cache = arguments.runs / arguments.scale / "judge"
-    sets.keep_real(parts.test, home)
+    common.keep_real(parts.test, home)
     for name in arguments.only:
         results = read(path) or {"scale": arguments.scale, "notes": [], "cells": {}}
         cell = results["cells"].setdefault(key, {"real": {}, "runs": {}})
@@ -210,7 +211,7 @@ def _cell(
             f"FID {shown['fid']:.1f}, recognised {100 * shown['recognised']:.0f} %, "
             f"diversity {shown['diversity']:.2f} ({found['seconds']:.0f} s)"
         )
-        sets.report(path, arguments.runs, METHODS)
+        common.report(path, arguments.runs, METHODS)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -225,7 +226,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run, or write tables and pictures from the stored results."""
-    return sets.main("table_4_2", __doc__ or "", options, do, words)
+    return common.main("table_4_2", __doc__ or "", options, do, words)
 
 
 if __name__ == "__main__":

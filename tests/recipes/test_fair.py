@@ -28,7 +28,7 @@ def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     pictures(data / "FashionMNIST" / "raw")
     monkeypatch.setenv("FEDLOOM_DATA", str(data))
     monkeypatch.syspath_prepend(str(FOLDER))
-    module = importlib.import_module("trials")
+    module = importlib.import_module("common")
     module.load.cache_clear()
     module.deal.cache_clear()
     few = replace(module.SETTINGS["fashion_dirichlet"], clients=8, cohort=3, lrs=(0.03, 0.3))
@@ -126,8 +126,8 @@ def test_device_takes_fedavgs_rate_and_tries_every_cdf(recipe: Callable[..., Pat
 
 
 def test_plug_keeps_the_settings_that_an_algorithm_has_alone(recipe: Callable[..., Path], trials: ModuleType) -> None:
-    out = recipe("plug", "--data", "heart", "fashion_dirichlet", "--seeds", 2)
-    data = json.loads((out / "plug.json").read_text())["data"]
+    out = recipe("plug_and_play", "--data", "heart", "fashion_dirichlet", "--seeds", 2)
+    data = json.loads((out / "plug_and_play.json").read_text())["data"]
     for found in data.values():
         assert list(found["runs"]) == ["FedAvg", "FedProx", "FedAdam", "FedYogi", "FedAdagrad"]
         assert all(list(pair["alone"]) == list(pair["with"]) == ["2"] for pair in found["runs"].values())
@@ -137,28 +137,28 @@ def test_plug_keeps_the_settings_that_an_algorithm_has_alone(recipe: Callable[..
             assert best == f"{algorithm} {trials.text(found['chosen'][algorithm])}, rate {found['lr']:g}"
     heart = data["heart"]["runs"]["FedAdam"]
     assert heart["alone"]["2"]["last_p"] != heart["with"]["2"]["last_p"]
-    text = (out / "plug.md").read_text()
+    text = (out / "plug_and_play.md").read_text()
     assert "| 84.34 / 65.44 |" in text
     assert "| 84.84 / 67.00 |" in text
 
 
 def test_cdfs_sums_the_objective(recipe: Callable[..., Path], trials: ModuleType) -> None:
-    out = recipe("cdfs", "--data", "heart", "--seeds", 2)
-    runs = json.loads((out / "cdfs.json").read_text())["data"]["heart"]["runs"]
+    out = recipe("responses", "--data", "heart", "--seeds", 2)
+    runs = json.loads((out / "responses.json").read_text())["data"]["heart"]["runs"]
     assert list(runs) == ["FedAvg", *trials.CDFS]
     for row in runs.values():
         assert len(row["2"]["curve"]) == ROUNDS
         assert row["2"]["curve"][-1] == pytest.approx(row["2"]["objective"], rel=1e-3)
     kept = [json.loads(line) for line in next((out.parent / "runs").glob("heart/FedAvg,*/seed2/metrics.jsonl")).open()]
     assert sum(r["mixing/objective"] for r in kept) == pytest.approx(runs["FedAvg"]["2"]["objective"], abs=1e-4)
-    assert (out / "cdfs.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "responses.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_is_not_here_is_said_and_left_out(recipe: Callable[..., Path], capsys: pytest.CaptureFixture) -> None:
     out = recipe("silo", "--data", "berka", "heart", "--seeds", 2)
     assert capsys.readouterr().err.startswith("berka is left out: ")
     assert list(json.loads((out / "silo.json").read_text())["data"]) == ["heart"]
-    for name in ("silo", "plug", "cdfs"):
+    for name in ("silo", "plug_and_play", "responses"):
         recipe(name, "--data", "berka", code=2)
 
 
@@ -172,7 +172,7 @@ def test_it_starts_as_a_script(tmp_path: Path) -> None:
 
 
 def test_cells(trials: ModuleType) -> None:
-    leaves = importlib.import_module("leaves")
+    leaves = importlib.import_module("plots")
     assert leaves.spread([]) == "-"
     assert leaves.spread([0.5]) == "50.00"
     assert leaves.spread([0.5, 0.7]) == "60.00 (14.14)"

@@ -88,7 +88,7 @@ def test_mnist_says_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_medians_say_what_was_not_reached(recipe: Callable[..., int]) -> None:
-    book = importlib.import_module("book")
+    book = importlib.import_module("common")
     never = float("inf")
     assert book.cell([], []) == "-"
     assert book.cell([30, 20, 25], [30, 20, 25]) == "25 (20 to 30)"

@@ -38,7 +38,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pat
     pictures(tmp_path / "data" / "MNIST" / "raw")
     monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path / "data"))
     monkeypatch.syspath_prepend(str(FOLDER))
-    arrivals = importlib.import_module("arrivals")
+    arrivals = importlib.import_module("common")
     arrivals.source.cache_clear()
     few = {"steps": (2,), "ltm_every": 2, "model_settings": {"hidden": (8,)}, "model": "mlp", "source": "mnist"}
     s_mnist = replace(arrivals.SETTINGS["s_mnist"], kind=Transformed(tasks=20, train=20, test=10), **few)
@@ -48,7 +48,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pat
 
     def run(*arguments: object) -> Path:
         where = ("--runs", tmp_path / "runs", "--out", tmp_path / "out")
-        tables = importlib.import_module("arrivals").RESULTS.parent / "tables.py"
+        tables = importlib.import_module("common").RESULTS.parent / "tables.py"
         spec = importlib.util.spec_from_file_location("online_tables", tables)
         assert spec is not None
         assert spec.loader is not None

@@ -90,7 +90,7 @@ def test_tables_run_go_on_and_are_written_again(tmp_path: Path, run: Callable[..
 
 
 def test_every_method_is_its_adaptation_and_its_drift(recipe: Any) -> None:
-    for name in recipe.looks.METHODS:
+    for name in recipe.common.METHODS:
         method = recipe.method(name, alpha=0.03, inner=(0.01, 5))
         parts = {"MAML": "Maml", "Proto": "Prototypes"}
         wanted = next((part for word, part in parts.items() if word in name), "Adaptation")
@@ -106,7 +106,7 @@ def test_every_method_is_its_adaptation_and_its_drift(recipe: Any) -> None:
 
 
 def test_transmissions_count_what_is_sent(recipe: Any) -> None:
-    looks = recipe.looks
+    looks = recipe.common
     curves = {
         "Per-FedAvg": {"round": [4, 8], "mean": [0.3, 0.5], "cost": 1},
         "PFLDyn (Proto)": {"round": [4, 8], "mean": [0.5, 0.6], "cost": 1},
@@ -140,9 +140,9 @@ def test_without_data_it_says_so(
 def test_published_figures_stand_beside_the_data_that_they_are_of(
     recipe: Any, run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stored = recipe.looks.read(recipe.looks.RESULTS / "tables.json")
-    assert "*thesis: 87.5*" in recipe.looks.tables(stored)
-    other = recipe.looks.tables(stored | {"data": "mini_imagenet"})
+    stored = recipe.common.read(recipe.common.RESULTS / "tables.json")
+    assert "*thesis: 87.5*" in recipe.common.tables(stored)
+    other = recipe.common.tables(stored | {"data": "mini_imagenet"})
     assert "on miniImageNet (Acar, thesis, table A.7)" in other
     assert "*thesis:" not in other
     assert run("--data", "mini_imagenet", "--runs", tmp_path / "runs", "--out", tmp_path / "out") == 2

@@ -130,7 +130,7 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tables_2_4_2_5(
     tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    columns = importlib.import_module("columns")
+    columns = importlib.import_module("settings")
     small = {"clients": 8, "source_settings": {"train": 80, "test": 0}, "model_settings": {"hidden": 8}}
     monkeypatch.setitem(columns.REDUCED, "shakespeare", replace(columns.REDUCED["shakespeare"], **small))
     out, runs = tmp_path / "out", tmp_path / "runs"
@@ -170,7 +170,7 @@ def test_tables_2_4_2_5(
 
 def test_the_columns_are_those_of_table_2_2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
-    columns, shelf = importlib.import_module("columns"), importlib.import_module("shelf")
+    columns, shelf = importlib.import_module("settings"), importlib.import_module("common")
     settings = {
         "cifar10": (10, 10, 0.01), "cifar100": (5, 20, 0.01), "tiny_imagenet": (5, 20, 0.02), "femnist": (10, 10, 0.01),
         "shakespeare": (5, 50, 0.8),
@@ -231,7 +231,7 @@ def test_table_2_7(tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPat
 
 def test_the_recipes_run_the_published_settings(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
-    shelf, table = importlib.import_module("shelf"), importlib.import_module("table_2_3")
+    shelf, table = importlib.import_module("common"), importlib.import_module("table_2_3")
     assert list(shelf.METHODS) == list(table.PUBLISHED) == list(importlib.import_module("table_2_6").PUBLISHED)
     from fedloom.data import federate
 

@@ -28,8 +28,8 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
     reduced = found.SCALES["reduced"]
     work = Local(steps=1, batch_size=10, lr=1e-3, optimizer="adam")
     small = {
-        "FedCGAN": importlib.import_module("scales").cgan(4, work, width=8),
-        "FedCVAE": importlib.import_module("scales").cvae(4, work, width=8),
+        "FedCGAN": importlib.import_module("settings").cgan(4, work, width=8),
+        "FedCVAE": importlib.import_module("settings").cvae(4, work, width=8),
     }
     nets = {
         name: replace(setup, local=work, layers={"channels": (4, 4)})
@@ -109,14 +109,14 @@ def test_published_figures_stand_beside_ours(tables: Any) -> None:
         return {"final": {"fid": value}, "equal": {"fid": 2 * value}}
 
     cells = {"mnist 10 0.01": {"real": {"1": {"fid": 3.0}}, "runs": {"FedCVAE": {"1": run(9.0), "2": run(11.0)}}}}
-    shown = tables.sets.main_table({"cells": cells}, "mnist", tables.METHODS, "fid", 1)
+    shown = tables.common.main_table({"cells": cells}, "mnist", tables.METHODS, "fid", 1)
     assert "| FedCVAE | 10.0 (1.0) |" in shown
     assert "| FedCVAE, equal communication | 20.0 (2.0) |" in shown
     assert "| *thesis: FedEvg* | *171.53 (0.24)* |" in shown
-    stopped = tables.sets.main_table({"cells": cells, "stops": True}, "mnist", tables.METHODS, "fid", 1)
+    stopped = tables.common.main_table({"cells": cells, "stops": True}, "mnist", tables.METHODS, "fid", 1)
     assert "| FedCVAE |" not in stopped, "it had no more rounds"
     assert "| FedCVAE, equal communication | 20.0 (2.0) |" in stopped
-    published = sys.modules["thesis"]
+    published = sys.modules["published"]
     for figures in (published.ACCURACY, published.FID):
         assert all(len(row) == 4 for rows in figures.values() for row in rows.values())
 
@@ -148,7 +148,7 @@ def test_without_data_it_says_so(
 def test_settings_are_tried_at_equal_communication(
     tmp_path: Path, tables: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = importlib.import_module("tune")
+    found = importlib.import_module("tuning")
     scale = replace(tables.SCALES["reduced"], sides={"digits": 8}, spc=2)
     monkeypatch.setitem(found.SCALES, "digits", scale)
     tried = {name: {"so": scale.setups[name]} for name in ("FedCVAE", "FedEvg")}

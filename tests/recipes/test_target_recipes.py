@@ -37,7 +37,7 @@ def conditions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
             )
     monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path / "data"))
     monkeypatch.syspath_prepend(str(FOLDER))
-    module = importlib.import_module("conditions")
+    module = importlib.import_module("common")
     module.pool.cache_clear()
     module.deal.cache_clear()
     return module
@@ -144,7 +144,7 @@ def test_weights_are_learnt_for_finished_runs(recipe: Callable[..., Path], monke
     )
     plugged = found["plugged"]
     assert {name: list(cells) for name, cells in plugged.items()} == {
-        "FedAvg": list(module.conditions.TARGETS), "SCAFFOLD": list(module.SHOWN)
+        "FedAvg": list(module.common.TARGETS), "SCAFFOLD": list(module.SHOWN)
     }  # fmt: skip
     for cells in plugged.values():
         for cell in cells.values():

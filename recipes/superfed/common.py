@@ -22,9 +22,9 @@ from fedloom.experiment.federated import RunResult, run
 from fedloom.models import models
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from pages import machine, notes, read, rounded, table, write
+from reporting import left_out, machine, notes, read, rounded, table, verdict, write
 
-__all__ = ["float32", "machine", "notes", "read", "rounded", "table", "write"]
+__all__ = ["float32", "left_out", "machine", "notes", "read", "rounded", "table", "verdict", "write"]
 
 RESULTS = Path(__file__).parent / "results"
 START = 0.4  # L/T
@@ -137,6 +137,7 @@ def cell(where: Path, metric: str = "accuracy") -> dict[str, Any]:
     if not measured or not (where / "clients.parquet").exists():
         return {}
     found: dict[str, Any] = {"rounds": measured[-1]["round"], "at": [r["round"] for r in measured]}
+    found["left_out"] = left_out(history(where))
     for name, keys in PROTOCOLS.items():
         mean, deviation = (key and key.format(metric) for key in keys)
         if mean in measured[-1]:

@@ -7,6 +7,7 @@ was interrupted; recipes that need the same run share it.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -29,6 +30,9 @@ from fedloom.metrics import fairness
 from fedloom.models import models
 from fedloom.parts.mixing import AAggFFD, AAggFFS, Uniform
 from fedloom.parts.mixing.responses import CDFS
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from reporting import left_out
 
 SEEDS = (2, 4, 6)
 TUNING = 0  # the seed on which settings are chosen, and which is not reported
@@ -278,5 +282,6 @@ def figures(where: Path, metric: str) -> dict[str, Any]:
         "last_losses": np.round(losses, 4).tolist(),
         "objective": round(float(np.nansum(objective)), 4),
         "failures": sum(r["failures"] for r in history),
+        "left_out": left_out(history),
         "seconds": round(sum(r["seconds"] for r in history), 1),
     }

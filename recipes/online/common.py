@@ -26,7 +26,7 @@ from fedloom.parts.adaptation import Maml
 from fedloom.tasks.online import Hedge, Measures, Online, grid, learners
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from pages import machine, notes, read, rounded, table, write
+from reporting import machine, notes, read, rounded, table, write
 
 __all__ = ["machine", "notes", "read", "rounded", "table", "write"]
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from common import SETTINGS, text
 from published import FEDERATIONS, PLUGGED
-from trials import SETTINGS, text
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from pages import machine, notes, read, table, write
+from reporting import machine, notes, read, table, verdict, write
 
-__all__ = ["RESULTS", "comparison", "machine", "plugged", "stored", "transformed"]
+__all__ = ["RESULTS", "comparison", "machine", "plugged", "stored", "transformed", "verdict"]
 
 RESULTS = Path(__file__).parent / "results"
 COLOURS = {
@@ -145,7 +145,7 @@ def quantiles(axes: Any, data: Mapping[str, Any]) -> None:
 
 
 def plugged(title: str, results: dict[str, Any], out: Path) -> None:
-    """Write JSON, Markdown and picture of plug.py."""
+    """Write JSON, Markdown and picture of plug_and_play.py."""
     said = [f"# {title}", "", "Mean over seeds (sample standard deviation), all times 100; above the algorithm alone,"]
     said += ["below with AAggFF, the better of the two in bold. Difference: with minus alone, seed by seed."]
     for data, found in results["data"].items():
@@ -166,9 +166,9 @@ def plugged(title: str, results: dict[str, Any], out: Path) -> None:
         header = ["algorithm", *COLUMNS.values(), "difference: average / worst 10 %", "paper: average / worst"]
         said += [table(header, rows)]
     said += ["", f"`{results['command']}`", "", f"{results['machine']}.", *notes(results)]
-    write(out / "plug.json", results)
-    write(out / "plug.md", "\n".join(said))
-    drawn(out / "plug.png", len(results["data"]), lambda axes: gains_drawn(axes, results["data"]))
+    write(out / "plug_and_play.json", results)
+    write(out / "plug_and_play.md", "\n".join(said))
+    drawn(out / "plug_and_play.png", len(results["data"]), lambda axes: gains_drawn(axes, results["data"]))
 
 
 def gains_drawn(axes: Any, data: Mapping[str, Any]) -> None:
@@ -187,7 +187,7 @@ def gains_drawn(axes: Any, data: Mapping[str, Any]) -> None:
 
 
 def transformed(title: str, results: dict[str, Any], out: Path) -> None:
-    """Write JSON, Markdown and picture of cdfs.py."""
+    """Write JSON, Markdown and picture of responses.py."""
     said = [
         f"# {title}",
         "",
@@ -207,9 +207,9 @@ def transformed(title: str, results: dict[str, Any], out: Path) -> None:
             rows.append([name, spread(sums, 1), *cells, largest])
         said += [table(["CDF", "cumulated Σ p F", "average", "worst 10 %", "Gini", "largest p"], rows)]
     said += ["", f"`{results['command']}`", "", f"{results['machine']}.", *notes(results)]
-    write(out / "cdfs.json", results)
-    write(out / "cdfs.md", "\n".join(said))
-    drawn(out / "cdfs.png", len(results["data"]), lambda axes: sums_drawn(axes, results["data"]))
+    write(out / "responses.json", results)
+    write(out / "responses.md", "\n".join(said))
+    drawn(out / "responses.png", len(results["data"]), lambda axes: sums_drawn(axes, results["data"]))
 
 
 def sums_drawn(axes: Any, data: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """AAggFF's mixing coefficients in other federated algorithms (Hahn, thesis, table 3.10).
 
-    FEDLOOM_DATA=... python recipes/fair/plug.py [--data heart fashion_dirichlet] [--seeds 2 4 6]
-    python recipes/fair/plug.py --table                       # table and picture again, from the stored results
+    FEDLOOM_DATA=... python recipes/fair/plug_and_play.py [--data heart fashion_dirichlet] [--seeds 2 4 6]
+    python recipes/fair/plug_and_play.py --table            # table and picture again, from the stored results
 
 The settings of silo.py and device.py; Fashion-MNIST dealt to 1000 clients by Dirichlet(.01) stands in for TinyImageNet.
 What an algorithm has to set (FedProx's mu, a server learning rate) is the value with which it has the best average on
@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import common
 import compare
-import leaves
-import trials
-from trials import Bench
+import plots
+from common import Bench
 
 from fedloom import methods
 from fedloom.core.errors import FedLoomError
@@ -44,7 +44,7 @@ def point(bench: Bench, name: str, algorithm: str, found: dict[str, Any]) -> dic
         best = 0
         if len(points) > 1:
             candidates = [(compare.label(algorithm, p), methods.make(preset, **p), found["lr"]) for p in points]
-            best, found["grid"][algorithm] = bench.choose(name, candidates, trials.average)
+            best, found["grid"][algorithm] = bench.choose(name, candidates, common.average)
         found["chosen"][algorithm] = points[best]
     return found["chosen"][algorithm]
 
@@ -59,42 +59,42 @@ def fill(bench: Bench, name: str, results: dict[str, Any], seeds: Sequence[int],
         settings = point(bench, name, algorithm, found)
         alone = methods.make(preset, **settings)
         kinds = {"alone": (compare.label(algorithm, settings), alone)}
-        kinds["with"] = (f"{kinds['alone'][0]} + AAggFF {found['cdf']}", trials.fair(name, alone, found["cdf"]))
+        kinds["with"] = (f"{kinds['alone'][0]} + AAggFF {found['cdf']}", common.fair(name, alone, found["cdf"]))
         if algorithm == "FedAvg":  # the runs of silo.py and device.py
             best = {"cdf": found["cdf"]}
-            kinds["with"] = (compare.label("AAggFF", best), trials.make(name, "AAggFF", best))
+            kinds["with"] = (compare.label("AAggFF", best), common.make(name, "AAggFF", best))
         pair = found["runs"].setdefault(algorithm, {"alone": {}, "with": {}})
         for kind, (label, method) in kinds.items():
             for seed in (s for s in seeds if str(s) not in pair[kind]):
                 pair[kind][str(seed)] = bench.trial(name, label, method, lr, seed)
-        leaves.plugged(TITLE, results, out)
+        plots.plugged(TITLE, results, out)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", nargs="+", choices=trials.SETTINGS, default=["heart", "fashion_dirichlet"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(trials.SEEDS))
+    parser.add_argument("--data", nargs="+", choices=common.SETTINGS, default=["heart", "fashion_dirichlet"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(common.SEEDS))
     parser.add_argument("--rounds", type=int, help="instead of each data set's own")
     parser.add_argument("--runs", type=Path, default=Path("runs/fair"), help="run directories")
-    parser.add_argument("--out", type=Path, default=leaves.RESULTS, help="table, picture and compact results")
+    parser.add_argument("--out", type=Path, default=plots.RESULTS, help="table, picture and compact results")
     parser.add_argument("--table", action="store_true", help="only write table and picture again")
     args = parser.parse_args(arguments)
-    results = leaves.stored("plug", args.out, "FEDLOOM_DATA=... python recipes/fair/plug.py")
+    results = plots.stored("plug_and_play", args.out, "FEDLOOM_DATA=... python recipes/fair/plug_and_play.py")
     if args.table:
-        leaves.plugged(TITLE, results, args.out)
-        return 0
-    results["machine"] = leaves.machine()
+        plots.plugged(TITLE, results, args.out)
+        return plots.verdict(results)
+    results["machine"] = plots.machine()
     missing = 0
     for name in args.data:
         try:
-            trials.load(name)
+            common.load(name)
         except FedLoomError as error:
             missing += 1
             print(f"{name} is left out: {error}", file=sys.stderr)
             continue
         fill(Bench(args.runs, args.rounds), name, results, args.seeds, args.out)
-    return 2 if missing == len(args.data) else 0
+    return 2 if missing == len(args.data) else plots.verdict(results)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,22 @@ from typing import Any
 from fedloom.metrics import rounds_to_target
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from pages import machine, notes, read, rounded, table, write
+from reporting import left_out, machine, notes, read, rounded, table, verdict, write
 
-__all__ = ["cell", "compact", "machine", "notes", "reached", "read", "rounded", "shown", "table", "write"]
+__all__ = [
+    "cell",
+    "compact",
+    "left_out",
+    "machine",
+    "notes",
+    "reached",
+    "read",
+    "rounded",
+    "shown",
+    "table",
+    "verdict",
+    "write",
+]
 
 RESULTS = Path(__file__).parent / "results"
 MODELS = {"average": "average of all clients' last models (what the paper plots)", "global": "server model"}
@@ -25,7 +38,13 @@ def compact(history: Sequence[dict[str, Any]], parameters: int, metric: str) -> 
     sent = [(r["comm/down_params"] + r["comm/up_params"]) / (2 * parameters * r["cohort"]) for r in history]
     curves = {model: [rounded(record.get(f"{model}/{metric}")) for record in history] for model in MODELS}
     failures = sum(record["failures"] for record in history)
-    return {"rounds": len(history), "cost": round(max(sent, default=0)), "failures": failures, **curves}
+    return {
+        "rounds": len(history),
+        "cost": round(max(sent, default=0)),
+        "failures": failures,
+        "left_out": left_out(history),
+        **curves,
+    }
 
 
 def reached(run: dict[str, Any], model: str, target: float, direction: str) -> float:

@@ -39,9 +39,9 @@ from fedloom.parts.mixing.ssa import ssa_loss
 from fedloom.parts.objectives import CrossEntropy
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from pages import machine, notes, read, rounded, table, write
+from reporting import left_out, machine, notes, read, rounded, table, verdict, write
 
-__all__ = ["machine", "notes", "read", "rounded", "table", "write"]
+__all__ = ["left_out", "machine", "notes", "read", "rounded", "table", "verdict", "write"]
 
 RESULTS = Path(__file__).parent / "results"
 TUNING = 0  # the seed on which settings are chosen, and which is not reported
@@ -231,6 +231,7 @@ class Runs:
                         "p": self.coefficients(name, partition, clients, seed, target),
                         "similarity": similarity(experiment.federation),
                     }
+                found[target]["left_out"] = left_out(result.history)
                 continue
             experiment, result = self.finished(name, partition, clients, seed)
             seen = self.on(experiment, target)
@@ -238,6 +239,7 @@ class Runs:
                 found[target] = {"accuracy": rounded(float(np.mean(alone(seen, result))))}
             else:
                 found[target] = {"accuracy": rounded(after_training(seen, result, Mixing()).before)}
+            found[target]["left_out"] = left_out(result.history)
         return found
 
 

@@ -1,11 +1,11 @@
-"""How the settings in ``scales.py`` were chosen: a grid for each method, at equal communication, on a seed of its own.
+"""How ``settings.py`` was chosen: a grid for each method, at equal communication, on a seed of its own.
 
-    FEDLOOM_DATA=... python recipes/synthesis/tune.py [--scale digits] [--only FedCVAE] [--alphas 1 0.01]
-    python recipes/synthesis/tune.py --table                  # table again, from the stored results
+    FEDLOOM_DATA=... python recipes/synthesis/tuning.py [--scale digits] [--only FedCVAE] [--alphas 1 0.01]
+    python recipes/synthesis/tuning.py --table                  # table again, from the stored results
 
 Every setting runs for as many rounds as send no more than FedEvg sends in all of them, with seed 0, which is another
 split than the reported ones. For each alpha the best is the one whose images make the best classifier: its mean
-accuracy over the clients' hold-outs. ``scales.py`` has the best ones.
+accuracy over the clients' hold-outs. ``settings.py`` has the best ones.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import sets
+import common
 import table_4_2
-from scales import METHODS, SCALES, Setup, adam, cgan, cvae, evg
-from sets import machine, notes, read, rounded, table, write
+from common import machine, notes, read, rounded, table, write
+from settings import METHODS, SCALES, Setup, adam, cgan, cvae, evg
 
 from fedloom.tasks.synthesis.run import synthesize
 
@@ -100,9 +100,9 @@ GRIDS: dict[str, dict[str, dict[str, Setup]]] = {
 def do(arguments: argparse.Namespace) -> None:
     """Everything that was asked for and is not there yet, the results written after each run."""
     if arguments.table:
-        report(arguments.out / f"tune_{arguments.scale}.json")
+        report(arguments.out / f"tuning_{arguments.scale}.json")
         return
-    scale, path = SCALES[arguments.scale], arguments.out / f"tune_{arguments.scale}.json"
+    scale, path = SCALES[arguments.scale], arguments.out / f"tuning_{arguments.scale}.json"
     for data, side in scale.sides.items():
         source = table_4_2.source(data, side)
         for alpha in arguments.alphas:
@@ -122,7 +122,7 @@ def do(arguments: argparse.Namespace) -> None:
                     kept = (CHOSEN_BY, "accuracy", "fid", "recognised", "diversity")
                     cell[key] = {"rounds": experiment.rounds, **{k: numbers[k] for k in kept}}
                     write(path, results | {"machine": machine(), "command": arguments.command})
-                    found = f"{sets.spread([numbers[CHOSEN_BY]], 100)} % in {experiment.rounds} rounds"
+                    found = f"{common.spread([numbers[CHOSEN_BY]], 100)} % in {experiment.rounds} rounds"
                     print(f"{key}, {name}, {label}: {found}", flush=True)
                     report(path)
 
@@ -150,7 +150,7 @@ def report(path: Path) -> None:
         best = {key: max((cell[key][CHOSEN_BY] for cell in grid.values() if key in cell), default=0) for key in keys}
         for label, cell in grid.items():
             rows.append([name, label, *(shown(cell.get(key), best[key]) for key in keys)])
-    lines = [f"# Settings tried for the methods that make synthetic sets, {path.stem.removeprefix('tune_')}", ""]
+    lines = [f"# Settings tried for the methods that make synthetic sets, {path.stem.removeprefix('tuning_')}", ""]
     lines += [
         "Accuracy in percent of a classifier trained on the set, mean over the clients' own test images, at equal"
     ]
@@ -169,7 +169,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run, or write the table from the stored results."""
-    return sets.main("tune", __doc__ or "", options, do, words)
+    return common.main("tuning", __doc__ or "", options, do, words)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
 
-from reported import CIFAR10, TABLE_2_4, TABLE_2_5, Pair
-from shelf import LOCAL
+from common import LOCAL
+from published import CIFAR10, TABLE_2_4, TABLE_2_5, Pair
 from torch import nn
 
 from fedloom.core.federation import Arrays, Federation

@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import arrivals
+import common
 import matplotlib
-from arrivals import SETTINGS, table
+from common import SETTINGS, table
 
 from fedloom.tasks.online.metrics import samples_needed, smoothed
 
@@ -67,7 +67,7 @@ def tables(results: Mapping[str, Any]) -> str:
     for setting, found in results["settings"].items():
         text += ["", f"## {SETTINGS[setting].words}", "", *_table(setting, found)]
     text += ["", *(f"`{command}`  " for command in results["commands"])]
-    text += ["", f"{results['machine']}.", *arrivals.notes(dict(results))]
+    text += ["", f"{results['machine']}.", *common.notes(dict(results))]
     return re.sub("\n{3,}", "\n\n", "\n".join(text))
 
 
@@ -145,10 +145,10 @@ def picture(setting: str, found: Mapping[str, Any], path: Path) -> None:
 
 def report(results: dict[str, Any], out: Path) -> None:
     """Write what there is; notes that were written into the file meanwhile stay."""
-    if written := arrivals.read(out / "tables.json").get("notes"):
+    if written := common.read(out / "tables.json").get("notes"):
         results["notes"] = written
-    arrivals.write(out / "tables.json", results)
-    arrivals.write(out / "tables.md", tables(results))
+    common.write(out / "tables.json", results)
+    common.write(out / "tables.md", tables(results))
     for setting, found in results["settings"].items():
         if found:
             picture(setting, found, out / f"{setting}.png")

@@ -12,7 +12,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-import thesis
+import published
 import torch
 
 from fedloom.core.errors import FedLoomError
@@ -20,9 +20,9 @@ from fedloom.core.federation import Arrays
 from fedloom.data.sources.generated import Generated, pixels, read_generated, save_npz
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from pages import machine, notes, read, rounded, table, write
+from reporting import left_out, machine, notes, read, rounded, table, verdict, write
 
-__all__ = ["RESULTS", "machine", "notes", "read", "report", "rounded", "table", "write"]
+__all__ = ["RESULTS", "left_out", "machine", "notes", "read", "report", "rounded", "table", "write"]
 
 RESULTS = Path(__file__).parent / "results"
 NAMES = {
@@ -50,8 +50,8 @@ SEEN = {
 def told(recipe: str, words: Sequence[str]) -> str:
     """The command of a recipe as results record it: without the places on this machine.
 
-    >>> told("tune", ["--scale", "digits", "--out", "there", "--only", "FedEvg, kept"])
-    "python recipes/synthesis/tune.py --scale digits --only 'FedEvg, kept'"
+    >>> told("tuning", ["--scale", "digits", "--out", "there", "--only", "FedEvg, kept"])
+    "python recipes/synthesis/tuning.py --scale digits --only 'FedEvg, kept'"
     """
     kept = [w for at, w in enumerate(words) if not {"--runs", "--out"} & {w, *words[max(at - 1, 0) : at]}]
     return shlex.join(["python", f"recipes/synthesis/{recipe}.py", *kept])
@@ -77,7 +77,7 @@ def main(
     except FedLoomError as error:
         print(error, file=sys.stderr)
         return 2
-    return 0
+    return verdict(read(arguments.out / f"{recipe}_{arguments.scale}.json"))
 
 
 def spread(values: Sequence[float], factor: float = 1, digits: int = 1) -> str:
@@ -109,7 +109,7 @@ def main_table(
     """One of the thesis' tables: our figures at equal rounds and at equal communication, and below them the thesis'."""
     cells, stops = results["cells"], results.get("stops", False)
     chosen = sorted((k for k in cells if parted(k)[0] == data), key=lambda k: parted(k)[1:])
-    theirs = (thesis.FID if key == "fid" else thesis.ACCURACY).get(data, {}) if beside else {}
+    theirs = (published.FID if key == "fid" else published.ACCURACY).get(data, {}) if beside else {}
     rows = []
     for name in methods:
         ours = [cells[k]["runs"].get(name, {}) for k in chosen]
@@ -123,7 +123,7 @@ def main_table(
     real = [[found[key] for found in cells[k]["real"].values() if key in found] for k in chosen]
     rows.append([REAL, *(spread(values, factor) for values in real)])
     for name, figures in theirs.items():
-        at = dict(zip(thesis.COLUMNS, figures, strict=True))
+        at = dict(zip(published.COLUMNS, figures, strict=True))
         said = (at.get(parted(k)[1:]) for k in chosen)
         rows.append([f"*thesis: {name}*", *(f"*{v[0]} ({v[1]})*" if v else "-" for v in said)])
     heads = [f"{parted(k)[1]} clients, α {parted(k)[2]:g}" for k in chosen]

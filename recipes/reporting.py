@@ -1,0 +1,89 @@
+"""What the recipes of all folders share: tables, updates left out, notes, the machine, and files of results."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+MOST = 0.05
+"""The share of updates that a run may leave out; beyond it, its figures are not those of the method."""
+GENERAL = ("runs", "cells", "curves", "data", "columns", "settings", "draws")
+"""Keys of stored results that name no run."""
+
+
+def rounded(value: float | None) -> float | None:
+    """Six significant digits: enough to tell on which side of a target a value lies."""
+    return None if value is None else float(f"{value:.6g}")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [list(header), ["---"] * len(header), *map(list, rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def left_out(history: Sequence[Mapping[str, Any]]) -> float:
+    """The share of clients' updates that a run left out, since they were not finite or their clients failed.
+
+    >>> left_out([{"cohort": 4, "failures": 0}, {"cohort": 4, "failures": 1}])
+    0.125
+    """
+    return sum(record["failures"] for record in history) / max(sum(record["cohort"] for record in history), 1)
+
+
+def shares(results: Mapping[str, Any], *path: str) -> Iterator[tuple[str, float]]:
+    """Every ``left_out`` in stored results, with the names above it.
+
+    >>> list(shares({"runs": {"FedAvg": {"seed0": {"left_out": 0.5}}}}))
+    [('FedAvg, seed0', 0.5)]
+    """
+    for key, value in results.items():
+        if key == "left_out":
+            yield ", ".join(name for name in path if name not in GENERAL), float(value)
+        elif isinstance(value, Mapping):
+            yield from shares(value, *path, key)
+
+
+def verdict(results: Mapping[str, Any]) -> int:
+    """A recipe's exit code: 1, with a sentence for each, if a run left out more than 5 % of its updates."""
+    wrong = [(name, share) for name, share in shares(results) if share > MOST]
+    for name, share in wrong:
+        print(f"{name}: {share:.1%} of the clients' updates were left out; take a smaller step size.", file=sys.stderr)
+    return int(bool(wrong))
+
+
+def notes(results: dict[str, Any]) -> list[str]:
+    """The end of a page: how many updates each run left out, and what a person wrote under ``notes``."""
+    text, rows = [], [[name, f"{share:.1%}"] for name, share in shares(results)]
+    if rows:
+        text += ["", "## Clients' updates that were left out", "", table(["run", "updates left out"], rows)]
+    written = [f"- {note}" for note in results.get("notes", [])]
+    return text + (["", "## What holds and what does not", "", *written] if written else [])
+
+
+def machine() -> str:
+    """What it ran on, and when."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    day = datetime.now(UTC).strftime("%Y-%m-%d")
+    return f"{cores} cores ({platform.machine()}), torch {torch.__version__}, Python {platform.python_version()}, {day}"
+
+
+def write(path: Path, content: Any) -> None:
+    """Write text, or JSON with one line per innermost list, in one step: a kill leaves the old file or the new one."""
+    text = content if isinstance(content, str) else json.dumps(content, separators=(",", ":")).replace("},", "},\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".tmp").write_text(text.rstrip() + "\n")
+    path.with_suffix(".tmp").replace(path)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """JSON, or nothing yet."""
+    return json.loads(path.read_text()) if path.exists() else {}
