@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from fedloom.config import build, build_method, resolve, sweep, to_yaml
 from fedloom.core.errors import ConfigError
+from fedloom.core.settings import convert
 from fedloom.core.slots import label
-from fedloom.experiment.config import build, build_method, resolve, sweep, to_yaml
-from fedloom.experiment.config.values import convert
 from fedloom.methods import methods
 
 

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from fedloom.cli import report as compare
+from fedloom.cli.listing import KINDS, SCHEMAS
+from fedloom.config.sections import Record
+from fedloom.core.settings import signature
 from fedloom.core.slots import SLOTS
-from fedloom.experiment.config import schema
 
 Cli = Callable[..., Any]
-ENTRIES = [(entry.name, kind) for kind, registry in {**schema.GROUPS, **SLOTS}.items() for entry in registry]
+ENTRIES = [(name, key) for found in KINDS.values() for key, choice in found for name in choice.registry.names()]
 
 
 @pytest.mark.parametrize("line", ["", "--help", "run -h", "list -h", "partition --help", "report -h"])
@@ -28,11 +30,11 @@ def test_version(cli: Cli):
     assert cli("--version").out.startswith("fedloom ")
 
 
-@pytest.mark.parametrize("kind", ["methods", "data", "partitions", "models", "engines"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("parts", "settings")])
 def test_lists_name_everything(kind: str, cli: Cli):
     out = cli("list", kind).out
-    registry = schema.GROUPS[kind if kind == "data" else kind.removesuffix("s")]
-    assert [line.split()[0] for line in out.splitlines()[1:] if line[0] != " "] == registry.names()
+    ((_, choice),) = KINDS[kind]
+    assert [line.split()[0] for line in out.splitlines()[1:] if line[0] != " "] == choice.registry.names()
     assert cli("list", kind.removesuffix("s")).out == out
 
 
@@ -44,9 +46,12 @@ def test_the_list_of_parts_has_every_slot(cli: Cli):
 
 
 def test_the_list_of_settings_has_every_key(cli: Cli):
-    keys = {line.split()[0] for line in cli("list", "settings").out.splitlines()[1:] if line[0] != " "}
-    records = {f"{record}.{name}" for record, made in schema.RECORDS.items() for name in schema.signature(made)}
-    assert keys == {*schema.GROUPS, *schema.SCALARS, *records}
+    listed = {line.split()[0] for line in cli("list", "settings").out.splitlines() if line and line[0] != " "}
+    for schema in SCHEMAS:
+        for key, section in schema.sections.items():
+            names = [f"{key}.{name}" for name in signature(section.factory)] if isinstance(section, Record) else [key]
+            assert listed >= set(names)
+    assert not listed & {"resume", "out", "federation", "engine_settings", "config"}
 
 
 @pytest.mark.parametrize(("name", "kind"), ENTRIES)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from fedloom.cli import train
+from fedloom.cli import run as train
 from fedloom.core.errors import ClientError
 from fedloom.experiment.callbacks import RunInfo
 from fedloom.experiment.progress import NullProgress

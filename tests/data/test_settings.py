@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from fedloom.config import build, resolve, to_yaml
 from fedloom.core.errors import ConfigError
 from fedloom.data.augment import Cutout, pipeline
-from fedloom.experiment.config import build, resolve, to_yaml
 from fedloom.experiment.federated import run
 
 pytestmark = pytest.mark.filterwarnings("ignore:partition 'a.id' gives")

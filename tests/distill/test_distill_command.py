@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from fedloom.tasks.distill.config import resolve
+from fedloom.config.distill import DISTILL
 
 Cli = Callable[..., Any]
 QUICK = ("epochs=4", "teacher_epochs=2", "teacher.hidden=[16]")
@@ -42,7 +42,7 @@ def test_one_run_has_everything_in_its_directory(cli: Cli, tmp_path: Path):
     words = ("method=disk", "method.alpha=0.3", "method.delta=0.1", "seed=3", "out=there", *QUICK)
     assert cli("distill", "-q", *words).code == 0
     stored: Any = OmegaConf.to_container(OmegaConf.load("there/config.yaml"))
-    assert stored["command"] == "distill"
+    assert stored["kind"] == "distill"
     assert (stored["method"]["alpha"], stored["method"]["delta"], stored["seed"]) == (0.3, 0.1, 3)
     assert stored["versions"]["fedloom"]
     names = {path.name for path in Path("there").iterdir()}
@@ -119,10 +119,10 @@ def test_mistake(line: str, cli: Cli, tmp_path: Path):
 def test_a_teacher_is_a_model_or_a_run_directory(tmp_path: Path):
     recipe = tmp_path / "a.yaml"
     recipe.write_text(f"teacher: {{run: {tmp_path}}}\nout: there\n")
-    assert [config["teacher"] for config in resolve([], recipe)] == [{"run": str(tmp_path)}] * 3
-    (config,) = resolve(["method=kd", "teacher=mlp"], recipe)
-    assert (config["teacher"], config.out) == (resolve(["method=kd"])[0]["teacher"], Path("there"))
-    assert resolve([f"teacher={tmp_path}"])[0]["teacher"] == {"run": str(tmp_path)}
+    assert [config["teacher"] for config in DISTILL.plan([], recipe, sweeps=False)] == [{"run": str(tmp_path)}] * 3
+    config = DISTILL.resolve(["method=kd", "teacher=mlp"], recipe)
+    assert (config["teacher"], config.out) == (DISTILL.resolve(["method=kd"])["teacher"], Path("there"))
+    assert DISTILL.resolve([f"teacher={tmp_path}"])["teacher"] == {"run": str(tmp_path)}
 
 
 def test_a_federated_run_is_continued_elsewhere(cli: Cli):

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import pytest
 
 from fedloom.cli import main
+from fedloom.config.online import ONLINE
 from fedloom.core.errors import ConfigError
-from fedloom.tasks.online.config import resolve
 
 
 class Answer(NamedTuple):
@@ -140,19 +140,19 @@ def test_a_mistake_is_one_sentence(cli: Cli, words: str) -> None:
 def test_the_order_of_words_does_not_matter() -> None:
     one = ["learner=ftml", "tasks=3", "stream.ways=2", "stream=k_way"]
     for words in (one, one[::-1]):
-        assert resolve(words)[0]["stream"] | {"tasks": 3, "ways": 2} == resolve(words)[0]["stream"]
-    assert [config["seed"] for config in resolve(["learner=ftml", "seed=1,2", "seed=3"])] == [3]
+        assert ONLINE.resolve(words)["stream"] | {"tasks": 3, "ways": 2} == ONLINE.resolve(words)["stream"]
+    assert [config["seed"] for config in ONLINE.sweep(["learner=ftml", "seed=1,2", "seed=3"])] == [3]
 
 
 def test_recipes(tmp_path: Path) -> None:
     recipe = tmp_path / "a.yaml"
     recipe.write_text("learner: {alpha: 3}\ntasks: 7\nout: there\n")
-    (config,) = resolve(["learner=moml"], recipe)
+    config = ONLINE.resolve(["learner=moml"], recipe)
     assert (config["learner.alpha"], config["stream.tasks"], config.out) == (3.0, 7, Path("there"))
-    (config,) = resolve(["learner=ftml", "out=here"], recipe)
+    config = ONLINE.resolve(["learner=ftml", "out=here"], recipe)
     assert (config["learner"], config.out) == ({"name": "ftml", "draws": 1}, Path("here"))
     with pytest.raises(ConfigError, match="cannot be combined with a recipe"):
-        resolve(["resume=here"], recipe)
+        ONLINE.resolve(["resume=here"], recipe)
 
 
 def test_what_may_not_change_on_resume(cli: Cli) -> None:

@@ -42,7 +42,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
         rounds=2,
         setups=small | nets,
         skewed={},
-        judging=replace(reduced.judging, most=20),
+        judging=replace(reduced.judging, max_steps=20),
         spc=6,
     )
     monkeypatch.setitem(found.SCALES, "reduced", tiny)

@@ -22,10 +22,10 @@ from helpers.runs import QUIET, assert_same_run, assert_same_state, experiment, 
 from helpers.stored import ROUNDS, STATEFUL, files, numbers, referred, whole, work
 from torch import nn
 
+from fedloom.config import build, resolve
 from fedloom.core.errors import ConfigError
 from fedloom.experiment import checkpoint, store
 from fedloom.experiment.callbacks import Callback
-from fedloom.experiment.config import build, resolve
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.report.groups import group
 from fedloom.experiment.store import DiskStore, LRUCache, MemoryStore, make_store, state_bytes

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
 from fedloom.cli import main
-from fedloom.experiment.config import build, resolve
+from fedloom.config import build, resolve
 from fedloom.experiment.federated import run
 from fedloom.experiment.teacher import load_teacher
 

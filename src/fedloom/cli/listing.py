@@ -1,224 +1,168 @@
-"""``fedloom list``: what there is to choose from, read from the registries."""
+"""``fedloom list``: what there is to choose from, read from the registries and the signatures of conditions."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedloom.config.distill import DISTILL, DISTILLER
+from fedloom.config.federated import METHOD, RUN, SYNTHESIZE
+from fedloom.config.online import LEARNER, ONLINE, STREAM
+from fedloom.config.sections import Choice, Record, Section, Value
 from fedloom.core.documentation import documentation
 from fedloom.core.errors import ConfigError, FedLoomError, nearest
 from fedloom.core.method import Method
-from fedloom.core.registry import Entry, Registry
-from fedloom.core.slots import SLOTS, label
-from fedloom.experiment.config import resolve, schema
-from fedloom.experiment.config.values import default, expected, shown
-from fedloom.experiment.console import make_console
+from fedloom.core.registry import Entry
+from fedloom.core.settings import EMPTY, expected, format_value, signature
+from fedloom.core.slots import label
+from fedloom.experiment.console import make_console, plain_table
 
-KINDS = {
-    "methods": ("method=", "named compositions of parts"),
-    "parts": ("method.<slot>=", "what methods are made of; any can replace another in its slot"),
-    "data": ("data=", "where samples come from"),
-    "partitions": ("partition=", "who holds which samples"),
-    "noises": ("noise=", "wrong training labels"),
-    "targets": ("target=", "label distributions for which a model is wanted"),
-    "models": ("model=", "networks"),
-    "engines": ("engine=", "how clients' work is carried out"),
-    "settings": ("", "all other keys"),
+SCHEMAS = (RUN, SYNTHESIZE, ONLINE, DISTILL)
+KINDS: dict[str, list[tuple[str, Choice]]] = {
+    "data" if key == "data" else f"{key}s": [(key, section)]
+    for key, section in RUN.sections.items()
+    if isinstance(section, Choice)
 }
-GROUP_OF = {
-    "methods": "method",
-    "data": "data",
-    "partitions": "partition",
-    "noises": "noise",
-    "targets": "target",
-    "models": "model",
-    "engines": "engine",
-}
+KINDS["parts"] = [(f"method.{slot}", choice) for slot, choice in METHOD.slots.items()]
+KINDS |= {"learners": [("learner", LEARNER)], "streams": [("stream", STREAM)], "distillers": [("method", DISTILLER)]}
+KINDS["settings"] = []
+"""Choices by what they are between, each with its key."""
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Print an overview, a table, or everything about one name."""
+    """Print a table, or everything about one name."""
     console = make_console()
-    words = list(arguments.words)
-    if not words:
-        overview(console)
-        return 0
-    kind = next((kind for kind in KINDS if words[0] in (kind, kind.removesuffix("s"))), None)
-    if kind is None:
-        everything = {entry.name for _, registry in registries("") for entry in registry}
-        if len(words) > 1 or words[0] not in everything:
-            close = difflib.get_close_matches(words[0], everything, n=1)
-            hint = f"did you mean {close[0]!r}? Lists are: {', '.join(KINDS)}." if close else nearest(words[0], KINDS)
-            raise ConfigError(f"there is nothing named {words[0]!r} to list; {hint}")
-        words = ["", *words]
-    if len(words) > 2:
+    words: list[str] = arguments.words
+    kind = next((kind for kind in KINDS if words[0] in (kind, kind.removesuffix("s"))), "")
+    everything = {name for kind in KINDS for name in names_of(kind)}
+    if not kind and (len(words) > 1 or words[0] not in everything):
+        close = difflib.get_close_matches(words[0], everything, n=1)
+        hint = f"did you mean {close[0]!r}? Lists are: {', '.join(KINDS)}." if close else nearest(words[0], KINDS)
+        raise ConfigError(f"there is nothing named {words[0]!r} to list; {hint}")
+    names = words[1:] if kind else words
+    if len(names) > 1:
         raise ConfigError("fedloom list takes one kind and one name, like fedloom list methods feddyn.")
-    if len(words) == 2:
-        details(console, kind or "", words[1])
-    elif kind == "settings":
-        console.print(settings_table())
-    elif kind == "parts":
-        console.print(parts_table())
+    if names:
+        pieces = details(kind, names[0])
     else:
-        assert kind is not None
-        console.print(table(kind))
+        pieces = settings_tables() if kind == "settings" else iter([table(kind)])
+    for piece in pieces:
+        console.print(piece)
     return 0
 
 
-def registries(kind: str) -> list[tuple[str, Registry[Any]]]:
-    """The registries of a kind, or all of them, each with the key that chooses from it."""
-    groups = [(group, schema.GROUPS[group]) for listed, group in GROUP_OF.items() if kind in (listed, "")]
-    slots = [(f"method.{slot}", registry) for slot, registry in SLOTS.items()] if kind in ("parts", "") else []
-    return groups + slots
-
-
-def overview(console: Console) -> None:
-    """How many there are of each kind."""
-    made = _plain_table()
-    for kind, (key, what) in KINDS.items():
-        names = [entry.name for _, registry in registries(kind) for entry in registry]
-        made.add_row(f"fedloom list {kind}", Text(key), what + (f" ({len(set(names))})" if kind in GROUP_OF else ""))
-    console.print(made)
+def names_of(kind: str) -> list[str]:
+    """All names of a kind."""
+    return [name for _, choice in KINDS[kind] for name in choice.registry.names()]
 
 
 def table(kind: str) -> Table:
-    """All of one kind: name, what it is, settings with their defaults; for methods also their parts."""
-    group = GROUP_OF[kind]
-    made = _table("name", "what it is", "settings and their defaults", *(["parts"] if kind == "methods" else []))
-    for entry in schema.GROUPS[group]:
-        made.add_row(*_row(entry), *([Text(parts_of(entry))] if kind == "methods" else []))
+    """All of a kind: name, what it is, settings with their defaults; for methods also their parts."""
+    first, last = ["slot"] * (kind == "parts"), ["parts"] * (kind == "methods")
+    made = plain_table(*first, "name", "what it is", "settings and their defaults", *last)
+    for key, choice in KINDS[kind]:
+        for number, entry in enumerate(choice.registry):
+            slot = Text("" if number else key.removeprefix("method."), style="bold")
+            given = ((name, p.default) for name, p in choice.parameters(entry.name).items())
+            line = "  ".join(name if value is EMPTY else f"{name}={bare(value)}" for name, value in given)
+            row = [Text(entry.name, style="bold cyan"), entry.summary.replace("``", ""), Text(line)]
+            made.add_row(*[slot][: len(first)], *row, *(Text(parts_of(preset(entry))) for _ in last))
     return made
 
 
-def _row(entry: Entry[Any]) -> list[Text]:
-    summary = entry.summary.replace("``", "")
-    return [Text(entry.name, style="bold cyan"), Text(summary), Text(settings_of(entry))]
+def settings_tables() -> Iterator[Table | str]:
+    """All keys with default, type and meaning; of other commands those that are not as for ``fedloom run``."""
+    for schema in SCHEMAS:
+        made, values = plain_table("key", "default", "type", "meaning"), schema.resolve().values
+        for key, section in schema.sections.items():
+            if schema is RUN or section != RUN.sections.get(key):
+                add_keys(made, key, section, values[key])
+        if schema is not RUN:
+            yield f"\nfedloom {schema.command}, where it differs from fedloom run:"
+        yield made
 
 
-def parts_table() -> Table:
-    """All parts by slot."""
-    made = _table("slot", "name", "what it does", "settings and their defaults")
-    for slot, registry in SLOTS.items():
-        for number, entry in enumerate(registry):
-            first = Text(slot if not number else "", style="bold")
-            made.add_row(first, *_row(entry), end_section=number == len(registry) - 1)
-    return made
+def add_keys(made: Table, key: str, section: Section, values: Any) -> None:
+    """A row for each key of a section."""
+    if isinstance(section, Choice):
+        kind = next(kind for kind, found in KINDS.items() if any(c.registry is section.registry for _, c in found))
+        add_key(made, key, values["name"], "a name", f"see fedloom list {kind}")
+    elif isinstance(section, Value):
+        told = documentation(section.owner)[1]
+        add_key(made, key, values, expected(section.parameter.annotation), told.get(key, ""))
+    elif isinstance(section, Record):
+        told = documentation(section.factory)[1]
+        for name, p in signature(section.factory).items():
+            add_key(made, f"{key}.{name}", values[name], expected(p.annotation), told.get(name, ""))
 
 
-def settings_table() -> Table:
-    """All keys that are not chosen by name, with type, default and meaning."""
-    made = _table("key", "default", "type", "meaning")
-    values = resolve().values
-    for group in schema.GROUPS:
-        listed = next(kind for kind, g in GROUP_OF.items() if g == group)
-        made.add_row(Text(group, style="bold cyan"), values[group]["name"], "a name", f"see fedloom list {listed}")
-    for key, scalar in schema.SCALARS.items():
-        said = documentation(scalar.owner)[1].get(key, "")
-        kind = expected(scalar.parameter.annotation)
-        made.add_row(Text(key, style="bold cyan"), Text(_bare(values[key])), Text(kind), Text(said))
-    for record, factory in schema.RECORDS.items():
-        said = documentation(factory)[1]
-        for name, parameter in schema.signature(factory).items():
-            key, value = f"{record}.{name}", _bare(values[record][name])
-            row = (Text(value), Text(expected(parameter.annotation)), Text(said.get(name, "")))
-            made.add_row(Text(key, style="bold cyan"), *row)
-    return made
+def add_key(made: Table, key: str, value: Any, kind: str, told: str) -> None:
+    """A row for one key."""
+    default = "required" if value is EMPTY else bare(value)
+    made.add_row(Text(key, style="bold cyan"), Text(default), kind, Text(told))
 
 
-def details(console: Console, kind: str, name: str) -> None:
+def details(kind: str, name: str) -> Iterator[Table | Text]:
     """Everything about one name: description, settings, parts, citation."""
-    found = [(key, registry[name]) for key, registry in registries(kind) if name in registry]
+    choices = [choice for one in KINDS if kind in (one, "") for choice in KINDS[one]]
+    found = [(key, choice) for key, choice in choices if name in choice.registry]
     if not found:
-        names = [entry.name for _, registry in registries(kind) for entry in registry]
-        raise ConfigError(f"there is no {kind.removesuffix('s') or 'thing'} {name!r}; {nearest(name, set(names))}")
-    for number, (key, entry) in enumerate(found):
-        if number:
-            console.rule(style="dim")
+        raise ConfigError(f"there is no {kind.removesuffix('s')} {name!r}; {nearest(name, names_of(kind))}")
+    for number, (key, choice) in enumerate(found):
+        entry = choice.registry[name]
         text, helps = documentation(entry.factory)
-        console.print(Text(f"{key}={entry.name}", style="bold cyan"))
-        console.print(Text(text))
-        parameters = schema.parameters(entry)
-        if parameters:
-            prefix = f"{key}." if key != "method.objective" else f"{key}.{entry.name}."
-            made = _table("setting", "default", "type", "meaning")
-            for setting, parameter in parameters.items():
-                value = default(entry.factory, parameter)
-                kind_of, said = expected(parameter.annotation), helps.get(setting, "")
-                required = value is inspect.Parameter.empty
-                row = ("required" if required else _bare(value), kind_of, said)
-                made.add_row(Text(f"{prefix}{setting}", style="bold cyan"), *map(Text, row))
-            console.print()
-            console.print(made)
-        if key == "method":
-            _method(console, entry)
-        elif citation := getattr(entry.factory, "citation", ""):
-            console.print()
-            console.print(Text(citation, style="dim"))
+        yield Text("\n" * bool(number) + f"{key}={entry.name}", style="bold cyan")
+        yield Text(text)
+        prefix = f"{key}.{entry.name}" if key == "method.objective" else key
+        made = plain_table("setting", "default", "type", "meaning")
+        for setting, p in choice.parameters(name).items():
+            add_key(made, f"{prefix}.{setting}", p.default, expected(p.annotation), helps.get(setting, ""))
+        if made.row_count:
+            yield Text()
+            yield made
+        method = preset(entry) if choice is METHOD else None
+        if method is not None:
+            yield Text()
+            yield composition(method)
+        citations = list(method.citations()) if method else [getattr(entry.factory, "citation", "")]
+        if any(citations):
+            yield Text("\n" + "\n\n".join(citations), style="dim")
 
 
-def _method(console: Console, entry: Entry[Method]) -> None:
-    try:
-        method = entry.make()
-    except FedLoomError:  # it has settings without a default
-        return
-    made = _plain_table()
+def composition(method: Method) -> Table:
+    """The parts of a method."""
+    made = plain_table("slot", "part", "what it does")
     for place, part in method.parts.items():
-        said = (inspect.getdoc(part) or "").partition("\n")[0]
-        made.add_row(Text(place.partition(".")[0], style="bold"), Text(label(part)), Text(said))
-    console.print()
-    console.print(made)
-    citations = list(method.citations())
-    if citations:
-        console.print()
-        console.print(Text("\n\n".join(citations), style="dim"))
+        told = (inspect.getdoc(part) or "").partition("\n")[0]
+        made.add_row(Text(place.partition(".")[0], style="bold"), Text(label(part)), Text(told))
+    return made
 
 
-def settings_of(entry: Entry[Any]) -> str:
-    """Settings with their defaults, in a line."""
-    found = []
-    for name, parameter in schema.parameters(entry).items():
-        value = default(entry.factory, parameter)
-        found.append(name if value is inspect.Parameter.empty else f"{name}={_bare(value)}")
-    return "  ".join(found)
-
-
-def parts_of(entry: Entry[Method]) -> str:
-    """The parts of a method that do something, besides cross entropy."""
+def preset(entry: Entry[Method]) -> Method | None:
+    """A method with its defaults; None if it has settings without one."""
     try:
-        method = entry.make()
+        return entry.make()
     except FedLoomError:
+        return None
+
+
+def parts_of(method: Method | None) -> str:
+    """The parts of a method that do something, besides cross entropy."""
+    if method is None:
         return ""
     named = {place.partition(".")[0]: label(part) for place, part in method.parts.items() if not part.is_identity}
-    terms = [label(term) for term in method.objective]
-    if terms == ["cross_entropy"]:
-        named.pop("objective", None)
-    else:
-        named["objective"] = "+".join(terms)
-    return "  ".join(f"{slot}={name}" for slot, name in named.items())
+    named["objective"] = "+".join(map(label, method.objective))
+    return "  ".join(f"{slot}={name}" for slot, name in named.items() if (slot, name) != ("objective", "cross_entropy"))
 
 
-def _bare(value: Any) -> str:
+def bare(value: Any) -> str:
     """A value without quotes, as it is typed."""
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(_bare, value))}]"
-    return value if isinstance(value, str) and value else shown(value)
-
-
-def _table(*heads: str) -> Table:
-    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
-    for number, head in enumerate(heads):
-        made.add_column(head, no_wrap=not number, overflow="fold")
-    return made
-
-
-def _plain_table() -> Table:
-    made = Table(box=None, pad_edge=False, show_header=False, padding=(0, 3, 0, 0))
-    for _ in range(3):
-        made.add_column()
-    return made
+        return f"[{','.join(map(bare, value))}]"
+    return value if isinstance(value, str) and value else format_value(value)

@@ -2,81 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.cli import run_paths as places
-from fedloom.cli.run_paths import Job
-from fedloom.cli.run_paths import summary as read_summary
-from fedloom.cli.train import Stopped, show_configs, show_places
+from fedloom.cli.command import Command, Rows
+from fedloom.cli.jobs import Batch, Job
+from fedloom.config.online import ONLINE, build
 from fedloom.experiment.callbacks import Callback, RunInfo
-from fedloom.experiment.config.files import split_words
-from fedloom.experiment.console import (
-    ABSENT,
-    duration,
-    figures,
-    make_console,
-    notes,
-    number,
-    relpath,
-    show_warnings,
-)
-from fedloom.experiment.progress import LineProgress, NullProgress, make_progress
-from fedloom.experiment.rundir import RunDirectory
-from fedloom.tasks.online.config import Config, build, complete, resolve
-from fedloom.tasks.online.experiment import Online
+from fedloom.experiment.console import ABSENT, duration, figures, number
+from fedloom.experiment.progress import LineProgress, NullProgress
 from fedloom.tasks.online.pictures import picture
 from fedloom.tasks.online.task import run
 
-PLAN = "online.yaml"
 
-
-def command(arguments: argparse.Namespace) -> int:
-    """Do what ``fedloom online`` was asked for."""
-    console = make_console()
-    if not arguments.quiet:
-        show_warnings(console)
-    base, words = split_words(arguments.words)
-    parent, jobs = planned(words, base)
-    online = [build(job.config) for job in jobs]  # whatever is impossible is said before anything trains
-    for one in online:
-        one.bank()
-    if arguments.dry_run:
-        show_configs(console, jobs)
-        return 0
-    with make_progress(console, arguments.quiet) as progress:
-        work(parent, jobs, online, progress)
-    show(console, parent, jobs)
-    return 0
-
-
-def planned(words: Sequence[str], base: Path | None) -> tuple[Path, list[Job]]:
-    """What is to be run, and the folder that holds it: the run directory itself where there is one run."""
-    if (parent := places.begun(words, base, PLAN)) is not None:
-        return parent, places.read_plan(parent, PLAN, complete)
-    configs = resolve(words, base)
-    if len(configs) == 1:
-        job = places.single(configs[0], configs[0]["learner.name"])
-        return job.directory, [job]
-    return places.together(configs, "online", ((name, name) for name in _names(configs)))
-
-
-def _names(configs: Sequence[Config]) -> list[str]:
-    """A name for each run of several: learner, seed where there are several, a number where that is not enough."""
-    seeds = len({config["seed"] for config in configs}) > 1
-    found: list[str] = []
-    for config in configs:
-        name = re.sub(r"[^\w.-]+", "_", config["learner.name"] + (f"-{config['seed']}" if seeds else ""))
-        again = sum(other == name or other.startswith(f"{name}#") for other in found)
-        found.append(f"{name}#{again + 1}" if again else name)
-    return found
+def train(experiment: Any, job: Job, batch: Batch, **settings: Any) -> None:
+    """Run one learner in its directory."""
+    run(experiment, job.directory, **settings)
 
 
 class EveryNth(Callback):
@@ -97,43 +42,7 @@ class EveryNth(Callback):
             self.inner.on_round(record)
 
 
-def work(parent: Path, jobs: Sequence[Job], online: Sequence[Online], progress: NullProgress) -> None:
-    """Run what is missing.
-
-    Raises:
-        KeyboardInterrupt: after saying how to go on.
-    """
-    if len(jobs) > 1:
-        places.write_plan(parent, jobs, PLAN)
-    try:
-        for job, one in zip(jobs, online, strict=True):
-            progress.label = job.label
-            every = job.config["checkpoint"]
-            run(
-                one,
-                job.directory,
-                resume=job.resume,
-                checkpoint_every=every["every"],
-                keep=every["keep"],
-                callbacks=[EveryNth(progress)],
-            )
-    except KeyboardInterrupt:
-        if not any(RunDirectory(job.directory).begun for job in jobs):
-            raise Stopped("stopped before learning began.") from None
-        raise Stopped(f"stopped; go on with: fedloom online resume={relpath(parent)}") from None
-
-
-def show(console: Console, parent: Path, jobs: Sequence[Job]) -> None:
-    """The results, a picture, and where everything is."""
-    found = [(job, read_summary(job.directory)) for job in jobs]
-    console.print()
-    console.print(table([(job.label, summary) for job, summary in found]))
-    notes(console, (summary for _, summary in found))
-    made = picture([(job.label, job.directory) for job in jobs], parent / "figures" / "online.png")
-    show_places(console, parent, jobs, made)
-
-
-def table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
+def table(rows: Rows) -> Table:
     """Learners with their accuracies, what they keep and the expert that Hedge trusts most."""
     shown = figures("learner", ("CTM", "LTM", "task data kept", "tasks", "time"))
     hedged = any(len(summary["hedge"]["p"]) > 1 for _, summary in rows)
@@ -151,3 +60,11 @@ def table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
             *([Text(summary["hedge"]["best"] if several else ABSENT)] if hedged else []),
         )
     return shown
+
+
+def files(batch: Batch, runs: Sequence[tuple[str, Path]]) -> list[tuple[str, Path]]:
+    """All learners in one picture."""
+    return [("picture", picture(list(runs), batch.parent / "figures" / "online.png"))]
+
+
+command = Command(ONLINE, lambda config: config["learner.name"], build, train, table, files, progress=EveryNth)

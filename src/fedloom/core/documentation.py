@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Example|Examples):\s*$")
+SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Examples?):\n((?: +.*\n?|\n)*)", re.MULTILINE)
+EXAMPLE = re.compile(r"^>>>[\s\S]*?(?:\n\n|\Z)", re.MULTILINE)
+ARGUMENT = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 
 
-def documentation(factory: Any) -> tuple[str, Mapping[str, str]]:
-    """A docstring's description, without examples, and what it says of each parameter.
+def documentation(factory: Callable[..., Any]) -> tuple[str, Mapping[str, str]]:
+    """A docstring's description, without sections and examples, and what it says of each parameter.
 
     >>> documentation(documentation)[1]["factory"]
     'a function or a class; a class has what its bases say too.'
@@ -19,32 +21,11 @@ def documentation(factory: Any) -> tuple[str, Mapping[str, str]]:
     Args:
         factory: a function or a class; a class has what its bases say too.
     """
-    text: list[str] = []
-    helps: dict[str, str] = {}
+    text, helps = "", {}
     for owner in reversed(inspect.getmro(factory)[:-1]) if inspect.isclass(factory) else [factory]:
-        text, found = _documentation(inspect.cleandoc(owner.__doc__ or "").replace("``", ""))
-        helps |= found
-    return "\n".join(text).strip(), helps
-
-
-def _documentation(doc: str) -> tuple[list[str], dict[str, str]]:
-    text: list[str] = []
-    helps: dict[str, str] = {}
-    section = name = ""
-    for line in doc.splitlines():
-        if line.startswith(">>>"):
-            section = "Example"
-        elif heading := SECTION.match(line):
-            section = heading[1]
-        elif not section:
-            text.append(line)
-        elif section == "Args" and line.startswith("    "):
-            head = re.match(r"^    (\w+): (.*)$", line)
-            if head:
-                name, helps[head[1]] = head[1], head[2]
-            elif name and line.strip():
-                helps[name] += f" {line.strip()}"
-        elif line.strip() and not line.startswith((" ", "...")) and section != "Example":
-            section = ""
-            text.append(line)
+        doc = inspect.cleandoc(owner.__doc__ or "").replace("``", "") + "\n"
+        for heading, body in SECTION.findall(doc):
+            if heading == "Args":
+                helps |= {name: " ".join(told.split()) for name, told in ARGUMENT.findall(body)}
+        text = re.sub(r"\n{3,}", "\n\n", EXAMPLE.sub("", SECTION.sub("", doc))).strip()
     return text, helps

@@ -10,10 +10,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, get_type_hints, overload
+from typing import Any, Generic, TypeVar, overload
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.renamed import hint
+from fedloom.core.settings import signature
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -35,13 +36,7 @@ class Entry(Generic[T]):
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
         """Settable parameters by name, with annotations resolved to types."""
-        hints = get_type_hints(self.factory.__init__ if inspect.isclass(self.factory) else self.factory)
-        signature = inspect.signature(self.factory)
-        return {
-            name: p.replace(annotation=hints.get(name, p.annotation))
-            for name, p in signature.parameters.items()
-            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        }
+        return signature(self.factory)
 
     def make(self, **settings: Any) -> T:
         """Call the factory, refusing settings it does not have.

@@ -12,6 +12,16 @@ _SIMPLE = {"simple": "simple_fraction"}
 _BOTH = {**_SIMPLE, "side": "side_weight"}
 
 RENAMED: dict[str, dict[str, str]] = {
+    "key": {
+        "states": "client_state",
+        "track": "trackers",
+        "tested": "test_samples",
+        "warm": "warmup_epochs",
+        "teaching": "teacher_training",
+        "teaching_epochs": "teacher_epochs",
+    },
+    "evaluation": {"on": "what"},
+    "judge": {"most": "max_steps"},
     "personal": {
         "everything": "local_only",
         "renewed": "reinitialised",

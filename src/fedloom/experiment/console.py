@@ -148,6 +148,14 @@ def figures(first: str, heads: Iterable[str]) -> Table:
     return table
 
 
+def plain_table(*heads: str, numbers: Iterable[str] = ()) -> Table:
+    """An empty table without rules, whose first column does not fold; ``numbers`` stand on the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0), show_header=bool(heads))
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="right" if head in numbers else "left", no_wrap=not place, overflow="fold")
+    return table
+
+
 def results(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
     """A table of runs, with the figures of their last rounds; columns that nothing was measured for are left out.
 

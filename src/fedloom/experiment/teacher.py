@@ -14,11 +14,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fedloom.core.compose import compose
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation
-from fedloom.experiment.config import schema
-from fedloom.experiment.config.method import make_method
-from fedloom.experiment.config.values import typed
+from fedloom.core.settings import from_plain
+from fedloom.methods import methods
 from fedloom.models import models
 
 
@@ -52,7 +52,7 @@ def _from_run(path: Path, federation: Federation) -> nn.Module:
     settings = {str(key): value for key, value in config["model"].items() if key != "name"}
     with torch.random.fork_rng(devices=[]):  # initialising a model must not move anybody's random numbers
         try:
-            settings = typed(schema.parameters(entry), settings)
+            settings = from_plain(entry.parameters, settings)
             model = entry.make(classes=federation.classes, inputs=_shape(federation), **settings)
         except ConfigError as error:
             raise ConfigError(f"the teacher {path} does not fit these data: {error}") from error
@@ -65,7 +65,7 @@ def _from_run(path: Path, federation: Federation) -> nn.Module:
 def _whole(path: Path, config: Mapping[Any, Any], model: nn.Module) -> None:
     """Refuse runs whose parameters lie partly at their clients."""
     method = config.get("method") if config.get("command") != "distill" else None
-    if isinstance(method, dict) and any(map(make_method(method).personal.private, model.state_dict())):
+    if isinstance(method, dict) and any(map(compose(methods, method).personal.private, model.state_dict())):
         raise ConfigError(
             f"teacher={path} is a run of {method['name']!r}, which leaves parameters at its clients: "
             "its server model is not a whole trained one."

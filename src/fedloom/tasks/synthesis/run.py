@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.core.errors import CheckpointError
 from fedloom.core.federation import Arrays
 from fedloom.core.round import Server
+from fedloom.core.settings import to_plain
 from fedloom.data.sources.generated import Generated, parquet, save_npz
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.callbacks import Callback
-from fedloom.experiment.config.values import plain
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult, Step, run
 from fedloom.experiment.runtime import environment, one_thread, pick_device
 from fedloom.tasks.synthesis.grid import grid, value_range
 from fedloom.tasks.synthesis.judge import CACHE, EvalConfig, EvalResult, SyntheticEvaluator
-from fedloom.tasks.synthesis.take import extract_set, generates
+from fedloom.tasks.synthesis.take import extract_set, require_samples
 
 FIGURES = "figures"
 LAST, REAL = "synthetic.png", "real.png"
@@ -134,10 +134,7 @@ def synthesize(
         >>> 0 <= made.verdict.numbers["synthetic/accuracy"] <= 1
         True
     """
-    if not generates(experiment.method):
-        raise ConfigError(
-            f"method {experiment.method.name!r} generates nothing; choose one that does, like fedevg or fedcvae."
-        )
+    require_samples(experiment.method)
     out = None if out is None else Path(out)
     judging = judging or EvalConfig()
     if cache is None and out is not None:
@@ -148,7 +145,7 @@ def synthesize(
         )
         observer = EvalObserver(experiment, judge, out)
         result = run(
-            replace(experiment, config={**experiment.config, "judge": plain(asdict(judging))}),
+            replace(experiment, config={**experiment.config, "judge": to_plain(asdict(judging))}),
             out,
             resume=resume,
             checkpoint_every=checkpoint_every,

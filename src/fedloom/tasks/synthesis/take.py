@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.core.method import Method
 from fedloom.core.round import Server
@@ -18,6 +19,16 @@ def generates(method: Method) -> bool:
     (True, False)
     """
     return not method.answers or any(hasattr(part, "samples") for part in method.parts.values())
+
+
+def require_samples(method: Method) -> None:
+    """Refuse a method that makes no samples.
+
+    Raises:
+        ConfigError: if it makes none.
+    """
+    if not generates(method):
+        raise ConfigError(f"method {method.name!r} generates nothing; choose one that does, like fedevg or fedcvae.")
 
 
 def extract_set(server: Server, model: nn.Module, like: Arrays, per_class: int, seed: int) -> Arrays:

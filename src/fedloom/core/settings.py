@@ -1,19 +1,102 @@
-"""Values of settings: converted to the type that a factory's signature asks for, or refused in one sentence."""
+"""Settings as plain data: what a factory's signature asks for, conversion to it or refusal in one sentence, and back.
+
+The signature of a factory (a function or a frozen dataclass) *is* its schema: names, types and defaults are read here,
+and written nowhere else.
+"""
 
 from __future__ import annotations
 
 import inspect
 import math
 import types
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.renamed import hint
 
+EMPTY = inspect.Parameter.empty
 Parameters = Mapping[str, inspect.Parameter]
+
+
+def signature(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Parameters that can be given by name, with annotations resolved to types and defaults to values."""
+    hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+    declared = getattr(factory, "__dataclass_fields__", {}).values()
+    fresh = {f.name: f.default_factory for f in declared if f.default_factory is not MISSING}
+    found = {}
+    for name, p in inspect.signature(factory).parameters.items():
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+            default = fresh[name]() if name in fresh else p.default
+            found[name] = p.replace(annotation=hints.get(name, p.annotation), default=default)
+    return found
+
+
+def validate(
+    where: str, prefix: str, parameters: Parameters, given: Mapping[str, Any], grid: bool = False
+) -> dict[str, Any]:
+    """All settings of a factory as plain data: those given, checked and converted, and the defaults of the others.
+
+    Args:
+        where: what has these settings, to begin sentences with, like ``method 'feddyn'``.
+        prefix: the key under which they are set, like ``method.``.
+        parameters: those of the factory.
+        given: values by name.
+        grid: whether a setting of one value may be a list of them, each of which is checked by itself.
+
+    Raises:
+        ConfigError: for an unknown setting, a missing one, or one of the wrong type.
+    """
+    for name in given:
+        if name not in parameters:
+            told = hint(where, name, parameters) if parameters else "it has none."
+            raise ConfigError(f"{where} has no setting {name!r}; {told}")
+    found: dict[str, Any] = {}
+    for name, parameter in parameters.items():
+        key, value, kind = f"{prefix}{name}", given.get(name, parameter.default), parameter.annotation
+        if value is EMPTY:
+            raise ConfigError(f"{where} needs a value for {name!r}; give it as {key}=….")
+        if name in given and grid and is_grid(kind, value):
+            if not value:
+                raise ConfigError(f"{key} is an empty list.")
+            value = [convert(key, one, kind) for one in value]
+        elif name in given:
+            value = convert(key, value, kind)
+        try:
+            found[name] = to_plain(value)
+        except TypeError:  # a default that only Python code can replace
+            if name in given:
+                raise ConfigError(f"{key} cannot be set from a configuration, only from Python.") from None
+    return found
+
+
+def is_grid(annotation: Any, value: Any) -> bool:
+    """Whether a value is a list where one value belongs."""
+    return isinstance(value, list) and get_origin(annotation) not in (tuple, list, Sequence)
+
+
+def to_plain(value: Any) -> Any:
+    """``value`` as YAML can hold it: tuples become lists, paths text.
+
+    Raises:
+        TypeError: for an object that only Python code can give.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    raise TypeError(f"{value!r} is no plain value")
+
+
+def from_plain(parameters: Parameters, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain settings as the types that the factory asks for: the inverse of ``to_plain``."""
+    return {name: convert(name, value, parameters[name].annotation) for name, value in values.items()}
 
 
 def convert(key: str, value: Any, annotation: Any) -> Any:
@@ -34,13 +117,13 @@ def convert(key: str, value: Any, annotation: Any) -> Any:
     except TypeError:
         if get_origin(annotation) is Literal and isinstance(value, str):
             raise ConfigError(f"{key} is {value!r}; {nearest(value, map(str, get_args(annotation)))}") from None
-        raise ConfigError(f"{key} is {shown(value)}, but it must be {expected(annotation)}.") from None
+        raise ConfigError(f"{key} is {format_value(value)}, but it must be {expected(annotation)}.") from None
 
 
 def _convert(value: Any, annotation: Any) -> Any:
     """As ``convert``; a ``TypeError`` says that it cannot be done."""
     origin, inner = get_origin(annotation), get_args(annotation)
-    if annotation in (Any, object, inspect.Parameter.empty):
+    if annotation in (Any, object, EMPTY):
         return value
     if origin in (Union, types.UnionType):
         if value is None and type(None) in inner:
@@ -95,7 +178,7 @@ def expected(annotation: Any) -> str:
         return "one of " + ", ".join(map(repr, inner))
     if origin in (tuple, list, Sequence):
         if origin is tuple and inner and inner[-1] is not Ellipsis:
-            return f"a list of {len(inner)} values ({', '.join(expected(kind) for kind in inner)})"
+            return f"a list of {len(inner)} values ({', '.join(map(expected, inner))})"
         plural = {int: "whole numbers", float: "numbers", str: "names"}
         return f"a list of {plural.get(inner[0] if inner else None, 'values')}"
     if (origin or annotation) in (Mapping, dict):
@@ -111,81 +194,16 @@ def _typeable(annotation: Any) -> bool:
     return not isinstance(annotation, type) or issubclass(annotation, given)
 
 
-def shown(value: Any) -> str:
-    """A value as it is written on the command line, in quotes if it is text.
+def format_value(value: Any) -> str:
+    """A value as it is written on the command line, text in quotes.
 
-    >>> shown(None), shown(True), shown("x"), shown([1, None])
+    >>> format_value(None), format_value(True), format_value("x"), format_value([1, None])
     ('null', 'true', "'x'", '[1, null]')
     """
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(shown, value))}]"
+        return f"[{', '.join(map(format_value, value))}]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {shown(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {format_value(item)}" for key, item in value.items()) + "}"
     return f"{value:g}" if isinstance(value, float) else repr(value)
-
-
-def plain(value: Any) -> Any:
-    """``value`` as YAML can hold it: tuples become lists, paths text.
-
-    Raises:
-        TypeError: if it is something else, an object that only Python code can give.
-    """
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    raise TypeError
-
-
-def default(factory: Any, parameter: inspect.Parameter) -> Any:
-    """The default of a factory's parameter; ``inspect.Parameter.empty`` if it has none."""
-    if is_dataclass(factory):
-        field = next((f for f in fields(factory) if f.name == parameter.name), None)
-        if field is not None and field.default_factory is not MISSING:
-            return field.default_factory()
-    return parameter.default
-
-
-def settings(where: str, prefix: str, factory: Any, parameters: Parameters, given: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings of a factory as plain data: those given, checked and converted, and the others at their defaults.
-
-    Args:
-        where: what has these settings, to begin sentences with, like ``method 'feddyn'``.
-        prefix: the key under which they are set, like ``method.``.
-        factory: whose settings they are.
-        parameters: its parameters, with resolved annotations.
-        given: values by name.
-
-    Raises:
-        ConfigError: for an unknown setting, a missing one, or one of the wrong type.
-    """
-    for name in given:
-        if name not in parameters:
-            tip = hint(where, name, parameters) if parameters else "it has none."
-            raise ConfigError(f"{where} has no setting {name!r}; {tip}")
-    result: dict[str, Any] = {}
-    for name, parameter in parameters.items():
-        if name in given:
-            value = convert(f"{prefix}{name}", given[name], parameter.annotation)
-        else:
-            value = default(factory, parameter)
-        if value is inspect.Parameter.empty:
-            raise ConfigError(f"{where} needs a value for {name!r}; give it as {prefix}{name}=….")
-        try:
-            result[name] = plain(value)
-        except TypeError:  # an object: a default that only Python code can replace
-            if name in given:
-                raise ConfigError(f"{prefix}{name} cannot be set from a configuration, only from Python.") from None
-    return result
-
-
-def typed(parameters: Parameters, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain settings as the types that the factory asks for: the inverse of ``plain``."""
-    kinds = {name: parameters[name].annotation if name in parameters else Any for name in values}  # refused when made
-    return {name: convert(name, value, kinds[name]) for name, value in values.items()}

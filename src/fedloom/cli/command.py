@@ -1,0 +1,140 @@
+"""What every command that trains does: plan, check, run and show; and what each one says of itself."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedloom.cli.jobs import Batch, Job, plan
+from fedloom.config.build import Shared
+from fedloom.config.overrides import split_words
+from fedloom.config.schema import CommandSchema, Config, to_yaml
+from fedloom.core.errors import ClientError
+from fedloom.experiment import trackers
+from fedloom.experiment.callbacks import Callback
+from fedloom.experiment.console import make_console, notes, print_raw, relpath, show_warnings
+from fedloom.experiment.progress import NullProgress, make_progress
+from fedloom.experiment.rundir import RunDirectory
+
+Rows = Sequence[tuple[str, Mapping[str, Any]]]
+"""A label and the summary of each run."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that trains.
+
+    Attributes:
+        schema: its configuration.
+        title: what a configuration is called, like ``feddyn``.
+        build: the experiment of a configuration; what is impossible is refused here. Equal data are built once.
+        run: runs one, with ``resume``, ``checkpoint_every``, ``keep`` and ``callbacks``.
+        table: the results of all runs.
+        files: draws what is to be seen, for runs with their labels; words and paths.
+        remarks: sentences below the table.
+        progress: what shows a run, from what shows it usually.
+        last_file: what a run writes last.
+        plans: whether a single run needs its plan written too, since it is more than one training.
+    """
+
+    schema: CommandSchema
+    title: Callable[[Config], str]
+    build: Callable[[Config, Shared], Any]
+    run: Callable[..., Any]
+    table: Callable[[Rows], Table]
+    files: Callable[[Batch, Sequence[tuple[str, Path]]], Sequence[tuple[str, Path]]]
+    remarks: Callable[[Rows], Sequence[str]] = lambda rows: ()
+    progress: Callable[[NullProgress], Callback] = lambda progress: progress
+    last_file: str = "summary.json"
+    plans: bool = False
+
+    def __call__(self, arguments: argparse.Namespace) -> int:
+        """Do what the command line asks for; returns the exit code."""
+        console = make_console()
+        if not arguments.quiet:
+            show_warnings(console)
+        base, words = split_words(arguments.words)
+        batch = plan(self.schema, self.title, words, base, arguments.multirun)
+        shared = Shared()
+        experiments = [self.build(job.config, shared) for job in batch.jobs]  # refused before anything trains
+        if arguments.dry_run:
+            for job in batch.jobs:
+                if batch.is_sweep:
+                    print_raw(console, f"# {job.directory}")
+                print_raw(console, to_yaml(job.config), end="")
+            return 0
+        with make_progress(console, arguments.quiet) as progress:
+            failed = self.train(batch, experiments, progress)
+        self.show(console, batch)
+        for label, error in failed:
+            print(f"fedloom: {label}: {error}", file=sys.stderr)
+        return 2 if failed else 0
+
+    def train(self, batch: Batch, experiments: Sequence[Any], progress: NullProgress) -> list[tuple[str, ClientError]]:
+        """Run all jobs, one after the other; those of a sweep that diverged are returned.
+
+        Raises:
+            Stopped: on Ctrl-C, with a sentence on how to go on.
+        """
+        failed: list[tuple[str, ClientError]] = []
+        if batch.is_sweep or self.plans:
+            batch.write_plan()
+        for job, experiment in zip(batch.jobs, experiments, strict=True):
+            if batch.is_sweep and self._is_done(job):
+                continue
+            progress.label = batch.title(job)
+            every = job.config["checkpoint"]
+            callbacks = [self.progress(progress), *trackers.make(job.config["trackers"])]
+            try:
+                self.run(
+                    experiment, job, batch, resume=job.resume, checkpoint_every=every["every"], keep=every["keep"],
+                    callbacks=callbacks,
+                )  # fmt: skip
+            except ClientError as error:
+                if not batch.is_sweep:
+                    raise
+                failed.append((job.label, error))
+            except KeyboardInterrupt:
+                raise Stopped(self._going_on(batch, job)) from None
+        return failed
+
+    def _is_done(self, job: Job) -> bool:
+        return RunDirectory(job.directory).status.ended and (job.directory / self.last_file).is_file()
+
+    def _going_on(self, batch: Batch, job: Job) -> str:
+        """How to go on after Ctrl-C."""
+        if not batch.parent.exists():
+            return "stopped before training began; nothing was written."
+        at = RunDirectory(job.directory).summary().get("rounds", 0)
+        who = f"{job.label}, seed {job.config['seed']}" if batch.is_sweep else job.label
+        how = f"fedloom {self.schema.command} resume={relpath(batch.parent)}"
+        return f"stopped after round {at} of {who}; go on with: {how}"
+
+    def show(self, console: Console, batch: Batch) -> None:
+        """Print the results, and where everything is."""
+        found = [(batch.title(job), RunDirectory(job.directory)) for job in batch.jobs if job.is_begun]
+        rows = [(label, run.summary()) for label, run in found]
+        console.print()
+        console.print(self.table(rows))
+        for text in self.remarks(rows):
+            print_raw(console, text)
+        notes(console, (summary for _, summary in rows))
+        many = "ies" if batch.is_sweep else "y"
+        places = [
+            (f"run director{many}", batch.parent),
+            *self.files(batch, [(label, run.path) for label, run in found]),
+        ]
+        width = max(len(word) for word, _ in places) + 1
+        for word, path in places:
+            print_raw(console, f"{word + ':':<{width}} {relpath(path)}")
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C, with a sentence on how to go on."""

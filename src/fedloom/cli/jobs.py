@@ -1,0 +1,164 @@
+"""What a command line asks for: one run, or several in a folder with a plan of what belongs there."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from fedloom.config.schema import CommandSchema, Config, read, run_directory
+from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.core.slots import SLOTS
+from fedloom.experiment.atomic import write_whole
+from fedloom.experiment.rundir import RunDirectory
+
+PLAN = "sweep.yaml"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to do: its configuration, its directory, whether or from where it goes on there, what it is called."""
+
+    config: Config
+    directory: Path
+    resume: bool | Path = False
+    label: str = ""
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether it has left anything."""
+        return RunDirectory(self.directory).begun
+
+
+@dataclass(frozen=True)
+class Batch:
+    """All runs that a command line asks for, and the folder that holds them; that of a single run is its own."""
+
+    parent: Path
+    jobs: Sequence[Job]
+
+    @property
+    def is_sweep(self) -> bool:
+        """Whether there may be several runs."""
+        return any(job.directory != self.parent for job in self.jobs)
+
+    def title(self, job: Job) -> str:
+        """The label of a run, with its seed where seeds differ."""
+        seeds = {one.config["seed"] for one in self.jobs}
+        return job.label if len(seeds) == 1 else f"{job.label}, seed {job.config['seed']}"
+
+    def write_plan(self) -> None:
+        """Remember what belongs together, so that it can go on."""
+        if (self.parent / PLAN).exists():
+            return
+        runs = {
+            os.path.relpath(job.directory, self.parent): {"label": job.label, "config": job.config.values}
+            for job in self.jobs
+        }
+        try:
+            self.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self.parent / PLAN, OmegaConf.to_yaml(OmegaConf.create(runs)).encode())
+        except OSError as error:
+            raise CheckpointError(f"the folder {self.parent} cannot be written: {error.strerror}.") from error
+
+
+def plan(
+    schema: CommandSchema, title: Callable[[Config], str], words: Sequence[str], base: Path | None, multirun: bool
+) -> Batch:
+    """What words ask for: a batch that goes on, a run that goes on, a new run or several.
+
+    Args:
+        schema: of the command.
+        title: what a configuration is called, like ``feddyn``.
+        words: overrides.
+        base: a recipe.
+        multirun: whether a word may have several values.
+
+    Raises:
+        ConfigError: for impossible settings.
+        CheckpointError: if a directory is taken, or one that is to go on is none.
+    """
+    resume = next((Path(word.partition("=")[2]) for word in words if word.startswith("resume=")), None)
+    if resume is not None and (resume / PLAN).is_file():
+        if len(words) > 1 or base is not None:
+            raise ConfigError(f"{str(resume)!r} goes on as it is; leave out the other settings.")
+        return _read_plan(schema, resume)
+    configs = schema.plan(words, base, multirun)
+    if len(configs) > 1:
+        titles = list(dict.fromkeys(map(title, configs)))
+        parent = _new(configs[0].out, "-".join(titles) if len(titles) <= 3 else "sweep")
+        called = zip(configs, _names(configs, list(map(title, configs))), strict=True)
+        return Batch(parent, [Job(config, parent / folder, label=label) for config, (folder, label) in called])
+    config = configs[0]
+    if config.resume is None:
+        directory = _new(config.out, f"{title(config)}-{config['seed']}")
+        return Batch(directory, [Job(config, directory, label=title(config))])
+    directory = run_directory(config.resume)
+    start = True if directory == config.resume else config.resume
+    return Batch(directory, [Job(config, directory, start, title(config))])
+
+
+def _read_plan(schema: CommandSchema, parent: Path) -> Batch:
+    """A batch that was begun; runs that have a run directory go on in it."""
+    jobs = []
+    for name, about in read(parent / PLAN).items():
+        directory = parent / name
+        config = Config(schema.complete(about["config"]))
+        jobs.append(Job(config, directory, RunDirectory(directory).begun, about["label"]))
+    return Batch(parent, jobs)
+
+
+def _new(out: Path | None, name: str) -> Path:
+    """A directory where nothing is yet: the one that was named, or ``runs/<date>/<time>-<name>``."""
+    if out is None:
+        return dated(name)
+    if RunDirectory(out).taken:
+        raise CheckpointError(f"{out} exists already; choose another out=, or continue it with resume={out}.")
+    return out
+
+
+def dated(name: str, now: datetime | None = None) -> Path:
+    """A new directory under ``runs/<date>/<time>-<name>``.
+
+    >>> dated("feddyn-0", datetime(2026, 1, 31, 9, 30, 0)).as_posix()
+    'runs/2026-01-31/093000-feddyn-0'
+    """
+    now = now or datetime.now()
+    path = Path("runs") / f"{now:%Y-%m-%d}" / f"{now:%H%M%S}-{name}"
+    others = (path.with_name(f"{path.name}-{n}") for n in range(2, 1000))
+    return next(p for p in (path, *others) if not p.exists())
+
+
+def _names(configs: Sequence[Config], titles: Sequence[str]) -> list[tuple[str, str]]:
+    """A folder and a label for each run of a sweep, like ``feddyn-lr=0.1-0`` and ``feddyn, local.lr=0.1``."""
+    found = []
+    for config, title in zip(configs, titles, strict=True):
+        varied = {key: _short(value) for key, value in config.swept.items() if not _in_title(key) and key != "seed"}
+        parts = [title, *(f"{key.rpartition('.')[2]}={value}" for key, value in varied.items()), str(config["seed"])]
+        label = ", ".join([title, *(f"{key.removeprefix('method.')}={value}" for key, value in varied.items())])
+        found.append((re.sub(r"[^\w.=+,-]+", "_", "-".join(parts)), label))
+    again, seen = Counter(folder for folder, _ in found), Counter[str]()
+    for number, (folder, label) in enumerate(found):
+        seen[folder] += 1
+        if again[folder] > 1:
+            found[number] = (f"{folder}-{seen[folder]}", label)
+    return found
+
+
+def _in_title(key: str) -> bool:
+    """Whether the title of a run shows what this key is: the method or learner, or a slot that was replaced."""
+    first, _, rest = key.partition(".")
+    return first in ("method", "learner") and rest in ("", "name", *(slot for slot in SLOTS if slot != "objective"))
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(_short, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,100 @@
+"""What the commands have in common: checkpoints and trackers, data, models, and what a sweep makes once."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from fedloom.config.sections import Choice, Record, Section, sections_of
+from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.federation import Arrays
+from fedloom.data import sources
+from fedloom.experiment.trackers import TRACKERS
+from fedloom.models import models
+
+T = TypeVar("T")
+DATA = Choice(sources)
+MODEL = Choice(models, hidden=("classes", "inputs", "low", "high"))  # these follow from the data
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """When checkpoints are written, and how many are kept.
+
+    Args:
+        every: rounds between two checkpoints; one is also written at the end and on Ctrl-C.
+        keep: how many are kept.
+    """
+
+    every: int = 10
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.keep < 1:
+            raise ConfigError(f"checkpoint: every and keep must be at least 1, not {self.every} and {self.keep}.")
+
+
+def tracking(trackers: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Check the trackers that are asked for.
+
+    Args:
+        trackers: what gets every round's record besides the run directory: any of tensorboard and mlflow.
+
+    Raises:
+        ConfigError: for an unknown one, or one whose library is not installed.
+    """
+    for name in trackers:
+        if name not in TRACKERS:
+            raise ConfigError(f"unknown tracker {name!r}; {nearest(name, TRACKERS)}")
+        if find_spec(name) is None:
+            raise ConfigError(f"trackers={name} needs a library that is not installed; pip install 'fedloom[track]'.")
+    return trackers
+
+
+COMMON: Mapping[str, Section] = {"checkpoint": Record(Checkpoints), **sections_of(tracking)}
+"""Keys of every command that trains."""
+
+
+class Shared:
+    """What several runs of a sweep have in common: made once for equal settings.
+
+    >>> shared, made = Shared(), []
+    >>> for settings in ({"seed": 1}, {"seed": 2}, {"seed": 1}):
+    ...     shared("data", settings, made.append)
+    >>> made
+    [{'seed': 1}, {'seed': 2}]
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def __call__(self, what: str, settings: Mapping[str, Any], make: Callable[[Mapping[str, Any]], T]) -> T:
+        """What ``make`` makes of the settings."""
+        key = f"{what} {json.dumps(settings, sort_keys=True)}"
+        if key not in self._made:
+            self._made[key] = make(settings)
+        return self._made[key]
+
+
+def model_factory(values: Mapping[str, Any], arrays: Arrays) -> Callable[[], nn.Module]:
+    """What makes a model for some data; tried without memory first, so that one that does not fit is refused here.
+
+    Raises:
+        ConfigError: for impossible settings.
+    """
+    known: dict[str, Any] = {"classes": arrays.classes, "inputs": tuple(arrays.x.shape[1:])}
+    if arrays.std:  # between which values pixels lie; 0 and 1 otherwise
+        pairs = list(zip(arrays.mean, arrays.std, strict=True))
+        known |= {"low": tuple((0 - m) / s for m, s in pairs), "high": tuple((1 - m) / s for m, s in pairs)}
+    fixed = {name: value for name, value in known.items() if name in models[values["name"]].parameters}
+    make = functools.partial(MODEL.instantiate, values, **fixed)
+    with torch.device("meta"):
+        make()
+    return make

@@ -1,0 +1,143 @@
+"""The configuration of ``fedloom distill``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedloom.config.build import COMMON, DATA, MODEL, Shared, model_factory
+from fedloom.config.schema import CommandSchema, Config
+from fedloom.config.sections import Choice, Record, Tree, arguments, sections_of
+from fedloom.core.errors import ConfigError, nearest
+from fedloom.experiment.rundir import Kind, RunDirectory
+from fedloom.experiment.runtime import pick_device
+from fedloom.experiment.teacher import load_teacher
+from fedloom.models import models
+from fedloom.tasks.distill.data import Splits
+from fedloom.tasks.distill.experiment import Distillation
+from fedloom.tasks.distill.method import distillers
+from fedloom.tasks.distill.methods import ce
+from fedloom.tasks.distill.training import Training
+
+PENDING = Path("still to be trained")
+"""Stands for a teacher in an experiment that is only checked."""
+
+
+class Teacher(Choice):
+    """A model by its name, which is trained first, or the run directory of a trained one."""
+
+    def nest(self, key: str, rest: Sequence[str], value: Any) -> Tree:
+        return super().nest(key, rest, value["run"] if isinstance(value, Mapping) and "run" in value else value)
+
+    def validate(self, key: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        name = given["name"]
+        if name in self.registry:
+            return super().validate(key, given)
+        if not Path(name).exists() and "/" not in name:
+            hint = nearest(name, self.registry.names())
+            raise ConfigError(f"{key} is {name!r}: neither a run directory nor a model; {hint}")
+        return {"run": str(Path(name).expanduser().resolve())}
+
+
+def on_the_spot(teacher_epochs: int = 20, split_seed: int = 0) -> None:
+    """What runs with different seeds have in common.
+
+    Args:
+        teacher_epochs: passes of a teacher that is trained on the spot.
+        split_seed: of the split and of such a teacher.
+    """
+
+
+DISTILLER = Choice(distillers)
+TRAINING = Record(Training)
+CONDITIONS = sections_of(Distillation, ("method", "data", "model", "teacher", "config"))
+SPLITS = sections_of(Splits.of, ("source", "seed"))
+
+DISTILL = CommandSchema(
+    Kind.DISTILL,
+    {
+        "method": DISTILLER,
+        "data": DATA,
+        "model": MODEL,
+        "teacher": Teacher(models, hidden=MODEL.hidden),
+        **SPLITS,
+        **sections_of(on_the_spot),
+        **CONDITIONS,
+        "teacher_training": TRAINING,
+        **COMMON,
+    },
+    defaults={
+        "method": "disk",
+        "data": "digits",
+        "model": {"name": "mlp", "hidden": [4]},
+        "teacher": {"name": "mlp", "hidden": [256, 256]},
+        "training": {"batch_size": 50, "lr": 0.05, "clip": 10.0},
+        "teacher_training": {"batch_size": 50, "lr": 0.05, "clip": 10.0},
+        "checkpoint": {"every": 5},
+    },
+    comparison=lambda named: ("method=ce,kd,disk",),
+    may_change=("device", "cache", "checkpoint", "trackers"),
+)
+
+
+def build(config: Config, shared: Shared | None = None) -> Distillation:
+    """The experiment of a configuration; what is impossible is refused here.
+
+    Where the teacher is to be trained first (``build_teacher``), it is ``PENDING``.
+
+    Raises:
+        ConfigError: for impossible settings.
+        DataError: for data that are missing or too few.
+    """
+    values = config.values
+    data = _splits(config, shared)
+    run = values["teacher"].get("run")
+    made = Distillation(
+        method=DISTILLER.instantiate(values["method"]),
+        data=data,
+        model=model_factory(values["model"], data.train),
+        teacher=PENDING if run is None else Path(run),
+        config=values,
+        **arguments(Distillation, CONDITIONS, values),
+    )
+    pick_device(made.device)
+    if run is None:
+        build_teacher(config, shared)
+    else:
+        load_teacher(run, data.federation(), torch.float32, "cpu")
+    if made.start is not None:
+        RunDirectory(made.start).config()
+    return made
+
+
+def build_teacher(config: Config, shared: Shared | None = None) -> Distillation:
+    """The training of a teacher on the spot."""
+    values = config.values
+    data = _splits(config, shared)
+    kept = {"method": {"name": "ce", "warm": False}, "data": values["data"], "model": values["teacher"]}
+    return Distillation(
+        ce(),
+        data,
+        model_factory(values["teacher"], data.train),
+        epochs=values["teacher_epochs"],
+        training=TRAINING.instantiate(values["teacher_training"]),
+        augment=tuple(values["augment"]),
+        seed=values["split_seed"],
+        dtype=values["dtype"],
+        device=values["device"],
+        config={**kept, "training": values["teacher_training"]},
+    )
+
+
+def _splits(config: Config, shared: Shared | None) -> Splits:
+    """The data, divided; equal ones once among those that share."""
+    shared = shared or Shared()
+
+    def split(settings: Mapping[str, Any]) -> Splits:
+        source = shared("source", settings["data"], DATA.instantiate)
+        return Splits.of(source, seed=settings["split_seed"], **arguments(Splits.of, SPLITS, settings))
+
+    return shared("splits", {key: config[key] for key in ("data", "split_seed", *SPLITS)}, split)

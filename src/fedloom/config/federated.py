@@ -1,0 +1,159 @@
+"""The configurations of ``fedloom run`` and ``fedloom synthesize``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fedloom.compute import computes
+from fedloom.config.build import COMMON, DATA, MODEL, Shared, model_factory, tracking
+from fedloom.config.schema import CommandSchema, Config
+from fedloom.config.sections import Choice, MethodChoice, Record, Terms, arguments, sections_of
+from fedloom.core.federation import Federation
+from fedloom.core.method import Method
+from fedloom.core.slots import SLOTS
+from fedloom.data import federate, noises, partitions, targets
+from fedloom.engines import engines
+from fedloom.experiment.experiment import Experiment
+from fedloom.experiment.rundir import Kind
+from fedloom.experiment.runtime import pick_device
+from fedloom.methods import methods
+from fedloom.tasks.synthesis.judge import EvalConfig
+from fedloom.tasks.synthesis.take import require_samples
+
+METHOD = MethodChoice(
+    methods, slots={slot: (Terms if slot == "objective" else Choice)(registry) for slot, registry in SLOTS.items()}
+)
+FEDERATION = sections_of(federate, ("source",), partition=partitions, noise=noises, target=targets)
+CONDITIONS = sections_of(Experiment, ("method", "federation", "model", "config"), engine=engines, compute=computes)
+
+_GENERATES = {"clients": 10, "participation": 1.0, "rounds": 40, "evaluation": {"what": []}}
+_ADAM = {"steps": 15, "batch_size": 32, "lr": 1e-3, "optimizer": "adam", "weight_decay": 0.0}
+
+RUN = CommandSchema(
+    Kind.FEDERATED,
+    {
+        "method": METHOD,
+        "data": DATA,
+        **FEDERATION,
+        "model": MODEL,
+        **CONDITIONS,
+        **COMMON,
+    },
+    defaults={
+        "method": "fedavg",
+        "data": "digits",
+        "partition": "dirichlet",
+        "model": "mlp",
+        "clients": 20,
+        "participation": 0.5,
+        "rounds": 50,
+        "local": {"weight_decay": 1e-3},
+    },
+    fitting={
+        ("data", "synthetic"): {"partition": "natural", "model": "logistic", "local": {"weight_decay": 1e-5}},
+        ("partition", "natural"): {"clients": None},
+        ("partition", "acid"): {"clients": 100, "held_out": "common"},
+        ("partition", "alid"): {"clients": 100, "held_out": "common"},
+        ("partition", "niid1"): {"clients": 5, "participation": 1.0},
+        ("partition", "niid2"): {"clients": 10, "participation": 1.0},
+        ("method", "fedevg"): {**_GENERATES, "model": "energy_cnn", "local": _ADAM},
+        ("method", "fedevg_kept"): {**_GENERATES, "model": "energy_cnn", "local": _ADAM},
+        ("method", "fedcgan"): {**_GENERATES, "model": "conditional_gan", "local": {**_ADAM, "beta1": 0.5}},
+        ("method", "fedcvae"): {**_GENERATES, "model": "conditional_vae", "local": {**_ADAM, "lr": 2e-3}},
+    },
+    comparison=lambda named: (
+        "method=fedavg,feddyn",
+        *(() if {"data", "evaluation"} & named else ("evaluation.target=0.9",)),  # which both reach on the digits
+    ),
+    may_change=("engine", "compute", "device", "client_state", "checkpoint", "trackers"),
+    may_grow="rounds",
+)
+
+JUDGE = Record(EvalConfig)
+SYNTHESIZE = replace(
+    RUN,
+    kind=Kind.SYNTHESIS,
+    sections={**RUN.sections, "judge": JUDGE},
+    defaults={**RUN.defaults, "method": "fedevg"},
+    comparison=lambda named: (),
+)
+
+
+def resolve(words: Sequence[str] = (), base: Any = None) -> Config:
+    """One configuration of ``fedloom run`` from a recipe and overrides; the order of overrides does not matter.
+
+    >>> config = resolve(["method.alpha=.1", "method=feddyn", "partition.alpha=0.6"])
+    >>> config["method.name"], config["method.alpha"], config["partition.alpha"], config["clients"]
+    ('feddyn', 0.1, 0.6, 20)
+    >>> resolve(["method=feddin"])
+    Traceback (most recent call last):
+    ...
+    fedloom.core.errors.ConfigError: unknown method 'feddin'; did you mean 'feddyn'? There are: ...
+
+    Raises:
+        ConfigError: for anything unknown, of the wrong type, or with several values.
+    """
+    return RUN.resolve(words, base)
+
+
+def sweep(words: Sequence[str] = (), base: Any = None) -> list[Config]:
+    """All configurations of a sweep of ``fedloom run``: the product of everything that has several values.
+
+    >>> [(c["method.name"], c["seed"]) for c in sweep(["method=fedavg,feddyn", "seed=range(1,3)"])]
+    [('fedavg', 1), ('fedavg', 2), ('feddyn', 1), ('feddyn', 2)]
+    """
+    return RUN.sweep(words, base)
+
+
+def build(config: Config, shared: Shared | None = None) -> Experiment:
+    """The experiment that a configuration describes; the cheapest checks come first.
+
+    >>> experiment = build(resolve(["method=feddyn", "method.mixing=by_samples", "clients=5"]))
+    >>> experiment.method.name, len(experiment.federation), experiment.rounds
+    ('feddyn+by_samples', 5, 50)
+
+    Args:
+        config: of ``fedloom run`` or ``fedloom synthesize``.
+        shared: what other runs of a sweep have made, so that equal federations are built once.
+
+    Raises:
+        ConfigError: for parts or settings that are impossible together.
+        DataError: for data that are missing or a partition that is impossible.
+    """
+    values = config.values
+    method = build_method(config)
+    conditions = arguments(Experiment, CONDITIONS, values)
+    tracking(tuple(values["trackers"]))
+    pick_device(values["device"])
+    federation = build_federation(config, shared)
+    model = model_factory(values["model"], federation.train.arrays)
+    return Experiment(method=method, federation=federation, model=model, config=values, **conditions)
+
+
+def build_synthesis(config: Config, shared: Shared | None = None) -> Experiment:
+    """The experiment of ``fedloom synthesize``, whose method makes samples.
+
+    Raises:
+        ConfigError: for a method that makes none, besides what ``build`` refuses.
+    """
+    require_samples(build_method(config))
+    JUDGE.instantiate(config["judge"])
+    return build(config, shared)
+
+
+def build_method(config: Config) -> Method:
+    """The method alone."""
+    return METHOD.instantiate(config["method"])
+
+
+def build_federation(config: Config, shared: Shared | None = None) -> Federation:
+    """The data, dealt to clients; equal ones are built once among those that share."""
+    shared = shared or Shared()
+
+    def deal(settings: Mapping[str, Any]) -> Federation:
+        source = shared("source", settings["data"], DATA.instantiate)
+        return federate(source, **arguments(federate, FEDERATION, settings))
+
+    return shared("federation", {key: config[key] for key in ("data", *FEDERATION)}, deal)

@@ -1,0 +1,93 @@
+"""The configuration of ``fedloom online``: a list of values in learner, adaptation or local is a grid of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedloom.config.build import COMMON, DATA, MODEL, Shared, model_factory
+from fedloom.config.schema import CommandSchema, Config
+from fedloom.config.sections import Choice, Record, arguments, sections_of
+from fedloom.core.local import Local
+from fedloom.core.settings import is_grid, signature
+from fedloom.core.slots import adaptations
+from fedloom.data import task_stream
+from fedloom.data.streams import streams
+from fedloom.experiment.rundir import Kind
+from fedloom.tasks.online.ensemble import ExpertConfig, grid
+from fedloom.tasks.online.experiment import Online
+from fedloom.tasks.online.learners import learners
+
+LEARNER = Choice(learners, grid=True)
+EXPERT = {
+    "learner": LEARNER,
+    "adaptation": Choice(adaptations, grid=True),
+    "local": Record(Local, grid=True),
+}
+STREAM = Choice(streams)
+CONDITIONS = sections_of(Online, ("name", "experts", "stream", "model", "objective", "config"))
+
+ONLINE = CommandSchema(
+    Kind.ONLINE,
+    {
+        **EXPERT,
+        "data": DATA,
+        "stream": STREAM,
+        "model": MODEL,
+        **CONDITIONS,
+        **COMMON,
+    },
+    defaults={
+        "learner": {"name": "moml", "alpha": 0.5},
+        "adaptation": {"name": "maml", "lr": 1.0},
+        "local": {"steps": 10, "batch_size": 10, "lr": 0.1, "weight_decay": 1e-3, "clip": 3.0},
+        "data": "digits",
+        "stream": {"name": "s_mnist", "tasks": 100},
+        "model": "mlp",
+        "measures": {"ltm_every": 10},
+        "device": "auto",
+        "checkpoint": {"every": 50},
+    },
+    comparison=lambda named: ("learner=moml,ftml,mogd",),
+    short={"tasks": "stream.tasks"},
+    may_change=("checkpoint", "device", "trackers"),
+    may_grow="stream.tasks",
+)
+
+
+def build(config: Config, shared: Shared | None = None) -> Online:
+    """The experiment that a configuration describes.
+
+    >>> online = build(ONLINE.resolve(["learner.alpha=[1,5]", "adaptation.lr=[.3,.1]", "tasks=9"]))
+    >>> len(online.experts), len(online.stream)
+    (4, 9)
+
+    Raises:
+        ConfigError: for impossible settings.
+        DataError: for data that are missing, or too few for such tasks.
+    """
+    values = config.values
+    source = (shared or Shared())("source", values["data"], DATA.instantiate)
+    stream = task_stream(source, STREAM.instantiate(values["stream"]), seed=values["seed"])
+    online = Online(
+        name=config["learner.name"],
+        experts=_experts(values),
+        stream=stream,
+        model=model_factory(values["model"], stream[0].train),
+        config=values,
+        **arguments(Online, CONDITIONS, values),
+    )
+    online.bank()  # refuses a model that does not suit the tasks or the learners
+    return online
+
+
+def _experts(values: Mapping[str, Any]) -> tuple[ExpertConfig, ...]:
+    """The product of all lists of settings."""
+    made, over = {}, {}
+    for key, section in EXPERT.items():
+        given = values[key]
+        kinds = section.parameters(given["name"]) if isinstance(section, Choice) else signature(Local)
+        lists = {k: v for k, v in given.items() if k in kinds and is_grid(kinds[k].annotation, v)}
+        made[key] = section.instantiate({**given, **{name: several[0] for name, several in lists.items()}})
+        over |= {f"{key}.{name}": several for name, several in lists.items()}
+    return grid(**made, over=over)

@@ -1,0 +1,128 @@
+"""Words of a command line: a recipe, and overrides ``key=value`` in Hydra's grammar, sweeps among them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override, OverrideType, QuotedString, Sweep
+from hydra.errors import HydraException
+
+from fedloom.core.errors import ConfigError
+
+Key = tuple[str, ...]
+PATHS = ("out", "resume")  # keys whose value is literally what follows the "="
+SIMPLE = re.compile(r"([\w.]+)=([^\[\]{}(),'\"]*)", re.DOTALL)
+
+
+class Assignment(NamedTuple):
+    """One override: a key and the values that it is to take, one unless it is a sweep."""
+
+    key: Key
+    values: tuple[Any, ...]
+    is_sweep: bool = False
+
+
+def split_words(words: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """The recipe, if one of the words is a YAML file, and the overrides.
+
+    >>> split_words(["recipe.yaml", "seed=1"])
+    (PosixPath('recipe.yaml'), ['seed=1'])
+
+    Raises:
+        ConfigError: for two recipes.
+    """
+    recipes = [word for word in words if "=" not in word and word.endswith((".yaml", ".yml"))]
+    if len(recipes) > 1:
+        raise ConfigError(f"there is room for one recipe, but {' and '.join(map(repr, recipes))} are given.")
+    return (Path(recipes[0]) if recipes else None), [word for word in words if word not in recipes]
+
+
+def parse(text: str, names: Mapping[str, Sequence[str]] | None = None) -> Assignment:
+    """Read one override.
+
+    Args:
+        text: like ``seed=1,2`` or ``model.hidden=[64,32]``.
+        names: for keys that choose by name, the names there are, for ``glob``.
+
+    >>> parse("method.alpha=.1")
+    Assignment(key=('method', 'alpha'), values=(0.1,), is_sweep=False)
+    >>> parse("seed=range(1,4)").values, parse("out=a,b").values
+    ((1, 2, 3), ('a,b',))
+    >>> parse("method")
+    Traceback (most recent call last):
+    ...
+    fedloom.core.errors.ConfigError: 'method' is not an override; write it as key=value, like method=feddyn.
+
+    Raises:
+        ConfigError: if it cannot be read.
+    """
+    unreadable = ConfigError(f"{text!r} is not an override; write it as key=value, like method=feddyn.")
+    key, equals, literal = text.partition("=")
+    if not equals or not key:
+        raise unreadable
+    if key[0] in "+~":
+        raise ConfigError(f"{text!r}: keys are set with key=value, without {key[0]!r}.")
+    if key in PATHS:
+        return Assignment((key,), (literal.strip("'\"") or None,))
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        if simple := SIMPLE.fullmatch(text):  # characters that the grammar does not know, in a value that needs none
+            return Assignment(tuple(simple[1].split(".")), (simple[2],))
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"{text!r} cannot be read ({reason}); text with special characters goes in quotes."
+        ) from error
+    if override.type is not OverrideType.CHANGE or override.package is not None:
+        raise unreadable
+    path = tuple(override.key_or_group.replace("/", ".").split("."))
+    if not override.is_sweep_override():
+        return Assignment(path, (_plain(override.value()),))
+    values = tuple(_swept(override, (names or {}).get(".".join(path))))
+    if not values:
+        raise ConfigError(f"{text!r} sweeps over nothing.")
+    return Assignment(path, values, is_sweep=True)
+
+
+def _swept(override: Override, names: Sequence[str] | None) -> Iterator[Any]:
+    sweep = override.value()
+    if isinstance(sweep, IntervalSweep):
+        raise ConfigError(f"{override.input_line!r}: an interval is no list of values; use range() or choices.")
+    if not isinstance(sweep, Glob):
+        yield from map(_plain, override.sweep_iterator())
+    elif names is None:
+        raise ConfigError(f"{override.input_line!r}: glob() works for keys that choose by name, like method.")
+    else:
+        for name in names:
+            if any(fnmatch(name, p) for p in sweep.include) and not any(fnmatch(name, p) for p in sweep.exclude):
+                yield name
+
+
+def _plain(value: Any) -> Any:
+    """A parsed value as plain data."""
+    if isinstance(value, QuotedString):
+        return value.text
+    if isinstance(value, Sweep):
+        raise ConfigError("a sweep inside a list of choices cannot be read; write out all choices.")
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(_plain(key)): _plain(item) for key, item in value.items()}
+    return value
+
+
+def combinations(assignments: Sequence[Assignment]) -> Iterator[dict[Key, Any]]:
+    """The product of all sweeps; the last sweep changes fastest.
+
+    >>> both = [parse("method=fedavg,feddyn"), parse("seed=1,2"), parse("rounds=3")]
+    >>> [list(one.values()) for one in combinations(both)]
+    [['fedavg', 1, 3], ['fedavg', 2, 3], ['feddyn', 1, 3], ['feddyn', 2, 3]]
+    """
+    for values in itertools.product(*(one.values for one in assignments)):
+        yield dict(zip((one.key for one in assignments), values, strict=True))

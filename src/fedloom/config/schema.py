@@ -1,0 +1,288 @@
+"""The configuration of a command: its keys, and what becomes of a recipe and overrides laid over the defaults."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from fedloom.config.overrides import PATHS, Assignment, Key, combinations, parse
+from fedloom.config.sections import Choice, Record, Section, Tree, merge
+from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.core.renamed import RENAMED, hint
+from fedloom.core.settings import EMPTY, convert, format_value, signature, to_plain
+from fedloom.experiment.rundir import Kind, RunDirectory
+
+COMMANDS = {Kind.FEDERATED: "run", Kind.SYNTHESIS: "synthesize", Kind.ONLINE: "online", Kind.DISTILL: "distill"}
+RECORDED = ("identity", "kind", "version", "versions", "machine", "git")
+"""Keys of a run directory's ``config.yaml`` that record how it was made; it is a recipe without them."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A complete configuration: every key with its value, as plain data.
+
+    Attributes:
+        values: nested mappings, as in a run directory's ``config.yaml``; ``values["method"]["name"]`` is the method.
+        out: the run directory, if one was named.
+        resume: the run directory or checkpoint to continue, if one was named.
+        swept: in a sweep, the keys that vary with this one's values.
+    """
+
+    values: dict[str, Any]
+    out: Path | None = None
+    resume: Path | None = None
+    swept: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, key: str) -> Any:
+        """The value at a dotted key."""
+        found: Any = self.values
+        for part in key.split("."):
+            found = found[part]
+        return found
+
+
+@dataclass(frozen=True)
+class CommandSchema:
+    """The keys of a command, and what they hold if nothing is said.
+
+    Args:
+        kind: of the task that the command runs.
+        sections: what each key holds, in the order in which they are written down.
+        defaults: what holds if nothing is said, where that is not the default of a signature.
+        fitting: defaults that go with a choice, by key and name.
+        comparison: overrides for a command line that does not choose for the first key, given the keys that it names.
+        short: keys that stand for longer ones.
+        may_change: keys that a continued run may change, since what was computed so far does not depend on them.
+        may_grow: a key that a continued run may change upwards.
+    """
+
+    kind: Kind
+    sections: Mapping[str, Section]
+    defaults: Mapping[str, Any]
+    fitting: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    comparison: Callable[[set[str]], Sequence[str]] = lambda named: ()
+    short: Mapping[str, str] = field(default_factory=dict)
+    may_change: tuple[str, ...] = ("device",)
+    may_grow: str = ""
+
+    @property
+    def command(self) -> str:
+        """What is typed after ``fedloom``."""
+        return COMMANDS[self.kind]
+
+    def resolve(self, words: Sequence[str] = (), base: Path | str | None = None) -> Config:
+        """One configuration from a recipe and overrides; the order of overrides does not matter.
+
+        Args:
+            words: overrides like ``method=feddyn``, ``method.alpha=0.1``; of two for one key the last one counts.
+            base: a YAML file with the same keys.
+
+        Raises:
+            ConfigError: for anything unknown, of the wrong type, or with several values.
+        """
+        return self._configs(self._parse(words, sweeps=False), base)[0]
+
+    def sweep(self, words: Sequence[str] = (), base: Path | str | None = None) -> list[Config]:
+        """All configurations of a sweep: the product of everything that has several values.
+
+        Raises:
+            ConfigError: as ``resolve``, for any of them.
+        """
+        return self._configs(self._parse(words), base)
+
+    def plan(self, words: Sequence[str], base: Path | None, sweeps: bool) -> list[Config]:
+        """The configurations that a command line asks for; without a choice for the first key, those to be compared."""
+        assignments = self._parse(words, sweeps)
+        named = {one.key[0] for one in assignments} | (read(base).keys() if base else set())
+        if not {next(iter(self.sections)), "resume"} & named:
+            assignments = [*self._parse(self.comparison(named)), *assignments]
+        return self._configs(assignments, base)
+
+    def complete(self, recipe: Mapping[str, Any], words: Mapping[Key, Any] | None = None) -> dict[str, Any]:
+        """Every key with its value: overrides over a recipe over what goes with the choices over the defaults.
+
+        Raises:
+            ConfigError: for anything unknown or of the wrong type.
+        """
+        given = [self._tree({(key,): value for key, value in recipe.items()}), self._tree(words or {})]
+        defaults = {key: section.default for key, section in self.sections.items() if section.default is not EMPTY}
+        defaults |= self.defaults
+        start = self._tree({(key,): value for key, value in defaults.items()})
+        for (key, name), fitting in self.fitting.items():
+            chosen = [tree[key]["name"] for tree in (start, *given) if "name" in tree.get(key, ())]
+            if chosen and chosen[-1] == name:
+                start = self._lay(start, self._tree({(k,): value for k, value in fitting.items()}), start)
+        full = start
+        for tree in given:
+            full = self._lay(full, tree, start)
+        full = interpolate(full)
+        return {key: section.validate(key, full.get(key, EMPTY)) for key, section in self.sections.items()}
+
+    def _parse(self, words: Sequence[str], sweeps: bool = True) -> list[Assignment]:
+        """Overrides, one a key."""
+        choices = {key: section for key, section in self.sections.items() if isinstance(section, Choice)}
+        choices |= {f"{k}.{slot}": s for k, c in choices.items() for slot, s in c.slots.items() if type(s) is Choice}
+        names = {key: choice.registry.names() for key, choice in choices.items()}
+        found: dict[Key, Assignment] = {}
+        for word in words:
+            one = parse(word, names)
+            if one.is_sweep and not sweeps:
+                raise ConfigError(
+                    f"{word!r} holds several values; add -m to run each of them, or write a list as [a,b]."
+                )
+            found[one.key] = one
+        return list(found.values())
+
+    def _configs(self, assignments: Sequence[Assignment], base: Path | str | None) -> list[Config]:
+        recipe = {} if base is None else read(Path(base))
+        if "resume" in recipe:
+            raise ConfigError(f"{str(base)!r} has the key 'resume', which belongs on the command line.")
+        place = recipe.pop("out", None)
+        sweeps = [one.key for one in assignments if one.is_sweep]
+        found = []
+        for words in combinations(assignments):
+            swept = {".".join(key): words[key] for key in sweeps}
+            out, resume = (convert(key, words.pop((key,), None), Path | None) for key in PATHS)
+            if resume is None:
+                out = out or convert("out", place, Path | None)
+                found.append(Config(self.complete(recipe, words), out, swept=swept))
+                continue
+            if base is not None or out is not None or sweeps:
+                other = "a recipe" if base is not None else "out=" if out is not None else "a sweep"
+                raise ConfigError(f"resume= continues a run as it is, so it cannot be combined with {other}.")
+            found.append(Config(self._resumed(run_directory(resume), words), resume=resume))
+        return found
+
+    def _resumed(self, directory: Path, words: Mapping[Key, Any]) -> dict[str, Any]:
+        """The configuration of a stored run, with the changes that a continued run may have."""
+        stored, kind = read_run(directory), RunDirectory(directory).kind
+        if kind != self.kind:
+            raise ConfigError(
+                f"{str(directory)!r} was not begun by fedloom {self.command}; continue it with "
+                f"fedloom {COMMANDS[kind]} resume={directory}."
+            )
+        if (first := next(iter(self.sections))) not in stored:
+            raise CheckpointError(
+                f"{str(directory / 'config.yaml')!r} names no {first}: this run was made from Python and is continued "
+                "there."
+            )
+        after = self.complete(stored, words)
+        old, new = flatten(self.complete(stored)), flatten(after)
+        changed = []
+        for key in dict.fromkeys([*old, *new]):
+            a, b = old.get(key), new.get(key)
+            grows = key == self.may_grow and b is not None and b > a
+            if a != b and not grows and key.partition(".")[0] not in self.may_change:
+                changed.append(f"{key}: {format_value(a)} → {format_value(b)}")
+        if changed:
+            may = ", ".join(self.may_change) + (f", and {self.may_grow}, upwards" if self.may_grow else "")
+            raise ConfigError(
+                f"{str(directory)!r} cannot be continued with other settings ({'; '.join(changed)}); "
+                f"what may change is {may}."
+            )
+        return after
+
+    def _tree(self, given: Mapping[Key, Any]) -> Tree:
+        """Settings by key as a tree: choices by name before their settings, whatever the order."""
+        longer = [((*self.short.get(key[0], key[0]).split("."), *key[1:]), value) for key, value in given.items()]
+        tree = Tree()
+        for (first, *rest), value in sorted(longer, key=lambda item: len(item[0])):
+            if first not in self.sections:
+                raise self._unknown(first)
+            tree = merge(tree, Tree({first: self.sections[first].nest(first, rest, value)}))
+        return tree
+
+    def _lay(self, full: Tree, over: Tree, start: Tree) -> Tree:
+        """A tree over a full one; a choice that goes back to what it was at the start has its settings of then."""
+        for key, tree in over.items():
+            name = tree.get("name") if isinstance(tree, Tree) else None
+            if name is not None and full[key].get("name") != name == start[key].get("name"):
+                full = Tree({**full, key: start[key]})
+        return merge(full, over)
+
+    def _unknown(self, key: str) -> ConfigError:
+        keys = [*self.sections, *self.short, *PATHS]
+        told = hint("key", key, keys)
+        records = {name: section for name, section in self.sections.items() if isinstance(section, Record)}
+        inside = [f"{name}.{key}" for name, record in records.items() if key in signature(record.factory)]
+        if inside and key not in RENAMED["key"] and not difflib.get_close_matches(key, keys, n=1, cutoff=0.6):
+            told = f"did you mean {inside[0]!r}? There are: {', '.join(sorted(keys))}."
+        return ConfigError(f"unknown key {key!r}; {told}")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A recipe: a YAML file of settings.
+
+    Raises:
+        ConfigError: if it cannot be read or is no mapping.
+    """
+    try:
+        found = OmegaConf.to_container(OmegaConf.load(path))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {str(path)!r}.") from None
+    except OSError as error:
+        raise ConfigError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{str(path)!r} is not a YAML file of settings: {reason}.") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{str(path)!r} holds no settings: it should be a mapping of keys to values.")
+    return {str(key): value for key, value in found.items() if "identity" not in found or key not in RECORDED}
+
+
+def read_run(directory: Path) -> dict[str, Any]:
+    """The configuration of a run directory, without what records how it was made.
+
+    Raises:
+        CheckpointError: if it is none.
+    """
+    path = directory / "config.yaml"
+    if not path.is_file():
+        raise CheckpointError(f"{str(directory)!r} is not a run directory: it has no config.yaml.")
+    return read(path)
+
+
+def run_directory(resume: Path) -> Path:
+    """The run directory of a path given to ``resume=``, which may also be one of its checkpoints.
+
+    >>> run_directory(Path("runs/a/checkpoint/round-000010")).as_posix(), run_directory(Path("runs/a")).as_posix()
+    ('runs/a', 'runs/a')
+    """
+    return resume.parents[1] if resume.parent.name == "checkpoint" else resume
+
+
+def interpolate(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree with references like ``${seed}`` replaced by what they refer to."""
+    try:
+        found = OmegaConf.to_container(OmegaConf.create(to_plain(tree)), resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"a reference cannot be resolved: {str(error).splitlines()[0]}.") from error
+    assert isinstance(found, dict)
+    return {str(key): value for key, value in found.items()}
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings with dotted keys.
+
+    >>> flatten({"method": {"name": "fedavg"}, "seed": 1})
+    {'method.name': 'fedavg', 'seed': 1}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.") or {f"{prefix}{key}": {}}
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def to_yaml(config: Config) -> str:
+    """A configuration as a recipe, which gives the same configuration again."""
+    return OmegaConf.to_yaml(OmegaConf.create(config.values))

@@ -1,0 +1,122 @@
+"""A method from plain settings: a preset, and the parts that replace or change its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.method import Method
+from fedloom.core.parts import Part
+from fedloom.core.registry import Entry, Registry
+from fedloom.core.renamed import hint
+from fedloom.core.settings import from_plain, to_plain, validate
+from fedloom.core.slots import SLOTS, label, objectives
+
+
+def resolve_method(methods: Registry[Method], given: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings of a method as plain data: the preset's own, and those of each part that was replaced or changed.
+
+    Args:
+        methods: the presets.
+        given: ``name``, settings of the preset, and by slot a mapping of a part's ``name`` and settings. The
+            objective's ``name`` is the list of all its terms, and its settings are mappings by term.
+
+    Raises:
+        ConfigError: for unknown names and settings, and wrong types.
+    """
+    entry = methods[given["name"]]
+    own = {key: value for key, value in given.items() if key != "name" and key not in SLOTS}
+    for key in own:
+        if key not in entry.parameters:
+            what = f"method {entry.name!r}"
+            raise ConfigError(f"{what} has no setting or slot {key!r}; {hint(what, key, [*entry.parameters, *SLOTS])}")
+    found = {"name": entry.name, **validate(f"method {entry.name!r}", "method.", entry.parameters, own)}
+    preset = _preset(methods, found)
+    for slot in SLOTS:
+        if given.get(slot):
+            found[slot] = (_terms if slot == "objective" else _part)(preset, slot, given[slot])
+    return found
+
+
+def compose(methods: Registry[Method], resolved: Mapping[str, Any]) -> Method:
+    """The method of resolved settings, named after the preset and what was replaced in it.
+
+    >>> from fedloom.methods import methods
+    >>> compose(methods, resolve_method(methods, {"name": "feddyn", "mixing": {"name": "by_samples"}})).name
+    'feddyn+by_samples'
+    >>> compose(methods, resolve_method(methods, {"name": "feddyn", "drift": {"name": "none"}})).name
+    'feddyn-dynamic'
+
+    Raises:
+        ConfigError: if parts are incompatible or settings impossible.
+    """
+    preset = _preset(methods, resolved)
+    parts: dict[str, Any] = {}
+    name = preset.name
+    for slot in (slot for slot in SLOTS if slot in resolved):
+        own, given = getattr(preset, slot), resolved[slot]
+        if slot == "objective":
+            parts[slot] = tuple(_make(objectives[term], settings) for term, settings in given.items())
+            before, after = [label(term) for term in own], list(given)
+            name += "".join(f"-{term}" for term in before if term not in after)
+            name += "".join(f"+{term}" for term in after if term not in before)
+            continue
+        parts[slot] = part = _make(SLOTS[slot][given["name"]], {k: v for k, v in given.items() if k != "name"})
+        if (chosen := given["name"]) != label(own):
+            name += f"-{label(own)}" if part.is_identity and chosen == "none" else f"+{chosen}"
+    return replace(preset, name=name, **parts) if parts else preset
+
+
+def _preset(methods: Registry[Method], resolved: Mapping[str, Any]) -> Method:
+    return _make(methods[resolved["name"]], {k: v for k, v in resolved.items() if k != "name" and k not in SLOTS})
+
+
+def _make(entry: Entry[Any], values: Mapping[str, Any]) -> Any:
+    return entry.make(**from_plain(entry.parameters, values))
+
+
+def _part(preset: Method, slot: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A slot's part with all its settings; those of the preset's own part are where they start, if it stays."""
+    own: Part = getattr(preset, slot)
+    values = {key: value for key, value in given.items() if key != "name"}
+    if "name" not in given and own.is_identity:
+        raise ConfigError(
+            f"{slot} of method {preset.name!r} is {label(own)!r}, which has no setting {next(iter(values))!r}; "
+            f"choose a part first, with method.{slot}=…."
+        )
+    entry = SLOTS[slot][given.get("name", label(own))]
+    return {"name": entry.name, **_settings(entry, own, f"method.{slot}.", values)}
+
+
+def _terms(preset: Method, slot: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The objective's terms by name, each with all its settings."""
+    own = {label(term): term for term in preset.objective}
+    settings = {term: values for term, values in given.items() if term != "name"}
+    names = given.get("name", [*own, *(term for term in settings if term not in objectives)])  # unknown: refused below
+    for term in settings:
+        if term not in names:
+            raise ConfigError(
+                f"the objective of method {preset.name!r} has no term {term!r}; add it with "
+                f"method.objective=[{', '.join([*own, term])}]."
+            )
+    if not names:
+        raise ConfigError("method.objective is empty; it needs a term with a loss on the data, like cross_entropy.")
+    return {
+        term: _settings(objectives[term], own.get(term), f"method.objective.{term}.", settings.get(term, {}))
+        for term in names
+    }
+
+
+def _settings(entry: Entry[Any], own: Part | None, prefix: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings of a part; they start at those of the preset's own part, if it is of this kind."""
+    start = {}
+    if type(own) is entry.factory:
+        for field in fields(own):  # pyright: ignore[reportArgumentType]
+            if field.init and field.name in entry.parameters:
+                try:
+                    start[field.name] = to_plain(getattr(own, field.name))
+                except TypeError:  # an object, which stays as it is
+                    continue
+    return validate(f"{entry.kind} {entry.name!r}", prefix, entry.parameters, {**start, **given})
