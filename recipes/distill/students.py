@@ -39,6 +39,7 @@ from fedloom.experiment.console import make_console
 from fedloom.experiment.progress import LineProgress
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.models import models
+from fedloom.tasks import distill
 from fedloom.tasks.distill import Distillation, Distiller, Splits, Training, ce, disk, kd, simkd, simkd_disk
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -275,15 +276,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         splits, known = data(args.samples), args.runs / "teacher"
         seen = LineProgress(make_console())
         seen.label = "teacher"
-        teacher(splits, args.epochs).run(known, resume=True, callbacks=[seen])
+        distill.run(teacher(splits, args.epochs), known, resume=True, callbacks=[seen])
         for name, seed in ((name, seed) for seed in args.seeds for name in args.only):
             case, where = CASES[name], place(args.runs, name, seed)
             if RunDirectory(where).status.ended:
                 continue
             start = place(args.runs, "as published/CE", seed) if not case.equal and case.method.warm else None
             if start is not None and not RunDirectory(start).status.ended:
-                student(CASES["as published/CE"], splits, known, seed, None, args.short).run(start, resume=True)
-            student(case, splits, known, seed, start, args.short).run(where, resume=True, cache=args.runs / "answers")
+                distill.run(
+                    student(CASES["as published/CE"], splits, known, seed, None, args.short), start, resume=True
+                )
+            distill.run(
+                student(case, splits, known, seed, start, args.short), where, resume=True, cache=args.runs / "answers"
+            )
             report(args.runs, args.out, args.seeds, {"machine": machine()})
             print(f"{name}, seed {seed}: {json.dumps(RunDirectory(where).summary()['selected'])}", flush=True)
     except FedLoomError as error:

@@ -35,6 +35,7 @@ from fedloom.experiment.console import make_console
 from fedloom.experiment.progress import make_progress
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.models import models
+from fedloom.tasks import distill
 from fedloom.tasks.distill import (
     Distillation,
     Distiller,
@@ -176,7 +177,7 @@ def trained(out: Path, made: Distillation, label: str) -> Path:
     if not RunDirectory(out).status.ended:
         with make_progress(make_console()) as progress:
             progress.label = label
-            made.run(out, resume=True, callbacks=[progress])
+            distill.run(made, out, resume=True, callbacks=[progress])
     return out
 
 

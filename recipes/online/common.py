@@ -21,9 +21,11 @@ from fedloom.core.local import Local
 from fedloom.data import Source, sources, task_stream
 from fedloom.data.streams import KWay, TaskStream, Transformed
 from fedloom.data.streams.base import Tasks
+from fedloom.experiment.rundir import RunDirectory
 from fedloom.models import models
 from fedloom.parts.adaptation import Maml
 from fedloom.tasks.online import Hedge, Measures, Online, grid, learners
+from fedloom.tasks.online import run as run_stream
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from reporting import machine, notes, read, rounded, table, write
@@ -183,7 +185,7 @@ def run(setting: str, learner: str, tasks: int, seed: int, runs: Path) -> dict[s
     """A run, begun or gone on with; its curves."""
     experiment = online(SETTINGS[setting], learner, tasks, seed)
     place = runs / setting / f"{learner.replace(' ', '-').replace('∇', 'nabla')}-{seed}"
-    found = experiment.run(place, resume=(place / "config.yaml").exists())
+    found = run_stream(experiment, place, resume=RunDirectory(place).begun)
     history, summary = found.history, found.summary
     long = [r for r in history if "ltm/accuracy" in r]
     return {

@@ -34,6 +34,7 @@ from fedloom.core.server_data import view_logits
 from fedloom.core.tree import Tree
 from fedloom.data.augment import pipeline
 from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.federated import run
 from fedloom.models import models
 from fedloom.parts.objectives import CrossEntropy
 
@@ -77,17 +78,19 @@ def look(scale: Scale, augment: tuple[str, ...], seed: int) -> dict[str, dict[st
     arrays = federation.train.arrays
     watched = Watched(arrays)
     shape = {"classes": arrays.classes, "inputs": tuple(arrays.x.shape[1:])}
-    Experiment(
-        Method("watched", (CrossEntropy(),), mixing=watched),
-        federation,
-        lambda: models.make("fedssa_cnn", **shape),
-        rounds=scale.rounds,
-        local=Local(epochs=scale.epochs, batch_size=64, lr=scale.lr),
-        augment=augment,
-        views=VIEWS[0],
-        evaluation=Evaluation(what=()),
-        seed=seed,
-    ).run()
+    run(
+        Experiment(
+            Method("watched", (CrossEntropy(),), mixing=watched),
+            federation,
+            lambda: models.make("fedssa_cnn", **shape),
+            rounds=scale.rounds,
+            local=Local(epochs=scale.epochs, batch_size=64, lr=scale.lr),
+            augment=augment,
+            views=VIEWS[0],
+            evaluation=Evaluation(what=()),
+            seed=seed,
+        )
+    )
     return {
         views: {term: [[round(v, 4) for v in each[views][term]] for each in watched.seen] for term in ("cos", "var")}
         for views in watched.seen[0]

@@ -4,8 +4,7 @@ A federated method is a composition of a few orthogonal parts, run by interchang
 
 >>> import fedloom as fl
 >>> federation = fl.data.federate("digits", "iid", clients=4, seed=0)
->>> model = lambda: fl.models.models.make("logistic", classes=10, inputs=(1, 8, 8))
->>> result = fl.Experiment(fl.methods.feddyn(alpha=0.1), federation, model, rounds=3).run()
+>>> result = fl.run(fl.methods.feddyn(alpha=0.1), federation, "logistic", rounds=3)
 >>> result.summary["final"]["global/accuracy"] > 0.7
 True
 """
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedloom import data, methods, metrics, models
+    from fedloom.api import run
     from fedloom.core.errors import FedLoomError
     from fedloom.core.federation import Arrays, Federation, Index, Split
     from fedloom.core.local import Local
@@ -39,9 +39,11 @@ __all__ = [
     "methods",
     "metrics",
     "models",
+    "run",
 ]
 
 _HOMES = {
+    "fedloom.api": ("run",),
     "fedloom.core.errors": ("FedLoomError",),
     "fedloom.core.federation": ("Arrays", "Federation", "Index", "Split"),
     "fedloom.core.local": ("Local",),

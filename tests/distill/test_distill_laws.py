@@ -10,6 +10,7 @@ import torch
 from helpers.distilling import Problem, weights
 from torch import Tensor
 
+from fedloom.tasks import distill
 from fedloom.tasks.distill import Distiller, Guide, ce, disk, distillers, fitnet, kd, semckd, simkd, simkd_disk, work
 from fedloom.tasks.distill.terms import Labels, Response
 
@@ -27,8 +28,8 @@ def no_help(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("problem", ["vectors", "images"])
 def test_disk_without_help_is_distillation(problem: str, request: pytest.FixtureRequest):
     here: Problem = request.getfixturevalue(problem)
-    helpless = here.experiment(disk(0.3, tau=4.0, tau_s=4.0, delta=1e9, passes=1)).run()
-    plain = here.experiment(kd(0.3, tau=4.0)).run()
+    helpless = distill.run(here.experiment(disk(0.3, tau=4.0, tau_s=4.0, delta=1e9, passes=1)))
+    plain = distill.run(here.experiment(kd(0.3, tau=4.0)))
     torch.testing.assert_close(weights(helpless.model), weights(plain.model), rtol=0, atol=1e-12)
     assert [r["global/accuracy"] for r in helpless.history] == [r["global/accuracy"] for r in plain.history]
 
@@ -37,8 +38,8 @@ def test_disk_without_help_is_distillation(problem: str, request: pytest.Fixture
 @pytest.mark.parametrize("problem", ["vectors", "images"])
 def test_guided_features_without_help_are_simkd(problem: str, request: pytest.FixtureRequest):
     here: Problem = request.getfixturevalue(problem)
-    helpless = here.experiment(simkd_disk(passes=1)).run()
-    plain = here.experiment(simkd(warm=True)).run()
+    helpless = distill.run(here.experiment(simkd_disk(passes=1)))
+    plain = distill.run(here.experiment(simkd(warm=True)))
     assert torch.equal(weights(helpless.model), weights(plain.model))
     assert [r["train/loss"] for r in helpless.history] == [r["train/loss"] for r in plain.history]
 
@@ -46,22 +47,25 @@ def test_guided_features_without_help_are_simkd(problem: str, request: pytest.Fi
 @pytest.mark.parametrize("method", [kd(1.0, warm=False), fitnet(1.0, beta=0.0), semckd(1.0, beta=0.0)])
 def test_labels_alone_are_cross_entropy(images: Problem, method: Distiller):
     torch.testing.assert_close(
-        weights(images.experiment(method).run().model), weights(images.experiment(ce()).run().model), rtol=0, atol=1e-12
+        weights(distill.run(images.experiment(method)).model),
+        weights(distill.run(images.experiment(ce())).model),
+        rtol=0,
+        atol=1e-12,
     )
 
 
 def test_hints_without_weight_are_distillation(images: Problem):
-    hinted = images.experiment(fitnet(0.3, beta=0.0)).run()
-    plain = images.experiment(kd(0.3, warm=False)).run()
+    hinted = distill.run(images.experiment(fitnet(0.3, beta=0.0)))
+    plain = distill.run(images.experiment(kd(0.3, warm=False)))
     torch.testing.assert_close(weights(hinted.model), weights(plain.model), rtol=0, atol=1e-12)
 
 
 def test_the_warm_start_is_a_run_of_cross_entropy(vectors: Problem, tmp_path: Path):
-    first = vectors.experiment(ce(), epochs=3).run(tmp_path / "ce")
+    first = distill.run(vectors.experiment(ce(), epochs=3), tmp_path / "ce")
     assert first.summary["passes"] == 3
     for method in (kd(), disk(delta=0.2)):
-        warmed = vectors.experiment(method, epochs=9, warmup_epochs=3).run()
-        begun = vectors.experiment(method, epochs=9, start=tmp_path / "ce").run()
+        warmed = distill.run(vectors.experiment(method, epochs=9, warmup_epochs=3))
+        begun = distill.run(vectors.experiment(method, epochs=9, start=tmp_path / "ce"))
         assert torch.equal(weights(warmed.model), weights(begun.model))
         assert warmed.summary["passes"] == begun.summary["passes"] == 9
 
@@ -89,7 +93,9 @@ def test_a_method_of_ones_own_is_a_record(vectors: Problem):
     own = Distiller("own", (Doubled(0.25), Response(0.5)), warm=False)
     plain = kd(0.5, warm=False)
     assert torch.allclose(
-        weights(vectors.experiment(own).run().model), weights(vectors.experiment(plain).run().model), atol=1e-12
+        weights(distill.run(vectors.experiment(own)).model),
+        weights(distill.run(vectors.experiment(plain)).model),
+        atol=1e-12,
     )
 
 
@@ -97,7 +103,7 @@ def test_a_method_of_ones_own_is_a_record(vectors: Problem):
 @pytest.mark.parametrize("name", distillers.names())
 def test_passes_are_counted(images: Problem, name: str, budget: str):
     method = distillers.make(name)
-    run = images.experiment(method, epochs=8, budget=budget, every=2).run()
+    run = distill.run(images.experiment(method, epochs=8, budget=budget, every=2))
     assert run.summary["protocol"] == budget
     if budget == "passes":
         assert run.summary["passes"] == 8

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError
 from fedloom.data import federate
 from fedloom.experiment.callbacks import Callback
+from fedloom.tasks import distill
 from fedloom.tasks.distill import (
     Distiller,
     Splits,
@@ -81,7 +82,7 @@ def test_guide_and_student_move_in_turns(images: Problem, method: Distiller, mon
     monkeypatch.setattr(work, "guide_pass", guide_pass)
     monkeypatch.setattr(work, "student_pass", student_pass)
     monkeypatch.setattr(work, "snapshot_student", look)
-    images.experiment(method, epochs=6, warmup_epochs=1).run()
+    distill.run(images.experiment(method, epochs=6, warmup_epochs=1))
     assert "".join(moved) == "s" + "gggsss" + "gggss", "three passes each, as far as the budget goes"
     assert torch.equal(before_teacher, snapshot(images.teacher))
 
@@ -89,7 +90,7 @@ def test_guide_and_student_move_in_turns(images: Problem, method: Distiller, mon
 def test_the_guide_spends_what_it_may(vectors: Problem):
     def spent(delta: float) -> float:
         method = disk(delta=delta, lam_min=50.0, lam_max=50.0, guide_lr=0.01, top_k=1)
-        return vectors.experiment(method, epochs=13, warmup_epochs=1).run().history[-1]["guide/spent"]
+        return distill.run(vectors.experiment(method, epochs=13, warmup_epochs=1)).history[-1]["guide/spent"]
 
     little, much = spent(0.02), spent(1.0)
     assert little < much / 2, (little, much)
@@ -98,9 +99,9 @@ def test_the_guide_spends_what_it_may(vectors: Problem):
 @pytest.mark.parametrize("name", [name for name in distillers.names() if name != "ce"])
 def test_no_method_trains_the_teacher(images: Problem, name: str):
     before = snapshot(images.teacher)
-    result = images.experiment(
-        distillers.make(name), epochs=2, warmup_epochs=1 if "disk" in name or name == "kd" else None
-    ).run()
+    result = distill.run(
+        images.experiment(distillers.make(name), epochs=2, warmup_epochs=1 if "disk" in name or name == "kd" else None)
+    )
     assert torch.equal(before, snapshot(images.teacher))
     assert result.summary["teacher"]["parameters"] == sum(p.numel() for p in images.teacher.parameters())
 
@@ -108,7 +109,7 @@ def test_no_method_trains_the_teacher(images: Problem, name: str):
 @pytest.mark.parametrize("method", [kd(), disk(), fitnet(), semckd(), simkd(), simkd_disk()])
 def test_kept_answers_are_the_teachers(images: Problem, method: Distiller, tmp_path: Path):
     runs = [
-        images.experiment(method, cache=mode).run(tmp_path / mode, checkpoint_every=3)
+        distill.run(images.experiment(method, cache=mode), tmp_path / mode, checkpoint_every=3)
         for mode in ("none", "memory", "disk")
     ]
     for other in runs[1:]:
@@ -169,18 +170,18 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(images: Problem, name: 
     experiment = images.experiment(
         distillers.make(name), epochs=12, warmup_epochs=2 if name in ("kd", "disk") else None
     )
-    experiment.run(tmp_path / "whole")
+    distill.run(experiment, tmp_path / "whole")
     out = tmp_path / "stopped"
     last = 1
     for after in (1, 3):  # once in the warm start of those that have one
         with pytest.raises(KeyboardInterrupt):
-            experiment.run(out, callbacks=[Stop(after)], resume=after > 1)
+            distill.run(experiment, out, callbacks=[Stop(after)], resume=after > 1)
         status = json.loads((out / "summary.json").read_text())
         assert (status["status"], status["rounds"]) == ("interrupted", after)
         last = after
     killed = out / "checkpoint" / f"round-{last:06d}"
     shutil.rmtree(killed)  # as if it had been killed before that checkpoint was written
-    experiment.run(out, resume=True)
+    distill.run(experiment, out, resume=True)
     assert content(out) == content(tmp_path / "whole")
 
 
@@ -189,7 +190,7 @@ def test_a_pass_that_was_broken_off_is_made_again(
     images: Problem, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     experiment = images.experiment(distillers.make(name), epochs=12, warmup_epochs=2)
-    experiment.run(tmp_path / "whole")
+    distill.run(experiment, tmp_path / "whole")
     real, calls = work.step, [0]
 
     def step(*args: Any) -> float:
@@ -200,31 +201,31 @@ def test_a_pass_that_was_broken_off_is_made_again(
 
     monkeypatch.setattr(work, "step", step)
     with pytest.raises(KeyboardInterrupt):
-        experiment.run(tmp_path / "stopped")
-    experiment.run(tmp_path / "stopped", resume=True)
+        distill.run(experiment, tmp_path / "stopped")
+    distill.run(experiment, tmp_path / "stopped", resume=True)
     assert content(tmp_path / "stopped") == content(tmp_path / "whole")
 
 
 def test_equal_seeds_give_equal_bits_and_others_do_not(images: Problem, tmp_path: Path):
-    a, b, c = (images.experiment(disk(), epochs=6, seed=seed).run() for seed in (3, 3, 4))
+    a, b, c = (distill.run(images.experiment(disk(), epochs=6, seed=seed)) for seed in (3, 3, 4))
     assert torch.equal(weights(a.model), weights(b.model))
     assert not torch.equal(weights(a.model), weights(c.model))
 
 
 def test_another_experiment_is_not_continued(images: Problem, tmp_path: Path):
-    images.experiment(kd(), epochs=4).run(tmp_path / "run")
+    distill.run(images.experiment(kd(), epochs=4), tmp_path / "run")
     with pytest.raises(CheckpointError, match=r"another experiment.*epochs: 4 → 5"):
-        images.experiment(kd(), epochs=5).run(tmp_path / "run", resume=True)
+        distill.run(images.experiment(kd(), epochs=5), tmp_path / "run", resume=True)
     with pytest.raises(CheckpointError, match="exists already"):
-        images.experiment(kd(), epochs=4).run(tmp_path / "run")
+        distill.run(images.experiment(kd(), epochs=4), tmp_path / "run")
     file = next((tmp_path / "run" / "checkpoint").iterdir()) / "state.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     with pytest.raises(CheckpointError, match="altered"):
-        images.experiment(kd(), epochs=4).run(tmp_path / "run", resume=True)
+        distill.run(images.experiment(kd(), epochs=4), tmp_path / "run", resume=True)
 
 
 def test_the_reported_model_is_the_best_on_validation_samples(images: Problem):
-    run = images.experiment(kd(), epochs=9).run()
+    run = distill.run(images.experiment(kd(), epochs=9))
     main = [r for r in run.history if r["phase"] == "main"]
     best = max(main, key=lambda r: (r["validation/accuracy"], -r["round"]))
     assert run.summary["selected"]["round"] == best["round"]
@@ -237,7 +238,7 @@ def test_the_reported_model_is_the_best_on_validation_samples(images: Problem):
 def test_without_validation_samples_the_last_model_is_reported(images: Problem):
     none = images.data.validation.take(torch.zeros(0, dtype=torch.int64))
     bare = images._replace(data=replace(images.data, validation=none))
-    run = bare.experiment(kd(), epochs=5).run()
+    run = distill.run(bare.experiment(kd(), epochs=5))
     assert run.summary["selected"]["round"] == 5
     assert "best" not in run.summary
 
@@ -256,9 +257,9 @@ def test_selection_looks_past_the_warm_start():
 
 def test_augmented_images_are_shown_to_both(images: Problem):
     settings: dict[str, Any] = {"epochs": 7, "augment": ("flip", {"name": "crop", "padding": 1})}
-    runs = [images.experiment(disk(), **settings, cache=mode).run() for mode in ("auto", "none")]
+    runs = [distill.run(images.experiment(disk(), **settings, cache=mode)) for mode in ("auto", "none")]
     assert torch.equal(weights(runs[0].model), weights(runs[1].model))
-    plain = images.experiment(disk(), epochs=7).run()
+    plain = distill.run(images.experiment(disk(), epochs=7))
     assert not torch.equal(weights(runs[0].model), weights(plain.model))
 
 
@@ -279,32 +280,32 @@ def test_a_teacher_may_be_a_federated_run_or_one_of_distillation(digits: Splits,
         rounds=1,
         config={"model": known},
     )
-    federated.run(tmp_path / "federated")
+    distill.run(federated, tmp_path / "federated")
     central = {"command": "distill", "method": {"name": "ce"}, "model": known}
-    Distillation(ce(), digits, partial(make, hidden=(16,)), epochs=1, config=central).run(tmp_path / "central")
+    distill.run(Distillation(ce(), digits, partial(make, hidden=(16,)), epochs=1, config=central), tmp_path / "central")
     for teacher in ("federated", "central"):
-        run = Distillation(kd(), digits, partial(make, hidden=(4,)), tmp_path / teacher, epochs=2).run()
+        run = distill.run(Distillation(kd(), digits, partial(make, hidden=(4,)), tmp_path / teacher, epochs=2))
         assert run.summary["teacher"]["parameters"] == 1210
     with pytest.raises(ConfigError, match="not a run directory"):
-        Distillation(kd(), digits, partial(make, hidden=(4,)), tmp_path / "nix", epochs=2).run()
+        distill.run(Distillation(kd(), digits, partial(make, hidden=(4,)), tmp_path / "nix", epochs=2))
 
 
 def test_networks_that_cannot_be_brought_together_are_refused(vectors: Problem, images: Problem):
     with pytest.raises(ConfigError, match="the student has 0 maps"):
-        vectors.experiment(fitnet()).run()
+        distill.run(vectors.experiment(fitnet()))
     with pytest.raises(ConfigError, match="SemCKD compares feature maps, but the student has none"):
-        vectors.experiment(semckd()).run()
+        distill.run(vectors.experiment(semckd()))
     with pytest.raises(ConfigError, match="Linear has none"):
-        images._replace(student=lambda: nn.Linear(64, 3)).experiment(kd()).run()
+        distill.run(images._replace(student=lambda: nn.Linear(64, 3)).experiment(kd()))
     with pytest.raises(ConfigError, match="does not take inputs"):
-        images._replace(student=vectors.student).experiment(kd()).run()
+        distill.run(images._replace(student=vectors.student).experiment(kd()))
     with pytest.raises(ConfigError, match="learns from a teacher"):
         replace(vectors.experiment(kd()), teacher=None)
 
 
 def test_a_loss_that_is_no_number_ends_the_run(vectors: Problem, tmp_path: Path):
     with pytest.raises(FedLoomError, match="loss is"):
-        vectors.experiment(ce(), training=Training(batch_size=16, lr=1e200)).run(tmp_path / "run")
+        distill.run(vectors.experiment(ce(), training=Training(batch_size=16, lr=1e200)), tmp_path / "run")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
 
@@ -317,9 +318,11 @@ def test_a_student_learns_digits_from_a_teacher(digits: Splits):
 
     make = partial(models.make, "mlp", classes=10, inputs=(1, 8, 8))
     training = Training(batch_size=50, lr=0.05, clip=10.0)
-    teacher = Distillation(ce(), digits, partial(make, hidden=(256, 256)), epochs=10, training=training).run()
+    teacher = distill.run(Distillation(ce(), digits, partial(make, hidden=(256, 256)), epochs=10, training=training))
     assert teacher.summary["selected"]["accuracy"] > 0.95
     for method in (kd(0.5), disk(0.5, top_k=2, guide_lr=0.001, lam_period=0), simkd(warm=True)):
-        student = Distillation(method, digits, partial(make, hidden=(8,)), teacher.model, 40, training=training).run()
+        student = distill.run(
+            Distillation(method, digits, partial(make, hidden=(8,)), teacher.model, 40, training=training)
+        )
         assert student.summary["selected"]["accuracy"] > 0.75
         assert student.summary["student"]["macs"] < student.summary["teacher"]["macs"]

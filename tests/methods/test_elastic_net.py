@@ -48,11 +48,11 @@ def test_parameters_become_exactly_zero() -> None:
     federation = federate("digits", "iid", clients=4, seed=0)
     zeros = []
     for l1 in (0.0, 1e-3, 1e-2):
-        result = Experiment(
+        result = run(Experiment(
             Method("elastic", (CrossEntropy(), ElasticNet(l1))), federation,
             lambda: models.make("logistic", classes=10, inputs=(1, 8, 8)), rounds=5,
             local=Local(epochs=1, batch_size=20, lr=0.1), evaluation=Evaluation(("global",)), seed=1,
-        ).run()  # fmt: skip
+        ))  # fmt: skip
         zeros.append(int((result.snapshot.server.theta == 0).sum()))
     assert zeros[0] < zeros[1] < zeros[2]
     assert zeros[2] > 100

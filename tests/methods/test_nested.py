@@ -26,6 +26,7 @@ from fedloom.data import federate
 from fedloom.data.partitions import Pathological
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.federated import run
 from fedloom.methods import make
 from fedloom.models import EarlyExit, models
 from fedloom.parts.drift import FedDynDrift, Scaffold
@@ -257,9 +258,9 @@ def test_the_nested_networks_of_the_zoo() -> None:
 def test_a_run_that_was_broken_off_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
     on = Evaluation(what=("global", "clients", "average"))
     made = experiment(name, local=LOCAL, cohort=3, rounds=6, evaluation=on, drop_rate=0.2)
-    whole = made.run(tmp_path / "whole", checkpoint_every=2)
-    replace(made, rounds=3).run(tmp_path / "cut", checkpoint_every=2)
-    again = made.run(tmp_path / "cut", resume=True, checkpoint_every=2)
+    whole = run(made, tmp_path / "whole", checkpoint_every=2)
+    run(replace(made, rounds=3), tmp_path / "cut", checkpoint_every=2)
+    again = run(made, tmp_path / "cut", resume=True, checkpoint_every=2)
     assert_same_run(whole, again)
 
 
@@ -399,6 +400,6 @@ def test_on_real_digits_the_side_objective_helps_the_simple_model() -> None:
             evaluation=Evaluation(what=("global",), every=20),
             dtype="float32",
         )
-        found[name] = made.run().history[-1]["global/simple/accuracy"]
+        found[name] = run(made).history[-1]["global/simple/accuracy"]
     assert found["fedhen"] > found["decouple"]
     assert found["fedhen"] > 0.4

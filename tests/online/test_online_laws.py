@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from fedloom.core import rng
 from fedloom.core.local import Local
 from fedloom.parts.adaptation import FineTune, Maml, Prototypes
-from fedloom.tasks.online import BufferedMoml, Fs, Ftml, Learner, Mogd, Moml, PlainMoml, Toe
+from fedloom.tasks.online import BufferedMoml, Fs, Ftml, Learner, Mogd, Moml, PlainMoml, Toe, run
 from fedloom.tasks.online.ensemble import MEMORY
 
 RANDOM = np.random.default_rng(3)
@@ -23,7 +23,7 @@ CENTRES, SCALES = RANDOM.normal(size=(20, 3)), RANDOM.uniform(0.5, 1.5, (20, 3))
 
 
 def same(a: Learner, b: Learner, **changes: Any) -> None:
-    one, other = online(a, **changes).run(), online(b, **changes).run()
+    one, other = run(online(a, **changes)), run(online(b, **changes))
     assert torch.equal(one.state["0"]["w"], other.state["0"]["w"])
     assert [r["ctm/loss"] for r in one.history] == [r["ctm/loss"] for r in other.history]
 
@@ -37,14 +37,14 @@ def test_a_buffer_that_accepts_nothing_is_moml() -> None:
 
 
 def test_a_buffer_that_holds_everything_sees_what_ftml_sees() -> None:
-    buffered = online(BufferedMoml(alpha=1e-9, buffer=100, draws=0)).run()
-    leader = online(Ftml(draws=0)).run()
+    buffered = run(online(BufferedMoml(alpha=1e-9, buffer=100, draws=0)))
+    leader = run(online(Ftml(draws=0)))
     assert torch.allclose(buffered.state["0"]["w"], leader.state["0"]["w"], atol=1e-6)
 
 
 def test_ftml_with_one_task_is_maml_training_on_it() -> None:
     same(Ftml(), Mogd(), tasks=stream(1))
-    found = online(Ftml(), stream(1), support=4).run().state["0"]["w"][0]
+    found = run(online(Ftml(), stream(1), support=4)).state["0"]["w"][0]
     assert torch.allclose(found, maml(support=4), atol=1e-12)
 
 
@@ -79,7 +79,7 @@ def maml(support: int) -> Tensor:
 def test_without_its_linear_term_moml_is_proximal() -> None:
     """With a task that never changes the steps of MOML ∇=0 are those on f + (α/2)‖w - ω‖², ω the mean of the two."""
     alpha, steps = 2.0, 7
-    found = convex(PlainMoml(alpha), CENTRES[:5], SCALES[:5], local=Local(steps=steps, batch_size=0, lr=0.05)).run()
+    found = run(convex(PlainMoml(alpha), CENTRES[:5], SCALES[:5], local=Local(steps=steps, batch_size=0, lr=0.05)))
     w = omega = np.zeros(3)
     for c, a in zip(CENTRES[:5], SCALES[:5], strict=True):
         for _ in range(steps):
@@ -91,7 +91,7 @@ def test_without_its_linear_term_moml_is_proximal() -> None:
 
 def test_moml_follows_its_recursion_on_quadratics() -> None:
     alpha, beta, steps = 1.5, 0.05, 7
-    found = convex(Moml(alpha), CENTRES, SCALES, local=Local(steps=steps, batch_size=0, lr=beta)).run()
+    found = run(convex(Moml(alpha), CENTRES, SCALES, local=Local(steps=steps, batch_size=0, lr=beta)))
     w = omega = nabla = np.zeros(3)
     for c, a in zip(CENTRES, SCALES, strict=True):
         for _ in range(steps):
@@ -104,7 +104,7 @@ def test_moml_follows_its_recursion_on_quadratics() -> None:
 
 def test_solved_to_the_end_the_state_is_the_gradient_at_the_new_model() -> None:
     """Eq. 5.10: at a stationary point ∇ is ∇f^t(w^{t+1}), though no gradient was asked for it."""
-    found = convex(Moml(2.0), CENTRES[:6], SCALES[:6], local=Local(steps=150, batch_size=0, lr=0.2)).run()
+    found = run(convex(Moml(2.0), CENTRES[:6], SCALES[:6], local=Local(steps=150, batch_size=0, lr=0.2)))
     w = found.state["0"]["w"][0].numpy()
     np.testing.assert_allclose(found.state["0"]["nabla"][0].numpy(), SCALES[5] ** 2 * (w - CENTRES[5]), atol=1e-10)
 
@@ -115,8 +115,8 @@ def test_a_convex_problem_is_solved(learner: Learner) -> None:
     order = np.concatenate([np.random.default_rng(i).permutation(8) for i in range(15)])
     best = (SCALES[:8] ** 2 * CENTRES[:8]).sum(0) / (SCALES[:8] ** 2).sum(0)
     local = Local(steps=6, batch_size=0, lr=0.08)
-    w = convex(learner, CENTRES[order], SCALES[order], local=local).run().state["0"]["w"][0].numpy()
-    greedy = convex(Mogd(), CENTRES[order], SCALES[order], local=local).run().state["0"]["w"][0].numpy()
+    w = run(convex(learner, CENTRES[order], SCALES[order], local=local)).state["0"]["w"][0].numpy()
+    greedy = run(convex(Mogd(), CENTRES[order], SCALES[order], local=local)).state["0"]["w"][0].numpy()
     assert 5 * np.linalg.norm(w - best) < 0.6 < np.linalg.norm(greedy - best)
 
 
@@ -151,11 +151,11 @@ GRIDS: dict[str, tuple[Callable[[], Learner], Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", GRIDS)
 def test_experts_at_once_are_the_single_ones(name: str) -> None:
     make, adaptation, over = GRIDS[name]
-    whole = online(make(), adaptation=adaptation, over=over, support=5).run()
+    whole = run(online(make(), adaptation=adaptation, over=over, support=5))
     found = torch.tensor([[v or 0.0 for v in r["experts/accuracy"]] for r in whole.history], dtype=torch.float64)
     experts = online(make(), adaptation=adaptation, over=over).experts
     for place, expert in enumerate(experts):
-        alone = online(expert.learner, adaptation=expert.adaptation, local=expert.local, support=5).run()
+        alone = run(online(expert.learner, adaptation=expert.adaptation, local=expert.local, support=5))
         loop = online(make(), adaptation=adaptation, over=over, support=5, vectorised=False).bank()
         group = next(i for i, g in enumerate(loop.groups) if place in g.places)
         row = loop.groups[group].places.index(place)
@@ -167,14 +167,14 @@ def test_experts_at_once_are_the_single_ones(name: str) -> None:
 
 def test_a_loop_over_experts_is_the_vmapped_group() -> None:
     settings: dict[str, Any] = {"over": {"learner.alpha": (1.0, 2.0, 5.0)}}
-    a = online(Moml(), **settings).run().state["0"]["w"]
-    b = online(Moml(), vectorised=False, **settings).run().state["0"]["w"]
+    a = run(online(Moml(), **settings)).state["0"]["w"]
+    b = run(online(Moml(), vectorised=False, **settings)).state["0"]["w"]
     assert torch.allclose(a, b, atol=1e-9, rtol=0)
     assert not torch.equal(a[0], a[1])
 
 
 def test_one_expert_under_hedge_is_that_learner() -> None:
-    found = online(Moml()).run()
+    found = run(online(Moml()))
     assert found.p.tolist() == [1.0]
     assert all(r["ctm/accuracy"] == r["experts/accuracy"][0] for r in found.history)
 
@@ -183,12 +183,12 @@ def test_memory_is_flat_for_moml_and_grows_for_ftml() -> None:
     one = 9 * 2 * 8 + 9 * 8  # bytes of a task's training samples
 
     def kept(learner: Learner) -> list[int]:
-        return [r["memory/task_bytes"] for r in online(learner, stream(7)).run().history]
+        return [r["memory/task_bytes"] for r in run(online(learner, stream(7))).history]
 
     assert kept(Moml()) == kept(PlainMoml()) == kept(Mogd()) == kept(Fs()) == [0] * 7
     assert kept(Ftml()) == kept(Toe()) == [one * t for t in range(1, 8)]
     assert kept(BufferedMoml(buffer=4)) == [one, 2 * one, 3 * one, 3 * one, 3 * one, 3 * one, 3 * one]
-    state = online(Moml(), stream(9)).run().history
+    state = run(online(Moml(), stream(9))).history
     assert len({r["memory/state_bytes"] for r in state}) == 1
 
 
@@ -217,9 +217,9 @@ def test_old_states_are_left_as_they_are() -> None:
 
 
 def test_local_settings_count() -> None:
-    base = online(Mogd()).run().state["0"]["w"]
+    base = run(online(Mogd())).state["0"]["w"]
     for change in ({"lr_decay": 0.5}, {"clip": 0.1}, {"weight_decay": 0.5}, {"batch_size": 2}):
         local = Local(
             **{**{f: getattr(LOCAL, f) for f in ("steps", "batch_size", "lr", "weight_decay", "clip")}, **change}
         )
-        assert not torch.equal(base, online(Mogd(), local=local).run().state["0"]["w"])
+        assert not torch.equal(base, run(online(Mogd(), local=local)).state["0"]["w"])

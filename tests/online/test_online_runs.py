@@ -36,6 +36,7 @@ from fedloom.tasks.online import (
     Toe,
     grid,
     learners,
+    run,
 )
 from fedloom.tasks.online.evaluate import trusted
 from fedloom.tasks.online.metrics import samples_needed
@@ -67,8 +68,8 @@ def test_nothing_of_the_future_is_seen(name: str) -> None:
         return TaskStream(6, make)
 
     learner = learners.make(name)
-    plain = online(learner, tasks(6), measures=MEASURES).run()
-    wrong = online(learner, tasks(4), measures=MEASURES).run()
+    plain = run(online(learner, tasks(6), measures=MEASURES))
+    wrong = run(online(learner, tasks(4), measures=MEASURES))
     assert clean(plain.history)[:4] == clean(wrong.history)[:4]
     assert clean(plain.history)[4] != clean(wrong.history)[4]
 
@@ -81,8 +82,8 @@ def test_test_samples_never_reach_a_learner(name: str) -> None:
         task = gaussians(number)
         return replace(task, test=poisoned(task.test))
 
-    plain = online(learners.make(name), stream(), measures=MEASURES).run()
-    wrong = online(learners.make(name), TaskStream(6, make), measures=MEASURES).run()
+    plain = run(online(learners.make(name), stream(), measures=MEASURES))
+    wrong = run(online(learners.make(name), TaskStream(6, make), measures=MEASURES))
     for place, tree in plain.state.items():
         assert all(torch.equal(value, wrong.state[place][key]) for key, value in tree.items())
     assert [r["train/loss"] for r in plain.history] == [r["train/loss"] for r in wrong.history]
@@ -96,8 +97,8 @@ def test_test_labels_change_no_prediction_and_only_later_trust() -> None:
         task = gaussians(number)
         return replace(task, test=poisoned(task.test, inputs=False)) if number == 3 else task
 
-    plain = online(Moml(), stream(), over=GRID).run()
-    wrong = online(Moml(), TaskStream(6, make), over=GRID).run()
+    plain = run(online(Moml(), stream(), over=GRID))
+    wrong = run(online(Moml(), TaskStream(6, make), over=GRID))
     assert clean(plain.history)[:3] == clean(wrong.history)[:3]
     assert plain.history[3]["hedge/p"] == wrong.history[3]["hedge/p"]
     assert plain.history[4]["experts/accuracy"] == wrong.history[4]["experts/accuracy"]
@@ -107,7 +108,7 @@ def test_test_labels_change_no_prediction_and_only_later_trust() -> None:
 def test_a_task_is_made_when_it_arrives_and_not_before() -> None:
     asked: list[int] = []
     experiment = online(Moml(), TaskStream(5, lambda number: asked.append(number) or gaussians(number)))
-    experiment.run()
+    run(experiment)
     arrivals = [n for i, n in enumerate(asked) if n not in asked[:i]]
     assert arrivals == list(range(5))
     assert asked[:-5].count(0) <= 3  # its shape is looked at before the run
@@ -126,9 +127,9 @@ def test_a_task_is_made_when_it_arrives_and_not_before() -> None:
     ids=["moml", "b_moml", "ftml", "toe", "fs"],
 )
 def test_a_run_goes_on_to_the_same_bits(experiment: Online, tmp_path: Path) -> None:
-    whole = experiment.run(tmp_path / "whole", checkpoint_every=2)
-    replace(experiment, stream=experiment.stream[:3]).run(tmp_path / "cut", checkpoint_every=2)
-    on = experiment.run(tmp_path / "cut", resume=True, checkpoint_every=2)
+    whole = run(experiment, tmp_path / "whole", checkpoint_every=2)
+    run(replace(experiment, stream=experiment.stream[:3]), tmp_path / "cut", checkpoint_every=2)
+    on = run(experiment, tmp_path / "cut", resume=True, checkpoint_every=2)
     assert [r["ctm/loss"] for r in on.history] == [r["ctm/loss"] for r in whole.history]
     assert on.history[-1]["hedge/p"] == whole.history[-1]["hedge/p"]
     for place, tree in whole.state.items():
@@ -140,7 +141,7 @@ def test_a_run_goes_on_to_the_same_bits(experiment: Online, tmp_path: Path) -> N
 
 def test_a_kill_between_checkpoints_is_rewound(tmp_path: Path) -> None:
     experiment = online(Moml(), over=GRID, measures=MEASURES)
-    whole = experiment.run(tmp_path / "whole")
+    whole = run(experiment, tmp_path / "whole")
 
     class Stop(Exception):
         pass
@@ -151,10 +152,10 @@ def test_a_kill_between_checkpoints_is_rewound(tmp_path: Path) -> None:
         return gaussians(number)
 
     with pytest.raises(Stop):
-        replace(experiment, stream=TaskStream(6, tasks)).run(tmp_path / "killed", checkpoint_every=2)
+        run(replace(experiment, stream=TaskStream(6, tasks)), tmp_path / "killed", checkpoint_every=2)
     with (tmp_path / "killed" / "metrics.jsonl").open("a") as file:
         file.write('{"round": 6, "ctm/acc')  # the line that was being written
-    on = experiment.run(tmp_path / "killed", resume=True)
+    on = run(experiment, tmp_path / "killed", resume=True)
     assert clean(on.history) == clean(whole.history)
     assert torch.equal(on.state["0"]["w"], whole.state["0"]["w"])
 
@@ -168,15 +169,15 @@ def test_ctrl_c_leaves_a_checkpoint(tmp_path: Path) -> None:
                 os.kill(os.getpid(), 2)
 
     with pytest.raises(KeyboardInterrupt):
-        experiment.run(tmp_path / "run", callbacks=[Impatient()])
+        run(experiment, tmp_path / "run", callbacks=[Impatient()])
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["rounds"]) == ("interrupted", 4)
-    on = experiment.run(tmp_path / "run", resume=True)
-    assert torch.equal(on.state["0"]["w"], experiment.run().state["0"]["w"])
+    on = run(experiment, tmp_path / "run", resume=True)
+    assert torch.equal(on.state["0"]["w"], run(experiment).state["0"]["w"])
 
 
 def test_a_run_directory_says_what_the_run_was(tmp_path: Path) -> None:
-    found = online(Moml(), over=GRID, measures=MEASURES).run(tmp_path / "run")
+    found = run(online(Moml(), over=GRID, measures=MEASURES), tmp_path / "run")
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"config.yaml", "metrics.jsonl", "summary.json", "checkpoint", "citations.bib"} <= names
     assert "acar2021moml" in (tmp_path / "run" / "citations.bib").read_text()
@@ -189,25 +190,25 @@ def test_a_run_directory_says_what_the_run_was(tmp_path: Path) -> None:
 
 
 def test_another_experiment_is_not_continued(tmp_path: Path) -> None:
-    online(Moml(alpha=1.0)).run(tmp_path / "run")
+    run(online(Moml(alpha=1.0)), tmp_path / "run")
     for other in (online(Moml(alpha=2.0)), online(Moml(alpha=1.0), stream(seed=3)), online(Moml(alpha=1.0), seed=2)):
         with pytest.raises(CheckpointError, match="another experiment"):
-            other.run(tmp_path / "run", resume=True)
+            run(other, tmp_path / "run", resume=True)
     with pytest.raises(CheckpointError, match="exists already"):
-        online(Moml(alpha=1.0)).run(tmp_path / "run")
+        run(online(Moml(alpha=1.0)), tmp_path / "run")
 
 
 def test_long_term_evaluation_is_that_of_every_task_by_itself() -> None:
     """Batched over tasks or one after the other, and for tasks of different sizes."""
-    batched = online(Mogd(), measures=Measures(at_once=4)).run().history[-1]
-    alone = online(Mogd(), measures=Measures(at_once=1)).run().history[-1]
+    batched = run(online(Mogd(), measures=Measures(at_once=4))).history[-1]
+    alone = run(online(Mogd(), measures=Measures(at_once=1))).history[-1]
     assert batched["ltm/loss"] == pytest.approx(alone["ltm/loss"], abs=1e-12)
 
     def make(number: int) -> Task:
         return gaussians(number, samples=6 + 3 * (number % 2))
 
     uneven = online(Mogd(), TaskStream(6, make))
-    found = uneven.run()
+    found = run(uneven)
     bank, total = uneven.bank(), 0.0
     for number in range(6):
         task = make(number)
@@ -217,13 +218,13 @@ def test_long_term_evaluation_is_that_of_every_task_by_itself() -> None:
 
 
 def test_regret_is_what_was_lost_against_the_final_model() -> None:
-    found = online(Mogd()).run()
+    found = run(online(Mogd()))
     lost = sum(r["ctm/loss"] for r in found.history) - 6 * found.history[-1]["ltm/loss"]
     assert found.summary["regret_to_final_model"] == pytest.approx(lost)
 
 
 def test_efficiency_grows_from_no_sample_to_the_whole_task() -> None:
-    found = online(Mogd(), stream(20), measures=MEASURES, adaptation=Prototypes()).run()
+    found = run(online(Mogd(), stream(20), measures=MEASURES, adaptation=Prototypes()))
     record = found.history[-1]
     assert record["efficiency/accuracy"][-1] == record["ctm/accuracy"]
     assert record["efficiency/samples"] == samples_needed((0, 3, 9), record["efficiency/accuracy"], 0.8)
@@ -242,8 +243,8 @@ def test_retired_experts_stand_still() -> None:
     """One expert does not adapt; it is given up, and the other one is as it would be without it."""
     base = online(Mogd(), stream(20))
     good, bad = (ExpertConfig(Mogd(), Maml(lr=lr, steps=5), base.experts[0].local) for lr in (0.5, 0.0))
-    both = replace(base, experts=(good, bad), hedge=Hedge(retire=9e-4)).run()
-    alone = replace(base, experts=(good,)).run()
+    both = run(replace(base, experts=(good, bad), hedge=Hedge(retire=9e-4)))
+    alone = run(replace(base, experts=(good,)))
     assert both.p.tolist() == [1.0, 0.0]
     assert torch.allclose(both.state["0"]["w"][0], alone.state["0"]["w"][0], atol=1e-9)
     gone = next(i for i, r in enumerate(both.history) if r["experts/accuracy"][1] is None)
@@ -254,7 +255,7 @@ def test_retired_experts_stand_still() -> None:
 
 def test_divergence_of_all_is_said(tmp_path: Path) -> None:
     with pytest.raises(ClientError, match="no expert's predictions are finite"):
-        online(Mogd(), stream(40), local=Local(steps=20, lr=1e30)).run(tmp_path / "run")
+        run(online(Mogd(), stream(40), local=Local(steps=20, lr=1e30)), tmp_path / "run")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
 
@@ -299,7 +300,7 @@ def test_meta_learning_on_real_digits_beats_a_model_that_never_learns() -> None:
         return models.make("mlp", classes=10, inputs=(1, 8, 8), hidden=(32,))
 
     def late(learner: Any) -> float:
-        found = Online(learner.__class__.__name__, grid(learner, Maml(lr=1.0), local, {}), tasks, make, seed=0).run()
+        found = run(Online(learner.__class__.__name__, grid(learner, Maml(lr=1.0), local, {}), tasks, make, seed=0))
         assert all(math.isfinite(r["ctm/loss"]) for r in found.history)
         return sum(r["ctm/accuracy"] for r in found.history[40:]) / 20
 
@@ -315,6 +316,6 @@ def test_the_published_stream_begins() -> None:
         return models.make("mlp", classes=10, inputs=(1, 28, 28), hidden=(200,))
 
     local = Local(steps=2, batch_size=10, lr=0.1, weight_decay=1e-3, clip=3.0)
-    found = Online("moml", grid(Moml(), Maml(steps=5), local, {}), tasks[:4], make).run()
+    found = run(Online("moml", grid(Moml(), Maml(steps=5), local, {}), tasks[:4], make))
     assert found.summary["parameters"] == 784 * 200 + 200 + 200 * 10 + 10
     assert found.summary["ctm"]["accuracy"] > 0.4

@@ -9,7 +9,7 @@ differ stay one tensor. A large pass is arithmetic alone and gains nothing: stac
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,10 +20,8 @@ from fedloom.core import meta as adapting
 from fedloom.core.context import Batch
 from fedloom.core.federation import Split
 from fedloom.core.layout import Leaf
+from fedloom.experiment.loaded import LoadedModel
 from fedloom.metrics import Predictions, predictions
-
-if TYPE_CHECKING:
-    from fedloom.experiment.evaluate import Evaluator
 
 SMALL = 32  # samples of a client up to which models are stacked on a CPU; a GPU waits for calls at any size
 LIGHT = 256 << 10  # bytes of a model that are a client's own, up to which they are; beyond, stacking costs more memory
@@ -38,15 +36,15 @@ class Fill(Protocol):
         ...
 
 
-def stackable(evaluator: Evaluator) -> bool:
+def stackable(loaded: LoadedModel) -> bool:
     """Whether models of this architecture can be stacked: no module declares ``stackable = False``."""
-    return all(getattr(module, "stackable", True) for module in evaluator.live.module.modules())
+    return all(getattr(module, "stackable", True) for module in loaded.live.module.modules())
 
 
-def pays(evaluator: Evaluator, samples: np.ndarray, own: int) -> np.ndarray:
+def pays(loaded: LoadedModel, samples: np.ndarray, own: int) -> np.ndarray:
     """Whether stacking pays for clients with so many samples [K] whose models have so many bytes of their own."""
-    light = evaluator.live.theta.is_cuda or own <= LIGHT
-    return (samples <= (np.inf if evaluator.live.theta.is_cuda else SMALL)) & light & stackable(evaluator)
+    light = loaded.live.theta.is_cuda or own <= LIGHT
+    return (samples <= (np.inf if loaded.live.theta.is_cuda else SMALL)) & light & stackable(loaded)
 
 
 def padded(rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
@@ -78,13 +76,13 @@ def groups(sizes: Sequence[int], together: Sequence[bool], limit: int, models: i
 
 
 def through(
-    evaluator: Evaluator, split: Split, clients: np.ndarray, fill: Fill, own: tuple[int, int], count: int = 1,
+    loaded: LoadedModel, split: Split, clients: np.ndarray, fill: Fill, own: tuple[int, int], count: int = 1,
     support: Split | None = None,
 ) -> list[Predictions]:  # fmt: skip
     """Predictions of every client's models of numbers 0 .. count - 1 on its samples of the split.
 
     Args:
-        evaluator: with everything in place that is the same for all.
+        loaded: with everything in place that is the same for all.
         split: whose samples.
         clients: which clients, each with at least one sample.
         fill: what is a client's own.
@@ -95,43 +93,43 @@ def through(
     Returns:
         The predictions for each number, over all samples in the order of the clients.
     """
-    sizes, limit = split.index.sizes[clients], max(1, evaluator.settings.batch_size // count)
+    sizes, limit = split.index.sizes[clients], max(1, loaded.settings.batch_size // count)
     if support is not None:
         sizes, limit = sizes + support.index.sizes[clients], min(limit, adapting.PIECE)
-    live = evaluator.live
+    live = loaded.live
     vector = (len(live.theta) - own[0]) * live.theta.element_size()
-    together = (pays(evaluator, sizes, vector) & (sizes <= limit)).tolist()
-    collected = Collected(evaluator, count)
+    together = (pays(loaded, sizes, vector) & (sizes <= limit)).tolist()
+    collected = Collected(loaded, count)
     with torch.inference_mode() if support is None else torch.no_grad():
         for group in groups(sizes.tolist(), together, limit, VECTORS // max(1, count * vector)):
             members = [int(client) for client in clients[group]]
             if together[group.start]:
                 try:
-                    collected.add(*_stacked(evaluator, split, members, fill, own, count, support))
+                    collected.add(*_stacked(loaded, split, members, fill, own, count, support))
                     continue
                 except RuntimeError:  # vmap cannot run it, though it does not say so; other faults come again below
                     together[group.stop :] = [False] * (len(together) - group.stop)
             for client in members:
-                for logits, y in _alone(evaluator, split, client, fill, own, count, support):
+                for logits, y in _alone(loaded, split, client, fill, own, count, support):
                     collected.add(logits, y)
     return collected.found()
 
 
 def _alone(
-    evaluator: Evaluator, split: Split, client: int, fill: Fill, own: tuple[int, int], count: int, support: Split | None
+    loaded: LoadedModel, split: Split, client: int, fill: Fill, own: tuple[int, int], count: int, support: Split | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Logits [count, N, ...] and targets [N] of a client's samples, from so many at a time as a pass has."""
-    live, plan = evaluator.live, evaluator.plan
+    live, plan = loaded.live, loaded.plan
     rows, place = torch.from_numpy(split.index[client]), (live.theta[own[0] :], live.buffers[own[1] :])
     if count == 1:
         fill(client, 0, *place)
     if support is not None:
         at = torch.from_numpy(support.index[client])
         batch = Batch(support.arrays.x[at].to(live.theta.device), support.labels(at, client).to(live.theta.device))
-        predict = adapting.deployed(plan, evaluator.net, live.theta, live.buffers, batch)
+        predict = adapting.deployed(plan, loaded.net, live.theta, live.buffers, batch)
         yield predict(split.arrays.x[rows].to(live.theta.device))[None], split.labels(rows, client)
         return
-    for part in rows.split(evaluator.settings.batch_size):
+    for part in rows.split(loaded.settings.batch_size):
         x, out = split.arrays.x[part].to(live.theta.device), []
         for number in range(count):
             if count > 1:
@@ -149,11 +147,11 @@ def _gathered(split: Split, members: list[int]) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _stacked(
-    evaluator: Evaluator, split: Split, members: list[int], fill: Fill, own: tuple[int, int], count: int,
+    loaded: LoadedModel, split: Split, members: list[int], fill: Fill, own: tuple[int, int], count: int,
     support: Split | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Logits [count, N, ...] and targets [N] of some clients' samples, end to end, from one pass."""
-    live, plan, layout = evaluator.live, evaluator.plan, evaluator.plan.layout
+    live, plan, layout = loaded.live, loaded.plan, loaded.plan.layout
     theta = live.theta.new_empty(len(members), count, len(live.theta) - own[0])
     buffers = live.buffers.new_empty(len(members), count, len(live.buffers) - own[1])
     for row, client in enumerate(members):
@@ -165,7 +163,7 @@ def _stacked(
     def adapted(theta: Tensor, buffers: Tensor, x: Tensor, sx: Tensor, sy: Tensor, mask: Tensor) -> Tensor:
         whole = torch.cat([live.theta[: own[0]], theta]) if len(theta) else live.theta
         kept = torch.cat([live.buffers[: own[1]], buffers]) if len(buffers) else live.buffers
-        return adapting.deployed(plan, evaluator.net, whole, kept, Batch(sx, sy, mask))(x)
+        return adapting.deployed(plan, loaded.net, whole, kept, Batch(sx, sy, mask))(x)
 
     def logits(theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
         mine = _named(layout.parameters, theta, own[0]) | _named(layout.buffers, buffers, own[1])
@@ -193,8 +191,8 @@ def _named(leaves: Sequence[Leaf], vector: Tensor, start: int) -> dict[str, Tens
 class Collected:
     """Logits as they come, and what the metrics need of them, from as many at a time as one pass has samples."""
 
-    def __init__(self, evaluator: Evaluator, count: int) -> None:
-        self.settings, self.count = evaluator.settings, count
+    def __init__(self, loaded: LoadedModel, count: int) -> None:
+        self.settings, self.count = loaded.settings, count
         self.waiting: list[tuple[Tensor, Tensor]] = []
         self.parts: list[list[Predictions]] = []
 

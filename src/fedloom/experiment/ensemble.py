@@ -79,7 +79,8 @@ class Votes:
 def after_training(experiment: Experiment, result: RunResult, policy: Mixing | None = None) -> Customised:
     """FedSSA after training: coefficients from the target's unlabelled inputs, for the last client models of a run.
 
-    A run that lies in a directory is read back by ``experiment.run(directory, resume=True)``, which trains no further.
+    A run that lies in a directory is read back by ``fedloom.run(experiment, out=directory, resume=True)``, which trains
+    no further.
 
     Args:
         experiment: what was run; its federation needs unlabelled inputs, and its ``views`` are used.

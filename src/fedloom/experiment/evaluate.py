@@ -2,139 +2,36 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.client import Result
-from fedloom.core.federation import Arrays, Federation, Split
-from fedloom.core.layout import LiveModule
-from fedloom.core.objective import Net
+from fedloom.core.federation import Federation
 from fedloom.core.parts import Submodels
 from fedloom.core.plan import Plan
 from fedloom.core.round import Server, Store
-from fedloom.experiment import batched_eval as passes
-from fedloom.experiment import interpolation_eval as mixtures
+from fedloom.experiment import batched_eval, interpolation_eval
 from fedloom.experiment.experiment import Evaluation
-from fedloom.metrics import Predictions, direction, fairness, predictions
+from fedloom.experiment.last_models import LastModels
+from fedloom.experiment.loaded import LoadedModel, owned_labels
+from fedloom.metrics import Predictions, direction, fairness
 
 
-@dataclass
-class LastModels:
-    """Each client's last model and the sum over all K of them, for the ``average`` evaluation only.
+class Evaluator(LoadedModel):
+    """Makes the evaluations of a run.
 
-    A client that has not taken part counts with the initial model, as in the published curves of FedDyn. The sum is
-    kept in float64 and updated by differences, so a round costs O(cohort). Where clients have levels, ``initial`` and
-    ``total`` hold those of all levels, one after the other.
+    Args:
+        plan: what clients do.
+        federation: on whose data.
+        settings: what is measured.
     """
 
-    initial: Tensor
-    clients: int
-    plan: Plan | None = None  # where clients have levels
-    models: dict[int, Tensor] = field(default_factory=dict)
-    total: Tensor = field(init=False)
-    pending: dict[int, Tensor] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.total = self.initial.double().clone()
-        for number in range(len(self.levels) or 1):
-            self.total[self.segment(number)] *= self.members(number)
-
-    @classmethod
-    def of(cls, plan: Plan, clients: int) -> LastModels:
-        """Nobody has taken part yet."""
-        if plan.has_levels:
-            return cls(torch.cat([level.theta0 for level in plan.levels]).cpu(), clients, plan)
-        split, own = plan.layout.shared_size, plan.layout.shared_buffers
-        return cls(torch.cat([plan.theta0[:split], plan.buffers0[:own]]).cpu(), clients)
-
-    @property
-    def levels(self) -> tuple[Plan, ...]:
-        """The levels' plans; none if all clients train the same network."""
-        return () if self.plan is None else self.plan.levels
-
-    def segment(self, number: int) -> slice:
-        """Where the models of a level lie."""
-        if not self.levels:
-            return slice(None)
-        ends = np.cumsum([0, *(len(level.theta0) for level in self.levels)])
-        return slice(int(ends[number]), int(ends[number + 1]))
-
-    def members(self, number: int) -> int:
-        """How many clients a level has."""
-        return self.clients if self.plan is None else int((self.plan.level[: self.clients] == number).sum())
-
-    def where(self, client: int) -> slice:
-        """Where the model of a client's level lies."""
-        return self.segment(0 if self.plan is None else int(self.plan.level[client]))
-
-    def observe(self, server: Server, result: Result) -> None:
-        """Remember what a client of this round has arrived at; nothing changes before ``commit``."""
-        received = server.theta if self.plan is None else self.plan.received(result.client, server.theta)
-        assert result.moved is not None
-        theta = received - result.moved
-        self.pending[result.client] = torch.cat([theta, result.buffers]).cpu()
-
-    def commit(self) -> None:
-        """The round is over: its models become the last ones."""
-        for client, model in self.pending.items():
-            at = self.where(client)
-            self.total[at] += model.double() - self.models.get(client, self.initial[at]).double()
-            self.models[client] = model
-        self.pending.clear()
-
-    def mean(self, number: int = 0) -> Tensor:
-        """The average model, parameters and buffers in one vector; of a level's clients, where there are several."""
-        return (self.total[self.segment(number)] / self.members(number)).to(self.initial.dtype)
-
-
-class Evaluator:
-    """Measures models on data, in large batches whatever client the samples belong to."""
-
     def __init__(self, plan: Plan, federation: Federation, settings: Evaluation) -> None:
-        self.plan, self.federation, self.settings = plan, federation, settings
-        self.live = LiveModule(copy.deepcopy(plan.model), plan.layout, plan.device)
-        self.live.module.eval()
-        self.net = Net(self.live.module, plan)
+        super().__init__(plan, settings)
+        self.federation = federation
         self.name = "" if plan.submodel is None else plan.submodel.name
         levels = plan.levels if plan.has_levels else ()
         self.levels = [Evaluator(level, federation, settings) for level in levels]
-
-    def load(self, shared: Tensor, buffers: Tensor, private: Mapping[str, Tensor] | None = None) -> None:
-        """Put a model in place: shared parameters and buffers, and private ones if there are any."""
-        split, own = self.plan.layout.shared_size, self.plan.layout.shared_buffers
-        private = private or {}
-        self.live.theta[:split].copy_(shared)
-        self.live.theta[split:].copy_(private.get("private", self.plan.theta0[split:]))
-        self.live.buffers[:own].copy_(buffers)
-        self.live.buffers[own:].copy_(private.get("buffers", self.plan.buffers0[own:]))
-
-    def scores(self, arrays: Arrays, rows: np.ndarray | None = None, labels: Tensor | None = None) -> Predictions:
-        """What the metrics need of the loaded model's predictions, from one pass over the rows.
-
-        ``labels`` are the rows' targets where clients call them otherwise than the arrays do.
-        """
-        at = torch.arange(len(arrays)) if rows is None else torch.from_numpy(rows)
-        found = []
-        device, size = self.live.theta.device, self.settings.batch_size
-        with torch.inference_mode():
-            for number, part in enumerate(at.split(size)):
-                y = arrays.y[part] if labels is None else labels[number * size : number * size + len(part)]
-                x, y = arrays.x[part].to(device), y.to(device)
-                found.append(predictions(self.settings.metrics, self.live.module(x), y, self.settings.padding))
-        return Predictions.joined(found)
-
-    def on(
-        self, name: str, arrays: Arrays, rows: np.ndarray | None = None, labels: Tensor | None = None
-    ) -> dict[str, float]:
-        """Loss and metrics of the loaded model, named ``<name>/loss``, ``<name>/accuracy`` and so on."""
-        found = self.scores(arrays, rows, labels)
-        values = {metric: found.value(metric) for metric in ("loss", *self.settings.metrics)}
-        return {f"{name}/{k}": v for k, v in values.items() if k == "loss" or not np.isnan(v)}
 
     def clients(self, server: Server, store: Store) -> tuple[dict[str, float], dict[str, np.ndarray]]:
         """Every client's deployed model on its own test samples: a summary, and one row per client.
@@ -149,7 +46,7 @@ class Evaluator:
         record: dict[str, float] = {}
         adapts, whole = not self.plan.method.adaptation.is_identity, self.plan.layout.size
         if self.plan.is_paired:
-            values, record = mixtures.deployed(self, server, store, tested)
+            values, record = interpolation_eval.deployed(self, self.federation, server, store, tested)
         elif self.levels:
             values = self.by_level(server, tested)
         elif adapts or self.plan.layout.shared_size < whole:
@@ -189,7 +86,7 @@ class Evaluator:
             buffers.copy_(mine.get("buffers", plan.buffers0[split[1] :]))
 
         support = None if plan.method.adaptation.is_identity else federation.train
-        return passes.through(self, federation.held_out, tested, fill, split, support=support)[0]
+        return batched_eval.through(self, federation.held_out, tested, fill, split, support=support)[0]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -253,11 +150,3 @@ class Evaluator:
             numbers = self.on("train", split.arrays, split.index.rows, owned_labels(split))
             record |= {f"global/{key.replace('/', '_')}": value for key, value in numbers.items()}
         return record, table
-
-
-def owned_labels(split: Split) -> Tensor | None:
-    """Targets of all rows of ``split.index`` as their owners call them; None if they are those of the arrays."""
-    if split.relabel is None:
-        return None
-    owners = torch.from_numpy(split.index.owners).to(split.relabel.device)
-    return split.labels(torch.from_numpy(split.index.rows), owners)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -15,9 +15,6 @@ from fedloom.core.local import Local, cohort_size
 from fedloom.core.method import Method
 from fedloom.data.augment import Augmentation, pipeline
 from fedloom.metrics import measures
-
-if TYPE_CHECKING:
-    from fedloom.experiment.federated import RunResult
 
 EVALUATIONS = ("global", "clients", "average", "train", "received")
 CLIENT_STATE = ("auto", "memory", "disk")
@@ -215,12 +212,3 @@ class Experiment:
     def cohort_size(self) -> int:
         """|S_t| if it is fixed, and its mean if clients come with a probability."""
         return cohort_size(self.federation.seen, self.participation, self.cohort)
-
-    def run(self, out: Path | str | None = None, **settings: Any) -> RunResult:
-        """Run it; ``out`` is the run directory, or None to keep everything in memory.
-
-        Takes the settings of ``fedloom.experiment.federated.run``, such as ``resume`` and ``callbacks``.
-        """
-        from fedloom.experiment.federated import run
-
-        return run(self, out, **settings)

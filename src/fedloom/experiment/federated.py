@@ -21,8 +21,9 @@ from fedloom.engines import engines
 from fedloom.experiment import atomic, fingerprint
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
-from fedloom.experiment.evaluate import Evaluator, LastModels
+from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.experiment import Experiment
+from fedloom.experiment.last_models import LastModels
 from fedloom.experiment.rundir import Columns, Kind, RunDirectory, Status
 from fedloom.experiment.runtime import one_thread, pick_device
 from fedloom.experiment.setup import make_plan, make_server_data, placed

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.federation import Split
+from fedloom.core.federation import Federation, Split
 from fedloom.core.parts import Paired
 from fedloom.core.round import Server, Store
-from fedloom.experiment import batched_eval as passes
+from fedloom.experiment import batched_eval
+from fedloom.experiment.loaded import LoadedModel
 from fedloom.metrics import direction
-
-if TYPE_CHECKING:
-    from fedloom.experiment.evaluate import Evaluator
 
 Values = dict[str, np.ndarray]  # metric -> one number a client
 
@@ -25,37 +22,37 @@ SHOWN = (0.0, 0.5, 1.0)  # always reported where a client may deploy any λ
 
 
 def scores(
-    evaluator: Evaluator, server: Server, store: Store, split: Split, clients: np.ndarray, at: np.ndarray
+    loaded: LoadedModel, server: Server, store: Store, split: Split, clients: np.ndarray, at: np.ndarray
 ) -> Values:
     """The metrics and the loss of each client's mixture on its samples of the split, each [clients].
 
     Args:
-        evaluator: how to measure.
+        loaded: how to measure.
         server: where w comes from.
         store: where v comes from; a client that has none has the mixture w.
         split: whose samples.
         clients: which clients, each with at least one sample.
         at: λ of each, [clients].
     """
-    return {metric: column[0] for metric, column in _swept(evaluator, server, store, split, clients, at[None]).items()}
+    return {metric: column[0] for metric, column in _swept(loaded, server, store, split, clients, at[None]).items()}
 
 
 def sweep(
-    evaluator: Evaluator, server: Server, store: Store, split: Split, clients: np.ndarray,
+    loaded: LoadedModel, server: Server, store: Store, split: Split, clients: np.ndarray,
     grid: Sequence[float] = GRID,
 ) -> Values:  # fmt: skip
     """``scores`` for every λ of a grid, each [λ, clients]; a client's samples are fetched once."""
     at = np.repeat(np.array(grid)[:, None], len(clients), 1)
-    return _swept(evaluator, server, store, split, clients, at)
+    return _swept(loaded, server, store, split, clients, at)
 
 
 def _swept(
-    evaluator: Evaluator, server: Server, store: Store, split: Split, clients: np.ndarray, at: np.ndarray
+    loaded: LoadedModel, server: Server, store: Store, split: Split, clients: np.ndarray, at: np.ndarray
 ) -> Values:
     """The metrics and the loss [M, clients] of each client's mixtures with λ of [M, clients]."""
-    w, size = server.theta, evaluator.plan.layout.size
+    w, size = server.theta, loaded.plan.layout.size
     place = {int(client): number for number, client in enumerate(clients)}
-    evaluator.load(w, server.buffers)
+    loaded.load(w, server.buffers)
 
     def fill(client: int, number: int, theta: Tensor, buffers: Tensor) -> None:
         state = (store.get(client) or {}).get("personal")
@@ -64,9 +61,9 @@ def _swept(
         else:
             torch.lerp(w, state["private"][:size], float(at[number, place[client]]), out=theta)
 
-    found = passes.through(evaluator, split, clients, fill, (0, len(evaluator.live.buffers)), len(at))
+    found = batched_eval.through(loaded, split, clients, fill, (0, len(loaded.live.buffers)), len(at))
     offsets = np.concatenate([[0], np.cumsum(split.index.sizes[clients])])
-    metrics = (*evaluator.settings.metrics, "loss")
+    metrics = (*loaded.settings.metrics, "loss")
     return {metric: np.stack([one.by_group(metric, offsets) for one in found]) for metric in metrics}
 
 
@@ -81,7 +78,9 @@ def best(values: Values, metric: str) -> np.ndarray:
     return np.where(top == top.max(0), values["loss"], np.inf).argmin(0)
 
 
-def deployed(evaluator: Evaluator, server: Server, store: Store, tested: np.ndarray) -> tuple[Values, dict[str, float]]:
+def deployed(
+    loaded: LoadedModel, federation: Federation, server: Server, store: Store, tested: np.ndarray
+) -> tuple[Values, dict[str, float]]:
     """Every tested client's deployed mixture on its own test samples.
 
     Where any mixture may be deployed, each client takes the λ that is best on its validation samples, and .5 without
@@ -91,8 +90,8 @@ def deployed(evaluator: Evaluator, server: Server, store: Store, tested: np.ndar
     Returns:
         Each client's metrics with the column ``lambda``, and more numbers for the round's record.
     """
-    personal, size = evaluator.plan.method.personal, evaluator.plan.layout.size
-    split, validation = evaluator.federation.held_out, evaluator.federation.validation
+    personal, size = loaded.plan.method.personal, loaded.plan.layout.size
+    split, validation = federation.held_out, federation.validation
     fixed = np.zeros(len(tested))
     free = False
     for number, client in enumerate(tested):
@@ -103,13 +102,13 @@ def deployed(evaluator: Evaluator, server: Server, store: Store, tested: np.ndar
             free |= at is None
             fixed[number] = 0.5 if at is None else at
     if not free:
-        return scores(evaluator, server, store, split, tested, fixed) | {"lambda": fixed}, {}
-    metric = (*evaluator.settings.metrics, "loss")[0]
-    on_test = sweep(evaluator, server, store, split, tested)
+        return scores(loaded, server, store, split, tested, fixed) | {"lambda": fixed}, {}
+    metric = (*loaded.settings.metrics, "loss")[0]
+    on_test = sweep(loaded, server, store, split, tested)
     chosen = np.full(len(tested), GRID.index(0.5))
     judged = np.flatnonzero(validation.index.sizes[tested])
     if len(judged):
-        chosen[judged] = best(sweep(evaluator, server, store, validation, tested[judged]), metric)
+        chosen[judged] = best(sweep(loaded, server, store, validation, tested[judged]), metric)
     chosen[fixed == 0] = 0
     everyone = np.arange(len(tested))
     record = {

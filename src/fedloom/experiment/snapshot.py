@@ -11,7 +11,7 @@ from torch import Tensor
 from fedloom.core.errors import CheckpointError
 from fedloom.core.round import Server
 from fedloom.experiment.checkpoint import Checkpoint
-from fedloom.experiment.evaluate import LastModels
+from fedloom.experiment.last_models import LastModels
 from fedloom.experiment.store import CLIENTS, ClientStore, flat, nested
 
 

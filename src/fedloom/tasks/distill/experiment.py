@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -15,9 +15,6 @@ from fedloom.tasks.distill.data import Splits
 from fedloom.tasks.distill.method import Distiller
 from fedloom.tasks.distill.teacher_cache import MODES
 from fedloom.tasks.distill.training import Schedule, Training, schedule
-
-if TYPE_CHECKING:
-    from fedloom.tasks.distill.task import Distilled
 
 
 @dataclass(frozen=True)
@@ -84,12 +81,3 @@ class Distillation:
     def schedule(self, before: int | None = None) -> Schedule:
         """The rounds of the run; ``before`` are the passes of the student in ``start``."""
         return schedule(self.epochs, self.method.passes, self.method.warm, self.budget, self.warmup_epochs, before)
-
-    def run(self, out: Path | str | None = None, **settings: Any) -> Distilled:
-        """Run it; ``out`` is the run directory, or None to keep everything in memory.
-
-        Takes the settings of ``fedloom.tasks.distill.task.run``: ``resume``, ``checkpoint_every``, ``callbacks``.
-        """
-        from fedloom.tasks.distill.task import run
-
-        return run(self, out, **settings)

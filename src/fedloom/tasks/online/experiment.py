@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,9 +17,6 @@ from fedloom.experiment.runtime import pick_device
 from fedloom.parts.objectives import CrossEntropy
 from fedloom.tasks.online.ensemble import ExpertConfig, ExpertEnsemble, expert_label
 from fedloom.tasks.online.hedge import Hedge
-
-if TYPE_CHECKING:
-    from fedloom.tasks.online.task import OnlineResult
 
 HEDGED = ("error", "loss")
 
@@ -157,9 +153,3 @@ class Online:
         """BibTeX entries, each once."""
         found = [c for e in self.experts for c in (e.learner.citation, e.adaptation.citation)]
         return list(dict.fromkeys([c for c in found if c] + [Hedge.citation] * (len(self.experts) > 1)))
-
-    def run(self, out: Path | str | None = None, **settings: Any) -> OnlineResult:
-        """Run it; see ``fedloom.tasks.online.task.run``."""
-        from fedloom.tasks.online.task import run
-
-        return run(self, out, **settings)

@@ -1,0 +1,71 @@
+"""The shortest way to a federated run from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedloom import methods
+from fedloom.core.errors import ConfigError
+from fedloom.core.federation import Federation
+from fedloom.core.method import Method
+from fedloom.experiment import federated
+from fedloom.experiment.callbacks import Callback
+from fedloom.experiment.experiment import Experiment
+from fedloom.experiment.federated import RunResult
+from fedloom.models import models
+
+
+def run(
+    method: Experiment | Method | str,
+    federation: Federation | None = None,
+    model: Callable[[], nn.Module] | str | None = None,
+    *,
+    out: Path | str | None = None,
+    resume: bool | Path = False,
+    checkpoint_every: int = 10,
+    keep: int = 2,
+    callbacks: Sequence[Callback] = (),
+    **conditions: Any,
+) -> RunResult:
+    """Run a method on a federation, or an experiment, from the start or from a checkpoint.
+
+    Args:
+        method: a composition, the name of one, or an ``Experiment``, which has everything that follows up to ``out``.
+        federation: who holds which data.
+        model: makes a freshly initialised model; or the name of one, which is made for the federation's inputs and
+            classes.
+        out: run directory; None keeps everything in memory.
+        resume: True goes on from the newest checkpoint in ``out``, a path from that checkpoint.
+        checkpoint_every: rounds between checkpoints.
+        keep: how many checkpoints stay.
+        callbacks: what looks at the run.
+        conditions: of the run, as fields of ``Experiment``: ``rounds``, ``participation``, ``local``, ``seed``, ….
+
+    >>> from fedloom.data import federate
+    >>> result = run("fedavg", federate("digits", "iid", clients=4), "logistic", rounds=2)
+    >>> [record["round"] for record in result.history]
+    [1, 2]
+
+    Raises:
+        ConfigError: if there is no federation or model, or settings are impossible together.
+    """
+    if isinstance(method, Experiment):
+        if federation is not None or model is not None or conditions:
+            raise ConfigError("an experiment has its federation, model and conditions; change them with replace().")
+        experiment = method
+    else:
+        if federation is None or model is None:
+            raise ConfigError("a method is run on a federation with a model: run(method, federation, model, ...).")
+        made = methods.make(method) if isinstance(method, str) else method
+        if isinstance(model, str):
+            arrays = federation.train.arrays
+            model = partial(models.make, model, classes=arrays.classes, inputs=tuple(arrays.x.shape[1:]))
+        experiment = Experiment(made, federation, model, **conditions)
+    return federated.run(
+        experiment, out, resume=resume, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks
+    )

@@ -1,0 +1,72 @@
+"""One module into which models are loaded to be measured, in large batches whatever client the samples belong to."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.federation import Arrays, Split
+from fedloom.core.layout import LiveModule
+from fedloom.core.objective import Net
+from fedloom.core.plan import Plan
+from fedloom.experiment.experiment import Evaluation
+from fedloom.metrics import Predictions, predictions
+
+
+class LoadedModel:
+    """A module in evaluation mode that holds one model after the other.
+
+    Args:
+        plan: where parameters and buffers lie.
+        settings: metrics, and samples of a forward pass.
+    """
+
+    def __init__(self, plan: Plan, settings: Evaluation) -> None:
+        self.plan, self.settings = plan, settings
+        self.live = LiveModule(copy.deepcopy(plan.model), plan.layout, plan.device)
+        self.live.module.eval()
+        self.net = Net(self.live.module, plan)
+
+    def load(self, shared: Tensor, buffers: Tensor, private: Mapping[str, Tensor] | None = None) -> None:
+        """Put a model in place: shared parameters and buffers, and private ones if there are any."""
+        split, own = self.plan.layout.shared_size, self.plan.layout.shared_buffers
+        private = private or {}
+        self.live.theta[:split].copy_(shared)
+        self.live.theta[split:].copy_(private.get("private", self.plan.theta0[split:]))
+        self.live.buffers[:own].copy_(buffers)
+        self.live.buffers[own:].copy_(private.get("buffers", self.plan.buffers0[own:]))
+
+    def scores(self, arrays: Arrays, rows: np.ndarray | None = None, labels: Tensor | None = None) -> Predictions:
+        """What the metrics need of the loaded model's predictions, from one pass over the rows.
+
+        ``labels`` are the rows' targets where clients call them otherwise than the arrays do.
+        """
+        at = torch.arange(len(arrays)) if rows is None else torch.from_numpy(rows)
+        found = []
+        device, size = self.live.theta.device, self.settings.batch_size
+        with torch.inference_mode():
+            for number, part in enumerate(at.split(size)):
+                y = arrays.y[part] if labels is None else labels[number * size : number * size + len(part)]
+                x, y = arrays.x[part].to(device), y.to(device)
+                found.append(predictions(self.settings.metrics, self.live.module(x), y, self.settings.padding))
+        return Predictions.joined(found)
+
+    def on(
+        self, name: str, arrays: Arrays, rows: np.ndarray | None = None, labels: Tensor | None = None
+    ) -> dict[str, float]:
+        """Loss and metrics of the loaded model, named ``<name>/loss``, ``<name>/accuracy`` and so on."""
+        found = self.scores(arrays, rows, labels)
+        values = {metric: found.value(metric) for metric in ("loss", *self.settings.metrics)}
+        return {f"{name}/{k}": v for k, v in values.items() if k == "loss" or not np.isnan(v)}
+
+
+def owned_labels(split: Split) -> Tensor | None:
+    """Targets of all rows of ``split.index`` as their owners call them; None if they are those of the arrays."""
+    if split.relabel is None:
+        return None
+    owners = torch.from_numpy(split.index.owners).to(split.relabel.device)
+    return split.labels(torch.from_numpy(split.index.rows), owners)
