@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fedloom.experiment.loop import run
 from helpers import composition, slots
 from helpers.composition import Rules
 from helpers.federations import classes
