@@ -35,10 +35,10 @@ def stored(where: Path) -> tuple[list[dict], dict[str, np.ndarray]]:
     return records, {name: table[name].to_numpy() for name in table.column_names}
 
 
-@pytest.mark.parametrize("engine", ["serial", "processes"])
+@pytest.mark.parametrize("on", [{"engine": "serial"}, {"engine": "processes"}, {"compute": "batched"}], ids=str)
 @pytest.mark.parametrize("method", [methods.fedavg(), methods.term(2.0)], ids=lambda m: m.name)
-def test_it_is_the_mixture_of_the_losses_of_received_models(method: Method, engine: str, tmp_path: Path) -> None:
-    run(experiment(method, ("clients", "received"), engine=engine), tmp_path / "run")
+def test_it_is_the_mixture_of_the_losses_of_received_models(method: Method, on: dict, tmp_path: Path) -> None:
+    run(experiment(method, ("clients", "received"), **on), tmp_path / "run")
     records, mixing = stored(tmp_path / "run")
     for t, record in enumerate(records, start=1):
         p, losses = (mixing[name][mixing["round"] == t] for name in ("p", "loss"))
