@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test setup lint types contracts check clean
+.PHONY: help demo test quick setup lint types contracts check clean
 
 help:
 	@echo "make demo    set up, then train FedAvg and FedDyn on real digits and compare them (in ./runs)"
 	@echo "make test    set up, then run all tests and doctests"
+	@echo "make quick   set up, then run the tests that are not slow: a minute and a half on two cores"
 	@echo "make check   lint, types and import contracts"
 
 setup: $(VENV)/.installed
@@ -24,6 +25,9 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -n auto -q
+
+quick: setup
+	$(BIN)/python -m pytest -n auto -q -m "not slow"
 
 lint: setup
 	$(BIN)/ruff check src tests benchmarks recipes

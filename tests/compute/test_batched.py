@@ -1,4 +1,4 @@
-"""Blocks of clients at once against one client after the other, for every method and on every engine."""
+"""Blocks of clients at once against one client after the other, for every method."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from helpers.federations import SIZES, classes
+from helpers.marks import first_quick
 from helpers.networks import IMAGE, images, tanh_net
 from helpers.runs import assert_same_run, experiment, go
 from torch import nn
@@ -63,7 +64,7 @@ def live(name: str, local: str) -> RunResult:
     return run(experiment(BOTH.get(name) or make(name), **settings(local)))
 
 
-@pytest.mark.parametrize("local", LOCALS)
+@pytest.mark.parametrize("local", first_quick({name: name for name in LOCALS}))
 @pytest.mark.parametrize("name", [*methods.names(), *BOTH])
 def test_every_method_agrees_with_the_live_compute(name: str, local: str) -> None:
     method = BOTH.get(name) or make(name)
@@ -73,16 +74,6 @@ def test_every_method_agrees_with_the_live_compute(name: str, local: str) -> Non
     assert_same_run(live(name, local), result, TOLERANCE)
     said = [w for w in result.summary["warnings"] if "compute=batched" in w]
     assert len(said) == (name in LIVE)
-
-
-@pytest.mark.parametrize("name", [*methods.names(), *BOTH])
-def test_bits_do_not_depend_on_the_engine(name: str) -> None:
-    method = BOTH.get(name) or make(name)
-    here, there = (
-        run(experiment(method, compute="batched", engine=engine, **settings("plain", average=False)))
-        for engine in ("serial", "processes")
-    )
-    assert_same_run(here, there)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedcm", "afl"])

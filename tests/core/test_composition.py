@@ -150,6 +150,7 @@ def test_every_drift_with_every_mixing(chosen: Composition) -> None:
 CHOICES = {slot: st.sampled_from([*names]) for slot, names in (SLOTS | {"local": LOCALS}).items()}
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.builds(Composition, **CHOICES).filter(lambda chosen: chosen.possible))
 def test_any_composition(chosen: Composition) -> None:

@@ -1,4 +1,4 @@
-"""Every registered method on every engine: serial is the reference."""
+"""Every registered method on every engine with every compute: serial is the reference, to the bit."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from fedloom.parts.personal import PrivateBody, PrivateHead
 from fedloom.parts.server import SGD, Adam
 
 SERVED = Local(epochs=2, batch_size=4, lr=0.2, lr_decay=0.9, weight_decay=0.01, clip=0.9)
+PLAIN = Local(epochs=2, batch_size=4, lr=0.1, lr_decay=0.9)
 EVERYTHING = Evaluation(what=("global", "clients", "average", "train"))
 
 # Combinations of parts that no named method has.
@@ -32,11 +33,26 @@ MIXED = {
     ),
 }
 
+COMPUTES: dict[str, dict[str, Any]] = {
+    "live": {"compute": "live"},
+    "batched": {"compute": "batched"},
+    # steps that need no gradient of their own, where nobody asks for single updates
+    "batched, plain": {"compute": "batched", "local": PLAIN, "evaluation": Evaluation(what=("global",))},
+}
 ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
     "processes": ("processes", {"workers": 2}),
     "one worker": ("processes", {"workers": 1}),
     "three workers": ("processes", {"workers": 3}),
 }
+QUICK = ("processes", "live")
+PLACES = [pytest.param(e, c, marks=() if (e, c) == QUICK else pytest.mark.slow) for e in ENGINES for c in COMPUTES]
+
+
+@pytest.fixture(autouse=True)
+def _large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The few clients of these federations lie in two or three blocks."""
+    monkeypatch.setattr("fedloom.core.aggregate.LAST", 2)
+    monkeypatch.setattr("fedloom.core.aggregate.SHARE", 2)
 
 
 def conditions(name: str, engine: str = "serial", settings: Any = None, **changes: Any) -> Experiment:
@@ -47,18 +63,18 @@ def conditions(name: str, engine: str = "serial", settings: Any = None, **change
 
 
 @cache
-def reference(name: str) -> RunResult:
-    result = run(conditions(name))
+def reference(name: str, compute: str = "live") -> RunResult:
+    result = run(conditions(name, **COMPUTES[compute]))
     if name != "centralised":
         assert result.failures, "the drop-outs that this test wants did not happen"
         assert {record["failures"] for record in result.history} != {0}
     return result
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("engine", "compute"), PLACES)
 @pytest.mark.parametrize("name", [*methods.names(), *MIXED])
-def test_engine_agrees_with_serial(name: str, engine: str) -> None:
-    assert_same_run(reference(name), run(conditions(name, *ENGINES[engine])))
+def test_engine_agrees_with_serial(name: str, engine: str, compute: str) -> None:
+    assert_same_run(reference(name, compute), run(conditions(name, *ENGINES[engine], **COMPUTES[compute])))
 
 
 @pytest.mark.parametrize(

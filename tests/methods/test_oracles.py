@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers import drifting, fair, generative, losses, meta, nested, personal, reference, synthetic, target
 from helpers.federations import classes
+from helpers.marks import first_quick
 from helpers.networks import tanh_net
 from helpers.reference import World
 from helpers.runs import experiment, leaves
@@ -128,7 +129,7 @@ def ran(name: str, settings: dict[str, Any], local: Local) -> RunResult:
     return run(experiment(method, **conditions))
 
 
-@pytest.mark.parametrize("local", LOCALS.values(), ids=LOCALS)
+@pytest.mark.parametrize("local", first_quick(LOCALS))
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=[f"{n}-{s}" if s else n for n, s in CASES])
 def test_method_follows_its_equations(name: str, settings: dict[str, Any], local: Local) -> None:
     if name not in ORACLES:
