@@ -100,7 +100,7 @@ MISTAKES = {
     "distill seed=1,2": "add -m",
     "distill seed": "write it as key=value",
     "distill resume=nix": "'nix' is not a run directory",
-    "distill resume=nix seed=1": "cannot be combined",
+    "distill resume=nix out=there": "cannot be combined",
     "distill --nix": "has no option '--nix'",
     "distill nix.yaml": "there is no file 'nix.yaml'",
 }

@@ -54,12 +54,12 @@ def test_without_a_learner_three_are_compared(cli: Cli) -> None:
     answer = cli(*QUICK, "out=three", "-q")
     assert answer.code == 0, answer.err
     assert sorted(p.name for p in Path("three").iterdir() if p.is_dir() and p.name != "figures") == [
-        "ftml",
-        "mogd",
-        "moml",
+        "ftml-0",
+        "mogd-0",
+        "moml-0",
     ]
     kept = {
-        name: json.loads(Path(f"three/{name}/summary.json").read_text())["memory"]["task_bytes"]
+        name: json.loads(Path(f"three/{name}-0/summary.json").read_text())["memory"]["task_bytes"]
         for name in ("moml", "ftml", "mogd")
     }
     assert kept["moml"] == kept["mogd"] == 0 < kept["ftml"]
@@ -160,4 +160,4 @@ def test_what_may_not_change_on_resume(cli: Cli) -> None:
     for words in ("learner.alpha=3", "tasks=2", "seed=4", "local.steps=9"):
         answer = cli("resume=one", words)
         assert answer.code == 2
-        assert "cannot be continued with another" in answer.err
+        assert "cannot be continued with other settings" in answer.err

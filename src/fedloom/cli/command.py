@@ -7,17 +7,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
 from fedloom.cli.jobs import Batch, Job, plan
-from fedloom.config.build import Shared
+from fedloom.config.build import Shared, run_settings
 from fedloom.config.overrides import split_words
 from fedloom.config.schema import CommandSchema, Config, to_yaml
 from fedloom.core.errors import ClientError
-from fedloom.experiment import trackers
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.console import make_console, notes, print_raw, relpath, show_warnings
 from fedloom.experiment.progress import NullProgress, make_progress
@@ -25,6 +24,14 @@ from fedloom.experiment.rundir import RunDirectory
 
 Rows = Sequence[tuple[str, Mapping[str, Any]]]
 """A label and the summary of each run."""
+
+
+class Work(NamedTuple):
+    """A job, its experiment, and the settings of the run."""
+
+    job: Job
+    experiment: Any
+    settings: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,9 @@ class Command:
         base, words = split_words(arguments.words)
         batch = plan(self.schema, self.title, words, base, arguments.multirun)
         shared = Shared()
-        experiments = [self.build(job.config, shared) for job in batch.jobs]  # refused before anything trains
+        work = [  # whatever is impossible is refused before anything trains
+            Work(job, self.build(job.config, shared), run_settings(job.config)) for job in batch.jobs
+        ]
         if arguments.dry_run:
             for job in batch.jobs:
                 if batch.is_sweep:
@@ -71,13 +80,13 @@ class Command:
                 print_raw(console, to_yaml(job.config), end="")
             return 0
         with make_progress(console, arguments.quiet) as progress:
-            failed = self.train(batch, experiments, progress)
+            failed = self.train(batch, work, progress)
         self.show(console, batch)
         for label, error in failed:
             print(f"fedloom: {label}: {error}", file=sys.stderr)
         return 2 if failed else 0
 
-    def train(self, batch: Batch, experiments: Sequence[Any], progress: NullProgress) -> list[tuple[str, ClientError]]:
+    def train(self, batch: Batch, work: Sequence[Work], progress: NullProgress) -> list[tuple[str, ClientError]]:
         """Run all jobs, one after the other; those of a sweep that diverged are returned.
 
         Raises:
@@ -86,17 +95,13 @@ class Command:
         failed: list[tuple[str, ClientError]] = []
         if batch.is_sweep or self.plans:
             batch.write_plan()
-        for job, experiment in zip(batch.jobs, experiments, strict=True):
+        for job, experiment, settings in work:
             if batch.is_sweep and self._is_done(job):
                 continue
             progress.label = batch.title(job)
-            every = job.config["checkpoint"]
-            callbacks = [self.progress(progress), *trackers.make(job.config["trackers"])]
+            settings["callbacks"].insert(0, self.progress(progress))
             try:
-                self.run(
-                    experiment, job, batch, resume=job.resume, checkpoint_every=every["every"], keep=every["keep"],
-                    callbacks=callbacks,
-                )  # fmt: skip
+                self.run(experiment, job, batch, resume=job.resume, **settings)
             except ClientError as error:
                 if not batch.is_sweep:
                     raise

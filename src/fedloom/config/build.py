@@ -6,17 +6,18 @@ import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
+from fedloom.config.schema import Config
 from fedloom.config.sections import Choice, Record, Section, sections_of
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.data import sources
-from fedloom.experiment.trackers import TRACKERS
+from fedloom.experiment.trackers import Tracker
+from fedloom.experiment.trackers import make as make_trackers
 from fedloom.models import models
 
 T = TypeVar("T")
@@ -41,25 +42,28 @@ class Checkpoints:
             raise ConfigError(f"checkpoint: every and keep must be at least 1, not {self.every} and {self.keep}.")
 
 
-def tracking(trackers: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Check the trackers that are asked for.
+def tracking(trackers: tuple[str, ...] = ()) -> list[Tracker]:
+    """Make trackers.
 
     Args:
         trackers: what gets every round's record besides the run directory: any of tensorboard and mlflow.
-
-    Raises:
-        ConfigError: for an unknown one, or one whose library is not installed.
     """
-    for name in trackers:
-        if name not in TRACKERS:
-            raise ConfigError(f"unknown tracker {name!r}; {nearest(name, TRACKERS)}")
-        if find_spec(name) is None:
-            raise ConfigError(f"trackers={name} needs a library that is not installed; pip install 'fedloom[track]'.")
-    return trackers
+    return make_trackers(trackers)
 
 
 COMMON: Mapping[str, Section] = {"checkpoint": Record(Checkpoints), **sections_of(tracking)}
 """Keys of every command that trains."""
+
+
+def run_settings(config: Config) -> dict[str, Any]:
+    """What every task's ``run`` takes: checkpoints, and trackers as callbacks.
+
+    Raises:
+        ConfigError: for impossible checkpoints, an unknown tracker, or one whose library is not installed.
+    """
+    checkpoints = COMMON["checkpoint"].instantiate(config["checkpoint"])
+    callbacks = tracking(tuple(config["trackers"]))
+    return {"checkpoint_every": checkpoints.every, "keep": checkpoints.keep, "callbacks": callbacks}
 
 
 class Shared:

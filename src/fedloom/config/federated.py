@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedloom.compute import computes
-from fedloom.config.build import COMMON, DATA, MODEL, Shared, model_factory, tracking
+from fedloom.config.build import COMMON, DATA, MODEL, Shared, model_factory
 from fedloom.config.schema import CommandSchema, Config
 from fedloom.config.sections import Choice, MethodChoice, Record, Terms, arguments, sections_of
 from fedloom.core.federation import Federation
@@ -125,7 +125,6 @@ def build(config: Config, shared: Shared | None = None) -> Experiment:
     values = config.values
     method = build_method(config)
     conditions = arguments(Experiment, CONDITIONS, values)
-    tracking(tuple(values["trackers"]))
     pick_device(values["device"])
     federation = build_federation(config, shared)
     model = model_factory(values["model"], federation.train.arrays)

@@ -18,6 +18,7 @@ from fedloom.core.compose import compose
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation
 from fedloom.core.settings import from_plain
+from fedloom.experiment.rundir import Kind, RunDirectory
 from fedloom.methods import methods
 from fedloom.models import models
 
@@ -64,7 +65,7 @@ def _from_run(path: Path, federation: Federation) -> nn.Module:
 
 def _whole(path: Path, config: Mapping[Any, Any], model: nn.Module) -> None:
     """Refuse runs whose parameters lie partly at their clients."""
-    method = config.get("method") if config.get("command") != "distill" else None
+    method = config.get("method") if RunDirectory(path).kind is not Kind.DISTILL else None
     if isinstance(method, dict) and any(map(compose(methods, method).personal.private, model.state_dict())):
         raise ConfigError(
             f"teacher={path} is a run of {method['name']!r}, which leaves parameters at its clients: "
