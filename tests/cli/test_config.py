@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
-from fedloom.config import build, build_method, resolve, sweep, to_yaml
+from fedloom.config import CommandSchema, build, build_method, resolve, sweep, to_yaml
+from fedloom.config.sections import arguments, sections_of
 from fedloom.core.errors import ConfigError
 from fedloom.core.settings import convert
 from fedloom.core.slots import label
+from fedloom.engines import engines
+from fedloom.experiment.rundir import Kind
 from fedloom.methods import methods
 
 
@@ -196,3 +203,50 @@ def test_conversion(value, annotation, made):
 def test_refused_conversion(value, annotation):
     with pytest.raises(ConfigError, match=r"^key is .*, but it must be "):
         convert("key", value, annotation)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("states=disk", "unknown key 'states'; it is called 'client_state' now."),
+        ("track=[mlflow]", "unknown key 'track'; it is called 'trackers' now."),
+        ("evaluation.on=[global]", "evaluation has no setting 'on'; it is called 'what' now."),
+    ],
+)
+def test_old_keys_are_refused_with_the_new_name(word: str, said: str):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        resolve([word])
+
+
+def test_old_recipes_are_refused_with_the_new_name(tmp_path: Path):
+    recipe = write(tmp_path / "a.yaml", "evaluation: {on: [global]}\n")
+    with pytest.raises(ConfigError, match=r"evaluation has no setting 'on'; it is called 'what' now\."):
+        resolve([], recipe)
+
+
+@dataclass(frozen=True)
+class Weather:
+    """Args: wind: how strong it is."""
+
+    wind: float = 1.0
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Conditions as they might be one day."""
+
+    federation: Any
+    weather: Weather
+    hours: int = 3
+    engine: str = "serial"
+    engine_settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def test_a_new_condition_is_a_key_by_itself():
+    sections = sections_of(Conditions, ("federation",), engine=engines)
+    schema = CommandSchema(Kind.FEDERATED, sections, defaults={})
+    config = schema.resolve(["engine=processes", "engine.workers=2", "weather.wind=3", "hours=7"])
+    assert config.values == {"weather": {"wind": 3.0}, "hours": 7, "engine": {"name": "processes", "workers": 2}}
+    made = Conditions(federation=None, **arguments(Conditions, sections, config.values))
+    assert (made.weather, made.hours) == (Weather(3.0), 7)
+    assert (made.engine, made.engine_settings) == ("processes", {"workers": 2})

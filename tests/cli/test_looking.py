@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,13 @@ def test_help(line: str, cli: Cli):
     assert (code, err) == (0, "")
     assert "usage: fedloom" in out
     assert max(map(len, out.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("line", ["", "--help", "run --help", "list", "list --help"])
+def test_help_does_not_wait_for_pytorch(line: str):
+    check = "assert not {'torch', 'numpy', 'rich'} & sys.modules.keys()"
+    code = f"import sys; from fedloom.cli import main; assert main({line.split()!r}) == 0; {check}"
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
 
 
 def test_version(cli: Cli):

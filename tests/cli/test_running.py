@@ -15,6 +15,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from fedloom.cli import run as train
+from fedloom.config import federated
 from fedloom.core.errors import ClientError
 from fedloom.experiment.callbacks import RunInfo
 from fedloom.experiment.progress import NullProgress
@@ -253,3 +254,18 @@ def test_a_reader_that_goes_away_does_not_stop_a_run(tmp_path: Path):
     os.close(writing)
     assert done.stderr == ""
     assert summary(tmp_path / "there")["status"] == "finished"
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_a_sweep_builds_each_federation_once(cli: Cli, monkeypatch: pytest.MonkeyPatch):
+    built: list[int] = []
+    real = federated.federate
+
+    def counted(*args: Any, **settings: Any) -> Any:
+        built.append(settings["seed"])
+        return real(*args, **settings)
+
+    monkeypatch.setattr(federated, "federate", counted)
+    words = ("method=fedavg,feddyn", "local.lr=.1,.2", "seed=1,2", "rounds=1", "out=sweep", *SMALL)
+    assert cli("run", "-q", "-m", *words).code == 0
+    assert sorted(built) == [1, 2]

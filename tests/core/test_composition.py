@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from fedloom.core.local import Local
 from fedloom.core.method import Method
+from fedloom.experiment.federated import run
 from fedloom.parts.adaptation import Maml, Prototypes
 from fedloom.parts.drift import FedCMDrift, FedDCDrift, FedDynDrift, FedNovaDrift, FedSplitDrift, Scaffold
 from fedloom.parts.mixing import AFL, QFFL, TERM, AAggFFD, AAggFFS, FedMGDA, Proportional, Uniform
@@ -126,7 +127,7 @@ def assert_follows_the_round(chosen: Composition) -> None:
     world = World(federation, start, WIDTH, ROUNDS, cohort or len(federation.train.index), local, SEED)
     expected, private = composition.trained(world, rules)
     method = Method("composed", **({"objective": (CrossEntropy(),)} | chosen.filled(0)))
-    result = experiment(method, federation=federation, rounds=ROUNDS, cohort=cohort, local=local, seed=SEED).run()
+    result = run(experiment(method, federation=federation, rounds=ROUNDS, cohort=cohort, local=local, seed=SEED))
     assert not result.failures
     # FedMGDA+ solves its quadratic programme to 1e-12, which is then what p is known to
     tolerance = 1e-10 if chosen.mixing == "fedmgda" else 1e-12

@@ -119,7 +119,7 @@ def play(
     decisions, responses = np.empty((rounds, k)), np.empty((rounds, k))
     for t in range(rounds):
         losses = adversary(t, p, draw)
-        decisions[t], responses[t] = p, respond(losses, policy.cdf, 1.0, 0.0, policy.low, high)
+        decisions[t], responses[t] = p, respond(losses, policy.cdf, 1.0, 0.0, policy.c1, high)
         state, p = policy.coefficients(state, round_info(samples, losses))
     assert np.isfinite(decisions).all()
     np.testing.assert_allclose(decisions.sum(1), 1, atol=1e-12)

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedloom.experiment.report.rundir import load
 from helpers.deaths import assert_same_contents, child, contents
 from helpers.federations import SIZES, classes
 from helpers.networks import Split, fixed
@@ -28,6 +27,7 @@ from fedloom.experiment import checkpoint, store
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.report.groups import group
+from fedloom.experiment.report.rundata import load
 from fedloom.experiment.store import DiskStore, LRUCache, MemoryStore, make_store, state_bytes
 from fedloom.experiment.trainer import Trainer
 from fedloom.methods import methods

@@ -1,4 +1,4 @@
-"""What every command that trains does: plan, check, run and show; and what each one says of itself."""
+"""Commands that train: plan the runs, check all of them, run them, and show the results."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class Command:
 
     Attributes:
         schema: its configuration.
-        title: what a configuration is called, like ``feddyn``.
-        build: the experiment of a configuration; what is impossible is refused here. Equal data are built once.
-        run: runs one, with ``resume``, ``checkpoint_every``, ``keep`` and ``callbacks``.
-        table: the results of all runs.
-        files: draws what is to be seen, for runs with their labels; words and paths.
+        title: the name of a configuration's method, like ``feddyn``.
+        build: makes the experiment of a configuration, or refuses what is impossible.
+        run: runs one experiment, with ``resume``, ``checkpoint_every``, ``keep`` and ``callbacks``.
+        table: makes the table of results.
+        files: draws pictures and pages of runs with their labels; returns words and paths to print.
         remarks: sentences below the table.
-        progress: what shows a run, from what shows it usually.
-        last_file: what a run writes last.
-        plans: whether a single run needs its plan written too, since it is more than one training.
+        progress: wraps the progress display.
+        last_file: the file that a run writes last.
+        plans: whether the plan is written for a single run too, because it trains a teacher first.
     """
 
     schema: CommandSchema

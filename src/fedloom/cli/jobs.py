@@ -1,4 +1,4 @@
-"""What a command line asks for: one run, or several in a folder with a plan of what belongs there."""
+"""The runs that a command line asks for: one, or several in a folder with a plan of all of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLAN = "sweep.yaml"
 
 @dataclass(frozen=True)
 class Job:
-    """One run to do: its configuration, its directory, whether or from where it goes on there, what it is called."""
+    """One run: its configuration, its directory, whether or from where it continues there, and its label."""
 
     config: Config
     directory: Path
@@ -33,7 +33,7 @@ class Job:
 
     @property
     def is_begun(self) -> bool:
-        """Whether it has left anything."""
+        """Whether it has a run directory."""
         return RunDirectory(self.directory).begun
 
 
@@ -55,7 +55,7 @@ class Batch:
         return job.label if len(seeds) == 1 else f"{job.label}, seed {job.config['seed']}"
 
     def write_plan(self) -> None:
-        """Remember what belongs together, so that it can go on."""
+        """Write down all runs, so that the batch can be continued."""
         if (self.parent / PLAN).exists():
             return
         runs = {
@@ -72,18 +72,18 @@ class Batch:
 def plan(
     schema: CommandSchema, title: Callable[[Config], str], words: Sequence[str], base: Path | None, multirun: bool
 ) -> Batch:
-    """What words ask for: a batch that goes on, a run that goes on, a new run or several.
+    """The batch that words describe: one that is continued, or a new one.
 
     Args:
         schema: of the command.
-        title: what a configuration is called, like ``feddyn``.
+        title: names a configuration, like ``feddyn``.
         words: overrides.
         base: a recipe.
         multirun: whether a word may have several values.
 
     Raises:
         ConfigError: for impossible settings.
-        CheckpointError: if a directory is taken, or one that is to go on is none.
+        CheckpointError: if a directory is taken, or one to be continued is no run directory.
     """
     resume = next((Path(word.partition("=")[2]) for word in words if word.startswith("resume=")), None)
     if resume is not None and (resume / PLAN).is_file():
@@ -106,7 +106,7 @@ def plan(
 
 
 def _read_plan(schema: CommandSchema, parent: Path) -> Batch:
-    """A batch that was begun; runs that have a run directory go on in it."""
+    """A batch that was begun before; runs with a run directory are continued there."""
     jobs = []
     for name, about in read(parent / PLAN).items():
         directory = parent / name

@@ -1,4 +1,4 @@
-"""``fedloom list``: what there is to choose from, read from the registries and the signatures of conditions."""
+"""``fedloom list``: everything there is to choose from, read from registries and signatures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands have in common: checkpoints and trackers, data, models, and what a sweep makes once."""
+"""Parts of a configuration that commands share: data, models, checkpoints and trackers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ COMMON: Mapping[str, Section] = {"checkpoint": Record(Checkpoints), **sections_o
 
 
 def run_settings(config: Config) -> dict[str, Any]:
-    """What every task's ``run`` takes: checkpoints, and trackers as callbacks.
+    """Arguments of every task's ``run``: checkpoint intervals, and trackers as callbacks.
 
     Raises:
         ConfigError: for impossible checkpoints, an unknown tracker, or one whose library is not installed.
@@ -67,7 +67,7 @@ def run_settings(config: Config) -> dict[str, Any]:
 
 
 class Shared:
-    """What several runs of a sweep have in common: made once for equal settings.
+    """A cache of data for the runs of a sweep: equal settings are built once.
 
     >>> shared, made = Shared(), []
     >>> for settings in ({"seed": 1}, {"seed": 2}, {"seed": 1}):
@@ -80,7 +80,7 @@ class Shared:
         self._made: dict[str, Any] = {}
 
     def __call__(self, what: str, settings: Mapping[str, Any], make: Callable[[Mapping[str, Any]], T]) -> T:
-        """What ``make`` makes of the settings."""
+        """The result of ``make(settings)``, from the cache if it is there."""
         key = f"{what} {json.dumps(settings, sort_keys=True)}"
         if key not in self._made:
             self._made[key] = make(settings)
@@ -88,7 +88,7 @@ class Shared:
 
 
 def model_factory(values: Mapping[str, Any], arrays: Arrays) -> Callable[[], nn.Module]:
-    """What makes a model for some data; tried without memory first, so that one that does not fit is refused here.
+    """A factory of models for some data, tried on the meta device first, so that a model that does not fit is refused.
 
     Raises:
         ConfigError: for impossible settings.

@@ -43,7 +43,7 @@ class Teacher(Choice):
 
 
 def on_the_spot(teacher_epochs: int = 20, split_seed: int = 0) -> None:
-    """What runs with different seeds have in common.
+    """Settings of the split and of a teacher that is trained on the spot, the same for runs with different seeds.
 
     Args:
         teacher_epochs: passes of a teacher that is trained on the spot.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -81,30 +81,7 @@ SYNTHESIZE = replace(
 )
 
 
-def resolve(words: Sequence[str] = (), base: Any = None) -> Config:
-    """One configuration of ``fedloom run`` from a recipe and overrides; the order of overrides does not matter.
-
-    >>> config = resolve(["method.alpha=.1", "method=feddyn", "partition.alpha=0.6"])
-    >>> config["method.name"], config["method.alpha"], config["partition.alpha"], config["clients"]
-    ('feddyn', 0.1, 0.6, 20)
-    >>> resolve(["method=feddin"])
-    Traceback (most recent call last):
-    ...
-    fedloom.core.errors.ConfigError: unknown method 'feddin'; did you mean 'feddyn'? There are: ...
-
-    Raises:
-        ConfigError: for anything unknown, of the wrong type, or with several values.
-    """
-    return RUN.resolve(words, base)
-
-
-def sweep(words: Sequence[str] = (), base: Any = None) -> list[Config]:
-    """All configurations of a sweep of ``fedloom run``: the product of everything that has several values.
-
-    >>> [(c["method.name"], c["seed"]) for c in sweep(["method=fedavg,feddyn", "seed=range(1,3)"])]
-    [('fedavg', 1), ('fedavg', 2), ('feddyn', 1), ('feddyn', 2)]
-    """
-    return RUN.sweep(words, base)
+resolve, sweep = RUN.resolve, RUN.sweep
 
 
 def build(config: Config, shared: Shared | None = None) -> Experiment:
@@ -116,7 +93,7 @@ def build(config: Config, shared: Shared | None = None) -> Experiment:
 
     Args:
         config: of ``fedloom run`` or ``fedloom synthesize``.
-        shared: what other runs of a sweep have made, so that equal federations are built once.
+        shared: the cache of a sweep, so that equal federations are built once.
 
     Raises:
         ConfigError: for parts or settings that are impossible together.

@@ -1,4 +1,4 @@
-"""The configuration of a command: its keys, and what becomes of a recipe and overrides laid over the defaults."""
+"""The configuration of a command: its keys, and how a recipe and overrides are merged over the defaults."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ class Config:
 
 @dataclass(frozen=True)
 class CommandSchema:
-    """The keys of a command, and what they hold if nothing is said.
+    """The keys of a command and their defaults.
 
     Args:
         kind: of the task that the command runs.
-        sections: what each key holds, in the order in which they are written down.
-        defaults: what holds if nothing is said, where that is not the default of a signature.
+        sections: what each key holds, in the order of ``config.yaml``.
+        defaults: values of keys where they differ from the default of a signature.
         fitting: defaults that go with a choice, by key and name.
-        comparison: overrides for a command line that does not choose for the first key, given the keys that it names.
-        short: keys that stand for longer ones.
+        comparison: overrides to add where the first key is not set, given the keys that are.
+        short: abbreviations of dotted keys.
         may_change: keys that a continued run may change, since what was computed so far does not depend on them.
         may_grow: a key that a continued run may change upwards.
     """
@@ -74,7 +74,7 @@ class CommandSchema:
 
     @property
     def command(self) -> str:
-        """What is typed after ``fedloom``."""
+        """The command's name."""
         return COMMANDS[self.kind]
 
     def resolve(self, words: Sequence[str] = (), base: Path | str | None = None) -> Config:
@@ -84,13 +84,26 @@ class CommandSchema:
             words: overrides like ``method=feddyn``, ``method.alpha=0.1``; of two for one key the last one counts.
             base: a YAML file with the same keys.
 
+        >>> from fedloom.config import resolve
+        >>> config = resolve(["method.alpha=.1", "method=feddyn", "partition.alpha=0.6"])
+        >>> config["method.name"], config["method.alpha"], config["partition.alpha"], config["clients"]
+        ('feddyn', 0.1, 0.6, 20)
+        >>> resolve(["method=feddin"])
+        Traceback (most recent call last):
+        ...
+        fedloom.core.errors.ConfigError: unknown method 'feddin'; did you mean 'feddyn'? There are: ...
+
         Raises:
             ConfigError: for anything unknown, of the wrong type, or with several values.
         """
         return self._configs(self._parse(words, sweeps=False), base)[0]
 
     def sweep(self, words: Sequence[str] = (), base: Path | str | None = None) -> list[Config]:
-        """All configurations of a sweep: the product of everything that has several values.
+        """All configurations of a sweep: the product of all keys with several values.
+
+        >>> from fedloom.config import sweep
+        >>> [(c["method.name"], c["seed"]) for c in sweep(["method=fedavg,feddyn", "seed=range(1,3)"])]
+        [('fedavg', 1), ('fedavg', 2), ('feddyn', 1), ('feddyn', 2)]
 
         Raises:
             ConfigError: as ``resolve``, for any of them.
@@ -98,7 +111,7 @@ class CommandSchema:
         return self._configs(self._parse(words), base)
 
     def plan(self, words: Sequence[str], base: Path | None, sweeps: bool) -> list[Config]:
-        """The configurations that a command line asks for; without a choice for the first key, those to be compared."""
+        """The configurations of a command line; without a value for the first key, those of the default comparison."""
         assignments = self._parse(words, sweeps)
         named = {one.key[0] for one in assignments} | (read(base).keys() if base else set())
         if not {next(iter(self.sections)), "resume"} & named:

@@ -1,7 +1,7 @@
-"""What a key of a configuration may hold: one value, a record of settings, or a choice by name with its settings.
+"""Sections of a configuration: one value, a record of settings, or a choice by name with its settings.
 
-A section says how settings are written (``nest`` brings every way of writing into one form), checks them (``validate``)
-and makes what they describe (``instantiate``).
+A section brings every way of writing its settings into one form (``nest``), checks them (``validate``) and makes the
+object that they describe (``instantiate``).
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ def merge(base: Tree, over: Tree) -> Tree:
 
 
 class Section(ABC):
-    """What one key holds."""
+    """The part of a configuration below one key of the first level."""
 
     @property
     @abstractmethod
     def default(self) -> Any:
-        """What it holds if nothing is said, as it may be written."""
+        """The default, in any form in which it may be written."""
 
     @abstractmethod
     def nest(self, key: str, rest: Sequence[str], value: Any) -> Any:
-        """What ``key.rest=value`` gives: a tree, or the value itself.
+        """The tree that ``key.rest=value`` describes, or the value itself.
 
         Raises:
-            ConfigError: if that is no place for a setting, or not how it is written.
+            ConfigError: for a key where no setting can be, or a value of the wrong form.
         """
 
     @abstractmethod
@@ -66,7 +66,7 @@ class Section(ABC):
 
     @abstractmethod
     def instantiate(self, values: Any, **fixed: Any) -> Any:
-        """What validated settings describe; ``fixed`` are arguments that are no settings."""
+        """The object that validated settings describe; ``fixed`` are arguments that are no settings."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ class Choice(Section):
     """One of a registry by its name, with its settings.
 
     Args:
-        registry: what there is to choose from.
-        start: the name that is chosen if nothing is said.
+        registry: the factories to choose from.
+        start: the default name.
         hidden: parameters that are no settings, because they follow from something else.
         grid: whether each setting may be a list of values.
         slots: settings that are choices themselves.
@@ -144,7 +144,7 @@ class Choice(Section):
         return self.start
 
     def parameters(self, name: str) -> Parameters:
-        """The settings of what is called ``name``."""
+        """The settings of the factory called ``name``."""
         return {key: p for key, p in self.registry[name].parameters.items() if key not in self.hidden}
 
     def nest(self, key: str, rest: Sequence[str], value: Any) -> Tree:
@@ -227,11 +227,11 @@ def one_dot(key: str, rest: Sequence[str]) -> str:
 
 
 def sections_of(owner: Callable[..., Any], skip: Sequence[str] = (), **choices: Registry[Any]) -> dict[str, Section]:
-    """The keys that conditions bring, one a parameter: a choice, a record where it is a dataclass, or one value.
+    """One section for each parameter of ``owner``: a choice, a record where it is a dataclass, or one value.
 
     Args:
-        owner: what takes the conditions, like ``Experiment``.
-        skip: parameters that are no keys. ``engine_settings`` beside a choice ``engine`` is none anyway.
+        owner: a record of conditions, like ``Experiment``.
+        skip: parameters that are no keys, besides ``engine_settings`` of a choice ``engine``.
         choices: registries of those that are chosen by name.
     """
     found: dict[str, Section] = {}
@@ -248,7 +248,7 @@ def sections_of(owner: Callable[..., Any], skip: Sequence[str] = (), **choices: 
 
 
 def arguments(owner: Callable[..., Any], sections: Mapping[str, Section], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of ``owner`` that its keys describe; a choice may be given to it as a name and settings."""
+    """The arguments of ``owner`` from validated settings; a choice may be passed on as a name and its settings."""
     known, found = signature(owner), {}
     for key in known.keys() & sections.keys():
         section = sections[key]

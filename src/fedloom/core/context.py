@@ -147,6 +147,18 @@ class RoundInfo:
     buffers: Sequence[Tensor] = field(default_factory=tuple)
     server_data: ServerData | None = None
 
+    @classmethod
+    def of_cohort(
+        cls, cohort: Sequence[int], samples: Sequence[int], clients: int, losses: Sequence[float] | None = None
+    ) -> RoundInfo:
+        """The record of a first round with so much known, for a policy that is tried by itself."""
+        facts = NO_ROUND.facts._replace(clients=clients)
+        known = None if losses is None else np.asarray(losses, dtype=np.float64)
+        return cls(
+            0, 1.0, np.asarray(cohort), np.asarray(samples), np.ones(len(cohort), dtype=np.int64), facts,
+            torch.zeros(0), losses=known,
+        )  # fmt: skip
+
     def restrict(self, rows: np.ndarray, updates: Sequence[Tensor] = (), buffers: Sequence[Tensor] = ()) -> RoundInfo:
         """The record of some members alone, with their updates where those were kept."""
         return replace(

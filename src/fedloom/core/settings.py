@@ -1,4 +1,4 @@
-"""Settings as plain data: what a factory's signature asks for, conversion to it or refusal in one sentence, and back.
+"""Settings as plain data: checked and converted to the types of a factory's signature, and back.
 
 The signature of a factory (a function or a frozen dataclass) *is* its schema: names, types and defaults are read here,
 and written nowhere else.

@@ -22,7 +22,7 @@ class Fixed(Mixing):
     Args:
         weights: one number of at least 0 for each client, not all 0.
 
-    >>> Fixed((1.0, 2.0, 1.0)).coefficients({}, Cohort(np.array([0, 1]), np.array([9, 9]), 3))[1].round(3)
+    >>> Fixed((1.0, 2.0, 1.0)).coefficients({}, RoundInfo.of_cohort([0, 1], [9, 9], clients=3))[1].round(3)
     array([0.333, 0.667])
     """
 

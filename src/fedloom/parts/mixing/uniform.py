@@ -17,7 +17,7 @@ from fedloom.core.tree import Tree
 class Uniform(Mixing):
     """p_i = 1/|S_t|, whatever the clients' sizes.
 
-    >>> Uniform().coefficients({}, Cohort(np.array([3, 8]), np.array([10, 30]), 9))[1]
+    >>> Uniform().coefficients({}, RoundInfo.of_cohort([3, 8], [10, 30], clients=9))[1]
     array([0.5, 0.5])
     """
 

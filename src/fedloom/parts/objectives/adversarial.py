@@ -55,6 +55,7 @@ class Adversarial(Term):
 
     >>> out = Output(torch.zeros(0), model=lambda x, y, part: 0 * x[:, 0] if part == "judge" else x)
     >>> nothing = torch.zeros(1)
+    >>> from fedloom.core.context import Facts
     >>> facts = Facts((1,), 2, nothing, nothing, clients=1, rounds=1, seed=0)
     >>> ctx = Context(nothing, {}, {}, {"z": torch.ones(1, 1)}, 1.0, 1, 0.1, 0, facts)
     >>> Adversarial(latent=1).loss(out, Batch(torch.ones(1, 1), nothing), ctx)  # a judge that cannot tell

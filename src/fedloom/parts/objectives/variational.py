@@ -45,6 +45,7 @@ class Variational(Term):
 
     >>> said = {"encode": (torch.tensor([[2.0]]), torch.tensor([[0.0]])), "decode": torch.tensor([[0.5, 0.5]])}
     >>> out = Output(torch.zeros(0), model=lambda x, y, part: said[part])
+    >>> from fedloom.core.context import Facts
     >>> facts = Facts((2,), 2, torch.zeros(()), torch.ones(()), clients=1, rounds=1, seed=0)
     >>> ctx = Context(torch.zeros(1), {}, {}, {"eps": torch.zeros(1, 1)}, 1.0, 1, 0.1, 0, facts)
     >>> batch = Batch(torch.tensor([[1.0, 0.0]]), torch.zeros(1))

@@ -1,0 +1,55 @@
+"""Every command that README, docs and help texts show is accepted, with the data that are on every machine."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.cli.help import COMMANDS, HELP
+
+ROOT = Path(__file__).parents[2]
+TRAINS = ("run", "online", "distill", "synthesize")
+ELSEWHERE = re.compile("is not here|are not here|no file|is not installed")
+"""What is said of data sets and packages that this machine need not have."""
+
+
+def shown() -> Iterator[str]:
+    """Command lines, joined where they go on in the next line, without comments."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    blocks = [block for page in pages for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.M | re.S)]
+    for text in [*blocks, HELP, *(text for text, _, _ in COMMANDS.values())]:
+        for line in re.sub(r" \\\n\s*", " ", text).splitlines():
+            match = re.match(r"\s*(fedloom (?:run|online|distill|synthesize|list|data|partition)\b.*)", line)
+            if match and not re.search(r"[|<\[]key|…\]| \| |COMMAND|<slot>", match[1]):
+                yield re.split(r"\s{3,}", match[1].partition(" #")[0])[0].strip()
+
+
+def runnable(line: str) -> list[str]:
+    """The words of a command line without run directories, which are examples; nothing is left of some."""
+    words = shlex.split(line)[1:]
+    kept = [word for word in words if not re.search("runs/|DIR", word)]
+    return [] if any(word.startswith("data=generated") for word in words) else kept
+
+
+LINES = sorted({line for line in shown() if runnable(line)})
+
+
+def test_there_are_many_commands():
+    assert len(LINES) > 60
+    assert {shlex.split(line)[1] for line in LINES} >= {*TRAINS, "list", "data", "partition"}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_command_that_is_shown_is_accepted(
+    line: str, cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path / "nothing"))
+    (tmp_path / "recipe.yaml").write_text("method: feddyn\n")
+    words = runnable(line)
+    code, _, err = cli(*words, *(["--dry-run"] if words[0] in TRAINS else []))
+    assert code == 0 or ELSEWHERE.search(err), err
