@@ -268,6 +268,7 @@ def test_a_teacher_may_be_a_federated_run_or_one_of_distillation(digits: Splits,
 
     from fedloom import methods
     from fedloom.experiment.experiment import Experiment
+    from fedloom.experiment.federated import run
     from fedloom.models import models
     from fedloom.tasks.distill import Distillation
 
@@ -280,12 +281,12 @@ def test_a_teacher_may_be_a_federated_run_or_one_of_distillation(digits: Splits,
         rounds=1,
         config={"model": known},
     )
-    distill.run(federated, tmp_path / "federated")
+    run(federated, tmp_path / "federated")
     central = {"command": "distill", "method": {"name": "ce"}, "model": known}
     distill.run(Distillation(ce(), digits, partial(make, hidden=(16,)), epochs=1, config=central), tmp_path / "central")
     for teacher in ("federated", "central"):
-        run = distill.run(Distillation(kd(), digits, partial(make, hidden=(4,)), tmp_path / teacher, epochs=2))
-        assert run.summary["teacher"]["parameters"] == 1210
+        student = distill.run(Distillation(kd(), digits, partial(make, hidden=(4,)), tmp_path / teacher, epochs=2))
+        assert student.summary["teacher"]["parameters"] == 1210
     with pytest.raises(ConfigError, match="not a run directory"):
         distill.run(Distillation(kd(), digits, partial(make, hidden=(4,)), tmp_path / "nix", epochs=2))
 
