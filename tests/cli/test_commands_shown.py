@@ -44,6 +44,7 @@ def test_there_are_many_commands():
     assert {shlex.split(line)[1] for line in LINES} >= {*TRAINS, "list", "data", "partition"}
 
 
+@pytest.mark.filterwarnings("ignore:partition .alid.")
 @pytest.mark.parametrize("line", LINES)
 def test_a_command_that_is_shown_is_accepted(
     line: str, cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -49,7 +50,12 @@ def test_by_default_fedavg_and_feddyn_are_compared(cli: Cli, tmp_path: Path):
     code, out, err = cli("run", "rounds=3", *SMALL)
     assert (code, err) == (0, "")
     (parent,) = (tmp_path / "runs").glob("*/*-fedavg-feddyn")
-    assert sorted(path.name for path in parent.iterdir() if path.is_dir()) == ["fedavg-0", "feddyn-0", "figures"]
+    assert sorted(path.name for path in parent.iterdir() if path.is_dir()) == [
+        "fedavg-0",
+        "feddyn-0",
+        "figures",
+        "tables",
+    ]
     assert (parent / "comparison.png").read_bytes().startswith(b"\x89PNG")
     assert "feddyn" in (parent / "report.html").read_text()
     assert summary(parent / "feddyn-0")["status"] == "finished"
@@ -261,6 +267,7 @@ def test_a_sweep_builds_each_federation_once(cli: Cli, monkeypatch: pytest.Monke
     built: list[int] = []
     real = federated.federate
 
+    @functools.wraps(real)
     def counted(*args: Any, **settings: Any) -> Any:
         built.append(settings["seed"])
         return real(*args, **settings)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.registry import Registry
-from fedloom.core.renamed import RENAMED
+from fedloom.core.renamed import RENAMED, hint
 from fedloom.core.slots import SLOTS, label
 from fedloom.engines import engines
 from fedloom.methods import methods
@@ -107,11 +107,22 @@ def test_every_method_is_data(name: str) -> None:
     assert hash(method) == hash(methods.make(name))
 
 
+KEYS = ("key", "evaluation", "judge")  # of commands, not of registries
+
+
 @pytest.mark.parametrize(
-    ("what", "old", "new"), [(what, old, new) for what, names in RENAMED.items() for old, new in names.items()]
+    ("what", "old", "new"),
+    [(what, old, new) for what, names in RENAMED.items() if what not in KEYS for old, new in names.items()],
 )
 def test_an_old_name_is_refused_with_the_new_one(what: str, old: str, new: str) -> None:
     kind, _, name = what.replace("'", "").rpartition(" ") if "'" in what else (what, "", "")
     registry = next(r for r in (methods, distillers, *SLOTS.values()) if r.kind == kind)
     with pytest.raises(ConfigError, match=rf"{old!r}; (it is called {new!r} now|take {new} instead)\.$"):
         registry.make(name or old, **({old: 1} if name else {}))
+
+
+@pytest.mark.parametrize(
+    ("what", "old", "new"), [(what, old, new) for what in KEYS for old, new in RENAMED[what].items()]
+)
+def test_an_old_key_is_hinted_at_with_the_new_one(what: str, old: str, new: str) -> None:
+    assert new in hint(what, old, [])

@@ -155,7 +155,7 @@ def test_settings_are_tried_at_equal_communication(
     monkeypatch.setitem(found.GRIDS, "digits", tried | {"FedEvg": {**tried["FedEvg"], "or so": scale.setups["FedEvg"]}})
     where = ("--runs", str(tmp_path / "runs"), "--out", str(tmp_path), "--alphas", "1")
     assert found.main(where) == 0
-    runs = json.loads((tmp_path / "tune_digits.json").read_text())["runs"]
+    runs = json.loads((tmp_path / "tuning_digits.json").read_text())["runs"]
     assert runs["FedEvg"]["so"] == runs["FedEvg"]["or so"], "the same setting and seed"
     assert (runs["FedCVAE"]["so"]["digits 1"]["rounds"], runs["FedEvg"]["so"]["digits 1"]["rounds"]) == (1, 2)
-    assert "| FedEvg | or so |" in (tmp_path / "tune_digits.md").read_text()
+    assert "| FedEvg | or so |" in (tmp_path / "tuning_digits.md").read_text()

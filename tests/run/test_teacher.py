@@ -198,7 +198,7 @@ def test_a_model_file_cut_short(folder: Path, refused: Callable[..., str]) -> No
 def test_the_settings_are_listed_with_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "settings"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    found = {words[0]: " ".join(words[1:]) for words in lines if words}
+    found = {words[0]: " ".join(words[1:]) for words in reversed(lines) if words}
     assert found["teacher"].startswith("null a path")
     assert found["views"].startswith("[jitter,blur] a list")
 
