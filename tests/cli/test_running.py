@@ -50,7 +50,8 @@ def test_by_default_fedavg_and_feddyn_are_compared(cli: Cli, tmp_path: Path):
     code, out, err = cli("run", "rounds=3", *SMALL)
     assert (code, err) == (0, "")
     (parent,) = (tmp_path / "runs").glob("*/*-fedavg-feddyn")
-    assert sorted(path.name for path in parent.iterdir() if path.is_dir()) == [
+    names = sorted(path.name for path in parent.iterdir() if path.is_dir())
+    assert names == [
         "fedavg-0",
         "feddyn-0",
         "figures",
