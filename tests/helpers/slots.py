@@ -215,13 +215,16 @@ class FedMGDA(Mixing):
     eps, lr = 0.2, 0.3
 
     def weights(self, t: int, who: list[int], losses: Vector, updates: Vector) -> Vector:
+        shares = self.samples[who] / self.samples[who].sum()
         lengths = np.linalg.norm(updates, axis=1)
-        units, shares = updates / lengths[:, None], self.samples[who] / self.samples[who].sum()
+        units = updates / np.where(lengths > 0, lengths, 1)[:, None]  # an update of zero counts nothing
+        self.step = self.lr * units
         self.mixture = shortest(units @ units.T, np.maximum(shares - self.eps, 0), np.minimum(shares + self.eps, 1))
-        return self.mixture / lengths
+        raw = np.divide(self.mixture, lengths, out=np.zeros_like(self.mixture), where=lengths > 0)
+        return raw if raw.any() else shares
 
     def combine(self, p: Vector, who: list[int], losses: Vector, updates: Vector, lr: float) -> Vector:
-        return self.lr * self.mixture @ (updates / np.linalg.norm(updates, axis=1)[:, None])
+        return self.mixture @ self.step
 
 
 class AFL(Mixing):
