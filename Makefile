@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 help:
 	@echo "make demo    set up, then train FedAvg and FedDyn on real digits and compare them (in ./runs)"
 	@echo "make test    set up, then run all tests and doctests"
-	@echo "make quick   set up, then run the tests that are not slow: a minute and a half on two cores"
+	@echo "make quick   set up, then run the tests that are not marked slow"
 	@echo "make check   lint, types and import contracts"
 
 setup: $(VENV)/.installed
