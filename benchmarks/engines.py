@@ -32,7 +32,7 @@ from fedloom import methods
 from fedloom.compute import computes
 from fedloom.core.federation import Arrays, Index, Split
 from fedloom.core.local import Local, draw_cohort
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 from fedloom.core.round import Server, federated_round
 from fedloom.engines import engines
 from fedloom.experiment.runtime import one_thread
@@ -75,7 +75,7 @@ def bare_round(model: nn.Module, split: Split, local: Local, cohort: np.ndarray,
     model.load_state_dict(total)
 
 
-def engine_round(plan: Plan, name: str, compute: str) -> tuple[Callable[[np.ndarray, int], None], Callable]:
+def engine_round(plan: ClientPlan, name: str, compute: str) -> tuple[Callable[[np.ndarray, int], None], Callable]:
     """A function that runs one round on an engine, and one that closes it."""
     engine = engines.make(name)(plan, computes.make(compute))
     state = [Server.initial(plan, plan.theta0, plan.buffers0)]
@@ -89,7 +89,7 @@ def engine_round(plan: Plan, name: str, compute: str) -> tuple[Callable[[np.ndar
 def compare(name: str, repeats: int, contestants: dict[str, tuple[str, str]]) -> dict:
     """Median seconds of a round and ratios to the floor, everyone taking turns."""
     model, split, local, size = workload(name)
-    plan = Plan.of(copy.deepcopy(model), methods.fedavg(), split, local)
+    plan = ClientPlan.of(copy.deepcopy(model), methods.fedavg(), split, local)
     rounds = {"floor": (lambda cohort, r: bare_round(model, split, local, cohort, r), lambda: None)}
     rounds |= {label: engine_round(plan, *names) for label, names in contestants.items()}
     seconds: dict[str, list[float]] = {label: [] for label in rounds}
@@ -133,7 +133,7 @@ def driver_overhead(repeats: int) -> dict:
         Arrays(x, torch.from_numpy(draw.integers(0, 2, clients)), 2),
         Index(np.arange(clients), np.arange(clients + 1)),
     )
-    plan = Plan.of(models.make("logistic", classes=2, inputs=(2,)), methods.feddyn(), split, Local())
+    plan = ClientPlan.of(models.make("logistic", classes=2, inputs=(2,)), methods.feddyn(), split, Local())
     engine = engines.make("serial")(plan, computes.make("live"))
     server, store, seconds = Server.initial(plan, plan.theta0, plan.buffers0), MemoryStore(), []
     for number in range(repeats * 10):

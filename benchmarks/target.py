@@ -30,7 +30,7 @@ from fedloom.core.context import RoundInfo
 from fedloom.core.federation import Arrays, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.parts import Mixing
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 from fedloom.core.round import Server, federated_round
 from fedloom.data import federate
 from fedloom.data.augment import pipeline
@@ -72,7 +72,7 @@ def compare(repeats: int, steps: int) -> dict:
     train, skew, uniform = images()
     torch.manual_seed(0)
     model = models.make("fedssa_cnn", classes=10, inputs=(1, 28, 28))
-    plan = Plan.of(model, methods.fedavg(), train, Local(steps=steps, batch_size=BATCH, lr=0.01))
+    plan = ClientPlan.of(model, methods.fedavg(), train, Local(steps=steps, batch_size=BATCH, lr=0.01))
     engine = engines.make("serial")(plan, computes.make("live"))
     server = Server.initial(plan, plan.theta0, plan.buffers0)
     change = pipeline(VIEWS, train.arrays)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fedloom.compute.live import Live
 from fedloom.core.errors import FedLoomError
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 from fedloom.data import sources
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.landscape import Loss, Plane, cross_entropy, draw, segment, surface
@@ -38,7 +38,7 @@ METHODS = ("FedAvg", "SuPerFed-MM", "SuPerFed-LM")
 CLIENTS, IMAGES, RISE = 100, 1000, 0.1
 
 
-def own_models(plan: Plan, result: RunResult) -> list[Tensor]:
+def own_models(plan: ClientPlan, result: RunResult) -> list[Tensor]:
     """The local models [P] of two clients: v of those that took part, or what local work makes of the server's."""
     server, store = result.snapshot.server, result.snapshot.store
     if plan.is_paired:

@@ -24,7 +24,7 @@ from fedloom.core.federation import Federation, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Needs, Term
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 from fedloom.data.augment import pipeline
 from fedloom.engines import engines
 from fedloom.experiment.experiment import Evaluation
@@ -85,9 +85,9 @@ def test_another_augmentation_is_another_experiment(tmp_path: Path) -> None:
         train(("crop",), tmp_path / "run", resume=True, rounds=3)
 
 
-def plan_of(augment: tuple[Any, ...]) -> Plan:
+def plan_of(augment: tuple[Any, ...]) -> ClientPlan:
     federation = pictures()
-    made = Plan.of(conv().double(), methods.make("fedavg"), federation.train, LOCAL, seed=3)
+    made = ClientPlan.of(conv().double(), methods.make("fedavg"), federation.train, LOCAL, seed=3)
     return replace(made, augment=pipeline(augment, federation.train.arrays) if augment else None)
 
 
@@ -193,7 +193,7 @@ def test_a_relabelling_is_as_if_labels_were_rewritten(method: str, engine: str) 
 def test_losses_of_the_received_model_use_the_clients_names(engine: str) -> None:
     found = []
     for federation in relabelled():
-        plan = Plan.of(tanh_net().double(), methods.make("fedavg"), federation.train, LOCAL)
+        plan = ClientPlan.of(tanh_net().double(), methods.make("fedavg"), federation.train, LOCAL)
         made = run(experiment("fedavg", federation=federation, rounds=1))
         down = made.snapshot.server.broadcast(plan)
         worker = engines.make(engine)(plan, computes.make("live"))

@@ -19,7 +19,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
 from fedloom.methods import make
@@ -189,7 +189,7 @@ def test_what_makes_no_samples_is_refused() -> None:
 
 
 def test_the_range_that_clients_see_is_that_of_normalised_images() -> None:
-    plan = Plan.of(image_model("fedcvae")(), make("fedcvae", latent=3), pictures().train, Local())
+    plan = ClientPlan.of(image_model("fedcvae")(), make("fedcvae", latent=3), pictures().train, Local())
     assert plan.facts.low.shape == plan.facts.high.shape == (1, 1, 1)
     assert (plan.facts.low == -2).all()
     assert (plan.facts.high == 2).all()

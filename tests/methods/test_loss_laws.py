@@ -21,7 +21,7 @@ from fedloom.core.context import NO_ROUND, Batch, Output
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 from fedloom.core.round import Server
 from fedloom.engines.serial import Serial
 from fedloom.experiment.federated import run
@@ -92,7 +92,7 @@ def test_losses_of_the_received_model_count_moons_constant() -> None:
     found = []
     for method in (methods.fedavg(), methods.moon(mu=3.0)):
         federation = classes()
-        plan = Plan.of(tanh_net().double(), method, federation.train, HARD)
+        plan = ClientPlan.of(tanh_net().double(), method, federation.train, HARD)
         down = Server.initial(plan, plan.theta0, plan.buffers0).broadcast(plan)
         found.append(Serial(plan, Live).losses(down, np.arange(6), lambda client: {}))
     np.testing.assert_allclose(found[1], found[0] + 3 * log(2), rtol=0, atol=1e-12)

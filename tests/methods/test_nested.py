@@ -20,7 +20,7 @@ from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Submodels
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 from fedloom.core.submodels import mean_over_holders
 from fedloom.data import federate
 from fedloom.data.partitions import Pathological
@@ -112,7 +112,7 @@ def test_without_complex_clients_the_rest_stays_as_it_is(name: str) -> None:
 def test_a_parameter_is_averaged_over_those_that_hold_it() -> None:
     """Weights .1 .2 .3 .4 at shares 1, ½, ¼, ¼, by hand; and a level of weight 0 counts for nothing."""
     federation = classes()
-    plan = Plan.of(wide_net(), make("heterofl", widths=(1.0, 0.5, 0.25)), federation.train, LOCAL)
+    plan = ClientPlan.of(wide_net(), make("heterofl", widths=(1.0, 0.5, 0.25)), federation.train, LOCAL)
     held = [one.submodel.param_index for one in plan.levels if one.submodel is not None]
     size = plan.layout.size
     sums = [torch.full((len(index),), total) for index, total in zip(held, (1.0, 3.0, 5.0), strict=True)]
@@ -161,7 +161,7 @@ def test_a_client_receives_and_sends_what_it_holds(
     assert record["comm/bytes"] == 2 * 8 * expected
 
 
-def second(plan: Plan) -> tuple[Plan, Tensor]:
+def second(plan: ClientPlan) -> tuple[ClientPlan, Tensor]:
     """The plan of the less capable level, and where its parameters lie."""
     level = plan.levels[1]
     assert level.submodel is not None
@@ -170,7 +170,7 @@ def second(plan: Plan) -> tuple[Plan, Tensor]:
 
 def masked(net: nn.Module, index: Tensor) -> nn.Module:
     """The net with all parameters at zero but those of the given places."""
-    plan = Plan.of(net, AVERAGED, classes().train, LOCAL)
+    plan = ClientPlan.of(net, AVERAGED, classes().train, LOCAL)
     kept = torch.zeros_like(plan.theta0)
     kept[index] = plan.theta0[index]
     plan.layout.write(net, kept, plan.buffers0)
@@ -193,7 +193,7 @@ def masked(net: nn.Module, index: Tensor) -> nn.Module:
 def test_a_narrow_net_is_the_whole_one_with_zeros(make_net: Any, inputs: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     net = make_net().double()
-    plan = Plan.of(net, make("heterofl"), classes().train, LOCAL)
+    plan = ClientPlan.of(net, make("heterofl"), classes().train, LOCAL)
     half, index = second(plan)
     x = torch.randn(5, *inputs, dtype=torch.float64)
     small = half.model.eval()(x)
@@ -230,7 +230,7 @@ def test_the_scaler_acts_in_training_on_hidden_layers_alone(make_net: Any) -> No
 def test_the_places_of_a_narrow_net_are_where_its_numbers_came_from() -> None:
     """Channels-last kernels included, whose order in the flat vector is another one."""
     net = images("group")()
-    plan = Plan.of(net, make("heterofl"), classes().train, LOCAL)
+    plan = ClientPlan.of(net, make("heterofl"), classes().train, LOCAL)
     for level in plan.levels:
         assert level.submodel is not None
         index = level.submodel.param_index
@@ -241,7 +241,7 @@ def test_the_places_of_a_narrow_net_are_where_its_numbers_came_from() -> None:
 def test_the_nested_networks_of_the_zoo() -> None:
     """PreActResNet-18 has the thesis' 0.7 million parameters in M, and its simple clients train the small network."""
     net = models.make("preact_resnet18", classes=10, inputs=(3, 32, 32), exit=True)
-    plan = Plan.of(net, make("fedhen"), classes().train, LOCAL)
+    plan = ClientPlan.of(net, make("fedhen"), classes().train, LOCAL)
     simple, index = second(plan)
     assert (plan.levels[0].layout.size, len(index)) == (plan.layout.size, 676_171)
     small = models.make("preact_exit18", classes=10, inputs=(3, 32, 32))
@@ -270,7 +270,7 @@ def test_every_level_is_measured(name: str) -> None:
     found = go(name, local=LOCAL, rounds=2, cohort=4, evaluation=on)
     record, server = found.history[-1], found.snapshot.server.theta
     made = experiment(name)
-    plan = Plan.of(made.model().double(), made.method, made.federation.train, LOCAL)
+    plan = ClientPlan.of(made.model().double(), made.method, made.federation.train, LOCAL)
     (level, index), x, y = second(plan), made.federation.test.x, made.federation.test.y
     assert isinstance(made.method.personal, Submodels)
     layout, names = level.layout, made.method.personal.levels

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedloom.core.context import NO_ROUND, Context
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 from fedloom.core.views import SharedPrivate, StepInfo, View
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import run
@@ -53,7 +53,9 @@ def test_superfed_before_its_start_is_fedprox() -> None:
 
 
 def test_superfed_at_lambda_zero_is_fedavg(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Plan, "draws", lambda self, round, client, steps: np.zeros((steps, len(self.layout.layers))))
+    monkeypatch.setattr(
+        ClientPlan, "draws", lambda self, round, client, steps: np.zeros((steps, len(self.layout.layers)))
+    )
     for layers in (False, True):
         method = Method("a", (CrossEntropy(),), personal=Subspace(layers, mu=0.0, nu=0.0))
         same(method, "fedavg", local=Local(epochs=2, batch_size=4, lr=0.2, momentum=0.8, weight_decay=0.01))
@@ -97,7 +99,7 @@ def test_superfed_follows_the_gradient_of_its_whole_objective(mu: float, nu: flo
 
 
 def test_layer_mixing_draws_one_number_a_layer_and_model_mixing_one() -> None:
-    plan = Plan.of(random_net(), make("superfed_lm"), classes().train, LOCAL)
+    plan = ClientPlan.of(random_net(), make("superfed_lm"), classes().train, LOCAL)
     draws = plan.draws(0, 1, 3)
     assert draws.shape == (3, 2)
     assert np.array_equal(plan.draws(0, 1, 5)[:3], draws), "more steps must not change the first ones"
@@ -110,7 +112,7 @@ def test_layer_mixing_draws_one_number_a_layer_and_model_mixing_one() -> None:
 
 
 def test_local_models_of_superfed_start_apart_from_each_other_and_from_the_shared_one() -> None:
-    plan = Plan.of(random_net(), make("superfed_mm"), classes().train, LOCAL)
+    plan = ClientPlan.of(random_net(), make("superfed_mm"), classes().train, LOCAL)
     object.__setattr__(plan, "make", random_net)
     received = torch.ones(plan.layout.size)
     starts = [plan.first_private(client, received) for client in (0, 1, 0)]
@@ -118,7 +120,7 @@ def test_local_models_of_superfed_start_apart_from_each_other_and_from_the_share
     assert torch.equal(starts[0], starts[2])
     assert not torch.equal(starts[0], plan.theta0)
     for part in (Ditto(), APFL(), PFedMe()):
-        other = Plan.of(random_net(), Method("a", (CrossEntropy(),), personal=part), classes().train, LOCAL)
+        other = ClientPlan.of(random_net(), Method("a", (CrossEntropy(),), personal=part), classes().train, LOCAL)
         assert torch.equal(other.first_private(0, received), received)
 
 

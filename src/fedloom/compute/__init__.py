@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedloom.core.engine import ComputeFactory
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 from fedloom.core.registry import Registry
 
 computes: Registry[ComputeFactory] = Registry("compute")
@@ -26,7 +26,7 @@ def batched() -> ComputeFactory:
     return lambda plan: Live(plan) if reason_against_batched(plan) else Batched(plan)
 
 
-def reason_against_batched(plan: Plan) -> str | None:
+def reason_against_batched(plan: ClientPlan) -> str | None:
     """Why ``batched`` does a plan's work live, in words; None if it does not."""
     from fedloom.compute.batched import reason_against
 

@@ -27,14 +27,14 @@ from fedloom.core.client import Broadcast, ClientWork, Result, State, Vectors, l
 from fedloom.core.context import Context
 from fedloom.core.engine import States
 from fedloom.core.parts import Part
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 
 LONGEST = 25  # members of a block at most: more would not fit into caches
 SHORTEST = 4  # and at least, where the cohort has enough for four blocks: calls cost as much for one client
 MEMORY = 24 << 20  # bytes that the models and activations of a block should take
 
 
-def reason_against(plan: Plan) -> str | None:
+def reason_against(plan: ClientPlan) -> str | None:
     """Why a plan's clients cannot be worked on together, in words; None if they can."""
     method = plan.method
     if plan.is_meta:
@@ -44,14 +44,14 @@ def reason_against(plan: Plan) -> str | None:
     return CohortNet.reason(plan.model, outputs_of(plan))
 
 
-def outputs_of(plan: Plan) -> str:
+def outputs_of(plan: ClientPlan) -> str:
     """What the objective needs of the network."""
     if plan.exit_weights:
         return "ends"
     return "features" if plan.method.needs("features") else "logits"
 
 
-def has_plain_rounds(plan: Plan) -> bool:
+def has_plain_rounds(plan: ClientPlan) -> bool:
     """Whether a client's round is descent on the cross entropy with affine corrections, as ``cohort.train`` does it."""
     method, hooks, local = plan.method, plan.method.hooks, plan.local
     changed = hooks["on_step"] or hooks["prox"] or plan.has_views or plan.is_meta or plan.has_twin or plan.exit_weights
@@ -61,7 +61,7 @@ def has_plain_rounds(plan: Plan) -> bool:
     return method.is_cross_entropy and affine and not (changed or inputs or optimiser)
 
 
-def needs_only_sums(plan: Plan) -> bool:
+def needs_only_sums(plan: ClientPlan) -> bool:
     """Whether nobody asks for a client's own update or state."""
     method = plan.method
     own = method.hooks["end"] or method.hooks["init_client"] or method.uploading or plan.private_size
@@ -73,7 +73,7 @@ class Batched:
 
     together = True
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ClientPlan) -> None:
         self.plan, self.live = plan, Live(plan)
         self.longest = min(LONGEST, max(MEMORY // _bytes(plan), 1))
         self.shortest = min(SHORTEST, self.longest)
@@ -235,7 +235,7 @@ class _Module:
     """A client's module, called with its parameters as they stand in a row [P]."""
 
     module: torch.nn.Module
-    plan: Plan
+    plan: ClientPlan
     row: Tensor
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
@@ -267,14 +267,14 @@ def _numbers(parts: Sequence[tuple[str, Part]], seen: dict[str, Context]) -> tup
     return at(1, 0), at(0, 1)
 
 
-def _bytes(plan: Plan) -> int:
+def _bytes(plan: ClientPlan) -> int:
     """What a client takes of a block: its weights, gradients and momentum, and the activations of a mini-batch."""
     numbers = (2 + plan.local.memory) * plan.layout.size
     samples = plan.local.batch_size or round(plan.mean_size)
     return plan.layout.dtype.itemsize * (numbers + samples * _activations(plan))
 
 
-def _activations(plan: Plan) -> int:
+def _activations(plan: ClientPlan) -> int:
     """How many numbers the layers of the network make of one sample."""
     net = CohortNet(plan.model, plan.layout, 1, outputs_of(plan), plan.device)
     return net.activations(plan.data.arrays.x[:1][None])

@@ -19,7 +19,7 @@ from fedloom.core.engine import States
 from fedloom.core.layout import LiveModule
 from fedloom.core.meta import objective
 from fedloom.core.objective import Net, companions, loss
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 
 EVALUATION_BATCH = 1000
 
@@ -30,7 +30,7 @@ class Live:
     longest, shortest = LONGEST, 1
     together = False
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ClientPlan) -> None:
         self.plan = plan
         self.live = LiveModule(copy.deepcopy(plan.model), plan.layout, plan.device)
         self.net = Net(self.live.module, plan)

@@ -12,7 +12,7 @@ from fedloom.compute.cohort import SGD, CohortNet, Draws, cross_entropy
 from fedloom.core.client import Answer, Broadcast, ClientWork, LocalWork, Request, Result, Vectors
 from fedloom.core.context import Output
 from fedloom.core.objective import Net, companions, loss
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Lockstep:
         draws: where random layers get their numbers, if there are any.
     """
 
-    def __init__(self, plan: Plan, net: CohortNet, live: Net, down: Broadcast, draws: Draws | None) -> None:
+    def __init__(self, plan: ClientPlan, net: CohortNet, live: Net, down: Broadcast, draws: Draws | None) -> None:
         self.plan, self.net, self.live, self.draws = plan, net, live, draws
         self.rule = SGD(down.lr) if plan.uses_plain_sgd else None
         self.closed = plan.method.is_cross_entropy and not plan.exit_weights

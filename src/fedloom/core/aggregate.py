@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedloom.core.client import Result
 from fedloom.core.parts import Reduce
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 from fedloom.core.tree import Tree
 
 LONGEST = 6  # members of a block by default: more would save little, and leave cores idle at the end of a round
@@ -93,7 +93,7 @@ class Fold:
     results: list[Result] = field(default_factory=list)
     sent: Traffic = field(default_factory=Traffic)
 
-    def add(self, plan: Plan, result: Result, weight: float | None) -> None:
+    def add(self, plan: ClientPlan, result: Result, weight: float | None) -> None:
         """Fold in the next member's result; without a weight, which is then not known yet, its update is kept."""
         self.arrived.append(result.failure is None)
         reported = plan.report_models and result.failure is None
@@ -149,7 +149,7 @@ class Fold:
             mixed.add_(value, alpha=float(weight))
         return mixed
 
-    def uploads(self, plan: Plan, total: float, p: np.ndarray) -> dict[str, Tree]:
+    def uploads(self, plan: ClientPlan, total: float, p: np.ndarray) -> dict[str, Tree]:
         """Every part's slices by place and name, reduced as declared; ``total`` is Σ p_i with which they were added."""
         divisor = {Reduce.MIX: total, Reduce.MEAN: sum(self.arrived), Reduce.SHARE: len(plan.data), Reduce.ALL: 1}
         return {
@@ -158,7 +158,7 @@ class Fold:
         }
 
 
-def fold(plan: Plan, results: Iterable[Result], weights: np.ndarray | None) -> Fold:
+def fold(plan: ClientPlan, results: Iterable[Result], weights: np.ndarray | None) -> Fold:
     """The fold of one block's results; ``weights`` are its members'."""
     folded = Fold()
     for position, result in enumerate(results):

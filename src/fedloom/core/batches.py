@@ -7,10 +7,12 @@ import torch
 
 from fedloom.core import rng
 from fedloom.core.context import Batch
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 
 
-def minibatch(plan: Plan, rows: np.ndarray, client: int, round: int, step: int, purpose: str = "augment") -> Batch:
+def minibatch(
+    plan: ClientPlan, rows: np.ndarray, client: int, round: int, step: int, purpose: str = "augment"
+) -> Batch:
     """A client's mini-batch of one local step; ``purpose`` names the stream that decides its augmentation."""
     at = torch.from_numpy(rows)
     x, y = plan.data.arrays.x[at], plan.data.labels(at, client)

@@ -20,7 +20,7 @@ from fedloom.core import rng, tree
 from fedloom.core.batches import minibatch
 from fedloom.core.context import Batch, Context, Model
 from fedloom.core.parts import Paired
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 from fedloom.core.step import Trained, descend, paired_gradients
 from fedloom.core.tree import Tree
 from fedloom.core.views import LayerViews, SharedPrivate, StepInfo, mixed
@@ -125,7 +125,7 @@ class Vectors(NamedTuple):
 
 
 def contexts(
-    plan: Plan, down: Broadcast, state: State, client: int, steps: int, local: State | None = None
+    plan: ClientPlan, down: Broadcast, state: State, client: int, steps: int, local: State | None = None
 ) -> dict[str, Context]:
     """The context of each part at a client, by place."""
     size = len(plan.data.index[client]) / plan.mean_size
@@ -139,7 +139,7 @@ def contexts(
 
 
 def on_step(
-    plan: Plan, seen: dict[str, Context], client: int, round: int, step: int, model: Model, batch: Batch
+    plan: ClientPlan, seen: dict[str, Context], client: int, round: int, step: int, model: Model, batch: Batch
 ) -> None:
     """Let parts change their constants before a local step; their contexts are replaced in ``seen``."""
     for place, part in plan.method.hooks["on_step"]:
@@ -148,7 +148,7 @@ def on_step(
         seen[place] = seen[place]._replace(local=part.on_step(seen[place], model, mine, draws))
 
 
-def load(plan: Plan, down: Broadcast, client: int | None, state: State, at: Vectors) -> None:
+def load(plan: ClientPlan, down: Broadcast, client: int | None, state: State, at: Vectors) -> None:
     """Put the received and the private parameters and buffers in place; no client: only those of the module."""
     split, buffers = plan.layout.shared_size, plan.layout.shared_buffers
     private = state.get("personal", {})
@@ -165,7 +165,7 @@ def load(plan: Plan, down: Broadcast, client: int | None, state: State, at: Vect
 class ClientWork:
     """One client's local work; ``run`` is the generator, and ``failed`` makes a result of an exception in it."""
 
-    def __init__(self, plan: Plan, down: Broadcast, client: int, state: State) -> None:
+    def __init__(self, plan: ClientPlan, down: Broadcast, client: int, state: State) -> None:
         self.plan, self.down, self.client, self.state = plan, down, client, state
         self.stage = "receiving the model"
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedloom.core.aggregate import Fold
 from fedloom.core.client import Broadcast, Result, State
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 
 States = Callable[[int], State]  # the state of a client, by its number
 
@@ -65,5 +65,5 @@ class Engine(Protocol):
         ...
 
 
-ComputeFactory = Callable[[Plan], Compute]  # makes a compute for one plan, in the process that will use it
-EngineFactory = Callable[[Plan, ComputeFactory], Engine]
+ComputeFactory = Callable[[ClientPlan], Compute]  # makes a compute for one plan, in the process that will use it
+EngineFactory = Callable[[ClientPlan, ComputeFactory], Engine]

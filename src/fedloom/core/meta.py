@@ -11,13 +11,13 @@ from torch.func import functional_call
 from fedloom.core.context import Batch, Context, Forward, Output
 from fedloom.core.objective import Net, companions
 from fedloom.core.objective import loss as objective_loss
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 
 PIECE = 1000  # samples of one forward pass where nobody differentiates through it
 NEVER = -1e9  # the logit of what cannot be
 
 
-def forward(plan: Plan, net: Net, buffers: Tensor, batches: tuple[Batch, ...] = ()) -> Forward:
+def forward(plan: ClientPlan, net: Net, buffers: Tensor, batches: tuple[Batch, ...] = ()) -> Forward:
     """The model as a function of its parameters [P] and of inputs; buffers are copied, so that none changes.
 
     A method that compares two views gets the second one of inputs that are those of one of the ``batches``; other
@@ -45,7 +45,7 @@ def forward(plan: Plan, net: Net, buffers: Tensor, batches: tuple[Batch, ...] = 
 
 
 def objective(
-    plan: Plan, net: Net, buffers: Tensor, support: Batch, query: Batch, seen: Mapping[str, Context]
+    plan: ClientPlan, net: Net, buffers: Tensor, support: Batch, query: Batch, seen: Mapping[str, Context]
 ) -> Callable[[Tensor], Tensor]:
     """The loss [] on the query batch of the model that was adapted with the support batch, as a function of θ [P].
 
@@ -73,7 +73,7 @@ def objective(
     return value
 
 
-def deployed(plan: Plan, net: Net, theta: Tensor, buffers: Tensor, support: Batch) -> Callable[[Tensor], Tensor]:
+def deployed(plan: ClientPlan, net: Net, theta: Tensor, buffers: Tensor, support: Batch) -> Callable[[Tensor], Tensor]:
     """The model that a client uses, adapted with all its samples, as a function from inputs to logits [N, C].
 
     The loss inside an adaptation is that of the objective's first term, on the data alone.

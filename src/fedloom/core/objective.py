@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedloom.core.context import Batch, Context, Output
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 
 
 class Net(nn.Module):
     """A model with all that parts may need of it as one call: logits, features, the twin's logits, early exits."""
 
-    def __init__(self, model: nn.Module, plan: Plan) -> None:
+    def __init__(self, model: nn.Module, plan: ClientPlan) -> None:
         super().__init__()
         self.model = model
         self.features = plan.method.needs("features")
@@ -39,7 +39,7 @@ class Net(nn.Module):
         return out if twin is None else out._replace(twin=self.model(twin))
 
 
-def companions(plan: Plan, net: Net, out: Output, x: Tensor, theta: Tensor, buffers: Tensor) -> Output:
+def companions(plan: ClientPlan, net: Net, out: Output, x: Tensor, theta: Tensor, buffers: Tensor) -> Output:
     """The output with what other models say of the same inputs: the teacher, and the model at other parameters.
 
     ``theta`` [P] and ``buffers`` are the client's own, of which reference models take what is private.
@@ -53,14 +53,14 @@ def companions(plan: Plan, net: Net, out: Output, x: Tensor, theta: Tensor, buff
 
 
 @torch.no_grad()
-def _features_at(plan: Plan, net: Net, x: Tensor, theta: Tensor, buffers: Tensor, shared: Tensor) -> Tensor:
+def _features_at(plan: ClientPlan, net: Net, x: Tensor, theta: Tensor, buffers: Tensor, shared: Tensor) -> Tensor:
     """Features [B, d] at other shared parameters [P]; buffers are copied, so that none changes."""
     whole = torch.cat([shared, theta.detach()[plan.layout.shared_size :]])
     named = {f"model.{k}": v for k, v in plan.layout.named(whole, buffers.clone()).items()}
     return functional_call(net, named, (x,), {"features": True}).features
 
 
-def loss(plan: Plan, out: Output, batch: Batch, contexts: Mapping[str, Context]) -> Tensor:
+def loss(plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, Context]) -> Tensor:
     """The objective on one batch, []; of a network trained at several exits, its weighted sum over them."""
     if not plan.exit_weights:
         return _terms(plan, out, batch, contexts)
@@ -69,7 +69,7 @@ def loss(plan: Plan, out: Output, batch: Batch, contexts: Mapping[str, Context])
     return torch.stack(values).sum()
 
 
-def _terms(plan: Plan, out: Output, batch: Batch, contexts: Mapping[str, Context]) -> Tensor:
+def _terms(plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, Context]) -> Tensor:
     """Every term's mean over the rows that count, summed, []."""
     total: Tensor | float = 0.0
     for place, term in plan.method.hooks["loss"]:

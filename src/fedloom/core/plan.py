@@ -25,7 +25,7 @@ from fedloom.core.submodels import Submodel
 
 
 @dataclass(frozen=True)
-class Plan:
+class ClientPlan:
     """Everything about client work that does not change from round to round.
 
     ``theta0`` [P] and ``buffers0`` are the freshly initialised model: private parameters start from it.
@@ -73,7 +73,7 @@ class Plan:
     @classmethod
     def of(
         cls, model: nn.Module, method: Method, data: Split, local: Local, seed: int = 0, device: str = "cpu"
-    ) -> Plan:
+    ) -> ClientPlan:
         """The plan of a method on a model, which is taken as it is initialised."""
         if isinstance(method.personal, Submodels):
             model = method.personal.whole(model)
@@ -91,7 +91,7 @@ class Plan:
         return Facts(tuple(arrays.x.shape[1:]), arrays.classes, low, high, len(self.data), self.rounds, self.seed)
 
     @cached_property
-    def levels(self) -> tuple[Plan, ...]:
+    def levels(self) -> tuple[ClientPlan, ...]:
         """The plans of all levels of clients, the most capable first: this one alone where all train one network."""
         personal = self.method.personal
         if not isinstance(personal, Submodels) or self.submodel is not None:

@@ -27,7 +27,7 @@ from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
 from fedloom.core.context import RoundInfo
 from fedloom.core.engine import Engine
 from fedloom.core.errors import ClientError
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 from fedloom.core.server_data import ServerData
 from fedloom.core.submodels import mean_over_holders
 
@@ -42,13 +42,13 @@ class Server:
     round: int = 0
 
     @classmethod
-    def initial(cls, plan: Plan, theta: Tensor, buffers: Tensor) -> Server:
+    def initial(cls, plan: ClientPlan, theta: Tensor, buffers: Tensor) -> Server:
         """The state before the first round, from the parameters [P] and buffers of a freshly initialised model."""
         shared = theta[: plan.layout.shared_size].clone()
         states = {place: part.init_server(shared, plan.facts) for place, part in plan.method.hooks["init_server"]}
         return cls(shared, buffers[: plan.layout.shared_buffers].clone(), states)
 
-    def broadcast(self, plan: Plan) -> Broadcast:
+    def broadcast(self, plan: ClientPlan) -> Broadcast:
         """The message to the cohort of the coming round."""
         slices = {
             place: {name: self.parts[place][name] for name in part.downloads if name in self.parts[place]}
@@ -90,7 +90,7 @@ class Report:
 
 
 def federated_round(
-    plan: Plan,
+    plan: ClientPlan,
     engine: Engine,
     server: Server,
     store: Store,
@@ -180,7 +180,7 @@ def federated_round(
     return Server(theta, buffers, states, server.round + 1), report
 
 
-def received_losses(plan: Plan, engine: Engine, server: Server, store: Store, clients: np.ndarray) -> np.ndarray:
+def received_losses(plan: ClientPlan, engine: Engine, server: Server, store: Store, clients: np.ndarray) -> np.ndarray:
     """F_i(θ^t) of the received model at clients, float64 [clients], outside a round."""
     work = _Cohort(plan, engine, server, InitialStates(plan, server, store), Report(clients, np.zeros(len(clients))))
     return work.losses(server.broadcast(plan), clients)
@@ -190,7 +190,7 @@ def received_losses(plan: Plan, engine: Engine, server: Server, store: Store, cl
 class InitialStates:
     """Client states for the coming round, created for clients that take part for the first time."""
 
-    plan: Plan
+    plan: ClientPlan
     server: Server
     store: Store
 
@@ -208,7 +208,7 @@ class InitialStates:
 class _Cohort:
     """The cohort's side of a round; the engine is called once for each level of clients."""
 
-    plan: Plan
+    plan: ClientPlan
     engine: Engine
     server: Server
     states: InitialStates

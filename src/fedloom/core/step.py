@@ -11,7 +11,7 @@ from torch import Tensor
 from fedloom.core.context import Context
 from fedloom.core.local import Local
 from fedloom.core.parts import Paired
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 from fedloom.core.views import LayerViews, SharedPrivate, View, pulled, times
 
 FULL_VIEW = View()  # everything moves along one gradient
@@ -34,21 +34,21 @@ class Trained:
     step: int = 0
 
     @classmethod
-    def of(cls, plan: Plan, theta: Tensor) -> Trained:
+    def of(cls, plan: ClientPlan, theta: Tensor) -> Trained:
         """The start of a round, with a fresh optimiser."""
         memory = theta.new_zeros(plan.local.memory * len(theta)) if plan.local.memory else None
         return cls(theta, plan.layout.shared_size, memory)
 
 
 def descend(
-    plan: Plan, trained: Trained, grad: Tensor, lr: float, seen: Mapping[str, Context], view: View = FULL_VIEW
+    plan: ClientPlan, trained: Trained, grad: Tensor, lr: float, seen: Mapping[str, Context], view: View = FULL_VIEW
 ) -> None:
     """One step along the gradient [P] of the loss, which it may overwrite."""
     _descend(plan, trained, grad[: trained.shared], grad[trained.shared :], lr, seen, view)
 
 
 def paired_gradients(
-    plan: Plan, trained: Trained, pair: SharedPrivate, grad: Tensor, lr: float, seen: Mapping[str, Context],
+    plan: ClientPlan, trained: Trained, pair: SharedPrivate, grad: Tensor, lr: float, seen: Mapping[str, Context],
     view: View, scratch: Tensor, layers: LayerViews,
 ) -> None:  # fmt: skip
     """One step of w and v along the gradient [P] at W = (1 - λ)w + λv; ``scratch`` [P] may be overwritten."""
@@ -73,8 +73,8 @@ def paired_gradients(
 
 
 def _descend(
-    plan: Plan, trained: Trained, shared: Tensor, private: Tensor, lr: float, seen: Mapping[str, Context], view: View,
-    decay: tuple[float, float] = (0.0, 0.0),
+    plan: ClientPlan, trained: Trained, shared: Tensor, private: Tensor, lr: float,
+    seen: Mapping[str, Context], view: View, decay: tuple[float, float] = (0.0, 0.0),
 ) -> None:  # fmt: skip
     """``descend`` with the gradients of what is shared and of what is private; one that does not move is not read.
 

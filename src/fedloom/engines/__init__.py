@@ -7,7 +7,7 @@ import os
 from functools import partial
 
 from fedloom.core.engine import ComputeFactory, Engine, EngineFactory
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 from fedloom.core.registry import Registry
 
 engines: Registry[EngineFactory] = Registry("engine")
@@ -20,7 +20,7 @@ WORTH_FORKING = 1.0  # seconds of work in the whole run
 def auto() -> EngineFactory:
     """Choose processes where there are several cores and the run is long enough for them, and serial otherwise."""
 
-    def choose(plan: Plan, compute: ComputeFactory) -> Engine:
+    def choose(plan: ClientPlan, compute: ComputeFactory) -> Engine:
         name = "processes" if can_fork(plan.device) and seconds(plan) > WORTH_FORKING else "serial"
         return engines.make(name)(plan, compute)
 
@@ -33,7 +33,7 @@ def can_fork(device: str) -> bool:
     return device == "cpu" and cores > 1 and "fork" in multiprocessing.get_all_start_methods()
 
 
-def seconds(plan: Plan) -> float:
+def seconds(plan: ClientPlan) -> float:
     """A low estimate of a run's work on one core."""
     samples = round(plan.mean_size)
     steps = plan.local.steps_for(samples)

@@ -29,7 +29,7 @@ from fedloom.core.aggregate import Fold, blocks, fold
 from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
 from fedloom.core.engine import Compute, ComputeFactory, States
 from fedloom.core.errors import ClientError, ConfigError
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 from fedloom.engines.shared import Segment
 
 QUEUED = 2  # tasks a worker holds: one under way, one waiting, so that it never idles
@@ -85,7 +85,7 @@ class Processes:
         ConfigError: where processes cannot be forked, or the plan is for a GPU.
     """
 
-    def __init__(self, plan: Plan, compute: ComputeFactory, workers: int = 0) -> None:
+    def __init__(self, plan: ClientPlan, compute: ComputeFactory, workers: int = 0) -> None:
         if "fork" not in mp.get_all_start_methods():
             raise ConfigError("engine 'processes' needs a system that can fork; use engine=serial here.")
         if plan.device != "cpu":
@@ -243,7 +243,7 @@ class Processes:
         return old.tasks
 
 
-def _serve(plan: Plan, computes: list[Compute], segment: Segment, slots: list[Segment], pipe: Connection) -> None:
+def _serve(plan: ClientPlan, computes: list[Compute], segment: Segment, slots: list[Segment], pipe: Connection) -> None:
     """A worker's life: receive tasks until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -272,7 +272,7 @@ def _serve(plan: Plan, computes: list[Compute], segment: Segment, slots: list[Se
             pipe.send_bytes(slots[number].dump(folded, end)[0])
 
 
-def _folded(plan: Plan, compute: Compute, down: Broadcast, task: Task, slot: Segment) -> Fold:
+def _folded(plan: ClientPlan, compute: Compute, down: Broadcast, task: Task, slot: Segment) -> Fold:
     """The fold of a task's block; members that are worked on together, if nothing has happened to any of them."""
     if compute.together and not (task.lost or task.alone):
         return compute.fold(down, task.clients, task.states, task.weights)

@@ -9,13 +9,13 @@ import numpy as np
 from fedloom.core.aggregate import Fold, blocks
 from fedloom.core.client import Broadcast
 from fedloom.core.engine import ComputeFactory, States
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 
 
 class Serial:
     """Runs clients in this process, on the CPU or on a GPU."""
 
-    def __init__(self, plan: Plan, compute: ComputeFactory) -> None:
+    def __init__(self, plan: ClientPlan, compute: ComputeFactory) -> None:
         self.computes = [compute(level) for level in plan.levels]
 
     def run(

@@ -19,7 +19,7 @@ from fedloom.core.context import RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation
 from fedloom.core.parts import Mixing
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 from fedloom.core.server_data import CHUNK, ServerData, logits_of, view_logits
 from fedloom.core.slots import label
 from fedloom.data.augment import pipeline
@@ -196,7 +196,7 @@ class _Ensemble:
         self.clients, self.models, self.buffers = last_models(plan, result.snapshot)
         layout = plan.layout
         whole = replace(layout, shared_size=layout.size, shared_buffers=layout.buffer_size)
-        self.plan: Plan = replace(plan, layout=whole)
+        self.plan: ClientPlan = replace(plan, layout=whole)
 
     def data(self, views: bool) -> ServerData:
         """The target's inputs, or the test set's if there are none, and the model."""
@@ -211,7 +211,7 @@ class _Ensemble:
         return accuracy(logits_of(data, theta[None], buffers[None], test.x)[:, 0], test.y)
 
 
-def last_models(plan: Plan, snapshot: Snapshot) -> tuple[np.ndarray, Tensor, Tensor]:
+def last_models(plan: ClientPlan, snapshot: Snapshot) -> tuple[np.ndarray, Tensor, Tensor]:
     """Who has taken part, int64 [K], and their last models and buffers, [K, P] and [K, B], private parts included.
 
     Raises:

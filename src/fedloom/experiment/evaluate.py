@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedloom.core.federation import Federation
 from fedloom.core.parts import Submodels
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 from fedloom.core.round import Server, Store
 from fedloom.experiment import batched_eval, interpolation_eval
 from fedloom.experiment.experiment import Evaluation
@@ -26,7 +26,7 @@ class Evaluator(LoadedModel):
         settings: what is measured.
     """
 
-    def __init__(self, plan: Plan, federation: Federation, settings: Evaluation) -> None:
+    def __init__(self, plan: ClientPlan, federation: Federation, settings: Evaluation) -> None:
         super().__init__(plan, settings)
         self.federation = federation
         self.name = "" if plan.submodel is None else plan.submodel.name

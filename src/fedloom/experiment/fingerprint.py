@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.local import Local
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 from fedloom.data.augment import augmentation
 from fedloom.experiment.experiment import Experiment
 
@@ -20,7 +20,7 @@ ADAM = ("beta1", "beta2")
 SAMPLED = 1000  # rows of the inputs that are looked at
 
 
-def describe(experiment: Experiment, plan: Plan) -> dict[str, Any]:
+def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
     """The experiment as nested plain data. Two runs with equal descriptions give equal bits on one machine.
 
     The number of rounds, the engine, and what is evaluated are not in it: they do not change what was computed so far.
@@ -72,7 +72,7 @@ def _local(local: Local) -> dict[str, Any]:
     return found if local.optimizer != "sgd" else {k: v for k, v in found.items() if k not in ("optimizer", *ADAM)}
 
 
-def _beside(experiment: Experiment, plan: Plan) -> dict[str, Any]:
+def _beside(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
     """What only some methods learn from: a teacher, unlabelled inputs and their views."""
     found: dict[str, Any] = {}
     unlabelled = experiment.federation.unlabelled

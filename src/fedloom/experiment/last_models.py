@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.client import Result
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 from fedloom.core.round import Server
 
 
@@ -24,7 +24,7 @@ class LastModels:
 
     initial: Tensor
     clients: int
-    plan: Plan | None = None  # where clients have levels
+    plan: ClientPlan | None = None  # where clients have levels
     models: dict[int, Tensor] = field(default_factory=dict)
     total: Tensor = field(init=False)
     pending: dict[int, Tensor] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class LastModels:
             self.total[self.segment(number)] *= self.members(number)
 
     @classmethod
-    def of(cls, plan: Plan, clients: int) -> LastModels:
+    def of(cls, plan: ClientPlan, clients: int) -> LastModels:
         """Nobody has taken part yet."""
         if plan.has_levels:
             return cls(torch.cat([level.theta0 for level in plan.levels]).cpu(), clients, plan)
@@ -43,7 +43,7 @@ class LastModels:
         return cls(torch.cat([plan.theta0[:split], plan.buffers0[:own]]).cpu(), clients)
 
     @property
-    def levels(self) -> tuple[Plan, ...]:
+    def levels(self) -> tuple[ClientPlan, ...]:
         """The levels' plans; none if all clients train the same network."""
         return () if self.plan is None else self.plan.levels
 

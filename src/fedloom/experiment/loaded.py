@@ -12,7 +12,7 @@ from torch import Tensor
 from fedloom.core.federation import Arrays, Split
 from fedloom.core.layout import LiveModule
 from fedloom.core.objective import Net
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 from fedloom.experiment.experiment import Evaluation
 from fedloom.metrics import Predictions, predictions
 
@@ -25,7 +25,7 @@ class LoadedModel:
         settings: metrics, and samples of a forward pass.
     """
 
-    def __init__(self, plan: Plan, settings: Evaluation) -> None:
+    def __init__(self, plan: ClientPlan, settings: Evaluation) -> None:
         self.plan, self.settings = plan, settings
         self.live = LiveModule(copy.deepcopy(plan.model), plan.layout, plan.device)
         self.live.module.eval()

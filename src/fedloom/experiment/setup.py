@@ -12,7 +12,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation, Split, Unlabelled
 from fedloom.core.method import Method
 from fedloom.core.parts import Paired, Submodels
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 from fedloom.core.server_data import Augment, ServerData
 from fedloom.core.slots import label
 from fedloom.core.submodels import refuse
@@ -21,7 +21,7 @@ from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.teacher import load_teacher
 
 
-def make_plan(experiment: Experiment, federation: Federation, device: str) -> Plan:
+def make_plan(experiment: Experiment, federation: Federation, device: str) -> ClientPlan:
     """The plan of an experiment, with its model initialised from the seed and tried on the data.
 
     Raises:
@@ -32,7 +32,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Pl
         rng.seed_torch(experiment.seed, "model")
         model = experiment.model().to(getattr(torch, experiment.dtype))
     data = federation.train.first(federation.seen)
-    plan = Plan.of(model, experiment.method, data, experiment.local, experiment.seed, device)
+    plan = ClientPlan.of(model, experiment.method, data, experiment.local, experiment.seed, device)
     plan = replace(
         plan,
         theta0=plan.theta0.to(device),
@@ -63,7 +63,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Pl
     return plan
 
 
-def make_server_data(experiment: Experiment, plan: Plan, federation: Federation) -> ServerData | None:
+def make_server_data(experiment: Experiment, plan: ClientPlan, federation: Federation) -> ServerData | None:
     """What the server learns with, if some part of the method does."""
     if federation.unlabelled is None or not experiment.method.needs("target"):
         return None
@@ -72,7 +72,7 @@ def make_server_data(experiment: Experiment, plan: Plan, federation: Federation)
     return server_data(plan, federation.unlabelled.x, change)
 
 
-def server_data(plan: Plan, inputs: Tensor, change: Augment | None = None) -> ServerData:
+def server_data(plan: ClientPlan, inputs: Tensor, change: Augment | None = None) -> ServerData:
     """Unlabelled inputs [M, ...] and the plan's model, as parts at the server see them."""
     return ServerData(plan.model, plan.layout, plan.theta0, plan.buffers0, inputs, plan.seed, change)
 
@@ -83,7 +83,7 @@ def _teacher(experiment: Experiment, federation: Federation, device: str) -> nn.
     return load_teacher(experiment.teacher, federation, getattr(torch, experiment.dtype), device)
 
 
-def _levels(plan: Plan, sample: Tensor) -> None:
+def _levels(plan: ClientPlan, sample: Tensor) -> None:
     """Try the networks of all levels."""
     for level in plan.levels if plan.has_levels else ():
         assert level.submodel is not None
@@ -109,7 +109,7 @@ def _latent(method: Method, model: nn.Module) -> None:
             )
 
 
-def _private(method: Method, plan: Plan) -> None:
+def _private(method: Method, plan: ClientPlan) -> None:
     """Refuse a split of the parameters that is none on this model."""
     shared, total = plan.layout.shared_size, plan.layout.size
     everything = method.personal.private("body.weight") and method.personal.private("head.weight")

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedloom.core.client import State
 from fedloom.core.errors import CheckpointError, ConfigError
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 from fedloom.core.round import Server
 from fedloom.core.tree import Tree
 from fedloom.experiment import atomic
@@ -281,7 +281,7 @@ class DiskStore:
 ClientStore = MemoryStore | DiskStore
 
 
-def state_bytes(plan: Plan, server: Server) -> int:
+def state_bytes(plan: ClientPlan, server: Server) -> int:
     """What one client keeps from round to round, in bytes: private parameters and buffers, and its parts' states."""
     own = 0
     if plan.private_size and plan.method.personal.kept:
@@ -291,7 +291,7 @@ def state_bytes(plan: Plan, server: Server) -> int:
 
 
 def make_store(
-    states: str, plan: Plan, server: Server, clients: int, folder: Path | None
+    states: str, plan: ClientPlan, server: Server, clients: int, folder: Path | None
 ) -> tuple[ClientStore, list[str]]:
     """Where a run keeps its client states, and what its summary should say about that.
 

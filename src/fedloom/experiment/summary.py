@@ -9,7 +9,7 @@ from fedloom.core.client import Failure, FailureKind
 from fedloom.core.local import cohort_size
 from fedloom.core.method import Method
 from fedloom.core.parts import Paired, overrides
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.metrics import best_round, fedavg_rounds, parameters_to_target, rounds_to_target
 
@@ -59,7 +59,7 @@ def should_stop(history: Sequence[dict[str, Any]], settings: Evaluation) -> str 
 
 def summarise(
     experiment: Experiment,
-    plan: Plan,
+    plan: ClientPlan,
     history: Sequence[dict[str, Any]],
     failures: Sequence[Failure],
 ) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.objective import Net
 from fedloom.core.parts import Adaptation, Term
-from fedloom.core.plan import Plan
+from fedloom.core.plan import ClientPlan
 from fedloom.core.slots import label
 from fedloom.core.tree import Tree
 from fedloom.tasks.online.batches import TaskBatch, stored, task_batches
@@ -165,7 +165,7 @@ class ExpertEnsemble:
     seed: int = 0
     vectorised: bool = True
     device: str = "cpu"
-    plans: dict[int, tuple[Plan, Net]] = field(default_factory=dict, repr=False, compare=False)
+    plans: dict[int, tuple[ClientPlan, Net]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.experts:
@@ -186,12 +186,12 @@ class ExpertEnsemble:
         """The groups of experts."""
         return Group.of(self.experts, self.plan(0)[0].layout.dtype)
 
-    def plan(self, kind: int, adaptation: Adaptation | None = None) -> tuple[Plan, Net]:
+    def plan(self, kind: int, adaptation: Adaptation | None = None) -> tuple[ClientPlan, Net]:
         """The fixed part of the work; ``kind`` 0 knows of no adaptation, 1 is that of the experts' first one."""
         if kind not in self.plans:
             method = Method("online", self.objective, adaptation=self.experts[0].adaptation if kind else Adaptation())
             nothing = Arrays(torch.zeros(0, 1), torch.zeros(0, dtype=torch.long), self.classes)
-            plan = Plan.of(self.model, method, Split(nothing, Index.of([[]])), Local(), self.seed, self.device)
+            plan = ClientPlan.of(self.model, method, Split(nothing, Index.of([[]])), Local(), self.seed, self.device)
             net = Net(copy.deepcopy(self.model).to(self.device), plan)
             self.plans[kind] = replace(plan, buffers0=plan.buffers0.to(self.device)), net
         plan, net = self.plans[kind]
