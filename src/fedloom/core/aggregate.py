@@ -1,8 +1,8 @@
-"""Aggregation: uploads are summed as they arrive, block by block, in one order on all engines.
+"""Aggregation: uploads are summed as they arrive, block by block, in the same order on every engine.
 
-A cohort is cut into blocks of consecutive members. Each block is folded member by member, Σ_{i in block} p_i x_i, and
-the folds are added up in the order of the cohort, ((b_1 + b_2) + b_3) + ..., so that an engine may hand over one fold a
-block in place of every member's upload, and the bits do not depend on who did the work.
+A cohort is cut into blocks of consecutive members. Within a block, Σ_{i in block} p_i x_i is accumulated member by
+member (a *fold*); folds are then added in cohort order, ((b_1 + b_2) + b_3) + .... An engine can therefore return one
+fold per block instead of one upload per client, and the result is bitwise independent of which worker computed it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from fedloom.core.parts import Reduce
 from fedloom.core.plan import ClientPlan
 from fedloom.core.tree import Tree
 
-LONGEST = 6  # members of a block by default: more would save little, and leave cores idle at the end of a round
-SHARE = 16  # no block is more than this part of its cohort
-LAST = 4  # nor more than this part of the members that are left
+LONGEST = 6  # default block size: larger blocks save little and leave cores idle at the end of a round
+SHARE = 16  # a block holds at most 1/16 of its cohort
+LAST = 4  # and at most 1/4 of the members not yet assigned
 UPDATE, BUFFERS = "update", "buffers"
 
 
 def blocks(members: int, longest: int = LONGEST, shortest: int = 1) -> list[range]:
-    """The blocks of a cohort, a function of its size alone; they get shorter at the end, so cores finish together.
+    """Cut a cohort into blocks of consecutive members, as a function of its size alone.
 
-    They have no fewer than the ``shortest`` number of members, where that leaves four blocks.
+    Blocks shrink towards the end, so that all cores finish at about the same time. A block has at least ``shortest``
+    members as long as that leaves four blocks.
 
     >>> blocks(3)
     [range(0, 1), range(1, 2), range(2, 3)]
@@ -49,14 +50,14 @@ def blocks(members: int, longest: int = LONGEST, shortest: int = 1) -> list[rang
 
 @dataclass
 class Traffic:
-    """Parameters and bytes sent in one round, counted from the tensors that were sent."""
+    """Parameters (scalars) and bytes sent in one round, counted from the tensors themselves."""
 
     down_params: int = 0
     up_params: int = 0
     bytes: int = 0
 
     def down(self, tensors: Iterable[Tensor], receivers: int) -> None:
-        """Count one broadcast to a number of clients."""
+        """Count one broadcast to ``receivers`` clients."""
         for t in tensors:
             self.down_params += receivers * t.numel()
             self.bytes += receivers * t.numel() * t.element_size()
@@ -68,7 +69,7 @@ class Traffic:
             self.bytes += t.numel() * t.element_size()
 
     def add(self, other: Traffic) -> None:
-        """Count what another one has counted."""
+        """Add the counts of ``other``."""
         self.down_params += other.down_params
         self.up_params += other.up_params
         self.bytes += other.bytes
@@ -76,15 +77,18 @@ class Traffic:
 
 @dataclass
 class Fold:
-    """Consecutive members' results, reduced: one sum a slice, and single uploads only where a part needs all.
+    """The reduced results of consecutive cohort members.
+
+    Every slice is summed as it arrives; single uploads are kept only where a part needs all of them.
 
     Attributes:
-        sums: weighted sums, by slice: ``update`` [P], ``buffers``, ``<place>/<name>``.
-        kept: single uploads of those that arrived, in order, by slice.
-        arrived: for each member whether its work counts; it does not if it failed.
-        results: what remains of each result when its upload is folded: state, loss, failure, and the client's own
-            displacement and buffers where the plan asks for them.
-        sent: the uploads' traffic, each counted as it was sent.
+        sums: weighted sums by slice: ``update`` [P], ``buffers`` [buffers], ``<place>/<name>`` in the slice's own
+            shape.
+        kept: by slice, the single uploads of the members that arrived, in order; shapes as in ``sums``.
+        arrived: for each member, whether its result counts (False if it failed).
+        results: each member's result without its uploads: state, loss, failure, and its displacement and buffers if the
+            plan has ``report_models``.
+        sent: traffic of the uploads.
     """
 
     sums: dict[str, Tensor] = field(default_factory=dict)
@@ -94,7 +98,7 @@ class Fold:
     sent: Traffic = field(default_factory=Traffic)
 
     def add(self, plan: ClientPlan, result: Result, weight: float | None) -> None:
-        """Fold in the next member's result; without a weight, which is then not known yet, its update is kept."""
+        """Add the next member's result; with ``weight=None`` (p is not known yet) its update is kept."""
         self.arrived.append(result.failure is None)
         reported = plan.report_models and result.failure is None
         self.results.append(
@@ -127,7 +131,7 @@ class Fold:
             self.sums[slot] = weight * value
 
     def merge(self, other: Fold) -> None:
-        """Add the fold of the members that come next, whose tensors may be taken over; its results are not."""
+        """Add the fold of the next members, reusing its tensors; ``results`` are not taken over."""
         for slot, value in other.sums.items():
             if slot in self.sums:
                 self.sums[slot].add_(value)
@@ -139,7 +143,7 @@ class Fold:
         self.sent.add(other.sent)
 
     def mean(self, slot: str, divisor: float, p: np.ndarray, how: Reduce = Reduce.MIX) -> Tensor:
-        """A slice, reduced: its sum over ``divisor``, or where members were kept Σ p_i x_i or all of them, stacked."""
+        """The reduced slice: its sum over ``divisor``; where uploads were kept, Σ p_i x_i or (``ALL``) their stack."""
         if slot in self.sums:
             return self.sums[slot] * (1 / divisor)
         if how is Reduce.ALL:
@@ -150,7 +154,7 @@ class Fold:
         return mixed
 
     def uploads(self, plan: ClientPlan, total: float, p: np.ndarray) -> dict[str, Tree]:
-        """Every part's slices by place and name, reduced as declared; ``total`` is Σ p_i with which they were added."""
+        """Every part's uploads by place and name, reduced as declared; ``total`` is the Σ p_i they were summed with."""
         divisor = {Reduce.MIX: total, Reduce.MEAN: sum(self.arrived), Reduce.SHARE: len(plan.data), Reduce.ALL: 1}
         return {
             place: {name: self.mean(f"{place}/{name}", divisor[how], p, how) for name, how in part.uploads.items()}
@@ -159,7 +163,7 @@ class Fold:
 
 
 def fold(plan: ClientPlan, results: Iterable[Result], weights: np.ndarray | None) -> Fold:
-    """The fold of one block's results; ``weights`` are its members'."""
+    """Fold the results of one block; ``weights`` float64 [members] are the members' mixing coefficients."""
     folded = Fold()
     for position, result in enumerate(results):
         folded.add(plan, result, None if weights is None else float(weights[position]))

@@ -1,4 +1,4 @@
-"""The one place where samples become mini-batches: rows, labels as the client calls them, augmentation."""
+"""Mini-batches from sample rows: inputs, the client's labels, augmentation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedloom.core.plan import ClientPlan
 def minibatch(
     plan: ClientPlan, rows: np.ndarray, client: int, round: int, step: int, purpose: str = "augment"
 ) -> Batch:
-    """A client's mini-batch of one local step; ``purpose`` names the stream that decides its augmentation."""
+    """The mini-batch of one local step; ``purpose`` names the random stream of its augmentation."""
     at = torch.from_numpy(rows)
     x, y = plan.data.arrays.x[at], plan.data.labels(at, client)
     if plan.augment is None:

@@ -1,8 +1,8 @@
-"""A client's work in one round: begin, local steps, end. Written once over flat vectors.
+"""The local work of a client in one round: begin, local steps, end; written once, over flat vectors.
 
-Local work is a generator. It asks for gradients (``Request``) and goes on when they are there; everything else, which
-is views, corrections, clipping, weight decay, momentum, proximal maps and the step itself, happens here. A *compute*
-answers: with autograd on one live module, or for many clients in one batched pass.
+Local work is a generator that yields a ``Request`` whenever it needs a gradient. Everything else (views, corrections,
+clipping, weight decay, momentum, proximal maps, the step) happens here. A *compute* answers the requests: with autograd
+on one live module, or for many clients in one batched pass.
 """
 
 from __future__ import annotations
@@ -25,12 +25,20 @@ from fedloom.core.step import Trained, descend, paired_gradients
 from fedloom.core.tree import Tree
 from fedloom.core.views import LayerViews, SharedPrivate, StepInfo, mixed
 
-State = dict[str, Tree]  # a client's state: place of the part -> its tree
+State = dict[str, Tree]  # a client's state: the part's place -> its tree
 
 
 @dataclass(frozen=True)
 class Broadcast:
-    """The message to a round's cohort: θ^t [P], buffers, each part's ``downloads``; ``lr`` is η_t."""
+    """The message to the cohort of a round.
+
+    Attributes:
+        round: t.
+        lr: η_t.
+        theta: θ^t, the shared parameters [P].
+        buffers: the shared buffers [buffers].
+        parts: the ``downloads`` of each part's server state, by place.
+    """
 
     round: int
     lr: float
@@ -40,17 +48,17 @@ class Broadcast:
 
 
 class FailureKind(StrEnum):
-    """Why a client is left out of a round."""
+    """The reason why a client is left out of a round."""
 
     CODE = "code"  # an exception in a part, the model or the data
     DIED = "died"  # its worker process died
     DIVERGED = "diverged"  # something in its result is not finite
-    ABSENT = "absent"  # it dropped out after it had been sent the model
+    ABSENT = "absent"  # it dropped out after receiving the model
 
 
 @dataclass
 class Failure:
-    """A client left out of a round's aggregation, and why; ``trace`` is the traceback of an exception."""
+    """A client left out of a round's aggregation; ``trace`` is the traceback if its work raised an exception."""
 
     round: int
     client: int
@@ -67,17 +75,17 @@ class Failure:
 
 @dataclass
 class Result:
-    """The result of one client: its update, uploads and new state, or a failure.
+    """The outcome of one client's local work: its update, uploads and new state, or a failure.
 
     Attributes:
-        client: its number.
-        update: θ^t - θ_i on the shared parameters, as uploaded, [P].
-        buffers: buffers after training, shared ones.
-        uploads: slices by the place of their part.
+        client: the client's number.
+        update: Δ_i = θ^t - θ_i on the shared parameters [P], as uploaded.
+        buffers: the shared buffers after training [buffers].
+        uploads: uploaded slices by place of their part; shapes are the part's own.
         state: the client's new state.
-        moved: θ^t - θ_i [P] as it was before parts changed it, if the plan asks for it.
+        moved: θ^t - θ_i [P] before any part changed it, if the plan has ``report_models``.
         loss: mean training loss over the local steps.
-        failure: why nothing of this counts.
+        failure: set if the client is left out; all other fields are then void.
     """
 
     client: int
@@ -91,10 +99,10 @@ class Result:
 
 
 class Request(NamedTuple):
-    """A question of local work: the loss [] and its gradient at the parameters ``at`` [P] on a mini-batch.
+    """A request for the loss [] and its gradient at the parameters ``at`` [P] on a mini-batch.
 
-    The answer is the pair (gradient [P], loss []); the work may overwrite the gradient. With ``plain`` the compute
-    takes the step θ ← θ - η_t g by itself, and the answer is (None, loss).
+    The answer is the pair (gradient [P], loss []); the receiver may overwrite the gradient. With ``plain`` the compute
+    takes the step θ ← θ - η_t g itself, and the answer is (None, loss).
     """
 
     at: Tensor
@@ -112,10 +120,10 @@ class Vectors(NamedTuple):
     """The memory in which a client's model is trained.
 
     Attributes:
-        model: the parameters of the module that answers requests, [P].
-        theta: everything that is trained: ``model`` itself, or for paired methods w, v and further numbers, [2P + E].
-        buffers: the module's buffers.
-        module: the module, called with its parameters as they stand in ``model``.
+        model: parameters of the module that answers requests, [P].
+        theta: all trained values: ``model`` itself, or for paired methods w, v and E further scalars, [2P + E].
+        buffers: the module's buffers [buffers].
+        module: the module, whose parameters are those in ``model``.
     """
 
     model: Tensor
@@ -141,7 +149,7 @@ def contexts(
 def on_step(
     plan: ClientPlan, seen: dict[str, Context], client: int, round: int, step: int, model: Model, batch: Batch
 ) -> None:
-    """Let parts change their constants before a local step; their contexts are replaced in ``seen``."""
+    """Call the parts' ``on_step`` before a local step; ``seen`` is updated with the new ``local`` values."""
     for place, part in plan.method.hooks["on_step"]:
         mine = batch._replace(teacher=plan.teacher(batch.x)) if part.needs.teacher and plan.teacher else batch
         draws = rng.stream(plan.seed, place, round, client, step)
@@ -149,7 +157,10 @@ def on_step(
 
 
 def load(plan: ClientPlan, down: Broadcast, client: int | None, state: State, at: Vectors) -> None:
-    """Put the received and the private parameters and buffers in place; no client: only those of the module."""
+    """Copy the received and the private parameters and buffers into place.
+
+    Without a client (None), a paired method's own v is not loaded.
+    """
     split, buffers = plan.layout.shared_size, plan.layout.shared_buffers
     private = state.get("personal", {})
     at.theta[:split].copy_(down.theta)
@@ -163,14 +174,14 @@ def load(plan: ClientPlan, down: Broadcast, client: int | None, state: State, at
 
 
 class ClientWork:
-    """One client's local work; ``run`` is the generator, and ``failed`` makes a result of an exception in it."""
+    """One client's local work: ``run`` is the generator, ``failed`` turns an exception raised in it into a result."""
 
     def __init__(self, plan: ClientPlan, down: Broadcast, client: int, state: State) -> None:
         self.plan, self.down, self.client, self.state = plan, down, client, state
         self.stage = "receiving the model"
 
     def run(self, at: Vectors) -> LocalWork:
-        """Train the received model in the given memory; ends with the client's result."""
+        """Train the received model in the given memory; the generator returns the client's result."""
         plan, down, client = self.plan, self.down, self.client
         rows = plan.data.index[client]
         batches = plan.local.batches(rows, plan.seed, down.round, client)
@@ -197,7 +208,7 @@ class ClientWork:
         return self.finish(at, seen, float(total) / max(len(batches), 1))
 
     def begin(self, steps: int) -> dict[str, Context]:
-        """What each part sees of the client, which has so many local steps, with its constants of this round."""
+        """The contexts of all parts for a client with ``steps`` local steps, with their constants of this round."""
         self.stage = "begin"
         seen = contexts(self.plan, self.down, self.state, self.client, steps)
         for place, part in self.plan.method.hooks["begin"]:
@@ -207,7 +218,7 @@ class ClientWork:
     def _views(
         self, trained: Trained, step: StepInfo, ask: Request, at: Vectors, layers: LayerViews
     ) -> Generator[Request, Answer, Tensor]:
-        """One local step along all its views; the mean of their losses, []."""
+        """One local step over all its views; returns the mean of their losses, []."""
         plan, lr, values = self.plan, self.down.lr, []
         personal = plan.method.personal
         size, split = plan.layout.size, plan.layout.shared_size
@@ -231,7 +242,7 @@ class ClientWork:
         return values[0] if len(values) == 1 else torch.stack(values).mean()
 
     def finish(self, at: Vectors, seen: Mapping[str, Context], loss: float) -> Result:
-        """The parts' view of the displacement θ^t - θ_i, the uploads, and the new states of all parts."""
+        """Collect the displacement θ^t - θ_i, as changed by the parts, the uploads, and every part's new state."""
         self.stage = "end"
         plan, down = self.plan, self.down
         split, buffers = plan.layout.shared_size, plan.layout.shared_buffers
@@ -245,7 +256,7 @@ class ClientWork:
                 result.uploads[place] = ended.uploads
             if ended.state:
                 result.state[place] = ended.state
-        for place, _ in plan.method.hooks["init_client"]:  # a state that nothing changes is kept as it is
+        for place, _ in plan.method.hooks["init_client"]:  # a state that no hook returned is unchanged
             if place not in result.state and self.state.get(place):
                 result.state[place] = self.state[place]
         if plan.private_size and plan.method.personal.kept:
@@ -254,14 +265,14 @@ class ClientWork:
         return self._checked(result)
 
     def _checked(self, result: Result) -> Result:
-        """The result itself, or a failure in its place if something in it is not finite."""
+        """The result, or a failure if any of its values is not finite."""
         trees = ({"": result.update, "buffers": result.buffers}, *result.uploads.values(), *result.state.values())
         if all(map(tree.finite, trees)):
             return result
         return self._left_out(FailureKind.DIVERGED, f"its update is not finite (training loss {result.loss:.3g})")
 
     def failed(self, error: Exception) -> Result:
-        """The failure that an exception inside the work becomes, with stage, cause and traceback."""
+        """The failure for an exception raised during the work, with stage, cause and traceback."""
         reason = f"failed in {self.stage}: {type(error).__name__}: {error}"
         return self._left_out(FailureKind.CODE, reason, "".join(traceback.format_exception(error)))
 

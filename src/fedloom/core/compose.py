@@ -1,4 +1,4 @@
-"""A method from plain settings: a preset, and the parts that replace or change its own."""
+"""Methods from plain settings: a preset, with parts replaced or changed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fedloom.core.slots import SLOTS, label, objectives
 
 
 def resolve_method(methods: Registry[Method], given: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings of a method as plain data: the preset's own, and those of each part that was replaced or changed.
+    """All settings of a method as plain data, including those of every part that was replaced or changed.
 
     Args:
         methods: the presets.
-        given: ``name``, settings of the preset, and by slot a mapping of a part's ``name`` and settings. The
-            objective's ``name`` is the list of all its terms, and its settings are mappings by term.
+        given: ``name``, settings of the preset, and for each slot a mapping with a part's ``name`` and settings. For
+            the objective, ``name`` lists all terms, and settings are given in one mapping per term.
 
     Raises:
-        ConfigError: for unknown names and settings, and wrong types.
+        ConfigError: for unknown names or settings, and values of the wrong type.
     """
     entry = methods[given["name"]]
     own = {key: value for key, value in given.items() if key != "name" and key not in SLOTS}
@@ -41,7 +41,7 @@ def resolve_method(methods: Registry[Method], given: Mapping[str, Any]) -> dict[
 
 
 def compose(methods: Registry[Method], resolved: Mapping[str, Any]) -> Method:
-    """The method of resolved settings, named after the preset and what was replaced in it.
+    """The method for resolved settings, named after the preset and the parts replaced in it.
 
     >>> from fedloom.methods import methods
     >>> compose(methods, resolve_method(methods, {"name": "feddyn", "mixing": {"name": "by_samples"}})).name
@@ -78,7 +78,7 @@ def _make(entry: Entry[Any], values: Mapping[str, Any]) -> Any:
 
 
 def _part(preset: Method, slot: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A slot's part with all its settings; those of the preset's own part are where they start, if it stays."""
+    """A slot's part with all its settings; if the preset's part stays, its settings are the defaults."""
     own: Part = getattr(preset, slot)
     values = {key: value for key, value in given.items() if key != "name"}
     if "name" not in given and own.is_identity:
@@ -94,7 +94,7 @@ def _terms(preset: Method, slot: str, given: Mapping[str, Any]) -> dict[str, Any
     """The objective's terms by name, each with all its settings."""
     own = {label(term): term for term in preset.objective}
     settings = {term: values for term, values in given.items() if term != "name"}
-    names = given.get("name", [*own, *(term for term in settings if term not in objectives)])  # unknown: refused below
+    names = given.get("name", [*own, *(term for term in settings if term not in objectives)])  # unknown: raises below
     for term in settings:
         if term not in names:
             raise ConfigError(
@@ -110,13 +110,13 @@ def _terms(preset: Method, slot: str, given: Mapping[str, Any]) -> dict[str, Any
 
 
 def _settings(entry: Entry[Any], own: Part | None, prefix: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings of a part; they start at those of the preset's own part, if it is of this kind."""
+    """All settings of a part; if the preset's part has the same type, its settings are the defaults."""
     start = {}
     if type(own) is entry.factory:
         for field in fields(own):  # pyright: ignore[reportArgumentType]
             if field.init and field.name in entry.parameters:
                 try:
                     start[field.name] = to_plain(getattr(own, field.name))
-                except TypeError:  # an object, which stays as it is
+                except TypeError:  # an object that plain data cannot express
                     continue
     return validate(f"{entry.kind} {entry.name!r}", prefix, entry.parameters, {**start, **given})

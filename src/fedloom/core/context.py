@@ -1,4 +1,4 @@
-"""The records that parts receive: mini-batches, model outputs, the client, the round, the experiment."""
+"""The records that parts receive: mini-batches, model outputs, and the context of client, round and experiment."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from fedloom.core.tree import Tree
 
 
 class Batch(NamedTuple):
-    """One mini-batch: inputs [B, ...] and targets [B].
+    """One mini-batch.
 
-    ``mask`` [B] of ones and zeros leaves rows out of every mean, where there is one. ``twin`` [B, ...] is another
-    augmented view of the same samples, if some part needs it. ``teacher`` are the teacher's logits [B, C], for the
-    ``on_step`` of parts that need one.
+    Attributes:
+        x: inputs [B, ...].
+        y: targets [B].
+        mask: ones and zeros [B]; rows with 0 are left out of every mean.
+        twin: a second augmented view of the same samples [B, ...], if a part needs it.
+        teacher: the teacher's logits [B, C], in ``on_step`` of parts that need them.
     """
 
     x: Tensor
@@ -29,20 +32,24 @@ class Batch(NamedTuple):
     teacher: Tensor | None = None
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean of one number a row [B] over the rows that count, []."""
+        """The mean of per-row values [B] over the rows with mask 1, []."""
         return values.mean() if self.mask is None else (values * self.mask).sum() / self.mask.sum().clamp(min=1)
 
 
-Model = Callable[..., Any]  # a client's module with its parameters as they stand, called like the module
+Model = Callable[..., Any]  # a client's module with its current parameters
 
 
 class Output(NamedTuple):
-    """The model's output: logits [B, C] and, if some part needs them, features [B, d] and the twin's logits [B, C].
+    """A model's output on a mini-batch.
 
-    ``teacher`` are the teacher's logits [B, C]; ``early`` the logits [B, C] at the network's earlier exits, where those
-    are trained too; ``model`` is the module with the parameters that are being trained, differentiable, for parts that
-    ask about other inputs; ``features_at`` gives the features [B, d] of the mini-batch at other shared parameters [P],
-    run forward only.
+    Attributes:
+        logits: [B, C].
+        features: [B, d], if a part needs them.
+        twin: logits on the second view [B, C], if a part needs them.
+        teacher: the teacher's logits [B, C], if there is a teacher.
+        early: logits [B, C] at earlier exits of the network, where those are trained too.
+        model: the module with the parameters being trained, differentiable, for parts that evaluate it on other inputs.
+        features_at: features [B, d] of the mini-batch at other shared parameters [P], without gradients.
     """
 
     logits: Tensor
@@ -58,16 +65,16 @@ Forward = Callable[[Tensor, Tensor], Output]  # (parameters [P], inputs [N, ...]
 
 
 class Facts(NamedTuple):
-    """Public facts of an experiment, known before training begins.
+    """Public facts of an experiment, known before training.
 
     Attributes:
         inputs: shape of one input.
-        classes: how many class numbers there are.
-        low: the least value that an input can have, [channels, 1, 1] for images, else [].
-        high: the largest one.
-        clients: K, the number of all clients.
+        classes: C, the number of classes.
+        low: smallest possible input value, [channels, 1, 1] for images, else [].
+        high: largest possible input value, likewise.
+        clients: K, the number of clients.
         rounds: T.
-        seed: of everything that is random.
+        seed: the experiment's seed.
     """
 
     inputs: tuple[int, ...]
@@ -80,18 +87,18 @@ class Facts(NamedTuple):
 
 
 class Context(NamedTuple):
-    """The view that a part has of the client it works for.
+    """What a part can see at a client.
 
     Attributes:
         received: θ^t, the shared parameters as received, [P].
-        down: what the server sent down of the part's own state.
-        state: the part's own state at this client.
-        local: what its ``begin`` and ``on_step`` returned last.
+        down: the part's ``downloads`` of this round.
+        state: the part's state at this client.
+        local: what the part's ``begin`` or ``on_step`` returned last.
         size: n_i / (mean n), the client's samples relative to the average client's.
-        steps: number of local steps of this round.
-        lr: η_t, the learning rate really applied this round.
+        steps: τ_i, the number of local steps of this round.
+        lr: η_t, this round's learning rate.
         round: t.
-        facts: of the experiment.
+        facts: public facts of the experiment.
     """
 
     received: Tensor
@@ -105,31 +112,31 @@ class Context(NamedTuple):
     facts: Facts
 
 
-NO_ROUND = Context(  # for a loss that is taken outside a federated round
+NO_ROUND = Context(  # for losses evaluated outside a federated round
     torch.zeros(0), {}, {}, {}, 1.0, 1, 1.0, 0, Facts((), 0, torch.zeros(()), torch.ones(()), 1, 1, 0)
 )
 
 
 @dataclass(frozen=True)
 class RoundInfo:
-    """The record of a round that server halves receive, so that no client need upload what the server knows.
+    """The record of a round that the server halves of parts receive.
 
-    One row of an array stands for one member of the cohort S_t whose work counts (for all who were sent the model
-    where coefficients are chosen before local work).
+    It holds everything the server knows anyway, so that no client has to upload it. Rows of the arrays are the members
+    of the cohort S_t whose results count; before local work, all members that received the model.
 
     Attributes:
         t: the round's number.
         lr: η_t, the local learning rate of this round.
         cohort: client numbers, int64 [|S|].
         samples: n_i, int64 [|S|].
-        steps: τ_i, the members' numbers of local steps, int64 [|S|].
-        facts: of the experiment; K is ``facts.clients`` and T is ``facts.rounds``.
+        steps: τ_i, numbers of local steps, int64 [|S|].
+        facts: public facts; K is ``facts.clients`` and T is ``facts.rounds``.
         received: θ^t [P].
-        p: the mixing coefficients, float64 [|S|]; None until they are chosen.
-        mixed: Σ p_i Δ_i [P], before a mixing's own step; None until the updates are in.
+        p: mixing coefficients, float64 [|S|]; None until they are chosen.
+        mixed: Σ p_i Δ_i [P], before the mixing's own step; None until the updates are in.
         losses: F_i(θ^t) before local work, float64 [|S|], if a part needs them.
         updates: the members' uploaded updates Δ_i [P], if a part needs all of them.
-        buffers: their buffers after local work, where there are updates.
+        buffers: the members' buffers after local work [buffers], alongside ``updates``.
         server_data: the server's unlabelled inputs and the model, if a part needs them.
     """
 
@@ -151,7 +158,7 @@ class RoundInfo:
     def of_cohort(
         cls, cohort: Sequence[int], samples: Sequence[int], clients: int, losses: Sequence[float] | None = None
     ) -> RoundInfo:
-        """The record of a first round with so much known, for a policy that is tried by itself."""
+        """The record of a first round, for calling a mixing policy on its own."""
         facts = NO_ROUND.facts._replace(clients=clients)
         known = None if losses is None else np.asarray(losses, dtype=np.float64)
         return cls(
@@ -160,7 +167,7 @@ class RoundInfo:
         )  # fmt: skip
 
     def restrict(self, rows: np.ndarray, updates: Sequence[Tensor] = (), buffers: Sequence[Tensor] = ()) -> RoundInfo:
-        """The record of some members alone, with their updates where those were kept."""
+        """The record for some of the members, with their updates where those were kept."""
         return replace(
             self,
             cohort=self.cohort[rows],
@@ -172,5 +179,5 @@ class RoundInfo:
         )
 
     def models(self) -> Tensor:
-        """The members' models θ_i = θ^t - Δ_i as uploaded, [|S|, P]."""
+        """The members' models θ_i = θ^t - Δ_i, as uploaded, [|S|, P]."""
         return torch.stack([self.received - update for update in self.updates])

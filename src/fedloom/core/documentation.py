@@ -1,4 +1,4 @@
-"""Summaries and parameter descriptions, read from docstrings."""
+"""Summaries and parameter descriptions, extracted from docstrings."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ ARGUMENT = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 
 
 def documentation(factory: Callable[..., Any]) -> tuple[str, Mapping[str, str]]:
-    """A docstring's description, without sections and examples, and what it says of each parameter.
+    """A docstring's text without sections and examples, and its description of each parameter.
 
     >>> documentation(documentation)[1]["factory"]
-    'a function or a class; a class has what its bases say too.'
+    'a function or a class; base classes contribute their parameters.'
 
     Args:
-        factory: a function or a class; a class has what its bases say too.
+        factory: a function or a class; base classes contribute their parameters.
     """
     text, helps = "", {}
     for owner in reversed(inspect.getmro(factory)[:-1]) if inspect.isclass(factory) else [factory]:

@@ -1,4 +1,4 @@
-"""Where × how: an engine says where clients' work runs, a compute how a block of clients is stepped."""
+"""The interfaces of engines (where client work runs) and computes (how a block of clients is stepped)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fedloom.core.aggregate import Fold
 from fedloom.core.client import Broadcast, Result, State
 from fedloom.core.plan import ClientPlan
 
-States = Callable[[int], State]  # the state of a client, by its number
+States = Callable[[int], State]  # client number -> its state
 
 
 class Compute(Protocol):
-    """Does the work of blocks of clients of one plan, in one process. A block's bits depend on the block alone."""
+    """Executes blocks of clients of one plan, in one process. A block's bits depend on the block alone."""
 
     @property
     def longest(self) -> int:
@@ -24,36 +24,36 @@ class Compute(Protocol):
 
     @property
     def shortest(self) -> int:
-        """How many members a block has at least, where the cohort allows it."""
+        """Smallest number of clients in a block, where the cohort is large enough."""
         ...
 
     @property
     def together(self) -> bool:
-        """Whether a block's members are worked on at once, so that one that kills its process cannot be told apart."""
+        """Whether the members of a block run at once, so that a member that kills its process cannot be identified."""
         ...
 
     def work(self, down: Broadcast, clients: Sequence[int], states: Sequence[State]) -> Iterator[Result]:
-        """The results of a block's members, in their order; what fails becomes a failure."""
+        """The results of the members of a block, in order; an exception becomes a failure."""
         ...
 
     def fold(
         self, down: Broadcast, clients: Sequence[int], states: Sequence[State], weights: np.ndarray | None
     ) -> Fold:
-        """The fold of a block's results, for which a compute need not make every member's own."""
+        """The fold of a block's results, which may be computed without every member's own result."""
         ...
 
     def losses(self, down: Broadcast, clients: np.ndarray, states: States) -> np.ndarray:
-        """Training losses F_i of the received model, with what of it is the clients' own, float64 [clients]."""
+        """Training losses F_i of the received model, with the clients' private parameters, float64 [clients]."""
         ...
 
 
 class Engine(Protocol):
-    """Runs clients' work. Folds come in the order of ``clients``, so that sums have one order on all engines."""
+    """Runs client work. Folds come in the order of ``clients``, so that sums have the same order on all engines."""
 
     def run(
         self, down: Broadcast, clients: np.ndarray, states: States, weights: np.ndarray | None, level: int = 0
     ) -> Generator[Fold]:
-        """Local work of clients of one level, one fold for each of their blocks; ``weights`` p as far as known."""
+        """Run the clients of one level, one fold per block; ``weights`` are p, float64 [clients], if already known."""
         ...
 
     def losses(self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0) -> np.ndarray:
@@ -61,9 +61,9 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what the engine holds."""
+        """Release workers and memory."""
         ...
 
 
-ComputeFactory = Callable[[ClientPlan], Compute]  # makes a compute for one plan, in the process that will use it
+ComputeFactory = Callable[[ClientPlan], Compute]  # called in the process that uses the compute
 EngineFactory = Callable[[ClientPlan, ComputeFactory], Engine]

@@ -1,4 +1,4 @@
-"""The errors a person can cause, each told in one sentence that says what to do."""
+"""The errors that users can cause; each message is one sentence that says what to do."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Iterable
 
 
 class FedLoomError(Exception):
-    """Base of every error that FedLoom raises on purpose; the command line prints it alone and exits with 2."""
+    """Base class of all errors raised deliberately; the command line prints only the message and exits with 2."""
 
 
 class ConfigError(FedLoomError, ValueError):
-    """A setting that is unknown, of the wrong type, or impossible with the others."""
+    """An unknown setting, a value of the wrong type, or an impossible combination of settings."""
 
 
 class DataError(FedLoomError, ValueError):
-    """Data or a partition that cannot be used as asked."""
+    """Data or a partition that cannot be used as requested."""
 
 
 class CheckpointError(FedLoomError, RuntimeError):
-    """A run directory or checkpoint that cannot be written, read or continued."""
+    """A run directory or checkpoint that cannot be written, read or resumed."""
 
 
 class ClientError(FedLoomError, RuntimeError):
-    """Local work that failed at every client of a round, so that nothing could be aggregated.
+    """Local work failed at every client of a round, so that nothing could be aggregated.
 
     Args:
-        sentence: what happened.
+        sentence: the message.
         trace: the traceback of the first failure, for ``--debug``.
     """
 
@@ -36,7 +36,7 @@ class ClientError(FedLoomError, RuntimeError):
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """The hint that ends an "unknown ..." sentence: the nearest valid name, then all of them.
+    """The hint that ends an "unknown ..." message: the closest valid name, then all valid names.
 
     >>> nearest("fedavgg", ["fedavg", "feddyn"])
     "did you mean 'fedavg'? There are: fedavg, feddyn."

@@ -1,4 +1,4 @@
-"""Federated data: arrays that exist once, and clients as lists of row numbers into them."""
+"""Federated data: every array exists once; clients are lists of row numbers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fedloom.core.errors import DataError
 
 @dataclass(frozen=True)
 class Arrays:
-    """One split of a data set: inputs ``x`` [N, ...] and targets ``y`` [N] (class numbers), checked when made.
+    """One split of a data set: inputs ``x`` [N, ...] and targets ``y`` [N] (class numbers), validated on creation.
 
     Args:
-        x: inputs.
-        y: targets.
-        classes: how many class numbers there are.
-        names: of the classes.
-        mean: of each channel, where images were normalised, x = (pixel - mean) / std with pixels from 0 to 1.
-        std: the deviation of each channel, likewise; empty if ``x`` is as it is.
+        x: inputs [N, ...].
+        y: targets [N].
+        classes: C, the number of classes.
+        names: class names.
+        mean: per-channel mean if images were normalised, x = (pixel - mean) / std with pixels in [0, 1].
+        std: per-channel standard deviation, likewise; empty if ``x`` was not normalised.
 
     Raises:
         DataError: if the lengths differ, ``x`` holds NaN or infinity, or a label is outside ``0 .. classes - 1``.
@@ -61,16 +61,16 @@ class Arrays:
         return len(self.x)
 
     def take(self, rows: Tensor | np.ndarray) -> Arrays:
-        """The given rows as arrays of their own (copies)."""
+        """The given rows, as copies."""
         rows = torch.as_tensor(rows)
         return replace(self, x=self.x[rows], y=self.y[rows])
 
 
 @dataclass(frozen=True)
 class Index:
-    """Row numbers of every client, end to end: client i holds ``rows[offsets[i]:offsets[i + 1]]``.
+    """The rows of all clients, concatenated: client i holds ``rows[offsets[i]:offsets[i + 1]]``.
 
-    Two arrays serve a million clients; nothing is kept per client.
+    Two arrays suffice for a million clients; there is no object per client.
 
     >>> index = Index.of([[4, 5], [], [7]])
     >>> len(index), index.sizes.tolist(), index[0].tolist()
@@ -82,7 +82,7 @@ class Index:
 
     @classmethod
     def of(cls, lists: Iterable[Sequence[int] | np.ndarray]) -> Index:
-        """From one list of rows per client."""
+        """The index for one list of rows per client."""
         parts = [np.asarray(part, dtype=np.int64) for part in lists]
         offsets = np.zeros(len(parts) + 1, dtype=np.int64)
         np.cumsum([len(part) for part in parts], out=offsets[1:])
@@ -95,11 +95,11 @@ class Index:
         return self.rows[self.offsets[client] : self.offsets[client + 1]]
 
     def first(self, clients: int) -> Index:
-        """The first so many clients alone (views)."""
+        """The first ``clients`` clients (views, no copies)."""
         return Index(self.rows[: self.offsets[clients]], self.offsets[: clients + 1])
 
     def pick(self, clients: np.ndarray) -> Index:
-        """The given clients, in that order.
+        """The given clients, in the given order.
 
         >>> index = Index.of([[4, 5], [], [7]]).pick(np.array([2, 0]))
         >>> index[0].tolist(), index[1].tolist()
@@ -124,13 +124,16 @@ class Index:
 
 @dataclass(frozen=True)
 class Split:
-    """Arrays, who holds which of their rows, and what clients call the classes.
+    """Arrays, the rows that each client holds, and optionally a per-client relabelling.
 
     Args:
         arrays: the samples.
-        index: which client holds which rows.
-        relabel: int64 [K, C], where clients have names of their own for the classes: client k calls class c
-            ``relabel[k, c]``. It is applied when labels are fetched; the arrays keep the common numbers.
+        index: the rows of each client.
+        relabel: int64 [K, C]; client k's label for class c is ``relabel[k, c]``. Applied when labels are fetched;
+            ``arrays`` keep the common labels.
+
+    Raises:
+        DataError: if ``relabel`` has the wrong shape.
     """
 
     arrays: Arrays
@@ -145,7 +148,7 @@ class Split:
             )
 
     def labels(self, rows: Tensor, clients: int | Tensor) -> Tensor:
-        """Targets of the rows as the clients call them; ``clients`` is one number, or one for each row.
+        """The clients' own labels for the rows; ``clients`` is one number, or one per row.
 
         >>> arrays = Arrays(torch.zeros(2, 1), torch.tensor([0, 1]), classes=2)
         >>> split = Split(arrays, Index.of([[0, 1], []]), torch.tensor([[1, 0], [0, 1]]))
@@ -156,18 +159,18 @@ class Split:
         return y if self.relabel is None else self.relabel[clients, y]
 
     def client(self, client: int) -> Arrays:
-        """One client's samples (copies)."""
+        """One client's samples, as copies."""
         rows = torch.from_numpy(self.index[client])
         return replace(self.arrays, x=self.arrays.x[rows], y=self.labels(rows, client))
 
     def first(self, clients: int) -> Split:
-        """The first so many clients alone; nothing is copied."""
+        """The first ``clients`` clients; nothing is copied."""
         if clients == len(self):
             return self
         return Split(self.arrays, self.index.first(clients), None if self.relabel is None else self.relabel[:clients])
 
     def pooled(self, clients: int) -> Split:
-        """The rows of the first so many clients at one client, with labels as their owners call them."""
+        """The rows of the first ``clients`` clients as one client, with the labels of their owners."""
         index, arrays = self.index.first(clients), self.arrays
         if self.relabel is not None:
             rows, y = torch.from_numpy(index.rows), arrays.y.clone()
@@ -181,7 +184,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Unlabelled:
-    """Inputs without labels, in an order that tells nothing of them: what a server may learn from.
+    """Inputs [M, ...] without labels, in random order, from which a server may learn.
 
     Args:
         x: inputs [M, ...].
@@ -195,20 +198,23 @@ class Unlabelled:
 
 @dataclass(frozen=True)
 class Federation:
-    """K clients' training data, their own validation and test samples, and the common test set.
+    """Training data of K clients, their own validation and test samples, and a common test set.
 
-    Clients that are never trained on stand last: the cohorts of all rounds are drawn from the first ``seen`` clients,
-    and methods know of those alone, while the ``clients`` evaluation is made for all K.
+    Clients that never train come last: cohorts are drawn from the first ``seen`` clients, and methods see only those;
+    the ``clients`` evaluation covers all K.
 
     Args:
-        train: what the clients train on.
-        validation: each client's samples for choosing settings (may be empty).
+        train: the clients' training samples.
+        validation: each client's samples for model selection (may be empty).
         held_out: each client's own test samples, for the ``clients`` evaluation (may be empty).
         test: the common test set, for the ``global`` and ``average`` evaluations.
-        names: the clients' names where they have any (writers, roles, hospitals).
-        provenance: how it was made (source, partition, seed), as plain data for the run directory.
-        unseen: how many clients, the last ones, never take part; they are evaluated only.
-        unlabelled: inputs of a target distribution, without labels, where there is one.
+        names: the clients' names, if they have any (writers, roles, hospitals).
+        provenance: source, partition and seed, as plain data for the run directory.
+        unseen: number of clients, the last ones, that are only evaluated.
+        unlabelled: unlabelled inputs of a target distribution, if there is one.
+
+    Raises:
+        DataError: if there is no client to train, or the splits list different clients.
     """
 
     train: Split
@@ -238,11 +244,11 @@ class Federation:
 
     @property
     def classes(self) -> int:
-        """Number of classes."""
+        """C, the number of classes."""
         return self.train.arrays.classes
 
     def pooled(self) -> Federation:
-        """The same data at one client: what centralised training, the oracle of the papers, sees."""
+        """The same data at one client, as centralised training (the oracle of the papers) sees it."""
         return replace(
             self,
             train=self.train.pooled(self.seen),

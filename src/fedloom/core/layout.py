@@ -1,7 +1,7 @@
-"""Between a module's named tensors and the one flat vector in which the algebra works.
+"""The mapping between a module's named tensors and the flat vectors of the algebra.
 
-All trainable parameters of a model lie end to end in one vector θ [P], its buffers (BatchNorm statistics) in a second
-one. A step, a norm, an update or a message is then a single operation on a single tensor, whatever the architecture.
+All trainable parameters of a model are stored contiguously in one vector θ [P], its buffers (BatchNorm statistics) in a
+second one. A step, a norm, an update or a message is then a single operation on one tensor, whatever the architecture.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedloom.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Leaf:
-    """One named tensor: its shape, its element type in the module, and whether it is stored channels-last."""
+    """One named tensor: its shape, its dtype in the module, and whether it is stored channels-last."""
 
     name: str
     shape: tuple[int, ...]
@@ -32,7 +32,7 @@ class Leaf:
         return prod(self.shape)
 
     def view(self, flat: Tensor) -> Tensor:
-        """This leaf's segment [size], in its own shape; a view, under vmap too."""
+        """This leaf's segment ``flat`` [size] in the leaf's shape; a view, also under vmap."""
         if not self.channels_last:
             return flat.view(self.shape)
         out, into, height, width = self.shape  # stored as [out, height, width, in]
@@ -41,7 +41,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Layout:
-    """Positions of the parameters and buffers of a model in flat vectors, shared ones first.
+    """Positions of a model's parameters and buffers in flat vectors, shared ones first.
 
     Parameters that do not require gradients are constants of the model: they are neither trained nor sent.
 
@@ -58,10 +58,10 @@ class Layout:
 
     @classmethod
     def of(cls, module: nn.Module, private: Callable[[str], bool] = lambda name: False) -> Layout:
-        """The layout of a module, with the names for which ``private`` holds placed last.
+        """The layout of a module; names for which ``private`` is true come last.
 
         Raises:
-            ConfigError: if the model has no trainable parameter, or parameters of several types.
+            ConfigError: if the model has no trainable parameter, or parameters of several dtypes.
         """
         trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
         types = {p.dtype for p in trained.values()}
@@ -71,7 +71,7 @@ class Layout:
 
         def leaves(named: Mapping[str, Tensor]) -> tuple[Leaf, ...]:
             return tuple(
-                # 1x1 kernels and single channels look alike in both orders: leave them in the plain one.
+                # 1x1 kernels and single channels are the same in both orders: keep the default one.
                 Leaf(n, tuple(t.shape), t.dtype, t.ndim == 4 and t.shape[1] > 1 and t.shape[2] * t.shape[3] > 1)
                 for n, t in sorted(named.items(), key=lambda item: private(item[0]))  # stable: shared first
             )
@@ -92,7 +92,7 @@ class Layout:
 
     @cached_property
     def layers(self) -> tuple[int, ...]:
-        """Parameters of each layer (a module that owns some), in order of first appearance; they lie side by side."""
+        """Number of parameters of each layer (a module that owns some), in storage order; a layer is contiguous."""
         sizes: list[int] = []
         last = None
         for leaf in self.parameters:
@@ -105,7 +105,7 @@ class Layout:
         return tuple(sizes)
 
     def spread(self, values: Tensor) -> Tensor:
-        """One number a parameter [P] from one number a layer [L].
+        """Expand one value per layer [L] to one per parameter [P].
 
         >>> Layout.of(nn.Linear(2, 1)).spread(torch.tensor([0.5]))
         tensor([0.5000, 0.5000, 0.5000])
@@ -118,11 +118,11 @@ class Layout:
         return sum(leaf.size for leaf in self.buffers)
 
     def named(self, theta: Tensor, buffers: Tensor) -> dict[str, Tensor]:
-        """Views of θ [P] and of the buffers under their names in the module (ready for ``functional_call``)."""
+        """Views of θ [P] and the buffers [buffers] under their names in the module, ready for ``functional_call``."""
         return _named(self.parameters, theta) | _named(self.buffers, buffers)
 
     def read(self, module: nn.Module) -> tuple[Tensor, Tensor]:
-        """A module's parameters [P] and buffers as new flat vectors."""
+        """A module's parameters [P] and buffers [buffers], as new flat vectors."""
         theta = torch.empty(self.size, dtype=self.dtype)
         buffers = torch.empty(self.buffer_size, dtype=self.dtype)
         state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -132,11 +132,11 @@ class Layout:
         return theta, buffers
 
     def places(self, numbered: nn.Module) -> Tensor:
-        """The numbers that a module of this layout holds in the place of parameters, in their order, int64 [P]."""
+        """The integers stored in a module of this layout in place of its parameters, int64 [P]."""
         return replace(self, dtype=torch.float64, buffers=()).read(numbered)[0].long()
 
     def write(self, module: nn.Module, theta: Tensor, buffers: Tensor) -> None:
-        """Copy flat vectors into a module's own tensors."""
+        """Copy flat vectors θ [P] and buffers into a module's own tensors."""
         state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         with torch.no_grad():
             for name, view in self.named(theta, buffers).items():
@@ -151,13 +151,13 @@ def _named(leaves: tuple[Leaf, ...], flat: Tensor) -> dict[str, Tensor]:
 
 
 class LiveModule:
-    """A module whose parameters, gradients and buffers *are* slices of flat vectors: nothing is ever copied or rebuilt.
+    """A module whose parameters, gradients and buffers are views of flat vectors; nothing is copied or rebuilt.
 
     Attributes:
-        theta: the parameters [P]; writing here changes the module.
+        theta: the parameters [P]; writing to it changes the module.
         grad: their gradient [P], filled by ``backward``.
-        parameters: the module's trainable parameters, and ``tensors`` their slices of θ, in the order of the layout.
-        buffers: the buffers, integer counters included, as numbers of θ's type.
+        parameters: the module's trainable parameters, in layout order; ``tensors`` are their slices of θ.
+        buffers: the buffers [buffers] in θ's dtype, integer counters included.
     """
 
     def __init__(self, module: nn.Module, layout: Layout, device: torch.device | str = "cpu") -> None:

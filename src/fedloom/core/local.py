@@ -1,4 +1,4 @@
-"""The settings of local training, and the batches that follow from them: data, not state."""
+"""Settings of local training, and the batch order and cohorts derived from them."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from fedloom.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Local:
-    """Settings of local training: a fresh optimiser over ``epochs`` passes or exactly ``steps`` mini-batches.
+    """Settings of local training: a fresh optimiser for ``epochs`` passes or exactly ``steps`` mini-batches per round.
 
-    A step is, in this order: gradient of the objective plus corrections, clipping to norm ``clip``, weight decay
-    (g + wd·θ), momentum or Adam, θ ← θ - η_t·g, with η_t = lr · lr_decay^⌊t / decay_every⌋ in round t = 0, 1, ...
+    A step is, in this order: gradient of the objective plus corrections, clipping to norm ``clip``, weight decay (g +
+    wd·θ), momentum or Adam, θ ← θ - η_t·g, with η_t = lr · lr_decay^⌊t / decay_every⌋ in round t = 0, 1, ...
 
     Args:
-        epochs: passes E over the client's data (ignored if ``steps`` is given).
-        steps: number of mini-batches, going through the data again as often as it takes.
-        batch_size: B; an epoch's last batch is smaller when B does not divide n_i. 0 takes all data at once.
+        epochs: E, passes over the client's data (ignored if ``steps`` is given).
+        steps: number of mini-batches; the data are repeated as often as needed.
+        batch_size: B; an epoch's last batch is smaller when B does not divide n_i. 0 means full batch.
         lr: η, the learning rate in round 0.
-        lr_decay: d, the factor on η per ``decay_every`` rounds.
-        decay_every: rounds between two decays.
+        lr_decay: factor on η every ``decay_every`` rounds, in (0, 1].
+        decay_every: number of rounds between decays.
         momentum: heavy-ball coefficient; the buffer starts at zero every round.
-        nesterov: whether the momentum is Nesterov's.
-        weight_decay: coefficient of θ added to the gradient after clipping.
-        clip: largest Euclidean norm of the gradient over all parameters; None does not clip.
-        optimizer: ``sgd``, or ``adam`` (Kingma and Ba 2015; its moments start at zero every round too), where
-            ``momentum`` has no meaning. The papers use SGD but for networks that generate.
-        beta1: the decay of Adam's first moments.
-        beta2: and of the second ones.
+        nesterov: use Nesterov momentum.
+        weight_decay: coefficient of θ, added to the gradient after clipping.
+        clip: largest Euclidean norm of the gradient over all parameters; None for no clipping.
+        optimizer: ``sgd`` or ``adam`` (Kingma and Ba 2015; its moments start at zero every round, and ``momentum`` must
+            be 0). The papers use SGD except for generative networks.
+        beta1: decay of Adam's first moments.
+        beta2: decay of Adam's second moments.
 
     Raises:
         ConfigError: for values outside their range.
@@ -68,7 +68,7 @@ class Local:
             "weight_decay must be at least 0": self.weight_decay >= 0,
             "clip must be positive": self.clip is None or self.clip > 0,
             "optimizer must be sgd or adam": self.optimizer in ("sgd", "adam"),
-            "momentum is of sgd; adam has beta1": self.optimizer == "sgd" or self.momentum == 0,
+            "momentum belongs to sgd; adam has beta1": self.optimizer == "sgd" or self.momentum == 0,
             "beta1 and beta2 must lie in [0, 1)": 0 <= self.beta1 < 1 and 0 <= self.beta2 < 1,
         }
         for sentence, holds in checks.items():
@@ -93,7 +93,7 @@ class Local:
     def batches(
         self, rows: np.ndarray, seed: int, round: int, client: int, purpose: str = "batches"
     ) -> list[np.ndarray]:
-        """The rows of each mini-batch, in order: a function of (seed, round, client) and their purpose alone.
+        """The rows of each mini-batch, in order: a function of (seed, purpose, round, client) alone.
 
         >>> [b.tolist() for b in Local(batch_size=2).batches(np.array([7, 8, 9]), seed=0, round=0, client=0)]
         [[9, 8], [7]]
@@ -109,13 +109,13 @@ class Local:
 
 
 def cohort_size(clients: int, participation: float, cohort: int | None = None) -> int:
-    """|S_t|: ``cohort`` if given, else max(⌊C·K⌋, 1).
+    """The cohort size |S_t|: ``cohort`` if given, else max(⌊C·K⌋, 1) with participation C.
 
     >>> cohort_size(1_000_000, 1e-5), cohort_size(20, 0.01)
     (10, 1)
 
     Raises:
-        ConfigError: if C is outside (0, 1] or the cohort larger than K.
+        ConfigError: if C is outside (0, 1] or the cohort is larger than K.
     """
     if cohort is not None:
         if not 1 <= cohort <= clients:
@@ -127,9 +127,10 @@ def cohort_size(clients: int, participation: float, cohort: int | None = None) -
 
 
 def draw_cohort(clients: int, size: int, seed: int, round: int, *, probability: float | None = None) -> np.ndarray:
-    """S_t, sorted: ``size`` clients without replacement, or each with ``probability``, redrawn if nobody came.
+    """The cohort S_t, sorted, int64: ``size`` clients without replacement, or every client with ``probability``.
 
-    The stream depends on (seed, round) alone, so every method sees the same cohorts.
+    With ``probability``, an empty cohort is redrawn. The stream depends on (seed, round) alone, so every method sees
+    the same cohorts.
 
     >>> draw_cohort(10, 3, seed=0, round=0).tolist() == draw_cohort(10, 3, seed=0, round=0).tolist()
     True
@@ -138,6 +139,6 @@ def draw_cohort(clients: int, size: int, seed: int, round: int, *, probability: 
     if probability is None:
         return np.arange(clients) if size == clients else np.sort(draw.choice(clients, size, replace=False))
     while True:
-        count = draw.binomial(clients, probability)  # then which: the same law as K coins, without tossing K
+        count = draw.binomial(clients, probability)  # the law of K coin tosses, without tossing K coins
         if count:
             return np.sort(draw.choice(clients, count, replace=False))

@@ -1,4 +1,4 @@
-"""The loss of a model that fits itself to a client first: L(T(θ; support); query)."""
+"""Meta-learning losses: the loss L(T(θ; support); query) of a model that is adapted to the client first."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fedloom.core.objective import Net, companions
 from fedloom.core.objective import loss as objective_loss
 from fedloom.core.plan import ClientPlan
 
-PIECE = 1000  # samples of one forward pass where nobody differentiates through it
-NEVER = -1e9  # the logit of what cannot be
+PIECE = 1000  # samples per forward pass without gradients
+NEVER = -1e9  # logit of an impossible class
 
 
 def forward(plan: ClientPlan, net: Net, buffers: Tensor, batches: tuple[Batch, ...] = ()) -> Forward:
-    """The model as a function of its parameters [P] and of inputs; buffers are copied, so that none changes.
+    """The model as a function of parameters [P] and inputs; buffers are copied, so that calls leave them unchanged.
 
-    A method that compares two views gets the second one of inputs that are those of one of the ``batches``; other
-    inputs are their own second view. Where no gradient is taken, many inputs go through in pieces.
+    For methods that compare two views, inputs that belong to one of ``batches`` get that batch's second view; any other
+    inputs are their own second view. Without gradients, large inputs are evaluated in chunks.
     """
 
     def once(theta: Tensor, x: Tensor) -> Output:
@@ -47,10 +47,11 @@ def forward(plan: ClientPlan, net: Net, buffers: Tensor, batches: tuple[Batch, .
 def objective(
     plan: ClientPlan, net: Net, buffers: Tensor, support: Batch, query: Batch, seen: Mapping[str, Context]
 ) -> Callable[[Tensor], Tensor]:
-    """The loss [] on the query batch of the model that was adapted with the support batch, as a function of θ [P].
+    """The loss [] on the query batch of the model adapted on the support batch, as a function of θ [P].
 
-    The loss inside the adaptation is the whole objective on the support. Rows of the query whose class the adapted
-    model cannot know, because the support has none of it, do not count; nor does what a teacher says of such classes.
+    The loss inside the adaptation is the whole objective on the support. An adaptation may restrict the classes that
+    the model can predict to those of the support: query rows of other classes are then left out, and the teacher's
+    logits of other classes are ignored.
     """
     model = forward(plan, net, buffers, (support, query))
 
@@ -74,9 +75,9 @@ def objective(
 
 
 def deployed(plan: ClientPlan, net: Net, theta: Tensor, buffers: Tensor, support: Batch) -> Callable[[Tensor], Tensor]:
-    """The model that a client uses, adapted with all its samples, as a function from inputs to logits [N, C].
+    """The model that a client deploys, adapted on all its samples, as a function from inputs [N, ...] to logits [N, C].
 
-    The loss inside an adaptation is that of the objective's first term, on the data alone.
+    The loss inside the adaptation is that of the objective's first term, on the data alone.
     """
     _, term = plan.method.hooks["loss"][0]
     context = Context(theta[: plan.layout.shared_size], {}, {}, {}, 1.0, 1, plan.local.lr, 0, plan.facts)

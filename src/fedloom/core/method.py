@@ -1,4 +1,4 @@
-"""A federated method as data: one frozen record of parts, checked when it is made."""
+"""A federated method as data: one frozen record of parts, validated on creation."""
 
 from __future__ import annotations
 
@@ -25,22 +25,21 @@ from fedloom.core.slots import SLOTS, label
 
 @dataclass(frozen=True)
 class Method:
-    """A composition of parts; every slot but the objective starts at its identity, and then the method is FedAvg.
+    """A composition of parts; every slot but the objective defaults to its identity, which makes the method FedAvg.
 
     Args:
-        name: how tables and pictures call it.
-        objective: the terms a client minimises; their sum is the local loss.
-        drift: how client drift is corrected.
-        personal: which parameters are shared, which private.
-        adaptation: how a model fits itself to a client before it is used.
-        mixing: with which coefficients updates are mixed.
-        server: how the server steps.
-        pooled: whether all data are put at one place first (centralised training, the papers' oracle); then nothing
-            crosses a network.
+        name: the name in tables and plots.
+        objective: the terms whose sum is the local loss.
+        drift: the correction of client drift.
+        personal: personalisation: which parameters are private.
+        adaptation: how a model is adapted to a client before it is used.
+        mixing: how the mixing coefficients p are chosen.
+        server: the server optimiser.
+        pooled: train on the pooled data of all clients (centralised training, the papers' oracle); no communication.
         citation: BibTeX of the paper.
 
     Raises:
-        ConfigError: if two parts cannot work together, in a sentence that names both.
+        ConfigError: if two parts are incompatible; the message names both.
     """
 
     name: str
@@ -63,8 +62,8 @@ class Method:
             )
         if self.needs("model") and self.adaptation.trains:
             raise ConfigError(
-                f"{self.who_needs('model')} asks the model about inputs of its own, but adaptation "
-                f"{label(self.adaptation)!r} has a model only for the mini-batch at hand."
+                f"{self.who_needs('model')} evaluates the model on inputs of its own, but adaptation "
+                f"{label(self.adaptation)!r} has a model only for the current mini-batch."
             )
         if self.personal.private("body.weight") and self.personal.private("head.weight"):
             for slot, part in self.parts.items():
@@ -76,13 +75,13 @@ class Method:
 
     @cached_property
     def parts(self) -> dict[str, Part]:
-        """All parts by their place: ``objective.0``, ``objective.1``, ..., then the other slots."""
+        """All parts by place: ``objective.0``, ``objective.1``, ..., then the other slots."""
         terms: dict[str, Part] = {f"objective.{i}": term for i, term in enumerate(self.objective)}
         return terms | {slot: getattr(self, slot) for slot in SLOTS if slot != "objective"}
 
     @cached_property
     def hooks(self) -> dict[str, list[tuple[str, Any]]]:
-        """For each hook, the parts that do something in it, with their places."""
+        """For each hook, the parts that override it, with their places."""
         return {hook: [(place, part) for place, part in self.parts.items() if overrides(part, hook)] for hook in HOOKS}
 
     @cached_property
@@ -97,19 +96,19 @@ class Method:
 
     @cached_property
     def answers(self) -> bool:
-        """Whether some term looks at the model's output on the mini-batch, so that the model is a predictor."""
+        """Whether some term uses the model's output on the mini-batch, which makes the model a predictor."""
         return any(part.needs.output for _, part in self.hooks["loss"])
 
     def needs(self, what: str) -> bool:
-        """Whether any part needs a thing named in ``Needs``."""
+        """Whether any part declares the given field of ``Needs``."""
         return any(getattr(part.needs, what) for part in self.parts.values())
 
     def who_needs(self, what: str) -> str:
-        """The parts that need it, for error messages, like ``drift 'scaffold'``."""
+        """The parts that declare it, for error messages, like ``drift 'scaffold'``."""
         return " and ".join(f"{place} {label(p)!r}" for place, p in self.parts.items() if getattr(p.needs, what))
 
     def citations(self) -> Iterator[str]:
-        """BibTeX entries of the method and of its parts, each once."""
+        """BibTeX entries of the method and its parts, without repetitions."""
         seen: dict[str, None] = {}
         for entry in (self.citation, *(part.citation for part in self.parts.values())):
             if entry:

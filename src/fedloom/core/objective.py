@@ -1,4 +1,4 @@
-"""The objective on one mini-batch: the network's output with all that terms need of it, and the sum of the terms."""
+"""The objective on one mini-batch: the network's output, with everything the terms need, and the sum of the terms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedloom.core.plan import ClientPlan
 
 
 class Net(nn.Module):
-    """A model with all that parts may need of it as one call: logits, features, the twin's logits, early exits."""
+    """A model whose one call returns all that parts need: logits, features, second-view logits, early exits."""
 
     def __init__(self, model: nn.Module, plan: ClientPlan) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Net(nn.Module):
         self.asked = plan.method.needs("model")
 
     def forward(self, x: Tensor, twin: Tensor | None = None, features: bool = False) -> Output:
-        """Features [B, d] come from the same forward pass as logits [B, C]; the twin takes another one."""
+        """The output on ``x``: one pass gives features [B, d] and logits [B, C], the second view takes another."""
         if self.has_exits:
             *early, last = self.model.ends(x)  # type: ignore[operator]
             return Output(last, early=tuple(early))
@@ -40,9 +40,10 @@ class Net(nn.Module):
 
 
 def companions(plan: ClientPlan, net: Net, out: Output, x: Tensor, theta: Tensor, buffers: Tensor) -> Output:
-    """The output with what other models say of the same inputs: the teacher, and the model at other parameters.
+    """The output extended by other models on the same inputs: the teacher, and the model at other parameters.
 
-    ``theta`` [P] and ``buffers`` are the client's own, of which reference models take what is private.
+    ``theta`` [P] and ``buffers`` are the client's own; models at other shared parameters take their private ones from
+    it.
     """
     if plan.teacher is not None:
         with torch.no_grad():
@@ -54,14 +55,14 @@ def companions(plan: ClientPlan, net: Net, out: Output, x: Tensor, theta: Tensor
 
 @torch.no_grad()
 def _features_at(plan: ClientPlan, net: Net, x: Tensor, theta: Tensor, buffers: Tensor, shared: Tensor) -> Tensor:
-    """Features [B, d] at other shared parameters [P]; buffers are copied, so that none changes."""
+    """Features [B, d] at other shared parameters [P]; buffers are copied, so that the call leaves them unchanged."""
     whole = torch.cat([shared, theta.detach()[plan.layout.shared_size :]])
     named = {f"model.{k}": v for k, v in plan.layout.named(whole, buffers.clone()).items()}
     return functional_call(net, named, (x,), {"features": True}).features
 
 
 def loss(plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, Context]) -> Tensor:
-    """The objective on one batch, []; of a network trained at several exits, its weighted sum over them."""
+    """The objective on one batch, []; for a network with several exits, the weighted sum over the exits."""
     if not plan.exit_weights:
         return _terms(plan, out, batch, contexts)
     logits = zip(plan.exit_weights, (*out.early, out.logits), strict=True)
@@ -70,7 +71,7 @@ def loss(plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, Con
 
 
 def _terms(plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, Context]) -> Tensor:
-    """Every term's mean over the rows that count, summed, []."""
+    """The sum over terms of each term's mean over the unmasked rows, []."""
     total: Tensor | float = 0.0
     for place, term in plan.method.hooks["loss"]:
         value: Tensor = term.loss(out, batch, contexts[place])

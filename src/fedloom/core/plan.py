@@ -1,4 +1,4 @@
-"""The fixed part of client work: model, data, method and local training, as they stay from round to round."""
+"""The client plan: model, data, method and local training, which stay the same from round to round."""
 
 from __future__ import annotations
 
@@ -28,12 +28,24 @@ from fedloom.core.submodels import Submodel
 class ClientPlan:
     """Everything about client work that does not change from round to round.
 
-    ``theta0`` [P] and ``buffers0`` are the freshly initialised model: private parameters start from it.
-    ``report_models`` asks for every client's own displacement beside its upload (for the ``average`` evaluation).
-    ``augment`` changes the inputs of every mini-batch, where there is one; ``teacher`` is a trained model that a part
-    of the objective compares with; ``make`` makes the model with other initial parameters; ``rounds`` is T and
-    ``cohort`` the usual |S_t|, as far as they are known; ``submodel`` is the level for which this is the plan, where
-    clients have several.
+    Attributes:
+        model: the module that is trained.
+        layout: positions of its parameters in the flat vectors.
+        method: the method.
+        data: the clients' training samples.
+        local: settings of local training.
+        theta0: the initial parameters [P], from which private ones start.
+        buffers0: the initial buffers [buffers], likewise.
+        seed: the experiment's seed.
+        device: the device of local work.
+        report_models: whether results carry every client's own displacement and buffers (for the ``average``
+            evaluation).
+        augment: augmentation of the inputs of every mini-batch, or None.
+        teacher: a trained model that a term of the objective compares with, or None.
+        make: a factory for the model with other initial parameters.
+        rounds: T, if known.
+        cohort: the usual |S_t|, if known.
+        submodel: the level that this plan is for, if clients have several.
 
     Raises:
         ConfigError: if the method cannot train such a model.
@@ -74,7 +86,7 @@ class ClientPlan:
     def of(
         cls, model: nn.Module, method: Method, data: Split, local: Local, seed: int = 0, device: str = "cpu"
     ) -> ClientPlan:
-        """The plan of a method on a model, which is taken as it is initialised."""
+        """The plan of a method on a model with its current parameters as the initial ones."""
         if isinstance(method.personal, Submodels):
             model = method.personal.whole(model)
         layout = Layout.of(model, method.personal.private)
@@ -92,7 +104,7 @@ class ClientPlan:
 
     @cached_property
     def levels(self) -> tuple[ClientPlan, ...]:
-        """The plans of all levels of clients, the most capable first: this one alone where all train one network."""
+        """The plans of all levels, the largest network first; this plan alone if all clients train one network."""
         personal = self.method.personal
         if not isinstance(personal, Submodels) or self.submodel is not None:
             return (self,)
@@ -106,7 +118,7 @@ class ClientPlan:
 
     @property
     def has_levels(self) -> bool:
-        """Whether clients train networks of different size."""
+        """Whether clients train networks of different sizes."""
         return isinstance(self.method.personal, Submodels) and self.submodel is None
 
     @cached_property
@@ -118,53 +130,53 @@ class ClientPlan:
         return np.array([personal.level(client) for client in range(len(self.data))])
 
     def received(self, client: int, theta: Tensor) -> Tensor:
-        """The part of the server's parameters [P] that a client holds."""
+        """The entries of the server's parameters [P] that a client receives."""
         return self.levels[self.level[client]].own(theta)
 
     def own(self, theta: Tensor) -> Tensor:
-        """The part of the server's parameters [P] that clients of this plan hold."""
+        """The entries of the server's parameters [P] that clients of this plan hold."""
         return theta if self.submodel is None else theta[self.submodel.param_index.to(theta.device)]
 
     @property
     def exit_weights(self) -> tuple[float, ...]:
-        """The weights of the losses at the network's exits; none for its output alone."""
+        """The weights of the losses at the network's exits; () for its output alone."""
         return () if self.submodel is None else self.submodel.exit_weights
 
     @cached_property
     def uses_plain_sgd(self) -> bool:
-        """Whether a local step is θ ← θ - ηg with the model's own gradient, which a compute may shorten."""
+        """Whether a local step is θ ← θ - ηg with the model's own gradient, for which a compute may take a shortcut."""
         hooks, local = self.method.hooks, self.local
         changed = hooks["grad"] or hooks["prox"] or local.clip or local.weight_decay or local.memory
         return not (self.has_views or self.is_meta or changed)
 
     @cached_property
     def decay_commutes(self) -> bool:
-        """Whether a multiple of θ in the gradient acts as weight decay: nothing comes between gradient and decay."""
+        """Whether a multiple of θ in the gradient is equivalent to weight decay: nothing happens in between."""
         return self.local.optimizer == "sgd" and self.local.clip is None and not self.method.hooks["grad"]
 
     @cached_property
     def has_views(self) -> bool:
-        """Whether a local step is more than one gradient at the model as it stands."""
+        """Whether a local step is more than one gradient at the current model."""
         return self.is_paired or overrides(self.method.personal, "views")
 
     @cached_property
     def is_paired(self) -> bool:
-        """Whether a client trains a second copy of all parameters."""
+        """Whether clients train a second copy of all parameters."""
         return isinstance(self.method.personal, Paired)
 
     @cached_property
     def is_meta(self) -> bool:
-        """Whether local steps go through an adaptation, and so take two mini-batches."""
+        """Whether local steps differentiate through an adaptation, and so use two mini-batches."""
         return self.method.adaptation.trains
 
     @cached_property
     def has_private(self) -> bool:
-        """Whether a client's model has a private half, besides what is shared."""
+        """Whether some of the model's parameters are private."""
         return not self.is_paired and self.private_size > 0
 
     @cached_property
     def private_size(self) -> int:
-        """Number of private scalars of a client: private parameters, or a whole second model and its extras."""
+        """Number of private scalars per client: private parameters, or a whole second model and its extra scalars."""
         personal = self.method.personal
         if isinstance(personal, Paired):
             return self.layout.size + len(personal.extras)
@@ -173,7 +185,7 @@ class ClientPlan:
     def first_private(self, client: int, shared: Tensor, round: int = 0) -> Tensor:
         """Initial private parameters of a client, [private size]; ``shared`` [P] is what it received.
 
-        Where that is not kept, it is what the client starts from in this round.
+        If private parameters are not kept between rounds, these are the ones for ``round``.
         """
         personal = self.method.personal
         if not isinstance(personal, Paired):
@@ -189,10 +201,10 @@ class ClientPlan:
             return self.layout.read(self.remake())[0].to(self.theta0.device)
 
     def remake(self) -> nn.Module:
-        """The model with other random initial parameters, as the default generator draws them.
+        """The model with new random parameters, drawn from PyTorch's default generator.
 
         Raises:
-            ConfigError: if the plan does not know how the model was made.
+            ConfigError: if the plan has no model factory.
         """
         if self.make is None:
             raise ConfigError(
@@ -202,7 +214,7 @@ class ClientPlan:
         return self.make().to(self.layout.dtype)
 
     def draws(self, round: int, client: int, steps: int) -> np.ndarray:
-        """The uniform random numbers of a client's local steps [steps, L], one a layer; [steps, 0] if it draws none."""
+        """Uniform random numbers of a client's local steps, one per layer, [steps, L]; [steps, 0] if none are drawn."""
         if not self.method.personal.random:
             return np.zeros((steps, 0))
         return rng.stream(self.seed, "views", round, client).random((steps, len(self.layout.layers)))
@@ -214,5 +226,5 @@ class ClientPlan:
 
     @cached_property
     def mean_size(self) -> float:
-        """Samples of the average client."""
+        """Mean number of samples per client."""
         return float(self.data.index.sizes.mean())

@@ -1,8 +1,8 @@
-"""Names for things a person chooses: methods, parts, data sources, partitions, models, engines.
+"""Registries of everything chosen by name: methods, parts, data sources, partitions, models, engines.
 
 A registry maps a name to a factory (a function or a frozen dataclass). The factory's signature *is* its configuration
-schema and its docstring *is* its description: the command line, ``fedloom list`` and the README's table read them here,
-so nothing is written twice.
+schema and its docstring *is* its description; the command line, ``fedloom list`` and the README's table read both from
+here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """One registered factory and what its signature and docstring say of it."""
+    """One registered factory, with its signature and docstring."""
 
     kind: str
     name: str
@@ -30,19 +30,19 @@ class Entry(Generic[T]):
 
     @property
     def summary(self) -> str:
-        """First line of the factory's docstring."""
+        """The first line of the factory's docstring."""
         return (inspect.getdoc(self.factory) or "").strip().partition("\n")[0]
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
-        """Settable parameters by name, with annotations resolved to types."""
+        """The parameters that can be set, by name, with annotations resolved to types."""
         return signature(self.factory)
 
     def make(self, **settings: Any) -> T:
-        """Call the factory, refusing settings it does not have.
+        """Call the factory.
 
         Raises:
-            ConfigError: for an unknown setting (with the nearest valid name) or a missing one.
+            ConfigError: for an unknown setting (the message names the closest valid one) or a missing one.
         """
         known = self.parameters
         for name in settings:
@@ -80,11 +80,11 @@ class Registry(Generic[T]):
     @overload
     def register(self, *, name: str) -> Callable[[F], F]: ...
     def register(self, factory: F | None = None, *, name: str | None = None) -> F | Callable[[F], F]:
-        """Decorator: file a factory under ``name``, by default its own name in lower case."""
+        """Decorator: register a factory under ``name``, by default its own name in lower case."""
 
         def add(factory: F) -> F:
             key = name or factory.__name__.lower()
-            if "name" in inspect.signature(factory).parameters:  # it would take the place of ours
+            if "name" in inspect.signature(factory).parameters:  # would clash with the key ``name``
                 raise ConfigError(f"{self.kind} {key!r} has a setting called 'name', which chooses it; rename that.")
             if key in self._entries:
                 raise ConfigError(f"there are two {self.kind}s named {key!r}.")
@@ -112,5 +112,5 @@ class Registry(Generic[T]):
         return list(self._entries)
 
     def make(self, name: str, /, **settings: Any) -> T:
-        """The thing registered under ``name``, made with ``settings``."""
+        """Call the factory registered under ``name`` with ``settings``."""
         return self[name].make(**settings)

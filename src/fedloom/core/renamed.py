@@ -1,4 +1,4 @@
-"""Names of version 0.1 that have changed since: each is refused with the new one in the sentence."""
+"""Names that have changed since version 0.1; using an old one is an error that states the new one."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ RENAMED: dict[str, dict[str, str]] = {
     "method of distillation 'disk'": _BUDGET,
     "method of distillation 'simkd_disk'": {k: v for k, v in _BUDGET.items() if k != "top"},
 }
-"""New names by what has them, as sentences begin, and by old name: names of a kind, and settings of one of them.
+"""New names by kind (or by the thing that has the setting) and old name.
 
-Where there is no new name for it, what to write instead.
+An entry that is not a valid name there says what to write instead.
 """
 
 
 def hint(what: str, name: str, valid: Iterable[str]) -> str:
-    """The end of a sentence that refuses ``name``: what it is called now, what replaces it, or the nearest valid name.
+    """The end of an error message about ``name``: its new name, its replacement, or the closest valid name.
 
     >>> hint("personal 'ditto'", "pull_in", ["lam"])
     "it is called 'lam' now."

@@ -1,7 +1,7 @@
-"""Counter-based random streams: every draw is a function of (seed, purpose, counters), never of what ran before.
+"""Counter-based random streams: every draw is a function of (seed, purpose, counters) alone.
 
-That is what makes all engines do the same work, makes methods comparable (the same cohorts for every method), and lets
-a run that was killed go on to the same bits: there is no generator state to save.
+There is no generator state. All engines therefore draw the same numbers, all methods see the same cohorts, and an
+interrupted run resumes to the same bits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 def key(seed: int, purpose: str, *counters: int) -> int:
-    """A 128-bit key for one stream.
+    """The 128-bit key of one stream.
 
     >>> key(1, "cohort", 3) == key(1, "cohort", 3), key(1, "cohort", 3) == key(1, "batches", 3)
     (True, False)
@@ -37,10 +37,10 @@ def torch_seed(seed: int, purpose: str, *counters: int) -> int:
 
 
 def seed_torch(seed: int, purpose: str, *counters: int) -> None:
-    """Point PyTorch's default generators at one stream; initialisation and dropout draw from them.
+    """Seed PyTorch's default generators, which initialisation and dropout use, from one stream.
 
-    Unlike ``torch.manual_seed`` it does not queue a call with a formatted stack for every device that is not in use,
-    which would cost more than a client's step.
+    Unlike ``torch.manual_seed`` this does not queue a call with a formatted stack trace for every unused device, which
+    would cost more than a client's step.
     """
     value = torch_seed(seed, purpose, *counters)
     torch.default_generator.manual_seed(value)

@@ -1,4 +1,4 @@
-"""The round, top to bottom.
+"""The federated round, top to bottom.
 
 ::
 
@@ -6,9 +6,9 @@
     total   = engine.run(down, cohort)                      begin / step / end at the clients, folded as they arrive
     Δ       = combine(Σ p_i Δ_i)                            mixing: the coefficients p, and a step of its own
     Δ       = correct(Δ)                                    objective, drift, personal: FedDyn's h/α, SCAFFOLD's c, ...
-    θ       = refine(θ - step(Δ))                           server optimiser; then what the server learns itself
+    θ       = refine(θ - step(Δ))                           server optimiser; then training at the server
 
-Knows neither methods nor engines: it adds up what comes back as the parts' declarations say.
+This module knows neither methods nor engines: it reduces what clients return as the parts declare.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedloom.core.submodels import mean_over_holders
 
 @dataclass(frozen=True)
 class Server:
-    """Server state after a number of rounds: θ [P], buffers, and each part's state."""
+    """The server's state after ``round`` rounds: θ [P], shared buffers [buffers], and each part's server state."""
 
     theta: Tensor
     buffers: Tensor
@@ -43,13 +43,13 @@ class Server:
 
     @classmethod
     def initial(cls, plan: ClientPlan, theta: Tensor, buffers: Tensor) -> Server:
-        """The state before the first round, from the parameters [P] and buffers of a freshly initialised model."""
+        """The state before the first round; θ [P] and buffers are those of a newly initialised model."""
         shared = theta[: plan.layout.shared_size].clone()
         states = {place: part.init_server(shared, plan.facts) for place, part in plan.method.hooks["init_server"]}
         return cls(shared, buffers[: plan.layout.shared_buffers].clone(), states)
 
     def broadcast(self, plan: ClientPlan) -> Broadcast:
-        """The message to the cohort of the coming round."""
+        """The message to the cohort of the next round."""
         slices = {
             place: {name: self.parts[place][name] for name in part.downloads if name in self.parts[place]}
             for place, part in plan.method.parts.items()
@@ -59,7 +59,7 @@ class Server:
 
 
 class Store(Protocol):
-    """Storage of client states between rounds; a client without a state has not taken part yet."""
+    """Storage of client states between rounds; a client without a state has not participated yet."""
 
     def get(self, client: int) -> State | None:
         """The client's state, or None."""
@@ -68,16 +68,16 @@ class Store(Protocol):
 
 @dataclass
 class Report:
-    """Record of one round.
+    """The record of one round.
 
     Attributes:
-        cohort: S_t.
-        p: the mixing coefficients really used, float64 [|S|]; 0 for clients left out.
-        train_loss: mean over the clients that arrived.
-        traffic: what was sent.
-        losses: F_i(θ^t) before local work, float64 [|S|], where a part asked for it.
-        failures: who was left out, and why.
-        states: new client states, to be stored when the round is over.
+        cohort: S_t, int64 [|S|].
+        p: the mixing coefficients actually used, float64 [|S|]; 0 for clients that were left out.
+        train_loss: mean training loss over the clients that arrived.
+        traffic: parameters and bytes sent.
+        losses: F_i(θ^t) before local work, float64 [|S|], if a part needs them.
+        failures: the clients that were left out, with the reason.
+        states: new client states, to be stored at the end of the round.
     """
 
     cohort: np.ndarray
@@ -103,22 +103,22 @@ def federated_round(
     """One round over the given cohort.
 
     Args:
-        plan: the fixed part of client work.
-        engine: where it runs.
+        plan: the client plan.
+        engine: the engine that runs client work.
         server: the state before the round.
-        store: client states; read only, so that a round broken off midway leaves no trace.
-        cohort: S_t, sorted client numbers.
-        drop_rate: probability that a member drops out after receiving the model (injected, for tests and studies).
+        store: client states; only read, so that an interrupted round leaves no trace.
+        cohort: S_t, sorted client numbers, int64 [|S|].
+        drop_rate: probability that a member drops out after receiving the model (simulated, for tests and studies).
         server_data: the server's unlabelled inputs, for parts that learn from them.
-        observe: called with what remains of every successful result, in order.
+        observe: called with every successful result (without its uploads), in order.
 
     Returns:
-        The server's new state, and the round's report with the clients' new states. If nobody's update can be used
-        the model stays as it is.
+        The server's new state, and the round's report with the new client states. If no update can be used, the model
+        is unchanged.
 
     Raises:
-        ClientError: if every client failed with an error, which is a fault in the code and not in the clients; or if
-            the server model is no longer finite.
+        ClientError: if every client failed with an exception, which is a bug rather than a client failure; or if the
+            server's model is no longer finite.
     """
     method = plan.method
     report = Report(cohort, np.zeros(len(cohort)))
@@ -132,7 +132,7 @@ def federated_round(
     if report.losses is not None:
         info = replace(info, losses=report.losses[present])
 
-    # client work: the coefficients come first where they can, so that updates are summed as they arrive
+    # client work: the coefficients are chosen first if possible, so that updates are summed as they arrive
     states, weights = dict(server.parts), None
     if len(members) and not method.mixing.needs.updates:
         states["mixing"], weights = method.mixing.coefficients(states.get("mixing", {}), info)
@@ -148,9 +148,9 @@ def federated_round(
     if weights is None:
         states["mixing"], p = method.mixing.coefficients(states.get("mixing", {}), info)
     else:
-        with np.errstate(invalid="ignore"):  # the weights of those that arrived, renormalised; NaN if they are all 0
+        with np.errstate(invalid="ignore"):  # the weights of those that arrived, renormalised; NaN if all are 0
             p = weights[arrived] / weights[arrived].sum()
-    if not np.isfinite(p).all():  # all weight was on clients that failed: nobody's work counts
+    if not np.isfinite(p).all():  # all weight was on clients that failed: no update is left
         report.states.clear()
         return idle, report
     info = replace(info, p=p)
@@ -181,21 +181,21 @@ def federated_round(
 
 
 def received_losses(plan: ClientPlan, engine: Engine, server: Server, store: Store, clients: np.ndarray) -> np.ndarray:
-    """F_i(θ^t) of the received model at clients, float64 [clients], outside a round."""
+    """Training losses F_i(θ^t) of the current model at the given clients, float64 [clients], outside a round."""
     work = _Cohort(plan, engine, server, InitialStates(plan, server, store), Report(clients, np.zeros(len(clients))))
     return work.losses(server.broadcast(plan), clients)
 
 
 @dataclass(frozen=True)
 class InitialStates:
-    """Client states for the coming round, created for clients that take part for the first time."""
+    """Client states for the next round, initialised for clients that participate for the first time."""
 
     plan: ClientPlan
     server: Server
     store: Store
 
     def __call__(self, client: int) -> State:
-        """The client's state."""
+        """The state of a client."""
         state = self.store.get(client)
         if state is None:
             hooks = self.plan.method.hooks["init_client"]
@@ -206,7 +206,7 @@ class InitialStates:
 
 @dataclass(frozen=True)
 class _Cohort:
-    """The cohort's side of a round; the engine is called once for each level of clients."""
+    """The cohort of a round; the engine is called once per level of clients."""
 
     plan: ClientPlan
     engine: Engine
@@ -215,7 +215,7 @@ class _Cohort:
     report: Report
 
     def info(self, members: np.ndarray, server_data: ServerData | None) -> RoundInfo:
-        """The record of the round as it is known before local work."""
+        """The record of the round as known before local work."""
         plan, t = self.plan, self.server.round
         samples = plan.data.index.offsets[members + 1] - plan.data.index.offsets[members]
         steps = np.array([plan.local.steps_for(int(n)) for n in samples], dtype=np.int64)
@@ -224,7 +224,7 @@ class _Cohort:
         )
 
     def present(self, down: Broadcast, drop_rate: float) -> np.ndarray:
-        """Mask [|S|] of the members that go on after receiving the model; records F_i(θ^t) where a part needs it."""
+        """Mask [|S|] of the members that remain after the broadcast; records F_i(θ^t) if a part needs it."""
         plan, cohort, report, t = self.plan, self.report.cohort, self.report, self.server.round
         for level, rows in self.by_level(cohort):
             mine = self.sent(down, level)
@@ -252,7 +252,7 @@ class _Cohort:
     def run(
         self, down: Broadcast, members: np.ndarray, weights: np.ndarray | None, observe: Callable[[Result], None]
     ) -> tuple[list[Fold], np.ndarray]:
-        """One fold for each level, and the rows of those that arrived, int64."""
+        """One fold per level, and the rows of the members that arrived, int64."""
         report, losses = self.report, []
         totals = [Fold() for _ in self.plan.levels]
         arrived = np.zeros(len(members), dtype=bool)
@@ -277,7 +277,7 @@ class _Cohort:
     def mix(
         self, totals: list[Fold], weights: np.ndarray | None, arrived: np.ndarray, info: RoundInfo
     ) -> tuple[Tensor, Tensor, State]:
-        """The mixed update Δ [P], the mixed buffers, and every part's reduced uploads by place."""
+        """The mixed update Δ [P], the mixed buffers [buffers], and every part's reduced uploads by place."""
         plan, p = self.plan, info.p
         assert p is not None
         if not plan.has_levels:

@@ -1,4 +1,4 @@
-"""Data at the server: unlabelled inputs of the target, and the model run forward on them."""
+"""Data at the server: unlabelled inputs of the target distribution, and forward passes on them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torch.func import functional_call
 from fedloom.core import rng
 from fedloom.core.layout import Layout
 
-CHUNK = 500  # inputs per forward pass: no more views than these are held at once
+CHUNK = 500  # inputs per forward pass, which bounds the views held in memory
 
 
 class Augment(Protocol):
-    """Random changes of inputs."""
+    """Random augmentation of inputs."""
 
     def __call__(self, x: Tensor, draws: Sequence[tuple[np.random.Generator, int]]) -> Tensor:
-        """New inputs [N, ...]; each generator decides for so many of the rows, in order."""
+        """Augmented inputs [N, ...]; each pair (generator, n) augments the next n rows."""
         ...
 
 
@@ -31,16 +31,16 @@ class Augment(Protocol):
 class ServerData:
     """Unlabelled inputs and the federation's model, for parts that learn at the server.
 
-    There are no labels in it: what a part does at the server cannot depend on them.
+    There are no labels here, so what a part does at the server cannot depend on them.
 
     Args:
-        network: the architecture; its own parameters are never read.
-        layout: where its parameters lie in θ.
-        theta0: the initial parameters [P], of which private ones are taken.
-        buffers0: the initial buffers, likewise.
-        inputs: [M, ...] of the target distribution.
-        seed: of the views and orders.
-        change: random changes of inputs that make a view; None for methods that need no views.
+        network: the architecture; its own parameter values are never read.
+        layout: positions of its parameters in θ.
+        theta0: the initial parameters [P], from which private ones are taken.
+        buffers0: the initial buffers [buffers], likewise.
+        inputs: [M, ...], from the target distribution.
+        seed: seed of views and orders.
+        change: the augmentation that makes a view; None for methods that need no views.
     """
 
     network: nn.Module
@@ -53,25 +53,25 @@ class ServerData:
 
     @cached_property
     def model(self) -> nn.Module:
-        """The architecture, in evaluation mode."""
+        """A copy of the architecture, in evaluation mode."""
         return copy.deepcopy(self.network).to(self.inputs.device).eval()
 
     def logits(self, shared: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
-        """Logits [N, C] of the model with these shared parameters and buffers, differentiable in ``shared``."""
+        """Logits [N, C] of the model with these shared parameters [P] and buffers, differentiable in ``shared``."""
         theta = torch.cat([shared, self.theta0[self.layout.shared_size :].to(shared.device)])
         kept = torch.cat([buffers, self.buffers0[self.layout.shared_buffers :].to(shared.device)])
         named: Mapping[str, Tensor] = self.layout.named(theta, kept)
         return functional_call(self.model, dict(named), (x,))
 
     def views(self, x: Tensor, round: int, *counters: int) -> tuple[Tensor, Tensor]:
-        """Two random views of inputs [N, ...], which depend on the seed, the round and the counters alone."""
+        """Two random views of inputs [N, ...]; a function of the seed, the round and the counters alone."""
         assert self.change is not None
         streams = (rng.stream(self.seed, "target view", round, view, *counters) for view in (0, 1))
         first, second = (self.change(x, [(stream, len(x))]) for stream in streams)
         return first, second
 
     def order(self, round: int, *counters: int) -> Tensor:
-        """The inputs' numbers in random order, int64 [M]."""
+        """A random permutation of the inputs, int64 [M]."""
         stream: np.random.Generator = rng.stream(self.seed, "target order", round, *counters)
         return torch.from_numpy(stream.permutation(len(self.inputs)))
 
@@ -80,7 +80,7 @@ class ServerData:
 def logits_of(
     data: ServerData, models: Sequence[Tensor] | Tensor, buffers: Sequence[Tensor] | Tensor, x: Tensor
 ) -> Tensor:
-    """Logits [N, K, C] of K models on inputs [N, ...]; models [K, P], one after the other, in evaluation mode."""
+    """Logits [N, K, C] of K models [K, P] on inputs [N, ...], in evaluation mode."""
     pairs = list(zip(models, buffers, strict=True))
     parts = [torch.stack([data.logits(*pair, part) for pair in pairs], 1) for part in x.split(CHUNK)]
     return torch.cat(parts)
@@ -92,7 +92,7 @@ def view_logits(
 ) -> tuple[Tensor, Tensor]:
     """Logits [M, K, C] of K models on two random views of all the server's inputs.
 
-    The views depend on the seed and the counters, of which the first is the round; all models see the same ones.
+    The views depend on the seed and the counters alone, the first of which is the round; all models see the same ones.
     """
 
     def chunks() -> Iterator[tuple[Tensor, Tensor]]:

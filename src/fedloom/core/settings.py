@@ -1,7 +1,7 @@
-"""Settings as plain data: checked and converted to the types of a factory's signature, and back.
+"""Settings as plain data: validated and converted to the types of a factory's signature, and back.
 
-The signature of a factory (a function or a frozen dataclass) *is* its schema: names, types and defaults are read here,
-and written nowhere else.
+The signature of a factory (a function or a frozen dataclass) *is* its schema: names, types and defaults are read from
+it and stated nowhere else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Parameters = Mapping[str, inspect.Parameter]
 
 
 def signature(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Parameters that can be given by name, with annotations resolved to types and defaults to values."""
+    """The parameters that can be given by name, with annotations resolved to types and defaults to values."""
     hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
     declared = getattr(factory, "__dataclass_fields__", {}).values()
     fresh = {f.name: f.default_factory for f in declared if f.default_factory is not MISSING}
@@ -37,22 +37,22 @@ def signature(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 def validate(
     where: str, prefix: str, parameters: Parameters, given: Mapping[str, Any], grid: bool = False
 ) -> dict[str, Any]:
-    """All settings of a factory as plain data: those given, checked and converted, and the defaults of the others.
+    """All settings of a factory as plain data: the given ones, validated and converted, and the others' defaults.
 
     Args:
-        where: what has these settings, to begin sentences with, like ``method 'feddyn'``.
-        prefix: the key under which they are set, like ``method.``.
-        parameters: those of the factory.
+        where: what has these settings, as the start of error messages, like ``method 'feddyn'``.
+        prefix: the configuration key they are under, like ``method.``.
+        parameters: the factory's parameters.
         given: values by name.
-        grid: whether a setting of one value may be a list of them, each of which is checked by itself.
+        grid: whether a list may be given for a single-valued setting; its elements are validated one by one.
 
     Raises:
-        ConfigError: for an unknown setting, a missing one, or one of the wrong type.
+        ConfigError: for an unknown or missing setting, or a value of the wrong type.
     """
     for name in given:
         if name not in parameters:
-            told = hint(where, name, parameters) if parameters else "it has none."
-            raise ConfigError(f"{where} has no setting {name!r}; {told}")
+            advice = hint(where, name, parameters) if parameters else "it has none."
+            raise ConfigError(f"{where} has no setting {name!r}; {advice}")
     found: dict[str, Any] = {}
     for name, parameter in parameters.items():
         key, value, kind = f"{prefix}{name}", given.get(name, parameter.default), parameter.annotation
@@ -66,22 +66,22 @@ def validate(
             value = convert(key, value, kind)
         try:
             found[name] = to_plain(value)
-        except TypeError:  # a default that only Python code can replace
+        except TypeError:  # a default that only Python code can override
             if name in given:
                 raise ConfigError(f"{key} cannot be set from a configuration, only from Python.") from None
     return found
 
 
 def is_grid(annotation: Any, value: Any) -> bool:
-    """Whether a value is a list where one value belongs."""
+    """Whether ``value`` is a list although the setting has a single value."""
     return isinstance(value, list) and get_origin(annotation) not in (tuple, list, Sequence)
 
 
 def to_plain(value: Any) -> Any:
-    """``value`` as YAML can hold it: tuples become lists, paths text.
+    """``value`` in a form that YAML can represent: tuples become lists, paths strings.
 
     Raises:
-        TypeError: for an object that only Python code can give.
+        TypeError: for an object that exists only in Python.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -95,12 +95,12 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(parameters: Parameters, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain settings as the types that the factory asks for: the inverse of ``to_plain``."""
+    """Plain settings converted to the types of the signature: the inverse of ``to_plain``."""
     return {name: convert(name, value, parameters[name].annotation) for name, value in values.items()}
 
 
 def convert(key: str, value: Any, annotation: Any) -> Any:
-    """``value`` as the annotated type: whole floats become integers, lists tuples, one thing a list of one.
+    """``value`` as the annotated type: integral floats become ints, lists tuples, a single value a list of one.
 
     >>> convert("rounds", 1e3, int), convert("hidden", [64, 32], tuple[int, ...]), convert("cohort", None, int | None)
     (1000, (64, 32), None)
@@ -121,14 +121,14 @@ def convert(key: str, value: Any, annotation: Any) -> Any:
 
 
 def _convert(value: Any, annotation: Any) -> Any:
-    """As ``convert``; a ``TypeError`` says that it cannot be done."""
+    """``convert``, raising ``TypeError`` if it is impossible."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if annotation in (Any, object, EMPTY):
         return value
     if origin in (Union, types.UnionType):
         if value is None and type(None) in inner:
             return None
-        for option in sorted(inner, key=lambda option: option is str):  # text last: it would take numbers too
+        for option in sorted(inner, key=lambda option: option is str):  # str last: it accepts numbers too
             try:
                 return _convert(value, option)
             except TypeError:
@@ -189,13 +189,13 @@ def expected(annotation: Any) -> str:
 
 
 def _typeable(annotation: Any) -> bool:
-    """Whether a value of that type can be written in a configuration; some settings take Python objects as well."""
+    """Whether values of that type can be written in a configuration; some settings also accept Python objects."""
     given = (bool, int, float, str, Path, type(None), Mapping, Sequence)
     return not isinstance(annotation, type) or issubclass(annotation, given)
 
 
 def format_value(value: Any) -> str:
-    """A value as it is written on the command line, text in quotes.
+    """A value as it is written on the command line; strings are quoted.
 
     >>> format_value(None), format_value(True), format_value("x"), format_value([1, None])
     ('null', 'true', "'x'", '[1, null]')

@@ -1,4 +1,4 @@
-"""One registry of parts per slot of a method; parts register themselves when they are imported."""
+"""One registry of parts per slot; parts register themselves when they are imported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ servers.register(name="none")(ServerOptimizer)
 
 
 def label(part: Part) -> str:
-    """A part's registered name, for sentences and listings.
+    """The registered name of a part, for messages and listings.
 
     >>> label(Drift()), label(Mixing())
     ('none', 'by_samples')

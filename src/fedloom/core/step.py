@@ -14,7 +14,7 @@ from fedloom.core.parts import Paired
 from fedloom.core.plan import ClientPlan
 from fedloom.core.views import LayerViews, SharedPrivate, View, pulled, times
 
-FULL_VIEW = View()  # everything moves along one gradient
+FULL_VIEW = View()  # all parameters move along one gradient
 
 
 @dataclass
@@ -22,10 +22,10 @@ class Trained:
     """The vectors under training.
 
     Attributes:
-        theta: all that is trained, shared parameters first, then what is private.
-        shared: how many of them are shared.
-        memory: what the optimiser remembers: momentum, as long as θ, or of Adam the first moments, then the second.
-        step: the number of the local step under way.
+        theta: all trained values, shared parameters first, then private ones.
+        shared: number of shared parameters.
+        memory: optimiser state: the momentum buffer [len(theta)], or Adam's first and second moments [2 len(theta)].
+        step: index of the current local step.
     """
 
     theta: Tensor
@@ -35,7 +35,7 @@ class Trained:
 
     @classmethod
     def of(cls, plan: ClientPlan, theta: Tensor) -> Trained:
-        """The start of a round, with a fresh optimiser."""
+        """The state at the start of a round, with a fresh optimiser."""
         memory = theta.new_zeros(plan.local.memory * len(theta)) if plan.local.memory else None
         return cls(theta, plan.layout.shared_size, memory)
 
@@ -43,7 +43,7 @@ class Trained:
 def descend(
     plan: ClientPlan, trained: Trained, grad: Tensor, lr: float, seen: Mapping[str, Context], view: View = FULL_VIEW
 ) -> None:
-    """One step along the gradient [P] of the loss, which it may overwrite."""
+    """One step along the gradient [P] of the loss, which may be overwritten."""
     _descend(plan, trained, grad[: trained.shared], grad[trained.shared :], lr, seen, view)
 
 
@@ -57,12 +57,12 @@ def paired_gradients(
     received, decay = seen["personal"].received, (0.0, 0.0)
     reg = personal.regulariser_grad(view, pair, grad, seen["personal"])
     joint = bool(view.shared and view.private)
-    if joint and plan.decay_commutes:  # a model's own multiple costs nothing as weight decay
+    if joint and plan.decay_commutes:  # a multiple of the model itself is free as weight decay
         decay = reg.w[0], reg.v[0]
         reg = reg._replace(w=(0.0, *reg.w[1:]), v=(0.0, *reg.v[1:]))
-    shared = private = grad[:0]  # of a model that stays where it is
+    shared = private = grad[:0]  # for a model that does not move
     if view.private:
-        out = scratch if joint else grad  # the mixed model has served: its memory is free
+        out = scratch if joint else grad  # the mixed model is no longer needed
         private = pulled(times(grad, view.at, out, layers), reg.v, (pair.v, pair.w, received))
     if view.shared:
         rest = [1 - at for at in view.at] if isinstance(view.at, list) else 1 - view.at
@@ -76,9 +76,9 @@ def _descend(
     plan: ClientPlan, trained: Trained, shared: Tensor, private: Tensor, lr: float,
     seen: Mapping[str, Context], view: View, decay: tuple[float, float] = (0.0, 0.0),
 ) -> None:  # fmt: skip
-    """``descend`` with the gradients of what is shared and of what is private; one that does not move is not read.
+    """``descend`` with separate gradients for shared and private parameters; ``decay`` is added to their weight decay.
 
-    ``decay`` is added to the weight decay of either.
+    The gradient of a half that does not move is not read.
     """
     w = trained.theta[: trained.shared]
     if view.shared:
@@ -98,14 +98,14 @@ def _descend(
 
 
 def _norm(pieces: list[tuple[slice, Tensor, float, float]]) -> Tensor:
-    """The Euclidean norm over what moves, []."""
+    """The Euclidean norm over all that moves, []."""
     if len(pieces) == 1:
         return torch.linalg.vector_norm(pieces[0][1])
     return torch.stack([grad.square().sum() for _, grad, _, _ in pieces]).sum().sqrt()
 
 
 def _move(local: Local, trained: Trained, grad: Tensor, lr: float, where: slice, more: float) -> None:
-    """Weight decay, momentum and the step itself, for some of what is trained; ``more`` is added to the decay."""
+    """Weight decay, momentum and the step for a slice of the trained values; ``more`` is added to the weight decay."""
     if local.optimizer == "adam":
         _adam(local, trained, grad, lr, where)
         return

@@ -1,12 +1,12 @@
-"""Clients of different architecture: each trains the part of the server's network that its level can hold.
+"""Clients of different architecture: each trains the part of the server's network that its level holds.
 
-The server keeps one vector θ [P]. A level is a smaller network together with the places I of its parameters in θ: its
-clients receive θ[I], train it as they would any network, and send an update [|I|]. What a client does not hold it
-neither receives, nor moves, nor sends. The server takes for every parameter the mean over those that hold it::
+The server keeps one vector θ [P]. A level is a smaller network together with the positions I of its parameters in θ:
+its clients receive θ[I], train it like any network and send an update [|I|]. The server averages every parameter over
+the clients that hold it::
 
     θ_j ← θ_j - Σ p_i Δ_ij / Σ p_i        over the clients i of the round whose level holds j
 
-and a parameter that nobody holds stays as it is.
+A parameter that no client of the round holds is unchanged.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from fedloom.core.slots import label
 
 @dataclass(frozen=True)
 class Submodel:
-    """A level's network.
+    """The network of a level.
 
     Attributes:
-        name: what records call it; empty for the most capable level, whose model is the server's model.
-        network: what its clients train.
-        layout: of that network.
-        param_index: I, where its parameters lie in θ, int64 [|I|].
-        exit_weights: the weights of the losses at the network's exits; none for its output alone.
+        name: the level's name in records; empty for the largest level, whose model is the server's.
+        network: the module that its clients train.
+        layout: that module's layout.
+        param_index: I, the positions of its parameters in θ, int64 [|I|].
+        exit_weights: weights of the losses at the network's exits; () for its output alone.
     """
 
     name: str
@@ -46,10 +46,9 @@ class Submodel:
 
 
 def submodels(personal: Submodels, model: nn.Module, layout: Layout, buffers: Tensor) -> Iterator[Submodel]:
-    """The networks of all levels, the most capable first.
+    """The networks of all levels, the largest first.
 
-    Where a level's parameters lie is read from the network itself: it is made once more from a model whose every
-    parameter is its own number.
+    Positions are found by building each network once more from a model whose parameters are their own indices.
     """
     numbered = copy.deepcopy(model).double()
     layout.write(numbered, torch.arange(layout.size, dtype=torch.float64), buffers.double())
@@ -63,19 +62,19 @@ def submodels(personal: Submodels, model: nn.Module, layout: Layout, buffers: Te
 def mean_over_holders(
     levels: Sequence[Tensor], sums: Sequence[Tensor | None], mass: Sequence[float], size: int
 ) -> Tensor:
-    """The mixed update [P] of clients of several levels: each parameter's mean over those that hold it.
+    """The mixed update [P] of clients of several levels: each parameter's mean over the clients that hold it.
 
     Args:
-        levels: I of each level.
-        sums: Σ p_i Δ_i over the clients of each level, [|I|]; None where none has sent anything.
-        mass: Σ p_i of each level's clients.
+        levels: I of each level, int64 [|I|].
+        sums: Σ p_i Δ_i over the clients of each level, [|I|]; None for a level without updates.
+        mass: Σ p_i over the clients of each level.
         size: P.
     """
     like = next(total for total in sums if total is not None)
     mixed = like.new_zeros(size)
     region = torch.zeros(size, dtype=torch.int64, device=like.device)
     for number, (index, total) in enumerate(zip(levels, sums, strict=True)):
-        region[index] += 1 << number  # who holds a parameter, as bits
+        region[index] += 1 << number  # the levels that hold a parameter, as bits
         if total is not None:
             mixed[index] += total
     present, where = region.unique(return_inverse=True)
@@ -86,7 +85,7 @@ def mean_over_holders(
 
 
 def refuse(method: Method, layout: Layout) -> None:
-    """Refuse what does not go with clients of several levels.
+    """Check that all parts and the model work with clients of several levels.
 
     Raises:
         ConfigError: if a part is not defined for them, or the model has batch statistics.

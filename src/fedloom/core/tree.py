@@ -1,4 +1,4 @@
-"""Trees: ``dict[str, Tensor]``, the shape in which parts keep their state and clients upload their slices."""
+"""Trees: ``dict[str, Tensor]``, the form of part states and uploaded slices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Tree = dict[str, Tensor]
 def finite(tree: Mapping[str, Tensor]) -> bool:
     """Whether every number in the tree is finite.
 
-    A sum is finite only if every term is, so one reduction decides all but the rare overflow of a finite tree.
+    A sum is finite only if every term is, so one reduction suffices except for the rare overflow of a finite tree.
 
     >>> finite({"a": torch.tensor([1.0, float("nan")])}), finite({"a": torch.tensor([3e38, 3e38])})
     (False, True)
@@ -22,5 +22,5 @@ def finite(tree: Mapping[str, Tensor]) -> bool:
 
 
 def nbytes(tree: Mapping[str, Tensor]) -> int:
-    """Number of bytes of the tree's tensors."""
+    """Total size of the tree's tensors in bytes."""
     return sum(v.numel() * v.element_size() for v in tree.values())

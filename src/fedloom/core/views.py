@@ -1,8 +1,8 @@
 """Gradients of a local step when a client holds a private model beside the shared one.
 
-A client of a *paired* method trains two copies of all parameters: w, which it received, and v, which never leaves it.
-A local step is then one or several *views*: the loss is taken at W = (1 - λ)w + λv on the step's mini-batch, and the
-chain rule hands its gradient g to both, (1 - λ)g to w and λg to v.
+A client of a *paired* method trains two copies of all parameters: w, which it received, and v, which never leaves it. A
+local step consists of one or several *views*: the loss is evaluated at W = (1 - λ)w + λv on the step's mini-batch, and
+by the chain rule its gradient g contributes (1 - λ)g to w and λg to v.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class View(NamedTuple):
     """One gradient of a local step.
 
     Attributes:
-        at: λ, one number or a list of one a layer.
-        shared: how fast w moves along it, relative to the learning rate; 0 leaves it as it is, momentum included.
-        private: likewise v, or the private parameters of a method that splits one model.
-        data: whether there is a loss on the data; otherwise g is zero and only ``regulariser_grad`` counts.
+        at: λ, a number or a list with one per layer [L].
+        shared: step size of w relative to the learning rate; 0 freezes it, momentum included.
+        private: likewise for v, or for the private parameters of a method that splits one model.
+        data: whether there is a loss on the data; otherwise g is zero and only ``regulariser_grad`` contributes.
     """
 
     at: float | list[float] = 0.0
@@ -33,12 +33,12 @@ class View(NamedTuple):
 
 
 class StepInfo(NamedTuple):
-    """When a local step happens.
+    """The position of a local step in the run.
 
     Attributes:
         round: t.
-        step: the number of the step in this piece of local work.
-        draws: uniform random numbers on [0, 1), one a layer, if the part is ``random``.
+        step: index of the step in this round's local work.
+        draws: uniform random numbers in [0, 1), one per layer [L], if the part is ``random``.
     """
 
     round: int
@@ -58,9 +58,9 @@ class RegGrad(NamedTuple):
     """Gradients of a paired method's own regularisers, added to those of a view.
 
     Attributes:
-        w: (a, b, c), where a·w + b·v + c·θ^t is added to the gradient (1 - λ)g of w.
-        v: (a, b, c), where a·v + b·w + c·θ^t is added to the gradient λg of v.
-        extra: the gradient of the further numbers [E]; None if it is zero.
+        w: (a, b, c): a·w + b·v + c·θ^t is added to the gradient (1 - λ)g of w.
+        v: (a, b, c): a·v + b·w + c·θ^t is added to the gradient λg of v.
+        extra: the gradient of the extra scalars [E]; None if it is zero.
     """
 
     w: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -69,14 +69,14 @@ class RegGrad(NamedTuple):
 
 
 class LayerViews:
-    """Vectors [P] that live on from step to step, each cut into its layers once."""
+    """Per-layer views of vectors [P] that persist from step to step, computed once per vector."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self._cuts: dict[int, tuple[Tensor, tuple[Tensor, ...]]] = {}
 
     def __call__(self, vector: Tensor) -> tuple[Tensor, ...]:
-        """The vector's pieces, one a layer."""
+        """The vector's views, one per layer."""
         key = vector.data_ptr()
         if key not in self._cuts:
             self._cuts[key] = vector, vector.split(self.layout.layers)
@@ -84,7 +84,7 @@ class LayerViews:
 
 
 def mixed(pair: SharedPrivate, at: float | list[float], out: Tensor, layers: LayerViews) -> Tensor:
-    """(1 - λ)w + λv, written to ``out`` [P]."""
+    """Write (1 - λ)w + λv to ``out`` [P]."""
     if not isinstance(at, list):
         return torch.lerp(pair.w, pair.v, at, out=out)
     for one, w, v, here in zip(at, layers(pair.w), layers(pair.v), layers(out), strict=True):
@@ -93,7 +93,7 @@ def mixed(pair: SharedPrivate, at: float | list[float], out: Tensor, layers: Lay
 
 
 def times(grad: Tensor, factor: float | list[float], out: Tensor, layers: LayerViews) -> Tensor:
-    """The gradient [P] times one number, or one a layer, in ``out``, which may be the gradient."""
+    """Write the gradient [P] times a number, or one per layer, to ``out``, which may be the gradient itself."""
     if isinstance(factor, list):
         for one, piece, here in zip(factor, layers(grad), layers(out), strict=True):
             torch.mul(piece, one, out=here)
@@ -102,7 +102,7 @@ def times(grad: Tensor, factor: float | list[float], out: Tensor, layers: LayerV
 
 
 def pulled(grad: Tensor, coefficients: Iterable[float], vectors: Iterable[Tensor]) -> Tensor:
-    """The gradient with multiples of vectors added to it, in place."""
+    """Add multiples of vectors [P] to the gradient [P], in place."""
     for much, vector in zip(coefficients, vectors, strict=True):
         if much:
             grad.add_(vector, alpha=much)
