@@ -171,7 +171,7 @@ def test_a_large_network_takes_small_blocks() -> None:
 
 def test_reasons_are_words() -> None:
     assert reason_against_batched(_plan()) is None
-    assert reason_against_batched(_plan("per_fedavg")) == "local steps go through an adaptation"
+    assert reason_against_batched(_plan("per_fedavg")) == "local steps differentiate through an adaptation"
 
 
 def _plan(name: str = "fedavg", **changes: Any) -> Any:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.compute.cohort import SGD, CohortNet, Draws, Schedule, cross_entropy, train
+from fedloom.compute.cohort import BatchSchedule, CohortNet, Draws, SGDRule, cross_entropy, train
 from fedloom.compute.cohort.descent import factoring_pays
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
@@ -58,8 +58,8 @@ class Case:
         starts = np.cumsum((0, *SIZES))
         rows = [np.arange(a, b) for a, b in pairwise(starts)]
         self.batches = [local.batches(r, 0, 0, client) for client, r in enumerate(rows)]
-        self.schedule = Schedule.of(self.batches)
-        self.rule = SGD(LR, **rule, constant=constant)
+        self.schedule = BatchSchedule.of(self.batches)
+        self.rule = SGDRule(LR, **rule, constant=constant)
 
     def expected(self) -> tuple[Tensor, Tensor]:
         """The clients' models and mean losses, in the order of the schedule."""
@@ -186,10 +186,10 @@ def test_the_first_layer_is_factored_where_that_is_cheaper() -> None:
     def pays(inputs: tuple[int, ...], hidden: int, samples: int, local: Local) -> bool:
         net = models.make("mlp", classes=10, inputs=inputs, hidden=(hidden,))
         rows = np.arange(samples)
-        schedule = Schedule.of([local.batches(rows, 0, 0, client) for client in range(2)])
+        schedule = BatchSchedule.of([local.batches(rows, 0, 0, client) for client in range(2)])
         cohort = CohortNet(net, Layout.of(net), 2)
         x = torch.zeros(2, samples, *inputs)
-        return factoring_pays(cohort, schedule, x, SGD(0.1))
+        return factoring_pays(cohort, schedule, x, SGDRule(0.1))
 
     assert pays((784,), 200, 60, Local(epochs=5, batch_size=10))
     assert not pays((8,), 4, 60, Local(epochs=1, batch_size=60))

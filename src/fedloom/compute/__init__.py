@@ -1,4 +1,8 @@
-"""Computes step a block of clients: in one live module, or many clients in one batched pass."""
+"""Computes decide how a block of clients is stepped: one by one in a live module, or all in one batched pass.
+
+Change ``live`` for the reference behaviour, ``batched`` and ``lockstep`` for how clients are grouped, and ``cohort`` to
+support another layer type in batched passes. Computes know no methods by name; they follow the parts' declarations.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ computes: Registry[ComputeFactory] = Registry("compute")
 
 @computes.register
 def live() -> ComputeFactory:
-    """Step one client after the other in one live module: the reference."""
+    """Step clients one after the other in one live module; the reference."""
     from fedloom.compute.live import Live
 
     return Live
@@ -19,7 +23,10 @@ def live() -> ComputeFactory:
 
 @computes.register
 def batched() -> ComputeFactory:
-    """Step blocks of clients in one batched pass, equal to live up to rounding; what has no such form runs live."""
+    """Step blocks of clients in one batched pass, equal to ``live`` up to rounding; falls back to ``live``.
+
+    Plans that have no batched form (see ``reason_against_batched``) run live.
+    """
     from fedloom.compute.batched import Batched
     from fedloom.compute.live import Live
 
@@ -27,7 +34,7 @@ def batched() -> ComputeFactory:
 
 
 def reason_against_batched(plan: ClientPlan) -> str | None:
-    """Why ``batched`` does a plan's work live, in words; None if it does not."""
+    """Why ``batched`` would run the plan live, in words; None if it would not."""
     from fedloom.compute.batched import reason_against
 
     return next((reason for level in plan.levels if (reason := reason_against(level))), None)

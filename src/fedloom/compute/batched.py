@@ -1,9 +1,8 @@
-"""Client work for blocks of clients at once: their models are rows of one network with its own backward pass.
+"""Blocks of clients at once: their models are rows of one network with its own backward pass.
 
-Where a round is plain stochastic gradient descent on the cross entropy, with corrections that are affine, a block's
-whole round goes through ``cohort.train``, in which weight gradients never exist. Otherwise the clients' local work goes
-on in lockstep, and the gradients for which they ask are taken in one pass. What the networks of a cohort do not know is
-done by the live compute.
+If a round is plain SGD on the cross entropy with affine corrections, a whole round of a block goes through
+``cohort.train``, which never materialises weight gradients. Otherwise the clients' local work runs in lockstep and the
+gradients they request are computed in one pass. Plans whose model has no cohort form are run by the live compute.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedloom.compute.cohort import SGD, CohortNet, Draws, Schedule, Trained, train
+from fedloom.compute.cohort import BatchSchedule, CohortNet, Draws, SGDRule, TrainedCohort, train
 from fedloom.compute.cohort.pointwise import Dropout
 from fedloom.compute.live import Live
 from fedloom.compute.lockstep import Lockstep
@@ -29,30 +28,30 @@ from fedloom.core.engine import States
 from fedloom.core.parts import Part
 from fedloom.core.plan import ClientPlan
 
-LONGEST = 25  # members of a block at most: more would not fit into caches
-SHORTEST = 4  # and at least, where the cohort has enough for four blocks: calls cost as much for one client
-MEMORY = 24 << 20  # bytes that the models and activations of a block should take
+LONGEST = 25  # largest block: more clients would not fit into the caches
+SHORTEST = 4  # smallest block if the cohort fills four: a call costs as much for one client as for four
+MEMORY = 24 << 20  # target size of a block's models and activations, in bytes
 
 
 def reason_against(plan: ClientPlan) -> str | None:
-    """Why a plan's clients cannot be worked on together, in words; None if they can."""
+    """Why the clients of a plan cannot be stepped together, in words; None if they can."""
     method = plan.method
     if plan.is_meta:
-        return "local steps go through an adaptation"
+        return "local steps differentiate through an adaptation"
     if method.needs("model") or not method.answers:
         return "a part calls the model on inputs of its own"
     return CohortNet.reason(plan.model, outputs_of(plan))
 
 
 def outputs_of(plan: ClientPlan) -> str:
-    """What the objective needs of the network."""
+    """The outputs of the network that the objective needs."""
     if plan.exit_weights:
         return "ends"
     return "features" if plan.method.needs("features") else "logits"
 
 
 def has_plain_rounds(plan: ClientPlan) -> bool:
-    """Whether a client's round is descent on the cross entropy with affine corrections, as ``cohort.train`` does it."""
+    """Whether a client's round is SGD on the cross entropy with affine corrections, as in ``cohort.train``."""
     method, hooks, local = plan.method, plan.method.hooks, plan.local
     changed = hooks["on_step"] or hooks["prox"] or plan.has_views or plan.is_meta or plan.has_twin or plan.exit_weights
     inputs = plan.augment is not None or plan.teacher is not None
@@ -62,14 +61,14 @@ def has_plain_rounds(plan: ClientPlan) -> bool:
 
 
 def needs_only_sums(plan: ClientPlan) -> bool:
-    """Whether nobody asks for a client's own update or state."""
+    """Whether no client's own update or state is needed."""
     method = plan.method
     own = method.hooks["end"] or method.hooks["init_client"] or method.uploading or plan.private_size
     return not (own or plan.report_models or method.needs("updates") or plan.layout.buffers)
 
 
 class Batched:
-    """Does the work of blocks of clients of a plan at once; see the module's docstring."""
+    """The batched compute; see the module's docstring."""
 
     together = True
 
@@ -77,12 +76,12 @@ class Batched:
         self.plan, self.live = plan, Live(plan)
         self.longest = min(LONGEST, max(MEMORY // _bytes(plan), 1))
         self.shortest = min(SHORTEST, self.longest)
-        self.net: CohortNet | None = None  # made where it is used: a process that only shares out work needs none
+        self.net: CohortNet | None = None  # built on first use: the main process of ``processes`` needs none
         self.has_plain_rounds = has_plain_rounds(plan)
         self.sums = needs_only_sums(plan)
 
     def work(self, down: Broadcast, clients: Sequence[int], states: Sequence[State]) -> Iterator[Result]:
-        """The results of the clients, in order; an exception, or an update that is not finite, becomes a failure."""
+        """The results of the clients, in order; an exception or a non-finite update becomes a failure."""
         block = _Block(self, down, clients, states)
         with torch.no_grad():
             results = block.plain() if self.has_plain_rounds else None
@@ -91,7 +90,7 @@ class Batched:
     def fold(
         self, down: Broadcast, clients: Sequence[int], states: Sequence[State], weights: np.ndarray | None
     ) -> Fold:
-        """The fold of the clients' results; where nobody asks for single updates, their sum is made at once."""
+        """The fold of the clients' results; if single updates are not needed, their sum is computed directly."""
         if self.sums and self.has_plain_rounds and weights is not None:
             with torch.no_grad():
                 found = _Block(self, down, clients, states).summed(weights)
@@ -113,7 +112,7 @@ class Batched:
 
 
 class _Block:
-    """A block's work in one round. Rows of the network are in the order of the numbers of steps, longest first."""
+    """A block's work in one round; the network's rows are the clients in decreasing order of their step counts."""
 
     def __init__(self, compute: Batched, down: Broadcast, clients: Sequence[int], states: Sequence[State]) -> None:
         self.compute, self.plan, self.down = compute, compute.plan, down
@@ -122,7 +121,7 @@ class _Block:
         self.jobs = [ClientWork(self.plan, down, c, state) for c, state in zip(clients, states, strict=True)]
 
     def plain(self) -> Iterator[Result] | None:
-        """The results of plain rounds; None if these clients' cannot be done so."""
+        """The results of plain rounds; None if these clients' rounds are not plain."""
         trained = self._train()
         if trained is None:
             return None
@@ -138,14 +137,14 @@ class _Block:
         return iter(found)
 
     def summed(self, weights: np.ndarray) -> Fold | None:
-        """The fold of plain rounds without any client's own update; None if it cannot be had so."""
+        """The fold of plain rounds without computing any client's own update; None if that is impossible."""
         trained = self._train()
         if trained is None:
             return None
         done, _ = trained
         p = done.losses.new_tensor(weights[done.schedule.order]).to(self.net.theta)
         total = done.mixed(p)
-        if not torch.isfinite(total).all():  # somebody diverged, and is to be left out by name
+        if not torch.isfinite(total).all():  # a client diverged: find out which one
             return None
         losses = done.losses[torch.from_numpy(np.argsort(done.schedule.order))].tolist()
         empty = total.new_empty(0)
@@ -156,7 +155,7 @@ class _Block:
         return made
 
     def lockstep(self) -> Iterator[Result]:
-        """The results of any local work."""
+        """The results of arbitrary local work, in lockstep."""
         plan, down = self.plan, self.down
         steps = [plan.local.steps_for(len(plan.data.index[client])) for client in self.clients]
         order = sorted(range(len(steps)), key=lambda number: -steps[number])
@@ -168,16 +167,16 @@ class _Block:
         found = dict(zip(order, results, strict=True))
         yield from (found[number] for number in range(len(order)))
 
-    def _train(self) -> tuple[Trained, list[dict[str, Context]]] | None:
-        """Train all clients; None if their corrections are no common rule."""
+    def _train(self) -> tuple[TrainedCohort, list[dict[str, Context]]] | None:
+        """Train all clients; None if their corrections differ in a coefficient."""
         plan, down = self.plan, self.down
         batches = [plan.local.batches(plan.data.index[c], plan.seed, down.round, c) for c in self.clients]
-        schedule = Schedule.of(batches)
+        schedule = BatchSchedule.of(batches)
         hooked = plan.method.hooks["begin"] or plan.method.hooks["grad"] or plan.method.hooks["end"]
         try:
             contexts = [job.begin(len(each)) if hooked else {} for job, each in zip(self.jobs, batches, strict=True)]
             rule = self._rule([contexts[number] for number in schedule.order])
-        except Exception:  # in lockstep it becomes a failure of that client alone
+        except Exception:  # in lockstep it becomes the failure of that client alone
             return None
         if rule is None:
             return None
@@ -193,12 +192,12 @@ class _Block:
         draws = self._draws(clients.tolist())
         return train(self.net, theta, schedule, x, y, rule, draws), contexts
 
-    def _rule(self, contexts: list[dict[str, Context]]) -> SGD | None:
-        """The rule of descent with all corrections; None if clients have different numbers in them."""
+    def _rule(self, contexts: list[dict[str, Context]]) -> SGDRule | None:
+        """The update rule with all corrections; None if its coefficients differ between clients."""
         plan, local = self.plan, self.plan.local
         parts = plan.method.hooks["grad"]
         if not parts:
-            return SGD(self.down.lr, local.weight_decay, local.momentum)
+            return SGDRule(self.down.lr, local.weight_decay, local.momentum)
         numbers = {_numbers(parts, seen) for seen in contexts}
         if len(numbers) > 1:
             return None
@@ -214,17 +213,17 @@ class _Block:
                 constant = part.grad(constant, zero, seen[place])
             constants.append(constant)
         constant = torch.stack(constants).div_(slope).expand(len(contexts), -1)
-        return SGD(self.down.lr * slope, (local.weight_decay + pull) / slope, local.momentum, constant)
+        return SGDRule(self.down.lr * slope, (local.weight_decay + pull) / slope, local.momentum, constant)
 
     def _draws(self, clients: Sequence[int]) -> Draws | None:
-        """Every client's own stream for dropout, the one of its module alone."""
+        """The dropout streams of the clients, the same as those of the live compute."""
         if not self.compute.has_dropout:
             return None
         seeds = (rng.torch_seed(self.plan.seed, "dropout", self.down.round, client) for client in clients)
         return Draws([torch.Generator(self.plan.device).manual_seed(seed) for seed in seeds], [])
 
     def _vectors(self, row: Tensor, paired: bool = False) -> Vectors:
-        """A row as a client's memory."""
+        """A row of the network as a client's memory."""
         plan, buffers = self.plan, self.plan.buffers0[:0]
         theta = row.new_empty(plan.layout.shared_size + plan.private_size) if paired else row
         return Vectors(row, theta, buffers, _Module(self.compute.live.live.module, plan, row))
@@ -232,7 +231,7 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Module:
-    """A client's module, called with its parameters as they stand in a row [P]."""
+    """A client's module, called with the parameters in a row [P]."""
 
     module: torch.nn.Module
     plan: ClientPlan
@@ -244,7 +243,7 @@ class _Module:
 
 
 def _numbers(parts: Sequence[tuple[str, Part]], seen: dict[str, Context]) -> tuple[float, float]:
-    """The numbers a and b of the affine correction a·g + b·w + k: its values where all vectors are zero."""
+    """The coefficients a and b of the affine correction a·g + b·w + k, found by evaluating it with all vectors zero."""
 
     def zero(tree: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: value.new_zeros(1, dtype=torch.float64) if value.ndim else value for name, value in tree.items()}
@@ -268,13 +267,13 @@ def _numbers(parts: Sequence[tuple[str, Part]], seen: dict[str, Context]) -> tup
 
 
 def _bytes(plan: ClientPlan) -> int:
-    """What a client takes of a block: its weights, gradients and momentum, and the activations of a mini-batch."""
+    """Bytes per client of a block: weights, gradients, momentum, and the activations of a mini-batch."""
     numbers = (2 + plan.local.memory) * plan.layout.size
     samples = plan.local.batch_size or round(plan.mean_size)
     return plan.layout.dtype.itemsize * (numbers + samples * _activations(plan))
 
 
 def _activations(plan: ClientPlan) -> int:
-    """How many numbers the layers of the network make of one sample."""
+    """Number of activations that the network computes per sample."""
     net = CohortNet(plan.model, plan.layout, 1, outputs_of(plan), plan.device)
     return net.activations(plan.data.arrays.x[:1][None])

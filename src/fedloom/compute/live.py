@@ -1,4 +1,4 @@
-"""Client work in a live module: one model whose tensors are written in place, client after client."""
+"""Client work in a live module: one model whose tensors are overwritten in place, client after client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVALUATION_BATCH = 1000
 
 
 class Live:
-    """Does the work of any client of a plan with autograd on one module that is made once and never rebuilt."""
+    """The live compute: autograd on one module that is built once and never rebuilt."""
 
     longest, shortest = LONGEST, 1
     together = False
@@ -34,13 +34,13 @@ class Live:
         self.plan = plan
         self.live = LiveModule(copy.deepcopy(plan.model), plan.layout, plan.device)
         self.net = Net(self.live.module, plan)
-        theta = self.live.theta  # all that a client trains; of a paired method two models, one of them at a time
-        if plan.is_paired:  # in the module
+        theta = self.live.theta  # all that a client trains; a paired method has two models
+        if plan.is_paired:  # of which the module holds one at a time
             theta = theta.new_empty(plan.layout.shared_size + plan.private_size)
         self.vectors = Vectors(self.live.theta, theta, self.live.buffers, self.live.module)
 
     def work(self, down: Broadcast, clients: Sequence[int], states: Sequence[State]) -> Iterator[Result]:
-        """The results of the clients, in order; an exception, or an update that is not finite, becomes a failure."""
+        """The results of the clients, in order; an exception or a non-finite update becomes a failure."""
         for client, state in zip(clients, states, strict=True):
             yield self._work(down, client, state)
 
@@ -61,7 +61,7 @@ class Live:
             return job.failed(error)
 
     def _drive(self, local: LocalWork, lr: float) -> Result:
-        """Answer a client's requests until it is done."""
+        """Answer a client's requests until its work is done."""
         answer: Answer | None = None
         while True:
             try:
@@ -71,7 +71,7 @@ class Live:
             answer = self._plain(ask, lr) if ask.plain else self._gradient(ask)
 
     def _plain(self, ask: Request, lr: float) -> Answer:
-        """θ ← θ - η g with the gradients as they come: nothing is accumulated or copied."""
+        """θ ← θ - η g with the gradients as autograd returns them; nothing is accumulated or copied."""
         with torch.enable_grad():
             value = loss(self.plan, self._outputs(ask.batch), ask.batch, ask.contexts)
             grads = torch.autograd.grad(value, self.live.parameters, materialize_grads=True)
@@ -79,9 +79,9 @@ class Live:
         return None, value.detach()
 
     def _gradient(self, ask: Request) -> Answer:
-        """Gradient [P] and value [] of the objective; the model at which it is taken is in the module already."""
+        """Gradient [P] and value [] of the objective at the model that is already in the module."""
         if ask.support is not None:
-            if self.live.buffers.numel():  # the adapted loss leaves running statistics alone
+            if self.live.buffers.numel():  # the adapted loss does not update running statistics
                 self.net(ask.batch.x)
             adapted = objective(self.plan, self.net, self.live.buffers, ask.support, ask.batch, ask.contexts)
             return grad_and_value(adapted)(ask.at)
@@ -92,13 +92,13 @@ class Live:
         return self.live.grad, value.detach()
 
     def _outputs(self, batch: Batch) -> Output:
-        """The output on one batch with everything that parts may need of it."""
+        """The output on one batch, with everything that parts need."""
         out = self.net(batch.x, batch.twin)
         out = out._replace(model=self.net.model) if self.net.asked else out
         return companions(self.plan, self.net, out, batch.x, self.live.theta, self.live.buffers)
 
     def losses(self, down: Broadcast, clients: np.ndarray, states: States) -> np.ndarray:
-        """F_i(θ^t), float64 [clients]; with the clients' own private half where a model is split."""
+        """F_i(θ^t), float64 [clients], with the clients' own private parameters if a model is split."""
         split = self.plan.has_private
         if not split:
             work.load(self.plan, down, None, {}, self.vectors)
@@ -110,7 +110,7 @@ class Live:
         return np.array(found)
 
     def _loss_of_received(self, down: Broadcast, client: int) -> float:
-        """The mean loss of the model as loaded on all training data of the client, before local work."""
+        """The mean loss of the loaded model on all training data of the client, before local work."""
         plan = self.plan
         rows = torch.from_numpy(plan.data.index[client])
         self.live.module.eval()

@@ -1,4 +1,4 @@
-"""Any local work of a block of clients in lockstep: all requests that are open are answered in one batched pass."""
+"""Local work of a block of clients in lockstep: all open requests are answered in one batched pass."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.compute.cohort import SGD, CohortNet, Draws, cross_entropy
+from fedloom.compute.cohort import CohortNet, Draws, SGDRule, cross_entropy
 from fedloom.core.client import Answer, Broadcast, ClientWork, LocalWork, Request, Result, Vectors
 from fedloom.core.context import Output
 from fedloom.core.objective import Net, companions, loss
@@ -17,7 +17,7 @@ from fedloom.core.plan import ClientPlan
 
 @dataclass
 class _Client:
-    """One row of the network: its local work, the request that is open, and in the end the result."""
+    """One row of the network: its local work, its open request, and finally its result."""
 
     job: ClientWork
     work: LocalWork
@@ -29,16 +29,16 @@ class Lockstep:
     """Drives the local work of a block of clients.
 
     Args:
-        plan: the work.
+        plan: the client plan.
         net: the network whose rows are the clients' models.
-        live: the module of one client, for reference models.
+        live: the module of a single client, for reference models.
         down: the broadcast.
-        draws: where random layers get their numbers, if there are any.
+        draws: the generators of random layers, if there are any.
     """
 
     def __init__(self, plan: ClientPlan, net: CohortNet, live: Net, down: Broadcast, draws: Draws | None) -> None:
         self.plan, self.net, self.live, self.draws = plan, net, live, draws
-        self.rule = SGD(down.lr) if plan.uses_plain_sgd else None
+        self.rule = SGDRule(down.lr) if plan.uses_plain_sgd else None
         self.closed = plan.method.is_cross_entropy and not plan.exit_weights
 
     def run(self, work: Sequence[tuple[ClientWork, Vectors]]) -> list[Result]:
@@ -55,7 +55,7 @@ class Lockstep:
         return [client.result for client in clients if client.result is not None]
 
     def _go_on(self, clients: list[_Client], row: int, answer: Answer | None) -> None:
-        """Let a client work until it asks again or is done; an exception becomes a failure."""
+        """Advance a client to its next request or its end; an exception becomes a failure."""
         client = clients[row]
         before = self._enter(row)
         try:
@@ -68,7 +68,7 @@ class Lockstep:
             self._leave(row, before)
 
     def _enter(self, row: int) -> Tensor | None:
-        """Where layers draw, let the client's own calls of its module go on in its stream."""
+        """If layers are random, switch PyTorch's generator to the client's stream; return the state to restore."""
         if self.draws is None:
             return None
         before = torch.get_rng_state()
@@ -81,7 +81,7 @@ class Lockstep:
             torch.set_rng_state(before)
 
     def _answers(self, asks: list[Request | None], rows: list[int]) -> list[Answer]:
-        """Gradients [P] and losses [] of the open requests; rows without one go along with other inputs."""
+        """Gradients [P] and losses [] of the open requests; rows without a request compute on padding."""
         sizes = [0 if ask is None else len(ask.batch.x) for ask in asks]
         if self.draws is not None:
             self.net.draw_from(Draws(self.draws.generators, sizes))
@@ -97,7 +97,7 @@ class Lockstep:
     def _cross_entropy(
         self, asks: list[Request | None], sizes: list[int], outputs: tuple[Tensor, ...]
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """The losses [c] and the gradient by the logits, in closed form."""
+        """The losses [c] and their gradients with respect to the logits, in closed form."""
         width, logits = max(sizes), outputs[0]
         first = next(ask for ask in asks if ask is not None).batch.y
         labels = first.new_zeros(len(asks), width, *first.shape[1:])
@@ -124,12 +124,12 @@ class Lockstep:
                 out = self._output([each[row] for each in leaves], size, width, ask.batch.twin is not None)
                 out = companions(plan, self.live, out, ask.batch.x, ask.at, plan.buffers0)
                 losses[row] = loss(plan, out, ask.batch, ask.contexts)
-            total = torch.stack([*losses, 0 * leaves[0].sum()]).sum()  # a loss need not depend on the outputs
+            total = torch.stack([*losses, 0 * leaves[0].sum()]).sum()  # a loss may not depend on the outputs
         grads = torch.autograd.grad(total, leaves, materialize_grads=True)
         return [each.detach() for each in losses], list(grads)
 
     def _output(self, values: list[Tensor], size: int, width: int, twin: bool) -> Output:
-        """A client's own output, from that of its row; a second view of its samples lies behind the first."""
+        """A client's output from its row of outputs; second views come after the first ones."""
         if self.plan.exit_weights:
             *early, last = (each[:size] for each in values)
             return Output(last, early=tuple(early))
@@ -138,7 +138,7 @@ class Lockstep:
 
 
 def _inputs(asks: list[Request | None], sizes: list[int]) -> Tensor:
-    """The inputs of all rows, [c, B, ...], or with second views [c, 2B, ...]; samples fill up smaller batches."""
+    """The inputs of all rows, [c, B, ...], or [c, 2B, ...] with second views; smaller batches are padded."""
     batches = [ask.batch for ask in asks if ask is not None]
     if len(set(sizes)) == 1 and batches[0].twin is None:
         return torch.stack([batch.x for batch in batches])

@@ -21,7 +21,7 @@ from fedloom.core.batches import minibatch
 from fedloom.core.context import Batch, Context, Model
 from fedloom.core.parts import Paired
 from fedloom.core.plan import ClientPlan
-from fedloom.core.step import Trained, descend, paired_gradients
+from fedloom.core.step import TrainState, descend, paired_gradients
 from fedloom.core.tree import Tree
 from fedloom.core.views import LayerViews, SharedPrivate, StepInfo, mixed
 
@@ -188,7 +188,7 @@ class ClientWork:
         supports = plan.local.batches(rows, plan.seed, down.round, client, "support") if plan.is_meta else []
         load(plan, down, client, self.state, at)
         seen = self.begin(len(batches))
-        trained = Trained.of(plan, at.theta)
+        trained = TrainState.of(plan, at.theta)
         layers = LayerViews(plan.layout)
         draws = plan.draws(down.round, client, len(batches)).tolist()
         total = torch.zeros((), dtype=plan.layout.dtype, device=at.theta.device)
@@ -216,7 +216,7 @@ class ClientWork:
         return seen
 
     def _views(
-        self, trained: Trained, step: StepInfo, ask: Request, at: Vectors, layers: LayerViews
+        self, trained: TrainState, step: StepInfo, ask: Request, at: Vectors, layers: LayerViews
     ) -> Generator[Request, Answer, Tensor]:
         """One local step over all its views; returns the mean of their losses, []."""
         plan, lr, values = self.plan, self.down.lr, []

@@ -18,7 +18,7 @@ FULL_VIEW = View()  # all parameters move along one gradient
 
 
 @dataclass
-class Trained:
+class TrainState:
     """The vectors under training.
 
     Attributes:
@@ -34,21 +34,21 @@ class Trained:
     step: int = 0
 
     @classmethod
-    def of(cls, plan: ClientPlan, theta: Tensor) -> Trained:
+    def of(cls, plan: ClientPlan, theta: Tensor) -> TrainState:
         """The state at the start of a round, with a fresh optimiser."""
         memory = theta.new_zeros(plan.local.memory * len(theta)) if plan.local.memory else None
         return cls(theta, plan.layout.shared_size, memory)
 
 
 def descend(
-    plan: ClientPlan, trained: Trained, grad: Tensor, lr: float, seen: Mapping[str, Context], view: View = FULL_VIEW
+    plan: ClientPlan, trained: TrainState, grad: Tensor, lr: float, seen: Mapping[str, Context], view: View = FULL_VIEW
 ) -> None:
     """One step along the gradient [P] of the loss, which may be overwritten."""
     _descend(plan, trained, grad[: trained.shared], grad[trained.shared :], lr, seen, view)
 
 
 def paired_gradients(
-    plan: ClientPlan, trained: Trained, pair: SharedPrivate, grad: Tensor, lr: float, seen: Mapping[str, Context],
+    plan: ClientPlan, trained: TrainState, pair: SharedPrivate, grad: Tensor, lr: float, seen: Mapping[str, Context],
     view: View, scratch: Tensor, layers: LayerViews,
 ) -> None:  # fmt: skip
     """One step of w and v along the gradient [P] at W = (1 - λ)w + λv; ``scratch`` [P] may be overwritten."""
@@ -73,7 +73,7 @@ def paired_gradients(
 
 
 def _descend(
-    plan: ClientPlan, trained: Trained, shared: Tensor, private: Tensor, lr: float,
+    plan: ClientPlan, trained: TrainState, shared: Tensor, private: Tensor, lr: float,
     seen: Mapping[str, Context], view: View, decay: tuple[float, float] = (0.0, 0.0),
 ) -> None:  # fmt: skip
     """``descend`` with separate gradients for shared and private parameters; ``decay`` is added to their weight decay.
@@ -104,7 +104,7 @@ def _norm(pieces: list[tuple[slice, Tensor, float, float]]) -> Tensor:
     return torch.stack([grad.square().sum() for _, grad, _, _ in pieces]).sum().sqrt()
 
 
-def _move(local: Local, trained: Trained, grad: Tensor, lr: float, where: slice, more: float) -> None:
+def _move(local: Local, trained: TrainState, grad: Tensor, lr: float, where: slice, more: float) -> None:
     """Weight decay, momentum and the step for a slice of the trained values; ``more`` is added to the weight decay."""
     if local.optimizer == "adam":
         _adam(local, trained, grad, lr, where)
@@ -116,7 +116,7 @@ def _move(local: Local, trained: Trained, grad: Tensor, lr: float, where: slice,
     )  # fmt: skip
 
 
-def _adam(local: Local, trained: Trained, grad: Tensor, lr: float, where: slice) -> None:
+def _adam(local: Local, trained: TrainState, grad: Tensor, lr: float, where: slice) -> None:
     """m ← β₁m + (1-β₁)g, s ← β₂s + (1-β₂)g², θ ← θ - η m̂ / (√ŝ + 1e-8), with m̂ = m/(1-β₁ⁿ), ŝ = s/(1-β₂ⁿ)."""
     assert trained.memory is not None
     theta = trained.theta[where]

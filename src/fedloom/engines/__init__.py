@@ -1,4 +1,8 @@
-"""Engines run clients' work: any engine takes any compute, and gives the same bits for it."""
+"""Engines decide where client work runs: in this process or in several; results are bitwise the same.
+
+A new way to distribute clients (threads, a cluster, several GPUs) belongs here, as an ``Engine`` (``core.engine``) and
+a registered factory. Engines know neither methods nor models; how a block of clients is stepped is a *compute*.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,13 @@ from fedloom.core.registry import Registry
 
 engines: Registry[EngineFactory] = Registry("engine")
 
-STEP_SECONDS, FLOPS = 3e-4, 5e9  # what a local step costs at least, and a core's rate on small networks
-WORTH_FORKING = 1.0  # seconds of work in the whole run
+STEP_SECONDS, FLOPS = 3e-4, 5e9  # overhead of a local step; FLOP/s of a core on small networks
+WORTH_FORKING = 1.0  # seconds of work in the whole run above which processes pay off
 
 
 @engines.register
 def auto() -> EngineFactory:
-    """Choose processes where there are several cores and the run is long enough for them, and serial otherwise."""
+    """Choose ``processes`` if there are several cores and the run is long enough, else ``serial``."""
 
     def choose(plan: ClientPlan, compute: ComputeFactory) -> Engine:
         name = "processes" if can_fork(plan.device) and seconds(plan) > WORTH_FORKING else "serial"
@@ -28,13 +32,13 @@ def auto() -> EngineFactory:
 
 
 def can_fork(device: str) -> bool:
-    """Whether processes can share the work: several cores, a system that forks, and data on the CPU."""
+    """Whether work can be split over processes: several cores, a system that forks, and data on the CPU."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     return device == "cpu" and cores > 1 and "fork" in multiprocessing.get_all_start_methods()
 
 
 def seconds(plan: ClientPlan) -> float:
-    """A low estimate of a run's work on one core."""
+    """A lower estimate of the run's work on one core, in seconds."""
     samples = round(plan.mean_size)
     steps = plan.local.steps_for(samples)
     flops = 6 * plan.layout.size * (plan.local.batch_size or samples)
@@ -43,7 +47,7 @@ def seconds(plan: ClientPlan) -> float:
 
 @engines.register
 def serial() -> EngineFactory:
-    """Run one block of clients after the other in this process, on the CPU or a GPU."""
+    """Run blocks of clients one after the other in this process, on the CPU or a GPU."""
     from fedloom.engines.serial import Serial
 
     return Serial
@@ -51,10 +55,10 @@ def serial() -> EngineFactory:
 
 @engines.register
 def processes(workers: int = 0) -> EngineFactory:
-    """Run a process a core on the CPU, data and weights in shared memory; bit for bit the serial engine's results.
+    """Run one process per core on the CPU with data and weights in shared memory; results equal ``serial`` bitwise.
 
     Args:
-        workers: number of processes; 0 takes one for each core this process may use.
+        workers: number of processes; 0 means one per core available to this process.
     """
     from fedloom.engines.processes import Processes
 

@@ -1,11 +1,11 @@
-"""A process a core: forked workers, each with a compute of its own and one thread, around shared memory.
+"""One process per core: forked workers around shared memory, each with one thread and its own compute.
 
-Data, model and method are inherited by fork and never copied. The cohort's blocks are dealt out in order; a worker does
-the work of a block's members one after the other and hands over their fold: sums travel, not updates, and pipes carry
-only addresses. The broadcast lies in one shared segment; each task owns a slot, a segment through which clients' states
-go in and the fold comes out. Folds are handed on in the order of the cohort, whoever finishes first: sums have the
-order of the serial engine, hence the same bits. A worker that dies is replaced and its blocks are redone; a client that
-kills its worker twice counts as failed, and the others of its block are done without it.
+Data, model and method are inherited by fork and never copied. A worker does the work of a block's members one after the
+other and returns their fold: sums travel instead of updates, and pipes carry only addresses. The broadcast is in one
+shared segment; each task owns a slot, a segment through which client states go in and the fold comes out. Folds are
+yielded in cohort order, whichever worker finishes first, so sums have the order, and the bits, of the serial engine. A
+worker that dies is replaced and its blocks are redone; a client that kills its worker twice counts as failed, and the
+rest of its block is redone without it.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.plan import ClientPlan
 from fedloom.engines.shared import Segment
 
-QUEUED = 2  # tasks a worker holds: one under way, one waiting, so that it never idles
+QUEUED = 2  # tasks per worker: one running, one waiting, so that it never idles
 ATTEMPTS = 2
-VECTORS = 8  # room for what a client brings and leaves behind, each as long as the model
+VECTORS = 8  # model-sized vectors reserved per client for its state and results
 
 
 @dataclass
-class Task:
-    """A block's work, and the slot through which it goes.
+class BlockTask:
+    """The work of one block, and the slot through which its data go.
 
     Attributes:
-        number: of the block in its cohort.
-        level: of its members.
+        number: the block's position in its cohort.
+        level: the level of its members.
         clients: its members.
-        weights: their mixing coefficients, if they are known.
-        states: what they bring along.
-        slot: number of the slot, whose mark says which member is under way.
-        deaths: how many workers died at each member.
-        lost: what stands for the members at which too many did.
-        alone: whether members are worked on one by one, to find the one that kills its worker.
+        weights: their mixing coefficients, float64 [members], if known.
+        states: their states.
+        slot: index of the slot, whose mark is the position of the member being worked on.
+        deaths: number of workers that died, by position of the member.
+        lost: the failures of members at which too many workers died.
+        alone: whether members run one by one, to find the one that kills its worker.
     """
 
     number: int
@@ -66,23 +66,23 @@ class Task:
 
 @dataclass
 class Worker:
-    """A forked process and what it has to do."""
+    """A forked process and its tasks."""
 
     process: Any
     pipe: Connection
-    tasks: deque[Task] = field(default_factory=deque)
+    tasks: deque[BlockTask] = field(default_factory=deque)
 
 
 class Processes:
-    """Runs a cohort on several processes; see the module's docstring.
+    """The multi-process engine; see the module's docstring.
 
     Args:
-        plan: the work.
-        compute: how a worker steps its blocks.
-        workers: number of processes; 0 takes one for each core this process may use.
+        plan: the client plan.
+        compute: makes the compute of a worker.
+        workers: number of processes; 0 means one per core available to this process.
 
     Raises:
-        ConfigError: where processes cannot be forked, or the plan is for a GPU.
+        ConfigError: if processes cannot be forked, the plan is for a GPU, or ``workers`` is negative.
     """
 
     def __init__(self, plan: ClientPlan, compute: ComputeFactory, workers: int = 0) -> None:
@@ -93,7 +93,7 @@ class Processes:
         if workers < 0:
             raise ConfigError(f"engine 'processes': workers is {workers}, but it must be at least 0.")
         self.plan = plan
-        self.computes = [compute(level) for level in plan.levels]  # workers inherit them
+        self.computes = [compute(level) for level in plan.levels]  # inherited by the workers
         self.context: Any = mp.get_context("fork")
         self.count = workers or len(os.sched_getaffinity(0))
         numbers = plan.layout.shared_size + plan.private_size + plan.layout.buffer_size
@@ -114,23 +114,25 @@ class Processes:
     def run(
         self, down: Broadcast, clients: np.ndarray, states: States, weights: np.ndarray | None, level: int = 0
     ) -> Generator[Fold]:
-        """The folds of the clients' blocks, in order; they are the caller's own."""
+        """The folds of the clients' blocks, in order; the caller owns them."""
         self._announce(down)
         cut = blocks(len(clients), self.computes[level].longest, self.computes[level].shortest)
         waiting, free = deque(enumerate(cut)), deque(range(len(self.slots)))
         done: dict[int, Fold] = {}
 
         def deal() -> None:
-            """Give waiting blocks to workers that have room, the least busy first."""
+            """Assign waiting blocks to workers that have room, the least busy first."""
             while waiting and free:
                 worker = min(self.workers, key=lambda w: len(w.tasks))
                 if len(worker.tasks) >= QUEUED:
                     return
                 number, block = waiting.popleft()
-                slot = free.pop()  # the one used last: its memory is still in the caches
+                slot = free.pop()  # the most recently used one: its memory is still cached
                 members = clients[block.start : block.stop].tolist()
                 part = None if weights is None else weights[block.start : block.stop]
-                self._give(worker, Task(number, level, members, part, [states(client) for client in members], slot))
+                self._give(
+                    worker, BlockTask(number, level, members, part, [states(client) for client in members], slot)
+                )
 
         try:
             deal()
@@ -142,7 +144,7 @@ class Processes:
                     deal()
                 yield done.pop(turn)
         finally:
-            if any(worker.tasks for worker in self.workers):  # the round is broken off, and nothing of it shall stay
+            if any(worker.tasks for worker in self.workers):  # the round was interrupted: discard its work
                 self.close()
 
     def losses(self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0) -> np.ndarray:
@@ -162,13 +164,13 @@ class Processes:
                     raise
                 for number in range(len(self.workers)):
                     self._replace(number)
-            except BaseException:  # broken off: no answer shall be left in a pipe
+            except BaseException:  # interrupted: leave no answer in a pipe
                 self.close()
                 raise
         raise AssertionError("unreachable")
 
     def close(self) -> None:
-        """End the workers; another round would begin with new ones."""
+        """Stop the workers; another round would start new ones."""
         workers, self.workers = self.workers, []
         for worker in workers:
             worker.process.kill()
@@ -177,25 +179,25 @@ class Processes:
             worker.process.join()
 
     def _announce(self, down: Broadcast) -> None:
-        """Tell all workers of a round, those too that will be forked during it."""
+        """Send the broadcast to all workers, and remember it for those forked during the round."""
         self.workers = self.workers or [self._fork() for _ in range(self.count)]
         self.announcement = ("round", self.down.dump(down)[0])
         for worker in self.workers:
             self._send(worker, self.announcement)
 
-    def _give(self, worker: Worker, task: Task) -> None:
+    def _give(self, worker: Worker, task: BlockTask) -> None:
         slot = self.slots[task.slot]
         slot.mark = next(n for n in range(len(task.clients)) if n not in task.lost)
         worker.tasks.append(task)
         self._send(worker, ("work", (task.slot, *slot.dump(task))))
 
     def _send(self, worker: Worker, message: tuple) -> None:
-        with contextlib.suppress(OSError):  # the worker died; _collect finds out and gives its tasks to another
-            worker.pipe.send_bytes(pickle.dumps(message))  # ``send`` would build a pickler for each message
+        with contextlib.suppress(OSError):  # the worker died; _collect notices and reassigns its tasks
+            worker.pipe.send_bytes(pickle.dumps(message))  # ``send`` would build a new pickler per message
 
-    def _collect(self, down: Broadcast) -> list[tuple[Task, Fold]]:
-        """Wait for workers and take what they have: a finished task, or their death."""
-        found: list[tuple[Task, Fold]] = []
+    def _collect(self, down: Broadcast) -> list[tuple[BlockTask, Fold]]:
+        """Wait until a worker finishes a task or dies; return the finished tasks with their folds."""
+        found: list[tuple[BlockTask, Fold]] = []
         busy = {worker.pipe: number for number, worker in enumerate(self.workers) if worker.tasks}
         for pipe in wait(list(busy)):
             number = busy[pipe]  # type: ignore[index]
@@ -212,10 +214,10 @@ class Processes:
             found.append((task, folded))
         return found
 
-    def _after_death(self, number: int, down: Broadcast) -> list[tuple[Task, Fold]]:
-        """Replace a dead worker and hand its tasks on; the client it was at is tried once more."""
+    def _after_death(self, number: int, down: Broadcast) -> list[tuple[BlockTask, Fold]]:
+        """Replace a dead worker and reassign its tasks; the client it was working on is retried once."""
         tasks = self._replace(number)
-        found: list[tuple[Task, Fold]] = []
+        found: list[tuple[BlockTask, Fold]] = []
         if tasks:
             task = tasks[0]
             at = self.slots[task.slot].mark
@@ -233,7 +235,7 @@ class Processes:
             self._give(self.workers[number], task)
         return found
 
-    def _replace(self, number: int) -> deque[Task]:
+    def _replace(self, number: int) -> deque[BlockTask]:
         old = self.workers[number]
         old.pipe.close()
         old.process.kill()
@@ -244,7 +246,7 @@ class Processes:
 
 
 def _serve(plan: ClientPlan, computes: list[Compute], segment: Segment, slots: list[Segment], pipe: Connection) -> None:
-    """A worker's life: receive tasks until the pipe closes."""
+    """The main loop of a worker: receive tasks until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
@@ -263,24 +265,24 @@ def _serve(plan: ClientPlan, computes: list[Compute], segment: Segment, slots: l
             pipe.send(computes[level].losses(down, clients, lambda client, states=states: states.get(client, {})))
         else:
             number, message, end = content
-            task: Task = slots[number].load(message)
+            task: BlockTask = slots[number].load(message)
             try:
                 folded = _folded(plan.levels[task.level], computes[task.level], down, task, slots[number])
-            except Exception as error:  # a fault in what a part uploads, which no other worker would mend
+            except Exception as error:  # a part's uploads are malformed; another worker would fail too
                 sentence = f"round {down.round}: uploads do not fold: {type(error).__name__}: {error}."
                 folded = ClientError(sentence, "".join(traceback.format_exception(error)))
             pipe.send_bytes(slots[number].dump(folded, end)[0])
 
 
-def _folded(plan: ClientPlan, compute: Compute, down: Broadcast, task: Task, slot: Segment) -> Fold:
-    """The fold of a task's block; members that are worked on together, if nothing has happened to any of them."""
+def _folded(plan: ClientPlan, compute: Compute, down: Broadcast, task: BlockTask, slot: Segment) -> Fold:
+    """The fold of a task's block; members run together unless one of them killed a worker before."""
     if compute.together and not (task.lost or task.alone):
         return compute.fold(down, task.clients, task.states, task.weights)
     return fold(plan, _results(compute, down, task, slot), task.weights)
 
 
-def _results(compute: Compute, down: Broadcast, task: Task, slot: Segment) -> Iterator[Result]:
-    """The results of a block's members in order; the slot's mark says who is under way."""
+def _results(compute: Compute, down: Broadcast, task: BlockTask, slot: Segment) -> Iterator[Result]:
+    """The results of a block's members in order; the slot's mark tells which one is running."""
     members = [n for n in range(len(task.clients)) if n not in task.lost]
     groups = [[n] for n in members] if task.alone else [members]
     results = (

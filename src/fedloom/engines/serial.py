@@ -1,4 +1,4 @@
-"""The reference engine: one block of clients after the other, in this process."""
+"""The reference engine: blocks of clients one after the other, in this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedloom.core.plan import ClientPlan
 
 
 class Serial:
-    """Runs clients in this process, on the CPU or on a GPU."""
+    """The single-process engine, for the CPU or a GPU."""
 
     def __init__(self, plan: ClientPlan, compute: ComputeFactory) -> None:
         self.computes = [compute(level) for level in plan.levels]
@@ -21,7 +21,6 @@ class Serial:
     def run(
         self, down: Broadcast, clients: np.ndarray, states: States, weights: np.ndarray | None, level: int = 0
     ) -> Generator[Fold]:
-        """The folds of the clients' blocks, each made when it is asked for."""
         compute = self.computes[level]
         for block in blocks(len(clients), compute.longest, compute.shortest):
             members = clients[block.start : block.stop].tolist()
@@ -29,8 +28,7 @@ class Serial:
             yield compute.fold(down, members, [states(client) for client in members], part)
 
     def losses(self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0) -> np.ndarray:
-        """Training losses of the received model, float64 [clients]."""
         return self.computes[level].losses(down, clients, states)
 
     def close(self) -> None:
-        """Release nothing."""
+        """Do nothing; there is nothing to release."""

@@ -1,7 +1,7 @@
-"""Values in memory that several processes see: tensors lie in it and are read back without copying.
+"""Shared memory for tensors that several processes read without copying.
 
-What goes through a pipe is a pickle in which every tensor is replaced by its address, whatever it is a part of: a
-broadcast, a client's state, a fold. A tensor for which no room is left travels in the pickle itself.
+What goes through a pipe is a pickle in which every tensor, wherever it is nested (a broadcast, a state, a fold), is
+replaced by its address in the segment. A tensor that no longer fits is pickled itself.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Address = tuple[tuple[int, ...], torch.dtype, int]  # shape, type, offset in bytes
+Address = tuple[tuple[int, ...], torch.dtype, int]  # shape, dtype, offset in bytes
 ALIGN = 64
-MARK = 8  # bytes of the number at the beginning
+MARK = 8  # bytes of the integer at the start
 
 
 class Segment:
-    """A piece of anonymous shared memory, inherited by forked processes; the system commits only what is touched.
+    """A block of anonymous shared memory, inherited by forked processes; pages are committed on first use.
 
     >>> segment = Segment(1000)
     >>> message, end = segment.dump({"state": [torch.ones(2), "and so on"]})
@@ -34,7 +34,7 @@ class Segment:
 
     @property
     def mark(self) -> int:
-        """A number beside the values that every process may read and write at any time."""
+        """An integer outside the stored values that every process may read and write at any time."""
         return int.from_bytes(self.memory[:MARK], "little")
 
     @mark.setter
@@ -42,20 +42,20 @@ class Segment:
         self.memory[:MARK] = number.to_bytes(MARK, "little")
 
     def dump(self, value: Any, start: int = ALIGN) -> tuple[bytes, int]:
-        """Copy a value's tensors in, one after the other; returns the message for ``load``, and where they end."""
+        """Copy the tensors of ``value`` into the segment; return the message for ``load`` and the end offset."""
         file = io.BytesIO()
         packer = _Packer(file, self, start)
         packer.dump(value)
         return file.getvalue(), packer.end
 
     def load(self, message: bytes, copy: bool = False) -> Any:
-        """The value, with tensors that are views of this memory or copies of their own."""
+        """The value, whose tensors are views of this memory or, with ``copy``, copies."""
         unpacker = _Unpacker(io.BytesIO(message))
         unpacker.segment, unpacker.copy = self, copy
         return unpacker.load()
 
     def view(self, shape: tuple[int, ...], dtype: torch.dtype, at: int) -> Tensor:
-        """The tensor at an address; it is not empty."""
+        """The non-empty tensor at an address."""
         return torch.frombuffer(self.memory, dtype=dtype, count=prod(shape), offset=at).view(shape)
 
 

@@ -1,19 +1,29 @@
-"""Many clients' models as one network: layers over a leading client axis, with backward passes of their own.
+"""Many clients' models as one network: layers with a leading client axis and their own backward passes.
 
-``CohortNet`` holds C clients' parameters as rows of one tensor θ [C, P] and answers forward and backward for all of
-them at once; ``cohort_layer`` registers how a type of module becomes such a layer. ``train`` runs rounds of plain
-stochastic gradient descent on it, in which weight gradients never exist.
+``CohortNet`` holds the parameters of C clients as rows of one tensor θ [C, P] and runs forward and backward passes for
+all of them at once. ``train`` runs rounds of plain SGD on it without materialising weight gradients. To support another
+type of module, register a ``CohortLayer`` for it with ``cohort_layer``.
 """
 
 from fedloom.compute.cohort import convolution, dense, normalise, pointwise, pool  # noqa: F401  (they register layers)
-from fedloom.compute.cohort.descent import Trained, train
+from fedloom.compute.cohort.descent import TrainedCohort, train
 from fedloom.compute.cohort.layers import CohortLayer, Draws, Lookup, Unsupported, cohort_layer
 from fedloom.compute.cohort.loss import cross_entropy
 from fedloom.compute.cohort.net import CohortNet
-from fedloom.compute.cohort.parameters import SGD, Parameter
-from fedloom.compute.cohort.schedule import Schedule
+from fedloom.compute.cohort.parameters import Parameter, SGDRule
+from fedloom.compute.cohort.schedule import BatchSchedule
 
 __all__ = [
-    "SGD", "CohortLayer", "CohortNet", "Draws", "Lookup", "Parameter", "Schedule", "Trained", "Unsupported",
-    "cohort_layer", "cross_entropy", "train",
+    "BatchSchedule",
+    "CohortLayer",
+    "CohortNet",
+    "Draws",
+    "Lookup",
+    "Parameter",
+    "SGDRule",
+    "TrainedCohort",
+    "Unsupported",
+    "cohort_layer",
+    "cross_entropy",
+    "train",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Convolutions of a cohort: small ones as one batched matrix product, large ones client by client.
 
-A call of the convolution library costs a fixed time for each client. Where a client's product is small, unfolding the
-images of all clients and one batched product are faster; where it is large, the library's own kernel is.
+A call of the convolution library has a fixed cost per client. If a client's product is small, unfolding the images of
+all clients followed by one batched product is faster; if it is large, the library's kernel is.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from fedloom.compute.cohort.layers import CohortLayer, Lookup, Unsupported, coho
 from fedloom.compute.cohort.parameters import Parameter
 
 aten = torch.ops.aten
-SMALL = 4e6  # multiplications of a client's forward pass up to which convolutions are unfolded
+SMALL = 4e6  # multiplications per client and forward pass up to which convolutions are unfolded
 
 
 @cohort_layer(nn.Conv1d, nn.Conv2d)
 def convolution(module: nn.Conv1d | nn.Conv2d, lookup: Lookup) -> CohortLayer:
-    """The cohort's form of a convolution."""
+    """The cohort layer of a convolution."""
     if module.padding_mode != "zeros" or isinstance(module.padding, str):
         raise Unsupported("convolutions with other padding than a number of zeros")
     weight = lookup("weight")
@@ -31,9 +31,9 @@ def convolution(module: nn.Conv1d | nn.Conv2d, lookup: Lookup) -> CohortLayer:
 
 
 class Convolution(CohortLayer):
-    """A convolution with each client's own kernel: [c, B, in, height, width] to [c, B, out, height', width'].
+    """A convolution with per-client kernels: [c, B, in, height, width] to [c, B, out, height', width'].
 
-    Signals [c, B, in, length] go client by client.
+    Signals [c, B, in, length] are processed client by client.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Convolution(CohortLayer):
         return y.view(count, rows, height, width, -1).permute(0, 1, 4, 2, 3)
 
     def _patches(self, x: Tensor, height: int, width: int) -> Tensor:
-        """What each place of the output sees, [c, B · height' · width', kernel height · kernel width · in]."""
+        """The input patch of every output position, [c, B · height' · width', kernel height · kernel width · in]."""
         lines = x.permute(0, 1, 3, 4, 2)  # [c, B, height, width, in]
         (top, left), (down, right), (far, wide) = self.padding, self.stride, self.dilation
         lines = F.pad(lines, (0, 0, left, left, top, top)) if top or left else lines.contiguous()
@@ -119,7 +119,7 @@ class Convolution(CohortLayer):
         return passed
 
     def _folded(self, patches: Tensor, height: int, width: int) -> Tensor:
-        """The sum over all patches in which a place of the input takes part: the transpose of ``_patches``."""
+        """The sum over all patches that contain an input position: the transpose of ``_patches``."""
         count, rows, into, *sides = self.shape
         (top, left), (down, right), (far, wide) = self.padding, self.stride, self.dilation
         patches = patches.view(count, rows, height, width, *self.kernel, into)
@@ -134,14 +134,14 @@ class Convolution(CohortLayer):
 
 
 def _channels_last(x: Tensor) -> Tensor:
-    """Images in the memory order [c, B, height, width, channels]; signals as they are."""
+    """Images in memory order [c, B, height, width, channels]; signals contiguous."""
     if x.ndim != 5:
         return x.contiguous()
     return x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
 
 
 def _stacked(values: list[Tensor]) -> Tensor:
-    """One value from every client's, channels-last; of a single client without copying."""
+    """Stack the clients' values, channels-last; a single client's value is not copied."""
     if len(values) == 1:
         return values[0][None]
     if values[0].ndim != 4:

@@ -11,7 +11,7 @@ from fedloom.compute.cohort.parameters import Parameter
 
 @cohort_layer(nn.Linear)
 def linear(module: nn.Linear, lookup: Lookup) -> CohortLayer:
-    """The cohort's form of a linear layer."""
+    """The cohort layer of ``nn.Linear``."""
     weight = lookup("weight")
     assert weight is not None
     return Linear(weight, lookup("bias"))
@@ -49,7 +49,7 @@ class Linear(CohortLayer):
 
 @cohort_layer(nn.Embedding)
 def embedding(module: nn.Embedding, lookup: Lookup) -> CohortLayer:
-    """The cohort's form of an embedding."""
+    """The cohort layer of ``nn.Embedding``."""
     if module.max_norm is not None or module.sparse or module.scale_grad_by_freq or module.padding_idx is not None:
         raise Unsupported("embeddings with max_norm, sparse, scale_grad_by_freq or padding_idx")
     weight = lookup("weight")
@@ -58,7 +58,7 @@ def embedding(module: nn.Embedding, lookup: Lookup) -> CohortLayer:
 
 
 class Embedding(CohortLayer):
-    """Rows of a table by number, for every client: int64 [c, B, ...] to [c, B, ..., d]."""
+    """Table lookup for every client: int64 [c, B, ...] to [c, B, ..., d]."""
 
     def __init__(self, weight: Parameter) -> None:
         self.weight = weight

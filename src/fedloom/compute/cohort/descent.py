@@ -1,4 +1,4 @@
-"""A round of plain stochastic gradient descent on the cross entropy, for a block of clients at once."""
+"""A round of plain SGD on the cross entropy, for a block of clients at once."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fedloom.compute.cohort.factored import FactoredLinear, entrance, factored
 from fedloom.compute.cohort.layers import Draws
 from fedloom.compute.cohort.loss import cross_entropy
 from fedloom.compute.cohort.net import CohortNet
-from fedloom.compute.cohort.parameters import SGD
-from fedloom.compute.cohort.schedule import Schedule
+from fedloom.compute.cohort.parameters import SGDRule
+from fedloom.compute.cohort.schedule import BatchSchedule
 from fedloom.compute.cohort.trace import Program
 
-WINDOW = 96  # samples of a client whose first-layer gradients are kept apart at most, before its weights are made
+WINDOW = 96  # largest number of samples per client whose first-layer gradients are kept factored
 THIN, FAT, MEMORY = (
     60e9,
     90e9,
@@ -25,16 +25,20 @@ THIN, FAT, MEMORY = (
 
 
 @dataclass
-class Trained:
+class TrainedCohort:
     """The clients' models after local work, in the order of the schedule.
 
     Attributes:
+        net: the network; its rows are the models.
+        theta: the common starting point θ [P], or None.
+        schedule: the mini-batches of the round.
         losses: mean training losses over the local steps, float64 [C].
+        first: the first layer, if its weights are still factored.
     """
 
     net: CohortNet
     theta: Tensor | None
-    schedule: Schedule
+    schedule: BatchSchedule
     losses: Tensor
     first: FactoredLinear | None = None
 
@@ -46,7 +50,7 @@ class Trained:
         return self.net.theta[: len(self.losses)]
 
     def mixed(self, p: Tensor) -> Tensor:
-        """Σ_i p_i (θ - θ_i) [P] for coefficients [C], of clients that started from one model."""
+        """Σ_i p_i (θ - θ_i) [P] for coefficients p [C] of clients with a common starting point θ."""
         assert self.theta is not None
         if self.first is None:
             return p.sum() * self.theta - p @ self.models()
@@ -60,20 +64,20 @@ class Trained:
 
 
 def train(
-    net: CohortNet, theta: Tensor | None, schedule: Schedule, x: Tensor, y: Tensor, rule: SGD,
+    net: CohortNet, theta: Tensor | None, schedule: BatchSchedule, x: Tensor, y: Tensor, rule: SGDRule,
     draws: Draws | None = None, factor: bool | None = None,
-) -> Trained:  # fmt: skip
+) -> TrainedCohort:  # fmt: skip
     """Train the clients of a schedule, each on its own samples.
 
     Args:
-        net: with room for as many clients.
-        theta: the model θ [P] from which all start; None: each starts from its own, which is in the net's rows.
-        schedule: who sees what when.
+        net: the network, with room for at least C clients.
+        theta: the common starting point θ [P]; None if each client starts from its row of the net.
+        schedule: the clients' mini-batches.
         x: the samples [C, n, ...] of the schedule's ``rows``.
         y: their labels [C, n, ...].
-        rule: how to descend; its constant has the schedule's order.
-        draws: where random layers get their numbers, if they do; its generators have the schedule's order.
-        factor: whether to keep the first layer factored where it can be; None decides by cost.
+        rule: the update rule; its constant is in the schedule's order.
+        draws: generators for random layers, in the schedule's order; None if there are none.
+        factor: whether to keep the first layer factored where possible; None decides by estimated cost.
     """
     count = len(schedule.steps)
     net.descend(rule)
@@ -99,11 +103,11 @@ def train(
             total[: len(places)] += _step(net, net.program, _taken(x, places), _taken(y, places), weights, draws)
     net.descend(None)
     losses = total / torch.from_numpy(schedule.steps).to(total)
-    return Trained(net, theta, schedule, losses, first)
+    return TrainedCohort(net, theta, schedule, losses, first)
 
 
 def _fill(net: CohortNet, count: int, theta: Tensor, factor: bool) -> None:
-    """Put a model into the first rows, but for the weight that a factored first layer makes itself."""
+    """Copy θ into the first rows, except the weight that a factored first layer computes itself."""
     left = slice(0, 0)
     if factor:
         place = entrance(net.program)
@@ -114,7 +118,7 @@ def _fill(net: CohortNet, count: int, theta: Tensor, factor: bool) -> None:
 
 
 def _step(net: CohortNet, program: Program, x: Tensor, y: Tensor, weights: Tensor, draws: Draws | None) -> Tensor:
-    """One local step of the first c clients; their losses [c]."""
+    """One local step of the first c clients; returns their losses [c]."""
     if draws is not None:
         net.draw_from(Draws(draws.generators, (weights > 0).sum(1).tolist()))
     (logits,) = net.forward(x, program)
@@ -124,7 +128,7 @@ def _step(net: CohortNet, program: Program, x: Tensor, y: Tensor, weights: Tenso
 
 
 def _taken(values: Tensor, places: Tensor) -> Tensor:
-    """Every client's own values at some places: from [C, n, ...] to [c, B, ...]."""
+    """Every client's values at the given positions: from [C, n, ...] to [c, B, ...]."""
     count, width = places.shape
     at = places + values.shape[1] * torch.arange(count)[:, None]
     return values.flatten(0, 1).index_select(0, at.flatten().to(values.device)).view(count, width, *values.shape[2:])
@@ -132,16 +136,16 @@ def _taken(values: Tensor, places: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Window:
-    """Some consecutive steps of a schedule.
+    """Consecutive steps of a schedule.
 
     Attributes:
-        x: the samples that its batches are made of, [c, r, in].
-        inputs: of every step, which of them make the batch, int64 [c, B].
-        rows: of every step, the schedule's places.
-        weights: of every step, the schedule's weights.
-        steps: of every client, within the window.
-        start: whether it begins the round.
-        whole: whether it is the whole round.
+        x: the samples of its batches, [c, r, in].
+        inputs: for each step, the positions of its batch among them, int64 [c, B].
+        rows: for each step, the schedule's places.
+        weights: for each step, the schedule's weights.
+        steps: the number of steps of each client within the window.
+        start: whether the window starts the round.
+        whole: whether the window is the whole round.
     """
 
     x: Tensor
@@ -153,8 +157,8 @@ class _Window:
     whole: bool
 
 
-def _windows(schedule: Schedule, x: Tensor) -> Iterator[_Window]:
-    """Cut a round into windows of at most ``WINDOW`` samples a client."""
+def _windows(schedule: BatchSchedule, x: Tensor) -> Iterator[_Window]:
+    """Cut a round into windows of at most ``WINDOW`` samples per client."""
     x = x.flatten(2)
     if x.shape[1] <= WINDOW:
         yield _Window(x, schedule.places, schedule.places, schedule.weights, schedule.steps.tolist(), True, True)
@@ -175,7 +179,7 @@ def _windows(schedule: Schedule, x: Tensor) -> Iterator[_Window]:
         yield _Window(taken, inputs, schedule.places[start:at], schedule.weights[start:at], steps, not start, False)
 
 
-def _open(net: CohortNet, first: FactoredLinear, theta: Tensor | None, rule: SGD, window: _Window) -> None:
+def _open(net: CohortNet, first: FactoredLinear, theta: Tensor | None, rule: SGDRule, window: _Window) -> None:
     weight = first.linear.weight
     place, shape = net.place(weight.leaf.name), weight.matrix.shape[1:]
     constant = rule.constant
@@ -185,8 +189,8 @@ def _open(net: CohortNet, first: FactoredLinear, theta: Tensor | None, rule: SGD
     first.open(window.x, shared, constant)
 
 
-def factorable(net: CohortNet, schedule: Schedule, x: Tensor, rule: SGD) -> bool:
-    """Whether the first layer can be kept factored: a trained linear one on the samples themselves."""
+def factorable(net: CohortNet, schedule: BatchSchedule, x: Tensor, rule: SGDRule) -> bool:
+    """Whether the first layer can be kept factored: a trained linear layer applied to the samples themselves."""
     place = entrance(net.program)
     if place is None or (rule.momentum and schedule.rows.shape[1] > WINDOW):
         return False
@@ -194,12 +198,12 @@ def factorable(net: CohortNet, schedule: Schedule, x: Tensor, rule: SGD) -> bool
     return weight.grad is not None and weight.matrix.shape[2] == x[0, 0].numel()
 
 
-def factoring_pays(net: CohortNet, schedule: Schedule, x: Tensor, rule: SGD) -> bool:
-    """Whether the factored first layer takes less time by a model of its cost.
+def factoring_pays(net: CohortNet, schedule: BatchSchedule, x: Tensor, rule: SGDRule) -> bool:
+    """Whether the factored first layer is faster, by a model of its cost.
 
-    Explicit weights take 4 B·in·out operations a step in products with B rows, and are read twice and written once.
-    Factored ones take 4 n·in·out operations a window in large products, 2 n²·in for the Gram matrix, and 2 B·n·out a
-    step; beyond the first window the weights are read and written once each.
+    Explicit weights take 4 B·in·out operations per step, in products with B rows, and are read twice and written once.
+    Factored ones take 4 n·in·out operations per window, in large products, 2 n²·in for the Gram matrix, and 2 B·n·out
+    per step; after the first window the weights are read and written once per window.
     """
     if not factorable(net, schedule, x, rule):
         return False

@@ -1,14 +1,14 @@
-"""The first linear layer of a cohort in factored form: within a round, clients' own weights are never made.
+"""The first linear layer of a cohort in factored form: clients' own weights are not computed within a round.
 
-All gradients of the first layer are sums of δ_j x_jᵀ over a client's samples x_j, whichever batches they come in. From
-the received weight W, a constant k and the samples X [n, in], stochastic gradient descent therefore keeps to
+All gradients of the first layer are sums of δ_j x_jᵀ over a client's samples x_j, whichever batches these are in.
+Starting from the received weight W, with a constant k and the samples X [n, in], SGD therefore stays within
 
-    W_t = a_t W + s_t k - D_tᵀ X,    and its momentum to    V_t = a'_t W + s'_t k + C_tᵀ X,
+    W_t = a_t W + s_t k - D_tᵀ X,    and its momentum within    V_t = a'_t W + s'_t k + C_tᵀ X,
 
-with numbers a, s and arrays D, C [n, out] in place of matrices [out, in]. The layer's value at a batch's samples is
-a (X Wᵀ) + s (X kᵀ) - (X Xᵀ) D at their places: one large product with the weight that all clients share, done before
-the first step, and one with the Gram matrix X Xᵀ [n, n] a step. A round with many samples is cut into windows of
-steps; after each of them the clients' weights are made, and the next one starts from them.
+with scalars a, s and arrays D, C [n, out] in place of matrices [out, in]. The layer's output on a batch's samples is
+the corresponding rows of a (X Wᵀ) + s (X kᵀ) - (X Xᵀ) D: one large product with the weight shared by all clients,
+before the first step, and one with the Gram matrix X Xᵀ [n, n] per step. A round with many samples is cut into windows
+of steps; after each window the clients' weights are computed, and the next one starts from them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from torch import Tensor
 
 from fedloom.compute.cohort.dense import Linear
 from fedloom.compute.cohort.layers import CohortLayer
-from fedloom.compute.cohort.parameters import SGD
+from fedloom.compute.cohort.parameters import SGDRule
 from fedloom.compute.cohort.pointwise import Flatten, Identity
-from fedloom.compute.cohort.trace import Program, Step
+from fedloom.compute.cohort.trace import LayerCall, Program
 
 
 class FactoredLinear(CohortLayer):
-    """A linear layer on known samples: from their places int64 [c, B] to its values [c, B, out].
+    """A linear layer on known samples: from their positions, int64 [c, B], to its outputs [c, B, out].
 
     Args:
-        linear: the layer that it stands for, with the clients' weights.
-        rule: how to descend.
+        linear: the layer that it replaces, with the clients' weights.
+        rule: the update rule.
     """
 
-    def __init__(self, linear: Linear, rule: SGD) -> None:
+    def __init__(self, linear: Linear, rule: SGDRule) -> None:
         self.linear, self.rule = linear, rule
 
     def open(self, x: Tensor, shared: Tensor | None, constant: Tensor | None) -> None:
@@ -39,8 +39,8 @@ class FactoredLinear(CohortLayer):
 
         Args:
             x: the clients' samples [C, n, in].
-            shared: the weight [out, in] from which all clients start; None: each from its own as it stands.
-            constant: k, [C, out, in], or [1, out, in] of all clients.
+            shared: the common starting weight [out, in]; None if each client starts from its current one.
+            constant: k, [C, out, in], or [1, out, in] if it is common to all clients.
         """
         self.x, self.shared, self.constant = x, shared, constant
         if shared is None:
@@ -51,7 +51,7 @@ class FactoredLinear(CohortLayer):
         self.gram = torch.bmm(x, x.mT)
         self.moved = torch.zeros_like(self.base)  # D
         self.velocity = torch.zeros_like(self.base) if self.rule.momentum else None  # C
-        self.scale, self.pull = [1.0], [0.0]  # a and s after so many steps
+        self.scale, self.pull = [1.0], [0.0]  # a_t and s_t, t = 0, 1, ...
         self.faster, self.pushed = 0.0, 0.0  # a' and s'
 
     def forward(self, places: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class FactoredLinear(CohortLayer):
         return self.moved.new_tensor([history[each] for each in steps])[:, None, None]
 
     def close(self, steps: list[int]) -> None:
-        """End a window after so many steps of each client: write the clients' weights."""
+        """End a window: compute the clients' weights after the given numbers of steps."""
         weight, scale = self.linear.weight.matrix[: len(steps)], self._numbers(self.scale, steps)
         if self.shared is not None:
             torch.mul(self.shared, scale, out=weight)
@@ -104,7 +104,7 @@ class FactoredLinear(CohortLayer):
         weight.baddbmm_(self.moved[: len(steps)].mT, self.x, alpha=-1)
 
     def mixed(self, steps: list[int], p: Tensor) -> Tensor:
-        """Σ_i p_i (W - W_i) [out, in] after so many steps of each client, without making any W_i."""
+        """Σ_i p_i (W - W_i) [out, in] after the given numbers of steps, without computing any W_i."""
         assert self.shared is not None
         p = p[:, None, None]
         left = (self.moved * p).flatten(0, 1)
@@ -118,7 +118,7 @@ class FactoredLinear(CohortLayer):
 
 
 def entrance(program: Program) -> int | None:
-    """The place among the steps of a linear layer that alone reads the inputs, flattened or as they are."""
+    """The index of a linear layer that is the only reader of the (flattened) inputs; None if there is none."""
     at = 0
     for place, step in enumerate(program.steps):
         if sum(at in each.inputs for each in program.steps) != 1 or at in program.outputs or step.inputs != (at,):
@@ -131,12 +131,12 @@ def entrance(program: Program) -> int | None:
     return None
 
 
-def factored(program: Program, rule: SGD) -> tuple[Program, FactoredLinear]:
-    """The network that takes places of known samples instead of inputs."""
+def factored(program: Program, rule: SGDRule) -> tuple[Program, FactoredLinear]:
+    """The network whose inputs are positions of known samples, and its factored first layer."""
     place = entrance(program)
     assert place is not None
     step = program.steps[place]
     assert isinstance(step.layer, Linear)
     first = FactoredLinear(step.layer, rule)
     rest = program.steps[place + 1 :]
-    return Program((Step(first, (0,), step.output, step.name), *rest), program.values, program.outputs), first
+    return Program((LayerCall(first, (0,), step.output, step.name), *rest), program.values, program.outputs), first

@@ -1,7 +1,7 @@
-"""What a layer of a cohort is: the same layer of C clients, each with weights of its own, and its own backward pass.
+"""The interface of a cohort layer: the same layer of C clients with separate weights and its own backward pass.
 
-Values have a leading client axis, [c, B, ...]: B rows (samples) of each of the first c ≤ C clients. Images are
-logically [c, B, channels, height, width], and lie channels-last in memory.
+Values have a leading client axis, [c, B, ...]: B rows (samples) of each of the first c ≤ C clients. Images have logical
+shape [c, B, channels, height, width] and are stored channels-last.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from fedloom.compute.cohort.parameters import Parameter
 
 
 class Unsupported(Exception):
-    """A model, or a layer of it, has no form for a cohort; the message says which and why."""
+    """A model or layer without a cohort form; the message says which and why."""
 
 
 @dataclass
 class Draws:
-    """Where random layers get their numbers: a generator for each client, and how many rows of each are real."""
+    """Random streams of a cohort: a generator per client, and the number of rows per client that are not padding."""
 
     generators: list[torch.Generator]
     rows: list[int]
 
 
 class CohortLayer:
-    """One layer of C clients; ``forward`` keeps what ``backward`` reads.
+    """One layer of C clients; ``forward`` stores what ``backward`` needs.
 
     Attributes:
-        forward: the layer's value [c, B, ...] from its inputs.
-        keeps_output: whether backward reads the output, or the output shares memory with the input: then nobody may
-            overwrite it.
-        in_place: whether forward may overwrite its input; set where the network is put together.
-        input_gradient: whether backward must return the gradient of the input; no parameter lies before the first
-            layer.
-        draws: where random numbers come from; None means that the layer is used and not trained.
+        forward: the layer's output [c, B, ...] as a function of its inputs.
+        keeps_output: whether backward reads the output, or the output shares memory with the input; it must then not be
+            overwritten.
+        in_place: whether forward may overwrite its input; set when the network is compiled.
+        input_gradient: whether backward must return the gradient of the input; False if no trained parameter comes
+            before.
+        draws: the random streams; None outside training.
     """
 
     forward: Callable[..., Tensor]
@@ -48,12 +48,12 @@ class CohortLayer:
     draws: Draws | None = None
 
     def backward(self, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of the inputs, from that of the output; the parameters take theirs on the way."""
+        """Gradients of the inputs, from that of the output; parameter gradients are applied or stored on the way."""
         raise NotImplementedError
 
 
 Lookup = Callable[[str], Parameter | None]
-"""The cohort's parameter of a name that is relative to the layer's module; None where the module has none."""
+"""Maps a name within the layer's module to the cohort's parameter, or None if the module has none."""
 
 Factory = Callable[[Any, Lookup], CohortLayer]
 
@@ -61,10 +61,10 @@ _factories: dict[type[nn.Module], Factory] = {}
 
 
 def cohort_layer(*kinds: type[nn.Module]) -> Callable[[Factory], Factory]:
-    """Decorator: register how modules of exactly these types become layers of a cohort.
+    """Decorator: register a factory of cohort layers for exactly these types of modules.
 
-    The factory gets the module and a lookup of its parameters by name; it raises ``Unsupported`` for settings that it
-    does not know.
+    The factory receives the module and a lookup of its parameters by name, and raises ``Unsupported`` for settings that
+    it cannot handle.
     """
 
     def add(factory: Factory) -> Factory:
@@ -76,14 +76,14 @@ def cohort_layer(*kinds: type[nn.Module]) -> Callable[[Factory], Factory]:
 
 
 def factory_of(module: nn.Module) -> Factory | None:
-    """How a module becomes a layer of a cohort, if that is known."""
+    """The factory for this type of module, or None."""
     return _factories.get(type(module))
 
 
 def images(x: Tensor) -> Tensor:
     """All clients' images as one batch: [c, B, channels, height, width] to [c * B, channels, height, width].
 
-    Images that lie channels-last stay so.
+    Channels-last memory order is preserved.
     """
     if x.stride(2) == 1 and x.ndim == 5:
         return x.permute(0, 1, 3, 4, 2).flatten(0, 1).permute(0, 3, 1, 2)
@@ -91,5 +91,5 @@ def images(x: Tensor) -> Tensor:
 
 
 def clients(x: Tensor, count: int) -> Tensor:
-    """The reverse of ``images``: [c * B, ...] to [c, B, ...] for c = ``count`` clients."""
+    """The inverse of ``images``: [c * B, ...] to [c, B, ...] for c = ``count`` clients."""
     return x.unflatten(0, (count, -1))

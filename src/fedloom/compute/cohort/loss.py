@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Each client's weighted cross entropy [c] and its gradient by the logits: w (softmax(z) - e_y).
+    """Each client's weighted cross entropy [c] and its gradient with respect to the logits, w (softmax(z) - e_y).
 
-    Of sequences, with labels [c, B, T], it takes the mean over positions.
+    For sequences, with labels [c, B, T], the loss is the mean over positions.
 
     Args:
         logits: z, [c, B, ..., K].
         labels: y, int64 [c, B, ...].
-        weights: w, [c, B]: one over a client's number of rows, and zero for rows that fill up.
+        weights: w, [c, B]: the inverse of a client's number of rows, and 0 for padding.
     """
     positions = labels[0, 0].numel()
     weights = (weights / positions).reshape(*weights.shape, *(1 for _ in labels.shape[2:])).expand_as(labels)

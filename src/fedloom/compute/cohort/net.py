@@ -1,4 +1,4 @@
-"""A model of C clients as one network with its own backward pass, over parameters that are rows of one tensor."""
+"""The models of C clients as one network with its own backward pass; parameters are rows of one tensor."""
 
 from __future__ import annotations
 
@@ -9,38 +9,37 @@ from torch import Tensor, nn
 
 from fedloom.compute.cohort import parameters as rows
 from fedloom.compute.cohort.layers import Draws, Unsupported
-from fedloom.compute.cohort.parameters import SGD
+from fedloom.compute.cohort.parameters import SGDRule
 from fedloom.compute.cohort.trace import Outputs, Program, trace
 from fedloom.core.layout import Layout
 
 
 class CohortNet:
-    """The layers of a model for C clients at once, each client with weights of its own.
+    """The layers of a model for C clients at once, each client with its own weights.
 
-    Every method may be called for the first c ≤ C clients alone: those of the batch that it gets. Rows of a batch that
-    only fill it up have gradients of zero, so that each client's arithmetic is that of its module alone, up to
-    rounding.
+    All methods accept batches of only the first c ≤ C clients. Padding rows of a batch have zero gradients, so that
+    each client's arithmetic equals that of its module alone, up to rounding.
 
     Args:
-        model: the module of one client; its own parameters are not touched.
+        model: the module of one client; its parameters are not modified.
         layout: the order of the parameters in a row.
-        clients: C, how many clients it holds at most.
-        outputs: what forward returns: ``logits``, ``features`` (logits and features) or ``ends``.
-        device: where the rows lie.
+        clients: C, the largest number of clients.
+        outputs: what forward returns: ``logits``, ``features`` (logits and features) or ``ends`` (logits at all exits).
+        device: the device of the rows.
 
     Attributes:
         theta: the clients' parameters [C, P]; the layers' weights are views of it.
         grad: their gradients [C, P], written by ``backward``.
 
     Raises:
-        Unsupported: if the model has no form for a cohort; see ``reason``.
+        Unsupported: if the model has no cohort form; see ``reason``.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
         >>> net = CohortNet(model, Layout.of(model), clients=5)
         >>> net.theta.normal_().shape
         torch.Size([5, 26])
-        >>> (logits,) = net.forward(torch.ones(5, 7, 3))  # 7 rows a client
+        >>> (logits,) = net.forward(torch.ones(5, 7, 3))  # 7 rows per client
         >>> net.backward(torch.ones_like(logits))
         >>> logits.shape, net.grad.shape
         (torch.Size([5, 7, 2]), torch.Size([5, 26]))
@@ -68,7 +67,7 @@ class CohortNet:
 
     @staticmethod
     def reason(model: nn.Module, outputs: Outputs = "logits") -> str | None:
-        """Why a model has no form for a cohort, in words; None if it has one.
+        """Why a model has no cohort form, in words; None if it has one.
 
         >>> CohortNet.reason(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
         "the model keeps a buffer, '1.running_mean'"
@@ -82,12 +81,12 @@ class CohortNet:
         return None
 
     def draw_from(self, draws: Draws | None) -> None:
-        """Say where random layers get their numbers in the next forward pass; None: nothing is random."""
+        """Set the random streams of the next forward pass; None disables randomness."""
         for step in self.program.steps:
             step.layer.draws = draws
 
     def place(self, name: str) -> slice:
-        """Where a trained parameter lies in a row."""
+        """The slice of a row that holds a trained parameter."""
         start = 0
         for leaf in self.layout.parameters:
             if leaf.name == name:
@@ -98,21 +97,21 @@ class CohortNet:
     def forward(self, x: Tensor, program: Program | None = None) -> tuple[Tensor, ...]:
         """The outputs, each [c, B, ...], for inputs [c, B, ...] of the first c clients.
 
-        Another program over the same parameters may take the place of the network's own.
+        ``program`` may replace the network's own; it must use the same parameters.
         """
         program = program or self.program
         values = _values(program, x)
         return tuple(values[number] for number in program.outputs)
 
     def activations(self, x: Tensor) -> int:
-        """How many numbers the layers make of one sample [1, 1, ...] of one client."""
+        """Number of values that the layers compute for one sample [1, 1, ...] of one client."""
         return sum(value.numel() for value in _values(self.program, x))
 
     def backward(self, *grads: Tensor | None, program: Program | None = None) -> None:
-        """Take the gradients of all parameters, from those of the outputs [c, B, ...].
+        """Compute the gradients of all parameters from those of the outputs [c, B, ...].
 
-        They are written to ``grad``, or applied at once after ``descend``. None stands for an output that no loss
-        reads: parameters which it alone reaches are left as they are.
+        They are written to ``grad``, or applied immediately after ``descend``. None stands for an output without a
+        loss: parameters that only this output depends on are left unchanged.
         """
         program = program or self.program
         values: list[Tensor | None] = [None] * program.values
@@ -129,8 +128,8 @@ class CohortNet:
             for parameter in self.idle:
                 parameter.take(parameter.value.new_zeros(()).expand_as(parameter.value[:count]))
 
-    def descend(self, rule: SGD | None) -> None:
-        """Let ``backward`` take a step of this rule, with momentum at rest; None: let it write gradients again."""
+    def descend(self, rule: SGDRule | None) -> None:
+        """Make ``backward`` take a step of this rule, starting with zero momentum; None: write to ``grad`` again."""
         velocity = constant = None
         if rule is not None and rule.momentum:
             if self._velocity is None:
@@ -143,13 +142,13 @@ class CohortNet:
         self._moves_idle = rule is not None and rule.moves_all
 
     def _cut(self, whole: Tensor | None) -> Sequence[Tensor | None]:
-        """The parameters' segments [C, size] of rows [C, P]."""
+        """Split rows [C, P] into the parameters' segments [C, size]."""
         sizes = [leaf.size for leaf in self.layout.parameters]
         return [None] * len(sizes) if whole is None else whole.split(sizes, 1)
 
 
 def _values(program: Program, x: Tensor) -> list[Tensor]:
-    """All values of a network at the inputs."""
+    """All intermediate values of a network at the inputs."""
     values = [x] * program.values
     for step in program.steps:
         values[step.output] = step.layer.forward(*(values[number] for number in step.inputs))
@@ -157,7 +156,7 @@ def _values(program: Program, x: Tensor) -> list[Tensor]:
 
 
 def _collect(values: list[Tensor | None], number: int, grad: Tensor | None) -> None:
-    """Add a gradient to what a value has so far."""
+    """Add a gradient to the one a value already has."""
     if grad is not None:
         before = values[number]
         values[number] = grad if before is None else before + grad

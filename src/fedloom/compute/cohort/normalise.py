@@ -13,24 +13,24 @@ aten = torch.ops.aten
 
 @cohort_layer(nn.GroupNorm)
 def group_norm(module: nn.GroupNorm, lookup: Lookup) -> CohortLayer:
-    """The cohort's form of group normalisation."""
+    """The cohort layer of ``nn.GroupNorm``."""
     return GroupNorm(module.num_groups, module.eps, lookup("weight"), lookup("bias"))
 
 
 @cohort_layer(nn.LayerNorm)
 def layer_norm(module: nn.LayerNorm, lookup: Lookup) -> CohortLayer:
-    """The cohort's form of layer normalisation."""
+    """The cohort layer of ``nn.LayerNorm``."""
     return LayerNorm(tuple(module.normalized_shape), module.eps, lookup("weight"), lookup("bias"))
 
 
 class _Scaled(CohortLayer):
-    """y = γ x̂ + β with each client's own γ and β, where x̂ is the sample's normalised value."""
+    """y = γ x̂ + β with per-client γ and β, where x̂ is the normalised input."""
 
     weight: Parameter | None
     bias: Parameter | None
 
     def scaled(self, normal: Tensor, axes: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
-        """Scale x̂ [c, B, ...]; γ and β vary along ``shape`` [c, 1, ...] and are shared along ``axes``."""
+        """Scale x̂ [c, B, ...]; γ and β vary along ``shape`` [c, 1, ...] and are constant along ``axes``."""
         self.normal, self.axes, self.shape = normal, axes, shape
         gamma, beta = (None if p is None else p.value[: len(normal)].reshape(shape) for p in (self.weight, self.bias))
         if gamma is None:
@@ -38,7 +38,7 @@ class _Scaled(CohortLayer):
         return normal * gamma if beta is None else torch.addcmul(beta, normal, gamma)
 
     def unscaled(self, grad: Tensor) -> Tensor:
-        """The gradient of x̂; γ and β take theirs."""
+        """The gradient of x̂; computes those of γ and β on the way."""
         normal, count = self.normal, len(grad)
         if self.bias is not None:
             self.bias.take(grad.sum(self.axes).view_as(self.bias.value[:count]))
@@ -50,7 +50,7 @@ class _Scaled(CohortLayer):
 
 
 class GroupNorm(_Scaled):
-    """Group normalisation [c, B, channels, ...]; samples are independent, so all clients' go through as one batch."""
+    """Group normalisation of [c, B, channels, ...]; samples are independent, so all clients form one batch."""
 
     def __init__(self, groups: int, eps: float, weight: Parameter | None, bias: Parameter | None) -> None:
         self.groups, self.eps, self.weight, self.bias = groups, eps, weight, bias
@@ -92,7 +92,7 @@ class LayerNorm(_Scaled):
 
 
 def _like(value: Tensor, other: Tensor) -> Tensor:
-    """The value in the memory order of another one of its shape."""
+    """The value in the memory order of ``other``, which has the same shape."""
     if value.ndim != 4:
         return value.contiguous()
     last = other.stride(1) == 1 and other.shape[1] > 1

@@ -1,4 +1,4 @@
-"""The parameters of a cohort: views of one tensor with a row of P numbers for each client."""
+"""The parameters of a cohort: views of one tensor with one row of P values per client."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor, nn
 
 from fedloom.core.layout import Layout, Leaf
 
-ALIGNED = 16  # numbers: rows begin at multiples of a cache line
+ALIGNED = 16  # elements: rows start at multiples of a cache line
 
 
 @dataclass(frozen=True)
-class SGD:
-    """One rule of descent for all parameters of all clients.
+class SGDRule:
+    """The update rule for all parameters of all clients.
 
     The step is v ← m·v + g + d·w + k, w ← w - η·v, for the gradient g, weight decay d and momentum m (0: no v is kept).
-    k is a constant of the round that each client may have of its own: every correction that is affine in w is a weight
-    decay and a constant, like SCAFFOLD's c - c_i, or FedProx's μ(w - θ) with d = μ and k = -μθ.
+    k is constant during a round and may differ between clients: every correction that is affine in w is a weight decay
+    plus a constant, like SCAFFOLD's c - c_i, or FedProx's μ(w - θ) with d = μ and k = -μθ.
 
     Args:
         lr: the learning rate η.
@@ -34,31 +34,31 @@ class SGD:
 
     @property
     def kept(self) -> float:
-        """The factor 1 - ηd with which a weight outlives a step without momentum."""
+        """1 - ηd, the factor on a weight in a step without momentum."""
         return 1 - self.lr * self.weight_decay
 
     @property
     def moves_all(self) -> bool:
-        """Whether parameters move that have no gradient."""
+        """Whether parameters without a gradient move, too."""
         return self.weight_decay != 0 or self.constant is not None
 
 
 def rows(clients: int, size: int, like: Tensor) -> Tensor:
-    """A tensor of zeros [clients, size] whose rows are aligned in memory."""
+    """A zero tensor [clients, size] whose rows are aligned in memory."""
     return like.new_zeros(clients, -(-size // ALIGNED) * ALIGNED)[:, :size]
 
 
 class Parameter:
     """One parameter of C clients.
 
-    Under a ``rule`` its gradient is never stored: the product δᵀx that makes it is added to the weights at once, so
-    that a step reads and writes the weights once. Otherwise the gradient is written to its place in the rows.
+    With a ``rule``, gradients are not stored: the product δᵀx is added to the weights directly, so that a step reads
+    and writes the weights once. Without one, the gradient is written to ``grad``.
 
     Attributes:
         value: [C, ...] in the module's shape.
-        matrix: the same memory as [C, out, in]; of a convolution, in is height · width · channels.
-        grad: where gradients are written, [C, ...]; None of a parameter that is not trained.
-        rule: how to descend, if gradients are applied as they come.
+        matrix: the same memory as [C, out, in]; for a convolution, in = height · width · channels.
+        grad: where gradients are written, [C, ...]; None if the parameter is not trained.
+        rule: the update rule, if gradients are applied directly.
     """
 
     def __init__(self, leaf: Leaf, theta: Tensor, grads: Tensor | None) -> None:
@@ -67,16 +67,16 @@ class Parameter:
         self.grad = self._grad_matrix = None
         if grads is not None:
             self.grad, self._grad_matrix = _views(leaf, grads)
-        self.rule: SGD | None = None
+        self.rule: SGDRule | None = None
         self._velocity = self._velocity_matrix = self._constant = None
 
-    def descend(self, rule: SGD | None, velocity: Tensor | None = None, constant: Tensor | None = None) -> None:
-        """Apply gradients by a rule as they come; None stores them.
+    def descend(self, rule: SGDRule | None, velocity: Tensor | None = None, constant: Tensor | None = None) -> None:
+        """Apply gradients directly by ``rule``; None stores them.
 
         Args:
-            rule: how to descend.
-            velocity: this parameter's segment [C, size] of v, where there is momentum.
-            constant: its segment of k, if there is one.
+            rule: the update rule.
+            velocity: this parameter's segment [C, size] of v, if there is momentum.
+            constant: its segment [C, size] of k, if there is one.
         """
         self.rule = rule
         if velocity is not None:
@@ -84,7 +84,7 @@ class Parameter:
         self._constant = None if constant is None else _views(self.leaf, constant)[0]
 
     def take_product(self, left: Tensor, right: Tensor) -> None:
-        """Take the gradient leftᵀ · right of a matrix, from [c, n, out] and [c, n, in]."""
+        """Receive the gradient leftᵀ · right of a matrix, from [c, n, out] and [c, n, in]."""
         if self.grad is None:
             return
         count, rule = len(left), self.rule
@@ -100,7 +100,7 @@ class Parameter:
             self._shift(count, rule)
 
     def take(self, grad: Tensor) -> None:
-        """Take a gradient [c, ...]."""
+        """Receive a gradient [c, ...]."""
         if self.grad is None:
             return
         count, rule = len(grad), self.rule
@@ -117,12 +117,12 @@ class Parameter:
             value.add_(grad, alpha=-rule.lr)
             self._shift(count, rule)
 
-    def _shift(self, count: int, rule: SGD) -> None:
+    def _shift(self, count: int, rule: SGDRule) -> None:
         if self._constant is not None:
             self.value[:count].add_(self._constant[:count], alpha=-rule.lr)
 
-    def _move(self, count: int, rule: SGD) -> None:
-        """Follow v, in which the gradient is already."""
+    def _move(self, count: int, rule: SGDRule) -> None:
+        """Step along v, which already contains the gradient."""
         assert self._velocity is not None
         value, velocity = self.value[:count], self._velocity[:count]
         if rule.weight_decay:

@@ -1,4 +1,4 @@
-"""Layers without parameters that act on single numbers or change shapes: activations, sums, dropout, flattening."""
+"""Layers without parameters that act elementwise or change shapes: activations, sums, dropout, flattening."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class SiLU(CohortLayer):
 
 
 class GELU(CohortLayer):
-    """x Φ(x), with the normal distribution function Φ or its tanh approximation."""
+    """x Φ(x), where Φ is the standard normal distribution function or its tanh approximation."""
 
     def __init__(self, approximate: str = "none") -> None:
         self.approximate = approximate
@@ -77,7 +77,7 @@ class GELU(CohortLayer):
 
 
 class LeakyReLU(CohortLayer):
-    """x where it is positive, and a small multiple of it elsewhere."""
+    """x if x > 0, else slope · x."""
 
     def __init__(self, slope: float = 0.01) -> None:
         self.slope = slope
@@ -91,7 +91,7 @@ class LeakyReLU(CohortLayer):
 
 
 class Identity(CohortLayer):
-    """The input as it is."""
+    """The input, unchanged."""
 
     keeps_output = True
 
@@ -103,7 +103,7 @@ class Identity(CohortLayer):
 
 
 class Add(CohortLayer):
-    """The sum of two values of one shape: where a shortcut comes back."""
+    """The sum of two values of the same shape, as in a residual connection."""
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
@@ -113,7 +113,7 @@ class Add(CohortLayer):
 
 
 class Flatten(CohortLayer):
-    """Axes ``start`` to ``end`` of a sample's value become one; they count from 1, since axis 0 is that of the rows."""
+    """Flatten axes ``start`` to ``end`` of a sample's value; they count from 1, axis 0 being that of the rows."""
 
     keeps_output = True
 
@@ -128,13 +128,13 @@ class Flatten(CohortLayer):
 
     def backward(self, grad: Tensor) -> tuple[Tensor]:
         back = grad.reshape(self.shape)
-        if self.last:  # images go on channels-last
+        if self.last:  # keep images channels-last
             back = back.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
         return (back,)
 
 
 class Mean(CohortLayer):
-    """The mean over one axis of a sample's value, which counts from 1 as in ``Flatten``."""
+    """The mean over one axis of a sample's value, counted from 1 as in ``Flatten``."""
 
     def __init__(self, axis: int, keepdim: bool = False) -> None:
         if axis == 0:
@@ -151,9 +151,9 @@ class Mean(CohortLayer):
 
 
 class Dropout(CohortLayer):
-    """Zeros with probability p, the rest divided by 1 - p, while training.
+    """Zero with probability p, else x / (1 - p), while training.
 
-    Each client draws for its real rows alone from a generator of its own, as its module alone would.
+    Each client draws only for its real rows, from its own generator, exactly as its module alone would.
     """
 
     keeps_output = True
@@ -191,23 +191,23 @@ for _kind, _layer in (
 
 @cohort_layer(nn.GELU)
 def gelu(module: nn.GELU, lookup: Lookup) -> CohortLayer:
-    """The cohort's form of GELU."""
+    """The cohort layer of ``nn.GELU``."""
     return GELU(module.approximate)
 
 
 @cohort_layer(nn.LeakyReLU)
 def leaky_relu(module: nn.LeakyReLU, lookup: Lookup) -> CohortLayer:
-    """The cohort's form of the leaky ReLU."""
+    """The cohort layer of ``nn.LeakyReLU``."""
     return LeakyReLU(module.negative_slope)
 
 
 @cohort_layer(nn.Flatten)
 def flatten(module: nn.Flatten, lookup: Lookup) -> CohortLayer:
-    """The cohort's form of flattening."""
+    """The cohort layer of ``nn.Flatten``."""
     return Flatten(module.start_dim, module.end_dim)
 
 
 @cohort_layer(nn.Dropout)
 def dropout(module: nn.Dropout, lookup: Lookup) -> CohortLayer:
-    """The cohort's form of dropout."""
+    """The cohort layer of ``nn.Dropout``."""
     return Dropout(module.p)

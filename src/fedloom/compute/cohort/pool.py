@@ -1,4 +1,4 @@
-"""Pooling: maxima and means over windows; samples are independent, so all clients' images go through as one batch."""
+"""Pooling: maxima and means over windows; samples are independent, so all clients' images form one batch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ aten = torch.ops.aten
 
 
 def _sizes(value: Any, dimensions: int) -> list[int]:
-    """A setting of a window as one number for each of its two sides; a signal is an image of height one."""
+    """A window setting as one number for each of its two sides; a signal is an image of height one."""
     sides = [value] * dimensions if isinstance(value, int) else list(value)
     return sides if dimensions == 2 else [0, *sides]
 
 
 @cohort_layer(nn.MaxPool1d, nn.MaxPool2d)
 def max_pool(module: nn.MaxPool1d | nn.MaxPool2d, lookup: Lookup) -> CohortLayer:
-    """The cohort's form of a maximum pool."""
+    """The cohort layer of ``nn.MaxPool1d`` and ``nn.MaxPool2d``."""
     if module.return_indices:
         raise Unsupported("a maximum pool that returns indices")
     dimensions = 1 if isinstance(module, nn.MaxPool1d) else 2
@@ -55,7 +55,7 @@ class MaxPool(CohortLayer):
 
 @cohort_layer(nn.AvgPool2d)
 def average_pool(module: nn.AvgPool2d, lookup: Lookup) -> CohortLayer:
-    """The cohort's form of an average pool."""
+    """The cohort layer of ``nn.AvgPool2d``."""
     window, stride, padding = (_sizes(v, 2) for v in (module.kernel_size, module.stride, module.padding))
     return AveragePool(window, stride, padding, module.ceil_mode, module.count_include_pad, module.divisor_override)
 
@@ -76,7 +76,7 @@ class AveragePool(CohortLayer):
 
 @cohort_layer(nn.AdaptiveAvgPool2d)
 def adaptive_average_pool(module: nn.AdaptiveAvgPool2d, lookup: Lookup) -> CohortLayer:
-    """The cohort's form of an average pool to a given size."""
+    """The cohort layer of ``nn.AdaptiveAvgPool2d``."""
     sides = _sizes(module.output_size, 2)
     if None in sides:
         raise Unsupported("an adaptive pool that keeps a side")
@@ -84,7 +84,7 @@ def adaptive_average_pool(module: nn.AdaptiveAvgPool2d, lookup: Lookup) -> Cohor
 
 
 class AdaptiveAveragePool(CohortLayer):
-    """The mean over as many windows as the output has places."""
+    """The mean over as many windows as the output has positions."""
 
     def __init__(self, sides: list[int]) -> None:
         self.sides = sides

@@ -1,4 +1,4 @@
-"""Which samples each client of a block sees in which step, as arrays."""
+"""The mini-batches of a block of clients in a round, as index arrays."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Schedule:
+class BatchSchedule:
     """The mini-batches of a block of clients in a round.
 
-    Clients lie in the order of their numbers of steps, those with the most first, so that whoever still works are the
-    first c of them.
+    Clients are sorted by decreasing number of steps, so that those still working are always the first c.
 
     Attributes:
-        order: which client of the block each row is.
-        rows: the samples that each client sees, as rows of the data set, int64 [C, n]; filled up with its first one.
-        places: of every step, which of those samples make the batch, int64 [c, B].
-        weights: of every step, what a row counts in its client's mean, float64 [c, B]: one over the size of the
-            client's batch, or zero for a row that fills up.
-        steps: of every client, int64 [C].
+        order: the client of the block in each row, int64 [C].
+        rows: the samples of each client, as rows of the data set, int64 [C, n], padded with its first one.
+        places: for each step, the positions of the batch among those samples, int64 [c, B].
+        weights: for each step, the weight of each row in its client's mean, float64 [c, B]: the inverse of the client's
+            batch size, or 0 for padding.
+        steps: number of steps of each client, int64 [C].
     """
 
     order: np.ndarray
@@ -33,10 +32,10 @@ class Schedule:
     steps: np.ndarray
 
     @classmethod
-    def of(cls, batches: Sequence[Sequence[np.ndarray]]) -> Schedule:
-        """The schedule of the clients' mini-batches, each with at least one.
+    def of(cls, batches: Sequence[Sequence[np.ndarray]]) -> BatchSchedule:
+        """The schedule of the clients' mini-batches, at least one per client.
 
-        >>> schedule = Schedule.of([[np.array([5, 3])], [np.array([7]), np.array([8])]])
+        >>> schedule = BatchSchedule.of([[np.array([5, 3])], [np.array([7]), np.array([8])]])
         >>> schedule.order.tolist(), schedule.rows.tolist(), [p.tolist() for p in schedule.places]
         ([1, 0], [[7, 8], [3, 5]], [[[0, 0], [1, 0]], [[1]]])
         """
@@ -58,7 +57,7 @@ class Schedule:
 
 
 def _filled(rows: Sequence[np.ndarray], by: str) -> np.ndarray:
-    """Arrays of several lengths as one, int64 [C, longest], filled up with each one's ``first``, or with ``zero``."""
+    """Arrays of different lengths as one, int64 [C, longest], padded with each one's ``first`` value or ``zero``."""
     width = max(map(len, rows))
     made = np.zeros((len(rows), width), dtype=np.int64)
     for line, each in zip(made, rows, strict=True):

@@ -1,4 +1,4 @@
-"""From a module to the layers of a cohort and how they are wired: ``torch.fx`` traces its forward pass once."""
+"""Compile a module into cohort layers and their wiring: ``torch.fx`` traces its forward pass once."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedloom.compute.cohort.parameters import Parameter
 from fedloom.compute.cohort.pointwise import Add, Flatten, Identity, Mean, ReLU, Sigmoid, Tanh
 
 Outputs = str
-"""What a network is asked for: ``logits``, ``features`` (logits and features) or ``ends`` (logits at all its ends)."""
+"""What a network returns: ``logits``, ``features`` (logits and features) or ``ends`` (logits at all exits)."""
 
 
 @dataclass(frozen=True)
-class Step:
-    """One layer's place in the network: which values it reads, which value it makes, and the name of its module."""
+class LayerCall:
+    """One layer in a program: the values it reads, the value it computes, and the name of its module."""
 
     layer: CohortLayer
     inputs: tuple[int, ...]
@@ -31,21 +31,21 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """A network as steps over numbered values; value 0 is the input.
+    """A network as a sequence of layer calls over numbered values; value 0 is the input.
 
     Attributes:
-        steps: in the order of the forward pass.
-        values: how many values there are.
-        outputs: the numbers of those that are asked for.
+        steps: the calls, in forward order.
+        values: number of values.
+        outputs: the indices of the returned values.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[LayerCall, ...]
     values: int
     outputs: tuple[int, ...]
 
 
-class _Asked(nn.Module):
-    """A model's answers as one tuple."""
+class _Outputs(nn.Module):
+    """A module that returns the chosen outputs of a model as one tuple."""
 
     def __init__(self, model: nn.Module, outputs: Outputs) -> None:
         super().__init__()
@@ -66,19 +66,19 @@ class _Tracer(fx.Tracer):
 
 
 def trace(model: nn.Module, known: Mapping[str, Parameter], outputs: Outputs = "logits") -> Program:
-    """The layers of a cohort that do what ``model`` does.
+    """The cohort layers that compute what ``model`` computes.
 
     Args:
         model: the module of one client.
         known: the cohort's parameters by name.
-        outputs: what the network is asked for.
+        outputs: what the network returns.
 
     Raises:
-        Unsupported: if something in the model has no form for a cohort.
+        Unsupported: if some operation of the model has no cohort form.
     """
-    asked = _Asked(model, outputs)
+    wrapped = _Outputs(model, outputs)
     try:
-        graph = _Tracer().trace(asked)
+        graph = _Tracer().trace(wrapped)
     except Unsupported:
         raise
     except Exception as error:
@@ -88,19 +88,20 @@ def trace(model: nn.Module, known: Mapping[str, Parameter], outputs: Outputs = "
     for node in reversed(graph.nodes):
         if not node.users and node.op not in ("placeholder", "output"):
             graph.erase_node(node)
-    return _Compiler(asked, known).program(graph)
+    return _Compiler(wrapped, known).program(graph)
 
 
 class _Compiler:
-    """Turns the nodes of a graph into steps."""
+    """Turns the nodes of a traced graph into layer calls."""
 
-    def __init__(self, asked: nn.Module, known: Mapping[str, Parameter]) -> None:
-        self.asked, self.known = asked, known
-        self.steps: list[Step] = []
+    def __init__(self, wrapped: nn.Module, known: Mapping[str, Parameter]) -> None:
+        self.wrapped, self.known = wrapped, known
+        self.steps: list[LayerCall] = []
         self.number: dict[fx.Node, int] = {}
         self.seen: set[str] = set()
 
     def program(self, graph: fx.Graph) -> Program:
+        """The program of a traced graph."""
         outputs: tuple[int, ...] = ()
         for node in graph.nodes:
             if node.op == "placeholder":
@@ -111,7 +112,7 @@ class _Compiler:
                 layer = self._layer(node)
                 inputs = tuple(self.number[each] for each in node.all_input_nodes)
                 name = str(node.target).removeprefix("model.") if node.op == "call_module" else ""
-                self.steps.append(Step(layer, inputs, self._number(node), name))
+                self.steps.append(LayerCall(layer, inputs, self._number(node), name))
         program = Program(tuple(self.steps), len(self.number), outputs)
         _allow_in_place(program)
         _skip_input_gradients(program)
@@ -132,7 +133,7 @@ class _Compiler:
         raise Unsupported(f"the model's forward pass uses {name!r}, which has no form for several clients")
 
     def _module(self, target: str) -> CohortLayer:
-        module = self.asked.get_submodule(target)
+        module = self.wrapped.get_submodule(target)
         name = target.removeprefix("model").removeprefix(".")
         make = factory_of(module)
         if make is None:
@@ -150,7 +151,7 @@ class _Compiler:
 
 
 def _allow_in_place(program: Program) -> None:
-    """Let a layer overwrite its input where nobody else reads that."""
+    """Let a layer overwrite its input if no other layer reads it."""
     readers = [0] * program.values
     for step in program.steps:
         for number in step.inputs:
@@ -163,7 +164,7 @@ def _allow_in_place(program: Program) -> None:
 
 
 def _skip_input_gradients(program: Program) -> None:
-    """Where no parameter lies before a layer, nobody asks for the gradient of its input."""
+    """Skip the input gradients of layers that no trained parameter precedes."""
     wanted = {0: False}
     for step in program.steps:
         step.layer.input_gradient = any(wanted[number] for number in step.inputs)
