@@ -1,12 +1,16 @@
-"""FedLoom: collaborative (federated) learning when clients differ.
+"""FedLoom: federated learning with heterogeneous clients.
 
-A federated method is a composition of a few orthogonal parts, run by interchangeable engines.
+A federated method is a composition of parts (objective, drift correction, personalisation, adaptation, mixing, server
+optimiser), run by interchangeable engines.
 
 >>> import fedloom as fl
 >>> federation = fl.data.federate("digits", "iid", clients=4, seed=0)
 >>> result = fl.run(fl.methods.feddyn(alpha=0.1), federation, "logistic", rounds=3)
 >>> result.summary["final"]["global/accuracy"] > 0.7
 True
+
+``fl.data`` builds federations, ``fl.methods`` and ``fl.models`` hold the named methods and models, and ``fl.run`` runs
+a method. ``fl.Experiment`` collects all conditions of a run; ``fl.Method`` composes new methods from ``fedloom.parts``.
 """
 
 from __future__ import annotations

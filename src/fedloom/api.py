@@ -1,4 +1,4 @@
-"""The shortest way to a federated run from Python."""
+"""``fedloom.run``: a federated run from Python in one call."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def run(
     callbacks: Sequence[Callback] = (),
     **conditions: Any,
 ) -> RunResult:
-    """Run a method on a federation, or an experiment, from the start or from a checkpoint.
+    """Run a method on a federation, or an ``Experiment``, from the start or from a checkpoint.
 
     Args:
-        method: a composition, the name of one, or an ``Experiment``, which has everything that follows up to ``out``.
-        federation: who holds which data.
-        model: makes a freshly initialised model; or the name of one, which is made for the federation's inputs and
+        method: a method, the name of one, or an ``Experiment``, which already has a federation, a model and conditions.
+        federation: the clients' data.
+        model: a factory for an initialised model, or the name of a model, built for the federation's inputs and
             classes.
         out: run directory; None keeps everything in memory.
-        resume: True goes on from the newest checkpoint in ``out``, a path from that checkpoint.
+        resume: True resumes from the newest checkpoint in ``out``; a path, from that checkpoint.
         checkpoint_every: rounds between checkpoints.
-        keep: how many checkpoints stay.
-        callbacks: what looks at the run.
-        conditions: of the run, as fields of ``Experiment``: ``rounds``, ``participation``, ``local``, ``seed``, ….
+        keep: number of checkpoints to keep.
+        callbacks: observers of the run.
+        conditions: any further fields of ``Experiment``: ``rounds``, ``participation``, ``local``, ``seed``, ….
 
     >>> from fedloom.data import federate
     >>> result = run("fedavg", federate("digits", "iid", clients=4), "logistic", rounds=2)
@@ -52,7 +52,9 @@ def run(
     [1, 2]
 
     Raises:
-        ConfigError: if there is no federation or model, or settings are impossible together.
+        ConfigError: if the federation or the model is missing, or settings are incompatible.
+        CheckpointError: if ``out`` exists, cannot be written, or holds another experiment.
+        ClientError: if all clients of a round fail, or the server model diverges.
     """
     if isinstance(method, Experiment):
         if federation is not None or model is not None or conditions:

@@ -1,7 +1,8 @@
 """Named methods: one table of compositions of parts.
 
-A row names the parts of a method, with settings only where they differ from the parts' own defaults. What can be set
-follows from the parts, with their defaults and their words: ``feddyn`` takes what ``FedDynDrift`` takes.
+Each row names the parts of a method, with settings only where they differ from the parts' defaults. The settings of a
+method, their defaults and their descriptions are those of its parts: ``feddyn`` accepts what ``FedDynDrift`` accepts.
+To add a method, add a row.
 
 >>> make("feddyn", alpha=0.1).drift
 FedDynDrift(alpha=0.1, size_weighted=True)
@@ -9,7 +10,7 @@ FedDynDrift(alpha=0.1, size_weighted=True)
 >>> fedavg.drift.is_identity, fedavg.mixing.is_identity, fedavg.server.is_identity
 (True, True, True)
 
-Each is also a function of this module, ``methods.feddyn(alpha=0.1)``, with a signature and a docstring.
+Every method is also a function of this module, ``methods.feddyn(alpha=0.1)``, with a signature and a docstring.
 """
 
 from __future__ import annotations
@@ -39,15 +40,17 @@ methods: Registry[Method] = Registry("method")
 make = methods.make
 
 
-def preset(method: Method, words: str, note: str = "", names: Mapping[str, str] | None = None) -> Callable[..., Method]:
-    """File a row of the table: a function of the parts' settings, with name, signature and docstring.
+def preset(
+    method: Method, summary: str, note: str = "", names: Mapping[str, str] | None = None
+) -> Callable[..., Method]:
+    """Register a row of the table as a function of the parts' settings, with name, signature and docstring.
 
     Args:
-        method: the composition with all settings at their defaults.
-        words: what it does, in a line.
-        note: further sentences: the place in the paper, what it needs.
-        names: how the method calls a setting, by place and field like ``server.lr``; "" for one that stays as it is.
-            A setting that several parts have under one name is set in all of them.
+        method: the composition, with all settings at their defaults.
+        summary: one line on what it does.
+        note: further sentences: the place in the paper, requirements.
+        names: the method's name for a setting, by place and field like ``server.lr``; "" fixes the setting. A setting
+            that several parts have under one name is set in all of them.
     """
     parts, names, places = method.parts, names or {}, dict[str, list[tuple[str, str]]]()
     parameters, lines = [], []
@@ -72,14 +75,14 @@ def preset(method: Method, words: str, note: str = "", names: Mapping[str, str] 
         return replace(method, objective=terms, **new)
 
     compose.__name__ = compose.__qualname__ = method.name
-    compose.__doc__ = "\n\n".join(filter(None, [words, note, "\n".join(["Args:", *lines] if lines else [])]))
+    compose.__doc__ = "\n\n".join(filter(None, [summary, note, "\n".join(["Args:", *lines] if lines else [])]))
     compose.__annotations__ = {p.name: p.annotation for p in parameters}
     compose.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
     return methods.register(compose)
 
 
 def __getattr__(name: str) -> Callable[..., Method]:
-    """The method of that name as a function of its settings."""
+    """The method with that name, as a function of its settings."""
     if name in methods:
         return methods[name].factory
     raise AttributeError(f"there is no method {name!r}; {nearest(name, methods.names())}")
@@ -89,7 +92,7 @@ def __dir__() -> list[str]:
     return [*globals(), *methods.names()]
 
 
-# federated averaging and its two bounds
+# federated averaging and the two extremes: no communication, and pooled data
 preset(
     Method("fedavg", CE, citation=MCMAHAN),
     "Local SGD on F_i, then the mean weighted by samples: θ ← Σ (n_i/n) θ_i.",
@@ -101,8 +104,8 @@ preset(
 )
 preset(
     Method("centralised", CE, pooled=True),
-    "All data at one place, trained by SGD: the oracle that federated methods are compared with.",
-    "A round is one client's local training on the union of all clients' data; nothing crosses a network.",
+    "SGD on the pooled data of all clients: the oracle that federated methods are compared with.",
+    "A round is one client's local training on the union of all clients' data; nothing is communicated.",
 )
 # against client drift
 preset(
@@ -176,10 +179,10 @@ preset(
     Method("aaggff_d", CE, mixing=mixing.AAggFFD()),
     "AAggFF for devices: p_i ∝ exp(-√(log K) Σ ğ_i / (Ľ√(t+1))), doubly robust gradients ğ. Hahn et al., ICML 2024.",
 )
-# clients whose networks differ in size
+# networks of different sizes
 preset(
     Method("fedhen", CE, personal=personal.EarlyExitSlice(), mixing=mixing.Uniform()),
-    "Simple clients train the network up to its early exit, complex ones all of it at both ends. Acar, Saligrama 2022.",
+    "Simple clients train up to the early exit, complex ones the whole network at both exits. Acar & Saligrama 2022.",
     "``f(w) + σ f([w]_M)``; the shared part M is the mean over all active clients, the rest over the complex ones.",
 )
 preset(
@@ -193,9 +196,9 @@ preset(
 )
 preset(
     Method("heterofl", CE, personal=personal.WidthSlice(), mixing=mixing.Uniform()),
-    "A client holds the first channels of every layer; each is the mean over those that hold it. Diao et al., 2021.",
+    "Clients hold the first channels of each layer; parameters are averaged over their holders. Diao et al., 2021.",
 )
-# a stronger local loss; each runs with any drift correction, mixing and server optimiser
+# stronger local objectives; each works with any drift correction, mixing and server optimiser
 preset(
     Method("moon", (*CE, objectives.Contrastive())),
     "MOON: cross entropy - μ log[e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ})] on features z.",
@@ -227,19 +230,19 @@ preset(
     "Acar, thesis 2023, §7.2, eq. (7.4). Needs ``teacher=`` and ``augment=``; with α = 1 it is FedAvg.",
     {"objective.1.labels": ""},
 )
-# a model that is trained to be adapted; method.adaptation=maml or proto makes any other method learn so
+# meta-learning: models trained to be adapted; method.adaptation=maml or proto does this for any method
 preset(
     Method("per_fedavg", CE, adaptation=adaptation.Maml()),
     "Per-FedAvg: FedAvg on F_i∘T_i, where T_i is one or several gradient steps. Fallah et al., NeurIPS 2020.",
 )
 preset(
     Method("p_avg_proto", CE, adaptation=adaptation.Prototypes()),
-    "FedAvg on F_i∘T_i, where T_i names classes by the nearest mean of features. Acar, thesis 2023, ch. 3.",
+    "FedAvg on F_i∘T_i, where T_i classifies by the nearest class mean of features. Acar, thesis 2023, ch. 3.",
 )
 preset(
     Method("pfldyn", CE, drift.FedDynDrift(alpha=0.1), adaptation=adaptation.Prototypes(), mixing=mixing.Uniform()),
     "PFLDyn (Proto): FedDyn on F_i∘T_i; PFLDyn (MAML) is the same with ``method.adaptation=maml``.",
-    "Acar, thesis 2023, §3.3, algorithms 2 and 3, which searches α .1 and .01.",
+    "Acar, thesis 2023, §3.3, algorithms 2 and 3, where α is chosen from 0.1 and 0.01.",
 )
 preset(
     Method("pflscaf", CE, drift.Scaffold(), adaptation=adaptation.Prototypes(), mixing=mixing.Uniform()),
@@ -250,7 +253,7 @@ preset(
 preset(
     Method("fedper", CE, personal=personal.PrivateHead()),
     "The body is shared and averaged, each client keeps its own head; both are trained together.",
-    "Arivazhagan et al. 2019. A client that never took part deploys the shared body with the initial head.",
+    "Arivazhagan et al. 2019. A client that never participated deploys the shared body with the initial head.",
 )
 preset(
     Method("lg_fedavg", CE, personal=personal.PrivateBody()),
@@ -266,7 +269,7 @@ preset(
 )
 preset(
     Method("ditto", CE, personal=personal.Ditto()),
-    "w as in FedAvg, and v by F_i(v) + (λ/2)‖v - θ^t‖², which is deployed. Li et al., ICML 2021.",
+    "w as in FedAvg; v minimises F_i(v) + (λ/2)‖v - θ^t‖² and is deployed. Li et al., ICML 2021.",
 )
 preset(
     Method("pfedme", CE, personal=personal.PFedMe(), server=server.SGD()),
@@ -281,7 +284,7 @@ preset(
 )
 preset(
     Method("superfed_lm", CE, personal=personal.Subspace(layers=True)),
-    "SuPerFed, layer mixing: as ``superfed_mm``, with a λ of its own for each layer. Hahn et al., 2022.",
+    "SuPerFed, layer mixing: as ``superfed_mm``, with one λ per layer. Hahn et al., 2022.",
     names={"personal.layers": ""},
 )
 # another server optimiser on Δ = Σ p_i (θ^t - θ_i)
@@ -306,7 +309,7 @@ preset(
     "Extrapolation: θ ← θ - ηΔ, η = max{1, Σ‖Δ_i‖² / (2|S|(‖Δ‖² + ε))}, unweighted mean.",
     "Jhunjhunwala et al., ICLR 2023.",
 )
-# labelled synthetic data out of a federation
+# federated generation of labelled synthetic data
 preset(
     Method("fedevg", (*CE, objectives.Energy()), personal=personal.Reinitialised()),
     "Server's samples x ← x - β_t Σ p_i e_i ∇E_i(x) / Σ p_i e_i + δε, E_i = -f_i(x)[y] learnt by clients. FedEvg.",
@@ -315,7 +318,7 @@ preset(
 )
 preset(
     Method("fedevg_kept", (*CE, objectives.Energy(magnitude=0.1)), personal=personal.LocalOnly()),
-    "FedEvg whose clients keep their models instead of starting anew in each round.",
+    "FedEvg whose clients keep their models between rounds instead of reinitialising them.",
     "Kept models want short, gentle local work (5 steps of Adam at 5e-4 where new ones take 15 at 1e-3) and a β a few "
     "times smaller; with a class or two a client also raw weights and a magnitude of a few hundredths.",
 )
@@ -329,7 +332,7 @@ preset(
     "FedAvg on a conditional variational autoencoder: -log p(x | z, y) + β KL(q(z | x, y)‖N(0, I)).",
     "Sohn, Lee & Yan, 2015, in a federation as in Hahn, 2024, IV.4. All parameters are averaged. See ``Variational``.",
 )
-# a model for a target distribution, of which the server holds unlabelled inputs
+# models for a target distribution of which the server holds unlabelled inputs
 preset(
     Method("fedssa", CE, mixing=mixing.SelfSupervised()),
     "θ ← Σ p_k θ_k, p = argmin of -cos(ŷ¹, ŷ²) - λ_var var ŷ + λ_we Σ p log p, ŷ = softmax(Σ p_k logits_k). FedSSA.",
@@ -337,11 +340,11 @@ preset(
 )
 preset(
     Method("fedssa_similarity", CE, mixing=mixing.Similarity()),
-    "p_k ∝ mean cos(ŷ_k¹, ŷ_k²): who says the same of two views of a target input counts more. FedSSA, appendix D.",
+    "p_k ∝ mean cos(ŷ_k¹, ŷ_k²): models that agree on two views of a target input weigh more. FedSSA, appendix D.",
 )
 preset(
     Method("fedssa_confidence", CE, mixing=mixing.Confidence()),
-    "p_k ∝ mean var ŷ_k: who is surer of the target inputs counts more. FedSSA, appendix D.",
+    "p_k ∝ mean var ŷ_k: models that are more confident on target inputs weigh more. FedSSA, appendix D.",
 )
 preset(
     Method("feddf", CE, server=server.Ensemble()),

@@ -75,7 +75,7 @@ def test_everything_has_a_page_of_its_own(name: str, kind: str, cli: Cli):
 def test_details_of_a_method(cli: Cli):
     out = cli("list", "methods", "feddyn").out
     assert "method.alpha" in out
-    assert "as α grows local work stays at the received" in out
+    assert "for large α, local models stay close to the received one" in out
     assert "acar2021feddyn" in out
     assert "drift" in out
 

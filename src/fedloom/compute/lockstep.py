@@ -113,7 +113,7 @@ class Lockstep:
     def _objective(
         self, asks: list[Request | None], sizes: list[int], outputs: tuple[Tensor, ...]
     ) -> tuple[list[Tensor], list[Tensor | None]]:
-        """The losses [] of all rows, and the gradients by the outputs, by differentiating every client's terms."""
+        """The losses [] of all rows and their gradients with respect to the outputs, by autograd per objective."""
         plan, width = self.plan, max(sizes)
         leaves = [each.detach().requires_grad_() for each in outputs]
         losses = [torch.zeros((), dtype=plan.layout.dtype, device=outputs[0].device)] * len(asks)

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic file writes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_whole(path: Path, blob: bytes) -> None:
-    """Replace a file atomically: readers see the old content or the new one, never half of it."""
+    """Replace a file atomically: readers see either the old content or the new one."""
     part = path.with_name(f".{path.name}.part")
     try:
         write_synced(part, blob)
@@ -40,12 +40,12 @@ def write_whole(path: Path, blob: bytes) -> None:
 
 
 def discard(path: Path) -> None:
-    """Delete a file, if that is possible."""
+    """Delete a file; ignore errors."""
     with contextlib.suppress(OSError):
         os.remove(path)
 
 
 def as_file(named: dict[str, Tensor]) -> bytes:
-    """Named tensors as the content of a safetensors file."""
+    """Serialise named tensors as the content of a safetensors file."""
     plain = torch.contiguous_format
     return save_tensors({k: v.detach().cpu().clone(memory_format=plain).contiguous() for k, v in named.items()})

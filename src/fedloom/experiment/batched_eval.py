@@ -1,9 +1,9 @@
-"""Predictions of a model for each client, or of several: many small passes as one, large ones one after the other.
+"""Predictions of one or several models per client: small passes are stacked into one, large ones run in turn.
 
-Each client's models differ in some of their parameters, which a function *fills in*; the others are the same for all.
-Where a client's pass is small, its time is that of the calls and not of the arithmetic: then models of several clients
-are stacked, their samples padded to one length, and ``torch.func.vmap`` runs them all at once; parameters that do not
-differ stay one tensor. A large pass is arithmetic alone and gains nothing: stacked weights make it slower on a CPU.
+Each client's models differ in some of their parameters, which a function *fills in*; the others are common to all. If a
+client's pass is small, call overhead dominates: models of several clients are stacked, their samples padded to one
+length, and ``torch.func.vmap`` runs them together; common parameters are not copied. A large pass is dominated by
+arithmetic and gains nothing; on a CPU, stacked weights would even slow it down.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from fedloom.core.layout import Leaf
 from fedloom.experiment.loaded import LoadedModel
 from fedloom.metrics import Predictions, predictions
 
-SMALL = 32  # samples of a client up to which models are stacked on a CPU; a GPU waits for calls at any size
-LIGHT = 256 << 10  # bytes of a model that are a client's own, up to which they are; beyond, stacking costs more memory
-VECTORS = 256 << 20  # bytes that stacked parameters may take
+SMALL = 32  # on a CPU, models are stacked up to this many samples per client; on a GPU always
+LIGHT = 256 << 10  # and up to this many bytes of private parameters per model; beyond, stacking costs memory
+VECTORS = 256 << 20  # largest size of stacked parameters, in bytes
 
 
 class Fill(Protocol):
-    """Writes what is a client's own in the model of some number: parameters [A] and buffers [B]."""
+    """Writes a client's own parameters and buffers of the model with the given number."""
 
     def __call__(self, client: int, number: int, theta: Tensor, buffers: Tensor) -> None:
-        """Overwrite both."""
+        """Overwrite ``theta`` [A] and ``buffers`` [B]."""
         ...
 
 
@@ -42,13 +42,13 @@ def stackable(loaded: LoadedModel) -> bool:
 
 
 def pays(loaded: LoadedModel, samples: np.ndarray, own: int) -> np.ndarray:
-    """Whether stacking pays for clients with so many samples [K] whose models have so many bytes of their own."""
+    """Whether stacking pays, bool [K], given the clients' sample counts [K] and the bytes of their own parameters."""
     light = loaded.live.theta.is_cuda or own <= LIGHT
     return (samples <= (np.inf if loaded.live.theta.is_cuda else SMALL)) & light & stackable(loaded)
 
 
 def padded(rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
-    """Row numbers int64 [C, n], filled up with each one's first, and which of them are real, bool [C, n].
+    """Row numbers int64 [C, n], padded with each client's first, and the mask of real ones, bool [C, n].
 
     >>> at, real = padded([np.array([4]), np.array([7, 8])])
     >>> at.tolist(), real.tolist()
@@ -61,7 +61,7 @@ def padded(rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
 
 
 def groups(sizes: Sequence[int], together: Sequence[bool], limit: int, models: int) -> Iterator[slice]:
-    """Neighbours that go through at once: those that may, up to so many (padded) samples and models.
+    """Runs of consecutive clients to evaluate together, up to ``limit`` padded samples and ``models`` models.
 
     >>> [(s.start, s.stop) for s in groups([2, 3, 9, 2, 2, 2], [True, True, False, True, True, True], 6, 5)]
     [(0, 2), (2, 3), (3, 6)]
@@ -79,19 +79,19 @@ def through(
     loaded: LoadedModel, split: Split, clients: np.ndarray, fill: Fill, own: tuple[int, int], count: int = 1,
     support: Split | None = None,
 ) -> list[Predictions]:  # fmt: skip
-    """Predictions of every client's models of numbers 0 .. count - 1 on its samples of the split.
+    """Predictions of every client's models 0 .. count - 1 on its samples of the split.
 
     Args:
-        loaded: with everything in place that is the same for all.
-        split: whose samples.
-        clients: which clients, each with at least one sample.
-        fill: what is a client's own.
-        own: from which parameter and from which buffer on a model is its client's own.
-        count: how many models a client has.
-        support: to whose samples a client's model is adapted first, if it is (then it has one).
+        loaded: the module, holding everything that is common to all models.
+        split: the samples.
+        clients: the clients, each with at least one sample, int64 [K].
+        fill: writes what is a client's own.
+        own: the offsets at which a client's own parameters and buffers start.
+        count: number of models per client.
+        support: adapt each client's model to its samples of this split first (requires ``count=1``).
 
     Returns:
-        The predictions for each number, over all samples in the order of the clients.
+        The predictions for each model number, over all samples in client order.
     """
     sizes, limit = split.index.sizes[clients], max(1, loaded.settings.batch_size // count)
     if support is not None:
@@ -107,7 +107,7 @@ def through(
                 try:
                     collected.add(*_stacked(loaded, split, members, fill, own, count, support))
                     continue
-                except RuntimeError:  # vmap cannot run it, though it does not say so; other faults come again below
+                except RuntimeError:  # vmap does not support the model; any other error is raised again below
                     together[group.stop :] = [False] * (len(together) - group.stop)
             for client in members:
                 for logits, y in _alone(loaded, split, client, fill, own, count, support):
@@ -118,7 +118,7 @@ def through(
 def _alone(
     loaded: LoadedModel, split: Split, client: int, fill: Fill, own: tuple[int, int], count: int, support: Split | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits [count, N, ...] and targets [N] of a client's samples, from so many at a time as a pass has."""
+    """Logits [count, N, ...] and targets [N] of one client's samples, in batches."""
     live, plan = loaded.live, loaded.plan
     rows, place = torch.from_numpy(split.index[client]), (live.theta[own[0] :], live.buffers[own[1] :])
     if count == 1:
@@ -139,7 +139,7 @@ def _alone(
 
 
 def _gathered(split: Split, members: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs [C, n, ...] and targets [C, n] of clients, filled up to one length, and which are real, bool [C, n]."""
+    """Inputs [C, n, ...] and targets [C, n] of clients, padded to one length, and the mask bool [C, n] of real ones."""
     at, real = padded([split.index[client] for client in members])
     owners = torch.tensor(members, device=split.arrays.y.device).repeat_interleave(at.shape[1])
     flat = at.reshape(-1)
@@ -150,7 +150,7 @@ def _stacked(
     loaded: LoadedModel, split: Split, members: list[int], fill: Fill, own: tuple[int, int], count: int,
     support: Split | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Logits [count, N, ...] and targets [N] of some clients' samples, end to end, from one pass."""
+    """Logits [count, N, ...] and targets [N] of several clients' samples, concatenated, from one pass."""
     live, plan, layout = loaded.live, loaded.plan, loaded.plan.layout
     theta = live.theta.new_empty(len(members), count, len(live.theta) - own[0])
     buffers = live.buffers.new_empty(len(members), count, len(live.buffers) - own[1])
@@ -179,7 +179,7 @@ def _stacked(
 
 
 def _named(leaves: Sequence[Leaf], vector: Tensor, start: int) -> dict[str, Tensor]:
-    """Views of the last leaves in a vector that begins with the one at ``start``."""
+    """Views of the trailing leaves in a vector that starts at offset ``start``."""
     found, at = {}, -start
     for leaf in leaves:
         if at >= 0:
@@ -189,7 +189,7 @@ def _named(leaves: Sequence[Leaf], vector: Tensor, start: int) -> dict[str, Tens
 
 
 class Collected:
-    """Logits as they come, and what the metrics need of them, from as many at a time as one pass has samples."""
+    """Accumulates logits and reduces them to what the metrics need, about one batch at a time."""
 
     def __init__(self, loaded: LoadedModel, count: int) -> None:
         self.settings, self.count = loaded.settings, count
@@ -197,7 +197,7 @@ class Collected:
         self.parts: list[list[Predictions]] = []
 
     def add(self, logits: Tensor, y: Tensor) -> None:
-        """Logits [count, N, ...] with the targets of the samples [N, ...]."""
+        """Add logits [count, N, ...] and the targets [N, ...] of the samples."""
         self.waiting.append((logits, y.to(logits.device)))
         if self.count * sum(len(y) for _, y in self.waiting) >= self.settings.batch_size:
             self._measure()
@@ -211,14 +211,14 @@ class Collected:
         self.waiting.clear()
 
     def found(self) -> list[Predictions]:
-        """The predictions for each number."""
+        """The predictions for each model number."""
         if self.waiting:
             self._measure()
         return [Predictions.joined(parts) for parts in zip(*self.parts, strict=True)]
 
 
 def _cut(found: Predictions, count: int) -> list[Predictions]:
-    """Predictions of several models on the same samples, one after the other, apart."""
+    """Split the predictions of several models on the same samples by model."""
     numbers = np.split(found.count, count)
     sums = {name: np.split(values, count) for name, values in found.sums.items()}
     kept = {name: [np.split(values, count) for values in pair] for name, pair in found.kept.items()}

@@ -1,4 +1,4 @@
-"""The one way to look at a run while it goes on: progress, trackers and evaluations of one's own are callbacks."""
+"""Callbacks observe a run: progress displays, trackers and custom evaluations."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from fedloom.experiment.rundir import RunDirectory
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a callback learns of a run before its first round.
+    """What a callback learns about a run before its first round.
 
     Attributes:
-        name: of the method.
-        rounds: how many the whole run has.
-        start: how many were over when this process took it up.
-        seed: of everything random.
-        headline: the number in a record by which the run is read.
-        directory: where the run is written; None if it stays in memory.
+        name: the method's name.
+        rounds: number of rounds of the whole run.
+        start: number of rounds completed before this process took over.
+        seed: the run's seed.
+        headline: the metric of the records by which the run is judged.
+        directory: the run directory; None if the run is kept in memory.
     """
 
     name: str
@@ -31,24 +31,24 @@ class RunInfo:
 
 
 class Callback:
-    """Looks at a run; every hook does nothing unless it is overridden."""
+    """Observes a run; every hook does nothing by default."""
 
     def on_start(self, run: RunInfo) -> None:
         """Called once, before the first round of this process."""
 
     def on_step(self, step: Any) -> Mapping[str, Any]:
-        """Numbers that join the round's record, from what ``Task.step`` returned, before the round is taken over.
+        """Return extra numbers for the round's record, given what ``Task.step`` returned, before it is committed.
 
-        They must be a function of the step alone, so that a continued run repeats them. Ctrl-C may break this off, and
-        then the round has not been.
+        They must be a function of ``step`` alone, so that a resumed run reproduces them. Ctrl-C may interrupt this
+        hook, and the round is then discarded.
         """
         return {}
 
     def on_round(self, record: Mapping[str, Any]) -> None:
-        """Called after every round with its record; Ctrl-C waits for it."""
+        """Called after every round with its record; Ctrl-C is held back meanwhile."""
 
     def on_finish(self, summary: Mapping[str, Any]) -> None:
-        """Called once when the run has come to its end, with what ``summary.json`` says."""
+        """Called once when the run has ended, with the content of ``summary.json``."""
 
     def on_close(self) -> None:
-        """Called once however the run ended: release what is held."""
+        """Called once, however the run ended, to release resources."""

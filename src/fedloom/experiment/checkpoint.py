@@ -1,7 +1,7 @@
-"""Checkpoints: data, never pickles; written whole or not at all; refused when altered.
+"""Checkpoints: plain data (no pickles), written atomically, verified by checksum.
 
-A checkpoint is a folder ``checkpoint/round-000120`` with tensors in safetensors files and ``manifest.json``, which
-names each file with its size and SHA-256. It is written under a temporary name and renamed when everything is on disk.
+A checkpoint is a folder ``checkpoint/round-000120`` with tensors in safetensors files and a ``manifest.json`` that
+lists each file with its size and SHA-256. It is written under a temporary name and renamed when everything is on disk.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Checkpoint:
     """All state of a run between two rounds.
 
     Attributes:
-        round: how many rounds are over.
+        round: number of completed rounds.
         tensors: named tensors of any shape, by file.
-        facts: the rest, as plain data.
+        facts: everything else, as plain data.
     """
 
     round: int
@@ -45,7 +45,7 @@ class Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint, keep: int = 2) -> Path:
-    """Write ``folder/round-000012``, whole or not at all, and then remove all but the last ``keep``.
+    """Write ``folder/round-000012`` atomically, then remove all but the last ``keep`` checkpoints.
 
     Raises:
         OSError: if it could not be written (disk full); earlier checkpoints are untouched.
@@ -84,10 +84,10 @@ def available(folder: Path) -> list[Path]:
 
 
 def load(path: Path) -> Checkpoint:
-    """Read a checkpoint, verified file by file.
+    """Read a checkpoint and verify every file.
 
     Raises:
-        CheckpointError: if something is missing, truncated or altered; the sentence names the checkpoint before it.
+        CheckpointError: if a file is missing, truncated or altered; the message names the previous checkpoint.
     """
     with refusing(path):
         return read(path)
@@ -95,7 +95,7 @@ def load(path: Path) -> Checkpoint:
 
 @contextmanager
 def refusing(path: Path) -> Iterator[None]:
-    """Turn errors of the block, which uses a checkpoint, into a sentence that names it and the one before it."""
+    """Turn errors raised in the block into a ``CheckpointError`` that names ``path`` and the previous checkpoint."""
     try:
         yield
     except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
@@ -107,11 +107,11 @@ def refusing(path: Path) -> Iterator[None]:
 
 
 def read(path: Path) -> Checkpoint:
-    """``load``, with plain errors.
+    """Read and verify a checkpoint, raising the underlying errors.
 
     Raises:
         OSError: if a file is missing.
-        ValueError: if one was altered, or is of another format.
+        ValueError: if a file was altered or has another format.
         SafetensorError: likewise.
     """
     manifest = json.loads((path / "manifest.json").read_text())
@@ -136,5 +136,5 @@ def remove(path: Path) -> None:
 
 
 def _seal(manifest: dict[str, Any]) -> str:
-    """The checksum of a manifest, over everything in it but itself."""
+    """The checksum of a manifest's content."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What a person reads on the terminal: numbers, times, notes and tables of results."""
+"""Terminal output: numbers, durations, notes and tables of results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEADLINES = (
     "ctm/accuracy/mean",
     "ltm/accuracy",
 )
-"""The numbers by which a run is watched, the most telling first."""
+"""The metrics shown while a run is in progress, the most important first."""
 
 WORDS = {
     "global/accuracy": "accuracy",
@@ -37,11 +37,11 @@ WORDS = {
 }
 
 LEVEL = re.compile(r"(?P<scope>global|average|clients)/(?P<level>[^/]+)/accuracy(/mean)?")
-"""What records call the accuracy of a level's network, where clients train networks of different size."""
+"""The accuracy of one level's network in a record, if clients train networks of different sizes."""
 
 
 def watched(record: Mapping[str, Any], first: str = HEADLINES[0]) -> dict[str, str]:
-    """The numbers of a record to be shown, with the words for them; ``first`` leads, and levels follow their scope.
+    """The metrics of a record to show, with their display names; ``first`` leads, and levels follow their scope.
 
     >>> watched({"global/accuracy": 0.5, "global/simple/accuracy": 0.4, "train/loss": 2.0})
     {'global/accuracy': 'accuracy', 'global/simple/accuracy': 'simple', 'train/loss': 'loss'}
@@ -62,7 +62,7 @@ def watched(record: Mapping[str, Any], first: str = HEADLINES[0]) -> dict[str, s
 
 
 class TrimmedFile:
-    """A text file that drops the spaces with which tables fill their lines."""
+    """A text file that drops the trailing spaces with which tables fill their lines."""
 
     def __init__(self, file: IO[str]) -> None:
         self.file = file
@@ -76,7 +76,7 @@ class TrimmedFile:
 
 
 def make_console(file: IO[str] | None = None) -> Console:
-    """A console on standard output; where there is no terminal, lines are wide and without trailing spaces."""
+    """A console on standard output; without a terminal, lines are wide and have no trailing spaces."""
     console = Console(file=file, highlight=False)
     if console.is_terminal:
         return console
@@ -84,7 +84,7 @@ def make_console(file: IO[str] | None = None) -> Console:
 
 
 def number(key: str, value: Any) -> str:
-    """A number of a record as it is shown: accuracies in percent.
+    """Format a metric; accuracies are in per cent.
 
     >>> number("global/accuracy", 0.9437), number("train/loss", 0.31), number("global/accuracy", None)
     ('94.4 %', '0.310', '–')
@@ -95,7 +95,7 @@ def number(key: str, value: Any) -> str:
 
 
 def count(value: float | None) -> str:
-    """A large number with a unit.
+    """Format a large number with a unit prefix.
 
     >>> count(950), count(4_810), count(52_000_000), count(None)
     ('950', '4.81 k', '52.0 M', '–')
@@ -109,7 +109,7 @@ def count(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A time in words.
+    """Format a duration in seconds.
 
     >>> duration(0.012), duration(0.3), duration(12.4), duration(125), duration(7300)
     ('12 ms', '0.3 s', '12 s', '2 min 5 s', '2 h 1 min')
@@ -127,12 +127,12 @@ def duration(seconds: float | None) -> str:
 
 
 def print_raw(console: Console, text: str, end: str = "\n") -> None:
-    """Print text as it is, neither marked up nor broken into lines."""
+    """Print text verbatim, without markup or line breaks."""
     console.print(text, markup=False, soft_wrap=True, end=end)
 
 
 def notes(console: Console, summaries: Iterable[Mapping[str, Any]]) -> None:
-    """What runs warned of, and an empty line."""
+    """Print the warnings of finished runs, and an empty line."""
     for summary in summaries:
         for warning in summary.get("warnings") or []:
             print_raw(console, f"note: {warning}")
@@ -140,7 +140,7 @@ def notes(console: Console, summaries: Iterable[Mapping[str, Any]]) -> None:
 
 
 def figures(first: str, heads: Iterable[str]) -> Table:
-    """An empty table without rules: a column of names, which fold, and columns of figures, which do not."""
+    """An empty table without rules: a column of names, which may wrap, and right-aligned columns that do not."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column(first, overflow="fold")
     for head in heads:
@@ -149,7 +149,7 @@ def figures(first: str, heads: Iterable[str]) -> Table:
 
 
 def plain_table(*heads: str, numbers: Iterable[str] = ()) -> Table:
-    """An empty table without rules, whose first column does not fold; ``numbers`` stand on the right."""
+    """An empty table without rules whose first column does not wrap; ``numbers`` are right-aligned columns."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0), show_header=bool(heads))
     for place, head in enumerate(heads):
         table.add_column(head, justify="right" if head in numbers else "left", no_wrap=not place, overflow="fold")
@@ -157,16 +157,16 @@ def plain_table(*heads: str, numbers: Iterable[str] = ()) -> Table:
 
 
 def results(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
-    """A table of runs, with the figures of their last rounds; columns that nothing was measured for are left out.
+    """A table of runs with their final metrics; columns without any value are left out.
 
     Args:
         rows: a label and the summary of each run.
     """
     first = HEADLINES[0]
-    if any(summary.get("headline", first) != first for _, summary in rows):  # one column to compare all of them by
+    if any(summary.get("headline", first) != first for _, summary in rows):  # one column must compare all runs
         first = HEADLINES[1]
     columns = [_columns(summary, first) for _, summary in rows]
-    heads = dict.fromkeys(head for column in columns for head, said in column.items() if said != ABSENT)
+    heads = dict.fromkeys(head for column in columns for head, text in column.items() if text != ABSENT)
     if {"accuracy", "server model"} & heads.keys():
         heads.pop("test loss", None)
     if len({column["rounds"] for column in columns}) == 1 and len(rows) > 1:
@@ -203,12 +203,12 @@ def _columns(summary: Mapping[str, Any], first: str) -> dict[str, str]:
 
 
 def _left_out(summary: Mapping[str, Any]) -> int:
-    """How many updates could not be used; version 0.1 had another name for it."""
+    """Number of updates that were left out; version 0.1 used another key."""
     return (summary.get("left_out") or {}).get("count", summary.get("failure_count", 0))
 
 
 def show_warnings(console: Console) -> None:
-    """From now on, show warnings as notes of one line."""
+    """Print warnings as one-line notes from now on."""
 
     def show(message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
         console.print(Text(f"note: {message}", style="yellow"), soft_wrap=True)
@@ -217,7 +217,7 @@ def show_warnings(console: Console) -> None:
 
 
 def relpath(path: Path) -> str:
-    """A path relative to the current folder where it lies inside."""
+    """The path relative to the current folder, if it is inside."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
@@ -225,7 +225,7 @@ def relpath(path: Path) -> str:
 
 
 def silence_stdout() -> None:
-    """Send the rest of standard output nowhere: its reader has gone."""
+    """Discard all further standard output, because its reader has closed the pipe."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):  # not a real file

@@ -1,8 +1,8 @@
-"""What can be done with the client models of a finished run: mix them for a target, or let them vote on each sample.
+"""Client models of a finished run: mix them for a target distribution, or ensemble them per sample.
 
-FedSSA after training (its table 3) learns mixing coefficients for the last client models of any method. Without any
-target in training, sample-wise FedSSA (its table 2) learns coefficients for every test sample by itself, from random
-views of that sample, and mixes predictions instead of models.
+FedSSA after training (its table 3) learns mixing coefficients for the last client models of any method. Sample-wise
+FedSSA (its table 2) needs no target: it learns coefficients for every test sample from random views of that sample, and
+mixes predictions instead of models.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ SAMPLE_WISE = SelfSupervised(lr=0.02, epochs=10, draws=4)
 
 @dataclass(frozen=True)
 class Customised:
-    """A model for a target, mixed from client models.
+    """A model for a target distribution, mixed from client models.
 
     Attributes:
-        clients: whose models, int64 [K].
+        clients: the clients whose models are mixed, int64 [K].
         p: their mixing coefficients, float64 [K].
         model: Σ p_k θ_k, in evaluation mode.
-        accuracy: of that model on the common test set, in [0, 1].
-        before: of the run's own server model, likewise.
+        accuracy: its accuracy on the common test set, in [0, 1].
+        before: the accuracy of the run's own server model, likewise.
     """
 
     clients: np.ndarray
@@ -54,13 +54,13 @@ class Customised:
 
 @dataclass(frozen=True)
 class Votes:
-    """Accuracies on the common test set, in [0, 1], of the rows of FedSSA's table 2.
+    """Accuracies on the common test set, in [0, 1]: the rows of FedSSA's table 2.
 
     Attributes:
-        alone: of the client models one by one, [K]; ``local`` is their mean.
-        server: of the run's server model.
-        ensemble: of softmax(mean of the client models' logits).
-        sample_wise: of softmax(Σ p_k logits_k) with coefficients learnt for every sample.
+        alone: accuracy of each client model, float64 [K]; ``local`` is the mean.
+        server: accuracy of the run's server model.
+        ensemble: accuracy of softmax(mean of the client models' logits).
+        sample_wise: accuracy of softmax(Σ p_k logits_k) with coefficients learnt for every sample.
         p: those coefficients, float64 [N, K].
     """
 
@@ -77,18 +77,18 @@ class Votes:
 
 
 def after_training(experiment: Experiment, result: RunResult, policy: Mixing | None = None) -> Customised:
-    """FedSSA after training: coefficients from the target's unlabelled inputs, for the last client models of a run.
+    """FedSSA after training: mix the last client models of a run, using unlabelled inputs of the target distribution.
 
-    A run that lies in a directory is read back by ``fedloom.run(experiment, out=directory, resume=True)``, which trains
-    no further.
+    A run in a run directory can be read back, without further training, by ``fedloom.run(experiment, out=directory,
+    resume=True)``.
 
     Args:
-        experiment: what was run; its federation needs unlabelled inputs, and its ``views`` are used.
-        result: what came out.
-        policy: how coefficients are chosen; FedSSA with its defaults, or another one that learns at the server.
+        experiment: the experiment; its federation needs unlabelled inputs, and its ``views`` are used.
+        result: its result.
+        policy: the mixing policy: FedSSA with its defaults, or another one that learns at the server.
 
     Raises:
-        ConfigError: if there is no target, or the last client models were not kept.
+        ConfigError: if there is no target, the policy needs training losses, or the last client models were not kept.
     """
     policy = SelfSupervised() if policy is None else policy
     if experiment.federation.unlabelled is None:
@@ -114,14 +114,14 @@ def after_training(experiment: Experiment, result: RunResult, policy: Mixing | N
 
 
 def sample_wise(experiment: Experiment, result: RunResult, policy: SelfSupervised = SAMPLE_WISE) -> Votes:
-    """Sample-wise FedSSA and the ensembles that it is compared with, on the common test set.
+    """Sample-wise FedSSA and the ensembles it is compared with, on the common test set.
 
-    No target is used: each test sample is alone, and its label is read for the accuracies only.
+    Every test sample is treated separately; labels are used only to compute accuracies.
 
     Args:
-        experiment: what was run; its ``views`` are used.
-        result: what came out; of the method ``local`` for "local training + ensemble".
-        policy: λ_var, λ_we, lr, epochs (one step of Adam each, as a sample is one batch) and draws.
+        experiment: the experiment; its ``views`` are used.
+        result: its result; with method ``local`` this is "local training + ensemble".
+        policy: λ_var, λ_we, lr, epochs (one Adam step each, as a sample is one batch) and draws.
 
     Raises:
         ConfigError: if the last client models were not kept.
@@ -150,12 +150,12 @@ def sample_wise(experiment: Experiment, result: RunResult, policy: SelfSupervise
 
 
 def sample_coefficients(first: Tensor, second: Tensor, policy: SelfSupervised = SAMPLE_WISE) -> Tensor:
-    """Coefficients p [N, K] of every sample by itself, float64; all samples are learnt at once.
+    """Per-sample coefficients p, float64 [N, K]; all samples are optimised in parallel.
 
     Args:
-        first: the K models' logits on the first views, [draws, N, K, C], over whose draws the loss is the mean.
-        second: on the second views, likewise.
-        policy: how they are learnt; one step of Adam an epoch.
+        first: the K models' logits on the first views, [draws, N, K, C]; the loss is the mean over draws.
+        second: logits on the second views, likewise.
+        policy: settings of the optimisation; one Adam step per epoch.
 
     >>> draws = torch.zeros(1, 3, 2, 4)
     >>> sample_coefficients(draws, draws)[0]
@@ -167,7 +167,7 @@ def sample_coefficients(first: Tensor, second: Tensor, policy: SelfSupervised = 
 
 
 def ensemble(logits: Tensor) -> Tensor:
-    """softmax((1/K) Σ_k logits_k) [N, C] from logits [N, K, C]: the mixed prediction of FedSSA at equal shares.
+    """softmax((1/K) Σ_k logits_k) [N, C] from logits [N, K, C]: FedSSA's mixed prediction with uniform p.
 
     >>> ensemble(torch.tensor([[[2.0, 0.0], [0.0, 4.0]]])).argmax(-1)
     tensor([1])
@@ -176,7 +176,7 @@ def ensemble(logits: Tensor) -> Tensor:
 
 
 def accuracy(scores: Tensor, y: Tensor) -> float:
-    """The share of rows [N, C] whose largest entry stands at y [N].
+    """The fraction of rows of ``scores`` [N, C] whose largest entry is at y [N].
 
     >>> accuracy(torch.eye(2), torch.tensor([0, 0]))
     0.5
@@ -185,7 +185,7 @@ def accuracy(scores: Tensor, y: Tensor) -> float:
 
 
 class _Ensemble:
-    """The last models of a run's clients, whole: shared and private parameters."""
+    """The last models of a run's clients with all their parameters, shared and private."""
 
     def __init__(self, experiment: Experiment, result: RunResult) -> None:
         self.experiment = experiment
@@ -199,7 +199,7 @@ class _Ensemble:
         self.plan: ClientPlan = replace(plan, layout=whole)
 
     def data(self, views: bool) -> ServerData:
-        """The target's inputs, or the test set's if there are none, and the model."""
+        """The model and the target's inputs, or the test inputs if there is no target."""
         hidden, train = self.federation.unlabelled, self.federation.train
         change = pipeline(self.experiment.views, train.arrays) if views else None
         return server_data(self.plan, self.federation.test.x if hidden is None else hidden.x, change)
@@ -212,11 +212,13 @@ class _Ensemble:
 
 
 def last_models(plan: ClientPlan, snapshot: Snapshot) -> tuple[np.ndarray, Tensor, Tensor]:
-    """Who has taken part, int64 [K], and their last models and buffers, [K, P] and [K, B], private parts included.
+    """The clients that have participated, int64 [K], and their last models [K, P] and buffers [K, B].
+
+    Private parameters and buffers are included.
 
     Raises:
-        ConfigError: if shared parameters of the last models were not kept, nobody has taken part, or clients train
-            networks of different size.
+        ConfigError: if the shared parameters of the last models were not kept, no client has participated, or clients
+            train networks of different sizes.
     """
     if plan.has_levels:
         raise ConfigError("the clients' last models are networks of different size, which cannot be mixed as one.")

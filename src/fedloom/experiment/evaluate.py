@@ -1,4 +1,4 @@
-"""The three evaluations: the server model, every client's deployed model, and the average of all last models."""
+"""Evaluation of the server model, of every client's deployed model, and of the average of all last models."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fedloom.metrics import Predictions, direction, fairness
 
 
 class Evaluator(LoadedModel):
-    """Makes the evaluations of a run.
+    """Runs the evaluations of an experiment.
 
     Args:
-        plan: what clients do.
-        federation: on whose data.
-        settings: what is measured.
+        plan: the client plan.
+        federation: the data.
+        settings: what to measure.
     """
 
     def __init__(self, plan: ClientPlan, federation: Federation, settings: Evaluation) -> None:
@@ -34,10 +34,10 @@ class Evaluator(LoadedModel):
         self.levels = [Evaluator(level, federation, settings) for level in levels]
 
     def clients(self, server: Server, store: Store) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-        """Every client's deployed model on its own test samples: a summary, and one row per client.
+        """Evaluate every client's deployed model on its own test samples; return a summary and one row per client.
 
-        One shared model, or one a level, takes one pass over all clients' samples; private, adapted and mixed models go
-        through as ``fedloom.experiment.batched_eval`` has it.
+        A shared model, or one per level, takes one pass over all samples; private, adapted and interpolated models are
+        evaluated as described in ``fedloom.experiment.batched_eval``.
         """
         split = self.federation.held_out
         rows, sizes = split.index.rows, split.index.sizes
@@ -72,9 +72,9 @@ class Evaluator(LoadedModel):
         return record, table
 
     def own(self, server: Server, store: Store, tested: np.ndarray) -> Predictions:
-        """Predictions of each tested client's model on its own test samples: its private half with the shared one.
+        """Predictions of each tested client's model, with its private parameters, on its own test samples.
 
-        Where the method adapts models, each is adapted first, with all the client's training samples.
+        If the method adapts models, each is adapted first, on all the client's training samples.
         """
         layout, plan = self.plan.layout, self.plan
         split, federation = (layout.shared_size, layout.shared_buffers), self.federation
@@ -90,18 +90,18 @@ class Evaluator(LoadedModel):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The levels' names; none if all clients train the same network."""
+        """The levels' names; () if all clients train the same network."""
         personal = self.plan.method.personal
         return personal.levels if isinstance(personal, Submodels) else ()
 
     def level_of(self, clients: np.ndarray) -> np.ndarray:
-        """The levels of clients, those too that never take part, int64 [clients]."""
+        """The levels of clients, including clients that never train, int64 [clients]."""
         personal = self.plan.method.personal
         assert isinstance(personal, Submodels)
         return np.array([personal.level(int(client)) for client in clients])
 
     def by_level(self, server: Server, tested: np.ndarray) -> dict[str, np.ndarray]:
-        """The metrics and the loss of the network of each tested client's level on its own test samples, [clients]."""
+        """Metrics and loss of each tested client's level network on its own test samples, float64 [clients] each."""
         split, levels = self.federation.held_out, self.level_of(tested)
         values = {metric: np.full(len(tested), np.nan) for metric in (*self.settings.metrics, "loss")}
         for number, (evaluator, level) in enumerate(zip(self.levels, self.plan.levels, strict=False)):
@@ -122,7 +122,7 @@ class Evaluator(LoadedModel):
     def measure(
         self, server: Server, store: Store, last: LastModels | None
     ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
-        """All evaluations asked for: numbers for the round's record, and the clients' table."""
+        """All configured evaluations: numbers for the round's record, and the table of clients."""
         record: dict[str, float] = {}
         table = None
         on, federation = self.settings.what, self.federation

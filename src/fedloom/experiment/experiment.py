@@ -25,20 +25,22 @@ class Evaluation:
     """What is measured, and when.
 
     Args:
-        what: any of ``global`` (server model on the common test set), ``clients`` (the model each client would deploy,
-            on its own test samples, for all clients), ``average`` (the mean of all clients' last models on the common
-            test set; reported only, never fed back), ``train`` (the server model's loss on all training data) and
-            ``received`` (in every round, the cohort's losses F_i(θ^t) before local work and their mixture Σ p_i F_i,
-            for methods that do not ask for them anyway).
-        every: rounds between two evaluations; the last round is always evaluated.
-        target: stop-watch mark: a value in (0, 1] of ``metric`` if it is an accuracy, any positive number for a loss.
-        metric: which number the target, early stopping and "best round" look at, like ``global/accuracy``.
-        stop_at_target: whether the run ends when the target is reached.
+        what: any of ``global`` (the server model on the common test set), ``clients`` (each client's deployed model on
+            its own test samples), ``average`` (the mean of all clients' last models on the common test set; only
+            reported, never fed back), ``train`` (the server model on all training data) and ``received`` (the cohort's
+            losses F_i(θ^t) before local work and Σ p_i F_i in every round, also for methods that do not need them).
+        every: rounds between evaluations; the last round is always evaluated.
+        target: target value of ``metric``, for rounds-to-target: in (0, 1] for an accuracy, positive for a loss.
+        metric: the metric used for the target, early stopping and the best round, like ``global/accuracy``.
+        stop_at_target: end the run when the target is reached.
         patience: stop after this many evaluations without improvement (0: never).
         batch_size: samples per forward pass.
-        metrics: besides the loss, any of ``accuracy``, ``auroc`` (several classes: the mean of one against rest),
-            ``top5`` or another number, ``ece`` and ``mce`` (calibration, 15 bins); positions count in sequences.
-        padding: a label that marks positions of a sequence not to be counted.
+        metrics: besides the loss, any of ``accuracy``, ``auroc`` (one-vs-rest mean for several classes), ``top5`` or
+            another k, ``ece`` and ``mce`` (calibration errors, 15 bins). In sequences, every position counts.
+        padding: the label of sequence positions that are ignored.
+
+    Raises:
+        ConfigError: for impossible settings, such as a target for a metric that is not measured.
     """
 
     what: tuple[str, ...] = ("global", "clients")
@@ -87,38 +89,40 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A method, data, a model and the conditions of the run; two equal experiments give the same bits on one machine.
+    """A method, data, a model and run conditions; equal experiments give the same bits on one machine.
 
     Args:
-        method: the composition to run.
-        federation: who holds which data.
-        model: makes a freshly initialised model; called once, under a seed that depends on ``seed`` alone.
+        method: the method.
+        federation: the clients' data.
+        model: a factory for an initialised model; called once, under a seed that depends on ``seed`` alone.
         rounds: T, the number of communication rounds.
-        participation: C in (0, 1]; the cohort holds max(⌊C·K⌋, 1) clients.
+        participation: C in (0, 1]; the cohort has max(⌊C·K⌋, 1) clients.
         cohort: cohort size, instead of ``participation``.
-        sampling: ``fixed`` (exactly that many) or ``bernoulli`` (each client with that probability).
-        local: local training.
-        augment: random changes of the images of every mini-batch, in order: names of augmentations (crop, flip, cutout,
-            jitter, blur, autoaugment, randaugment), or ``{"name": "cutout", "size": 8}`` for one with settings.
-        views: random changes, likewise, that make two views of the server's unlabelled inputs; for methods that learn
-            from them.
-        teacher: for objectives that distil: a trained model, or the run directory of one.
+        sampling: ``fixed`` (exactly that many clients) or ``bernoulli`` (each client independently with that
+            probability).
+        local: settings of local training.
+        augment: augmentations applied to every mini-batch, in order: names (crop, flip, cutout, jitter, blur,
+            autoaugment, randaugment), or mappings like ``{"name": "cutout", "size": 8}``.
+        views: augmentations, likewise, that make two views of the server's unlabelled inputs, for methods that use
+            them.
+        teacher: for distillation objectives: a trained model, or the run directory of one.
         evaluation: what is measured.
-        engine: where clients' work runs: ``serial``, ``processes``, or ``auto``, which chooses by work, cores and
-            device and changes no bit.
+        engine: where client work runs: ``serial``, ``processes``, or ``auto``, which chooses by work, cores and device
+            without changing results.
         engine_settings: settings of the engine, like ``{"workers": 4}``.
-        compute: how clients are stepped: ``live``.
+        compute: how clients are stepped: ``live`` or ``batched``.
         compute_settings: settings of the compute.
-        seed: of everything that is random.
-        drop_rate: probability that a cohort member drops out of a round (injected failures).
+        seed: seed of everything that is random.
+        drop_rate: probability that a cohort member drops out of a round (simulated failures).
         dtype: ``float32`` or ``float64``.
-        device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``.
-        client_state: where client states live between rounds, which changes no bit: ``memory``, ``disk`` (each in a
-            file of the run directory), or ``auto``, the disk where those of all clients that may take part exceed 2 GB.
-        config: the settings as a person gave them, kept in the run directory.
+        device: ``auto`` (a GPU if there is one), ``cpu`` or ``cuda``.
+        client_state: where client states are kept between rounds, without effect on results: ``memory``, ``disk`` (one
+            file per state in the run directory) or ``auto`` (disk if the states of all potential participants exceed 2
+            GB).
+        config: the settings as the user gave them, stored in the run directory.
 
     Raises:
-        ConfigError: for impossible settings, before anything runs.
+        ConfigError: for impossible settings, before the run starts.
     """
 
     method: Method
@@ -203,12 +207,12 @@ class Experiment:
                 "use fedloom synthesize, which judges what it generates, or leave evaluation.what empty."
             )
         if self.augment:
-            pipeline(self.augment, self.federation.train.arrays)  # refuses what does not suit the data
+            pipeline(self.augment, self.federation.train.arrays)  # raises if it does not suit the data
         empty = (self.federation.train.index.sizes == 0).nonzero()[0]
         if len(empty):
             raise ConfigError(f"{len(empty)} clients have no training samples; the first is client {empty[0]}.")
 
     @property
     def cohort_size(self) -> int:
-        """|S_t| if it is fixed, and its mean if clients come with a probability."""
+        """|S_t| for fixed sampling; its mean for Bernoulli sampling."""
         return cohort_size(self.federation.seen, self.participation, self.cohort)

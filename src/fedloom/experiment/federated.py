@@ -1,4 +1,4 @@
-"""Federated runs: rounds over cohorts of clients, evaluated as the experiment asks."""
+"""Federated runs: rounds over cohorts of clients, evaluated as configured."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from fedloom.experiment.summary import headline, should_stop, summarise, warning
 from fedloom.experiment.trainer import Record, Task, Trainer
 
 
-class Step(NamedTuple):
-    """A round that is not taken over yet: the server after it, and what happened in it."""
+class RoundStep(NamedTuple):
+    """A round that is not committed yet: the server's next state and the round's report."""
 
     server: Server
     report: Report
@@ -42,14 +42,14 @@ class Step(NamedTuple):
 
 @dataclass
 class RunResult:
-    """What a run found.
+    """The result of a run.
 
     Attributes:
-        history: one record a round, as in ``metrics.jsonl``.
-        summary: as in ``summary.json``.
-        model: the final server model (for methods with private parameters, with the initial private ones).
-        snapshot: all final state, client states included.
-        failures: every client left out, by round.
+        history: one record per round, as in ``metrics.jsonl``.
+        summary: the content of ``summary.json``.
+        model: the final server model (private parameters, if any, have their initial values).
+        snapshot: all final state, including client states.
+        failures: every client that was left out, by round.
     """
 
     history: list[Record]
@@ -71,17 +71,17 @@ def run(
     """Run an experiment, from the start or from a checkpoint.
 
     Args:
-        experiment: what to run.
+        experiment: the experiment.
         out: run directory; None keeps everything in memory.
-        resume: True goes on from the newest checkpoint in ``out``, a path from that checkpoint.
-        checkpoint_every: rounds between checkpoints; one is written at the end and on Ctrl-C in any case.
-        keep: how many checkpoints stay.
-        callbacks: what looks at the run; a callback's ``on_step`` receives a ``Step``.
+        resume: True resumes from the newest checkpoint in ``out``; a path, from that checkpoint.
+        checkpoint_every: rounds between checkpoints; one is always written at the end and on Ctrl-C.
+        keep: number of checkpoints to keep.
+        callbacks: observers of the run; their ``on_step`` receives a ``RoundStep``.
 
     Raises:
-        ConfigError: if the model does not fit the data or the engine not the method.
-        CheckpointError: if ``out`` is taken, cannot be written, or holds another experiment.
-        ClientError: if all clients of a round fail in code, or the server model diverges.
+        ConfigError: if the model does not fit the data, or the engine does not support the method.
+        CheckpointError: if ``out`` exists, cannot be written, or holds another experiment.
+        ClientError: if all clients of a round fail with an exception, or the server model diverges.
         KeyboardInterrupt: on Ctrl-C, after a checkpoint.
     """
     with one_thread():
@@ -94,8 +94,8 @@ class FederatedTask(Task):
     """An experiment as a task: its state is a ``Snapshot``, a step is one round.
 
     Args:
-        experiment: what to run.
-        out: run directory, where client states may lie.
+        experiment: the experiment.
+        out: run directory, in which client states may be kept.
     """
 
     def __init__(self, experiment: Experiment, out: Path | None = None) -> None:
@@ -139,7 +139,7 @@ class FederatedTask(Task):
     def should_stop(self) -> str | None:
         return should_stop(self.history, self.experiment.evaluation)
 
-    def step(self) -> Step:
+    def step(self) -> RoundStep:
         experiment, server, last = self.experiment, self.state.server, self.state.last
         assert self.engine is not None
         cohort = self._cohort(server.round)
@@ -155,13 +155,13 @@ class FederatedTask(Task):
             server_data=self.server_data,
             observe=(lambda result: None) if last is None else (lambda result: last.observe(server, result)),
         )
-        if "received" in experiment.evaluation.what and report.losses is None:  # no part asked; nothing depends on it
+        if "received" in experiment.evaluation.what and report.losses is None:  # for the record only
             report.losses = received_losses(self.plan, self.engine, server, self.state.store, cohort)
-        return Step(moved, report)
+        return RoundStep(moved, report)
 
-    def commit(self, step: Step) -> tuple[Record, dict[str, Columns]]:
+    def commit(self, step: RoundStep) -> tuple[Record, dict[str, Columns]]:
         experiment, state, (server, report) = self.experiment, self.state, step
-        state.store.update(report.states)  # first: where a disk is full, the round has not been
+        state.store.update(report.states)  # first: if the disk is full, the round is not committed
         state.server, self.round = server, server.round
         if state.last is not None:
             state.last.commit()
@@ -216,13 +216,13 @@ class FederatedTask(Task):
         atomic.write_whole(directory.path / "model.safetensors", atomic.as_file(named))
 
     def result(self, summary: dict[str, Any]) -> RunResult:
-        """What the run found, with the final server model."""
+        """The result of the run, with the final server model."""
         server, model = self.state.server, self.evaluator.live.module
         self.evaluator.load(server.theta, server.buffers)
         return RunResult(self.history, summary, model, self.state, self.failures)
 
     def _cohort(self, round: int) -> np.ndarray:
-        """S_t, sorted client numbers."""
+        """S_t, sorted client numbers, int64 [|S|]."""
         experiment, seen = self.experiment, self.federation.seen
         if experiment.method.pooled:
             return draw_cohort(seen, seen, experiment.seed, round)
@@ -233,7 +233,7 @@ class FederatedTask(Task):
         return draw_cohort(seen, size, experiment.seed, round, probability=probability)
 
     def _reach(self) -> int:
-        """How many clients may take part in the whole run."""
+        """The largest number of clients that can participate in the whole run."""
         experiment, seen = self.experiment, self.federation.seen
         if experiment.method.pooled:
             return seen
@@ -241,7 +241,7 @@ class FederatedTask(Task):
 
 
 def global_objective(report: Report) -> float:
-    """Σ p_i F_i(θ^t) over the round's clients: p as it mixed their updates, F before local work; NaN if p is all 0.
+    """Σ p_i F_i(θ^t) over the round's clients, F_i before local work and p as used for mixing; NaN if p is all 0.
 
     Hahn 2024, eq. (1.1) and figure 3.1.
     """

@@ -1,4 +1,4 @@
-"""What makes an experiment the one it is: the settings that its bits depend on, as plain data."""
+"""The identity of an experiment: all settings that its results depend on, as plain data."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fedloom.data.augment import augmentation
 from fedloom.experiment.experiment import Experiment
 
 ADAM = ("beta1", "beta2")
-SAMPLED = 1000  # rows of the inputs that are looked at
+SAMPLED = 1000  # number of input rows in the digest
 
 
 def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
-    """The experiment as nested plain data. Two runs with equal descriptions give equal bits on one machine.
+    """The experiment as nested plain data; runs with equal descriptions give equal bits on one machine.
 
-    The number of rounds, the engine, and what is evaluated are not in it: they do not change what was computed so far.
+    The number of rounds, the engine and the evaluations are left out: they do not change what was computed so far.
     """
     federation = experiment.federation
     x, relabel = federation.train.arrays.x, federation.train.relabel
-    modules = re.sub(r"0x[0-9a-f]+", "", repr(plan.model))  # layers and their settings, without addresses in memory
+    modules = re.sub(r"0x[0-9a-f]+", "", repr(plan.model))  # layers and their settings, without memory addresses
     names = () if relabel is None else (relabel.numpy(),)
     parts = {place: repr(part) for place, part in experiment.method.parts.items()}
     return {
@@ -67,13 +67,13 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
 
 
 def _local(local: Local) -> dict[str, Any]:
-    """The settings of local training, of which those of an optimiser that is not used say nothing."""
+    """The settings of local training, without those of an unused optimiser."""
     found = asdict(local)
     return found if local.optimizer != "sgd" else {k: v for k, v in found.items() if k not in ("optimizer", *ADAM)}
 
 
 def _beside(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
-    """What only some methods learn from: a teacher, unlabelled inputs and their views."""
+    """What only some methods depend on: a teacher, unlabelled inputs and their views."""
     found: dict[str, Any] = {}
     unlabelled = experiment.federation.unlabelled
     if plan.teacher is not None:

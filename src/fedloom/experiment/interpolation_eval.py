@@ -1,4 +1,4 @@
-"""What the mixtures (1 - λ)w + λv of a paired method's two models score at each client, and which one it deploys."""
+"""Evaluation of the interpolations (1 - λ)w + λv of a paired method's two models at each client."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from fedloom.experiment import batched_eval
 from fedloom.experiment.loaded import LoadedModel
 from fedloom.metrics import direction
 
-Values = dict[str, np.ndarray]  # metric -> one number a client
+Values = dict[str, np.ndarray]  # metric -> one value per client
 
 GRID = tuple(round(0.1 * i, 1) for i in range(11))
-SHOWN = (0.0, 0.5, 1.0)  # always reported where a client may deploy any λ
+SHOWN = (0.0, 0.5, 1.0)  # always reported if clients choose λ
 
 
 def scores(
     loaded: LoadedModel, server: Server, store: Store, split: Split, clients: np.ndarray, at: np.ndarray
 ) -> Values:
-    """The metrics and the loss of each client's mixture on its samples of the split, each [clients].
+    """Metrics and loss of each client's interpolated model on its samples of the split, float64 [clients] each.
 
     Args:
-        loaded: how to measure.
-        server: where w comes from.
-        store: where v comes from; a client that has none has the mixture w.
-        split: whose samples.
-        clients: which clients, each with at least one sample.
-        at: λ of each, [clients].
+        loaded: the module and the metrics.
+        server: the source of w.
+        store: the source of v; a client without a state has v = w.
+        split: the samples.
+        clients: the clients, each with at least one sample, int64 [clients].
+        at: λ of each client, [clients].
     """
     return {metric: column[0] for metric, column in _swept(loaded, server, store, split, clients, at[None]).items()}
 
@@ -41,7 +41,7 @@ def sweep(
     loaded: LoadedModel, server: Server, store: Store, split: Split, clients: np.ndarray,
     grid: Sequence[float] = GRID,
 ) -> Values:  # fmt: skip
-    """``scores`` for every λ of a grid, each [λ, clients]; a client's samples are fetched once."""
+    """``scores`` for every λ of a grid, [λ, clients] each; a client's samples are fetched once."""
     at = np.repeat(np.array(grid)[:, None], len(clients), 1)
     return _swept(loaded, server, store, split, clients, at)
 
@@ -49,7 +49,7 @@ def sweep(
 def _swept(
     loaded: LoadedModel, server: Server, store: Store, split: Split, clients: np.ndarray, at: np.ndarray
 ) -> Values:
-    """The metrics and the loss [M, clients] of each client's mixtures with λ of [M, clients]."""
+    """Metrics and loss [M, clients] of each client's interpolated models at λ ``at`` [M, clients]."""
     w, size = server.theta, loaded.plan.layout.size
     place = {int(client): number for number, client in enumerate(clients)}
     loaded.load(w, server.buffers)
@@ -68,7 +68,7 @@ def _swept(
 
 
 def best(values: Values, metric: str) -> np.ndarray:
-    """The number of each client's best λ of a sweep, int64 [clients]: by the metric, and by the loss where it ties.
+    """The index of each client's best λ in a sweep, int64 [clients]: by the metric, ties broken by the loss.
 
     >>> best({"accuracy": np.array([[0.5, 1], [1, 1]]), "loss": np.array([[2, 1], [2, 3]])}, "accuracy").tolist()
     [1, 0]
@@ -81,14 +81,14 @@ def best(values: Values, metric: str) -> np.ndarray:
 def deployed(
     loaded: LoadedModel, federation: Federation, server: Server, store: Store, tested: np.ndarray
 ) -> tuple[Values, dict[str, float]]:
-    """Every tested client's deployed mixture on its own test samples.
+    """Evaluate every tested client's deployed interpolation on its own test samples.
 
-    Where any mixture may be deployed, each client takes the λ that is best on its validation samples, and .5 without
-    any. Then λ of 0, .5 and 1 are reported beside it, and the λ that is best on the client's *test* samples, as some
-    published tables have it (``as_published``).
+    If λ is free, each client deploys the λ that is best on its validation samples, or .5 without any. Then the results
+    for λ = 0, .5 and 1 are reported as well, and those for the λ that is best on the client's *test* samples, as in
+    some published tables (``as_published``).
 
     Returns:
-        Each client's metrics with the column ``lambda``, and more numbers for the round's record.
+        Each client's metrics with the column ``lambda``, and further numbers for the round's record.
     """
     personal, size = loaded.plan.method.personal, loaded.plan.layout.size
     split, validation = federation.held_out, federation.validation

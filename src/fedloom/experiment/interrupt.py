@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at a safe moment."""
+"""Handling of Ctrl-C and SIGTERM at safe points."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fedloom.experiment.rundir import Status
 
 
 class Interruptible:
-    """Turns SIGINT and SIGTERM into ``KeyboardInterrupt``, but holds them back where state is being changed.
+    """Turns SIGINT and SIGTERM into ``KeyboardInterrupt``, and defers them while state is being changed.
 
-    Used as a context manager around a run; inside it, ``with held():`` marks the moments that must not be broken off.
-    Outside the main thread, where Python delivers no signals, it holds nothing back.
+    Used as a context manager around a run; inside it, ``with held():`` marks sections that must not be interrupted.
+    Outside the main thread, where Python delivers no signals, it does nothing.
 
     Args:
-        finish: called with how the run ended, and why, if that was before its time; the error then goes on its way.
+        finish: called with the status and the reason if the run ends early; the exception then propagates.
     """
 
     def __init__(self, finish: Callable[[Status, str | None], object]) -> None:
@@ -50,7 +50,7 @@ class Interruptible:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold signals back until the block is over."""
+        """Defer signals until the end of the block."""
         self._holding = True
         try:
             yield

@@ -1,10 +1,10 @@
-"""The loss on the plane through three models, and along the segment between two: how flat it is around what was found.
+"""Loss landscapes: the loss on the plane through three models and along the segment between two.
 
 ::
 
     θ(a, b) = θ_1 + a e_1 + b e_2,      e_1 ∝ θ_2 - θ_1,   e_2 ∝ (θ_3 - θ_1) - ⟨θ_3 - θ_1, e_1⟩ e_1,   ‖e_1‖ = ‖e_2‖ = 1
 
-so that distances in a picture are those between parameters. Garipov et al., NeurIPS 2018; Hahn 2024, figure 2.4.
+so that distances in a plot equal distances between parameters. Garipov et al., NeurIPS 2018; Hahn 2024, figure 2.4.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.func import functional_call
 from fedloom.core.errors import ConfigError
 from fedloom.core.layout import Layout
 
-Loss = Callable[[Tensor], Tensor]  # of a model [P], a number []
+Loss = Callable[[Tensor], Tensor]  # model [P] -> loss []
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Plane:
     Attributes:
         origin: the first model, [P].
         axes: e_1 and e_2, orthonormal, [2, P].
-        points: where the three models lie, [3, 2].
+        points: coordinates (a, b) of the three models, [3, 2].
     """
 
     origin: Tensor
@@ -50,7 +50,7 @@ class Plane:
         """The plane through three models [P].
 
         Raises:
-            ConfigError: if they have different sizes, or lie on one line.
+            ConfigError: if they have different sizes or are collinear.
         """
         if not first.shape == second.shape == third.shape or first.ndim != 1:
             shapes = ", ".join(str(list(model.shape)) for model in (first, second, third))
@@ -61,7 +61,7 @@ class Plane:
         along = torch.dot(to_third, e1)
         across = to_third - along * e1
         height = torch.linalg.vector_norm(across)
-        least = 100 * torch.finfo(first.dtype).eps * torch.linalg.vector_norm(to_third)  # what rounding leaves
+        least = 100 * torch.finfo(first.dtype).eps * torch.linalg.vector_norm(to_third)  # rounding error
         if not length or not height > least:
             raise ConfigError("three models that lie on one line have no plane through them; take three others.")
         zero = torch.zeros_like(length)
@@ -69,7 +69,7 @@ class Plane:
         return cls(first, torch.stack([e1, across / height]), points)
 
     def models(self, at: Tensor) -> Tensor:
-        """The models [N, P] at N places (a, b), [N, 2]."""
+        """The models [N, P] at coordinates ``at`` [N, 2]."""
         return self.origin + at @ self.axes
 
 
@@ -79,8 +79,8 @@ class Surface:
 
     Attributes:
         plane: the plane.
-        a: the grid along e_1, [A].
-        b: the grid along e_2, [B].
+        a: the grid along e_1, float64 [A].
+        b: the grid along e_2, float64 [B].
         losses: float64 [B, A].
     """
 
@@ -90,17 +90,17 @@ class Surface:
     losses: np.ndarray
 
     def share_below(self, level: float) -> float:
-        """The share of the grid where the loss is at most a level: a number for how wide a valley is."""
+        """The fraction of the grid where the loss is at most ``level``: a measure of how wide a valley is."""
         return float((self.losses <= level).mean())
 
 
 def losses_of(loss: Loss, models: Tensor, batch: int = 1) -> np.ndarray:
-    """The loss of each model of [N, P], float64 [N].
+    """The loss of each model of ``models`` [N, P], float64 [N].
 
     Args:
-        loss: of one model; with ``batch`` above 1 it must run under ``torch.func.vmap``.
-        models: the models.
-        batch: how many are evaluated at once.
+        loss: the loss of one model; with ``batch`` above 1 it must support ``torch.func.vmap``.
+        models: the models, [N, P].
+        batch: number of models evaluated at once.
 
     Raises:
         ConfigError: if ``batch`` is below 1.
@@ -114,14 +114,14 @@ def losses_of(loss: Loss, models: Tensor, batch: int = 1) -> np.ndarray:
 
 
 def surface(loss: Loss, plane: Plane, steps: int = 25, margin: float = 0.4, batch: int = 1) -> Surface:
-    """The loss on a grid that holds the plane's three models and a margin around them.
+    """The loss on a grid that contains the plane's three models and a margin around them.
 
     Args:
-        loss: of one model.
-        plane: which plane.
-        steps: places along each axis, at least 2.
-        margin: how far the grid goes beyond the models, relative to their distance along each axis.
-        batch: models evaluated at once.
+        loss: the loss of one model.
+        plane: the plane.
+        steps: grid points along each axis, at least 2.
+        margin: extent of the grid beyond the models, relative to their spread along each axis.
+        batch: number of models evaluated at once.
 
     Raises:
         ConfigError: if there are fewer than two steps or the margin is negative.
@@ -152,7 +152,7 @@ def segment(loss: Loss, w: Tensor, v: Tensor, at: Sequence[float], batch: int = 
 
 
 def barrier(losses: np.ndarray) -> float:
-    """How far the loss along a segment, at equal steps, rises above the straight line between its ends; at least 0.
+    """The largest excess of the losses along a segment, at equal steps, over the line between its end points; ≥ 0.
 
     >>> barrier(np.array([0.0, 3.0, 2.0]))
     2.0
@@ -162,14 +162,14 @@ def barrier(losses: np.ndarray) -> float:
 
 
 def cross_entropy(module: nn.Module, layout: Layout, x: Tensor, y: Tensor, buffers: Tensor | None = None) -> Loss:
-    """The mean cross entropy of a classifier on some samples as a function of its parameters [P].
+    """The mean cross entropy of a classifier on fixed samples, as a function of its parameters [P].
 
     Args:
-        module: the architecture, evaluated as in inference; its own parameters are never read.
-        layout: where each parameter lies in [P].
-        x: inputs.
-        y: class numbers.
-        buffers: the module's buffers, as a vector; by default those that it has.
+        module: the architecture, in evaluation mode; its own parameter values are never read.
+        layout: the positions of its parameters in [P].
+        x: inputs [N, ...].
+        y: class numbers [N].
+        buffers: the module's buffers as a vector; by default its current ones.
     """
     module = copy.deepcopy(module).eval()
     kept = layout.read(module)[1] if buffers is None else buffers
@@ -181,10 +181,10 @@ def cross_entropy(module: nn.Module, layout: Layout, x: Tensor, y: Tensor, buffe
 
 
 def draw(axis: Any, found: Surface, names: Sequence[str] = ("1", "2", "3"), highest: float | None = None) -> Any:
-    """Contours of a surface on a matplotlib axis, with the three models marked; losses above ``highest`` are cut off.
+    """Draw the contours of a surface with the three models marked; losses above ``highest`` are clipped.
 
     Returns:
-        What a colour bar takes.
+        The mappable for a colour bar.
     """
     top = float(found.losses.max()) if highest is None else highest
     low = min(float(found.losses.min()), top)
@@ -199,7 +199,7 @@ def draw(axis: Any, found: Surface, names: Sequence[str] = ("1", "2", "3"), high
 
 
 def picture(found: Surface, path: Path, names: Sequence[str] = ("1", "2", "3"), highest: float | None = None) -> None:
-    """``draw`` into a file of its own."""
+    """``draw`` into a file."""
     import matplotlib
 
     matplotlib.use("Agg")

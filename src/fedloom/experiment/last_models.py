@@ -1,4 +1,4 @@
-"""Each client's last model, for the average of all of them."""
+"""Each client's last model, for the average over all clients."""
 
 from __future__ import annotations
 
@@ -15,11 +15,20 @@ from fedloom.core.round import Server
 
 @dataclass
 class LastModels:
-    """Each client's last model and the sum over all K of them, for the ``average`` evaluation only.
+    """Each client's last model and the sum over all K clients, for the ``average`` evaluation only.
 
-    A client that has not taken part counts with the initial model, as in the published curves of FedDyn. The sum is
-    kept in float64 and updated by differences, so a round costs O(cohort). Where clients have levels, ``initial`` and
-    ``total`` hold those of all levels, one after the other.
+    A client that has not participated counts with the initial model, as in the published curves of FedDyn. The sum is
+    kept in float64 and updated by differences, so that a round costs O(cohort).
+
+    Attributes:
+        initial: the initial shared parameters and buffers, [P + buffers]; with levels, those of all levels,
+            concatenated.
+        clients: K.
+        plan: the plan if clients have levels, else None.
+        models: last models of the clients that have participated, shaped as ``initial`` (with levels, their level's
+            segment).
+        total: Σ over all clients, float64, shaped as ``initial``.
+        pending: models of the current round, not committed yet.
     """
 
     initial: Tensor
@@ -36,7 +45,7 @@ class LastModels:
 
     @classmethod
     def of(cls, plan: ClientPlan, clients: int) -> LastModels:
-        """Nobody has taken part yet."""
+        """The state before any client has participated."""
         if plan.has_levels:
             return cls(torch.cat([level.theta0 for level in plan.levels]).cpu(), clients, plan)
         split, own = plan.layout.shared_size, plan.layout.shared_buffers
@@ -44,33 +53,33 @@ class LastModels:
 
     @property
     def levels(self) -> tuple[ClientPlan, ...]:
-        """The levels' plans; none if all clients train the same network."""
+        """The levels' plans; () if all clients train the same network."""
         return () if self.plan is None else self.plan.levels
 
     def segment(self, number: int) -> slice:
-        """Where the models of a level lie."""
+        """The slice of a level's models in ``initial`` and ``total``."""
         if not self.levels:
             return slice(None)
         ends = np.cumsum([0, *(len(level.theta0) for level in self.levels)])
         return slice(int(ends[number]), int(ends[number + 1]))
 
     def members(self, number: int) -> int:
-        """How many clients a level has."""
+        """Number of clients of a level."""
         return self.clients if self.plan is None else int((self.plan.level[: self.clients] == number).sum())
 
     def where(self, client: int) -> slice:
-        """Where the model of a client's level lies."""
+        """The slice of a client's level."""
         return self.segment(0 if self.plan is None else int(self.plan.level[client]))
 
     def observe(self, server: Server, result: Result) -> None:
-        """Remember what a client of this round has arrived at; nothing changes before ``commit``."""
+        """Store a client's model of this round; it takes effect at ``commit``."""
         received = server.theta if self.plan is None else self.plan.received(result.client, server.theta)
         assert result.moved is not None
         theta = received - result.moved
         self.pending[result.client] = torch.cat([theta, result.buffers]).cpu()
 
     def commit(self) -> None:
-        """The round is over: its models become the last ones."""
+        """End the round: its models become the last ones."""
         for client, model in self.pending.items():
             at = self.where(client)
             self.total[at] += model.double() - self.models.get(client, self.initial[at]).double()
@@ -78,5 +87,5 @@ class LastModels:
         self.pending.clear()
 
     def mean(self, number: int = 0) -> Tensor:
-        """The average model, parameters and buffers in one vector; of a level's clients, where there are several."""
+        """The average model, parameters and buffers in one vector; with levels, over the clients of that level."""
         return (self.total[self.segment(number)] / self.members(number)).to(self.initial.dtype)

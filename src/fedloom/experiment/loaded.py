@@ -1,4 +1,4 @@
-"""One module into which models are loaded to be measured, in large batches whatever client the samples belong to."""
+"""A module into which models are loaded for evaluation, in large batches across clients."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fedloom.metrics import Predictions, predictions
 
 
 class LoadedModel:
-    """A module in evaluation mode that holds one model after the other.
+    """A module in evaluation mode that holds one model at a time.
 
     Args:
-        plan: where parameters and buffers lie.
-        settings: metrics, and samples of a forward pass.
+        plan: the client plan, with the layout of parameters and buffers.
+        settings: metrics and batch size.
     """
 
     def __init__(self, plan: ClientPlan, settings: Evaluation) -> None:
@@ -32,7 +32,7 @@ class LoadedModel:
         self.net = Net(self.live.module, plan)
 
     def load(self, shared: Tensor, buffers: Tensor, private: Mapping[str, Tensor] | None = None) -> None:
-        """Put a model in place: shared parameters and buffers, and private ones if there are any."""
+        """Load a model: shared parameters [P] and buffers, and private ones if there are any."""
         split, own = self.plan.layout.shared_size, self.plan.layout.shared_buffers
         private = private or {}
         self.live.theta[:split].copy_(shared)
@@ -43,7 +43,7 @@ class LoadedModel:
     def scores(self, arrays: Arrays, rows: np.ndarray | None = None, labels: Tensor | None = None) -> Predictions:
         """What the metrics need of the loaded model's predictions, from one pass over the rows.
 
-        ``labels`` are the rows' targets where clients call them otherwise than the arrays do.
+        ``labels`` overrides the arrays' targets where clients relabel classes.
         """
         at = torch.arange(len(arrays)) if rows is None else torch.from_numpy(rows)
         found = []
@@ -58,14 +58,14 @@ class LoadedModel:
     def on(
         self, name: str, arrays: Arrays, rows: np.ndarray | None = None, labels: Tensor | None = None
     ) -> dict[str, float]:
-        """Loss and metrics of the loaded model, named ``<name>/loss``, ``<name>/accuracy`` and so on."""
+        """Loss and metrics of the loaded model as ``<name>/loss``, ``<name>/accuracy`` and so on."""
         found = self.scores(arrays, rows, labels)
         values = {metric: found.value(metric) for metric in ("loss", *self.settings.metrics)}
         return {f"{name}/{k}": v for k, v in values.items() if k == "loss" or not np.isnan(v)}
 
 
 def owned_labels(split: Split) -> Tensor | None:
-    """Targets of all rows of ``split.index`` as their owners call them; None if they are those of the arrays."""
+    """Targets of all rows of ``split.index`` with their owners' labels; None if there is no relabelling."""
     if split.relabel is None:
         return None
     owners = torch.from_numpy(split.index.owners).to(split.relabel.device)

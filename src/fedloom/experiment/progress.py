@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes on: a bar on a terminal, one line a round elsewhere."""
+"""Progress of a run: a bar on a terminal, one line per round elsewhere."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fedloom.experiment.console import HEADLINES, LEVEL, duration, number, print
 
 
 class NullProgress(Callback):
-    """Shows nothing of one run or several.
+    """Shows nothing.
 
     Attributes:
-        label: how the next run is to be called, if not by its method's name.
+        label: the name of the next run, instead of its method's.
     """
 
     label: str = ""
@@ -27,11 +27,11 @@ class NullProgress(Callback):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop showing."""
+        """Stop the display."""
 
 
 class LineProgress(NullProgress):
-    """One line a round, for logs and pipes. A reader that goes away does not stop the run."""
+    """One line per round, for logs and pipes; a closed pipe does not stop the run."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -43,7 +43,7 @@ class LineProgress(NullProgress):
             self._print(f"{self.label or run.name}  goes on after round {run.start}")
 
     def on_round(self, record: Mapping[str, Any]) -> None:
-        """Print one line: round, what was measured, failures, time."""
+        """Print one line: round, metrics, failures, time."""
         name, total = self.label or self.run.name, self.run.rounds
         said = [f"{word} {number(key, record[key])}" for key, word in watched(record, self.run.headline).items()]
         if record.get("failures"):
@@ -60,11 +60,11 @@ class LineProgress(NullProgress):
 
 
 class BarProgress(NullProgress):
-    """A bar a run, with accuracy, loss and the time that remains; finished bars stay.
+    """One bar per run, with accuracy, loss and remaining time; finished bars stay.
 
     Args:
         console: the terminal.
-        seconds_between: how often the bar is redrawn at most.
+        seconds_between: shortest time between redraws, in seconds.
     """
 
     def __init__(self, console: Console, seconds_between: float = 0.1) -> None:
@@ -91,7 +91,7 @@ class BarProgress(NullProgress):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the bars as they are."""
+        """Stop redrawing; the bars stay."""
         self.bars.stop()
         if self.echo:
             _echo_of_control_keys(True)
@@ -102,7 +102,7 @@ class BarProgress(NullProgress):
         self.task = self.bars.add_task(name, total=run.rounds, completed=run.start, said="")
 
     def on_round(self, record: Mapping[str, Any]) -> None:
-        """Move the bar; a number that was not measured in this round keeps its last value."""
+        """Advance the bar; metrics not measured in this round keep their last values."""
         assert self.task is not None
         words = watched(record, self.first)
         self.seen |= {key: record[key] for key in words}
@@ -116,13 +116,13 @@ class BarProgress(NullProgress):
         self.bars.update(self.task, completed=record["round"], said=said)
 
     def on_finish(self, summary: Mapping[str, Any]) -> None:
-        """Fill the bar, of a run that stopped early too."""
+        """Fill the bar, also if the run stopped early."""
         assert self.task is not None
         self.bars.update(self.task, total=summary.get("rounds") or None)
 
 
 def _echo_of_control_keys(on: bool) -> bool:
-    """Whether the terminal writes ^C when it is pressed, which would break a bar; returns what it did before."""
+    """Set whether the terminal echoes ^C, which would break a bar; return the previous setting."""
     try:
         import termios
 
@@ -136,7 +136,7 @@ def _echo_of_control_keys(on: bool) -> bool:
 
 
 def make_progress(console: Console, quiet: bool = False) -> NullProgress:
-    """Bars on a terminal, lines elsewhere, or nothing."""
+    """A bar on a terminal, lines elsewhere, or nothing if ``quiet``."""
     if quiet:
         return NullProgress()
     return BarProgress(console) if console.is_terminal else LineProgress(console)

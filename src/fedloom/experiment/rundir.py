@@ -1,11 +1,11 @@
-"""The run directory: what a run leaves behind. One class writes it and reads it.
+"""The run directory: all files of a run, written and read by one class.
 
-- ``config.yaml``: everything resolved, with ``kind``, ``version``, seed, versions of packages and the git revision;
-- ``metrics.jsonl``: one object a round;
+- ``config.yaml``: all resolved settings, with ``kind``, ``version``, seed, package versions and the git revision;
+- ``metrics.jsonl``: one object per round;
 - ``clients.parquet``: round, client, n, accuracy, loss and other metrics of each client's deployed model;
-- ``mixing.parquet``: round, client, p and, where a policy or ``evaluation.what=[received]`` asked, the client's
-  training ``loss`` F_i(θ^t) of the model it received, NaN if it has none;
-- ``checkpoint/`` and ``clients/`` (client states, where they live on disk);
+- ``mixing.parquet``: round, client, p and, if a policy or ``evaluation.what=[received]`` needs it, the client's
+  training ``loss`` F_i(θ^t) of the received model, NaN if there is none;
+- ``checkpoint/`` and ``clients/`` (client states kept on disk);
 - ``model.safetensors`` (the final model under its module's names), ``summary.json``, ``figures/``, ``citations.bib``.
 """
 
@@ -27,13 +27,13 @@ from fedloom.core.errors import CheckpointError
 from fedloom.experiment import atomic
 
 VERSION = 2
-"""Of what is written; 1 is what FedLoom 0.1 wrote, which is read but not continued."""
+"""Format version; version 1, of FedLoom 0.1, can be read but not resumed."""
 
 Columns = dict[str, np.ndarray]
 
 
 class Kind(StrEnum):
-    """Which task a run belongs to."""
+    """The task that a run belongs to."""
 
     FEDERATED = "federated"
     SYNTHESIS = "synthesis"
@@ -45,19 +45,19 @@ class Status(StrEnum):
     """How a run ended, if it has."""
 
     FINISHED = "finished"
-    STOPPED = "stopped"  # early, as its settings asked
+    STOPPED = "stopped"  # early, by target or patience
     INTERRUPTED = "interrupted"
     FAILED = "failed"
-    UNFINISHED = "unfinished"  # under way, or killed
+    UNFINISHED = "unfinished"  # running, or killed
 
     @property
     def ended(self) -> bool:
-        """Whether the run has come to its end."""
+        """Whether the run is complete."""
         return self in (Status.FINISHED, Status.STOPPED)
 
 
 class Table:
-    """A growing table with rows for every round, kept in columns and written as one parquet file."""
+    """A growing table with rows for every round, held as columns and written as one parquet file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,14 +79,14 @@ class Table:
         atomic.write_whole(self.path, sink.getvalue().to_pybytes())
 
     def read(self) -> Columns:
-        """The columns on disk; none if there is no file."""
+        """The columns on disk; empty if there is no file."""
         if not self.path.is_file():
             return {}
         stored = pq.read_table(self.path)
         return {name: stored[name].to_numpy() for name in stored.column_names}
 
     def rewind(self, round: int) -> None:
-        """Go on with the rows on disk of rounds up to ``round``."""
+        """Continue from the rows on disk of rounds up to ``round``."""
         columns = self.read()
         if columns:
             past = columns["round"] <= round
@@ -94,10 +94,10 @@ class Table:
 
 
 class RunDirectory:
-    """One run's directory; everything in it is whole at any moment.
+    """The directory of one run; every file in it is complete at any time.
 
-    What is read may come from version 0.1, a run that is under way or one that was killed; ``notes`` then says in
-    sentences what could not be read.
+    It can also be read if it comes from version 0.1, or from a run that is still running or was killed; ``notes`` then
+    lists, in sentences, what could not be read.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -111,18 +111,18 @@ class RunDirectory:
 
     @property
     def taken(self) -> bool:
-        """Whether there is anything here; half-written files of a run killed at its very start do not count."""
+        """Whether the path is in use; hidden partial files of a run killed at its start do not count."""
         if not self.path.is_dir():
             return self.path.exists()
         return any(not entry.name.startswith(".") for entry in self.path.iterdir())
 
     @property
     def begun(self) -> bool:
-        """Whether this is a run directory: whether it has a configuration."""
+        """Whether this is a run directory, that is, has a configuration."""
         return (self.path / "config.yaml").is_file()
 
     def config(self) -> dict[str, Any]:
-        """The configuration as nested plain data, with what records how it was made: ``identity``, ``versions``, ….
+        """The configuration as nested plain data, including provenance: ``identity``, ``versions``, ….
 
         Raises:
             CheckpointError: if this is not a run directory, or its configuration cannot be read.
@@ -132,7 +132,7 @@ class RunDirectory:
             raise CheckpointError(f"{self.path} is not a run directory: it has no config.yaml.")
         try:
             stored = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-        except Exception as error:  # YAML and OmegaConf errors share no base
+        except Exception as error:  # YAML and OmegaConf errors have no common base
             raise CheckpointError(f"{path} cannot be read as a configuration: {_first_line(error)}.") from error
         if not isinstance(stored, dict):
             raise CheckpointError(f"{path} holds no settings: it should be a mapping of names to values.")
@@ -140,12 +140,12 @@ class RunDirectory:
 
     @property
     def version(self) -> int:
-        """The version of what is written here; 1 for directories of FedLoom 0.1."""
+        """The format version of the directory; 1 for FedLoom 0.1."""
         return int(self.config().get("version", 1))
 
     @property
     def kind(self) -> Kind:
-        """Which task the run belongs to."""
+        """The task that the run belongs to."""
         config = self.config()
         if "kind" in config:
             return Kind(config["kind"])
@@ -156,7 +156,7 @@ class RunDirectory:
         return Kind.SYNTHESIS if "judge" in config else Kind.FEDERATED
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The records in order of rounds; of a round written twice the later one, and no line that is half written."""
+        """The records in round order; the last one of a repeated round, without incomplete lines."""
         path = self.path / "metrics.jsonl"
         by_round: dict[int, dict[str, Any]] = {}
         broken = 0
@@ -171,23 +171,23 @@ class RunDirectory:
         return [by_round[round] for round in sorted(by_round)]
 
     def table(self, name: str) -> Columns:
-        """The columns of ``<name>.parquet``; none if it is not there or cannot be read."""
+        """The columns of ``<name>.parquet``; empty if it is missing or unreadable."""
         try:
             return Table(self.path / f"{name}.parquet").read()
-        except Exception as error:  # a file that is damaged or no parquet
+        except Exception as error:  # a damaged file, or not parquet
             self.notes.append(f"{name}.parquet could not be read: {_first_line(error)}.")
             return {}
 
     def clients(self) -> Columns:
-        """Each evaluated round's metrics of each client: columns round, client, n, accuracy, loss, …."""
+        """Metrics per evaluated round and client: columns round, client, n, accuracy, loss, …."""
         return self.table("clients")
 
     def mixing(self) -> Columns:
-        """Each round's mixing coefficients: columns round, client, p and sometimes loss."""
+        """Mixing coefficients per round: columns round, client, p and sometimes loss."""
         return self.table("mixing")
 
     def summary(self) -> dict[str, Any]:
-        """What the run says of itself; empty as long as it has said nothing."""
+        """The content of ``summary.json``; empty if there is none yet."""
         path = self.path / "summary.json"
         if not path.is_file():
             self.notes.append("There is no summary.json: the run is not finished.")
@@ -212,19 +212,19 @@ class RunDirectory:
 
     @property
     def failures(self) -> list[Any]:
-        """The first hundred clients that were left out, and why."""
+        """The first hundred clients that were left out, with the reasons."""
         found = self.summary().get("failures")
         return found if isinstance(found, list) else []
 
     def citations(self) -> str:
-        """BibTeX."""
+        """BibTeX entries."""
         path = self.path / "citations.bib"
         return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
     # --- writing
 
     def create(self, config: Mapping[str, Any], citations: str, into: bool = False) -> None:
-        """Start a new run directory; ``into`` a folder that holds other things, if asked.
+        """Start a new run directory; with ``into``, in a folder that may hold other files.
 
         Raises:
             CheckpointError: if the path is taken or cannot be written.
@@ -245,10 +245,10 @@ class RunDirectory:
         atomic.write_whole(self.path / "citations.bib", citations.encode())
 
     def continued(self) -> dict[str, Any]:
-        """The configuration of a run that is to go on here.
+        """The configuration of a run to be resumed here.
 
         Raises:
-            CheckpointError: if this is not a run directory, or one of FedLoom 0.1.
+            CheckpointError: if this is not a run directory, or has another format version.
         """
         config = self.config()
         if config.get("version", 1) != VERSION:
@@ -259,7 +259,7 @@ class RunDirectory:
         return config
 
     def rewind(self, round: int) -> list[dict[str, Any]]:
-        """Forget everything after a round, which a checkpoint holds; returns the records that remain."""
+        """Discard everything after a checkpointed round; return the remaining records."""
         history = [record for record in self.metrics() if record["round"] <= round]
         lines = "".join(json.dumps(record) + "\n" for record in history)
         atomic.write_whole(self.path / "metrics.jsonl", lines.encode())
@@ -268,10 +268,10 @@ class RunDirectory:
         return history
 
     def record(self, record: dict[str, Any], tables: Mapping[str, Columns] | None = None) -> None:
-        """Append one round, and keep its rows of the tables until these are written.
+        """Append one round's record, and hold its table rows until the tables are written.
 
         Raises:
-            CheckpointError: if the disk is full; the checkpoints written so far stay good.
+            CheckpointError: if the disk is full; existing checkpoints stay valid.
         """
         try:
             with (self.path / "metrics.jsonl").open("a") as file:
@@ -285,7 +285,7 @@ class RunDirectory:
             self.tables[name].add(record["round"], columns)
 
     def write_tables(self) -> None:
-        """Write both parquet files, and wait until the records so far are on disk."""
+        """Write both parquet files, and wait until all records are on disk."""
         with (self.path / "metrics.jsonl").open("ab") as file:
             os.fsync(file.fileno())
         for table in self.tables.values():
@@ -297,7 +297,7 @@ class RunDirectory:
 
 
 def _with_text_keys(value: Any) -> Any:
-    """The same with text as keys; YAML reads the key ``on`` as a truth value."""
+    """The same value with string keys; YAML reads the key ``on`` as a boolean."""
     if isinstance(value, list):
         return [_with_text_keys(item) for item in value]
     if not isinstance(value, dict):

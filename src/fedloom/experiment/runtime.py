@@ -1,4 +1,4 @@
-"""The machine: settings that make runs reproducible and fast on a CPU, and what runs where."""
+"""The runtime environment: threads, allocator, device, and a record of versions."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread a process inside the block: faster on small models, and sums have one order on all engines.
+    """Limit PyTorch to one thread: faster for small models, and the same summation order on all engines.
 
-    Also asks glibc's allocator to keep freed memory, since returning every activation to the system costs more than
-    computing it; this stays in force.
+    It also tells glibc's allocator to keep freed memory, because returning every activation to the system costs more
+    than computing it; that setting stays in effect after the block.
     """
     if sys.platform == "linux":
         try:
             libc = ctypes.CDLL(None)
             libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
             libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
-        except (OSError, AttributeError):  # another C library: only slower
+        except (OSError, AttributeError):  # another C library: slower, but correct
             pass
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -43,10 +43,10 @@ def one_thread() -> Iterator[None]:
 
 
 def pick_device(wanted: str) -> str:
-    """``auto`` means a GPU if there is one.
+    """Resolve a device name; ``auto`` means a GPU if there is one.
 
     Raises:
-        ConfigError: for a device that is unknown or not here.
+        ConfigError: for a device that is unknown or not available.
     """
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -59,7 +59,7 @@ def pick_device(wanted: str) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """Versions of what ran, the machine's kind and the git revision of the sources, if they are in a repository."""
+    """Package versions, machine type, and the git revision of the sources if they are in a repository."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

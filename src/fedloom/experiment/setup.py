@@ -1,4 +1,4 @@
-"""What happens between an experiment and its first round: the model is made, tried, and data are put in place."""
+"""Setup of a run: the model is initialised and tried on the data, and the data are moved to the device."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
     """The plan of an experiment, with its model initialised from the seed and tried on the data.
 
     Raises:
-        ConfigError: if the model does not take the data, the engine does not suit a part, or the split into shared and
-            private parameters finds none of the one or the other in this model, or latent vectors have another length.
+        ConfigError: if the model does not fit the data, the method's split into shared and private parameters leaves
+            one side empty on this model, or latent sizes differ.
     """
     with torch.random.fork_rng(devices=[]):
         rng.seed_torch(experiment.seed, "model")
@@ -64,7 +64,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
 
 
 def make_server_data(experiment: Experiment, plan: ClientPlan, federation: Federation) -> ServerData | None:
-    """What the server learns with, if some part of the method does."""
+    """The server's unlabelled data, if some part of the method learns from them."""
     if federation.unlabelled is None or not experiment.method.needs("target"):
         return None
     views = experiment.method.needs("views")
@@ -84,7 +84,7 @@ def _teacher(experiment: Experiment, federation: Federation, device: str) -> nn.
 
 
 def _levels(plan: ClientPlan, sample: Tensor) -> None:
-    """Try the networks of all levels."""
+    """Try the networks of all levels on a sample."""
     for level in plan.levels if plan.has_levels else ():
         assert level.submodel is not None
         try:
@@ -98,7 +98,7 @@ def _levels(plan: ClientPlan, sample: Tensor) -> None:
 
 
 def _latent(method: Method, model: nn.Module) -> None:
-    """Refuse latent vectors of another length than the model's."""
+    """Raise ``ConfigError`` if a part's latent size differs from the model's."""
     has = getattr(model, "latent", None)
     for place, part in method.parts.items():
         wants = getattr(part, "latent", None)
@@ -110,7 +110,7 @@ def _latent(method: Method, model: nn.Module) -> None:
 
 
 def _private(method: Method, plan: ClientPlan) -> None:
-    """Refuse a split of the parameters that is none on this model."""
+    """Raise ``ConfigError`` if the split leaves no shared or no private parameters on this model."""
     shared, total = plan.layout.shared_size, plan.layout.size
     everything = method.personal.private("body.weight") and method.personal.private("head.weight")
     splits = not (method.personal.is_identity or isinstance(method.personal, (Paired, Submodels)))
@@ -127,7 +127,7 @@ def _private(method: Method, plan: ClientPlan) -> None:
 
 
 def placed(federation: Federation, dtype: torch.dtype, device: str) -> Federation:
-    """The federation with its arrays of the run's type and on its device; nothing is copied that fits already."""
+    """The federation with its arrays in the run's dtype and on its device; arrays that already fit are not copied."""
     moved: dict[int, Tensor] = {}
     done: dict[int, Arrays] = {}
 

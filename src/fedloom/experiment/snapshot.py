@@ -1,4 +1,4 @@
-"""All state of a federated run between two rounds, and how it lies in a checkpoint."""
+"""All state of a federated run between two rounds, and its form in a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fedloom.experiment.store import CLIENTS, ClientStore, flat, nested
 
 @dataclass
 class Snapshot:
-    """What a federated run knows after a number of rounds.
+    """The state of a federated run after some rounds.
 
     Attributes:
-        server: θ [P], buffers and the parts' states.
-        store: the clients' states.
-        last: the clients' last models, where their average is evaluated.
+        server: θ [P], buffers and the parts' server states.
+        store: the client states.
+        last: the clients' last models, if their average is evaluated.
     """
 
     server: Server
@@ -30,7 +30,7 @@ class Snapshot:
     last: LastModels | None = None
 
     def checkpoint(self, facts: dict[str, Any]) -> Checkpoint:
-        """The same as files of tensors."""
+        """The snapshot as a checkpoint."""
         server = self.server
         tensors: dict[str, dict[str, Tensor]] = {
             "server": {"shared": server.theta, "buffers": server.buffers} | flat(server.parts),
@@ -42,10 +42,11 @@ class Snapshot:
         return Checkpoint(server.round, tensors, facts)
 
     def restored(self, checkpoint: Checkpoint, out: Path) -> Snapshot:
-        """The state in a checkpoint of the run directory ``out``, where this is the one before the first round.
+        """The state in a checkpoint of the run directory ``out``; ``self`` is the state before the first round.
 
         Raises:
-            ValueError: if it belongs to another model, or the states of clients on disk are not there.
+            ValueError: if it belongs to another model, or client states on disk are missing.
+            CheckpointError: if the average is evaluated but the run did not keep last models.
         """
         parts = dict(checkpoint.tensors["server"])
         shared, buffers = parts.pop("shared"), parts.pop("buffers")

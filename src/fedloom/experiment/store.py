@@ -1,8 +1,8 @@
-"""Where client states live between rounds: in memory, or on disk where they do not fit into it.
+"""Storage of client states between rounds: in memory, or on disk if they do not fit.
 
-On disk each state is a file of its own, ``clients/<client>-<round>.safetensors`` in the run directory, written whole
-when the round in which it arose is over, and never changed. A checkpoint then holds the index alone: client, round,
-size and SHA-256. What neither the present nor a kept checkpoint refers to is removed.
+On disk each state is a separate file, ``clients/<client>-<round>.safetensors`` in the run directory, written atomically
+at the end of its round and never changed. A checkpoint then holds only an index: client, round, size and SHA-256. Files
+referenced neither by the current index nor by a kept checkpoint are removed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from fedloom.core.tree import Tree
 from fedloom.experiment import atomic
 from fedloom.experiment.checkpoint import available
 
-LIMIT = 2_000_000_000  # bytes of client states that ``auto`` keeps in memory
-CLIENTS = "clients"  # where a run directory holds client states
-CACHE = 256 << 20  # bytes of client states read from disk that stay in memory
+LIMIT = 2_000_000_000  # bytes of client states up to which ``auto`` keeps them in memory
+CLIENTS = "clients"  # folder of client states in a run directory
+CACHE = 256 << 20  # bytes of client states read from disk that are cached
 
 
 class MemoryStore:
-    """Client states in memory, only of clients that have taken part.
+    """Client states in memory, for clients that have participated.
 
     >>> store = MemoryStore()
     >>> store.get(3) is None
@@ -45,28 +45,28 @@ class MemoryStore:
         self._states: dict[int, State] = {}
 
     def get(self, client: int) -> State | None:
-        """The client's state, or None if it has not taken part yet."""
+        """The client's state, or None if it has not participated yet."""
         return self._states.get(client)
 
     def update(self, states: Mapping[int, State]) -> None:
-        """Take over the new states at the end of a round; empty ones take no room."""
+        """Store the new states at the end of a round; empty states are skipped."""
         self._states.update({client: state for client, state in states.items() if state})
 
     def saved(self) -> dict[str, Tree]:
-        """What a checkpoint holds of it: every state."""
+        """The store's part of a checkpoint: every state."""
         return {"clients": {f"{client}|{key}": value for client, state in self for key, value in flat(state).items()}}
 
     def restored(
         self, trees: Mapping[str, Mapping[str, Tensor]], folder: Path, round: int, device: torch.device
     ) -> MemoryStore:
-        """Such a store as a checkpoint has it, whichever kind wrote it; as ``DiskStore.restored``."""
+        """The store as of a checkpoint, whichever kind of store wrote it; see ``DiskStore.restored``."""
         store = MemoryStore()
         there = DiskStore.indexed(folder, trees["index"], round, device) if "index" in trees else None
         store.update(_clients(trees["clients"], device) if there is None else dict(there))
         return store
 
     def pin(self, files: set[str]) -> None:
-        """Nothing: there are no files."""
+        """Do nothing; there are no files."""
 
     def __iter__(self) -> Iterator[tuple[int, State]]:
         return iter(self._states.items())
@@ -75,8 +75,8 @@ class MemoryStore:
         return len(self._states)
 
 
-class Entry(NamedTuple):
-    """Where a client's state is found: the round at whose end it was written, and what the file must be."""
+class StateFile(NamedTuple):
+    """The file of a client's state: the round that wrote it, its size in bytes and its SHA-256."""
 
     round: int
     bytes: int
@@ -84,7 +84,7 @@ class Entry(NamedTuple):
 
 
 class LRUCache:
-    """The states used last, as many as take no more than ``room`` bytes.
+    """The most recently used states, up to ``room`` bytes.
 
     >>> cache = LRUCache(8)
     >>> for client in range(3):
@@ -98,26 +98,26 @@ class LRUCache:
         self._states: OrderedDict[int, State] = OrderedDict()
 
     def add(self, client: int, state: State) -> None:
-        """Put one in as the last used, and the first ones out where there is no room."""
+        """Insert a state as the most recently used, evicting the oldest ones if there is no room."""
         self._states[client] = state
         self.used += _bytes(flat(state))
         while self.used > self.room:
             self.used -= _bytes(flat(self._states.popitem(last=False)[1]))
 
     def pop(self, client: int) -> State | None:
-        """Take one out, if it is there."""
+        """Remove and return a state, or None."""
         state = self._states.pop(client, None)
         self.used -= _bytes(flat(state or {}))
         return state
 
 
 class DiskStore:
-    """Client states in files, with a few of those read last in memory.
+    """Client states in files, with a cache of recently read ones.
 
     Args:
-        folder: where the files lie; made when the first is written.
-        device: where states are wanted.
-        cache: how many bytes of states that were read stay in memory.
+        folder: the folder of the files; created on first use.
+        device: the device of the returned states.
+        cache: size of the cache in bytes.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -130,19 +130,19 @@ class DiskStore:
 
     def __init__(self, folder: Path, device: torch.device | str = "cpu", cache: int = CACHE) -> None:
         self.folder, self.device, self.cache = folder, device, cache
-        self.round = 0  # rounds that are over
-        self.index: dict[int, Entry] = {}
+        self.round = 0  # completed rounds
+        self.index: dict[int, StateFile] = {}
         self._held: set[str] = set()  # files that checkpoints refer to
         self._recent = LRUCache(cache)
         self._damage = ""
 
     @property
     def files(self) -> frozenset[str]:
-        """The files of the present states."""
+        """The files of the current states."""
         return frozenset(state_file(client, entry.round) for client, entry in self.index.items())
 
     def get(self, client: int) -> State | None:
-        """The client's state, or None if it has not taken part yet.
+        """The client's state, or None if it has not participated yet.
 
         Raises:
             CheckpointError: if its file is missing or altered.
@@ -156,12 +156,12 @@ class DiskStore:
         return state
 
     def update(self, states: Mapping[int, State]) -> None:
-        """Write the new states at the end of a round; all of them, or nothing has changed. Empty ones take no room.
+        """Write the new states at the end of a round, all or none; empty states are skipped.
 
         Raises:
             CheckpointError: if one cannot be written (disk full).
         """
-        new: dict[int, Entry] = {}
+        new: dict[int, StateFile] = {}
         for client, state in states.items():
             if not state:
                 continue
@@ -177,7 +177,7 @@ class DiskStore:
                     f"the state of client {client} cannot be written to {path} ({error.strerror or error}); "
                     f"make room and continue with resume={self.folder.parent}."
                 ) from error
-            new[client] = Entry(self.round + 1, len(blob), hashlib.sha256(blob).digest())
+            new[client] = StateFile(self.round + 1, len(blob), hashlib.sha256(blob).digest())
         for client, entry in new.items():
             before = self.index.get(client)
             self.index[client] = entry
@@ -187,10 +187,10 @@ class DiskStore:
         self.round += 1
 
     def saved(self) -> dict[str, Tree]:
-        """What a checkpoint holds of it: the index, when all files are on disk.
+        """The store's part of a checkpoint: the index, once all files are on disk.
 
         Raises:
-            OSError: if they cannot be brought there, or one was found damaged: earlier checkpoints may not need it.
+            OSError: if the folder cannot be synced, or a file was found damaged (earlier checkpoints may not need it).
         """
         if self._damage:
             raise OSError(self._damage)
@@ -211,13 +211,13 @@ class DiskStore:
     def restored(
         self, trees: Mapping[str, Mapping[str, Tensor]], folder: Path, round: int, device: torch.device
     ) -> DiskStore:
-        """Such a store as a checkpoint has it, whichever kind wrote it.
+        """The store as of a checkpoint, whichever kind of store wrote it.
 
         Args:
-            trees: the checkpoint's tensors: those of ``saved``.
-            folder: where the files of client states lie.
-            round: the checkpoint's.
-            device: where states are wanted.
+            trees: the checkpoint's tensors, as returned by ``saved``.
+            folder: the folder of state files.
+            round: the checkpoint's round.
+            device: the device of the returned states.
 
         Raises:
             ValueError: if a file is missing or has another size.
@@ -234,7 +234,11 @@ class DiskStore:
     def indexed(
         cls, folder: Path, index: Mapping[str, Tensor], round: int, device: torch.device | str, cache: int = CACHE
     ) -> DiskStore:
-        """A store of files that are there already."""
+        """A store over existing files.
+
+        Raises:
+            ValueError: if a file is missing or has another size.
+        """
         store = cls(folder, device, cache)
         store.round = round
         columns = (index[name].tolist() for name in ("client", "round", "bytes", "sha256"))
@@ -244,12 +248,12 @@ class DiskStore:
             if found != size:
                 what = "is missing" if found < 0 else f"has {found} bytes instead of {size}"
                 raise ValueError(f"the state of client {client} {what}: {path}")
-            store.index[client] = Entry(written, size, bytes(digest))
+            store.index[client] = StateFile(written, size, bytes(digest))
         store.pin(set(store.files))
         return store
 
     def pin(self, files: set[str]) -> None:
-        """From now on these are the files that checkpoints refer to."""
+        """Set the files that checkpoints refer to."""
         self._held = set(files)
 
     def _load(self, client: int) -> State:
@@ -261,7 +265,7 @@ class DiskStore:
             raise self._lost(client, f"{path} cannot be read: {error.strerror or error}") from error
         if hashlib.sha256(blob).digest() != entry.sha256:
             raise self._lost(client, f"{path} was altered: its checksum differs")
-        # copied into memory as the device hands it out: how some kernels sum depends on its alignment
+        # copied into freshly allocated memory: the summation order of some kernels depends on alignment
         found = {key: torch.empty_like(t, device=self.device).copy_(t) for key, t in load_tensors(blob).items()}
         return nested(found)
 
@@ -282,7 +286,7 @@ ClientStore = MemoryStore | DiskStore
 
 
 def state_bytes(plan: ClientPlan, server: Server) -> int:
-    """What one client keeps from round to round, in bytes: private parameters and buffers, and its parts' states."""
+    """Size of one client's state in bytes: private parameters and buffers, and its parts' states."""
     own = 0
     if plan.private_size and plan.method.personal.kept:
         buffers = plan.layout.buffer_size - plan.layout.shared_buffers
@@ -293,17 +297,17 @@ def state_bytes(plan: ClientPlan, server: Server) -> int:
 def make_store(
     states: str, plan: ClientPlan, server: Server, clients: int, folder: Path | None
 ) -> tuple[ClientStore, list[str]]:
-    """Where a run keeps its client states, and what its summary should say about that.
+    """The store of a run, and warnings for its summary.
 
     Args:
-        states: ``memory``, ``disk``, or ``auto``: the disk where they may take more than 2 GB.
-        plan: what clients do.
+        states: ``memory``, ``disk``, or ``auto``: disk if the states may take more than 2 GB.
+        plan: the client plan.
         server: the state before the first round.
-        clients: how many may take part.
-        folder: where files may lie; None if the run leaves nothing on disk.
+        clients: number of clients that may participate.
+        folder: the folder for state files; None if the run writes nothing to disk.
 
     Raises:
-        ConfigError: if they are to be on disk and there is no folder.
+        ConfigError: for ``disk`` without a folder.
     """
     if states == "disk" and folder is None:
         raise ConfigError(
@@ -322,14 +326,14 @@ def make_store(
 
 
 def collect_garbage(folder: Path, store: ClientStore) -> None:
-    """Remove the files of client states to which neither a checkpoint in ``folder`` nor the store refers."""
+    """Remove the state files to which neither a checkpoint in ``folder`` nor the store refers."""
     home = folder.parent / CLIENTS
     if not home.is_dir():
         return
     try:
         pinned = {name for path in available(folder) for name in _files_of(path)}
         found = list(home.iterdir())
-    except (OSError, KeyError, SafetensorError):  # what a checkpoint that cannot be read refers to, nobody knows
+    except (OSError, KeyError, SafetensorError):  # an unreadable checkpoint may refer to any file
         return
     store.pin(pinned)
     needed = pinned | store.files
@@ -339,7 +343,7 @@ def collect_garbage(folder: Path, store: ClientStore) -> None:
 
 
 def _files_of(checkpoint: Path) -> set[str]:
-    """The files of client states that a checkpoint refers to; none if it holds the states itself."""
+    """The state files that a checkpoint refers to; empty if it holds the states itself."""
     file = checkpoint / "index.safetensors"
     if not file.exists():
         return set()
@@ -348,7 +352,7 @@ def _files_of(checkpoint: Path) -> set[str]:
 
 
 def state_file(client: int, round: int) -> str:
-    """The name of the file that holds a client's state from the end of a round on.
+    """The name of the file with a client's state as of the end of a round.
 
     >>> state_file(3, 40)
     '3-000040.safetensors'
@@ -366,7 +370,7 @@ def flat(state: State) -> dict[str, Tensor]:
 
 
 def nested(tensors: Mapping[str, Tensor]) -> State:
-    """The state whose ``flat`` mapping this is."""
+    """The state of which ``flat`` returns this mapping."""
     state: State = {}
     for key, value in tensors.items():
         place, name = key.split("|", 1)

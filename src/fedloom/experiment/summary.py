@@ -1,4 +1,4 @@
-"""What a finished run says of itself, and when a run may stop early."""
+"""The summary of a run, and the rules for stopping early."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fedloom.core.plan import ClientPlan
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.metrics import best_round, fedavg_rounds, parameters_to_target, rounds_to_target
 
-LEFT_OUT = 0.1  # the share of updates above which a run warns
+LEFT_OUT = 0.1  # fraction of updates left out above which the summary warns
 
 
 def headline(method: Method) -> str:
-    """The number by which a run of the method is read.
+    """The metric by which a run of the method is judged.
 
-    It is the server model's accuracy; where clients keep a model, or half of one, or adapt what they receive, it is the
-    mean accuracy of what they deploy, since the server's model alone is then nobody's.
+    The server model's accuracy; but if clients keep private models or parts of one, or adapt what they receive, the
+    mean accuracy of their deployed models, since the server model is then not deployed.
     """
     personal = method.personal
     own = (
@@ -32,13 +32,13 @@ def headline(method: Method) -> str:
 
 
 def curve(history: Sequence[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
-    """Rounds and values of one metric, where it was evaluated and finite."""
+    """Rounds and values of one metric, where it was evaluated and is finite."""
     points = [(record["round"], record[key]) for record in history if record.get(key) is not None]
     return [r for r, _ in points], [v for _, v in points]
 
 
 def should_stop(history: Sequence[dict[str, Any]], settings: Evaluation) -> str | None:
-    """Why to stop now, or None. A function of the history alone, so that a resumed run stops where it would have.
+    """The reason to stop now, or None; a function of the history alone, so that a resumed run stops at the same round.
 
     >>> records = [{"round": r, "global/accuracy": a} for r, a in enumerate([0.5, 0.6, 0.6, 0.55], start=1)]
     >>> should_stop(records, Evaluation(patience=2))
@@ -63,7 +63,7 @@ def summarise(
     history: Sequence[dict[str, Any]],
     failures: Sequence[Failure],
 ) -> dict[str, Any]:
-    """What ``summary.json`` says of a federated run; the best round stands beside the final one by name."""
+    """The content of ``summary.json`` for a federated run; the best round is reported beside the final one."""
     settings = experiment.evaluation
     rounds, values = curve(history, settings.metric)
     direction = "max" if settings.maximise else "min"
@@ -94,9 +94,9 @@ def summarise(
 
 
 def warnings(history: Sequence[dict[str, Any]], failures: Sequence[Failure]) -> list[str]:
-    """Sentences on updates that could not be used: rounds without any, and more than a tenth left out of all rounds.
+    """Warnings on updates that were left out: rounds without any update, or more than a tenth of all updates.
 
-    Clients that dropped out as ``drop_rate`` asked do not count.
+    Clients dropped by ``drop_rate`` do not count.
     """
     found = []
     idle = sum(record["failures"] == record["cohort"] for record in history)

@@ -1,4 +1,4 @@
-"""A trained model from its run directory, for objectives that distil."""
+"""Teachers: trained models from run directories, for distillation objectives."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from fedloom.models import models
 
 
 def load_teacher(given: nn.Module | Path | str, federation: Federation, dtype: torch.dtype, device: str) -> nn.Module:
-    """The final server model of a run, or a copy of the module that was given, frozen and in evaluation mode.
+    """The final server model of a run, or a copy of the given module; frozen and in evaluation mode.
 
     Raises:
-        ConfigError: if there is no such run, it has not finished or kept parameters at its clients, or its model is not
-            one for these data.
+        ConfigError: if there is no such run, it is unfinished or keeps parameters at its clients, or its model does not
+            fit the data.
     """
     module = copy.deepcopy(given) if isinstance(given, nn.Module) else _from_run(Path(given), federation)
     module = module.to(device, dtype).eval().requires_grad_(False)
@@ -51,7 +51,7 @@ def _from_run(path: Path, federation: Federation) -> nn.Module:
         raise ConfigError(f"the teacher's model {path / 'model.safetensors'} cannot be read: {_line(error)}") from error
     entry = models[str(config["model"].get("name"))]
     settings = {str(key): value for key, value in config["model"].items() if key != "name"}
-    with torch.random.fork_rng(devices=[]):  # initialising a model must not move anybody's random numbers
+    with torch.random.fork_rng(devices=[]):  # initialisation must not advance the global random stream
         try:
             settings = from_plain(entry.parameters, settings)
             model = entry.make(classes=federation.classes, inputs=_shape(federation), **settings)
@@ -64,7 +64,7 @@ def _from_run(path: Path, federation: Federation) -> nn.Module:
 
 
 def _whole(path: Path, config: Mapping[Any, Any], model: nn.Module) -> None:
-    """Refuse runs whose parameters lie partly at their clients."""
+    """Raise ``ConfigError`` if a run keeps some parameters at its clients."""
     method = config.get("method") if RunDirectory(path).kind is not Kind.DISTILL else None
     if isinstance(method, dict) and any(map(compose(methods, method).personal.private, model.state_dict())):
         raise ConfigError(
@@ -74,14 +74,14 @@ def _whole(path: Path, config: Mapping[Any, Any], model: nn.Module) -> None:
 
 
 def _finished(path: Path) -> Mapping[Any, Any]:
-    """The run's configuration, if it has come to its end and says which model it trained."""
+    """The run's configuration, if the run is complete and its configuration names the model."""
     if not (path / "config.yaml").is_file():
         raise ConfigError(f"teacher={path} is not a run directory: it has no config.yaml.")
     try:
         config = OmegaConf.to_container(OmegaConf.load(path / "config.yaml"))
         summary = path / "summary.json"
         status = str(json.loads(summary.read_text())["status"]) if summary.is_file() else "still under way, or killed"
-    except Exception as error:  # YAML, JSON and OmegaConf have an error each
+    except Exception as error:  # YAML, JSON and OmegaConf errors have no common base
         raise ConfigError(f"the teacher's run directory {path} cannot be read: {_line(error)}") from error
     ended = not status.startswith(("still", "interrupted", "failed"))
     if not ended or not (path / "model.safetensors").is_file():
@@ -93,12 +93,12 @@ def _finished(path: Path) -> Mapping[Any, Any]:
 
 
 def _compare(path: Path, made: Mapping[str, Tensor], stored: Mapping[str, Tensor], federation: Federation) -> None:
-    """Refuse stored weights that are not those of the model made for these data."""
+    """Raise ``ConfigError`` if stored weights do not fit the model built for these data."""
     wrong = [name for name, value in made.items() if name not in stored or stored[name].shape != value.shape]
     wrong += [name for name in stored if name not in made]
     if not wrong:
         return
-    last = list(made)[-1].rpartition(".")[0]  # the head: one row a class
+    last = list(made)[-1].rpartition(".")[0]  # the head: one row per class
     if all(name.rpartition(".")[0] == last and name in made and name in stored for name in wrong):
         outputs = len(stored[wrong[0]])
         raise ConfigError(f"the teacher {path} has {outputs} outputs, but the data have {federation.classes} classes.")

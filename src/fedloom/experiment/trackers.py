@@ -1,4 +1,4 @@
-"""Experiment trackers: callbacks that send every round's record to TensorBoard or MLflow too."""
+"""Experiment trackers: callbacks that send every round's record to TensorBoard or MLflow."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fedloom.experiment.callbacks import Callback, RunInfo
 
 
 class Tracker(Callback):
-    """Begins with the first record of a run that has a run directory.
+    """Base class of trackers; logging starts with the first record of a run that has a run directory.
 
     Raises:
         ConfigError: if its library is not installed.
     """
 
     library: str
-    """The module that it needs."""
+    """The module to import."""
 
     def __init__(self) -> None:
         try:
@@ -48,11 +48,11 @@ class Tracker(Callback):
 
     @abstractmethod
     def begin(self, run: RunInfo, folder: str) -> None:
-        """Open what is needed in the run directory ``folder``."""
+        """Start logging a run whose run directory is ``folder``."""
 
     @abstractmethod
     def log(self, round: int, numbers: dict[str, float]) -> None:
-        """Put one point into every curve."""
+        """Log one value per metric."""
 
     @abstractmethod
     def end(self) -> None:
@@ -60,7 +60,7 @@ class Tracker(Callback):
 
 
 class TensorBoard(Tracker):
-    """Writes scalars into ``<run directory>/tensorboard``."""
+    """Writes scalars to ``<run directory>/tensorboard``."""
 
     library = "torch.utils.tensorboard"
 
@@ -97,10 +97,10 @@ TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLfl
 
 
 def make(names: Sequence[str]) -> list[Tracker]:
-    """The trackers of the given names.
+    """The trackers with the given names.
 
     Raises:
-        ConfigError: for an unknown name, or one whose library is not installed.
+        ConfigError: for an unknown name, or a tracker whose library is not installed.
     """
     for name in names:
         if name not in TRACKERS:

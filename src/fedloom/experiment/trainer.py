@@ -1,6 +1,6 @@
-"""The trainer: open, then step, measure, record and checkpoint round by round, and finish; for every kind of task.
+"""The loop shared by all tasks: open, then step, measure, record and checkpoint every round, and finish.
 
-A run that is killed at any moment goes on from its last checkpoint to the same bits.
+A run that is killed at any time resumes from its last checkpoint to the same bits.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ Record = dict[str, Any]
 
 
 class Task(ABC):
-    """What is trained, round by round; it holds the state, and the trainer does everything else.
+    """What is trained, round by round: it holds the state, and the trainer does everything else.
 
     Attributes:
         kind: which task it is.
-        name: of the method.
-        rounds: how many the whole run has.
-        seed: of everything random.
-        headline: the number in a record by which the run is read.
-        config: the settings as a person gave them.
-        citations: BibTeX.
-        round: how many rounds are over.
-        history: one record a round; the trainer appends to it.
+        name: the method's name.
+        rounds: number of rounds of the whole run.
+        seed: the run's seed.
+        headline: the metric of the records by which the run is judged.
+        config: the settings as the user gave them.
+        citations: BibTeX entries.
+        round: number of completed rounds.
+        history: one record per round, appended by the trainer.
         warnings: sentences for the summary.
     """
 
@@ -54,58 +54,58 @@ class Task(ABC):
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """The settings on which bits depend, as nested plain data: runs with equal identities can be continued."""
+        """The settings that results depend on, as nested plain data; runs with equal identities can be resumed."""
 
     @abstractmethod
     def step(self) -> Any:
-        """One round's work. The state of the last round must survive it, since it may be broken off at any moment."""
+        """Do one round's work without changing the state, since it may be interrupted at any time."""
 
     @abstractmethod
     def commit(self, step: Any) -> tuple[Record, dict[str, Columns]]:
-        """Take over what ``step`` returned, and measure: the round's record, and rows for the tables."""
+        """Adopt what ``step`` returned, and measure: returns the round's record, and rows for the tables."""
 
     @abstractmethod
     def snapshot(self) -> Checkpoint:
-        """All state after the last round that was taken over."""
+        """All state after the last committed round."""
 
     @abstractmethod
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Take up the state that ``snapshot`` gave.
+        """Adopt the state of a checkpoint.
 
         Raises:
-            ValueError: if it does not belong to this task (and KeyError, TypeError or OSError, likewise).
+            ValueError: if it does not belong to this task (KeyError, TypeError or OSError likewise).
         """
 
     @abstractmethod
     def summarise(self, status: Status) -> dict[str, Any]:
-        """What ``summary.json`` says besides method, seed, status, rounds, seconds and the final record."""
+        """The content of ``summary.json`` besides method, seed, status, rounds, seconds and the final record."""
 
     def open(self) -> None:
-        """Acquire what steps need; called before anything is written, so that it may refuse."""
+        """Acquire what steps need; called before anything is written, so that it may raise."""
 
     def close(self) -> None:
         """Release what ``open`` acquired."""
 
     def should_stop(self) -> str | None:
-        """Why to stop now, or None; a function of the history alone, so that a continued run stops where it would."""
+        """The reason to stop now, or None; a function of the history alone, so that resuming does not change it."""
         return None
 
     def collect_garbage(self, folder: Path) -> None:
-        """Remove files beside a folder of checkpoints that neither these nor the state need."""
+        """Remove files beside a folder of checkpoints that are no longer needed."""
 
     def write(self, directory: RunDirectory, status: Status) -> None:
-        """Write what the run leaves besides records, tables and summary, such as the model."""
+        """Write further files, such as the model."""
 
 
 class Trainer:
     """Runs a task, from the start or from a checkpoint.
 
     Args:
-        task: what to train.
+        task: the task.
         out: run directory; None keeps everything in memory.
-        checkpoint_every: rounds between checkpoints; one is written at the end and on Ctrl-C in any case.
-        keep: how many checkpoints stay.
-        callbacks: what looks at the run.
+        checkpoint_every: rounds between checkpoints; one is always written at the end and on Ctrl-C.
+        keep: number of checkpoints to keep.
+        callbacks: observers of the run.
 
     Raises:
         ConfigError: if ``checkpoint_every`` or ``keep`` is below 1.
@@ -128,15 +128,15 @@ class Trainer:
         self.saved = -1  # the round of the last checkpoint
 
     def run(self, resume: bool | Path = False, *, or_begin: bool = False) -> dict[str, Any]:
-        """Run to the end; returns the summary.
+        """Run to the end and return the summary.
 
         Args:
-            resume: True goes on from the newest checkpoint in the run directory, a path from that checkpoint.
-            or_begin: whether ``resume`` begins a run where none was begun.
+            resume: True resumes from the newest checkpoint in the run directory; a path, from that checkpoint.
+            or_begin: with ``resume``, start a new run if there is none.
 
         Raises:
-            ConfigError: if the task cannot be run under its settings.
-            CheckpointError: if the run directory is taken, cannot be written, or holds another experiment.
+            ConfigError: if the task cannot run with its settings.
+            CheckpointError: if the run directory exists, cannot be written, or holds another experiment.
             KeyboardInterrupt: on Ctrl-C, after a checkpoint.
         """
         task = self.task
@@ -191,7 +191,7 @@ class Trainer:
             for later in found[found.index(chosen) + 1 :]:
                 checkpoints.remove(later)
             self.saved = task.round
-        task.collect_garbage(directory.checkpoints)  # what a killed run wrote after it
+        task.collect_garbage(directory.checkpoints)  # what a killed run wrote after the checkpoint
         try:
             task.history[:] = directory.rewind(task.round)
             directory.describe(config, task.citations)
@@ -199,7 +199,7 @@ class Trainer:
             raise CheckpointError(f"{directory.path} cannot be written ({error.strerror or error}).") from error
 
     def _commit(self, step: Any, numbers: Mapping[str, Any], started: float) -> None:
-        """The round is over: take it over, record it, show it, and keep it."""
+        """End the round: commit it, record it, report it, and write a checkpoint if one is due."""
         task = self.task
         record, tables = task.commit(step)
         record |= {**numbers, "seconds": round(time.perf_counter() - started, 4)}
@@ -213,10 +213,10 @@ class Trainer:
             self._checkpoint()
 
     def _checkpoint(self) -> None:
-        """Write the tables and a checkpoint; a full disk is reported in the summary and harms nothing."""
+        """Write the tables and a checkpoint; a full disk only leads to a warning in the summary."""
         directory, task = self.directory, self.task
         recorded = task.history[-1]["round"] if task.history else 0
-        if directory is None or recorded != task.round or self.saved == task.round:  # no round without its record
+        if directory is None or recorded != task.round or self.saved == task.round:  # only recorded rounds
             return
         try:
             directory.write_tables()
@@ -230,7 +230,7 @@ class Trainer:
             )
 
     def _finish(self, status: Status, reason: str | None = None) -> dict[str, Any]:
-        """The last checkpoint, and files that describe the run."""
+        """Write the last checkpoint and the files that describe the run."""
         self._checkpoint()
         task = self.task
         final = task.history[-1] if task.history else {}

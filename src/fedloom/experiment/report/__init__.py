@@ -1,4 +1,8 @@
-"""Comparison of runs: a page, its figures, its tables. Only run directories are read; nothing is recomputed."""
+"""Reports that compare runs: a page with figures and tables, made from run directories alone.
+
+Nothing is recomputed. Change ``rundata`` for what is read, ``groups`` for how runs are combined, ``results`` and
+``costs`` for tables, ``curves`` and ``clients`` for figures, ``page`` for the order of the page.
+"""
 
 from fedloom.experiment.report.page import build, comparison_picture
 

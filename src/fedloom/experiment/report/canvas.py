@@ -1,4 +1,4 @@
-"""What every figure shares: axes, lines, legend, safe text, PNG bytes. No pyplot, no global state."""
+"""Common elements of all figures: axes, lines, legend, escaped text, PNG output; without pyplot or global state."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ ROUNDS = "communication rounds"
 Floats = NDArray[np.float64]
 
 Drawing = Callable[[Theme], Figure]
-"""A figure that is still to be drawn, in whichever theme."""
+"""A figure as a function of the theme to draw it in."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes with a line for each group.
+    """One pair of axes with a line per group.
 
     Args:
-        curve: the ``band`` of a group; empty where it has none.
+        curve: returns the ``band`` of a group; empty if it has none.
         y: label of the vertical axis.
         x: label of the horizontal axis.
-        title: above the axes.
-        share: whether values are shares, written in per cent.
-        amounts: whether the horizontal axis holds large counts, written with k, M, G.
-        log: whether the vertical axis is logarithmic when values span much.
+        title: the title.
+        share: whether values are fractions, shown in per cent.
+        amounts: whether the horizontal axis holds large counts, shown with k, M, G.
+        log: use a logarithmic vertical axis if the values span a large range.
         target: a value to mark.
     """
 
@@ -63,7 +63,7 @@ class Panel:
 
 
 def plain(text: str, length: int = 60) -> str:
-    r"""Make a text that matplotlib draws as it stands: one line, no mathematics, not hidden from legends, not endless.
+    r"""Make text safe for matplotlib: one line of limited length, no mathematics, not hidden from legends.
 
     >>> print(plain("_cost\n$5"))
      _cost \$5
@@ -74,14 +74,14 @@ def plain(text: str, length: int = 60) -> str:
 
 
 def figure(width: float, height: float, theme: Theme) -> Figure:
-    """An empty figure (inches) on the theme's background, that draws with Agg."""
+    """An empty figure (size in inches) on the theme's background, rendered with Agg."""
     made = Figure(figsize=(width, height), dpi=DPI, facecolor=theme.background, layout="constrained")
     FigureCanvasAgg(made)
     return made
 
 
 def dress(axes: Axes, theme: Theme, x: str = "", y: str = "", title: str = "") -> None:
-    """Give axes a light grid, no box, labels in the theme's colours, and a title at the left."""
+    """Style axes: a light grid, no box, labels in the theme's colours, and a left-aligned title."""
     axes.set_facecolor(theme.background)
     axes.grid(True, color=theme.grid, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -95,7 +95,7 @@ def dress(axes: Axes, theme: Theme, x: str = "", y: str = "", title: str = "") -
 
 
 def percent(axes: Axes, which: str = "y") -> None:
-    """Show shares as percentages."""
+    """Format fractions as percentages."""
     (axes.yaxis if which == "y" else axes.xaxis).set_major_formatter(PercentFormatter(xmax=1, decimals=None))
 
 
@@ -121,7 +121,7 @@ def mark_level(axes: Axes, value: float, name: str, theme: Theme) -> None:
 
 
 def _fill(axes: Axes, groups: Sequence[RunGroup], panel: Panel, theme: Theme) -> None:
-    """Draw every group's mean and, over several seeds, its band; mark the target."""
+    """Draw every group's mean and, for several seeds, its band; mark the target."""
     dress(axes, theme, panel.x, panel.y, panel.title)
     least, most = float("inf"), 0.0
     for member in groups:
@@ -151,14 +151,14 @@ def _fill(axes: Axes, groups: Sequence[RunGroup], panel: Panel, theme: Theme) ->
 def panels(
     groups: Sequence[RunGroup], rows: Sequence[Sequence[Panel]], theme: Theme, height: float = 3.1, width: float = 5.4
 ) -> Figure:
-    """Draw a grid of panels with one legend below; panels in a row that have the same label share their scale.
+    """Draw a grid of panels with one legend below; panels of a row with the same label share their scale.
 
     Args:
         groups: one line each.
-        rows: the panels, as many in each row.
+        rows: the panels of each row, all rows of the same length.
         theme: colours.
-        height: of a row, in inches.
-        width: of a panel, in inches.
+        height: height of a row, in inches.
+        width: width of a panel, in inches.
     """
     made = figure(width * len(rows[0]), height * len(rows) + 0.35, theme)
     grid = made.subplots(len(rows), len(rows[0]), squeeze=False)
@@ -174,7 +174,7 @@ def panels(
 
 
 def legend(made: Figure, groups: Sequence[RunGroup], theme: Theme) -> None:
-    """One legend below all panels, with every group's line."""
+    """Draw one legend below all panels."""
     handles = [
         Line2D([], [], color=g.style.colour, dashes=g.style.dash or (None, None), marker=g.style.marker, markersize=5)
         for g in groups
@@ -195,7 +195,7 @@ def legend(made: Figure, groups: Sequence[RunGroup], theme: Theme) -> None:
 
 
 def png(drawing: Drawing, theme: Theme = LIGHT) -> bytes:
-    """Draw a figure as PNG in a theme; letters that the font lacks become boxes, silently."""
+    """Render a figure as PNG; characters missing from the font become boxes, without warning."""
     made, buffer = drawing(theme), io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")

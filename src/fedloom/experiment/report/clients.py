@@ -1,4 +1,4 @@
-"""Figures of how clients differ: the distribution of their accuracy, and their mixing coefficients."""
+"""Figures of the differences between clients: distribution of accuracy, and mixing coefficients."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from fedloom.experiment.report.groups import RunGroup
 from fedloom.experiment.report.style import Theme
 
 CLIENTS_DRAWN = 100
-"""With more clients than this, a heat map has rows thinner than its pixels."""
+"""Largest number of clients in a heat map; with more, rows would be thinner than a pixel."""
 
 PANELS = 8
 
 
 def pooled_accuracies(member: RunGroup) -> NDArray[np.float64]:
-    """Each client's accuracy in the last evaluated round, of all seeds together, without clients that have none."""
+    """The clients' accuracies in the last evaluated round, sorted, pooled over seeds; missing ones are left out."""
     known = [run.clients["accuracy"].to_numpy(np.float64) for run in member.runs if len(run.clients)]
     values = np.concatenate([np.zeros(0), *known])
     return np.sort(values[np.isfinite(values)])
 
 
 def client_distribution(groups: Sequence[RunGroup], theme: Theme) -> Figure:
-    """Left, the quantile curve (which accuracy a share of the clients stays below); right, boxes. Seeds are pooled."""
+    """Left, the quantile curve of accuracy over clients; right, box plots. Seeds are pooled."""
     shown = [(member, pooled) for member in groups if len(pooled := pooled_accuracies(member))]
     made = figure(10.8, max(3.4, 1.6 + 0.36 * len(shown)), theme)
     left, right = made.subplots(1, 2)
@@ -64,9 +64,9 @@ def client_distribution(groups: Sequence[RunGroup], theme: Theme) -> Figure:
 
 
 def mixing_matrices(groups: Sequence[RunGroup]) -> dict[str, pd.DataFrame]:
-    """Coefficients [clients, rounds] of the first run of each group that can be drawn, by what to call it.
+    """Coefficients [clients, rounds] of one run per group, by label.
 
-    A run can be drawn that has several rounds and at most 100 clients.
+    The run is the first with several rounds and at most 100 clients.
     """
     found = {}
     for member in groups:
@@ -79,7 +79,7 @@ def mixing_matrices(groups: Sequence[RunGroup]) -> dict[str, pd.DataFrame]:
 
 
 def mixing_heatmap(matrices: dict[str, pd.DataFrame], theme: Theme) -> Figure:
-    """Mixing coefficients over rounds, one panel a group, all on one scale of colours."""
+    """Mixing coefficients over rounds, one panel per group, with a common colour scale."""
     columns = min(2, len(matrices))
     lines = ceil(len(matrices) / columns)
     made = figure(5.4 * columns if columns > 1 else 8.2, 3.3 * lines, theme)

@@ -1,4 +1,4 @@
-"""The tables of what it cost: communication until a target, and in all, in units of one FedAvg round."""
+"""Cost tables: communication until a target and in total, in units of one FedAvg round."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ from fedloom.experiment.report.tables import (
 from fedloom.metrics import fedavg_rounds, parameters_to_target, rounds_to_target
 
 COMMUNICATION = "comm/params"
-"""Parameters transmitted so far, by all clients, in both directions."""
+"""Cumulative number of parameters transmitted, by all clients, in both directions."""
 
 _CONDITIONS = ("model.name", "data.name", "clients", "participation", "cohort")
 
 
 def traffic(run: RunData) -> pd.DataFrame:
-    """Parameters that all clients together sent in each round: ``up`` and ``down``, indexed by round.
+    """Parameters that all clients together sent in each round: columns ``up`` and ``down``, indexed by round.
 
-    Should a run have cumulated them, which shows when they add up to the cumulated ``comm/params`` in the last of
-    several rows, the differences are taken.
+    If a run recorded cumulative values (their last ones then add up to ``comm/params``), differences are taken.
     """
     keys = {"up": "comm/up_params", "down": "comm/down_params", "both": COMMUNICATION}
     sent = pd.DataFrame({name: run.curve(key) for name, key in keys.items()}).dropna(subset="up").fillna(0)
@@ -44,16 +43,16 @@ def traffic(run: RunData) -> pd.DataFrame:
 
 
 def _model_size(run: RunData) -> float | None:
-    """Parameters of one model, if the run says."""
+    """Number of parameters of one model, if on record."""
     value = run.facts.get("model.parameters", run.summary.get("parameters"))
     return float(value) if isinstance(value, int | float) and value > 0 else None
 
 
 def fedavg_upload(run: RunData, groups: Sequence[RunGroup]) -> float | None:
-    """Parameters that one FedAvg round sends up under this run's conditions: a model from each client of the cohort.
+    """Parameters that one FedAvg round uploads under this run's conditions: a model from each client of the cohort.
 
-    Where the run does not say how large its model is, the mean upload of a FedAvg run of this comparison with the same
-    model, data, clients and participation.
+    If the model size is not on record, the mean upload of a FedAvg run in this comparison with the same model, data,
+    clients and participation.
     """
     model, cohort = _model_size(run), run.cohort_size
     if model and cohort:
@@ -67,7 +66,7 @@ def fedavg_upload(run: RunData, groups: Sequence[RunGroup]) -> float | None:
 
 
 def _arithmetic(groups: Sequence[RunGroup]) -> str:
-    """The unit in numbers, once for each different one, as a sentence."""
+    """The unit in numbers, once per distinct value, as a sentence."""
     said: list[str] = []
     for member in groups:
         run = member.runs[0]
@@ -93,7 +92,7 @@ _NOTE = (
 
 
 def target_table(groups: Sequence[RunGroup], target: TargetValue) -> ReportTable:
-    """What each group needed to reach a target."""
+    """The cost of each group until it reached a target."""
 
     def reached(run: RunData) -> int | None:
         values = run.curve(target.metric)
@@ -123,7 +122,7 @@ def target_table(groups: Sequence[RunGroup], target: TargetValue) -> ReportTable
 
 
 def total_table(groups: Sequence[RunGroup]) -> ReportTable:
-    """What was sent in the whole run."""
+    """Total communication of the whole run."""
 
     def mean_upload(way: str, run: RunData) -> float | None:
         sent = traffic(run)[way].to_numpy()
@@ -149,6 +148,6 @@ def total_table(groups: Sequence[RunGroup]) -> ReportTable:
 
 
 def cost_tables(groups: Sequence[RunGroup]) -> list[ReportTable]:
-    """A table for each target that the runs name, then what was sent in all."""
+    """A table for each target of the runs, then the total communication."""
     found = [target_table(groups, target) for target in targets(groups) if has(groups, target.metric)]
     return [*found, total_table(groups)] if has(groups, COMMUNICATION) else found

@@ -24,7 +24,7 @@ from fedloom.parts.mixing.responses import CDFS, respond
 SENT = "parameters transmitted, down and up"
 
 OBJECTIVE = "mixing/objective"
-"""Σ p_i F_i(θ^t) over a round's clients, with losses of the model that they received."""
+"""Σ p_i F_i(θ^t) over a round's clients, with the losses of the received model."""
 
 SYNTHETIC = {
     "synthetic/accuracy": "accuracy of a classifier\ntrained on the set",
@@ -35,7 +35,7 @@ SYNTHETIC = {
 
 
 def _row(groups: Sequence[RunGroup], key: str, y: str, title: str = "", share: bool = False) -> list[Panel]:
-    """A metric against rounds and, where it was counted, against communication."""
+    """A metric against rounds and, if it was counted, against communication."""
     goal = targets_by_metric(groups).get(key)
     first = Panel(partial(series, key=key), y, title=title, share=share, log=not share, target=goal)
     if not has(groups, COMMUNICATION):
@@ -45,14 +45,14 @@ def _row(groups: Sequence[RunGroup], key: str, y: str, title: str = "", share: b
 
 
 def curves(groups: Sequence[RunGroup], scope: Scope, theme: Theme) -> Figure:
-    """One evaluation: a row for accuracy and one for loss, a column for rounds and one for communication."""
+    """One evaluation: rows for accuracy and loss, columns for rounds and communication."""
     rows = [_row(groups, scope.accuracy, "accuracy", share=True)] if has(groups, scope.accuracy) else []
     rows += [_row(groups, scope.loss, "loss")] if has(groups, scope.loss) else []
     return panels(groups, rows, theme)
 
 
 def comparison(groups: Sequence[RunGroup], theme: Theme) -> Figure:
-    """Accuracy (loss where there is none) against rounds and communication, a row for each evaluation."""
+    """Accuracy (or loss, if there is none) against rounds and communication, one row per evaluation."""
     found = scopes(groups)
     rows = [_row(groups, s.accuracy, "accuracy", s.title, True) for s in found if has(groups, s.accuracy)]
     rows = rows or [_row(groups, s.loss, "loss", s.title) for s in found]
@@ -60,7 +60,7 @@ def comparison(groups: Sequence[RunGroup], theme: Theme) -> Figure:
 
 
 def synthetic_curves(groups: Sequence[RunGroup], theme: Theme) -> Figure:
-    """A row for each measure of synthetic sets, a column for rounds and one for communication."""
+    """One row per measure of synthetic sets, columns for rounds and communication."""
     shares = ("synthetic/accuracy", "synthetic/recognised")
     rows = [_row(groups, key, y, share=key in shares) for key, y in SYNTHETIC.items() if has(groups, key)]
     rows = [[replace(panel, log=False) for panel in row] for row in rows]
@@ -74,19 +74,19 @@ def cumulated(run: RunData) -> pd.Series:
 
 
 def cumulated_band(member: RunGroup) -> pd.DataFrame:
-    """The cumulated objective of a group, for the rounds that all its seeds with any value have reached."""
+    """The cumulative objective of a group, over the rounds that all its seeds have reached."""
     sums = [total for run in member.runs if len(total := cumulated(run))]
     return band(pd.concat(sums, axis=1, join="inner")) if sums else pd.DataFrame()
 
 
 def objective(groups: Sequence[RunGroup], theme: Theme) -> Figure:
-    """Left, the objective in each round; right, cumulated (Hahn 2024, figure 3.1: smaller is better)."""
+    """Left, the objective in each round; right, cumulative (Hahn 2024, figure 3.1: smaller is better)."""
     row = [Panel(partial(series, key=OBJECTIVE), "Σ p F"), Panel(cumulated_band, "Σ p F, cumulated")]
     return panels(groups, [row], theme, 3.3)
 
 
 def decisions(run: RunData) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-    """P and F(θ^t) [T, K], if all clients of all rounds left both in ``mixing.parquet``."""
+    """P and F(θ^t), float64 [T, K] each, if ``mixing.parquet`` has both for all clients in all rounds, else None."""
     if "loss" not in run.mixing:
         return None
     p, losses = (pivot(run.mixing, column).to_numpy(np.float64) for column in ("p", "loss"))
@@ -95,14 +95,14 @@ def decisions(run: RunData) -> tuple[NDArray[np.float64], NDArray[np.float64]] |
 
 
 def pivot(mixing: pd.DataFrame, column: str) -> pd.DataFrame:
-    """One column of ``mixing.parquet``, [clients, rounds]; NaN where a client did not take part."""
+    """One column of ``mixing.parquet`` as [clients, rounds]; NaN where a client did not participate."""
     return mixing.drop_duplicates(["client", "round"], keep="last").pivot(
         index="client", columns="round", values=column
     )
 
 
 def transformation(run: RunData) -> tuple[str, float, float]:
-    """Name, scale and shape of the CDF in the run's own mixing policy; the normal one where it has none of its own."""
+    """Name, scale and shape of the CDF in the run's mixing policy; the normal CDF if it has none."""
     said = dict(re.findall(r"(\w+)='?([\w.+-]+)", str(run.facts.get("method.mixing", ""))))
     if said.get("cdf") not in CDFS:
         return "normal", 1.0, 0.0
@@ -110,9 +110,9 @@ def transformation(run: RunData) -> tuple[str, float, float]:
 
 
 def regret_curve(run: RunData) -> pd.Series:
-    """Σ_{τ≤t} ℓ_τ(p^τ) - ℓ_τ(p*) by round: p* is the best fixed p for the whole run; empty without all losses.
+    """Σ_{τ≤t} ℓ_τ(p^τ) - ℓ_τ(p*) by round, with p* the best fixed p of the whole run; empty if losses are missing.
 
-    Every policy is evaluated by responses from 0 to 1/K, those of AAggFF between silos.
+    All policies are evaluated with responses in [0, 1/K], as in AAggFF for silos.
     """
     known = decisions(run)
     if known is None:
@@ -125,13 +125,13 @@ def regret_curve(run: RunData) -> pd.Series:
 
 
 def with_regret(groups: Sequence[RunGroup]) -> list[RunGroup]:
-    """The groups, reduced to the runs whose regret is known; those without any are left out."""
+    """The groups, reduced to runs whose regret is known; groups without such runs are left out."""
     kept = [replace(g, runs=tuple(run for run in g.runs if decisions(run) is not None)) for g in groups]
     return [member for member in kept if member.runs]
 
 
 def regrets(groups: Sequence[RunGroup], theme: Theme) -> Figure:
-    """Regret of each group, and, dotted, the bound of Hahn 2024, theorem 3.1, for as many clients."""
+    """The regret of each group and, dotted, the bound of Hahn 2024, theorem 3.1, for the same number of clients."""
 
     def curve(member: RunGroup) -> pd.DataFrame:
         return band(pd.concat([regret_curve(run) for run in member.runs], axis=1))

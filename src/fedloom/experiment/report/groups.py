@@ -1,4 +1,4 @@
-"""Runs that share everything but the seed form one group: one line in a figure, one row in a table."""
+"""Groups of runs that differ only in the seed: one line in a figure, one row in a table."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fedloom.metrics import Direction
 _MADE = ("out", "resume", "version", "versions", "git", "machine")
 _KEPT = ("checkpoint", "states", "client_state", "track", "trackers")
 PROVENANCE = (*_MADE, *_KEPT)
-"""First parts of keys that say where and with what a run was made and kept, not what it was."""
+"""Top-level keys on where and how a run was made and stored, which do not define it."""
 
 ABSENT = "–"
 
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs that differ by seed alone."""
+    """Runs that differ only in the seed."""
 
     label: str
     method: str
@@ -34,7 +34,7 @@ class RunGroup:
 
 
 def _identity(run: RunData) -> dict[str, str]:
-    """Every setting that makes a run what it is, as text."""
+    """Every setting that defines a run, as text."""
     return {
         key: str(value)
         for key, value in run.config.items()
@@ -43,7 +43,7 @@ def _identity(run: RunData) -> dict[str, str]:
 
 
 def _labels(runs: Sequence[RunData]) -> list[str]:
-    """The method's name, and, where several groups have the same one, up to three settings that tell them apart."""
+    """The method's name and, if several groups share it, up to three settings that differ."""
     identities = [_identity(run) for run in runs]
     labels = []
     for run, identity in zip(runs, identities, strict=True):
@@ -58,7 +58,7 @@ def _labels(runs: Sequence[RunData]) -> list[str]:
 
 
 def group(runs: Sequence[RunData]) -> list[RunGroup]:
-    """Put runs that share everything but the seed together: FedAvg first, then in the order in which they are given."""
+    """Group runs that share everything but the seed: FedAvg first, then in the given order."""
     members: dict[tuple[Any, ...], list[RunData]] = {}
     for run in runs:
         members.setdefault((run.method, *sorted(_identity(run).items())), []).append(run)
@@ -72,17 +72,17 @@ def group(runs: Sequence[RunData]) -> list[RunGroup]:
 
 
 def labelled(runs: Sequence[tuple[str, Path]]) -> list[RunGroup]:
-    """A group for each run directory, under a given label; what stands before a comma in it chooses the colour."""
+    """One group per run directory, with a given label; the text before a comma in it chooses the colour."""
     methods = [label.partition(",")[0] for label, _ in runs]
     every = zip(runs, methods, line_styles(methods), strict=True)
     return [RunGroup(label, method, (load(path),), style) for (label, path), method, style in every]
 
 
 def read(run_dirs: Sequence[Path]) -> list[RunGroup]:
-    """Load the run directories, each once, and put them into groups.
+    """Load the run directories, each once, and group them.
 
     Raises:
-        FedLoomError: for no directory at all, or one that is not a run directory.
+        FedLoomError: if there is no directory, or one is not a run directory.
     """
     places = list(dict.fromkeys(Path(path).resolve() for path in run_dirs))
     if not places:
@@ -91,7 +91,7 @@ def read(run_dirs: Sequence[Path]) -> list[RunGroup]:
 
 
 def all_runs(groups: Sequence[RunGroup]) -> list[RunData]:
-    """Every run of every group, in order."""
+    """The runs of all groups, in order."""
     return [run for member in groups for run in member.runs]
 
 
@@ -101,18 +101,18 @@ def has(groups: Sequence[RunGroup], key: str) -> bool:
 
 
 def _by_seed(member: RunGroup, key: str) -> pd.DataFrame:
-    """The values of a metric, a row for each round that any seed recorded and a column for each seed."""
+    """The values of a metric, one row per round recorded by any seed, one column per seed."""
     return pd.concat([run.curve(key) for run in member.runs], axis=1).replace([np.inf, -np.inf], np.nan).sort_index()
 
 
 def band(values: pd.DataFrame, x: pd.Series | None = None) -> pd.DataFrame:
-    """Summarise curves [rounds, seeds] by the columns ``mean``, ``low`` and ``high`` over seeds, and ``x``.
+    """Summarise curves [rounds, seeds] over seeds: columns ``mean``, ``low``, ``high``, and ``x``.
 
-    A round counts when any seed has a value there; the figures are over the seeds that have one.
+    A round is included if any seed has a value; statistics are over the seeds that have one.
 
     Args:
-        values: one column a seed, indexed by round.
-        x: where each round lies on the horizontal axis; by default at its number.
+        values: one column per seed, indexed by round.
+        x: horizontal positions by round; by default the round number.
     """
     places = values.index.to_series() if x is None else x.reindex(values.index)
     columns = {"x": places, "mean": values.mean(axis=1), "low": values.min(axis=1), "high": values.max(axis=1)}
@@ -125,9 +125,9 @@ def series(member: RunGroup, key: str, x: str | None = None) -> pd.DataFrame:
 
 
 def settings(groups: Sequence[RunGroup]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Settings that differ, with the value of each group, and settings in common; without the seeds and paths.
+    """Settings that differ, with one value per group, and common settings; without seeds and paths.
 
-    Several values within one group (versions of libraries, say) are listed with commas.
+    Several values within one group (library versions, for example) are separated by commas.
     """
     keys = dict.fromkeys(key for run in all_runs(groups) for key in run.config if key not in ("seed", "out", "resume"))
     values = {key: [", ".join(texts(member.runs, key)) for member in groups] for key in keys}
@@ -136,12 +136,12 @@ def settings(groups: Sequence[RunGroup]) -> tuple[dict[str, list[str]], dict[str
 
 
 def texts(runs: Sequence[RunData], key: str) -> list[str]:
-    """The different values of a setting among runs, as text."""
+    """The distinct values of a setting among runs, as text."""
     return list(dict.fromkeys(str(run.config.get(key, ABSENT)) for run in runs))
 
 
 def shared(groups: Sequence[RunGroup], *keys: str) -> str | None:
-    """The value that all runs have for the first of ``keys`` that any of them has; None when they differ or lack it."""
+    """The common value of the first of ``keys`` that any run has; None if runs differ or lack it."""
     for key in keys:
         if (values := texts(all_runs(groups), key)) != [ABSENT]:
             return values[0] if len(values) == 1 else None
@@ -150,19 +150,19 @@ def shared(groups: Sequence[RunGroup], *keys: str) -> str | None:
 
 @dataclass(frozen=True)
 class TargetValue:
-    """A value for a metric (``global/accuracy``) to reach."""
+    """A value to be reached by a metric such as ``global/accuracy``."""
 
     metric: str
     value: float
 
     @property
     def direction(self) -> Direction:
-        """Accuracy is reached from below, a loss from above."""
+        """``max`` for an accuracy, ``min`` for a loss."""
         return "min" if self.metric.endswith("loss") or "/loss/" in self.metric else "max"
 
     @property
     def text(self) -> str:
-        """The target as people write it.
+        """The target as text.
 
         >>> TargetValue("global/accuracy", 0.9).text, TargetValue("global/train_loss", 0.0603).text
         ('global/accuracy ≥ 90 %', 'global/train_loss ≤ 0.0603')
@@ -173,7 +173,7 @@ class TargetValue:
 
 
 def _target(run: RunData) -> TargetValue | None:
-    """The target of the evaluation, from the settings or, for a run that was started from Python, from its summary."""
+    """The evaluation's target, from the settings or, for runs started from Python, from the summary."""
     metric, value = run.config.get("evaluation.metric", "global/accuracy"), run.number("evaluation.target")
     told = run.summary.get("target")
     if value is None and isinstance(told, Mapping):
@@ -182,10 +182,10 @@ def _target(run: RunData) -> TargetValue | None:
 
 
 def targets(groups: Sequence[RunGroup]) -> list[TargetValue]:
-    """The different targets of the runs, in order of appearance."""
+    """The distinct targets of the runs, in order of appearance."""
     return list(dict.fromkeys(target for run in all_runs(groups) if (target := _target(run)) is not None))
 
 
 def targets_by_metric(groups: Sequence[RunGroup]) -> dict[str, float]:
-    """The value to reach of each metric: what to draw into the curves."""
+    """The target value of each metric, to be marked in the curves."""
     return {target.metric: target.value for target in targets(groups)}

@@ -1,4 +1,4 @@
-"""What was compared, with which settings, how the runs ended, and whom to cite."""
+"""What was compared, with which settings, how the runs ended, and what to cite."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _joined(words: Sequence[str]) -> str:
 
 
 def sentence(groups: Sequence[RunGroup]) -> str:
-    """Say what the page is about, naming at most six methods."""
+    """A sentence that describes the comparison, naming at most six methods."""
     methods = list(dict.fromkeys(member.method for member in groups))
     named = methods if len(methods) <= 6 else [*methods[:5], f"{len(methods) - 5} more"]
     data = shared(groups, "data.name", "data")
@@ -51,7 +51,7 @@ def sentence(groups: Sequence[RunGroup]) -> str:
 
 
 def conditions(groups: Sequence[RunGroup]) -> list[tuple[str, str]]:
-    """The conditions in common, by name, for the head of the page."""
+    """The common conditions, by name, for the head of the page."""
     runs = all_runs(groups)
     pairs = [
         (name, shared(groups, *keys) or "differs")
@@ -66,7 +66,7 @@ def conditions(groups: Sequence[RunGroup]) -> list[tuple[str, str]]:
 
 
 def problem_warning(groups: Sequence[RunGroup]) -> str:
-    """A warning when the runs do not solve the same problem; empty when they do."""
+    """A warning if the runs do not solve the same problem, else ""."""
     moved = [key for key in settings(groups)[0] if key.partition(".")[0] in _PROBLEM]
     if not moved:
         return ""
@@ -77,7 +77,7 @@ def problem_warning(groups: Sequence[RunGroup]) -> str:
 
 
 def settings_tables(groups: Sequence[RunGroup]) -> tuple[ReportTable | None, ReportTable | None]:
-    """The settings that differ, a column for each group, and those in common; None where there are none."""
+    """The settings that differ, one column per group, and the common ones; None if there are none."""
     differ, common = settings(groups)
     labels = [member.label for member in groups]
     first = second = None
@@ -93,7 +93,7 @@ def settings_tables(groups: Sequence[RunGroup]) -> tuple[ReportTable | None, Rep
 
 
 def _failure(failure: Any) -> str:
-    """One failure of the summary as a line, whatever form it was written in.
+    """One failure of a summary as a line, whatever its format.
 
     >>> _failure({"round": 3, "client": 5, "stage": "step", "message": "loss is NaN"})
     'round 3, client 5, step: loss is NaN'
@@ -109,7 +109,7 @@ def _failure(failure: Any) -> str:
 
 
 def _failures(run: RunData) -> list[str]:
-    """The failures that the summary names: a list, or a mapping of reasons to counts."""
+    """The failures in the summary, given as a list or as a mapping of reasons to counts."""
     found = run.summary.get("failures")
     if isinstance(found, Mapping):
         return [f"{reason}: {number}" for reason, number in found.items() if number]
@@ -120,7 +120,7 @@ def _failures(run: RunData) -> list[str]:
 
 
 def _clock(seconds: Any) -> str:
-    """Wall time for people.
+    """Format wall time.
 
     >>> _clock(42.31), _clock(3725), _clock(None)
     ('42.3 s', '1 h 02 min', '–')
@@ -142,13 +142,13 @@ def _wall(run: RunData) -> Any:
 
 
 def _left_out(run: RunData) -> str:
-    """How many client updates were left out, and which share of all that were asked for."""
+    """Number of client updates left out, and their fraction of all."""
     share = run.share_left_out
     return f"{run.left_out} ({100 * share:.1f} %)" if share else str(run.left_out)
 
 
 def runs_table(groups: Sequence[RunGroup]) -> ReportTable:
-    """One row a run: where it lies, how it ended, how far it came, which updates were left out."""
+    """One row per run: directory, status, rounds, wall time, updates left out."""
     members = [member for member in groups for _ in member.runs]
     runs = all_runs(groups)
     columns = [
@@ -165,7 +165,7 @@ def runs_table(groups: Sequence[RunGroup]) -> ReportTable:
 
 
 def remarks(groups: Sequence[RunGroup]) -> list[tuple[str, str]]:
-    """Run directory and sentence, for everything that failed or could not be read."""
+    """Pairs (run directory, sentence) on everything that failed or could not be read."""
     found = []
     for run in all_runs(groups):
         if lost := run.left_out:
@@ -178,7 +178,7 @@ def remarks(groups: Sequence[RunGroup]) -> list[tuple[str, str]]:
 
 
 def citations(groups: Sequence[RunGroup]) -> str:
-    """The BibTeX of all runs, each entry once, by its key."""
+    """The BibTeX entries of all runs, without duplicate keys."""
     entries: dict[str, str] = {}
     for run in all_runs(groups):
         for entry in re.split(r"(?m)^(?=\s*@\w+\s*\{)", run.citations):

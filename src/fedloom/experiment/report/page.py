@@ -1,4 +1,4 @@
-"""From run directories to a page, its figures and its tables."""
+"""Builds the page, its figures and its tables from run directories."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from fedloom.experiment.report.style import DARK
 from fedloom.experiment.report.tables import ReportTable
 
 SETS_SHOWN = 8
-"""Pictures of synthetic sets on one page."""
+"""Largest number of synthetic sets shown."""
 
 
 @dataclass(frozen=True)
 class ReportFigure:
-    """A picture of the page, as PNG, with its form for dark pages if it has one."""
+    """A PNG of the page, with an optional dark version."""
 
     heading: str
     caption: str
@@ -47,8 +47,8 @@ class ReportFigure:
 
 
 @dataclass(frozen=True)
-class Section:
-    """A part of the page; what is empty is left out."""
+class PageSection:
+    """A section of the page; empty ones are left out."""
 
     anchor: str
     heading: str
@@ -64,16 +64,16 @@ class Section:
 
     @property
     def present(self) -> bool:
-        """Whether there is anything in it."""
+        """Whether the section has any content."""
         return bool(self.tables or self.figures or self.text or self.folded or self.remarks or self.source)
 
 
 Plot = tuple[str, str, str, str, Drawing]
-"""Section, name of the file, heading, caption, and the figure itself."""
+"""Section, file name, heading, caption, and the figure."""
 
 
 def _plots(groups: Sequence[RunGroup]) -> Iterator[Plot]:
-    """Every figure that the runs have something for."""
+    """Every figure for which the runs have data."""
     bands = "Lines are means over seeds; bands reach from the lowest to the highest seed."
     if all(len(member.runs) == 1 for member in groups):
         bands = "One run each."
@@ -110,7 +110,7 @@ def _plots(groups: Sequence[RunGroup]) -> Iterator[Plot]:
 
 
 def _draw_all(groups: Sequence[RunGroup], out: Path) -> dict[str, list[ReportFigure]]:
-    """Draw every figure beside the page, and keep it for the page, by section."""
+    """Draw every figure into ``out``, and return them by section."""
     made: dict[str, list[ReportFigure]] = {}
     for section, name, heading, caption, drawing in _plots(groups):
         light = png(drawing)
@@ -120,7 +120,7 @@ def _draw_all(groups: Sequence[RunGroup], out: Path) -> dict[str, list[ReportFig
 
 
 def synthetic_images(groups: Sequence[RunGroup]) -> Iterator[ReportFigure]:
-    """Pictures of real samples, and of the final set of each group's first run that has a picture."""
+    """Images of real samples, and of the final synthetic set of the first run of each group that has one."""
     found = []
     for member in groups:
         drawn = [run for run in member.runs if (run.path / "figures" / "synthetic.png").is_file()]
@@ -133,29 +133,29 @@ def synthetic_images(groups: Sequence[RunGroup]) -> Iterator[ReportFigure]:
 
 
 def _shared_notes(tables: Sequence[ReportTable]) -> list[ReportTable]:
-    """The tables of a section; a note that several share is said once, below the last of them."""
+    """The tables of a section; a note shared by several tables is printed once, below the last of them."""
     last = {table.note: position for position, table in enumerate(tables)}
     return [table if last[table.note] == i else replace(table, note="") for i, table in enumerate(tables)]
 
 
 def build(run_dirs: Sequence[Path], out: Path, title: str = "Comparison of runs") -> Path:
-    """Write one self-contained page that compares runs, with its figures and tables beside it.
+    """Write a self-contained page that compares runs, with its figures and tables beside it.
 
-    The page needs no network and no file but itself. Runs that share everything but the seed become one line, with a
-    band from the lowest to the highest seed. What a run does not have (evaluations, client tables, a summary because it
-    is not finished) is left out and said.
+    The page needs neither a network nor other files. Runs that differ only in the seed become one line, with a band
+    from the lowest to the highest seed. What a run lacks (evaluations, client tables, a summary because it is
+    unfinished) is left out, and the page says so.
 
     Args:
-        run_dirs: any number of run directories; one that is given twice counts once.
-        out: the directory to write ``report.html``, ``tables.tex``, ``tables/*.csv`` and ``figures/*.png`` into; made
-            if need be.
+        run_dirs: any number of run directories; duplicates count once.
+        out: the directory for ``report.html``, ``tables.tex``, ``tables/*.csv`` and ``figures/*.png``; created if
+            necessary.
         title: the heading.
 
     Returns:
         The path of the page.
 
     Raises:
-        FedLoomError: when a directory is not a run directory (it names the file that is missing), or ``out`` cannot be
+        FedLoomError: if a directory is not a run directory (the message names the missing file), or ``out`` cannot be
             written.
     """
     groups, out = read(run_dirs), Path(out)
@@ -167,13 +167,13 @@ def build(run_dirs: Sequence[Path], out: Path, title: str = "Comparison of runs"
     images = list(synthetic_images(groups))
     empty = "" if results else "No run has recorded an evaluation yet."
     sections = [
-        Section("results", "Results", _shared_notes(results), text=empty),
-        Section("curves", "Curves", figures=figures.get("curves", [])),
-        Section("synthetic", "Synthetic data", figures=[*figures.get("synthetic", []), *images]),
-        Section("communication", "Communication", _shared_notes(costs)),
-        Section("clients", "Clients", clients, figures.get("clients", [])),
-        Section("mixing", "Mixing", figures=figures.get("mixing", [])),
-        Section(
+        PageSection("results", "Results", _shared_notes(results), text=empty),
+        PageSection("curves", "Curves", figures=figures.get("curves", [])),
+        PageSection("synthetic", "Synthetic data", figures=[*figures.get("synthetic", []), *images]),
+        PageSection("communication", "Communication", _shared_notes(costs)),
+        PageSection("clients", "Clients", clients, figures.get("clients", [])),
+        PageSection("mixing", "Mixing", figures=figures.get("mixing", [])),
+        PageSection(
             "settings",
             "Settings",
             [differ] if differ else [],
@@ -182,8 +182,8 @@ def build(run_dirs: Sequence[Path], out: Path, title: str = "Comparison of runs"
             folded=common,
             folded_summary=f"{overview.count(len(common.frame), 'setting')} in common" if common else "",
         ),
-        Section("runs", "Runs and failures", [runs], remarks=overview.remarks(groups)),
-        Section("citations", "Citations", source=overview.citations(groups)),
+        PageSection("runs", "Runs and failures", [runs], remarks=overview.remarks(groups)),
+        PageSection("citations", "Citations", source=overview.citations(groups)),
     ]
     tables = [*results, *costs, *clients]
     render.write(out / "tables.tex", render.latex(tables))
@@ -200,16 +200,16 @@ def build(run_dirs: Sequence[Path], out: Path, title: str = "Comparison of runs"
 
 
 def comparison_picture(run_dirs: Sequence[Path], path: Path) -> Path:
-    """Write one PNG that compares runs: accuracy against rounds and against communication.
+    """Write a PNG that compares runs: accuracy against rounds and against communication.
 
     Args:
         run_dirs: any number of run directories.
-        path: the file to write; its directory is made if need be.
+        path: the file to write; its directory is created if necessary.
 
     Returns:
         The path of the picture.
 
     Raises:
-        FedLoomError: when a directory is not a run directory, or the picture cannot be written.
+        FedLoomError: if a directory is not a run directory, or the picture cannot be written.
     """
     return render.write(Path(path), png(partial(comparison, read(run_dirs))))

@@ -1,4 +1,4 @@
-"""Templates that escape every text from a run: HTML by autoescape, LaTeX by a function on every expression."""
+"""Templates that escape all text from runs: HTML by autoescape, LaTeX by a finalising function."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LATEX = {
 
 
 def latex_escape(value: Any) -> str:
-    r"""Write a value so that LaTeX prints it as it stands; text that a template calls safe is left alone.
+    r"""Escape a value for LaTeX; text that a template marks as safe is unchanged.
 
     >>> print(latex_escape("50 % of_x ± 1"))
     50 \% of\_x $\pm$ 1
@@ -50,7 +50,7 @@ def latex_escape(value: Any) -> str:
 
 
 def write(path: Path, content: bytes | str) -> Path:
-    """Write a file of a report whole, making its folder if need be.
+    """Write a file of a report atomically, creating its folder if necessary.
 
     Raises:
         FedLoomError: if it cannot be written.
@@ -69,14 +69,14 @@ def _environment(**settings: Any) -> Environment:
 
 
 def page(**content: Any) -> str:
-    """Render the page from its title, conditions, groups and sections."""
+    """Render the HTML page from its title, conditions, groups and sections."""
     environment = _environment(autoescape=True)
     environment.filters["data_uri"] = lambda png: "data:image/png;base64," + base64.b64encode(png).decode()
     return environment.get_template("report.html").render(content)
 
 
 def latex(tables: Sequence[ReportTable]) -> str:
-    r"""Render all tables as one file to ``\input``; it needs the package booktabs."""
+    r"""Render all tables as one file for ``\input``; it needs the package booktabs."""
     environment = _environment(
         finalize=latex_escape,
         block_start_string="<%",

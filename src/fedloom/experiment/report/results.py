@@ -1,4 +1,4 @@
-"""The tables of what was reached: accuracy, loss, fairness, synthetic sets."""
+"""Result tables: accuracy, loss, fairness, synthetic sets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EMA = 0.9
 
 @dataclass(frozen=True)
 class Scope:
-    """One way to evaluate, and the names of its metrics."""
+    """One evaluation, with the names of its metrics."""
 
     name: str
     title: str
@@ -61,7 +61,7 @@ _OF_LEVEL = {
 
 
 def _levels(groups: Sequence[RunGroup], scope: Scope) -> list[Scope]:
-    """The evaluations of single levels' networks, where clients train networks of different size."""
+    """The evaluations of single levels, if clients train networks of different sizes."""
     found = []
     for key in dict.fromkeys(key for run in all_runs(groups) for row in run.rows for key in row):
         if (match := _LEVEL.fullmatch(key)) and match[1] == scope.name:
@@ -72,10 +72,9 @@ def _levels(groups: Sequence[RunGroup], scope: Scope) -> list[Scope]:
 
 
 def scopes(groups: Sequence[RunGroup]) -> list[Scope]:
-    """The evaluations of which there is anything to show.
+    """The evaluations for which there are data, the most important first.
 
-    In front is what to read first: the clients' models if any run's summary names them as its headline, else the
-    server's.
+    That is the clients' models if any run's summary has them as its headline, else the server's.
     """
     personal = any(str(run.summary.get("headline", "")).startswith("clients/") for run in all_runs(groups))
     ordered = sorted(SCOPES, key=lambda scope: scope.name != ("clients" if personal else "global"))
@@ -84,14 +83,14 @@ def scopes(groups: Sequence[RunGroup]) -> list[Scope]:
 
 
 def per_run(groups: Sequence[RunGroup], figure: Callable[[RunData], float | None]) -> list[SeedStats]:
-    """One figure of every run, group by group."""
+    """The value of ``figure`` for every run, group by group."""
     return [SeedStats([figure(run) for run in member.runs]) for member in groups]
 
 
 def rounds_done(run: RunData) -> str:
-    """Rounds on record, and of how many when some are missing.
+    """The number of recorded rounds, and of how many if the run is unfinished.
 
-    Runs stop early on purpose too, so a finished run shows what it did.
+    A finished run may have stopped early on purpose, so only its own number is shown.
     """
     planned = run.number("rounds")
     if planned and not run.summary and run.last_round < planned:
@@ -100,7 +99,7 @@ def rounds_done(run: RunData) -> str:
 
 
 def final(run: RunData, key: str) -> float | None:
-    """The last recorded value, NaN if that is what the run wrote."""
+    """The last recorded value, NaN if that is what the run recorded."""
     values = run.curve(key)
     return float(values.iloc[-1]) if len(values) else None
 
@@ -126,7 +125,7 @@ _NOTE = (
 
 
 def final_table(groups: Sequence[RunGroup], scope: Scope) -> ReportTable:
-    """Accuracy and loss of one evaluation in the final round, in the best one, and smoothed; updates left out."""
+    """Accuracy and loss of one evaluation: final round, best round, and smoothed; updates left out."""
     rounds = [", ".join(dict.fromkeys(rounds_done(run) for run in member.runs)) for member in groups]
     columns = [words("seeds", [str(len(member.runs)) for member in groups]), words("rounds", rounds)]
     metrics: tuple[tuple[str, str, Format, Direction], ...] = (
@@ -146,7 +145,7 @@ def final_table(groups: Sequence[RunGroup], scope: Scope) -> ReportTable:
 
 
 def final_tables(groups: Sequence[RunGroup]) -> list[ReportTable]:
-    """One table for each evaluation."""
+    """One table per evaluation."""
     return [final_table(groups, scope) for scope in scopes(groups)]
 
 
@@ -164,7 +163,7 @@ _FAIRNESS: tuple[tuple[str, str, Direction], ...] = (
 
 
 def _fairness(run: RunData) -> dict[str, float]:
-    """Fairness of the last evaluated round; empty when the run has no clients.parquet or nobody has an accuracy."""
+    """Fairness metrics of the last evaluated round; empty without ``clients.parquet`` or any accuracy."""
     if not len(run.clients) or not np.isfinite(run.clients["accuracy"].astype(float)).any():
         return {}
     samples = run.clients["n"].to_numpy(np.float64) if "n" in run.clients else None
@@ -172,7 +171,7 @@ def _fairness(run: RunData) -> dict[str, float]:
 
 
 def fairness_table(groups: Sequence[RunGroup]) -> ReportTable | None:
-    """How evenly accuracy is spread over clients in the last evaluated round."""
+    """The distribution of accuracy over clients in the last evaluated round."""
     figures = {run.path: _fairness(run) for run in all_runs(groups)}
     if not any(figures.values()):
         return None
@@ -205,7 +204,7 @@ _SYNTHETIC: tuple[tuple[str, str, Format, Direction | None], ...] = (
 
 
 def synthetic_table(groups: Sequence[RunGroup]) -> ReportTable | None:
-    """The last evaluation of each group's synthetic sets; None where none was evaluated."""
+    """The last evaluation of each group's synthetic sets; None if there is none."""
     found = [member for member in groups if any(has([member], key) for _, key, *_ in _SYNTHETIC)]
     columns = [
         column(title, per_run(found, lambda run, key=key: final(run, key)), form, better)

@@ -1,4 +1,4 @@
-"""One run directory as the report sees it: whatever is there, and notes on what is not."""
+"""One run directory as the report reads it, with notes on what is missing."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _PYTHON_KEYS = {
     "sampling.drop_rate": "drop_rate",
     "federation.clients": "clients",
 }
-"""Facts of a run from Python, and the settings of the command line that they stand in for."""
+"""Facts of a run started from Python, and the command-line settings that they replace."""
 
 _SEED_FACTS = ("federation.digest", "federation.samples", "seed")
-"""Facts that change with the seed, and so say nothing about what was compared."""
+"""Facts that depend on the seed, and so do not define what was compared."""
 
 
 @dataclass(frozen=True)
 class RunData:
-    """What one run directory says.
+    """The content of one run directory.
 
     Args:
         path: the directory.
         config: the settings, flat: ``partition.alpha`` is a key.
-        facts: what the run found out of itself before it began (the names of composed methods, sizes), flat.
-        rows: one mapping a round, in order of rounds.
-        summary: what a finished run says of itself; empty for a run that is not finished.
-        clients: the last evaluated round of ``clients.parquet``; empty when there is none.
-        mixing: ``mixing.parquet``; empty when there is none.
-        citations: BibTeX.
-        notes: what could not be read, in sentences.
+        facts: facts recorded at the start of the run (names of composed methods, sizes), flat.
+        rows: one mapping per round, in round order.
+        summary: the content of ``summary.json``; empty for an unfinished run.
+        clients: the last evaluated round of ``clients.parquet``; may be empty.
+        mixing: ``mixing.parquet``; may be empty.
+        citations: BibTeX entries.
+        notes: sentences on what could not be read.
     """
 
     path: Path
@@ -55,12 +55,12 @@ class RunData:
 
     @property
     def name(self) -> str:
-        """The directory and the one it is in."""
+        """The directory and its parent."""
         return "/".join(self.path.resolve().parts[-2:]).lstrip("/")
 
     @property
     def method(self) -> str:
-        """The method's name: of the composition if the run says it, else of the preset, else the directory's."""
+        """The method's name: that of the composition if recorded, else of the preset, else of the directory."""
         for found in (self.facts.get("method.name"), self.summary.get("method"), self.config.get("method.name")):
             if isinstance(found, str) and found:
                 return found
@@ -73,7 +73,7 @@ class RunData:
 
     @property
     def last_round(self) -> int:
-        """The last round that is on record; 0 before the first."""
+        """The last recorded round; 0 if there is none."""
         return int(self.rows[-1]["round"]) if self.rows else 0
 
     def number(self, key: str) -> float | None:
@@ -82,14 +82,14 @@ class RunData:
         return float(value) if _is_number(value) else None
 
     def curve(self, key: str) -> pd.Series:
-        """The values of a metric by round, where it was recorded (NaN where the run wrote null or NaN)."""
+        """The values of a metric by round, where it was recorded (NaN where the run recorded null or NaN)."""
         found = {row["round"]: math.nan if row[key] is None else row[key] for row in self.rows if key in row}
         found = {float(at): float(value) for at, value in found.items() if _is_number(value)}
         return pd.Series(found, dtype=np.float64)
 
     @property
     def cohort_size(self) -> float | None:
-        """Clients a round: as configured, max(⌊C · K⌋, 1), or the mean number that is on record."""
+        """Clients per round: as configured, max(⌊C · K⌋, 1), or the recorded mean."""
         if cohort := self.number("cohort"):
             return cohort
         clients, rate = self.facts.get("federation.clients", self.config.get("clients")), self.number("participation")
@@ -100,13 +100,13 @@ class RunData:
 
     @property
     def left_out(self) -> int:
-        """Client updates that were lost or left out, summed over rounds."""
+        """Number of client updates left out, over all rounds."""
         failures = self.curve("failures")
         return int(failures[failures > 0].sum())
 
     @property
     def share_left_out(self) -> float | None:
-        """The share of client updates that were left out; None where no round says how many clients took part."""
+        """Fraction of client updates left out; None if cohort sizes are not on record."""
         asked = self.curve("cohort").sum()
         return self.left_out / asked if asked > 0 else None
 
@@ -116,7 +116,7 @@ def _is_number(value: object) -> TypeGuard[int | float]:
 
 
 def flatten(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Write a nested mapping with dotted keys.
+    """A nested mapping with dotted keys.
 
     >>> flatten({"method": {"name": "feddyn", "steps": [1, 2]}, "seed": 3, "empty": {}})
     {'method.name': 'feddyn', 'method.steps': '[1, 2]', 'seed': 3, 'empty': '{}'}
@@ -131,7 +131,7 @@ def flatten(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _settings(flat: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split settings from facts. A run that was started from Python has no settings: its facts stand in for them."""
+    """Separate settings from facts; for runs started from Python, which have no settings, facts replace them."""
     facts = {key.removeprefix("identity."): value for key, value in flat.items() if key.startswith("identity.")}
     config = {key: value for key, value in flat.items() if not key.startswith("identity.")}
     if not any(key.partition(".")[0] == "method" for key in config):
@@ -151,8 +151,8 @@ def load(path: Path) -> RunData:
     """Read a run directory.
 
     Raises:
-        FedLoomError: when the directory, its ``config.yaml`` or its ``metrics.jsonl`` is missing, or its configuration
-            cannot be read. Everything else may be missing and is only noted.
+        FedLoomError: if the directory, its ``config.yaml`` or its ``metrics.jsonl`` is missing, or its configuration
+            cannot be read. Anything else may be missing and is noted.
 
     Example:
         >>> load(Path("/nowhere"))

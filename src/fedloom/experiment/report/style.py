@@ -1,4 +1,4 @@
-"""Colours and lines: safe for colour-blind readers, the same for a method everywhere, in light and in dark."""
+"""Colours and line styles: safe for colour-blind readers, consistent per method, in light and dark themes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#A6761D")
-"""After Okabe and Ito, without their yellow and black, which vanish on a light or a dark page."""
+"""After Okabe and Ito, without yellow and black, which vanish on light or dark pages."""
 
 DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2))
-"""Lengths of line and gap, in line widths; none is a solid line."""
+"""Dash and gap lengths in line widths; () is a solid line."""
 
 MARKERS = "os^DvPX*"
 
 
 @dataclass(frozen=True)
 class LineStyle:
-    """How one group of runs is drawn, in every figure and table."""
+    """The style of one group of runs in all figures and tables."""
 
     colour: str
     dash: tuple[float, ...] = ()
@@ -38,10 +38,10 @@ DARK = Theme("#171c23", "#e4e8ee", "#9aa5b4", "#2c343f")
 
 
 def line_styles(methods: Sequence[str]) -> list[LineStyle]:
-    """Choose one style for each group, given the method of each.
+    """One style per group, given the groups' methods.
 
-    A method has one colour, FedAvg the first; its variants differ by dash and marker. When every group is of one
-    method, each has a colour of its own instead.
+    A method has one colour, FedAvg the first; its variants differ in dash and marker. If all groups have the same
+    method, each has its own colour instead.
 
     Example:
         >>> [(s.colour, len(s.dash)) for s in line_styles(["scaffold", "fedavg", "scaffold"])]

@@ -1,4 +1,4 @@
-"""A table as one data frame, from which its HTML, its LaTeX and its CSV are made."""
+"""A table as one data frame, rendered as HTML, LaTeX and CSV."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fedloom.experiment.report.style import LineStyle
 
 
 class Format(Protocol):
-    """Writes a number; ``brief`` asks for the fewer digits that a deviation deserves."""
+    """Formats a number; ``brief`` asks for fewer digits, for standard deviations."""
 
     def __call__(self, value: float, brief: bool = False) -> str: ...
 
 
 def as_percent(value: float, brief: bool = False) -> str:
-    """Write a share in per cent, without the sign.
+    """Format a fraction in per cent, without the sign.
 
     >>> as_percent(0.98765)
     '98.77'
@@ -30,7 +30,7 @@ def as_percent(value: float, brief: bool = False) -> str:
 
 
 def as_number(value: float, brief: bool = False) -> str:
-    """Write four significant digits, or two.
+    """Format with four significant digits, or two.
 
     >>> as_number(0.060312), as_number(12.0)
     ('0.06031', '12')
@@ -39,7 +39,7 @@ def as_number(value: float, brief: bool = False) -> str:
 
 
 def as_count(value: float, brief: bool = False) -> str:
-    """Write a count, or a mean of counts with one digit.
+    """Format a count, or a mean of counts with one decimal.
 
     >>> as_count(12.0), as_count(12.345)
     ('12', '12.3')
@@ -48,7 +48,7 @@ def as_count(value: float, brief: bool = False) -> str:
 
 
 def as_amount(value: float, brief: bool = False) -> str:
-    """Write a large count with k, M, G or T.
+    """Format a large count with k, M, G or T.
 
     >>> as_amount(1_663_370), as_amount(950), as_amount(0)
     ('1.663 M', '950', '0')
@@ -60,7 +60,7 @@ def as_amount(value: float, brief: bool = False) -> str:
 
 
 def as_seconds(value: float, brief: bool = False) -> str:
-    """Write seconds with two significant digits, or whole.
+    """Format seconds with two significant digits, or as an integer.
 
     >>> as_seconds(0.01234), as_seconds(75.2)
     ('0.012', '75')
@@ -70,37 +70,37 @@ def as_seconds(value: float, brief: bool = False) -> str:
 
 @dataclass(frozen=True)
 class SeedStats:
-    """One figure of each run of a group: None where a run has none, NaN where the run itself wrote NaN."""
+    """One value per run of a group: None if the run has none, NaN if the run recorded NaN."""
 
     values: Sequence[float | None]
 
     @property
     def finite(self) -> list[float]:
-        """The numbers among them."""
+        """The finite values."""
         return [v for v in self.values if v is not None and np.isfinite(v)]
 
     @property
     def mean(self) -> float | None:
-        """Their mean, or None; None also if any run diverged, so that such a group is never called best."""
+        """The mean, or None; also None if any run diverged, so that such a group is never marked best."""
         known = [v for v in self.values if v is not None]
         return float(np.mean(known)) if known and np.isfinite(known).all() else None
 
     @property
     def complete_mean(self) -> float | None:
-        """Their mean if every run has one."""
+        """The mean if every run has a value."""
         return self.mean if len(self.finite) == len(self.values) else None
 
     @property
     def std(self) -> float:
-        """The sample standard deviation over the runs that have a number; NaN for fewer than two."""
+        """The sample standard deviation of the finite values; NaN for fewer than two."""
         return float(np.std(self.finite, ddof=1)) if len(self.finite) > 1 else np.nan
 
     def text(self, form: Format = as_number, spread: bool = True) -> str:
-        """Write mean ± sample standard deviation over the runs; how many runs it is over when not all.
+        """Mean ± sample standard deviation over runs, with the number of runs if some have no value.
 
         Args:
-            form: how to write a number.
-            spread: whether to give the deviation.
+            form: formats a number.
+            spread: whether to show the standard deviation.
 
         Example:
             >>> SeedStats([0.5, 0.75]).text(), SeedStats([1.0]).text(), SeedStats([None]).text()
@@ -122,7 +122,7 @@ class SeedStats:
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry of a table: what is printed, the numbers behind it, and whether it is the best of its column."""
+    """One cell: its text, the values behind it, and whether it is the best of its column."""
 
     text: str
     stats: SeedStats | None = None
@@ -130,22 +130,22 @@ class Cell:
 
 
 def words(title: str, texts: Sequence[str], over: str = "") -> pd.Series:
-    """Make a column of texts."""
+    """A column of text."""
     return pd.Series([Cell(text) for text in texts], name=(over, title))
 
 
 def column(
     title: str, stats: Sequence[SeedStats], form: Format, better: str | None = None, spread: bool = True, over: str = ""
 ) -> pd.Series:
-    """Make a column of numbers, its best mean marked when there is something to compare.
+    """A column of numbers, with its best mean marked if there is something to compare.
 
     Args:
-        title: its heading.
-        stats: one for each row.
-        form: how to write a number.
+        title: the heading.
+        stats: one per row.
+        form: formats a number.
         better: ``max``, ``min``, or None to mark nothing.
-        spread: whether to give the deviation over seeds.
-        over: the heading that it shares with its neighbours.
+        spread: whether to show the standard deviation over seeds.
+        over: a heading shared with neighbouring columns.
     """
     known = [s.mean for s in stats if s.mean is not None]
     top = None
@@ -158,15 +158,15 @@ def column(
 
 @dataclass(frozen=True)
 class ReportTable:
-    """A table before it is HTML, LaTeX or CSV.
+    """A table, independent of its output format.
 
     Args:
         name: for anchors, labels and files, such as ``final_accuracy``.
-        caption: what it shows.
-        frame: cells; rows are named by the index (whose name heads them), columns by (shared heading or "", heading).
-        styles: the line that stands for each row's group, if rows are groups.
-        note: how its numbers came about.
-        left: headings of columns that hold words and are set flush left.
+        caption: the caption.
+        frame: the cells; rows are named by the index, columns by (shared heading or "", heading).
+        styles: the line style of each row's group, if rows are groups.
+        note: how the numbers were computed.
+        left: headings of left-aligned text columns.
     """
 
     name: str
@@ -178,7 +178,7 @@ class ReportTable:
 
     @property
     def spans(self) -> list[tuple[str, int]]:
-        """The shared headings, and how many columns each is over, the one that names the rows included."""
+        """The shared headings, and the number of columns below each, including the column of row names."""
         over = ["", *(heading for heading, _ in self.frame.columns)] if self.has_spans else []
         return [(text, len(list(same))) for text, same in groupby(over)]
 
@@ -189,21 +189,21 @@ class ReportTable:
 
     @property
     def columns(self) -> list[str]:
-        """All headings, that of the rows' names first."""
+        """All headings, starting with that of the row names."""
         return [str(self.frame.index.name), *(str(title) for _, title in self.frame.columns)]
 
     @property
     def rows(self) -> list[tuple[str, LineStyle | None, list[Cell]]]:
-        """Name, line and cells of each row."""
+        """Name, line style and cells of each row."""
         styles = self.styles or [None] * len(self.frame)
         every = zip(self.frame.index, styles, self.frame.to_numpy().tolist(), strict=True)
         return [(str(name), style, cells) for name, style, cells in every]
 
     def csv(self) -> str:
-        """The numbers in full precision, shares as shares.
+        """The numbers in full precision, fractions as fractions.
 
-        Over several seeds a mean has its sample standard deviation beside it, and, where some seeds have no number, how
-        many it is over.
+        With several seeds, a mean is followed by its sample standard deviation and, if some seeds have no value, by the
+        number of seeds.
         """
         numbers: dict[str, Any] = {}
         for position, (over, title) in enumerate(self.frame.columns.tolist()):
@@ -224,11 +224,11 @@ class ReportTable:
 def group_table(
     groups: Sequence[RunGroup], name: str, caption: str, columns: Sequence[pd.Series], note: str = ""
 ) -> ReportTable:
-    """Make a table with a row for each group."""
+    """A table with one row per group."""
     frame = table_frame("method", [member.label for member in groups], columns)
     return ReportTable(name, caption, frame, [member.style for member in groups], note)
 
 
 def table_frame(heading: str, names: Sequence[str], columns: Sequence[pd.Series]) -> pd.DataFrame:
-    """Put columns side by side, with names for their rows."""
+    """Join columns into a frame with named rows."""
     return pd.concat(columns, axis=1).set_axis(pd.Index(names, name=heading), axis=0)

@@ -14,16 +14,16 @@ from fedloom.core.parts import Adaptation
 from fedloom.core.slots import adaptations
 
 Loss = Callable[[Output, Batch], Tensor]
-PIECE = 1000  # samples of one gradient at evaluation
+PIECE = 1000  # samples per gradient at evaluation
 
 
 def descended(
     forward: Forward, theta: Tensor, support: Batch, loss: Loss, lr: float, steps: int, second_order: bool
 ) -> Tensor:
-    """Θ after so many steps θ ← θ - η∇L(θ; support), differentiable in θ [P] through the steps or past them.
+    """Take ``steps`` steps θ ← θ - η∇L(θ; support) from θ [P]; differentiable in θ, with or without second order.
 
-    Where nobody differentiates through them (evaluation), a large support's gradient is the weighted mean of those of
-    its pieces, so that memory does not grow with it.
+    Without gradients (at evaluation), the gradient on a large support is accumulated over chunks, so that memory stays
+    bounded.
     """
     pieces = [support] if torch.is_grad_enabled() else list(cut(support))
 
@@ -38,7 +38,7 @@ def descended(
 
 
 def cut(batch: Batch) -> Iterator[Batch]:
-    """Its rows in pieces of at most ``PIECE``; a batch with padding stays whole."""
+    """The batch in chunks of at most ``PIECE`` rows; a padded batch is not split."""
     if batch.mask is not None:
         yield batch
         return
@@ -48,7 +48,7 @@ def cut(batch: Batch) -> Iterator[Batch]:
 
 
 def _check(name: str, lr: float | Tensor, steps: int) -> None:
-    if isinstance(lr, Tensor):  # one number an expert, where several are trained at once
+    if isinstance(lr, Tensor):  # one value per expert, when several are trained at once
         return
     if not 0 <= lr < float("inf") or steps < 0:
         raise ConfigError(f"adaptation {name!r}: lr must be at least 0 and finite, and steps at least 0.")
@@ -60,15 +60,18 @@ class Maml(Adaptation):
     """T(θ) = θ - η∇L(θ; support), once or several times; a local step descends L(T(θ; support); query).
 
     With second order the gradient goes through the inner steps: for one step it is (I - η∇²L(θ))∇L(T(θ)). First order
-    leaves the Hessian out. With no steps or η = 0 nothing adapts. At evaluation a client's model takes its steps on
-    all of its training samples. Finn et al., ICML 2017; Acar, thesis 2023, ch. 3 and A.1.2; with federated averaging
-    this is Per-FedAvg (Fallah et al., NeurIPS 2020).
+    omits the Hessian. With no steps or η = 0 there is no adaptation. At evaluation a client's model takes the steps on
+    all its training samples. Finn et al., ICML 2017; Acar, thesis 2023, ch. 3 and A.1.2; with federated averaging this
+    is Per-FedAvg (Fallah et al., NeurIPS 2020).
 
     Args:
-        lr: η; the thesis searches .1 and .01.
-        steps: inner steps; the thesis searches 1 and 5, with 0 it is FedAvg.
-        second_order: whether the gradient goes through the inner steps.
+        lr: η ≥ 0; the thesis tries 0.1 and 0.01.
+        steps: number of inner steps; the thesis tries 1 and 5; 0 gives FedAvg.
+        second_order: whether to differentiate through the inner steps.
         training: False trains without adaptation and adapts at evaluation only.
+
+    Raises:
+        ConfigError: if ``lr`` or ``steps`` is out of range.
     """
 
     lr: float = 0.1
@@ -90,7 +93,6 @@ class Maml(Adaptation):
     def adapt(
         self, forward: Forward, theta: Tensor, support: Batch, loss: Loss
     ) -> tuple[Callable[[Tensor], Output], Tensor | None]:
-        """The model after the inner steps."""
         fitted = descended(forward, theta, support, loss, self.lr, self.steps, self.second_order)
         return lambda x: forward(fitted, x), None
 
@@ -98,11 +100,14 @@ class Maml(Adaptation):
 @adaptations.register(name="finetune")
 @dataclass(frozen=True)
 class FineTune(Adaptation):
-    """At evaluation a client's model takes gradient steps on all of its training samples; training knows nothing of it.
+    """Fine-tuning at evaluation: a client's model takes gradient steps on its training samples; training is unchanged.
 
     Args:
-        lr: the steps' learning rate.
-        steps: how many.
+        lr: learning rate of the steps.
+        steps: number of steps.
+
+    Raises:
+        ConfigError: if ``lr`` or ``steps`` is out of range.
     """
 
     lr: float = 0.1
@@ -114,6 +119,5 @@ class FineTune(Adaptation):
     def adapt(
         self, forward: Forward, theta: Tensor, support: Batch, loss: Loss
     ) -> tuple[Callable[[Tensor], Output], Tensor | None]:
-        """The model after the steps."""
         fitted = descended(forward, theta, support, loss, self.lr, self.steps, second_order=False)
         return lambda x: forward(fitted, x), None

@@ -1,4 +1,4 @@
-"""Adaptation without parameters: classes are named by the nearest mean of features."""
+"""Adaptation without gradients: classification by the nearest class mean of features."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Adaptation, Needs
 from fedloom.core.slots import adaptations
 
-UNKNOWN = -1e9  # the logit of a class that the support has none of
+UNKNOWN = -1e9  # logit of a class without samples in the support
 
 
 @adaptations.register(name="proto")
 @dataclass(frozen=True)
 class Prototypes(Adaptation):
-    """Class k is the mean c_k of the features of the support's samples of that class; logits are -‖r(x) - c_k‖².
+    """Class k has the prototype c_k, the mean feature of the support's samples of the class; logits are -‖r(x) - c_k‖².
 
-    A local step descends the cross entropy of these logits on the query batch; rows whose class the support lacks do
-    not count. A client can name the classes of its own training samples, as many as they are, whatever it calls them:
-    the model's head is never used. Snell et al., NeurIPS 2017; Acar, thesis 2023, ch. 3 and A.1.2.
+    A local step descends the cross entropy of these logits on the query batch, without the rows whose class does not
+    occur in the support. The model can predict exactly the classes of the client's training samples, however they are
+    labelled: its head is not used. Snell et al., NeurIPS 2017; Acar, thesis 2023, ch. 3 and A.1.2.
 
     Args:
         training: False trains without adaptation and adapts at evaluation only.
@@ -45,7 +45,7 @@ class Prototypes(Adaptation):
         """The model whose logits are negative squared distances to the support's class means.
 
         Raises:
-            ConfigError: if targets are numbers or sequences instead of one class a sample.
+            ConfigError: if targets are not one class per sample.
         """
         if support.y.ndim != 1 or support.y.is_floating_point():
             raise ConfigError("adaptation 'proto' needs one class a sample, which these data do not have.")

@@ -1,4 +1,4 @@
-"""Corrections of client drift, one a file."""
+"""Corrections of client drift, one per file."""
 
 from fedloom.parts.drift.fedcm import FedCMDrift
 from fedloom.parts.drift.feddc import FedDCDrift

@@ -23,15 +23,15 @@ class FedCMDrift(Drift):
 
         d ← Σ p_i Δ_i / (η_t Σ p_i τ_i)
 
-    d is zero in the first round and travels down, so a round costs 1.5 times FedAvg's. With α = 1 it is FedAvg. The
-    paper has equal numbers τ of local steps; their mixed mean stands in for τ where clients differ. Xu, Wang, Wang &
-    Yao 2021, algorithm 2.
+    d [P] is zero in the first round and is broadcast, so a round costs 1.5 times FedAvg's communication. α = 1 is
+    FedAvg. The paper assumes equal numbers τ of local steps; if they differ, their weighted mean replaces τ. Xu, Wang,
+    Wang & Yao 2021, algorithm 2.
 
     Args:
         alpha: α in (0, 1].
 
     Raises:
-        ConfigError: if α lies outside.
+        ConfigError: if α is out of range.
     """
 
     alpha: float = 0.1

@@ -18,32 +18,32 @@ from fedloom.core.tree import Tree
 @drifts.register(name="dc")
 @dataclass(frozen=True)
 class FedDCDrift(Drift):
-    """Client i learns how far it drifts, h_i, and the server mixes models with that drift added.
+    """Client i tracks its accumulated drift h_i, and the server mixes the drift-corrected models θ_i + h_i.
 
     Client i minimises F_i(θ) + (α/2)‖h_i + θ - θ^t‖² + (1/(ηk))⟨θ, g_i - g⟩ in k local steps, and then::
 
         h_i ← h_i + (θ_i - θ^t)          g_i ← θ_i - θ^t          θ ← Σ p_i (θ_i + h_i)          g ← Σ p_i g_i
 
-    with the new h_i. The updates g_i and g are displacements *towards* the new model, the negative of the library's
-    Δ_i = θ^t - θ_i: about -ηk times a gradient, so that the last term adds ∇F - ∇F_i to the client's gradient, as
-    SCAFFOLD does. η is the decayed rate really applied. All of h_i, g_i, g start at zero: the first round's local work
-    is FedProx's with μ = α. Gao et al., CVPR 2022, algorithm 1.
+    with the new h_i. All vectors are [P]. The updates g_i and g are displacements *towards* the new model, the negative
+    of the library's Δ_i = θ^t - θ_i: about -ηk times a gradient, so that the last term adds ∇F - ∇F_i to the client's
+    gradient, as in SCAFFOLD. η is the decayed rate of the round. h_i, g_i and g start at zero: the first round's local
+    work is FedProx's with μ = α. Gao et al., CVPR 2022, algorithm 1.
 
-    g travels down, and g_i up beside θ_i + h_i: a round costs twice FedAvg's, without the gradient term as much.
-    Where nothing changes any more, θ_i = θ^t, h_i = -∇F_i/α and so Σ p_i ∇F_i = 0: with all clients in every round
-    that is the minimiser for any number of local steps. With some of them Σ_S p_i h_i does not vanish there, and θ is
-    thrown about by the spread of ∇F_i/α; ``average_over_all=True`` adds the mean of all K clients' h_i instead, as
-    published experiments do (then g_i need not be sent), and comes to rest. Without the gradient term that is FedDyn
-    with equal weights, whose linear terms are -αh_i.
+    g is broadcast and g_i uploaded beside θ_i + h_i: a round costs twice FedAvg's communication; without the gradient
+    term, the same as FedAvg's. At a fixed point θ_i = θ^t and h_i = -∇F_i/α, so Σ p_i ∇F_i = 0: with full participation
+    it is the minimiser for any number of local steps. With partial participation Σ_S p_i h_i does not vanish there, and
+    θ fluctuates with the spread of ∇F_i/α; ``average_over_all=True`` adds the mean of all K clients' h_i instead, as
+    published experiments do (g_i is then not sent), and converges. Without the gradient term that is FedDyn with equal
+    weights, whose linear terms are -αh_i.
 
     α = 0 alone is not FedAvg, since drifts are still added to the models: the first step is twice as long.
-    ``decouple=False`` holds every h_i at zero; without the gradient term too it is FedProx, and with α = 0 FedAvg.
+    ``decouple=False`` keeps h_i = 0; without the gradient term this is FedProx, and with α = 0 FedAvg.
 
     Args:
-        alpha: α ≥ 0, the weight of the drift's penalty.
-        gradient: whether the objective has the term with g_i - g.
-        decouple: whether h_i is learned.
-        average_over_all: whether the server adds the mean drift of all K clients rather than the cohort's mixed drift.
+        alpha: α ≥ 0, weight of the drift penalty.
+        gradient: include the gradient term with g_i - g.
+        decouple: learn h_i; False keeps it at zero.
+        average_over_all: add the mean drift of all K clients instead of the cohort's mixed drift.
 
     Raises:
         ConfigError: if α is negative or not finite.
@@ -67,12 +67,12 @@ class FedDCDrift(Drift):
 
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Plain SGD where displacements are read as gradients."""
+        """Plain SGD if displacements are used as gradients."""
         return Needs(shared=True, plain_sgd=self.gradient)
 
     @property
     def uploads(self) -> Mapping[str, Reduce]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """g_i, unless the update that is sent is g_i itself; Σ Δ_i / K where the mean of all h_i is kept."""
+        """g_i, unless the update itself is g_i; Σ Δ_i / K if the mean of all h_i is tracked."""
         if not self.decouple:
             return {}
         if self.average_over_all:
@@ -80,7 +80,7 @@ class FedDCDrift(Drift):
         return {"g": Reduce.MIX} if self.gradient else {}
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
-        """g = 0, and the mean drift h = 0 where it is of all clients."""
+        """g = 0, and h = 0, the mean drift of all clients, if it is tracked."""
         names = ["g"] * self.gradient + ["h"] * (self.decouple and self.average_over_all)
         return {name: torch.zeros_like(theta) for name in names}
 
@@ -102,7 +102,7 @@ class FedDCDrift(Drift):
         return grad.add_(w, alpha=self.alpha).add_(ctx.local["pull"])
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
-        """New h_i and g_i; uploads θ^t - (θ_i + h_i) and g_i, or Δ_i alone if the server averages over all."""
+        """New h_i and g_i; uploads θ^t - (θ_i + h_i) and g_i, or Δ_i alone with ``average_over_all``."""
         moved = -update
         state = {"g": moved} if self.gradient else {}
         if not self.decouple:
@@ -113,7 +113,7 @@ class FedDCDrift(Drift):
         return ClientEnd(state, dict.fromkeys(self.uploads, moved), update - state["h"])
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        """New g; averaged over all, h ← h - (1/K) Σ Δ_i and then Δ - h."""
+        """The new g; with ``average_over_all``, h ← h - (1/K) Σ Δ_i and the update Δ - h."""
         assert info.mixed is not None
         new: Tree = {}
         if self.gradient:

@@ -23,18 +23,21 @@ class FedDynDrift(Drift):
 
         h_i ← h_i - α(θ_i - θ^t)          h ← h - (α/K) Σ_{i∈S} (θ_i - θ^t)          θ ← mean_S θ_i - h/α
 
-    h is the mean of all clients' h_i after every round, and where the local problems are solved exactly, h_i is the
-    gradient of L_i at the client's last solution; both means vanish at the solution. Nothing but models travels.
-    Acar, thesis 2023, §2.2, algorithm 1.
+    h [P] is the mean of all clients' h_i [P] after every round. If the local problems are solved exactly, h_i is the
+    gradient of L_i at the client's last solution, and the mean vanishes at the global solution. Only models are
+    communicated. Acar, thesis 2023, §2.2, algorithm 1.
 
-    With clients of unequal sizes the goal is Σ (n_i/n̄) L_i, and the rule above is applied to L_i' = (n_i/n̄) L_i;
-    divided by n_i/n̄ this is L_i with α_i = α·n̄/n_i, as the published experiments have it. ``size_weighted=False``
-    takes the unweighted Σ L_i of the thesis's equation (2.1) instead. The correction maps the mixed update (Δ ← Δ +
-    h/α), so it combines with any mixing coefficients and server optimiser; the paper's own composition mixes uniformly.
+    With clients of unequal sizes the objective is Σ (n_i/n̄) L_i, and the rule is applied to L_i' = (n_i/n̄) L_i;
+    divided by n_i/n̄ this is L_i with α_i = α·n̄/n_i, as in the published experiments. ``size_weighted=False`` is the
+    unweighted Σ L_i of the thesis's equation (2.1). The correction maps the mixed update (Δ ← Δ + h/α), so it combines
+    with any mixing coefficients and server optimiser; the paper mixes uniformly.
 
     Args:
-        alpha: α > 0; as α grows local work stays at the received model.
-        size_weighted: whether the goal weights clients by samples (α_i = α·n̄/n_i, as published) or equally.
+        alpha: α > 0; for large α, local models stay close to the received one.
+        size_weighted: weight clients by samples (α_i = α·n̄/n_i, as published) rather than equally.
+
+    Raises:
+        ConfigError: if α is not positive and finite.
     """
 
     alpha: float = 0.01

@@ -15,12 +15,12 @@ from fedloom.core.tree import Tree
 @drifts.register(name="normalized")
 @dataclass(frozen=True)
 class FedNovaDrift(Drift):
-    """Clients upload Δ_i/τ_i, their update per local step τ_i, and the server moves by τ_eff = Σ p_i τ_i such steps.
+    """Clients upload Δ_i/τ_i, their update per local step; the server takes τ_eff = Σ p_i τ_i such steps.
 
-    Δ = (Σ p_i τ_i) Σ p_i Δ_i/τ_i. It removes the inconsistency by which clients with more local steps pull the solution
-    towards themselves; with equal τ_i it is FedAvg. Wang et al., NeurIPS 2020, eq. (6) for plain SGD: ‖a_i‖₁ = τ_i;
-    with clipping or a proximal term that is an approximation. With a constant learning rate η it stops within O(η) of
-    the minimiser, where FedAvg's distance stays.
+    Δ = (Σ p_i τ_i) Σ p_i Δ_i/τ_i. This removes the objective inconsistency by which clients with more local steps pull
+    the solution towards their own; with equal τ_i it is FedAvg. Wang et al., NeurIPS 2020, eq. (6) for plain SGD, where
+    ‖a_i‖₁ = τ_i; with clipping or a proximal term it is an approximation. With a constant learning rate η it converges
+    to within O(η) of the minimiser, whereas FedAvg's bias does not vanish with η.
     """
 
     needs = Needs(shared=True, plain_sgd=True)

@@ -13,7 +13,7 @@ from fedloom.core.parts import ClientEnd, Drift, Halves, Needs, Reduce
 from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
 
-EVERYBODY = 1 - 1e-9  # the share of clients that have taken part, up to rounding
+EVERYBODY = 1 - 1e-9  # the fraction of clients that have participated, up to rounding
 
 
 @drifts.register(name="split")
@@ -25,19 +25,19 @@ class FedSplitDrift(Drift):
 
         u_i ≈ argmin F_i(u) + (1/2s)‖u - (2x - z_i)‖²          z_i ← z_i + 2(u_i - x)          x ← mean z_i
 
-    Who is absent keeps its z_i. x is the mean over all K clients (*All*, whatever the mixing coefficients), or with
-    ``active`` that of the cohort's new z_i (*Act*). Both are the same with all clients in every round, and then x goes
-    to the minimiser of Σ F_i with the accuracy of the local solutions; with some of them All lags behind and Act is
-    scattered. A server optimiser is given the way to that mean, Δ = x - mean z_i, so that it rests at the minimiser
-    too. Pathak & Wainwright, NeurIPS 2020, algorithm 1; the variants are those of Acar, thesis 2023, §A.1.1.
+    Absent clients keep their z_i [P]. x is the mean over all K clients (*All*, whatever the mixing coefficients), or
+    with ``active`` over the cohort's new z_i (*Act*). With full participation both are the same, and x converges to the
+    minimiser of Σ F_i up to the accuracy of the local solutions; with partial participation All lags behind and Act
+    fluctuates. A server optimiser receives Δ = x - mean z_i, so that the minimiser is a fixed point for it, too. Pathak
+    & Wainwright, NeurIPS 2020, algorithm 1; the variants are those of Acar, thesis 2023, §A.1.1.
 
-    z_i starts at the initial model θ⁰ for everybody, so that x is the mean of all z_i from the first round on. A client
-    that first comes later needs θ⁰ for its first 2x - z_i: θ⁰ travels down beside x until all clients have taken part
-    (each one that comes for the first time says so in one number), and from then on a round costs as much as FedAvg's.
+    All z_i start at the initial model θ⁰, so that x is the mean of all z_i from the first round on. A client that joins
+    later needs θ⁰ for its first 2x - z_i: θ⁰ is broadcast beside x until all clients have participated (each uploads
+    one number when it joins); from then on a round costs as much as FedAvg's.
 
     Args:
-        s: s > 0, the step of the proximal operator; 1/s pulls towards 2x - z_i.
-        active: whether x is the mean over the cohort (Act) rather than over all clients (All).
+        s: s > 0, the step size of the proximal operator; the pull towards 2x - z_i is 1/s.
+        active: average over the cohort (Act) instead of all clients (All).
 
     Raises:
         ConfigError: if s is not positive and finite.
@@ -60,12 +60,12 @@ class FedSplitDrift(Drift):
             raise ConfigError(f"drift 'split' needs a finite s > 0, not {self.s:g}.")
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
-        """θ⁰, the share of clients that have taken part, 0, and the mean z of all z_i where x goes there."""
+        """θ⁰, the fraction 0 of clients that have joined, and, for All, the mean z of all z_i."""
         mean = {} if self.active else {"z": theta.clone()}
         return {"start": theta.clone(), "joined": theta.new_zeros((), dtype=torch.float64), **mean}
 
     def init_client(self, theta: Tensor) -> Tree:
-        """z_i is not known yet: θ⁰ comes with the first broadcast."""
+        """A placeholder for z_i, which is θ⁰ and comes with the first broadcast."""
         return {"z": torch.zeros_like(theta), "new": theta.new_ones((), dtype=torch.float64)}
 
     def begin(self, ctx: Context) -> Tree:
@@ -77,13 +77,13 @@ class FedSplitDrift(Drift):
         return grad.add_(w, alpha=1 / self.s).add_(ctx.local["pull"])
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
-        """z_i ← z_i - 2Δ_i; uploads x - z_i (Act) or what z_i lost (All)."""
+        """z_i ← z_i - 2Δ_i; uploads x - z_i (Act) or the decrease 2Δ_i of z_i (All)."""
         z = self._z(ctx) - 2 * update
         sent = ctx.received - z if self.active else 2 * update
         return ClientEnd({"z": z, "new": torch.zeros_like(ctx.state["new"])}, {"new": ctx.state["new"]}, sent)
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        """The mixed x - z_i, or x - z after z ← z - (2/K) Σ Δ_i; θ⁰ is dropped when nobody will need it again."""
+        """The mixed x - z_i (Act), or x - z after z ← z - (2/K) Σ Δ_i (All); θ⁰ is dropped when no longer needed."""
         joined = state["joined"] + uploads["new"]
         done = "start" not in state or bool(joined >= EVERYBODY)
         kept = {"joined": joined} if done else {"start": state["start"], "joined": joined}
@@ -93,7 +93,7 @@ class FedSplitDrift(Drift):
         return kept, info.received - kept["z"]
 
     def _z(self, ctx: Context) -> Tensor:
-        """z_i, which is θ⁰ at a client that is new."""
+        """z_i, which is θ⁰ at a client that joins."""
         if "start" not in ctx.down:
             return ctx.state["z"]
         return torch.where(ctx.state["new"] > 0, ctx.down["start"], ctx.state["z"])

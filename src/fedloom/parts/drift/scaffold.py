@@ -16,14 +16,15 @@ from fedloom.core.tree import Tree
 @drifts.register(name="scaffold")
 @dataclass(frozen=True)
 class Scaffold(Drift):
-    """Steps go along g - c_i + c, where c_i and c estimate the client's and the global gradient.
+    """Local steps go along g - c_i + c, where c_i and c estimate the client's and the global gradient.
 
     After k local steps with learning rate η_t (option II of the paper)::
 
         c_i⁺ = c_i - c + (θ^t - θ_i) / (k η_t)           c ← c + (1/K) Σ_{i∈S} (c_i⁺ - c_i)
 
-    c travels down and c_i⁺ - c_i up, so a round costs twice FedAvg's. The η used is the decayed one that was applied.
-    With zero control variates (the first round) it is FedAvg. Karimireddy et al., ICML 2020, algorithm 1.
+    c [P] is broadcast and c_i⁺ - c_i [P] uploaded, so a round costs twice FedAvg's communication. η_t is the decayed
+    rate of the round. With zero control variates (the first round) it is FedAvg. Karimireddy et al., ICML 2020,
+    algorithm 1.
     """
 
     needs = Needs(shared=True, plain_sgd=True)

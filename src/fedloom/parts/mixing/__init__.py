@@ -1,4 +1,4 @@
-"""Policies that choose the mixing coefficients, one a file."""
+"""Policies that choose the mixing coefficients, one per file."""
 
 from fedloom.parts.mixing.aaggff_d import AAggFFD
 from fedloom.parts.mixing.aaggff_s import AAggFFS

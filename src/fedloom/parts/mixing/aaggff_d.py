@@ -18,11 +18,11 @@ from fedloom.parts.mixing.simplex import Vector
 
 
 def doubly_robust(r: Vector, members: np.ndarray, clients: int, level: float | None = None) -> Vector:
-    """ř [K] from the responses r [|S|] of the members: (1 - 1[i∈S]/C)·r̄ + 1[i∈S]/C·r_i with C = |S|/K.
+    """ř [K] from the members' responses r [|S|]: (1 - 1[i∈S]/C)·r̄ + 1[i∈S]/C·r_i with C = |S|/K.
 
-    Its mean over all cohorts of that size is r for any ``level`` in place of r̄ that does not depend on the cohort. The
-    cohort's own mean, which is meant by default, does: then the estimate shrinks towards the mean R̄ of all clients,
-    E[ř_i] - r_i = -(r_i - R̄)(K - |S|)/(|S|(K - 1)), which keeps the order of the clients.
+    Its mean over all cohorts of that size is r if ``level``, used in place of r̄, does not depend on the cohort. The
+    default, the cohort's mean, does: the estimate then shrinks towards the mean R̄ of all clients, E[ř_i] - r_i = -(r_i
+    - R̄)(K - |S|)/(|S|(K - 1)), which preserves the order of the clients.
 
     >>> doubly_robust(np.array([1.0, 3.0]), np.array([0, 2]), 4)
     array([0., 2., 4., 2.])
@@ -34,9 +34,9 @@ def doubly_robust(r: Vector, members: np.ndarray, clients: int, level: float | N
 
 
 def linearised_gradient(p: Vector, r: Vector, level: float) -> Vector:
-    """g̃ [K], the gradient of -log(1 + ⟨p, r⟩) made linear in r at r0 = level·1.
+    """g̃ [K], the gradient of -log(1 + ⟨p, r⟩) linearised in r at r0 = level·1.
 
-    -r/(1 + ⟨p, r0⟩) + r0⟨p, r - r0⟩/(1 + ⟨p, r0⟩)², where ⟨p, r0⟩ = level.
+    It is -r/(1 + ⟨p, r0⟩) + r0⟨p, r - r0⟩/(1 + ⟨p, r0⟩)², where ⟨p, r0⟩ = level.
     """
     return -r / (1 + level) + level * (p @ r - level) / (1 + level) ** 2
 
@@ -44,20 +44,23 @@ def linearised_gradient(p: Vector, r: Vector, level: float) -> Vector:
 @mixings.register(name="aaggff_d")
 @dataclass(frozen=True)
 class AAggFFD(Mixing):
-    """p⁺_i ∝ exp(-√(log K) Σ_τ ğ_τi / (Ľ√(t+1))), mixed over the cohort: p̃_i = p⁺_i / Σ_{j∈S} p⁺_j.
+    """p⁺_i ∝ exp(-√(log K) Σ_τ ğ_τi / (Ľ√(t+1))), restricted to the cohort: p̃_i = p⁺_i / Σ_{j∈S} p⁺_j.
 
-    ğ is the linearised gradient of -log(1 + ⟨p, r⟩) at r0 = r̄·1, at the doubly robust estimate of the responses of all
-    clients. Entries that were not sampled all get one value, and a common shift changes no p; so only the sampled ones
-    move, by -(r_i - r̄)/(C(1 + r̄)), and a round costs O(|S|) beside one vector [K] of state. C1 = 0, C2 = C = |S|/K,
-    Ľ = C2/(1 + C1) + 2(C2 - C1)/(C(1 + C1)) = C + 2. Hahn 2024, algorithm 3.2,
-    eq. (3.12); Hahn, Kim & Lee, ICML 2024.
+    ğ is the linearised gradient of -log(1 + ⟨p, r⟩) at r0 = r̄·1, evaluated at the doubly robust estimate of all
+    clients' responses. Entries that were not sampled all have the same value, and a common shift does not change p; so
+    only the sampled ones are updated, by -(r_i - r̄)/(C(1 + r̄)), and a round costs O(|S|) plus one state vector [K].
+    C1 = 0, C2 = C = |S|/K, Ľ = C2/(1 + C1) + 2(C2 - C1)/(C(1 + C1)) = C + 2. Hahn 2024, algorithm 3.2, eq. (3.12);
+    Hahn, Kim & Lee, ICML 2024.
 
     Args:
         cdf: ``weibull``, ``frechet``, ``gumbel``, ``exponential``, ``logistic`` or ``normal``.
-        scale: of the distribution.
-        shape: of the distribution; 0 for the usual one (2 for Weibull, else 1).
-        c1: C1 ≥ 0.
-        c2: C2 > C1; 0 for C.
+        scale: scale parameter of the distribution.
+        shape: shape parameter of the distribution; 0 means its default (2 for Weibull, else 1).
+        c1: C1 ≥ 0, lower bound of the responses.
+        c2: C2 > C1, upper bound of the responses; 0 means C.
+
+    Raises:
+        ConfigError: for an unknown distribution, or settings out of range.
     """
 
     cdf: str = "weibull"
@@ -75,7 +78,7 @@ class AAggFFD(Mixing):
             raise ConfigError(f"mixing 'aaggff_d' needs 0 <= c1 < c2, not {self.c1:g} and {self.c2:g}.")
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
-        """The regularised leader after this round's responses, restricted to the cohort."""
+        """One step of follow-the-regularised-leader on this round's responses, restricted to the cohort."""
         assert info.losses is not None
         k, members = info.facts.clients, info.cohort
         share = len(members) / k

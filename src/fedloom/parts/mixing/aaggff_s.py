@@ -27,17 +27,20 @@ def growth_gradient(p: Vector, r: Vector) -> Vector:
 class AAggFFS(Mixing):
     """p⁺ = argmin_{p∈Δ} Σ_τ ⟨g_τ, p⟩ + (α/2)‖p‖² + (β/2) Σ_τ ⟨g_τ, p - p_τ⟩², g_τ the gradient of -log(1 + ⟨p_τ, r_τ⟩).
 
-    Responses r_i = C1 + (C2 - C1)·CDF(F_i/F̄) with C1 = 0, C2 = 1/K; L = C2/(1 + C1), α = 4KL, β = 1/(4L); p¹ = 1/K. The
-    new p mixes in the same round. The state is Σ ggᵀ, two sums over τ and p: O(K²) memory, whatever the number of
-    rounds. A client that drops out counts with the mean response, and the others share its weight. Hahn 2024, algorithm
-    3.1; Hahn, Kim & Lee, ICML 2024.
+    Responses are r_i = C1 + (C2 - C1)·CDF(F_i/F̄) with C1 = 0, C2 = 1/K; L = C2/(1 + C1), α = 4KL, β = 1/(4L); p¹ =
+    1/K. The new p is used in the same round. The state is Σ ggᵀ [K, K], two sums over τ [K] and p [K], whatever the
+    number of rounds. A client that drops out counts with the mean response, and its weight is redistributed. Hahn 2024,
+    algorithm 3.1; Hahn, Kim & Lee, ICML 2024.
 
     Args:
         cdf: ``weibull``, ``frechet``, ``gumbel``, ``exponential``, ``logistic`` or ``normal``.
-        scale: of the distribution.
-        shape: of the distribution; 0 for the usual one (2 for Weibull, else 1).
-        c1: C1 ≥ 0.
-        c2: C2 > C1; 0 for 1/K.
+        scale: scale parameter of the distribution.
+        shape: shape parameter of the distribution; 0 means its default (2 for Weibull, else 1).
+        c1: C1 ≥ 0, lower bound of the responses.
+        c2: C2 > C1, upper bound of the responses; 0 means 1/K.
+
+    Raises:
+        ConfigError: for an unknown distribution, or settings out of range.
     """
 
     cdf: str = "normal"

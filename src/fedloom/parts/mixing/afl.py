@@ -19,13 +19,16 @@ from fedloom.parts.mixing.simplex import project
 @mixings.register(name="afl")
 @dataclass(frozen=True)
 class AFL(Mixing):
-    """p ← Proj_Δ(p + γF), the ascent half of min_θ max_p Σ p_i F_i(θ); every client takes part in every round.
+    """p ← Proj_Δ(p + γF), the ascent half of min_θ max_p Σ p_i F_i(θ); requires full participation.
 
-    It starts from p_i = n_i/n, so that γ = 0 is FedAvg, and mixes with the p found in the same round. If a client drops
-    out its entry is not stepped, and the others share its weight. Mohri, Sivek & Suresh, ICML 2019.
+    p starts at n_i/n, so that γ = 0 is FedAvg, and the new p is used in the same round. The entry of a client that
+    drops out is not updated, and its weight is redistributed. Mohri, Sivek & Suresh, ICML 2019.
 
     Args:
-        step: γ ≥ 0; with 0 it is FedAvg.
+        step: γ ≥ 0; 0 gives FedAvg.
+
+    Raises:
+        ConfigError: if γ is negative or not finite.
     """
 
     step: float = 0.1
@@ -40,7 +43,7 @@ class AFL(Mixing):
             raise ConfigError(f"mixing 'afl' needs a finite step of at least 0, not {self.step:g}.")
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
-        """The stepped and projected p, restricted to those that are here."""
+        """The projected ascent step, restricted to the clients present."""
         assert info.losses is not None
         p = state["p"].cpu().numpy().copy() if state else by_samples(info.samples, info.cohort, info.facts.clients)
         p[info.cohort] += self.step * info.losses

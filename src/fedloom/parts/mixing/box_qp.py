@@ -1,4 +1,4 @@
-"""The shortest mixture of vectors, with every coefficient between bounds."""
+"""The minimum-norm convex combination of vectors, with bounds on every coefficient."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from numpy.typing import NDArray
 
 from fedloom.parts.mixing.simplex import Vector
 
-RIDGE = 1e-12  # added to the diagonal: vectors that depend on each other leave the solution open
+RIDGE = 1e-12  # relative ridge on the diagonal; linearly dependent vectors have no unique solution
 
 
 def min_norm_box_qp(gram: NDArray[np.float64], start: Vector, low: Vector, high: Vector) -> Vector:
-    """argmin ½pᵀGp over Σ p = 1 and low ≤ p ≤ high [n], exactly, by an active set.
+    """argmin ½pᵀGp subject to Σ p = 1 and low ≤ p ≤ high [n], exact, by an active-set method.
 
-    From ``start`` on, the coordinates between their bounds move to the best point of their plane, or to the first bound
-    on the way, where one stops; when none is stopped, the one that gains most by leaving its bound is let go.
+    From ``start``, the free coordinates move to the minimiser on their plane, or to the first bound on the way, which
+    then becomes active. When no bound blocks, the pair of coordinates that violates optimality most is freed.
 
     Args:
         gram: G [n, n], positive semidefinite.
-        start: a point with sum 1 between the bounds.
-        low: lower bounds.
-        high: upper bounds.
+        start: a feasible point [n].
+        low: lower bounds [n].
+        high: upper bounds [n].
 
     >>> min_norm_box_qp(np.diag([1.0, 3.0]), np.array([0.5, 0.5]), np.zeros(2), np.ones(2))
     array([0.75, 0.25])

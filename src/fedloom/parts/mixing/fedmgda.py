@@ -1,4 +1,4 @@
-"""FedMGDA+: the mixture of normalised updates that descends for as many clients as possible."""
+"""FedMGDA+: a combination of normalised updates that is a common descent direction."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from fedloom.parts.mixing.box_qp import min_norm_box_qp
 class FedMGDA(Mixing):
     """θ ← θ - η Σ λ_i Δ_i/‖Δ_i‖ with λ = argmin ‖Σ λ_i Δ_i/‖Δ_i‖‖² over the simplex, |λ_i - n_i/n| ≤ ε.
 
-    With ε = 1 the direction is the shortest one in the hull of the normalised updates, along which no client's loss
-    rises at first order; with ε = 0 it is their mean weighted by samples. A step is at most η long, whatever the local
-    learning rate. The coefficients recorded are p_i ∝ λ_i/‖Δ_i‖, those of the updates as they are. Updates of zero
-    count nothing. All updates of a cohort are held at once. Hu, Shaloudegi, Zhang & Yu, 2022.
+    With ε = 1 the direction is the minimum-norm point of the convex hull of the normalised updates, along which no
+    client's loss increases to first order; with ε = 0 it is their mean weighted by samples. The step length is at most
+    η, whatever the local learning rate. The recorded coefficients are p_i ∝ λ_i/‖Δ_i‖, those of the unnormalised
+    updates. Zero updates get no weight. All updates of the cohort are held in memory. Hu, Shaloudegi, Zhang & Yu, 2022.
 
     Args:
-        eps: ε ≥ 0, how far coefficients may be from the samples' shares.
-        lr: η > 0, the length that a step has at most.
+        eps: ε ≥ 0, largest deviation of the coefficients from the sample shares.
+        lr: η > 0, the largest step length.
+
+    Raises:
+        ConfigError: if a setting is out of range.
     """
 
     eps: float = 0.1
@@ -44,7 +47,7 @@ class FedMGDA(Mixing):
             raise ConfigError(f"mixing 'fedmgda' needs eps >= 0 and a positive lr, not {self.eps:g} and {self.lr:g}.")
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
-        """λ_i/‖Δ_i‖ made to sum to 1; the sum is kept for the step that follows."""
+        """λ_i/‖Δ_i‖ normalised to sum to 1; the sum is kept for ``combine``."""
         flat = torch.stack(list(info.updates)).double()
         norms = torch.linalg.vector_norm(flat, dim=1)
         unit = flat / torch.where(norms > 0, norms, 1)[:, None]
@@ -54,7 +57,7 @@ class FedMGDA(Mixing):
         mixture = min_norm_box_qp(gram, static, low, high)
         raw = np.divide(mixture, length, out=np.zeros_like(mixture), where=length > 0)
         total = raw.sum()
-        if total == 0:  # nobody moved
+        if total == 0:  # all updates are zero
             return {"length": torch.tensor(1.0, dtype=torch.float64)}, static
         return {"length": torch.tensor(total, dtype=torch.float64)}, raw / total
 

@@ -1,4 +1,4 @@
-"""Mixing coefficients that a person gives."""
+"""Constant mixing coefficients."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from fedloom.parts.mixing.restrict import restrict_to_cohort
 @mixings.register(name="fixed")
 @dataclass(frozen=True)
 class Fixed(Mixing):
-    """p_i ∝ w_i for given weights of all K clients: empirical risk minimisation with any fixed mixture.
+    """p_i ∝ w_i for given weights of all K clients: empirical risk minimisation of a fixed mixture.
 
     Args:
-        weights: one number of at least 0 for each client, not all 0.
+        weights: w [K], non-negative, not all 0.
+
+    Raises:
+        ConfigError: if the weights are invalid, or there is not one per client.
 
     >>> Fixed((1.0, 2.0, 1.0)).coefficients({}, RoundInfo.of_cohort([0, 1], [9, 9], clients=3))[1].round(3)
     array([0.333, 0.667])
@@ -34,7 +37,7 @@ class Fixed(Mixing):
             raise ConfigError("mixing 'fixed' needs finite weights of at least 0, one for each client and not all 0.")
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
-        """The weights of those that are here."""
+        """The weights of the clients present, normalised."""
         if len(self.weights) != info.facts.clients:
             raise ConfigError(
                 f"mixing 'fixed' has {len(self.weights)} weights, but there are {info.facts.clients} clients."

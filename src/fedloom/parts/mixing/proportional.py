@@ -17,14 +17,17 @@ from fedloom.parts.mixing.simplex import exponentiated
 @mixings.register(name="propfair")
 @dataclass(frozen=True)
 class Proportional(Mixing):
-    """p_i ∝ n_i/(M - F_i): the gradient of -Σ (n_i/n) log(M - F_i), with losses as they are at the clients.
+    """p_i ∝ n_i/(M - F_i): the gradient of -Σ (n_i/n) log(M - F_i) with respect to the losses.
 
-    The objective ``propfair`` puts the same factor into the clients' own steps instead; choose one of the two. M → ∞ is
+    The objective ``propfair`` applies the same factor to the clients' local steps instead; use one of the two. M → ∞ is
     FedAvg. Zhang, Malekmohammadi, Chen & Yu, 2022; Hahn 2024, eq. (3.23).
 
     Args:
-        M: M > 0, which losses should not exceed.
-        eps: M - F_i counts as ε where it is less.
+        M: M > 0, an upper bound of the losses.
+        eps: ε > 0, lower bound of M - F_i.
+
+    Raises:
+        ConfigError: if a setting is out of range.
     """
 
     M: float = 2.0

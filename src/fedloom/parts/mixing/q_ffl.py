@@ -1,4 +1,4 @@
-"""q-fair federated learning: coefficients that grow with a power of the loss, and the step that goes with them."""
+"""q-fair federated learning: coefficients that grow with a power of the loss, and q-FedAvg's step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing.simplex import exponentiated
 
-SMALLEST = 1e-10  # of a loss, where it is divided by
+SMALLEST = 1e-10  # lower bound of losses in denominators
 
 
 @mixings.register(name="q_ffl")
@@ -23,12 +23,15 @@ SMALLEST = 1e-10  # of a loss, where it is divided by
 class QFFL(Mixing):
     """p_i ∝ n_i F_i^q with the step of q-FedAvg: Δ = Σ n_i F_i^q LΔ_i / Σ n_i h_i, h_i = qF_i^{q-1}‖LΔ_i‖² + LF_i^q.
 
-    L = 1/η_t. With p this is Δ = Σ p_i Δ_i / (1 + qL Σ p_i ‖Δ_i‖²/F_i). q = 0 is FedAvg; the larger q, the more the
-    largest losses count. Losses below 1e-10 count as 1e-10. Li, Sanjabi, Beirami
-    & Smith, ICLR 2020, algorithm 2, with n_i weights as in its objective (and Hahn 2024, eq. (3.18)).
+    L = 1/η_t. In terms of p, Δ = Σ p_i Δ_i / (1 + qL Σ p_i ‖Δ_i‖²/F_i). q = 0 is FedAvg; the larger q, the more weight
+    on the largest losses. Losses below 1e-10 count as 1e-10. Li, Sanjabi, Beirami & Smith, ICLR 2020, algorithm 2, with
+    n_i weights as in its objective (and Hahn 2024, eq. (3.18)).
 
     Args:
-        q: q ≥ 0; with 0 it is FedAvg.
+        q: q ≥ 0; 0 gives FedAvg.
+
+    Raises:
+        ConfigError: if q is negative or not finite.
     """
 
     q: float = 1.0
@@ -43,14 +46,14 @@ class QFFL(Mixing):
             raise ConfigError(f"mixing 'q_ffl' needs a finite q of at least 0, not {self.q:g}.")
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
-        """One exponentiated step from n_i/n with response q log F; p_i/F_i is kept for the step that follows."""
+        """One exponentiated step from n_i/n with response q log F; p_i/F_i is kept for ``combine``."""
         assert info.losses is not None
         losses = np.maximum(info.losses, SMALLEST)
         p = exponentiated(info.samples.astype(np.float64), self.q * np.log(losses))
         return {"ratios": torch.from_numpy(p / losses)}, p
 
     def combine(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        """Δ over 1 + q Σ (p_i/F_i) L‖Δ_i‖²."""
+        """Δ divided by 1 + q Σ (p_i/F_i) L‖Δ_i‖²."""
         squares = torch.stack([one.square().sum() for one in info.updates]) / info.lr
         curvature = 1 + self.q * (state["ratios"].to(squares) * squares).sum()
         return {}, (1 / curvature) * update

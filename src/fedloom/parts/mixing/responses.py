@@ -1,4 +1,4 @@
-"""From unbounded losses to bounded responses: cumulative distribution functions of the loss over the mean loss."""
+"""Bounded responses to unbounded losses: cumulative distribution functions of the loss relative to the mean loss."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ CDFS: dict[str, Cdf] = {
     "logistic": lambda x, a, b: expit((x - a) / b),
     "normal": lambda x, a, b: ndtr((x - a) / b),
 }
-"""x [n] ≥ 0, scale α and shape β to CDF(x) in [0, 1] (Hahn 2024, §5.1 of chapter III); all increase."""
+"""Increasing functions of x [n] ≥ 0, scale α and shape β with values in [0, 1] (Hahn 2024, chapter III, §5.1)."""
 
 SHAPES = {"weibull": 2.0}
-"""Shapes that are not 1 when none is given."""
+"""Default shapes other than 1."""
 
 
 def check(cdf: str, scale: float, shape: float) -> None:
-    """Refuse what is no distribution.
+    """Validate the settings of a response transformation.
 
     Raises:
         ConfigError: for an unknown name, a scale that is not positive, or a negative shape.
@@ -47,7 +47,7 @@ def check(cdf: str, scale: float, shape: float) -> None:
 
 
 def transformed(x: Vector, cdf: str, scale: float = 1.0, shape: float = 0.0) -> Vector:
-    """CDF(x) [n] for x ≥ 0; a shape of 0 stands for the distribution's usual one.
+    """CDF(x) [n] for x ≥ 0; shape 0 means the distribution's default.
 
     >>> transformed(np.array([0.23, 2.31, 0.46]), "normal").round(2)
     array([0.22, 0.9 , 0.29])
@@ -57,17 +57,17 @@ def transformed(x: Vector, cdf: str, scale: float = 1.0, shape: float = 0.0) -> 
 
 
 def respond(losses: Vector, cdf: str, scale: float, shape: float, low: float, high: float) -> Vector:
-    """r_i = C1 + (C2 - C1)·CDF(F_i/F̄) [n] with F̄ the mean of the losses; when all are zero they count as the mean.
+    """r_i = C1 + (C2 - C1)·CDF(F_i/F̄) [n] with F̄ the mean loss; if all losses are zero, F_i/F̄ = 1.
 
     Args:
-        losses: F_i, finite; negative ones count as zero.
+        losses: F_i [n], finite; negative ones count as zero.
         cdf: name of the distribution.
         scale: its scale α.
-        shape: its shape β, 0 for the usual one.
+        shape: its shape β, 0 for the default.
         low: C1.
         high: C2.
     """
     f = np.maximum(losses, 0.0)
     top = f.max()
-    f = f / top if top > 0 else np.ones_like(f)  # relative to the largest: no sum overflows
+    f = f / top if top > 0 else np.ones_like(f)  # scaled so that no sum overflows
     return low + (high - low) * transformed(f / f.mean(), cdf, scale, shape)

@@ -1,4 +1,4 @@
-"""Decisions over all K clients, and over those that are in the cohort."""
+"""Decisions over all K clients, restricted to a cohort."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedloom.parts.mixing.simplex import Vector
 
 
 def by_samples(samples: np.ndarray, cohort: np.ndarray, clients: int) -> Vector:
-    """n_i/n of all K clients [K]; one outside the cohort counts as the mean of those in it.
+    """n_i/n of all K clients [K]; clients outside the cohort count with the mean of those inside.
 
     >>> by_samples(np.array([10, 30]), np.array([0, 2]), clients=3).round(3)
     array([0.167, 0.333, 0.5  ])
@@ -19,7 +19,7 @@ def by_samples(samples: np.ndarray, cohort: np.ndarray, clients: int) -> Vector:
 
 
 def restrict_to_cohort(p: Vector, cohort: np.ndarray) -> Vector:
-    """p [K] restricted to the cohort and made to sum to 1 [|S|]; equal shares where the cohort has no weight at all.
+    """p [K] restricted to the cohort and normalised, [|S|]; uniform if the cohort has no weight.
 
     >>> restrict_to_cohort(np.array([0.5, 0.2, 0.3]), np.array([1, 2]))
     array([0.4, 0.6])

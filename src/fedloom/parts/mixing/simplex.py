@@ -1,4 +1,4 @@
-"""On the probability simplex Δ = {p ≥ 0, Σ p = 1}: projection, exponentiated gradient, quadratic programmes."""
+"""The probability simplex Δ = {p ≥ 0, Σ p = 1}: projection, exponentiated gradient, quadratic programmes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ Vector = NDArray[np.float64]
 
 
 def project(v: Vector) -> Vector:
-    """The point of the simplex nearest to v [K], by sorting: max(v - τ, 0) with τ such that the sum is 1.
+    """The Euclidean projection of v [K] onto the simplex, by sorting: max(v - τ, 0) with τ such that the sum is 1.
 
     >>> project(np.array([0.5, 0.5, 1.0])).round(3)
     array([0.167, 0.167, 0.667])
     >>> project(np.array([0.0, 1e30, 1.0]))
     array([0., 1., 0.])
     """
-    v = v - v.max()  # changes nothing, and keeps the sums below small
+    v = v - v.max()  # does not change the projection, and keeps the sums small
     ordered = np.sort(v)[::-1]
     thresholds = (np.cumsum(ordered) - 1) / np.arange(1, len(v) + 1)
     tau = thresholds[np.flatnonzero(ordered > thresholds)[-1]]
@@ -27,12 +27,12 @@ def project(v: Vector) -> Vector:
 def exponentiated(last: Vector, response: Vector, step: float = 1.0) -> Vector:
     """p_i ∝ last_i exp(r_i/ζ) [K]: the minimiser over the simplex of -⟨p, r⟩ + ζ KL(p‖last).
 
-    It is one step of exponentiated gradient, from which the static family follows: with last_i = n_i/n, r = 0 gives
-    FedAvg, r = q log F q-FedAvg, r = F with ζ = 1/λ TERM, and r = -log(M - F) PropFair (Hahn 2024, table 3.2).
+    This is one step of exponentiated gradient, which covers the static family: with last_i = n_i/n, r = 0 gives FedAvg,
+    r = q log F q-FedAvg, r = F with ζ = 1/λ TERM, and r = -log(M - F) PropFair (Hahn 2024, table 3.2).
 
     Args:
-        last: the last decision, up to a factor.
-        response: r; any finite numbers, and -inf for a coefficient of zero.
+        last: the previous decision [K], up to a factor.
+        response: r [K], finite, or -inf for a coefficient of zero.
         step: ζ > 0.
 
     >>> exponentiated(np.array([1.0, 3.0]), np.zeros(2))
@@ -44,17 +44,18 @@ def exponentiated(last: Vector, response: Vector, step: float = 1.0) -> Vector:
 
 
 def minimise(quadratic: NDArray[np.float64], linear: Vector, start: Vector, tolerance: float = 1e-12) -> Vector:
-    """argmin over the simplex of ½pᵀHp + ⟨c, p⟩ [K], exactly, by an active set.
+    """argmin over the simplex of ½pᵀHp + ⟨c, p⟩ [K], exact, by an active-set method.
 
-    The equations of the coordinates that are not held at zero are solved; those that turn negative are held, those that
-    gain by leaving zero let go, first all at once (few solves, but it may cycle), and if need be one by one from
-    ``start`` on, along which the value falls, so that it ends for a strictly convex H.
+    The equations of the free coordinates are solved; coordinates that become negative are fixed at zero, and those that
+    gain by leaving zero are freed. This is done first for all coordinates at once (few solves, but it may cycle), then,
+    if necessary, one by one from ``start``; the value then decreases, which guarantees termination for strictly convex
+    H.
 
     Args:
         quadratic: H [K, K], positive definite.
         linear: c [K].
-        start: a point of the simplex; near the solution, fewer solves are needed.
-        tolerance: relative slack of the optimality conditions.
+        start: a point of the simplex; the closer to the solution, the fewer solves.
+        tolerance: relative tolerance of the optimality conditions.
 
     >>> minimise(np.eye(3), np.array([0.0, -1.0, 5.0]), np.full(3, 1 / 3))
     array([0., 1., 0.])
@@ -70,7 +71,7 @@ def minimise(quadratic: NDArray[np.float64], linear: Vector, start: Vector, tole
         return rows, level * u - v, level
 
     def gains(free: NDArray[np.bool_], rows: NDArray[np.intp], target: Vector, level: float) -> NDArray[np.bool_]:
-        """Mask of the coordinates at zero that would lower the value by leaving it."""
+        """Mask of the coordinates at zero that would decrease the value by leaving it."""
         return ~free & (quadratic[:, rows] @ target + linear < level - slack_allowed - tolerance * abs(level))
 
     free, fewest, tries = start > 0, len(start) + 1, 5

@@ -1,4 +1,4 @@
-"""FedSSA: mixing coefficients learnt at the server from unlabelled inputs of the target, by self-supervision."""
+"""FedSSA: mixing coefficients learnt at the server by self-supervision on unlabelled target inputs."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def combined(p: Tensor, logits: Tensor) -> Tensor:
 
 
 def ssa_loss(a: Tensor, first: Tensor, second: Tensor, variance: float = 1.0, entropy: float = 1e-3) -> Tensor:
-    """-cos(ŷ¹, ŷ²) - λ_var (var ŷ¹ + var ŷ²)/2 + λ_we Σ_k p_k log p_k of every sample [..., N], p = softmax(a).
+    """-cos(ŷ¹, ŷ²) - λ_var (var ŷ¹ + var ŷ²)/2 + λ_we Σ_k p_k log p_k per sample [..., N], p = softmax(a).
 
-    The variance is that among the C probabilities of a prediction, (1/C) Σ_c (ŷ_c - 1/C)²; eqs. (4)-(8).
+    The variance is over the C probabilities of a prediction, (1/C) Σ_c (ŷ_c - 1/C)²; eqs. (4)-(8).
 
     Args:
         a: [K] for all samples, or [N, K].
         first: the K models' logits on the first view, [..., N, K, C].
-        second: on the second view, likewise.
+        second: logits on the second view, likewise.
         variance: λ_var.
         entropy: λ_we.
 
-    >>> same = torch.zeros(1, 2, 4)  # two models that know nothing: cos = 1, var = 0, Σ p log p = -log 2
+    >>> same = torch.zeros(1, 2, 4)  # two uninformative models: cos = 1, var = 0, Σ p log p = -log 2
     >>> ssa_loss(torch.zeros(2), same, same, entropy=1.0)
     tensor([-1.6931])
     """
@@ -58,21 +58,25 @@ def ssa_loss(a: Tensor, first: Tensor, second: Tensor, variance: float = 1.0, en
 class SelfSupervised(Mixing):
     """p = softmax(a), a = argmin of -cos(ŷ¹, ŷ²) - λ_var var ŷ + λ_we Σ p log p, with ŷ = softmax(Σ p_k logits_k).
 
-    ŷ¹ and ŷ² are the mixed predictions on two random views of an unlabelled input of the target: they shall agree, be
-    confident, and come from more than one client. The client models are frozen; a [|S|] is learnt from zero (equal
-    shares) in every round by Adam, so there is no state and a decision does not depend on earlier ones. The networks
-    run forward ``draws`` times two views, whatever the number of epochs. A model whose logits are not finite gets 0.
+    ŷ¹ and ŷ² are the mixed predictions on two random views of an unlabelled target input; they should agree, be
+    confident, and use more than one client. The client models are frozen; a [|S|] is optimised from zero (uniform p) in
+    every round by Adam, so there is no state and rounds are independent. The networks are evaluated on 2 · ``draws``
+    views, whatever the number of epochs. A model with non-finite logits gets weight 0.
 
-    FedSSA, sections 4.1-4.2 and algorithm 1. Left open there, chosen here: softmax keeps p on the simplex; Adam, whose
-    steps do not depend on the loss' scale; the variance has the divisor C.
+    FedSSA, sections 4.1-4.2 and algorithm 1. Choices that the paper leaves open: softmax keeps p on the simplex; Adam,
+    whose steps do not depend on the scale of the loss; the variance has divisor C.
 
     Args:
-        variance: λ_var ≥ 0, what confidence counts; 10 is often better than 1.
-        entropy: λ_we ≥ 0, what collaboration counts.
-        lr: of Adam.
-        epochs: over the unlabelled inputs.
-        batch_size: inputs a step.
-        draws: how often views are drawn in a round, at most once an epoch; with 1, all epochs see the same two views.
+        variance: λ_var ≥ 0, weight of confidence; 10 is often better than 1.
+        entropy: λ_we ≥ 0, weight of collaboration.
+        lr: learning rate of Adam.
+        epochs: passes over the unlabelled inputs.
+        batch_size: inputs per step.
+        draws: number of times that views are drawn per round, at most ``epochs``; with 1, all epochs use the same
+            views.
+
+    Raises:
+        ConfigError: if a setting is out of range.
     """
 
     variance: float = 1.0
@@ -101,7 +105,6 @@ class SelfSupervised(Mixing):
             raise ConfigError(f"mixing 'ssa': draws must lie between 1 and epochs ({self.epochs}), not {self.draws}.")
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
-        """The decision for these models."""
         assert info.server_data is not None
         data, models = info.server_data, info.models()
         views = [view_logits(data, models, info.buffers, info.t, draw) for draw in range(self.draws)]
@@ -121,10 +124,10 @@ class SelfSupervised(Mixing):
         return state, p
 
     def learnt(self, a: Tensor, batches: Iterable[Iterable[Tensor]]) -> Tensor:
-        """p = softmax(a), float64, after one step of Adam for each pair of logits, [..., N, K, C] on either view.
+        """p = softmax(a), float64, after one Adam step per pair of logits [..., N, K, C] on the two views.
 
         Args:
-            a: the start, [K], or [N, K] to learn for each sample by itself.
+            a: the starting point: [K], or [N, K] for per-sample coefficients.
             batches: the pairs, in order.
         """
         a = a.clone().requires_grad_()

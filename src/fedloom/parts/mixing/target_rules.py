@@ -1,4 +1,4 @@
-"""Mixing coefficients by a rule from unlabelled inputs of the target: the simple baselines of FedSSA's appendix D."""
+"""Mixing coefficients by simple rules on unlabelled target inputs: the baselines of FedSSA's appendix D."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from fedloom.parts.mixing.ssa import CITATION
 @mixings.register(name="ssa_similarity")
 @dataclass(frozen=True)
 class Similarity(Mixing):
-    """p_k ∝ s_k, the mean of cos(ŷ_k¹, ŷ_k²) over the unlabelled inputs: who says the same of two views counts more.
+    """p_k ∝ s_k, the mean of cos(ŷ_k¹, ŷ_k²) over the unlabelled inputs: models that agree on two views weigh more.
 
-    FedSSA, appendix D, eq. (9). Its ŷ_k are taken as probabilities, not logits, whose cosines could be negative.
+    FedSSA, appendix D, eq. (9), with ŷ_k as probabilities; cosines of logits could be negative.
     """
 
     needs = Needs(target=True, views=True, updates=True, shared=True)
     citation = CITATION
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
-        """The decision for these models."""
         assert info.server_data is not None
         first, second = view_logits(info.server_data, info.models(), info.buffers, info.t, 0)
         one, other = (torch.softmax(z.double(), -1) for z in (first, second))
@@ -39,16 +38,15 @@ class Similarity(Mixing):
 @mixings.register(name="ssa_confidence")
 @dataclass(frozen=True)
 class Confidence(Mixing):
-    """p_k ∝ c_k, the mean variance of ŷ_k among the classes over the unlabelled inputs: who is surer counts more.
+    """p_k ∝ c_k, the mean over the unlabelled inputs of the variance of ŷ_k over classes: confident models weigh more.
 
-    FedSSA, appendix D, eq. (10); ŷ_k are probabilities on the inputs as they are.
+    FedSSA, appendix D, eq. (10); ŷ_k are probabilities on the inputs without augmentation.
     """
 
     needs = Needs(target=True, updates=True, shared=True)
     citation = CITATION
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
-        """The decision for these models."""
         assert info.server_data is not None
         logits = logits_of(info.server_data, info.models(), info.buffers, info.server_data.inputs)
         sure = torch.softmax(logits.double(), -1).var(-1, correction=0)
@@ -56,6 +54,6 @@ class Confidence(Mixing):
 
 
 def shares(scores: Tensor, able: Tensor, info: RoundInfo) -> np.ndarray:
-    """Scores [|S|] made to sum to 1, 0 for those that are not able; shares by samples where nobody has any score."""
+    """Scores [|S|] normalised to sum to 1, 0 for unusable models; sample shares if all scores are 0."""
     found = torch.where(able, scores, 0).cpu().numpy()
     return found / found.sum() if found.sum() > 0 else info.samples / info.samples.sum()

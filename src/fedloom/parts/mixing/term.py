@@ -17,12 +17,15 @@ from fedloom.parts.mixing.simplex import exponentiated
 @mixings.register(name="term")
 @dataclass(frozen=True)
 class TERM(Mixing):
-    """p_i ∝ n_i exp(λF_i): the gradient of (1/λ) log Σ (n_i/n) exp(λF_i). λ = 0 is FedAvg, λ → ∞ the worst alone.
+    """p_i ∝ n_i exp(λF_i): the gradient of (1/λ) log Σ (n_i/n) exp(λF_i). λ = 0 is FedAvg, λ → ∞ weighs the worst only.
 
     Li, Beirami, Sanjabi & Smith, ICLR 2021.
 
     Args:
-        lam: λ, any finite number; a negative one prefers small losses, with 0 it is FedAvg.
+        lam: λ, finite; negative values favour small losses, 0 gives FedAvg.
+
+    Raises:
+        ConfigError: if λ is not finite.
     """
 
     lam: float = 1.0

@@ -1,4 +1,4 @@
-"""Equal mixing coefficients."""
+"""Uniform mixing coefficients."""
 
 from __future__ import annotations
 
@@ -22,5 +22,4 @@ class Uniform(Mixing):
     """
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
-        """Equal shares."""
         return state, np.full(len(info.cohort), 1 / len(info.cohort))

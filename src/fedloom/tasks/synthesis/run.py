@@ -20,7 +20,7 @@ from fedloom.data.sources.generated import Generated, parquet, save_npz
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.experiment import Experiment
-from fedloom.experiment.federated import RunResult, Step, run
+from fedloom.experiment.federated import RoundStep, RunResult, run
 from fedloom.experiment.runtime import environment, one_thread, pick_device
 from fedloom.tasks.synthesis.grid import grid, value_range
 from fedloom.tasks.synthesis.judge import CACHE, EvalConfig, EvalResult, SyntheticEvaluator
@@ -59,7 +59,7 @@ class EvalObserver(Callback):
         self.experiment, self.judge, self.out = experiment, judge, out
         self.last: tuple[int, Generated, EvalResult] | None = None
 
-    def on_step(self, step: Step) -> dict[str, Any]:
+    def on_step(self, step: RoundStep) -> dict[str, Any]:
         """Give the numbers of this round, if it is one to look at; in the last round everything is measured."""
         server = step.server
         every, final = self.judge.judging.every, server.round == self.experiment.rounds
