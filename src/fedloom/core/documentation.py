@@ -26,6 +26,6 @@ def documentation(factory: Callable[..., Any]) -> tuple[str, Mapping[str, str]]:
         doc = inspect.cleandoc(owner.__doc__ or "").replace("``", "") + "\n"
         for heading, body in SECTION.findall(doc):
             if heading == "Args":
-                helps |= {name: " ".join(told.split()) for name, told in ARGUMENT.findall(body)}
+                helps |= {name: " ".join(words.split()) for name, words in ARGUMENT.findall(body)}
         text = re.sub(r"\n{3,}", "\n\n", EXAMPLE.sub("", SECTION.sub("", doc))).strip()
     return text, helps

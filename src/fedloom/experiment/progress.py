@@ -45,11 +45,11 @@ class LineProgress(NullProgress):
     def on_round(self, record: Mapping[str, Any]) -> None:
         """Print one line: round, metrics, failures, time."""
         name, total = self.label or self.run.name, self.run.rounds
-        said = [f"{word} {number(key, record[key])}" for key, word in watched(record, self.run.headline).items()]
+        status = [f"{word} {number(key, record[key])}" for key, word in watched(record, self.run.headline).items()]
         if record.get("failures"):
-            said.append(f"failures {record['failures']}")
-        said.append(duration(record.get("seconds")))
-        self._print(f"{name}  round {record['round']:>{len(str(total))}}/{total}  " + "  ".join(said))
+            status.append(f"failures {record['failures']}")
+        status.append(duration(record.get("seconds")))
+        self._print(f"{name}  round {record['round']:>{len(str(total))}}/{total}  " + "  ".join(status))
 
     def _print(self, text: str) -> None:
         try:
@@ -78,7 +78,7 @@ class BarProgress(NullProgress):
             TextColumn("{task.description}", style="bold"),
             BarColumn(bar_width=None, complete_style="cyan", finished_style="green"),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[said]}"),
+            TextColumn("{task.fields[status]}"),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             console=console,
             refresh_per_second=1 / seconds_between,
@@ -99,7 +99,7 @@ class BarProgress(NullProgress):
     def on_start(self, run: RunInfo) -> None:
         self.seen, self.failures, self.first = {}, 0, run.headline
         name = escape(self.label or run.name)
-        self.task = self.bars.add_task(name, total=run.rounds, completed=run.start, said="")
+        self.task = self.bars.add_task(name, total=run.rounds, completed=run.start, status="")
 
     def on_round(self, record: Mapping[str, Any]) -> None:
         """Advance the bar; metrics not measured in this round keep their last values."""
@@ -111,9 +111,9 @@ class BarProgress(NullProgress):
         lead = next((key for key in words if key not in HEADLINES[4:]), "")
         levels = [key for key in words if LEVEL.fullmatch(key) and key.partition("/")[0] == lead.partition("/")[0]]
         shown = [key for key in (lead, *levels, *HEADLINES[4:]) if key in words]
-        said = "  ".join(f"{words[key]} {number(key, self.seen[key])}" for key in shown)
-        said += f"  [yellow]{self.failures} failed[/]" if self.failures else ""
-        self.bars.update(self.task, completed=record["round"], said=said)
+        status = "  ".join(f"{words[key]} {number(key, self.seen[key])}" for key in shown)
+        status += f"  [yellow]{self.failures} failed[/]" if self.failures else ""
+        self.bars.update(self.task, completed=record["round"], status=status)
 
     def on_finish(self, summary: Mapping[str, Any]) -> None:
         """Fill the bar, also if the run stopped early."""

@@ -207,8 +207,8 @@ class RunDirectory:
         summary = self.summary()
         if not summary:
             return Status.UNFINISHED
-        said = str(summary.get("status", Status.FINISHED)).partition(":")[0]  # version 1 adds the reason
-        return Status(said) if said in list(Status) else Status.UNFINISHED
+        status = str(summary.get("status", Status.FINISHED)).partition(":")[0]  # version 1 adds the reason
+        return Status(status) if status in list(Status) else Status.UNFINISHED
 
     @property
     def failures(self) -> list[Any]:

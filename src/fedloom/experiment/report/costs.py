@@ -67,19 +67,19 @@ def fedavg_upload(run: RunData, groups: Sequence[RunGroup]) -> float | None:
 
 def _arithmetic(groups: Sequence[RunGroup]) -> str:
     """The unit in numbers, once per distinct value, as a sentence."""
-    said: list[str] = []
+    sentences: list[str] = []
     for member in groups:
         run = member.runs[0]
         one, model, cohort = fedavg_upload(run, groups), _model_size(run), run.cohort_size
         if one is None:
-            said.append(f"the size of the model is not on record for {member.label}")
+            sentences.append(f"the size of the model is not on record for {member.label}")
         elif model and cohort:
-            said.append(f"one FedAvg round = {cohort:,.4g} clients × {model:,.0f} = {one:,.0f} parameters")
+            sentences.append(f"one FedAvg round = {cohort:,.4g} clients × {model:,.0f} = {one:,.0f} parameters")
         else:
-            said.append(
+            sentences.append(
                 f"one FedAvg round = {one:,.0f} parameters, the mean upload of the FedAvg run in this comparison"
             )
-    return "Here " + "; ".join(dict.fromkeys(said)) + "."
+    return "Here " + "; ".join(dict.fromkeys(sentences)) + "."
 
 
 _NOTE = (

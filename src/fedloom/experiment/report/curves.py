@@ -103,10 +103,10 @@ def pivot(mixing: pd.DataFrame, column: str) -> pd.DataFrame:
 
 def transformation(run: RunData) -> tuple[str, float, float]:
     """Name, scale and shape of the CDF in the run's mixing policy; the normal CDF if it has none."""
-    said = dict(re.findall(r"(\w+)='?([\w.+-]+)", str(run.facts.get("method.mixing", ""))))
-    if said.get("cdf") not in CDFS:
+    stored = dict(re.findall(r"(\w+)='?([\w.+-]+)", str(run.facts.get("method.mixing", ""))))
+    if stored.get("cdf") not in CDFS:
         return "normal", 1.0, 0.0
-    return said["cdf"], float(said["scale"]), float(said["shape"])
+    return stored["cdf"], float(stored["scale"]), float(stored["shape"])
 
 
 def regret_curve(run: RunData) -> pd.Series:

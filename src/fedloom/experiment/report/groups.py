@@ -175,9 +175,9 @@ class TargetValue:
 def _target(run: RunData) -> TargetValue | None:
     """The evaluation's target, from the settings or, for runs started from Python, from the summary."""
     metric, value = run.config.get("evaluation.metric", "global/accuracy"), run.number("evaluation.target")
-    told = run.summary.get("target")
-    if value is None and isinstance(told, Mapping):
-        metric, value = told.get("metric"), told.get("value")
+    stored = run.summary.get("target")
+    if value is None and isinstance(stored, Mapping):
+        metric, value = stored.get("metric"), stored.get("value")
     return TargetValue(metric, float(value)) if isinstance(metric, str) and isinstance(value, int | float) else None
 
 

@@ -115,8 +115,8 @@ def _failures(run: RunData) -> list[str]:
         return [f"{reason}: {number}" for reason, number in found.items() if number]
     if not isinstance(found, list):
         return []
-    told = [_failure(failure) for failure in found]
-    return told[:_NAMED] + ([f"and {len(told) - _NAMED} more"] if len(told) > _NAMED else [])
+    lines = [_failure(failure) for failure in found]
+    return lines[:_NAMED] + ([f"and {len(lines) - _NAMED} more"] if len(lines) > _NAMED else [])
 
 
 def _clock(seconds: Any) -> str:

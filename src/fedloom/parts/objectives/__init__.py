@@ -1,4 +1,4 @@
-"""Terms of a client's objective, one a file."""
+"""Terms of a client's objective, one per file."""
 
 from fedloom.parts.objectives.adversarial import Adversarial
 from fedloom.parts.objectives.contrastive import Contrastive

@@ -18,19 +18,23 @@ from fedloom.core.tree import Tree
 @objectives.register(name="contrastive")
 @dataclass(frozen=True)
 class Contrastive(Term):
-    """-μ log[e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ})]: features like the received model's.
+    """-μ log[e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ})] on features z of the trained model.
 
-    z are the features of a sample in the model that is trained, z_glob in the received model θ^t, and z_prev in the
-    model θ_i with which this client last ended local work. It is μ·softplus((cos(z, z_prev) - cos(z, z_glob))/τ), a
-    term beside cross entropy. Li, He & Song, CVPR 2021, eq. (3); μ = 0 is no term.
+    z_glob are the features of the sample in the received model θ^t, and z_prev in the model θ_i at the end of the
+    client's previous local work; all are [B, d]. The term equals μ·softplus((cos(z, z_prev) - cos(z, z_glob))/τ) and is
+    added to cross entropy. Li, He & Song, CVPR 2021, eq. (3).
 
-    A client that has not taken part yet has θ_i = θ^t: then z_prev = z_glob, and the term is the constant μ log 2,
-    without gradient. So it is too in the losses of the received model that fair policies ask for, which no client state
-    enters. Only shared parameters are kept for θ_i (one model a client); private ones are those of the moment.
+    A client that has not participated yet has θ_i = θ^t: then z_prev = z_glob, and the term is the constant μ log 2,
+    without gradient. The same holds in the losses of the received model that fair mixing policies use, which are
+    computed without client state. For θ_i only shared parameters are kept (one model per client); private ones are the
+    current ones.
 
     Args:
-        mu: μ ≥ 0; its authors take 1 to 10, and with 0 it is FedAvg.
+        mu: μ ≥ 0; the authors use 1 to 10; 0 gives FedAvg.
         tau: τ > 0, the temperature.
+
+    Raises:
+        ConfigError: if a setting is out of range.
     """
 
     mu: float = 0.1
@@ -52,7 +56,6 @@ class Contrastive(Term):
         return {"previous": theta.clone()}
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        """Per-sample losses [B]."""
         assert out.features is not None
         assert out.features_at is not None
         there, before = (out.features_at(theta) for theta in (ctx.received, ctx.state.get("previous", ctx.received)))
@@ -65,7 +68,7 @@ class Contrastive(Term):
 
 
 def _unit(z: Tensor) -> Tensor:
-    """z/‖z‖ for each row, features of any shape as one vector; zero stays zero, with a gradient that is not huge."""
+    """z/‖z‖ per row, features flattened; zero stays zero, with a bounded gradient."""
     z = z.flatten(1)
     square = z.square().sum(1, keepdim=True)
     return z * torch.where(square > 0, square, 1).rsqrt()

@@ -27,7 +27,6 @@ class CrossEntropy(Term):
     is_cross_entropy = True
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        """Per-sample losses [B]."""
         if out.logits.ndim == 2:
             return F.cross_entropy(out.logits, batch.y, reduction="none")
         return F.cross_entropy(out.logits.movedim(-1, 1), batch.y, reduction="none").flatten(1).mean(1)

@@ -15,15 +15,15 @@ from fedloom.core.slots import objectives
 @objectives.register(name="decorrelation")
 @dataclass(frozen=True)
 class Decorrelation(Term):
-    """β (1/d²) ‖K‖_F², K [d, d] the correlation matrix of the d features over a mini-batch.
+    """β (1/d²) ‖K‖_F², where K [d, d] is the correlation matrix of the d features over a mini-batch.
 
-    It keeps the spectrum of the features wide where heterogeneous labels would let it collapse. K = (1/B) Σ_b z_b z_bᵀ
-    with z_b the features standardised over the batch, (h - mean)/√(var + eps): a feature that is constant on the batch
-    correlates with nothing, itself included. Shi et al., ICLR 2023. The diagonal, 1 for all other features,
-    only adds a constant. The published code averages the squares of what is off the diagonal of B·K and divides them
-    by B instead, about B·d/(d-1) times the strength of this term for the same β.
+    The term keeps the spectrum of the features from collapsing under heterogeneous labels. K = (1/B) Σ_b z_b z_bᵀ with
+    features z_b standardised over the batch, (h - mean)/√(var + eps): a feature that is constant on the batch has
+    correlation 0, also with itself. Shi et al., ICLR 2023. The diagonal, 1 for all other features, only adds a
+    constant. The published code instead averages the squared off-diagonal entries of B·K and divides by B, which is
+    about B·d/(d-1) times this term for the same β.
 
-    Where batches have several positions per sample (features [B, T, d]), every position is a row.
+    If samples have several positions (features [B, T, d]), every position is a row.
 
     >>> import torch
     >>> h = torch.tensor([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]])  # one feature is twice the other: K is all ones
@@ -31,11 +31,11 @@ class Decorrelation(Term):
     0.1
 
     Args:
-        beta: β ≥ 0; with 0 it is FedAvg.
+        beta: β ≥ 0; 0 gives FedAvg.
         eps: eps > 0, added to variances.
 
     Raises:
-        ConfigError: if β is negative, eps is not positive, or one is not finite.
+        ConfigError: if a setting is out of range.
     """
 
     beta: float = 0.1
@@ -55,7 +55,7 @@ class Decorrelation(Term):
             )
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        """One number for the batch []."""
+        """A scalar for the batch, []."""
         assert out.features is not None
         h = out.features.flatten(0, -2)  # [rows, d]
         rows = h.new_ones(len(h), 1)

@@ -1,4 +1,4 @@
-"""Distillation from a teacher that clients only run forward."""
+"""Distillation from a fixed teacher."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from fedloom.parts.objectives import divergence
 class Distillation(Term):
     """α·ℓ(θ; x, y) + (1 - α)·τ² KL(w̄^τ(x)‖w^τ(x)), w^τ = softmax(logits/τ) of the model and w̄^τ of the teacher.
 
-    Cross entropy ℓ is part of it, so it takes the place of that term; α = 1 is cross entropy alone. Teacher and student
-    see the same (augmented) inputs. Acar, thesis 2023, §7.2.1, eq. (7.3), after Hinton et al., 2015.
+    The term includes cross entropy ℓ and therefore replaces it; α = 1 is cross entropy alone. Teacher and student see
+    the same (augmented) inputs. Acar, thesis 2023, §7.2.1, eq. (7.3), after Hinton et al., 2015.
 
     Args:
-        alpha: α in [0, 1], the weight of the labels against the teacher.
-        tau: τ > 0, the temperature of both.
+        alpha: α in [0, 1], weight of the labels against the teacher.
+        tau: τ > 0, temperature of both.
+
+    Raises:
+        ConfigError: if a setting is out of range.
 
     >>> import torch
-    >>> said = Output(torch.zeros(1, 2), teacher=torch.zeros(1, 2))
-    >>> Distillation(alpha=0.5).loss(said, Batch(torch.zeros(1), torch.tensor([1])), None)
+    >>> out = Output(torch.zeros(1, 2), teacher=torch.zeros(1, 2))
+    >>> Distillation(alpha=0.5).loss(out, Batch(torch.zeros(1), torch.tensor([1])), None)
     tensor([0.3466])
     """
 
@@ -41,7 +44,6 @@ class Distillation(Term):
         divergence.check("distillation", self.alpha, self.tau)
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        """Per-sample losses [B]."""
         assert out.teacher is not None
         labels = divergence.cross_entropy(out.logits, batch.y)
         return self.alpha * labels + (1 - self.alpha) * divergence.kl(out.teacher, out.logits, self.tau)

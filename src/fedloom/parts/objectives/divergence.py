@@ -1,6 +1,6 @@
-"""Per-sample cross entropy, and Kullback-Leibler divergences at a temperature.
+"""Per-sample cross entropy and Kullback-Leibler divergences at a temperature.
 
-Logits are [B, C], or [B, T, C] for sequences, where a sample's loss is the mean over its positions. Results are [B].
+Logits are [B, C], or [B, T, C] for sequences, where a sample's loss is the mean over positions. Results are [B].
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from fedloom.core.errors import ConfigError
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """-log softmax(logits)_y."""
+    """-log softmax(logits)_y, [B]."""
     each = F.cross_entropy(logits.movedim(-1, 1), y, reduction="none")
     return each if each.ndim == 1 else each.flatten(1).mean(1)
 
 
 def kl(target: Tensor, logits: Tensor, tau: float) -> Tensor:
-    """τ² KL(t‖s) of t = softmax(target/τ) and s = softmax(logits/τ); its gradient at the logits is τ(s - t).
+    """τ² KL(t‖s) [B] of t = softmax(target/τ) and s = softmax(logits/τ); the gradient in the logits is τ(s - t).
 
     >>> import torch
     >>> kl(torch.tensor([[0.0, 4.0]]), torch.tensor([[4.0, 0.0]]), tau=1.0)
@@ -29,7 +29,7 @@ def kl(target: Tensor, logits: Tensor, tau: float) -> Tensor:
 
 
 def symmetric_kl(a: Tensor, b: Tensor, tau: float) -> Tensor:
-    """(τ²/2) (KL(p‖q) + KL(q‖p)) = (τ²/2) Σ (p - q)(log p - log q) of p = softmax(a/τ) and q = softmax(b/τ).
+    """(τ²/2) (KL(p‖q) + KL(q‖p)) = (τ²/2) Σ (p - q)(log p - log q) of p = softmax(a/τ), q = softmax(b/τ); [B].
 
     >>> import torch
     >>> symmetric_kl(torch.tensor([[0.0, 4.0]]), torch.tensor([[4.0, 0.0]]), tau=1.0)
@@ -40,7 +40,11 @@ def symmetric_kl(a: Tensor, b: Tensor, tau: float) -> Tensor:
 
 
 def check(name: str, alpha: float, tau: float) -> None:
-    """Refuse a trade-off outside [0, 1] and a temperature that is not positive."""
+    """Validate the trade-off and the temperature.
+
+    Raises:
+        ConfigError: if α is outside [0, 1] or τ is not positive and finite.
+    """
     if not 0 <= alpha <= 1:
         raise ConfigError(f"objective {name!r} needs an alpha in [0, 1], not {alpha:g}.")
     if not 0 < tau < float("inf"):

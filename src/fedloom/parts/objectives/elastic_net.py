@@ -1,4 +1,4 @@
-"""The elastic net, by a proximal step."""
+"""The elastic net penalty, as a proximal step."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fedloom.core.slots import objectives
 @objectives.register(name="elastic_net")
 @dataclass(frozen=True)
 class ElasticNet(Term):
-    """l1‖θ‖₁ + (l2/2)‖θ‖², whose proximal map follows every local step, so that small parameters become exactly zero.
+    """l1‖θ‖₁ + (l2/2)‖θ‖², applied as a proximal map after every local step: small parameters become exactly zero.
 
     ::
 
         θ ← S(θ - ηg, η l1) / (1 + η l2)        S(a, t) = sign(a) max(|a| - t, 0)
 
-    A subgradient step would leave parameters near zero but never at it. Momentum and Adam act on the smooth terms
-    alone. Zou & Hastie, JRSS B 2005; Parikh & Boyd 2014, §6.5.3. With l1 = l2 = 0 it is no term.
+    A subgradient step would leave parameters near zero but not at zero. Momentum and Adam act on the smooth terms only.
+    Zou & Hastie, JRSS B 2005; Parikh & Boyd 2014, §6.5.3. With l1 = l2 = 0 there is no penalty.
 
     Args:
         l1: weight of the sum of absolute values, ≥ 0.

@@ -1,4 +1,4 @@
-"""FedEvg's term: clients learn energies, and labelled synthetic samples at the server descend their mixture."""
+"""FedEvg: clients learn energies, and labelled synthetic samples at the server follow their mixture."""
 
 from __future__ import annotations
 
@@ -17,57 +17,57 @@ from fedloom.core.tree import Tree
 from fedloom.parts.objectives import divergence, langevin
 
 WEIGHTS = ("signed", "raw")
-LARGEST = 60.0  # of |E| in raw weights: e^60 times a gradient still fits into 32 bits
-AT_ONCE = 500  # synthetic samples whose slopes are taken together
+LARGEST = 60.0  # bound of |E| in raw weights: e^60 times a gradient still fits into float32
+AT_ONCE = 500  # synthetic samples per gradient computation
 
 
 @objectives.register(name="energy")
 @dataclass(frozen=True)
 class Energy(Term):
-    """mean E(x, y) - mean E(x̆, y̆) + λ CE(f(x̃), y̆) with E(x, y) = -f(x)[y]; the server's samples follow Σ p_i exp(-E_i).
+    """E(x, y) - E(x̆, y̆) + λ CE(f(x̃), y̆), E(x, y) = -f(x)[y], batch means; the samples follow Σ p_i e^{-E_i}.
 
-    The server holds M = per_class · classes labelled samples x̃, standard normal at first, which every client receives.
-    At the client they begin a chain of their own. Each local step takes as many of them as its mini-batch has rows (all
-    M if those are fewer), without replacement, and moves them by R steps of Langevin's dynamics, x̆ ← x̆ + γ ∇f(x̆)[y̆] +
-    σε, from where the client's last step left them (eq. (4.9), persistent contrastive divergence). Then the model
-    lowers the energy of its real samples and raises that of x̆ (eq. (4.4)). At the end the client says, for the samples
-    as it received them, e_i = exp(sign(-E_i)) and e_i ∇E_i, so that the server's sums are (eqs. (4.13), (4.14))
+    The server holds M = per_class · classes labelled samples x̃ [M, ...], initially standard normal, which every client
+    receives. At the client they start a chain. Each local step takes as many of them as its mini-batch has rows (all M
+    if those are fewer), without replacement, and moves them by R Langevin steps, x̆ ← x̆ + γ ∇f(x̆)[y̆] + σε, from
+    where the client's last step left them (eq. (4.9), persistent contrastive divergence). Then the model lowers the
+    energy of its real samples and raises that of x̆ (eq. (4.4)). At the end the client uploads, for the samples as
+    received, e_i = exp(sign(-E_i)) and e_i ∇E_i, so that the server's step is (eqs. (4.13), (4.14))
 
         x ← clip(x - β_t [Σ p_i e_i ∇E_i / Σ p_i e_i - ρ φ(x)] + δε),   β_t from β to ``beta_final`` along a cosine,
 
-    with p_i = n_i/n under the default mixing. No parameter need cross: with ``reinitialised`` or ``local_only`` as
-    personal part only the samples and their labels go down, and M numbers and M gradients up. The cross entropy of real
-    samples is another term.
+    with p_i = n_i/n under the default mixing. No model parameters need to be communicated: with ``reinitialised`` or
+    ``local_only`` as the personal part, only the samples and labels go down, and M scalars and M gradients up. The
+    cross entropy of real samples is a separate term.
 
-    Hahn 2024 (thesis), chapter IV. The first bracket of algorithm 4.2 as printed has the other sign and would raise the
-    energy of real data; eq. (4.4) is right. φ is no part of the thesis, but costs no communication: the samples of a
-    class would otherwise follow the same slope to the same picture; see ``fedloom.parts.objectives.langevin.apart``.
-    Nor is the ``magnitude``, α(mean E(x, y)² + mean E(x̆, y̆)²): models that are kept from round to round need it, or
-    else energies grow without bound (Du and Mordatch, 2019). Steps are in the units of the inputs, and published ones
-    are for pixels from 0 to 1; as functions of inputs (pixel - mean)/std, the same energies take γ and β that are
-    1/std² as large, σ and δ that are 1/std.
+    Hahn 2024 (thesis), chapter IV. The first bracket of algorithm 4.2 as printed has the opposite sign and would raise
+    the energy of real data; eq. (4.4) is right. Two additions that the thesis does not have: φ, which costs no
+    communication and keeps the samples of a class from collapsing to one image (see
+    ``fedloom.parts.objectives.langevin.apart``), and ``magnitude``, α(mean E(x, y)² + mean E(x̆, y̆)²), without which
+    the energies of models that persist between rounds grow without bound (Du and Mordatch, 2019). Step sizes are in
+    units of the inputs, and the published ones are for pixels in [0, 1]; for inputs (pixel - mean)/std, the same
+    dynamics need γ and β times 1/std², and σ and δ times 1/std.
 
-    The model must not take statistics over a batch. A client whose energies are not finite has failed.
+    The model must not use batch statistics. A client whose energies are not finite fails.
 
     Args:
-        per_class: samples of each class.
-        lam: λ ≥ 0, the weight of the samples' cross entropy.
+        per_class: synthetic samples per class.
+        lam: λ ≥ 0, weight of the synthetic samples' cross entropy.
         gamma: γ > 0, Langevin step size at clients.
         sigma: σ ≥ 0, noise at clients.
         steps: R ≥ 1, Langevin steps at clients before each local step.
-        beta: β > 0, first step size of the server.
-        beta_final: its last one, reached along a cosine.
+        beta: β > 0, initial step size at the server.
+        beta_final: final step size at the server, reached along a cosine.
         delta: δ ≥ 0, noise at the server.
-        weights: ``signed``, or ``raw``, e_i = exp(-E_i), which is eq. (4.13) itself; |E_i| counts up to 60. Signed ones
-            differ by a factor e² at most: where one client alone has a class, the others together outweigh it.
-        repulsion: ρ ≥ 0, how strongly samples of a class push each other apart; 0 in the thesis.
-        blur: how far images are blurred, in pixels, before they are told apart.
-        magnitude: α ≥ 0, the weight of squared energies in the clients' loss; 0 in the thesis.
-        clip: whether samples are kept in the range of images, 0 to 1 or what became of it when they were normalised;
-            other inputs may lie outside.
+        weights: ``signed``, as above, or ``raw``, e_i = exp(-E_i), which is eq. (4.13) itself, with |E_i| clipped at
+            60. Signed weights differ by a factor of e² at most: if only one client has a class, the others together
+            outweigh it.
+        repulsion: ρ ≥ 0, strength of the repulsion between samples of a class; 0 in the thesis.
+        blur: standard deviation of the blur under which images are compared for the repulsion, in pixels.
+        magnitude: α ≥ 0, weight of squared energies in the clients' loss; 0 in the thesis.
+        clip: keep samples in the range of images, [0, 1] before normalisation; use False for other inputs.
 
     Raises:
-        ConfigError: if a setting is out of its range.
+        ConfigError: if a setting is out of range.
     """
 
     per_class: int = 10
@@ -105,7 +105,7 @@ class Energy(Term):
             raise ConfigError(f"objective 'energy' has no weights {self.weights!r}; {nearest(self.weights, WEIGHTS)}")
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
-        """The samples x [M, ...] and y [M] in order of class."""
+        """The samples x [M, ...] and their labels y [M], sorted by class."""
         count = facts.classes * self.per_class
         x = rng.stream(facts.seed, "synthetic").normal(size=(count, *facts.inputs))
         y = torch.arange(facts.classes, device=theta.device).repeat_interleave(self.per_class)
@@ -116,12 +116,12 @@ class Energy(Term):
         return state["x"], state["y"]
 
     def begin(self, ctx: Context) -> Tree:
-        """The client's own chain."""
+        """The client's chain, which starts at the received samples."""
         return {"chain": ctx.down["x"].clone()}
 
     def on_step(self, ctx: Context, model: Model, batch: Batch, draws: np.random.Generator) -> Tree:
-        """The chain after R steps, and the samples of this local step before and after them, [min(B, M), ...]."""
-        if "chain" not in ctx.local:  # the loss of a received model
+        """The chain after R steps, and the samples of this local step before and after, [min(B, M), ...]."""
+        if "chain" not in ctx.local:  # evaluating the loss of the received model
             return ctx.local
         rows, chain = len(batch.x), ctx.local["chain"]
         at = torch.as_tensor(draws.permutation(len(chain))[:rows], device=chain.device)
@@ -133,7 +133,7 @@ class Energy(Term):
         return {"chain": chain.index_add(0, at, after - before), "before": before, "after": after, "y": y}
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        """One number []; 0 where no chain has been begun, as for the loss of a received model."""
+        """A scalar []; 0 if there is no chain, as in the loss of the received model."""
         if "after" not in ctx.local:
             return out.logits.new_zeros(())
         assert out.model is not None
@@ -148,15 +148,15 @@ class Energy(Term):
         return value
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
-        """e [M] and e ∇E [M, ...] of the samples as they were received."""
+        """e [M] and e ∇E [M, ...] of the samples as received."""
         x, y = ctx.down["x"], ctx.down["y"]
         found = [langevin.slope(model, *part) for part in zip(x.split(AT_ONCE), y.split(AT_ONCE), strict=True)]
-        pull, said = (torch.cat(parts) for parts in zip(*found, strict=True))
-        weight = torch.exp((-said).sign() if self.weights == "signed" else (-said).clamp(-LARGEST, LARGEST))
+        pull, energies = (torch.cat(parts) for parts in zip(*found, strict=True))
+        weight = torch.exp((-energies).sign() if self.weights == "signed" else (-energies).clamp(-LARGEST, LARGEST))
         return ClientEnd(ctx.state, {"pull": _each(weight, pull) * pull, "weight": weight}, update)
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        """One step of all samples along the slope of the mixture's energy."""
+        """One step of all samples along the gradient of the mixture's energy."""
         x, facts = state["x"], info.facts
         pull = uploads["pull"] / _each(uploads["weight"], uploads["pull"])
         if self.repulsion:
@@ -172,5 +172,5 @@ class Energy(Term):
 
 
 def _each(numbers: Tensor, like: Tensor) -> Tensor:
-    """One number a sample [M], to be multiplied with samples [M, ...]."""
+    """Reshape one value per sample [M] for broadcasting with samples [M, ...]."""
     return numbers.view(-1, *(1,) * (like.ndim - 1))

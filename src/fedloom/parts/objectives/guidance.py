@@ -1,6 +1,6 @@
-"""Guided distillation: a guide g(x) in [0, 1] that helps towards the teacher's classes, within a budget.
+"""Guided distillation: a guide g(x) in [0, 1] that helps the student towards the teacher's classes, within a budget.
 
-Logits are [..., C], a guide's values and targets [...]; for sequences [B, T, C] results are means over a sample's
+Logits are [..., C], values of the guide and targets [...]; for sequences [B, T, C], results are means over a sample's
 positions. Acar, thesis 2023, §6.3 and A.1.5; Kag, Acar, Gangrade & Saligrama, ICLR 2023.
 """
 
@@ -15,32 +15,31 @@ from torch import Tensor
 
 from fedloom.core.errors import ConfigError
 
-FLOOR = 1e-12  # least argument of the logarithm
+FLOOR = 1e-12  # smallest argument of the logarithm
 
 
 def guided(
     student_logits: Tensor, teacher_logits: Tensor, g: Tensor, tau: float, tau_s: float | Tensor, top_k: int
 ) -> Tensor:
-    """L_dist before its mean, -τ τ_s Σ_y t^τ_y log(s^{τ_s}_y + 1[y ∈ top_K(t^τ)] g), eq. (6.4), one number a sample.
+    """L_dist per sample, -τ τ_s Σ_y t^τ_y log(s^{τ_s}_y + 1[y ∈ top_K(t^τ)] g), eq. (6.4).
 
-    t^τ = softmax(teacher/τ) and s^{τ_s} = softmax(student/τ_s). Where g is 0 this is the distillation term τ² KL(t‖s)
-    up to a constant, the entropy of t, if both temperatures are equal; where g is 1 the K classes that the teacher
-    finds most likely cost nothing, and the sample hardly teaches. s + g is not a distribution and not made one: its
-    sum is more than 1, and the loss may be negative. Only a floor of 1e-12 keeps the logarithm finite; below it there
-    is no gradient.
+    t^τ = softmax(teacher/τ) and s^{τ_s} = softmax(student/τ_s). For g = 0 this is the distillation term τ² KL(t‖s) up
+    to a constant, the entropy of t, if both temperatures are equal; for g = 1 the teacher's K most likely classes cost
+    nothing, and the sample teaches little. s + g is not normalised: it sums to more than 1, and the loss may be
+    negative. A floor of 1e-12 keeps the logarithm finite; below it the gradient is zero.
 
     Args:
         student_logits: [..., C].
         teacher_logits: [..., C].
         g: the guide [...], in [0, 1].
         tau: τ > 0, the teacher's temperature.
-        tau_s: τ_s > 0, the student's.
-        top_k: K, how many classes may be helped; all, where it is C or more.
+        tau_s: τ_s > 0, the student's temperature.
+        top_k: K, number of classes that may be helped; all if K ≥ C.
 
     >>> student, teacher = torch.tensor([[0.0, 0.0]]), torch.tensor([[2.0, 0.0]])
     >>> guided(student, teacher, torch.tensor([0.0]), 2.0, 2.0, 1)  # 4 log 2
     tensor([2.7726])
-    >>> guided(student, teacher, torch.tensor([0.5]), 2.0, 2.0, 1)  # the likelier class is free, .2689 of 4 log 2 stays
+    >>> guided(student, teacher, torch.tensor([0.5]), 2.0, 2.0, 1)  # the likelier class is free: .2689 · 4 log 2
     tensor([0.7457])
     """
     t, s = (teacher_logits / tau).softmax(-1), (student_logits / tau_s).softmax(-1)
@@ -49,7 +48,7 @@ def guided(
 
 
 def helpable(teacher_logits: Tensor, top_k: int) -> Tensor:
-    """1[y ∈ top_K(t)] as numbers [..., C]: the K classes that the teacher finds most likely.
+    """1[y ∈ top_K(t)] as floats [..., C]: the teacher's K most likely classes.
 
     >>> helpable(torch.tensor([[1.0, 3.0, 2.0]]), 2)
     tensor([[0., 1., 1.]])
@@ -61,19 +60,19 @@ def helpable(teacher_logits: Tensor, top_k: int) -> Tensor:
 
 
 def budget(student_logits: Tensor, y: Tensor, g: Tensor, delta: float, mask: Tensor | None = None) -> Tensor:
-    """L_budget = [-(1/W) Σ_i g_i log s_{y_i} - δ]_+, eq. (6.3), one number [].
+    """L_budget = [-(1/W) Σ_i g_i log s_{y_i} - δ]_+, eq. (6.3), [].
 
-    W = Σ_i 1[y_i ≠ argmax_y s_y(x_i)] counts the samples on which the student is wrong, in the place of N (A.1.5), and
-    at least 1. The sum goes over *all* samples: the indicator of eq. (6.2), by which only wrong ones would spend the
-    budget, is relaxed to -log s_y, which is small where the student is right. W is a constant for the gradient, which
-    goes to the guide and to the student; algorithm 7 lets the guide alone descend it.
+    W = Σ_i 1[y_i ≠ argmax_y s_y(x_i)], at least 1, counts the samples that the student gets wrong, in place of N
+    (A.1.5). The sum is over *all* samples: the indicator of eq. (6.2), by which only wrong samples would spend the
+    budget, is relaxed to -log s_y, which is small where the student is right. W is treated as a constant; the gradient
+    flows to the guide and the student, though algorithm 7 only uses the guide's.
 
     Args:
         student_logits: [..., C].
         y: classes [...].
         g: the guide [...].
         delta: δ ≥ 0.
-        mask: ones and zeros [B], where rows of the batch are padding.
+        mask: ones and zeros [B], if rows of the batch are padding.
 
     >>> right_wrong = torch.tensor([[9.0, 0.0], [0.0, 0.0]])
     >>> budget(right_wrong, torch.tensor([0, 1]), torch.tensor([0.0, 1.0]), 0.5)  # log 2 / 1 - .5
@@ -94,10 +93,10 @@ def slope(
     delta: float,
     mask: Tensor | None = None,
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """The derivatives of the mean L_dist and of L_budget by the guide's values: a function of g [...] -> two [...].
+    """The derivatives of the mean L_dist and of L_budget with respect to the guide: a function of g [...] -> two [...].
 
-    -(τ τ_s / N) Σ_{y ∈ top_K} t_y / (s_y + g), where the floor is not reached, and -(1/W) log s_y, where more than δ is
-    spent. What does not depend on g is computed once, for a guide that takes several steps in front of one student.
+    They are -(τ τ_s / N) Σ_{y ∈ top_K} t_y / (s_y + g), above the floor, and -(1/W) log s_y, if more than δ is spent.
+    What does not depend on g is computed once, for a guide that takes several steps per student step.
 
     >>> student, teacher = torch.tensor([[0.0, 0.0]]), torch.tensor([[2.0, 0.0]])
     >>> at = slope(student, teacher, torch.tensor([1]), 2.0, 2.0, 1, delta=0.1)
@@ -119,7 +118,7 @@ def slope(
 
 
 def _prices(student_logits: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
-    """-(1/W) log s_y, what help costs, [...]; 0 in rows of padding."""
+    """-(1/W) log s_y, the price of help, [...]; 0 for padding."""
     surprise = F.cross_entropy(student_logits.movedim(-1, 1), y, reduction="none")
     wrong = (student_logits.detach().argmax(-1) != y).to(surprise.dtype)
     if mask is not None:
@@ -129,17 +128,17 @@ def _prices(student_logits: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _rows(mask: Tensor, like: Tensor) -> Tensor:
-    """The mask [B] beside numbers [B, ...]."""
+    """The mask [B] broadcastable to values [B, ...]."""
     return mask.to(like.dtype).reshape(-1, *(1,) * (like.ndim - 1))
 
 
 def multiplier(r: int, rounds: int, lam_min: float, lam_max: float, lam_period: int) -> float:
     """λ_r = λ_min + (λ_max - λ_min)(1 - cos(π u))/2 with u = (r mod λ_T)/λ_T, for r = 0, ..., R.
 
-    λ falls back to λ_min when a period of λ_T rounds ends, so that help is explored anew, but not after the last one:
-    rounds left over when λ_T does not divide R lengthen the last period, in which u = (r - b)/(R - b) from its first
-    round b, and λ_R = λ_max. With fewer rounds than λ_T there is that period alone. Acar, thesis 2023, algorithm 7,
-    whose round r = 1 uses λ_0 here; "monotonically in the final period" is §6.3.
+    λ returns to λ_min at the end of a period of λ_T rounds, so that help is explored again, except after the last one:
+    if λ_T does not divide R, the remaining rounds extend the last period, in which u = (r - b)/(R - b) from its first
+    round b, and λ_R = λ_max. If R < λ_T there is a single period. Acar, thesis 2023, algorithm 7, whose round r = 1
+    corresponds to λ_0 here; "monotonically in the final period" is from §6.3.
 
     Args:
         r: the round, from 0.
@@ -149,7 +148,7 @@ def multiplier(r: int, rounds: int, lam_min: float, lam_max: float, lam_period: 
         lam_period: λ_T ≥ 1, in rounds.
 
     Raises:
-        ConfigError: for values outside their range.
+        ConfigError: for values out of range.
 
     >>> [round(multiplier(r, 5, 0.0, 10.0, 2), 2) for r in range(6)]
     [0.0, 5.0, 0.0, 2.5, 7.5, 10.0]

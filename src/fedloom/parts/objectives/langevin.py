@@ -10,11 +10,11 @@ from torch.func import grad
 
 from fedloom.core.context import Model
 
-LEAST = 1e-4  # mean squared distance in a coordinate: a hundredth of what pixels from 0 to 1 can differ by
+LEAST = 1e-4  # smallest bandwidth per coordinate: squared differences of 0.01 for pixels in [0, 1]
 
 
 def energy(logits: Tensor, y: Tensor) -> Tensor:
-    """E(x, y) = -f(x)[y] of each sample [B], from logits f(x) [B, C]. Hahn 2024, eq. (4.8).
+    """E(x, y) = -f(x)[y] per sample [B], from logits f(x) [B, C]. Hahn 2024, eq. (4.8).
 
     >>> energy(torch.tensor([[1.0, 4.0]]), torch.tensor([1]))
     tensor([-4.])
@@ -23,7 +23,7 @@ def energy(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def slope(model: Model, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """∇_x E(x, y) [B, ...] and E(x, y) [B]: samples do not know of each other, so the gradient of the sum is enough.
+    """∇_x E(x, y) [B, ...] and E(x, y) [B]; samples are independent, so the gradient of the sum suffices.
 
     >>> slope(lambda x: torch.cat([x, 3 * x], 1), torch.ones(2, 1), torch.tensor([0, 1]))
     (tensor([[-1.],
@@ -38,12 +38,12 @@ def slope(model: Model, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def step(x: Tensor, pull: Tensor, size: float, noise: Tensor | float) -> Tensor:
-    """x - γ ∇E(x) + σε, of eq. (4.9); with small γ and σ = √(2γ) such a chain ends up distributed as exp(-E)."""
+    """x - γ ∇E(x) + σε, as in eq. (4.9); for small γ and σ = √(2γ) the chain samples from exp(-E)."""
     return x - size * pull + noise
 
 
 def cosine(start: float, end: float, t: int, rounds: int) -> float:
-    """From ``start`` in round 0 to ``end`` in round T - 1 along half a cosine.
+    """Half-cosine schedule from ``start`` in round 0 to ``end`` in round T - 1.
 
     >>> [round(cosine(10.0, 0.0, t, 3), 6) for t in range(3)]
     [10.0, 5.0, 0.0]
@@ -53,17 +53,17 @@ def cosine(start: float, end: float, t: int, rounds: int) -> float:
 
 
 def apart(x: Tensor, blur: float = 0.0) -> Tensor:
-    """φ_j = (1/N) Σ_k ∇_{x_k} k(x_k, x_j) within each class, k(a, b) = exp(-‖B(a - b)‖²/h).
+    """φ_j = (1/N) Σ_k ∇_{x_k} k(x_k, x_j) within each class, with k(a, b) = exp(-‖B(a - b)‖²/h).
 
-    That is (2/hN) B² Σ_k (x_j - x_k) k(x_k, x_j), the repulsion of Stein variational gradient descent (Liu and Wang,
-    2016) for a kernel on blurred images: on pixels as they are it would be the cheapest to differ by a few of them, in
-    which nobody sees another digit. h is the median of ‖B(x_j - x_k)‖² over log N, so that the others' k sum to about
-    1, but at least ``LEAST`` D, lest samples that have become nearly the same fly apart. Where they are equal they stay
-    so: nothing says which way they should go.
+    This is (2/hN) B² Σ_k (x_j - x_k) k(x_k, x_j), the repulsion of Stein variational gradient descent (Liu and Wang,
+    2016) for a kernel on blurred images; without the blur, images could satisfy it by differing in a few pixels that do
+    not change what they show. h is the median of ‖B(x_j - x_k)‖² over log N, so that the kernel values of the others
+    sum to about 1, but at least ``LEAST`` D, so that nearly equal samples are not thrown apart. Equal samples stay
+    equal: they have no direction to move in.
 
     Args:
-        x: N samples of each class, [classes, N, ...]; images [classes, N, C, H, W] can be blurred.
-        blur: standard deviation of the Gaussian blur B, in pixels; 0 is none.
+        x: N samples per class, [classes, N, ...]; only images [classes, N, C, H, W] can be blurred.
+        blur: standard deviation of the Gaussian blur B, in pixels; 0 for none.
 
     Returns:
         φ in the shape of x, which sums to zero over a class.
@@ -86,9 +86,9 @@ def apart(x: Tensor, blur: float = 0.0) -> Tensor:
 
 
 def blurred(x: Tensor, blur: float) -> Tensor:
-    """Images [..., H, W] after a Gaussian blur of that many pixels, as if they went on periodically.
+    """Images [..., H, W] after a Gaussian blur with standard deviation ``blur`` in pixels, with periodic boundaries.
 
-    >>> blurred(torch.eye(4), 9.0).mul(4).round().int().tolist()[0]  # all that is left is the mean
+    >>> blurred(torch.eye(4), 9.0).mul(4).round().int().tolist()[0]  # only the mean remains
     [1, 1, 1, 1]
     """
     if not blur:

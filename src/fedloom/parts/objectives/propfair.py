@@ -1,4 +1,4 @@
-"""Proportional fairness as an objective: the logarithm of the distance to a baseline."""
+"""Proportional fairness as an objective: the logarithm of the distance to a baseline loss."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from fedloom.core.slots import objectives
 class PropFair(Term):
     """-log_ε(M - ℓ) of a batch's mean cross entropy ℓ, with log_ε(u) = log u for u ≥ ε and its tangent at ε below.
 
-    Its gradient is that of ℓ divided by max(M - ℓ, ε): clients with larger losses step further. It takes the place of
-    cross entropy, not a place beside it. Zhang, Malekmohammadi, Chen & Yu, 2022.
+    The gradient is that of ℓ divided by max(M - ℓ, ε): clients with larger losses take larger steps. The term replaces
+    cross entropy. Zhang, Malekmohammadi, Chen & Yu, 2022.
 
     Args:
-        M: M > 0, which losses should not exceed.
+        M: M > 0, an upper bound of the losses.
         eps: ε > 0.
+
+    Raises:
+        ConfigError: if a setting is out of range.
     """
 
     M: float = 2.0
@@ -40,7 +43,7 @@ class PropFair(Term):
             raise ConfigError(f"objective 'propfair' needs a positive M and eps, not {self.M:g} and {self.eps:g}.")
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        """One number for the batch []."""
+        """A scalar for the batch, []."""
         each = F.cross_entropy(out.logits.movedim(-1, 1), batch.y, reduction="none")
         each = each.flatten(1).mean(1) if each.ndim > 1 else each
         mean = each.mean() if batch.mask is None else (each * batch.mask).sum() / batch.mask.sum().clamp(min=1)

@@ -15,12 +15,15 @@ from fedloom.core.slots import objectives
 @objectives.register(name="proximal")
 @dataclass(frozen=True)
 class Proximal(Term):
-    """(μ/2)‖θ - θ^t‖², with the *squared* norm, pulling local work back to the received model.
+    """(μ/2)‖θ - θ^t‖², with the *squared* norm, which keeps local models close to the received one.
 
-    Its gradient μ(θ - θ^t) is added in closed form. Li et al., MLSys 2020, eq. (2). μ = 0 is no term.
+    Its gradient μ(θ - θ^t) is added in closed form. Li et al., MLSys 2020, eq. (2).
 
     Args:
-        mu: μ ≥ 0, the strength of the (squared) proximal term.
+        mu: μ ≥ 0, weight of the proximal term; 0 gives FedAvg.
+
+    Raises:
+        ConfigError: if μ is negative or not finite.
     """
 
     mu: float = 0.01

@@ -1,4 +1,4 @@
-"""Robustness: the same predictions for two augmentations of a sample."""
+"""Robustness: consistent predictions for two augmentations of a sample."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ from fedloom.parts.objectives import divergence
 class Robustness(Term):
     """α·ℓ(θ; ẋ, y) + (1 - α)·E τ² KL(w^τ(ẋ)‖w^τ(x̂)) over augmentations ẋ, x̂ of x, with w^τ = softmax(logits/τ).
 
-    Acar, thesis 2023, §7.2.1, eq. (7.2). Cross entropy ℓ is part of it, on the view ẋ that every method would train on,
-    so it takes the place of that term; α = 1 is cross entropy alone.
+    Acar, thesis 2023, §7.2.1, eq. (7.2). The term includes cross entropy ℓ, on the view ẋ that any method would train
+    on, and therefore replaces it; α = 1 is cross entropy alone.
 
-    Neither view is a fixed target: the equation is differentiated as it stands, through both predictions (no stopped
-    gradient). As ẋ and x̂ are drawn alike, both directions of the divergence have the same expectation; their mean is
-    taken, which is the same objective with less noise and costs nothing.
+    Neither view is a fixed target: the equation is differentiated through both predictions (no stop-gradient). As ẋ and
+    x̂ have the same distribution, both directions of the divergence have the same expectation; their mean is used,
+    which is the same objective with less variance at no cost.
 
     Args:
-        alpha: α in [0, 1], the weight of the labels against the agreement.
-        tau: τ > 0, the temperature of both.
-        labels: whether α·ℓ is part of the term; False beside one that has it, as in the sum of eq. (7.4).
+        alpha: α in [0, 1], weight of the labels against consistency.
+        tau: τ > 0, temperature of both.
+        labels: whether α·ℓ is part of the term; False beside a term that includes it, as in the sum of eq. (7.4).
+
+    Raises:
+        ConfigError: if a setting is out of range.
 
     >>> import torch
-    >>> said = Output(torch.zeros(1, 2), twin=torch.zeros(1, 2))
-    >>> Robustness(alpha=0.5).loss(said, Batch(torch.zeros(1), torch.tensor([1])), None)
+    >>> out = Output(torch.zeros(1, 2), twin=torch.zeros(1, 2))
+    >>> Robustness(alpha=0.5).loss(out, Batch(torch.zeros(1), torch.tensor([1])), None)
     tensor([0.3466])
     """
 
@@ -45,7 +48,6 @@ class Robustness(Term):
         divergence.check("robustness", self.alpha, self.tau)
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        """Per-sample losses [B]."""
         assert out.twin is not None
         apart = (1 - self.alpha) * divergence.symmetric_kl(out.logits, out.twin, self.tau)
         return self.alpha * divergence.cross_entropy(out.logits, batch.y) + apart if self.labels else apart

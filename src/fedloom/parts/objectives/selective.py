@@ -1,4 +1,4 @@
-"""Selective distillation in a federation: a guide says where the model need not follow its teacher."""
+"""Selective distillation in a federation: a guide decides where the model need not follow its teacher."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ from fedloom.parts.objectives import divergence, guidance
 @objectives.register(name="selective")
 @dataclass(frozen=True)
 class Selective(Term):
-    """DiSK with the clients: α L_CE(s) + (1 - α) L_dist(s, g), and a guide g that is trained in turns with the model s.
+    """DiSK at the clients: α L_CE(s) + (1 - α) L_dist(s, g), with a guide g trained in alternation with the model s.
 
-    L_dist is distillation in which the guide adds to the model's probability of the teacher's K likeliest classes, see
-    ``guidance.guided``. Before each local step the guide takes ``steps`` gradient steps of its own on that step's
-    mini-batch, the model held fixed, along::
+    L_dist is distillation in which the guide adds to the model's probabilities of the teacher's K most likely classes,
+    see ``guidance.guided``. Before each local step the guide takes ``steps`` gradient steps on that step's mini-batch,
+    with the model fixed, along::
 
         L(g) = α L_CE + (1 - α) L_dist(s, g) + λ_r [-(1/W) Σ_i g_i log s_{y_i} - δ]_+
 
-    and the model takes its step with the guide held fixed. That is algorithm 7 of Acar, thesis 2023, ch. 6, where the
-    thesis' §7.2 names it as the next step for clients that have a teacher; the composition is ours:
+    and the model takes its step with the guide fixed. This is algorithm 7 of Acar, thesis 2023, ch. 6, which §7.2 of
+    the thesis names as the next step for clients with a teacher; the federated composition is ours:
 
-    - g(x) = σ(⟨a, t^τ(x)⟩ + b) is logistic in the teacher's soft prediction, φ = (a, b) of C + 1 numbers, the least
-      guide that can tell classes and doubt apart, where the paper has three layers on features and logits. It starts
-      at φ = 0, g = 1/2.
-    - φ is federated like the model: it travels with θ, clients send it back, and the server mixes it with the same p.
-      One model has one guide, as in the algorithm, and a client that comes once in a hundred rounds gets a guide that
-      the others have trained. The price is C + 1 numbers up and down.
+    - g(x) = σ(⟨a, t^τ(x)⟩ + b) is logistic in the teacher's soft prediction, with φ = (a, b) [C + 1], the smallest
+      guide that can distinguish classes and uncertainty; the paper uses three layers on features and logits. φ starts
+      at 0, g = 1/2.
+    - φ is federated like the model: it is broadcast with θ, uploaded, and mixed with the same p. There is one guide for
+      one model, as in the algorithm, and a client that rarely participates gets a guide that the others have trained,
+      at the cost of C + 1 scalars in each direction.
     - λ_r follows the rounds of the federation, ``guidance.multiplier``: little at first, when models learn from labels
-      and from what is easy, which stands for the paper's warm start.
-    - τ_s is fixed, the teacher's τ unless given, since nobody holds the training set to which to fit it.
+      and easy samples, which replaces the paper's warm start.
+    - τ_s is fixed, to the teacher's τ by default, since no party holds the whole training set to fit it on.
 
-    With K = 0, or wherever g is 0, gradients are those of the distillation term; the value then lacks the constant
-    -(1 - α) τ² H(t^τ). α = 1 is cross entropy.
+    With K = 0, or where g is 0, gradients are those of the distillation term, and the value lacks the constant -(1 - α)
+    τ² H(t^τ). α = 1 is cross entropy.
 
     Args:
-        alpha: α in [0, 1], the weight of the labels against the teacher.
-        tau: τ > 0, the temperature of the teacher.
-        tau_s: τ_s > 0, that of the model; None takes τ.
-        top_k: K ≥ 0, how many classes may be helped.
+        alpha: α in [0, 1], weight of the labels against the teacher.
+        tau: τ > 0, temperature of the teacher.
+        tau_s: τ_s > 0, temperature of the model; None means τ.
+        top_k: K ≥ 0, number of classes that may be helped.
         delta: δ ≥ 0, the budget.
-        lam_min: λ_min ≥ 0, the budget's multiplier when a period begins.
-        lam_max: λ_max ≥ λ_min, when it ends.
+        lam_min: λ_min ≥ 0, the budget's multiplier at the start of a period.
+        lam_max: λ_max ≥ λ_min, the multiplier at the end of a period.
         lam_period: λ_T ≥ 1, in rounds.
-        guide_lr: the guide's learning rate, > 0.
-        steps: the guide's steps before each step of the model, at least 1.
+        guide_lr: learning rate of the guide, > 0.
+        steps: guide steps before each step of the model, at least 1.
 
     Raises:
-        ConfigError: if a setting is out of its range.
+        ConfigError: if a setting is out of range.
 
-    >>> said = Output(torch.zeros(1, 2), teacher=torch.tensor([[2.0, 0.0]]))
+    >>> out = Output(torch.zeros(1, 2), teacher=torch.tensor([[2.0, 0.0]]))
     >>> facts = Facts((1,), 2, torch.zeros(()), torch.ones(()), clients=1, rounds=1, seed=0)
     >>> ctx = Context(torch.zeros(1), {"guide": torch.zeros(3)}, {}, {}, 1.0, 1, 0.1, 0, facts)
-    >>> Selective(alpha=0.0, tau=2.0, top_k=1).loss(said, Batch(torch.zeros(1), torch.tensor([0])), ctx)  # g = ½
+    >>> Selective(alpha=0.0, tau=2.0, top_k=1).loss(out, Batch(torch.zeros(1), torch.tensor([0])), ctx)  # g = ½
     tensor([0.7457])
     """
 
@@ -107,12 +107,12 @@ class Selective(Term):
         return {"guide": theta.new_zeros(facts.classes + 1)}
 
     def begin(self, ctx: Context) -> Tree:
-        """The client goes on from φ as received."""
+        """φ as received, from which the client continues."""
         return {"guide": ctx.down["guide"].clone()}
 
     def on_step(self, ctx: Context, model: Model, batch: Batch, draws: np.random.Generator) -> Tree:
         """φ after its steps on this mini-batch."""
-        if "guide" not in ctx.local:  # the loss of a received model
+        if "guide" not in ctx.local:  # evaluating the loss of the received model
             return ctx.local
         assert batch.teacher is not None
         rounds, phi = ctx.facts.rounds, ctx.local["guide"]
@@ -129,7 +129,7 @@ class Selective(Term):
         return {"guide": phi}
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        """Per-sample losses [B]; before local work the guide is the received one."""
+        """Per-sample losses [B]; in the loss of the received model, the guide is the received one."""
         assert out.teacher is not None
         g = self._guide((ctx.local or ctx.down)["guide"], out.teacher)
         labels = divergence.cross_entropy(out.logits, batch.y)
@@ -137,7 +137,7 @@ class Selective(Term):
         return self.alpha * labels + (1 - self.alpha) * far
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
-        """Send φ."""
+        """Upload φ_i."""
         return ClientEnd(ctx.state, {"guide": ctx.local["guide"]}, update)
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
@@ -145,10 +145,10 @@ class Selective(Term):
         return {"guide": uploads["guide"]}, update
 
     def _guide(self, phi: Tensor, teacher_logits: Tensor) -> Tensor:
-        """G = σ(⟨a, t^τ⟩ + b), [B]."""
+        """The guide g = σ(⟨a, t^τ⟩ + b), [B]."""
         return (self._seen(teacher_logits) @ phi).sigmoid()
 
     def _seen(self, teacher_logits: Tensor) -> Tensor:
-        """(t^τ, 1), [B, C + 1]."""
+        """The guide's inputs (t^τ, 1), [B, C + 1]."""
         t = (teacher_logits / self.tau).softmax(-1)
         return torch.cat([t, torch.ones_like(t[..., :1])], -1)

@@ -21,30 +21,30 @@ LIKELIHOODS = ("bernoulli", "gaussian")
 @objectives.register(name="variational")
 @dataclass(frozen=True)
 class Variational(Term):
-    """-log p(x | z, y) + β KL(q(z | x, y)‖N(0, I)) with z = μ + exp(v/2) ε, ε ~ N(0, I), one ε a sample.
+    """-log p(x | z, y) + β KL(q(z | x, y)‖N(0, I)) with z = μ + exp(v/2) ε, ε ~ N(0, I), one ε per sample.
 
-    The model is one that encodes and decodes: ``model(x, y, part="encode")`` gives μ and v [B, latent], q's mean and
-    the logarithm of its variance, and ``model(z, y, part="decode")`` the images x̂ [B, ...] in the data's range. With x
-    and x̂ in units of that range, from 0 to 1,
+    The model must support ``model(x, y, part="encode")``, which returns μ and v [B, latent], q's mean and log-variance,
+    and ``model(z, y, part="decode")``, which returns images x̂ [B, ...] in the data's range. With x and x̂ rescaled
+    from that range to [0, 1],
 
         bernoulli:  -log p = -Σ_d [x_d log x̂_d + (1 - x_d) log(1 - x̂_d)]
         gaussian:   -log p = ‖x - x̂‖² / 2s² + (D/2) log(2πs²)
         KL = ½ Σ_k (μ_k² + exp(v_k) - v_k - 1)
 
     Kingma and Welling, ICLR 2014; conditional on labels, Sohn et al., NeurIPS 2015; β after Higgins et al., ICLR 2017.
-    Data that are no images, and so have no range, stay in their own units: then only ``gaussian`` is a likelihood.
+    Data other than images have no range and are not rescaled; for them only ``gaussian`` is a likelihood.
 
     Args:
-        latent: length of z, which is the model's.
-        beta: β ≥ 0, the weight of the divergence.
+        latent: length of z; must equal the model's.
+        beta: β ≥ 0, weight of the divergence.
         likelihood: ``bernoulli`` or ``gaussian``.
-        variance: s² > 0, of a pixel around x̂; the Bernoulli has none.
+        variance: s² > 0, variance per pixel of the Gaussian.
 
     Raises:
-        ConfigError: if a setting is out of its range; in a client's first step if the model has another ``latent``.
+        ConfigError: if a setting is out of range, or (in a client's first step) the model has another ``latent``.
 
-    >>> said = {"encode": (torch.tensor([[2.0]]), torch.tensor([[0.0]])), "decode": torch.tensor([[0.5, 0.5]])}
-    >>> out = Output(torch.zeros(0), model=lambda x, y, part: said[part])
+    >>> parts = {"encode": (torch.tensor([[2.0]]), torch.tensor([[0.0]])), "decode": torch.tensor([[0.5, 0.5]])}
+    >>> out = Output(torch.zeros(0), model=lambda x, y, part: parts[part])
     >>> from fedloom.core.context import Facts
     >>> facts = Facts((2,), 2, torch.zeros(()), torch.ones(()), clients=1, rounds=1, seed=0)
     >>> ctx = Context(torch.zeros(1), {}, {}, {"eps": torch.zeros(1, 1)}, 1.0, 1, 0.1, 0, facts)
@@ -79,7 +79,6 @@ class Variational(Term):
         return {"eps": batch.x.new_tensor(draws.normal(size=(len(batch.x), self.latent)))}
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        """Per-sample losses [B]."""
         assert out.model is not None
         mean, logvar = out.model(batch.x, batch.y, part="encode")
         if mean.shape[-1] != self.latent:
@@ -100,7 +99,7 @@ class Variational(Term):
 
 
 def divergence(mean: Tensor, logvar: Tensor) -> Tensor:
-    """KL(N(μ, diag exp v)‖N(0, I)) of every row of μ and v [B, latent], [B].
+    """KL(N(μ, diag exp v)‖N(0, I)) per row of μ and v [B, latent], [B].
 
     >>> import torch
     >>> divergence(torch.tensor([[0.0, 1.0]]), torch.zeros(1, 2))

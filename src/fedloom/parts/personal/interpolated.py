@@ -1,4 +1,4 @@
-"""Two models that act as one, W = (1 - λ)w + λv: SuPerFed, whose every mixture is trained, and APFL."""
+"""Interpolation of a shared and a private model, W = (1 - λ)w + λv: SuPerFed and APFL."""
 
 from __future__ import annotations
 
@@ -17,26 +17,29 @@ from fedloom.core.views import RegGrad, SharedPrivate, StepInfo, View
 @personals.register(name="subspace")
 @dataclass(frozen=True)
 class Subspace(Paired):
-    """SuPerFed: a mini-batch's loss is taken at (1 - λ)w + λv with λ ~ U(0, 1), and trains both ends at once.
+    """SuPerFed: a mini-batch's loss at (1 - λ)w + λv with λ ~ U(0, 1) trains both end points at once.
 
     ::
 
         min over w, v of  E_λ F_i((1 - λ)w + λv) + (μ/2)‖w - θ^t‖² + ν cos²(w, v)
 
-    One λ for the whole model (model mixing, -MM) or one for each layer (layer mixing, -LM); a layer is a module with
-    its weight and bias. The cosine is over all parameters as one vector; its square has the gradient 2ν c (v/(‖w‖‖v‖) -
-    c w/‖w‖²) in w, and likewise in v. Before round ``start_round`` λ is 0 and only w trains, without the ν term. v
-    starts from an initialisation of its own at each client, and only w travels. Hahn 2024, algorithms 2.3 and 2.4, eqs.
-    (2.3)-(2.6); Hahn, Jeong & Lee, KDD 2022.
+    λ is one number for the whole model (model mixing, -MM) or one per layer (layer mixing, -LM); a layer is a module
+    with its weight and bias. The cosine is over all parameters as one vector [P]; its square has the gradient 2ν c
+    (v/(‖w‖‖v‖) - c w/‖w‖²) in w, and likewise in v. Before round ``start_round`` λ is 0 and only w is trained, without
+    the ν term. Each client's v starts from its own random initialisation, and only w is communicated. Hahn 2024,
+    algorithms 2.3 and 2.4, eqs. (2.3)-(2.6); Hahn, Jeong & Lee, KDD 2022.
 
-    A client deploys the λ of 0, .1, ..., 1 that is best on its validation samples (.5 without any); one that never took
-    part deploys w.
+    A client deploys the λ in {0, 0.1, ..., 1} that is best on its validation samples (0.5 without any); a client that
+    never participated deploys w.
 
     Args:
-        layers: whether each layer has a λ of its own.
+        layers: use one λ per layer.
         mu: μ ≥ 0.
         nu: ν ≥ 0.
-        start_round: L, the round from which v takes part; the paper takes about .4 of all rounds.
+        start_round: L, the round from which v is trained; the paper uses about 0.4 of all rounds.
+
+    Raises:
+        ConfigError: if a setting is out of range.
     """
 
     layers: bool = False
@@ -56,7 +59,7 @@ class Subspace(Paired):
             raise ConfigError("personal 'subspace': mu and nu must be at least 0 and finite, start_round at least 0.")
 
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
-        """At a random mixture; at w alone before round L."""
+        """One view at a random interpolation; at w alone before round L."""
         if step.round < self.start_round:
             return (View(private=0.0),)
         return (View(list(step.draws) if self.layers else step.draws[0]),)
@@ -66,7 +69,7 @@ class Subspace(Paired):
         w, v = at.w, at.v
         if not (self.nu and view.private):
             return RegGrad((self.mu, 0.0, -self.mu))
-        # as numbers where possible, so that sums need no copies; mv: dot is slow on unaligned vectors
+        # as Python floats, so that sums need no copies; mv, because dot is slow on unaligned vectors
         ww, vv, wv = torch.stack([torch.dot(w, w), torch.dot(v, v), torch.mv(w[None], v)[0]]).tolist()
         across = 2 * self.nu * wv / (ww * vv)  # 2νc / (‖w‖‖v‖)
         return RegGrad((self.mu - across * wv / ww, across, -self.mu), (-across * wv / vv, across, 0.0))
@@ -78,19 +81,22 @@ class Subspace(Paired):
 @personals.register(name="apfl")
 @dataclass(frozen=True)
 class APFL(Paired):
-    """APFL: w takes its own step at w, then v one at αv + (1 - α)w, where only v moves.
+    """APFL: w takes a step at w, then v one at v̄ = αv + (1 - α)w, where only v moves.
 
     ::
 
         w ← w - η∇F_i(w)        v ← v - ηα∇F_i(v̄)        α ← α - η⟨∇F_i(v̄), v - w⟩        with v̄ = αv + (1 - α)w
 
-    α is fixed, or learned at each client by the third rule and kept in [0, 1]; the authors move it once a round, here
-    it moves with every step. A client deploys v̄; one that never took part w. With α = 0 this is FedAvg. Deng, Kamani &
-    Mahdavi 2020, algorithm 1.
+    α is fixed, or learnt at each client by the third rule and clipped to [0, 1]; the authors update it once per round,
+    here it is updated at every step. A client deploys v̄, or w if it never participated. With α = 0 this is FedAvg.
+    Deng, Kamani & Mahdavi 2020, algorithm 1.
 
     Args:
-        alpha: α in [0, 1], or where it starts; with 0 it is FedAvg.
-        learn: whether α is learned.
+        alpha: α in [0, 1], or its initial value if learnt; 0 gives FedAvg.
+        learn: learn α at each client.
+
+    Raises:
+        ConfigError: if α is outside [0, 1].
     """
 
     alpha: float = 0.25
@@ -106,11 +112,11 @@ class APFL(Paired):
 
     @property
     def extras(self) -> tuple[float, ...]:
-        """α, if it is learned."""
+        """α, if it is learnt."""
         return (self.alpha,) if self.learn else ()
 
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
-        """First w at w, then v at the mixture."""
+        """First w at w, then v at the interpolation."""
         return View(private=0.0), View(float(extra[0]) if self.learn else self.alpha, shared=0.0)
 
     def regulariser_grad(self, view: View, at: SharedPrivate, task: Tensor, ctx: Context) -> RegGrad:
@@ -118,5 +124,5 @@ class APFL(Paired):
         return RegGrad(extra=torch.dot(task, at.v - at.w)[None] if self.learn and view.private else None)
 
     def deployed(self, extra: Tensor) -> float | None:
-        """α, or the client's own."""
+        """The fixed α, or the client's learnt one."""
         return float(extra[0]) if self.learn else self.alpha

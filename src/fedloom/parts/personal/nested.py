@@ -1,4 +1,4 @@
-"""Networks of different size in one federation: by depth with an early exit (FedHeN, Decouple), by width (HeteroFL)."""
+"""Networks of different sizes in one federation: cut by depth at an early exit (FedHeN), or by width (HeteroFL)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DIAO = """@inproceedings{diao2021heterofl,
 
 
 class Simple(nn.Module):
-    """The sub-network M of a network with an early exit: its first stages and what ends them, under the same names."""
+    """The sub-network M of a network with an early exit: its first stages and the exit, under the same names."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Simple(nn.Module):
 
 
 class Both(nn.Module):
-    """A simple and a complex network side by side, without a parameter in common; the complex one speaks for both."""
+    """A simple and a complex network without common parameters; the output is the complex one's."""
 
     def __init__(self, simple: nn.Module, complex: nn.Module) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Both(nn.Module):
 
 
 def is_simple(client: int, share: float) -> bool:
-    """Whether a client trains the simple network: a share of all clients, spread evenly over their numbers.
+    """Whether a client trains the simple network: a fraction ``share`` of clients, evenly spread over their numbers.
 
     >>> [is_simple(client, 0.5) for client in range(4)], [is_simple(client, 0.25) for client in range(4)]
     ([False, True, False, True], [False, False, False, True])
@@ -71,7 +71,7 @@ def _share(name: str, simple: float) -> None:
 
 
 def _exit(name: str, model: nn.Module) -> nn.Module:
-    """The model itself, if it has an early exit."""
+    """The model itself, after checking that it has an early exit."""
     parts = dict(model.named_modules())
     if not hasattr(model, "ends") or "body.near" not in parts or "exit" not in parts:
         raise ConfigError(
@@ -84,22 +84,25 @@ def _exit(name: str, model: nn.Module) -> nn.Module:
 @personals.register(name="early_exit")
 @dataclass(frozen=True)
 class EarlyExitSlice(Submodels):
-    """The simple network is the complex one up to its early exit: a sub-network M, whose parameters are shared by all.
+    """The simple network is the complex one up to its early exit: a sub-network M whose parameters all clients share.
 
     ::
 
         simple clients   minimise f_i(w_s)                          and hold w_s
-        complex clients  minimise f_j(w_c) + σ f_j([w_c]_M)         and hold w_c, the exit too
+        complex clients  minimise f_j(w_c) + σ f_j([w_c]_M)         and hold w_c, including the exit
         server           w_s = [w_c]_M: the mean over all active clients; the rest of w_c: over the complex ones
 
-    With σ = 1 this is FedHeN; with σ = 0 the complex clients have no side objective (NoSide), and send the exit's own
-    parameters back as they received them, which counts in the mean. Acar & Saligrama 2022; Acar, thesis, algorithms 4,
-    5 and 9. There the first half of the clients is simple; here clients of both kinds take turns by their numbers, so
-    that a partition in which numbers mean something does not divide the data along with the networks.
+    With σ = 1 this is FedHeN; with σ = 0 the complex clients have no side objective (NoSide) and return the exit's own
+    parameters unchanged, which enter the mean. Acar & Saligrama 2022; Acar, thesis, algorithms 4, 5 and 9. There the
+    first half of the clients is simple; here simple and complex clients alternate, so that a partition ordered by
+    client number does not split the data along with the networks.
 
     Args:
-        simple_fraction: the share of clients that train the simple network, in [0, 1].
-        side_weight: σ ≥ 0, the weight of the exit's loss at complex clients.
+        simple_fraction: fraction of clients that train the simple network, in [0, 1].
+        side_weight: σ ≥ 0, weight of the exit's loss at complex clients.
+
+    Raises:
+        ConfigError: if a setting is out of range.
     """
 
     simple_fraction: float = 0.5
@@ -128,24 +131,27 @@ class EarlyExitSlice(Submodels):
         return _exit("early_exit", model)
 
     def network(self, whole: nn.Module, level: int) -> nn.Module:
-        """The complex network, or its beginning."""
+        """The complex network, or its part up to the exit."""
         return Simple(whole) if level else whole
 
     def exit_weights(self, level: int) -> tuple[float, ...]:
-        """Both ends of the complex network, if there is a side objective."""
+        """Both exits of the complex network, if there is a side objective."""
         return (self.side_weight, 1.0) if self.side_weight and not level else ()
 
 
 @personals.register(name="decoupled")
 @dataclass(frozen=True)
 class Decoupled(Submodels):
-    """Two federations that know nothing of each other: simple and complex clients each average their own network.
+    """Two independent federations: simple and complex clients each average their own network.
 
-    The baseline Decouple of Acar, thesis, algorithm 8. Both networks start alike where they are alike. The complex one
-    has no exit.
+    The baseline Decouple of Acar, thesis, algorithm 8. The networks have the same initial values where they coincide.
+    The complex one has no exit.
 
     Args:
-        simple_fraction: the share of clients that train the simple network, in [0, 1].
+        simple_fraction: fraction of clients that train the simple network, in [0, 1].
+
+    Raises:
+        ConfigError: if the fraction is outside [0, 1].
     """
 
     simple_fraction: float = 0.5
@@ -165,35 +171,38 @@ class Decoupled(Submodels):
         return int(is_simple(client, self.simple_fraction))
 
     def whole(self, model: nn.Module) -> nn.Module:
-        """A copy of the first stages with the exit, and the network without it."""
+        """A copy of the first stages with the exit, and the network without the exit."""
         complex = copy.deepcopy(_exit("decoupled", model))
         del complex.exit
         return Both(copy.deepcopy(Simple(model)), complex)
 
     def network(self, whole: nn.Module, level: int) -> nn.Module:
-        """One of the two."""
+        """One of the two networks."""
         return whole.get_submodule("simple" if level else "complex")
 
 
 @personals.register(name="width_slice")
 @dataclass(frozen=True)
 class WidthSlice(Submodels):
-    """A client of share r holds the first r·C of the C channels, or units, of every hidden layer.
+    """A client of width r holds the first r·C of the C channels (or units) of every hidden layer.
 
     ::
 
         server   each parameter: the mean over the active clients that hold it
 
-    Inputs and classes stay whole. The r-network equals the whole one with every other parameter at zero. Clients take
-    turns: client i has the share number i modulo their count. HeteroFL's aggregation rule and, with ``scale``, its
-    scaler: while it trains, an r-network divides what each hidden layer puts out by r (before normalisation and
-    activation), so that features are as large as those of the whole network, which is tested without. Without static
-    batch normalisation and masked loss. Diao, Ding & Tarokh, ICLR 2021.
+    Inputs and classes are not cut. The r-network equals the whole one with all other parameters set to zero. Client i
+    has the width number i modulo the number of widths. This is HeteroFL's aggregation rule and, with ``scale``, its
+    scaler: in training, an r-network divides the output of each hidden layer by r (before normalisation and
+    activation), so that features have the scale of the whole network, which is evaluated without it. Static batch
+    normalisation and the masked loss are not included. Diao, Ding & Tarokh, ICLR 2021.
 
     Args:
-        widths: from 1 downwards, one a level; every r·C must be a whole number, and so must r times the number of
-            groups of a group normalisation, that no group lies on both sides of the border.
+        widths: decreasing from 1, one per level; every r·C must be an integer, and so must r times the number of groups
+            of a group normalisation, so that no group is cut.
         scale: whether narrow networks scale their features in training.
+
+    Raises:
+        ConfigError: if the widths do not decrease from 1 to above 0.
     """
 
     widths: tuple[float, ...] = (1.0, 0.5)
@@ -211,11 +220,11 @@ class WidthSlice(Submodels):
 
     @property
     def levels(self) -> tuple[str, ...]:
-        """Named by their shares."""
+        """Named by their widths."""
         return tuple(f"width_{share:g}" for share in self.widths)
 
     def level(self, client: int) -> int:
-        """By turns."""
+        """The client's number modulo the number of widths."""
         return client % len(self.widths)
 
     def network(self, whole: nn.Module, level: int) -> nn.Module:
@@ -225,7 +234,7 @@ class WidthSlice(Submodels):
 
 @dataclass(frozen=True)
 class Scaler:
-    """A forward hook that divides what a layer puts out by a share, in training only."""
+    """A forward hook that divides a layer's output by ``share``, in training only."""
 
     share: float
 
@@ -238,10 +247,10 @@ KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.GroupNorm)
 
 
 def narrowed(model: nn.Module, share: float, scale: bool = False) -> nn.Module:
-    """The network of the first channels of every hidden layer, with these parameters of the model's.
+    """The network of the first channels of every hidden layer, with the model's parameters.
 
-    The first layer keeps all inputs; layers that are called ``head`` keep all outputs, or the last layer if none is.
-    With ``scale`` hidden layers get a ``Scaler``.
+    The first layer keeps all inputs; layers named ``head`` keep all outputs, or the last layer if there is none. With
+    ``scale``, hidden layers get a ``Scaler``.
 
     Raises:
         ConfigError: if a layer cannot be cut.
@@ -283,7 +292,7 @@ def narrowed(model: nn.Module, share: float, scale: bool = False) -> nn.Module:
 
 
 def _whole(name: str, what: str, count: int, share: float) -> int:
-    """Share · count."""
+    """The integer share · count."""
     kept = round(share * count)
     if kept < 1 or abs(kept - share * count) > 1e-6:
         raise ConfigError(

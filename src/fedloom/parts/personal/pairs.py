@@ -1,4 +1,4 @@
-"""Two models side by side: a shared one, and a private one that is held near it. Ditto and pFedMe."""
+"""A shared model and a private one kept close to it: Ditto and pFedMe."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from fedloom.core.views import RegGrad, SharedPrivate, StepInfo, View
 class Ditto(Paired):
     """w is trained as in FedAvg; on the same mini-batches v minimises F_i(v) + (λ/2)‖v - θ^t‖².
 
-    v starts as the model that the client first received, and is what it deploys; a client that never took part deploys
-    w. The path of w is that of FedAvg, bit for bit. Li et al., ICML 2021, algorithm 1.
+    v [P] starts as the first model that the client received, and is deployed; a client that never participated deploys
+    w. The trajectory of w is bitwise that of FedAvg. Li et al., ICML 2021, algorithm 1.
 
     Args:
-        lam: λ ≥ 0, how strongly v is held near the received model.
+        lam: λ ≥ 0, weight of the proximal term.
+
+    Raises:
+        ConfigError: if λ is negative or not finite.
     """
 
     lam: float = 0.1
@@ -40,24 +43,27 @@ class Ditto(Paired):
         return View(private=0.0), View(1.0, shared=0.0)
 
     def regulariser_grad(self, view: View, at: SharedPrivate, task: Tensor, ctx: Context) -> RegGrad:
-        """λ(v - θ^t) beside the gradient of v."""
+        """λ(v - θ^t), added to the gradient of v."""
         return RegGrad(v=(self.lam, 0.0, -self.lam))
 
 
 @personals.register(name="pfedme")
 @dataclass(frozen=True)
 class PFedMe(Paired):
-    """pFedMe: v nears argmin_v F_i(v) + (λ/2)‖v - w‖² by K steps on one mini-batch, then w ← w - ηλ(w - v).
+    """pFedMe: v approximates argmin_v F_i(v) + (λ/2)‖v - w‖² by K steps on one mini-batch, then w ← w - ηλ(w - v).
 
-    The second step is a gradient step on the Moreau envelope of F_i, whose gradient is λ(w - v̂). v goes on from where
-    the last mini-batch left it; it starts as the model that the client first received, and is what it deploys (w, if
-    the client never took part). The server's part of the method is θ ← (1 - β)θ + β·mean, which is server SGD with
-    learning rate β. T. Dinh, Tran & Nguyen, NeurIPS 2020, algorithm 1.
+    The second step is a gradient step on the Moreau envelope of F_i, whose gradient is λ(w - v̂). v [P] continues from
+    the previous mini-batch; it starts as the first model that the client received, and is deployed (w, if the client
+    never participated). The server's part of the method is θ ← (1 - β)θ + β·mean, which is server SGD with learning
+    rate β. T. Dinh, Tran & Nguyen, NeurIPS 2020, algorithm 1.
 
     Args:
-        lam: λ > 0; the published runs take 15.
-        steps: K ≥ 1, inner steps a mini-batch.
-        personal_lr: the learning rate of v relative to the local one.
+        lam: λ > 0; the published runs use 15.
+        steps: K ≥ 1, inner steps per mini-batch.
+        personal_lr: learning rate of v relative to the local one.
+
+    Raises:
+        ConfigError: if a setting is out of range.
     """
 
     lam: float = 15.0
@@ -73,9 +79,9 @@ class PFedMe(Paired):
             raise ConfigError("personal 'pfedme': lam and personal_lr must be positive and finite, steps at least 1.")
 
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
-        """K times v at v, then w without data."""
+        """K steps of v at v, then one of w without data."""
         return (*[View(1.0, shared=0.0, private=self.personal_lr)] * self.steps, View(private=0.0, data=False))
 
     def regulariser_grad(self, view: View, at: SharedPrivate, task: Tensor, ctx: Context) -> RegGrad:
-        """λ(v - w) for v, λ(w - v) for w, whichever moves."""
+        """λ(v - w) for v or λ(w - v) for w, whichever moves."""
         return RegGrad((self.lam, -self.lam, 0.0), (self.lam, -self.lam, 0.0))

@@ -1,4 +1,4 @@
-"""Parameters that stay at the client: all of them, the head, or the body."""
+"""Parameters that are never communicated: all of them, the head, or the body."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedloom.core.slots import personals
 @personals.register(name="local_only")
 @dataclass(frozen=True)
 class LocalOnly(Personal):
-    """All parameters are private: every client learns alone and nothing is sent."""
+    """All parameters are private: every client trains alone and nothing is sent."""
 
     def private(self, name: str) -> bool:
         return True
@@ -20,9 +20,9 @@ class LocalOnly(Personal):
 @personals.register(name="reinitialised")
 @dataclass(frozen=True)
 class Reinitialised(Personal):
-    """All parameters are private, and none outlives a round: each starts from another random initialisation.
+    """All parameters are private and discarded after the round; each round starts from a new random initialisation.
 
-    For methods in which models are only a means, and something else crosses the network.
+    For methods that communicate something other than models, such as FedEvg's synthetic samples.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""One part of the model after the other: FedRep trains the private head first, then the shared body."""
+"""Alternating training of private and shared parameters: FedRep trains the head first, then the body."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from fedloom.core.views import StepInfo, View
 class Alternating(Personal):
     """The head is private, the body shared; the first steps of a round train the head alone, the others the body alone.
 
-    A client that never took part deploys the shared body with the initial head. Collins et al., ICML 2021 (FedRep),
-    algorithm 1, where the head has ten epochs and the body one.
+    A client that never participated deploys the shared body with the initial head. Collins et al., ICML 2021 (FedRep),
+    algorithm 1, where the head is trained for ten epochs and the body for one.
 
     Args:
-        head_fraction: in [0, 1], the share of the round's steps that train the head, rounded down.
+        head_fraction: in [0, 1], the fraction of a round's steps that train the head, rounded down.
+
+    Raises:
+        ConfigError: if the fraction is outside [0, 1].
     """
 
     head_fraction: float = 0.9

@@ -1,4 +1,4 @@
-"""Server optimisers, one idea a file."""
+"""Server optimisers, one idea per file."""
 
 from fedloom.parts.server.adaptive import Adagrad, Adam, Yogi
 from fedloom.parts.server.ensemble import Ensemble

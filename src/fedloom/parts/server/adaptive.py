@@ -1,7 +1,7 @@
 """The adaptive server optimisers of Reddi et al.: Adam, Yogi and Adagrad.
 
-m ← β₁m + (1-β₁)Δ, v ← a rule of v and Δ², θ ← θ - η m/(√v + τ), element by element; the state is kept across rounds. No
-bias correction, and v starts at τ², as in the paper. Reddi et al., ICLR 2021, algorithm 2.
+m ← β₁m + (1-β₁)Δ, v ← a rule of v and Δ², θ ← θ - η m/(√v + τ), elementwise; m and v [P] persist across rounds. As in
+the paper there is no bias correction, and v starts at τ². Reddi et al., ICLR 2021, algorithm 2.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Adam(ServerOptimizer):
 @servers.register
 @dataclass(frozen=True)
 class Yogi(ServerOptimizer):
-    """θ ← θ - η m/(√v + τ) with v ← v - (1-β₂)Δ² sign(v - Δ²): v falls slowly when updates become small.
+    """θ ← θ - η m/(√v + τ) with v ← v - (1-β₂)Δ² sign(v - Δ²): v decreases slowly when updates become small.
 
     Args:
         lr: server learning rate η.
@@ -87,7 +87,7 @@ class Yogi(ServerOptimizer):
 @servers.register
 @dataclass(frozen=True)
 class Adagrad(ServerOptimizer):
-    """θ ← θ - η m/(√v + τ) with v ← v + Δ²: steps shrink for good.
+    """θ ← θ - η m/(√v + τ) with v ← v + Δ²: step sizes never increase.
 
     Args:
         lr: server learning rate η.

@@ -1,4 +1,4 @@
-"""FedDF: the averaged model is distilled towards the ensemble of the client models."""
+"""FedDF: the averaged model is distilled from the ensemble of client models."""
 
 from __future__ import annotations
 
@@ -23,18 +23,21 @@ from fedloom.core.tree import Tree
 class Ensemble(ServerOptimizer):
     """θ ← θ - Δ, then Adam steps on T² KL(softmax(z̄/T) ‖ softmax(z_θ/T)), z̄ = (1/|S|) Σ_k logits_k, on target inputs.
 
-    The rate falls along a cosine, η(1 + cos(πj/J))/2 in step j of J. The teacher's logits z̄ are computed once; the
-    client models and the buffers, as they were mixed, stay as they are, and models run in evaluation mode. A client
-    whose logits are not finite does not teach.
+    The learning rate follows a cosine, η(1 + cos(πj/J))/2 in step j of J. The teacher's logits z̄ [M, C] are computed
+    once; client models and mixed buffers are fixed, and all models run in evaluation mode. Clients with non-finite
+    logits are excluded from the teacher.
 
-    Lin, Kong, Stich & Jaggi, NeurIPS 2020, algorithm 1 and section 4.1, which stops when the accuracy on labelled
-    validation data of the server rises no more, after 10⁴ steps at most; here there are no labels, and J is a setting.
+    Lin, Kong, Stich & Jaggi, NeurIPS 2020, algorithm 1 and section 4.1. The paper stops when the accuracy on the
+    server's labelled validation data stagnates, after at most 10⁴ steps; here there are no labels, and J is a setting.
 
     Args:
-        steps: J ≥ 0; with 0 it is FedAvg.
-        lr: η of Adam.
-        batch_size: inputs a step.
+        steps: J ≥ 0; 0 gives FedAvg.
+        lr: η, learning rate of Adam.
+        batch_size: inputs per step.
         temperature: T, 1 in the paper.
+
+    Raises:
+        ConfigError: if a setting is out of range.
     """
 
     steps: int = 100
@@ -61,7 +64,6 @@ class Ensemble(ServerOptimizer):
             )
 
     def refine(self, state: Tree, theta: Tensor, buffers: Tensor, info: RoundInfo) -> Halves:
-        """The distilled model."""
         data = info.server_data
         assert data is not None
         logits = logits_of(data, info.models(), info.buffers, data.inputs)
@@ -75,13 +77,13 @@ class Ensemble(ServerOptimizer):
             for step, rows in zip(range(self.steps), self._batches(data, info.t), strict=False):
                 optimizer.param_groups[0]["lr"] = self.lr * (1 + cos(pi * step / self.steps)) / 2
                 optimizer.zero_grad()
-                said = torch.log_softmax(data.logits(theta, buffers, data.inputs[rows]) / self.temperature, -1)
-                (self.temperature**2 * kl_div(said, teacher[rows], reduction="batchmean")).backward()
+                log_q = torch.log_softmax(data.logits(theta, buffers, data.inputs[rows]) / self.temperature, -1)
+                (self.temperature**2 * kl_div(log_q, teacher[rows], reduction="batchmean")).backward()
                 optimizer.step()
         return state, theta.detach()
 
     def _batches(self, data: ServerData, round: int) -> Iterator[Tensor]:
-        """Rows of the inputs, pass after pass, each in an order of its own."""
+        """Rows of the inputs, pass after pass, in a new order each time."""
         epoch = 0
         while True:
             yield from data.order(round, epoch).to(data.inputs.device).split(self.batch_size)

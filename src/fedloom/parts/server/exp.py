@@ -1,4 +1,4 @@
-"""FedExP's adaptive server step."""
+"""FedExP's adaptive server step size."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from fedloom.core.tree import Tree
 @servers.register(name="exp")
 @dataclass(frozen=True)
 class Extrapolated(ServerOptimizer):
-    """θ ← θ - ηΔ with η = max{1, (1/|S|) Σ‖Δ_i‖² / (2(‖Δ‖² + ε))}: a longer step the more the updates disagree.
+    """θ ← θ - ηΔ with η = max{1, (1/|S|) Σ‖Δ_i‖² / (2(‖Δ‖² + ε))}: the more updates disagree, the longer the step.
 
-    Each client uploads one number, ‖Δ_i‖². Jhunjhunwala, Wang & Joshi, ICLR 2023, eq. (10).
+    Each client uploads one scalar, ‖Δ_i‖². Jhunjhunwala, Wang & Joshi, ICLR 2023, eq. (10).
 
     Args:
-        eps: ε ≥ 0, against division by a vanishing mean.
+        eps: ε ≥ 0, guards against division by a vanishing mean update.
+
+    Raises:
+        ConfigError: if ε is negative or not finite.
     """
 
     eps: float = 1e-3
@@ -42,6 +45,5 @@ class Extrapolated(ServerOptimizer):
         return ClientEnd({}, {"squares": update.square().sum()}, update)
 
     def step(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        """The extrapolated step."""
         ratio = uploads["squares"] / (2 * (update.square().sum() + self.eps))
         return state, ratio.clamp(min=1.0) * update

@@ -1,4 +1,4 @@
-"""Server-side SGD, with momentum."""
+"""Server SGD, with momentum (FedAvgM)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from fedloom.core.tree import Tree
 @servers.register(name="sgd")
 @dataclass(frozen=True)
 class SGD(ServerOptimizer):
-    """m ← βm + Δ, θ ← θ - ηm; the momentum m is kept across rounds. With η = 1 and β = 0 the server takes the mean.
+    """m ← βm + Δ, θ ← θ - ηm; the momentum m [P] persists across rounds. η = 1 and β = 0 give plain averaging.
 
     Hsu, Qi & Brown 2019 (FedAvgM), §4.3.
 
     Args:
-        lr: server learning rate η.
-        momentum: β.
+        lr: server learning rate η > 0.
+        momentum: β in [0, 1).
+
+    Raises:
+        ConfigError: if a setting is out of range.
     """
 
     lr: float = 1.0
