@@ -101,7 +101,7 @@ def warnings(history: Sequence[dict[str, Any]], failures: Sequence[Failure]) -> 
     found = []
     idle = sum(record["failures"] == record["cohort"] for record in history)
     if idle:
-        found.append(f"in {idle} of {len(history)} rounds nobody's update could be used.")
+        found.append(f"in {idle} of {len(history)} rounds no update could be used.")
     asked = sum(record["cohort"] for record in history)
     lost = [failure for failure in failures if failure.kind is not FailureKind.ABSENT]
     if len(lost) > LEFT_OUT * asked:
