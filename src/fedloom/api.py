@@ -58,11 +58,13 @@ def run(
     """
     if isinstance(method, Experiment):
         if federation is not None or model is not None or conditions:
-            raise ConfigError("an experiment has its federation, model and conditions; change them with replace().")
+            raise ConfigError(
+                "an Experiment already has a federation, a model and conditions; change them with replace()."
+            )
         experiment = method
     else:
         if federation is None or model is None:
-            raise ConfigError("a method is run on a federation with a model: run(method, federation, model, ...).")
+            raise ConfigError("a method needs a federation and a model: run(method, federation, model, ...).")
         made = methods.make(method) if isinstance(method, str) else method
         if isinstance(model, str):
             arrays = federation.train.arrays

@@ -196,7 +196,7 @@ def test_a_network_with_two_ends() -> None:
 def test_what_has_no_form_for_a_cohort_is_named(name: str) -> None:
     reason = CohortNet.reason(make(name))
     assert reason is not None
-    assert "no form for several clients" in reason or "cannot be traced" in reason
+    assert "no batched form" in reason or "cannot be traced" in reason
 
 
 def test_dropout_draws_as_each_client_alone_would() -> None:

@@ -407,5 +407,5 @@ def test_batch_statistics_are_refused_before_anything_trains(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["fedcgan", "fedcvae"])
 def test_a_classifier_makes_no_samples(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"method '{name}' trains networks that make samples.*Split is none"):
+    with pytest.raises(ConfigError, match=rf"method '{name}' trains generative networks.*Split is not one"):
         run(replace(experiment(name), model=linear_layers))

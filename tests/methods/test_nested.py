@@ -320,12 +320,12 @@ def test_levels_go_with_terms_mixing_and_server_optimisers() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"drift": Scaffold()}, "drift 'scaffold' exchanges more than models with the clients, but with personal"),
-        ({"drift": FedDynDrift()}, "drift 'dynamic' looks at all clients' models as vectors of one length"),
-        ({"adaptation": make("p_avg_proto").adaptation}, "fits one network"),
-        ({"mixing": make("fedmgda").mixing}, "looks at all clients' models as vectors of one length"),
-        ({"objective": make("feddecorr").objective}, "cannot be taken at several"),
-        ({"pooled": True}, "trains at one place"),
+        ({"drift": Scaffold()}, "drift 'scaffold' exchanges more than models with clients, but with personal"),
+        ({"drift": FedDynDrift()}, "drift 'dynamic' compares all clients' models as vectors of one length"),
+        ({"adaptation": make("p_avg_proto").adaptation}, "adapts one network"),
+        ({"mixing": make("fedmgda").mixing}, "compares all clients' models as vectors of one length"),
+        ({"objective": make("feddecorr").objective}, "cannot be evaluated at several"),
+        ({"pooled": True}, "trains on pooled data"),
     ],
 )
 def test_what_is_not_defined_for_levels_is_refused(changes: dict[str, Any], sentence: str) -> None:

@@ -219,5 +219,5 @@ def test_nobody_took_part() -> None:
     made, result = finished("fedavg")
     assert result.snapshot.last is not None
     result.snapshot.last.models.clear()
-    with pytest.raises(ConfigError, match="no client has taken part"):
+    with pytest.raises(ConfigError, match="no client has participated"):
         after_training(made, result)

@@ -184,7 +184,7 @@ def test_an_altered_state_stops_the_run_and_no_checkpoint_is_made_of_it(finished
         run(work(), copy, resume=True, checkpoint_every=1, keep=3)
     told = {
         f"the state of client {name.partition('-')[0]} cannot be used ({copy}/clients/{name} was altered: its checksum "
-        f"differs); only checkpoints from before round {int(name.partition('-')[2][:6])} do without it."
+        f"differs); only checkpoints from before round {int(name.partition('-')[2][:6])} do not need it."
         for name in names
     }
     assert str(caught.value) in told

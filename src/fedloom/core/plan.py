@@ -78,8 +78,8 @@ class ClientPlan:
         makes = "part" in inspect.signature(self.model.forward).parameters
         if method.hooks["loss"] and not method.answers and not makes:
             raise ConfigError(
-                f"method {method.name!r} trains networks that make samples, like conditional_gan or conditional_vae, "
-                f"and {type(self.model).__name__} is none: its forward takes no 'part'."
+                f"method {method.name!r} trains generative networks, like conditional_gan or conditional_vae, but "
+                f"{type(self.model).__name__} is not one: its forward takes no 'part'."
             )
 
     @classmethod

@@ -91,7 +91,7 @@ def to_plain(value: Any) -> Any:
         return [to_plain(item) for item in value]
     if isinstance(value, Mapping):
         return {str(key): to_plain(item) for key, item in value.items()}
-    raise TypeError(f"{value!r} is no plain value")
+    raise TypeError(f"{value!r} is not plain data")
 
 
 def from_plain(parameters: Parameters, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -100,7 +100,9 @@ def refuse(method: Method, layout: Layout) -> None:
                 f"{place} {label(part)!r} {why}, but with {mine} clients train networks of different size."
             )
     if method.pooled:
-        raise ConfigError(f"method {method.name!r} trains at one place, but {mine} divides a network among clients.")
+        raise ConfigError(
+            f"method {method.name!r} trains on pooled data, but {mine} splits a network among clients."
+        )
     if layout.buffers:
         raise ConfigError(
             f"{mine} cannot mix the buffer {layout.buffers[0].name!r} of networks of different size; "
@@ -110,12 +112,12 @@ def refuse(method: Method, layout: Layout) -> None:
 
 def _why(part: Part, personal: Submodels) -> str:
     if isinstance(part, Adaptation) and not part.is_identity:
-        return "fits one network to every client"
+        return "adapts one network to every client"
     if part.needs.updates or part.needs.target or "update" in part.uploads:
-        return "looks at all clients' models as vectors of one length"
+        return "compares all clients' models as vectors of one length"
     if part.uploads or part.downloads:
-        return "exchanges more than models with the clients"
+        return "exchanges more than models with clients"
     several = any(any(personal.exit_weights(n)) for n in range(len(personal.levels)))
     if several and (part.needs.features or part.needs.twin):
-        return "looks beyond the logits at one end of a network, and so cannot be taken at several"
+        return "uses more than the logits, and so cannot be evaluated at several exits"
     return ""

@@ -94,7 +94,7 @@ def after_training(experiment: Experiment, result: RunResult, policy: Mixing | N
     if experiment.federation.unlabelled is None:
         raise ConfigError("the data have no unlabelled inputs of a target; choose one, like target=skew.")
     if policy.needs.losses:
-        raise ConfigError(f"mixing {label(policy)!r} needs losses of a round that is to come; this run is over.")
+        raise ConfigError(f"mixing {label(policy)!r} needs losses of a round in progress, but this run is over.")
     with one_thread():
         here = _Ensemble(experiment, result)
         data = here.data(views=policy.needs.views)
@@ -228,7 +228,7 @@ def last_models(plan: ClientPlan, snapshot: Snapshot) -> tuple[np.ndarray, Tenso
         raise ConfigError("the clients' last models were not kept; run with 'average' among evaluation.what.")
     clients = sorted(last.models) if split and last is not None else sorted(client for client, _ in snapshot.store)
     if not clients:
-        raise ConfigError("no client has taken part yet, so there are no client models.")
+        raise ConfigError("no client has participated yet, so there are no client models.")
 
     def whole(client: int, initial: Tensor, at: slice, name: str) -> Tensor:
         shared = torch.zeros(0) if last is None or not split else last.models[client][at]

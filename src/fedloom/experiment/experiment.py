@@ -66,7 +66,7 @@ class Evaluation:
         scope = "clients" if scope in ("seen", "unseen") else scope
         if (self.target is not None or self.patience) and scope not in self.what and self.metric != "train/loss":
             raise ConfigError(
-                f"the metric {self.metric!r} is looked at for the target or patience, but never measured: "
+                f"the target or patience uses the metric {self.metric!r}, which is never measured: "
                 f"evaluation.what is {', '.join(self.what) or 'empty'}."
             )
         if self.target is not None:
@@ -168,7 +168,7 @@ class Experiment:
         if self.method.needs("twin") and not self.augment:
             raise ConfigError(
                 f"{self.method.who_needs('twin')} compares two augmented views, but nothing is augmented; "
-                "say how, with augment=[crop,flip]."
+                "set it with augment=[crop,flip]."
             )
         if self.method.needs("target") and self.federation.unlabelled is None:
             raise ConfigError(
@@ -178,7 +178,7 @@ class Experiment:
         if self.method.needs("views"):
             if not self.views:
                 raise ConfigError(
-                    f"{self.method.who_needs('views')} compares two views of inputs; say how they are made, "
+                    f"{self.method.who_needs('views')} compares two views of inputs; choose their augmentations "
                     "with views=[jitter,blur]."
                 )
             pipeline(self.views, self.federation.train.arrays)
@@ -189,8 +189,8 @@ class Experiment:
             )
         if self.teacher is not None and not self.method.needs("teacher"):
             raise ConfigError(
-                f"method {self.method.name!r} learns from no teacher, so teacher= would change nothing; leave it out, "
-                "or add a term that does, like method.objective=[cross_entropy,distillation]."
+                f"method {self.method.name!r} learns from no teacher; leave teacher= out, "
+                "or add a term that uses one, like method.objective=[cross_entropy,distillation]."
             )
         if self.method.needs("plain_sgd") and self.local.memory:
             has = f"not {self.local.momentum:g}" if self.local.momentum else f"not {self.local.optimizer}"
@@ -203,8 +203,8 @@ class Experiment:
         ]
         if not self.method.answers and judged:
             raise ConfigError(
-                f"method {self.method.name!r} trains no predictor that evaluation.what={judged[0]} could judge; "
-                "use fedloom synthesize, which judges what it generates, or leave evaluation.what empty."
+                f"method {self.method.name!r} trains no predictor that evaluation.what={judged[0]} could measure; "
+                "use fedloom synthesize, which evaluates generated samples, or leave evaluation.what empty."
             )
         if self.augment:
             pipeline(self.augment, self.federation.train.arrays)  # raises if it does not suit the data

@@ -254,7 +254,7 @@ class RunDirectory:
         if config.get("version", 1) != VERSION:
             raise CheckpointError(
                 f"{self.path} was written by another version of FedLoom (format {config.get('version', 1)}, this one "
-                f"writes {VERSION}): it can be read but not continued; start the run anew in another directory."
+                f"writes {VERSION}): it can be read but not continued; start a new run in another directory."
             )
         return config
 

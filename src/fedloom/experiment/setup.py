@@ -117,12 +117,12 @@ def _private(method: Method, plan: ClientPlan) -> None:
     if splits and shared == total:
         raise ConfigError(
             f"personal {label(method.personal)!r} keeps no parameter of this model private; "
-            "a head is found by names that begin with 'head.'."
+            "the head consists of the parameters whose names begin with 'head.'."
         )
     if not shared and not everything:
         raise ConfigError(
             f"personal {label(method.personal)!r} shares no parameter of this model; "
-            "a head is found by names that begin with 'head.'."
+            "the head consists of the parameters whose names begin with 'head.'."
         )
 
 

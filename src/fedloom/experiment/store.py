@@ -272,7 +272,7 @@ class DiskStore:
     def _lost(self, client: int, what: str) -> CheckpointError:
         self._damage = f"the state of client {client} cannot be used ({what})"
         return CheckpointError(
-            f"{self._damage}; only checkpoints from before round {self.index[client].round} do without it."
+            f"{self._damage}; only checkpoints from before round {self.index[client].round} do not need it."
         )
 
     def __iter__(self) -> Iterator[tuple[int, State]]:

@@ -68,8 +68,8 @@ def _whole(path: Path, config: Mapping[Any, Any], model: nn.Module) -> None:
     method = config.get("method") if RunDirectory(path).kind is not Kind.DISTILL else None
     if isinstance(method, dict) and any(map(compose(methods, method).personal.private, model.state_dict())):
         raise ConfigError(
-            f"teacher={path} is a run of {method['name']!r}, which leaves parameters at its clients: "
-            "its server model is not a whole trained one."
+            f"teacher={path} is a run of {method['name']!r}, which keeps parameters at its clients: "
+            "its server model is only partly trained."
         )
 
 
@@ -80,7 +80,7 @@ def _finished(path: Path) -> Mapping[Any, Any]:
     try:
         config = OmegaConf.to_container(OmegaConf.load(path / "config.yaml"))
         summary = path / "summary.json"
-        status = str(json.loads(summary.read_text())["status"]) if summary.is_file() else "still under way, or killed"
+        status = str(json.loads(summary.read_text())["status"]) if summary.is_file() else "still running, or killed"
     except Exception as error:  # YAML, JSON and OmegaConf errors have no common base
         raise ConfigError(f"the teacher's run directory {path} cannot be read: {_line(error)}") from error
     ended = not status.startswith(("still", "interrupted", "failed"))

@@ -23,7 +23,7 @@ SMALL = 4e6  # multiplications per client and forward pass up to which convoluti
 def convolution(module: nn.Conv1d | nn.Conv2d, lookup: Lookup) -> CohortLayer:
     """The cohort layer of a convolution."""
     if module.padding_mode != "zeros" or isinstance(module.padding, str):
-        raise Unsupported("convolutions with other padding than a number of zeros")
+        raise Unsupported("convolutions with padding other than a number of zeros")
     weight = lookup("weight")
     assert weight is not None
     settings = (list(module.stride), list(module.padding), list(module.dilation))

@@ -130,14 +130,14 @@ class _Compiler:
             if make is not None:
                 return make(node)
         name = getattr(node.target, "__name__", node.target)
-        raise Unsupported(f"the model's forward pass uses {name!r}, which has no form for several clients")
+        raise Unsupported(f"the model's forward pass uses {name!r}, which has no batched form")
 
     def _module(self, target: str) -> CohortLayer:
         module = self.wrapped.get_submodule(target)
         name = target.removeprefix("model").removeprefix(".")
         make = factory_of(module)
         if make is None:
-            raise Unsupported(f"layer {name!r} is {type(module).__name__}, which has no form for several clients")
+            raise Unsupported(f"layer {name!r} is {type(module).__name__}, which has no batched form")
         if name in self.seen and any(True for _ in module.parameters()):
             raise Unsupported(f"layer {name!r} is used twice in a forward pass")
         self.seen.add(name)
@@ -180,7 +180,7 @@ def _settings(node: fx.Node, *defaults: tuple[str, Any]) -> list[Any]:
 
 def _add(node: fx.Node) -> CohortLayer:
     if len(node.all_input_nodes) != 2 or node.kwargs:
-        raise Unsupported("the model's forward pass adds something else than two values")
+        raise Unsupported("the model's forward pass adds something other than two values")
     return Add()
 
 
