@@ -142,6 +142,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"engine 'processes' has no setting 'worker'; did you mean 'workers'\?",
     ),
     "workers": ({"engine": "processes", "engine_settings": {"workers": -1}}, r"workers is -1, but .* at least 0"),
+    "too many workers": ({"engine": "processes", "engine_settings": {"workers": 100_000}}, r"at most \d+, since each"),
     "compute": ({"compute": "life"}, r"unknown compute 'life'; did you mean 'live'\?"),
 }
 
