@@ -25,6 +25,8 @@ from omegaconf import OmegaConf
 
 from fedloom.core.errors import CheckpointError
 from fedloom.experiment import atomic
+from fedloom.experiment.integrity import missing
+from fedloom.experiment.lock import Lock
 
 VERSION = 2
 """Of what is written; 1 is what FedLoom 0.1 wrote, which is read but not continued."""
@@ -87,7 +89,7 @@ class Table:
 
     def rewind(self, round: int) -> None:
         """Go on with the rows on disk of rounds up to ``round``."""
-        columns = self.read()
+        columns = self.read() if round else {}
         if columns:
             past = columns["round"] <= round
             self.blocks = [{name: column[past] for name, column in columns.items()}]
@@ -106,6 +108,7 @@ class RunDirectory:
         self.figures = self.path / "figures"
         self.tables = {name: Table(self.path / f"{name}.parquet") for name in ("clients", "mixing")}
         self.notes: list[str] = []
+        self._lock: Lock | None = None
 
     # --- reading
 
@@ -157,18 +160,21 @@ class RunDirectory:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The records in order of rounds; of a round written twice the later one, and no line that is half written."""
-        path = self.path / "metrics.jsonl"
-        by_round: dict[int, dict[str, Any]] = {}
-        broken = 0
+        by_round = {record["round"]: record for record in self._lines()}
+        return [by_round[round] for round in sorted(by_round)]
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """All lines of ``metrics.jsonl`` that are records."""
+        path, found, broken = self.path / "metrics.jsonl", [], 0
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
             try:
                 record = json.loads(line)
-                by_round[int(record["round"])] = record
-            except (ValueError, TypeError, KeyError, OverflowError):
+                found.append({**record, "round": int(record["round"])})
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
                 broken += bool(line.strip())
         if broken:
             self.notes.append(f"{broken} line{'s' * (broken > 1)} of metrics.jsonl could not be read and left out.")
-        return [by_round[round] for round in sorted(by_round)]
+        return found
 
     def table(self, name: str) -> Columns:
         """The columns of ``<name>.parquet``; none if it is not there or cannot be read."""
@@ -223,18 +229,35 @@ class RunDirectory:
 
     # --- writing
 
+    def acquire(self) -> None:
+        """Keep everybody else from writing here, until ``release``.
+
+        Raises:
+            CheckpointError: if somebody is writing here already.
+            OSError: if the directory cannot be written.
+        """
+        self._lock = Lock(self.path)
+
+    def release(self) -> None:
+        """Let others write here."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
     def create(self, config: Mapping[str, Any], citations: str, into: bool = False) -> None:
         """Start a new run directory; ``into`` a folder that holds other things, if asked.
 
         Raises:
-            CheckpointError: if the path is taken or cannot be written.
+            CheckpointError: if the path is taken, in use, or cannot be written.
         """
-        if self.taken and not into:
-            raise CheckpointError(
-                f"{self.path} exists already; choose another out=, or continue it with resume={self.path}."
-            )
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            if not self.taken or into:
+                self.path.mkdir(parents=True, exist_ok=True)
+                self.acquire()
+            if self.taken and not into:  # asked again, now that nobody else can come first
+                raise CheckpointError(
+                    f"{self.path} exists already; choose another out=, or continue it with resume={self.path}."
+                )
             self.describe(config, citations)
         except OSError as error:
             raise CheckpointError(f"the run directory {self.path} cannot be written: {error.strerror}.") from error
@@ -257,6 +280,23 @@ class RunDirectory:
                 f"writes {VERSION}): it can be read but not continued; start the run anew in another directory."
             )
         return config
+
+    def outran(self, config: Mapping[str, Any]) -> bool:
+        """Whether more rounds are on record than a run of this configuration does before its first checkpoint."""
+        every = config.get("checkpoint", {}).get("every")
+        return isinstance(every, int) and len(self.metrics()) > every
+
+    def missing(self, round: int) -> str | None:
+        """What has been lost of the rounds up to this one, in words; None if everything is there."""
+        found: dict[str, Columns] = {}
+        for name, table in self.tables.items():
+            try:
+                found[name] = table.read()
+            except Exception as error:  # a file that is damaged or no parquet
+                return f"{name}.parquet cannot be read: {_first_line(error)}"
+            if found[name] and found[name].get("round", np.zeros(0)).dtype.kind not in "iu":
+                return f"{name}.parquet has no numbers of rounds"
+        return missing(self._lines(), found, round)
 
     def rewind(self, round: int) -> list[dict[str, Any]]:
         """Forget everything after a round, which a checkpoint holds; returns the records that remain."""
