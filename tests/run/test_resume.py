@@ -34,6 +34,7 @@ from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.methods import make
+from fedloom.parts.adaptation import Maml
 
 EVERYTHING = Evaluation(what=("global", "clients", "average"), every=2)
 ROUNDS = 8
@@ -170,6 +171,14 @@ def test_more_rounds_and_another_engine_give_the_same_bits(finished: Path, tmp_p
     # a last round is always evaluated, so rounds 3 and 6 may hold more numbers, but no others
     for a, b in zip(whole["metrics"], grown["metrics"], strict=True):
         assert a.items() <= b.items()
+
+
+def test_a_compute_that_does_the_work_of_another_may_take_its_place(tmp_path: Path) -> None:
+    """What cannot be batched runs live, whatever it is called, and so goes on to the same bits."""
+    made = replace(make("fedavg"), adaptation=Maml())
+    whole = run(experiment(made, rounds=4), tmp_path / "whole")
+    run(experiment(made, rounds=2, compute="batched"), tmp_path / "parts")
+    assert_same_run(whole, run(experiment(made, rounds=4), tmp_path / "parts", resume=True))
 
 
 def test_a_run_in_memory_is_the_same_run(finished: Path) -> None:
@@ -346,6 +355,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "cohort": ({"cohort": 4}, r"sampling\.cohort: 3 → 4"),
     "drop rate": ({"drop_rate": 0.0}, r"sampling\.drop_rate: 0\.2 → 0\.0"),
     "dtype": ({"dtype": "float32"}, "dtype: float64 → float32"),
+    "compute": ({"compute": "batched"}, "compute: live → batched"),
     "data": ({"federation": classes(seed=1)}, r"federation\.\w+: \w+ → \w+"),
     "inputs": ({"federation": shifted()}, r"federation\.digest: \w+ → \w+"),
     "start": ({"model": lambda: tanh_net(seed=1)}, r"model\.digest: \w+ → \w+"),
@@ -453,6 +463,25 @@ def test_a_run_that_has_lost_its_checkpoints_does_not_begin_anew(copy: Path) -> 
     with pytest.raises(CheckpointError, match="has lost its checkpoints: rounds are on record, but none is left"):
         run(work(rounds=10), copy, resume=True)
     assert before == {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+
+
+def test_a_link_in_a_run_directory_is_not_followed(copy: Path, tmp_path: Path) -> None:
+    for name in ("metrics.jsonl", "checkpoint", "clients"):
+        there = tmp_path / f"mine-{name}"
+        if (copy / name).exists():
+            (copy / name).rename(there)
+        (copy / name).symlink_to(there)
+        with pytest.raises(CheckpointError, match=rf"{copy}/{name} is a link, and a run that goes on would write"):
+            run(work(rounds=10), copy, resume=True)
+        (copy / name).unlink()
+        if there.exists():
+            there.rename(copy / name)
+    (tmp_path / "mine").write_text("precious")
+    (copy / ".summary.json.part").symlink_to(tmp_path / "mine")
+    (copy / "summary.json").unlink()
+    (copy / "summary.json").symlink_to(tmp_path / "mine")
+    run(work(), copy, resume=True)
+    assert (tmp_path / "mine").read_text() == "precious"
 
 
 # --- one at a time ----------------------------------------

@@ -151,10 +151,15 @@ def plan(
 def _read_plan(schema: CommandSchema, parent: Path) -> Batch:
     """A batch that was begun before; runs with a run directory are continued there."""
     jobs = []
+    home = parent.resolve()
     for name, about in read(parent / PLAN).items():
         directory = parent / name
+        if directory.resolve() != home and directory.resolve().parent != home:
+            raise CheckpointError(f"{parent / PLAN} has a run {name!r}, but all runs must lie in this folder.")
+        if not isinstance(about, dict) or not isinstance(about.get("config"), dict) or "label" not in about:
+            raise CheckpointError(f"{parent / PLAN} says nothing of run {name!r}: label and config are missing.")
         config = Config(schema.complete(about["config"]))
-        jobs.append(Job(config, directory, RunDirectory(directory).begun, about["label"]))
+        jobs.append(Job(config, directory, RunDirectory(directory).begun, str(about["label"])))
     return Batch(parent, jobs)
 
 

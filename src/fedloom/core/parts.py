@@ -162,6 +162,7 @@ class Part:
 class Term(Part):
     """One term of the objective. Override ``loss`` (differentiated) or, where it is in closed form, ``grad``."""
 
+    targets: ClassVar[str] = ""  # "classes" or "numbers", where ``loss`` makes sense for one of them alone
     is_cross_entropy: ClassVar[bool] = False  # whether ``loss`` is that of the logits: its gradient is p - e_y
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:

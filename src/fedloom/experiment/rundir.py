@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -23,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import OmegaConf
 
+from fedloom.core import yaml
 from fedloom.core.errors import CheckpointError
 from fedloom.experiment import atomic
 from fedloom.experiment.integrity import missing
@@ -30,6 +30,9 @@ from fedloom.experiment.lock import Lock
 
 VERSION = 2
 """Of what is written; 1 is what FedLoom 0.1 wrote, which is read but not continued."""
+
+WRITTEN = ("metrics.jsonl", "checkpoint", "clients", "figures")
+"""What is written into; everything else is replaced as a whole."""
 
 Columns = dict[str, np.ndarray]
 
@@ -134,7 +137,7 @@ class RunDirectory:
         if not path.is_file():
             raise CheckpointError(f"{self.path} is not a run directory: it has no config.yaml.")
         try:
-            stored = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+            stored = yaml.load(path)
         except Exception as error:  # YAML and OmegaConf errors share no base
             raise CheckpointError(f"{path} cannot be read as a configuration: {_first_line(error)}.") from error
         if not isinstance(stored, dict):
@@ -279,6 +282,12 @@ class RunDirectory:
                 f"{self.path} was written by another version of FedLoom (format {config.get('version', 1)}, this one "
                 f"writes {VERSION}): it can be read but not continued; start the run anew in another directory."
             )
+        for name in WRITTEN:
+            if (self.path / name).is_symlink():
+                raise CheckpointError(
+                    f"{self.path / name} is a link, and a run that goes on would write where it leads; "
+                    "put a file or folder of its own there."
+                )
         return config
 
     def outran(self, config: Mapping[str, Any]) -> bool:
@@ -314,8 +323,7 @@ class RunDirectory:
             CheckpointError: if the disk is full; the checkpoints written so far stay good.
         """
         try:
-            with (self.path / "metrics.jsonl").open("a") as file:
-                file.write(json.dumps(record) + "\n")
+            atomic.append(self.path / "metrics.jsonl", json.dumps(record) + "\n")
         except OSError as error:
             raise CheckpointError(
                 f"{self.path}/metrics.jsonl cannot be written ({error.strerror}); "
@@ -326,8 +334,7 @@ class RunDirectory:
 
     def write_tables(self) -> None:
         """Write both parquet files, and wait until the records so far are on disk."""
-        with (self.path / "metrics.jsonl").open("ab") as file:
-            os.fsync(file.fileno())
+        atomic.append(self.path / "metrics.jsonl", "", sync=True)
         for table in self.tables.values():
             table.write()
 
