@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from fedloom.cli import jobs, main
 from fedloom.cli import run as train
 from fedloom.config import federated
 from fedloom.core.errors import ClientError
 from fedloom.experiment.callbacks import RunInfo
+from fedloom.experiment.lock import Lock
 from fedloom.experiment.progress import NullProgress
 from fedloom.experiment.trackers import TRACKERS, Tracker
 
@@ -197,6 +199,55 @@ def test_ctrl_c_before_anything_is_written(cli: Cli, tmp_path: Path, monkeypatch
     code, _, err = cli("run", "method=fedavg")
     assert (code, err) == (130, "fedloom: stopped before training began; nothing was written.\n")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("where", ["fedloom.cli.command.plan", "fedloom.cli.command.run_settings"])
+def test_ctrl_c_while_settings_are_read(where: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(where, stop)
+    code, _, err = cli("run", "method=fedavg")
+    assert (code, err) == (130, "fedloom: stopped before training began; nothing was written.\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_in_a_command_that_trains_nothing(cli: Cli, monkeypatch: pytest.MonkeyPatch):
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedloom.cli.report.build", stop)
+    (Path.cwd() / "config.yaml").touch()
+    code, _, err = cli("report", ".")
+    assert (code, err) == (130, "fedloom: stopped.\n")
+
+
+def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """All of them choose the same name before any of them makes the folder."""
+    same = "runs/2026-01-31/093000-fedavg-0"
+    monkeypatch.setattr(jobs, "dated", lambda name: Path(same))
+    real, begun = train.run, []
+
+    def run(*words: Any, **settings: Any) -> Any:
+        begun.append(1)
+        assert len(begun) == 3 or main(["run", "-q", "method=fedavg", "rounds=1", *SMALL]) == 0
+        return real(*words, **settings)
+
+    monkeypatch.setattr(train, "run", run)
+    assert cli("run", "-q", "method=fedavg", "rounds=1", *SMALL).code == 0
+    for name in (same, f"{same}-2", f"{same}-3"):
+        assert len(metrics(tmp_path / name)) == 1
+
+
+def test_a_sweep_in_use_is_refused(cli: Cli, tmp_path: Path):
+    (tmp_path / "sweep").mkdir()
+    lock = Lock(tmp_path / "sweep")
+    code, _, err = cli("run", "-m", "method=fedavg,feddyn", "out=sweep", *SMALL)
+    assert (code, err) == (2, "fedloom: sweep is in use by this very process; wait until that run has ended.\n")
+    lock.release()
+    assert list((tmp_path / "sweep").iterdir()) == []
 
 
 @pytest.mark.usefixtures("no_pages")

@@ -17,11 +17,12 @@ from torch import nn
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Index, Split
 from fedloom.core.local import Local
+from fedloom.core.method import Method
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.methods import make
 from fedloom.parts.drift import FedDynDrift
-from fedloom.parts.objectives import Proximal
+from fedloom.parts.objectives import Proximal, SquaredError
 from fedloom.parts.server import SGD, Adagrad, Adam, Extrapolated, Yogi
 
 NAN, INF = float("nan"), float("inf")
@@ -34,6 +35,7 @@ def starved() -> Any:
 
 
 CASES: dict[str, tuple[Callable[[], Any], str]] = {
+    "many rounds": (lambda: experiment(rounds=10**30), r"rounds is 1e\+30, but nobody could wait for more than"),
     "rounds": (lambda: experiment(rounds=0), r"rounds is 0, but at least 1 is needed"),
     "participation 0": (lambda: experiment(participation=0.0), r"participation is 0, but it must lie in \(0, 1\]"),
     "participation 2": (lambda: experiment(participation=2.0), r"participation is 2, but it must lie in \(0, 1\]"),
@@ -121,6 +123,20 @@ def test_limits_that_are_allowed() -> None:
     assert experiment(drop_rate=0.0, cohort=6).cohort == 6
 
 
+def numbers() -> Any:
+    """The usual federation with a number for each sample in the place of its class."""
+    federation = classes()
+    arrays = federation.train.arrays
+    return replace(
+        federation,
+        **{
+            name: replace(split, arrays=replace(split.arrays, y=split.arrays.y.double()))
+            for name, split in (("train", federation.train), ("held_out", federation.held_out))
+        },
+        test=replace(federation.test, y=federation.test.y.to(arrays.x.dtype)),
+    )
+
+
 class Narrow(nn.Module):
     """Takes three features where the data have four, or has too few outputs."""
 
@@ -136,12 +152,25 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "inputs": ({"model": lambda: Narrow(3, 3)}, r"the model does not take inputs of shape \(4,\): "),
     "outputs": ({"model": lambda: Narrow(4, 2)}, r"the model has 2 outputs, but the data have 3 classes\."),
     "device": ({"device": "gpu"}, r"unknown device 'gpu'; did you mean 'cpu'\?"),
+    "squared error of classes": (
+        {"method": Method("mine", objective=(SquaredError(),))},
+        r"objective 'squared_error' compares outputs with numbers, but the targets of these data are classes",
+    ),
+    "cross entropy of numbers": (
+        {"federation": numbers()},
+        r"objective 'cross_entropy' compares outputs with classes, but .* are numbers; .*=\[squared_error\]\.",
+    ),
+    "three outputs for one number": (
+        {"method": Method("mine", objective=(SquaredError(),)), "federation": numbers()},
+        r"the model has 3 outputs, but each sample has 1 targets",
+    ),
     "engine": ({"engine": "serail"}, r"unknown engine 'serail'; did you mean 'serial'\?"),
     "engine setting": (
         {"engine": "processes", "engine_settings": {"worker": 2}},
         r"engine 'processes' has no setting 'worker'; did you mean 'workers'\?",
     ),
     "workers": ({"engine": "processes", "engine_settings": {"workers": -1}}, r"workers is -1, but .* at least 0"),
+    "too many workers": ({"engine": "processes", "engine_settings": {"workers": 100_000}}, r"at most \d+, since each"),
     "compute": ({"compute": "life"}, r"unknown compute 'life'; did you mean 'live'\?"),
 }
 
@@ -149,7 +178,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("changes", "sentence"), REFUSED.values(), ids=REFUSED)
 def test_refused_before_anything_is_written(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        run(experiment(**changes), tmp_path / "out")
+        run(experiment(**{"method": "fedavg", **changes}), tmp_path / "out")
     assert re.search(sentence, str(caught.value)), str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -28,11 +29,12 @@ from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.federation import Federation, Split
 from fedloom.core.local import Local
 from fedloom.experiment import atomic, checkpoint
-from fedloom.experiment.callbacks import Callback
+from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.methods import make
+from fedloom.parts.adaptation import Maml
 
 EVERYTHING = Evaluation(what=("global", "clients", "average"), every=2)
 ROUNDS = 8
@@ -65,6 +67,13 @@ def back_to(out: Path, round: int) -> Path:
     (out / "summary.json").unlink()
     (out / "model.safetensors").unlink()
     return out
+
+
+def keep_lines(out: Path, *numbers: int) -> None:
+    """Cut the records down to the first so many, or to those of the given rounds."""
+    kept = range(1, numbers[0] + 1) if len(numbers) == 1 else numbers
+    lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (out / "metrics.jsonl").write_text("".join(lines[number - 1] for number in kept))
 
 
 class Slow(Callback):
@@ -131,6 +140,7 @@ def test_killed_before_the_first_checkpoint(tmp_path: Path, finished: Path) -> N
     out = Path(shutil.copytree(finished, tmp_path / "early"))
     shutil.rmtree(out / "checkpoint")
     back_to(out, 0)
+    keep_lines(out, 2)  # the second was recorded, and then its checkpoint could not be written any more
     run(work(), out, resume=True, checkpoint_every=2, keep=3)
     assert_same_contents(contents(finished), contents(out))
 
@@ -161,6 +171,14 @@ def test_more_rounds_and_another_engine_give_the_same_bits(finished: Path, tmp_p
     # a last round is always evaluated, so rounds 3 and 6 may hold more numbers, but no others
     for a, b in zip(whole["metrics"], grown["metrics"], strict=True):
         assert a.items() <= b.items()
+
+
+def test_a_compute_that_does_the_work_of_another_may_take_its_place(tmp_path: Path) -> None:
+    """What cannot be batched runs live, whatever it is called, and so goes on to the same bits."""
+    made = replace(make("fedavg"), adaptation=Maml())
+    whole = run(experiment(made, rounds=4), tmp_path / "whole")
+    run(experiment(made, rounds=2, compute="batched"), tmp_path / "parts")
+    assert_same_run(whole, run(experiment(made, rounds=4), tmp_path / "parts", resume=True))
 
 
 def test_a_run_in_memory_is_the_same_run(finished: Path) -> None:
@@ -337,6 +355,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "cohort": ({"cohort": 4}, r"sampling\.cohort: 3 → 4"),
     "drop rate": ({"drop_rate": 0.0}, r"sampling\.drop_rate: 0\.2 → 0\.0"),
     "dtype": ({"dtype": "float32"}, "dtype: float64 → float32"),
+    "compute": ({"compute": "batched"}, "compute: live → batched"),
     "data": ({"federation": classes(seed=1)}, r"federation\.\w+: \w+ → \w+"),
     "inputs": ({"federation": shifted()}, r"federation\.digest: \w+ → \w+"),
     "start": ({"model": lambda: tanh_net(seed=1)}, r"model\.digest: \w+ → \w+"),
@@ -392,6 +411,144 @@ def test_nothing_is_written_for_settings_that_an_engine_refuses(tmp_path: Path) 
     with pytest.raises(ConfigError, match="at least 1"):
         run(work(), tmp_path / "out", checkpoint_every=0)
     assert not (tmp_path / "out").exists()
+
+
+def drop(name: str) -> Callable[[Path], None]:
+    return lambda out: (out / name).unlink()
+
+
+def spoil(name: str) -> Callable[[Path], None]:
+    return lambda out: (out / name).write_bytes(b"nonsense")
+
+
+def contradict(out: Path) -> None:
+    record = json.loads((out / "metrics.jsonl").read_text().splitlines()[2])
+    with (out / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(record | {"train/loss": 0.0}) + "\n")
+
+
+LOST: dict[str, tuple[Callable[[Path], None], str]] = {
+    "all records": (drop("metrics.jsonl"), r"metrics\.jsonl lacks rounds 1 to 8, which it needs"),
+    "the first records": (lambda out: keep_lines(out, 5, 6, 7, 8), r"metrics\.jsonl lacks rounds 1 to 4, which"),
+    "some records": (lambda out: keep_lines(out, 1, 2, 4, 5, 7, 8), r"metrics\.jsonl lacks rounds 3, 6, which"),
+    "the last records": (lambda out: keep_lines(out, 7), r"metrics\.jsonl lacks round 8, which"),
+    "a record that differs": (contradict, r"metrics\.jsonl has two different records of round 3"),
+    "mixing": (drop("mixing.parquet"), r"mixing\.parquet lacks rounds 1 to 8, which"),
+    "clients": (drop("clients.parquet"), r"clients\.parquet lacks rounds 2, 4, 6, …, which"),
+    "a damaged table": (spoil("clients.parquet"), r"clients\.parquet cannot be read: "),
+}
+
+
+@pytest.mark.parametrize(("act", "sentence"), LOST.values(), ids=LOST)
+def test_a_run_that_has_lost_records_is_not_continued(act: Callable[[Path], None], sentence: str, copy: Path) -> None:
+    act(copy)
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    with pytest.raises(CheckpointError) as caught:
+        run(work(rounds=10), copy, resume=True)
+    assert re.search(sentence, str(caught.value)), str(caught.value)
+    assert f"; continue from the one before it with resume={copy}/checkpoint/round-000006." in str(caught.value)
+    assert before == {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+
+
+def test_records_written_twice_are_mended(finished: Path, copy: Path) -> None:
+    lines = (copy / "metrics.jsonl").read_text()
+    (copy / "metrics.jsonl").write_text(lines + lines)
+    run(work(), copy, resume=True, checkpoint_every=2, keep=3)
+    assert_same_contents(contents(finished), contents(copy))
+
+
+def test_a_run_that_has_lost_its_checkpoints_does_not_begin_anew(copy: Path) -> None:
+    shutil.rmtree(copy / "checkpoint")
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    with pytest.raises(CheckpointError, match="has lost its checkpoints: rounds are on record, but none is left"):
+        run(work(rounds=10), copy, resume=True)
+    assert before == {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+
+
+def test_a_link_in_a_run_directory_is_not_followed(copy: Path, tmp_path: Path) -> None:
+    for name in ("metrics.jsonl", "checkpoint", "clients"):
+        there = tmp_path / f"mine-{name}"
+        if (copy / name).exists():
+            (copy / name).rename(there)
+        (copy / name).symlink_to(there)
+        with pytest.raises(CheckpointError, match=rf"{copy}/{name} is a link, and a run that goes on would write"):
+            run(work(rounds=10), copy, resume=True)
+        (copy / name).unlink()
+        if there.exists():
+            there.rename(copy / name)
+    (tmp_path / "mine").write_text("precious")
+    (copy / ".summary.json.part").symlink_to(tmp_path / "mine")
+    (copy / "summary.json").unlink()
+    (copy / "summary.json").symlink_to(tmp_path / "mine")
+    run(work(), copy, resume=True)
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+# --- one at a time ----------------------------------------
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_directory_in_use_is_refused(resume: bool, tmp_path: Path) -> None:
+    """Another process trains there, and then it is killed: what it left locks nobody out."""
+    out, reading, writing = tmp_path / "out", *os.pipe()
+
+    class Waits(Callback):
+        def on_round(self, record: Mapping[str, Any]) -> None:
+            os.write(writing, b"x")
+            time.sleep(60)
+
+    other = os.fork()
+    if not other:
+        run(work(engine="processes", engine_settings={"workers": 2}), out, callbacks=[Waits()])
+        os._exit(0)
+    try:
+        assert os.read(reading, 1) == b"x"
+        before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+        with pytest.raises(CheckpointError) as caught:
+            run(work(), out, resume=resume)
+        told = f"{out} is in use by process {other}; " if resume else f"{out} exists already; choose another out="
+        assert str(caught.value).startswith(told)
+        assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    finally:
+        os.kill(other, signal.SIGKILL)
+        os.waitpid(other, 0)
+    run(work(), out, resume=True)
+    assert not (out / ".lock").exists()
+
+
+def test_two_that_begin_at_once_do_not_share_a_directory(tmp_path: Path) -> None:
+    """All of them find an empty folder, and one of them has it."""
+    started, numbers = tmp_path / "started", []
+
+    def begin() -> NoReturn:
+        while not started.exists():
+            time.sleep(0.001)
+        try:
+            run(work(rounds=3), tmp_path / "out")
+        except CheckpointError as error:
+            os._exit(7 if re.search("is in use by process|exists already", str(error)) else 8)
+        except BaseException:
+            os._exit(9)
+        os._exit(0)
+
+    for _ in range(3):
+        numbers.append(os.fork())
+        if not numbers[-1]:
+            begin()
+    started.touch()
+    statuses = sorted(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) for number in numbers)
+    assert statuses == [0, 7, 7]
+    assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_directory_in_use_by_the_same_process_is_refused(copy: Path) -> None:
+    class Nested(Callback):
+        def on_start(self, info: RunInfo) -> None:
+            run(work(rounds=10), copy, resume=True)
+
+    with pytest.raises(CheckpointError, match="is in use by this very process"):
+        run(work(rounds=10), copy, resume=True, callbacks=[Nested()])
+    run(work(rounds=10), copy, resume=True)
 
 
 # --- kept ----------------------------------------

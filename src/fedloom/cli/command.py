@@ -22,6 +22,8 @@ from fedloom.experiment.console import make_console, notes, print_raw, relpath, 
 from fedloom.experiment.progress import NullProgress, make_progress
 from fedloom.experiment.rundir import RunDirectory
 
+UNBEGUN = "stopped before training began; nothing was written."
+
 Rows = Sequence[tuple[str, Mapping[str, Any]]]
 """A label and the summary of each run."""
 
@@ -67,21 +69,26 @@ class Command:
         console = make_console()
         if not arguments.quiet:
             show_warnings(console)
-        base, words = split_words(arguments.words)
-        batch = plan(self.schema, self.title, words, base, arguments.multirun)
-        shared = Shared()
-        work = [  # whatever is impossible is refused before anything trains
-            Work(job, self.build(job.config, shared), run_settings(job.config)) for job in batch.jobs
-        ]
+        try:
+            base, words = split_words(arguments.words)
+            batch = plan(self.schema, self.title, words, base, arguments.multirun)
+            shared = Shared()
+            planned = [  # whatever is impossible is refused before anything trains
+                (self.build(job.config, shared), run_settings(job.config)) for job in batch.jobs
+            ]
+        except KeyboardInterrupt:
+            raise Stopped(UNBEGUN) from None
         if arguments.dry_run:
             for job in batch.jobs:
                 if batch.is_sweep:
                     print_raw(console, f"# {job.directory}")
                 print_raw(console, to_yaml(job.config), end="")
             return 0
-        with make_progress(console, arguments.quiet) as progress:
-            failed = self.train(batch, work, progress)
-        self.show(console, batch)
+        with batch.claimed() as batch:
+            work = [Work(job, *made) for job, made in zip(batch.jobs, planned, strict=True)]
+            with make_progress(console, arguments.quiet) as progress:
+                failed = self.train(batch, work, progress)
+            self.show(console, batch)
         for label, error in failed:
             print(f"fedloom: {label}: {error}", file=sys.stderr)
         return 2 if failed else 0
@@ -115,8 +122,8 @@ class Command:
 
     def _going_on(self, batch: Batch, job: Job) -> str:
         """How to go on after Ctrl-C."""
-        if not batch.parent.exists():
-            return "stopped before training began; nothing was written."
+        if not batch.is_begun:
+            return UNBEGUN
         at = RunDirectory(job.directory).summary().get("rounds", 0)
         who = f"{job.label}, seed {job.config['seed']}" if batch.is_sweep else job.label
         how = f"fedloom {self.schema.command} resume={relpath(batch.parent)}"

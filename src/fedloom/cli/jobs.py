@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from fedloom.config.schema import CommandSchema, Config, read, run_directory
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.slots import SLOTS
 from fedloom.experiment.atomic import write_whole
+from fedloom.experiment.lock import Lock
 from fedloom.experiment.rundir import RunDirectory
 
 PLAN = "sweep.yaml"
@@ -39,20 +42,59 @@ class Job:
 
 @dataclass(frozen=True)
 class Batch:
-    """All runs that a command line asks for, and the folder that holds them; that of a single run is its own."""
+    """All runs that a command line asks for, and the folder that holds them; that of a single run is its own.
+
+    Attributes:
+        parent: the folder.
+        jobs: the runs.
+        is_dated: whether the folder is new and nobody chose its name.
+    """
 
     parent: Path
     jobs: Sequence[Job]
+    is_dated: bool = False
 
     @property
     def is_sweep(self) -> bool:
         """Whether there may be several runs."""
         return any(job.directory != self.parent for job in self.jobs)
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether anything of it is written."""
+        return (self.parent / PLAN).exists() or any(job.is_begun for job in self.jobs)
+
     def title(self, job: Job) -> str:
         """The label of a run, with its seed where seeds differ."""
         seeds = {one.config["seed"] for one in self.jobs}
         return job.label if len(seeds) == 1 else f"{job.label}, seed {job.config['seed']}"
+
+    @contextmanager
+    def claimed(self) -> Iterator[Batch]:
+        """The same runs in a folder that no other process uses; one in which nothing was written goes again.
+
+        Raises:
+            CheckpointError: if another process runs these, or the folder cannot be written.
+        """
+        batch, lock = self, None
+        try:
+            if self.is_dated:
+                parent = make_folder(self.parent)
+                jobs = [replace(j, directory=parent / j.directory.relative_to(self.parent)) for j in self.jobs]
+                batch = replace(self, parent=parent, jobs=jobs)
+            elif self.is_sweep:
+                self.parent.mkdir(parents=True, exist_ok=True)
+            lock = Lock(batch.parent) if self.is_sweep else None
+        except OSError as error:
+            raise CheckpointError(f"the folder {self.parent} cannot be written: {error.strerror}.") from error
+        try:
+            yield batch
+        finally:
+            if lock is not None:
+                lock.release()
+            if self.is_dated:
+                with suppress(OSError):  # there is something in it
+                    os.removedirs(batch.parent)
 
     def write_plan(self) -> None:
         """Write down all runs, so that the batch can be continued."""
@@ -95,11 +137,12 @@ def plan(
         titles = list(dict.fromkeys(map(title, configs)))
         parent = _new(configs[0].out, "-".join(titles) if len(titles) <= 3 else "sweep")
         called = zip(configs, _names(configs, list(map(title, configs))), strict=True)
-        return Batch(parent, [Job(config, parent / folder, label=label) for config, (folder, label) in called])
+        jobs = [Job(config, parent / folder, label=label) for config, (folder, label) in called]
+        return Batch(parent, jobs, configs[0].out is None)
     config = configs[0]
     if config.resume is None:
         directory = _new(config.out, f"{title(config)}-{config['seed']}")
-        return Batch(directory, [Job(config, directory, label=title(config))])
+        return Batch(directory, [Job(config, directory, label=title(config))], config.out is None)
     directory = run_directory(config.resume)
     start = True if directory == config.resume else config.resume
     return Batch(directory, [Job(config, directory, start, title(config))])
@@ -108,10 +151,15 @@ def plan(
 def _read_plan(schema: CommandSchema, parent: Path) -> Batch:
     """A batch that was begun before; runs with a run directory are continued there."""
     jobs = []
+    home = parent.resolve()
     for name, about in read(parent / PLAN).items():
         directory = parent / name
+        if directory.resolve() != home and directory.resolve().parent != home:
+            raise CheckpointError(f"{parent / PLAN} has a run {name!r}, but all runs must lie in this folder.")
+        if not isinstance(about, dict) or not isinstance(about.get("config"), dict) or "label" not in about:
+            raise CheckpointError(f"{parent / PLAN} says nothing of run {name!r}: label and config are missing.")
         config = Config(schema.complete(about["config"]))
-        jobs.append(Job(config, directory, RunDirectory(directory).begun, about["label"]))
+        jobs.append(Job(config, directory, RunDirectory(directory).begun, str(about["label"])))
     return Batch(parent, jobs)
 
 
@@ -125,15 +173,27 @@ def _new(out: Path | None, name: str) -> Path:
 
 
 def dated(name: str, now: datetime | None = None) -> Path:
-    """A new directory under ``runs/<date>/<time>-<name>``.
+    """A directory under ``runs/<date>/<time>-<name>``.
 
     >>> dated("feddyn-0", datetime(2026, 1, 31, 9, 30, 0)).as_posix()
     'runs/2026-01-31/093000-feddyn-0'
     """
     now = now or datetime.now()
-    path = Path("runs") / f"{now:%Y-%m-%d}" / f"{now:%H%M%S}-{name}"
-    others = (path.with_name(f"{path.name}-{n}") for n in range(2, 1000))
-    return next(p for p in (path, *others) if not p.exists())
+    return Path("runs") / f"{now:%Y-%m-%d}" / f"{now:%H%M%S}-{name}"
+
+
+def make_folder(path: Path) -> Path:
+    """Make a folder of this name, or of the same with a number if it is there: of several processes each has its own.
+
+    Raises:
+        OSError: if it cannot be made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for folder in (path, *(path.with_name(f"{path.name}-{n}") for n in range(2, 1000))):
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
 
 def _names(configs: Sequence[Config], titles: Sequence[str]) -> list[tuple[str, str]]:

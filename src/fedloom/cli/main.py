@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fedloom: {error}", file=sys.stderr)
         return MISTAKE
     except KeyboardInterrupt as stop:
-        print(f"fedloom: {stop or 'stopped.'}", file=sys.stderr)
+        print(f"fedloom: {str(stop) or 'stopped.'}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # whoever read our output has gone
         from fedloom.experiment.console import silence_stdout

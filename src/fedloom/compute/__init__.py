@@ -33,6 +33,11 @@ def batched() -> ComputeFactory:
     return lambda plan: Live(plan) if reason_against_batched(plan) else Batched(plan)
 
 
+def resolved(name: str, plan: ClientPlan) -> str:
+    """The compute that does a plan's work under a name: bits depend on it, unlike on the engine."""
+    return "live" if name == "batched" and reason_against_batched(plan) else name
+
+
 def reason_against_batched(plan: ClientPlan) -> str | None:
     """Why ``batched`` would run the plan live, in words; None if it would not."""
     from fedloom.compute.batched import reason_against

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
@@ -17,6 +18,7 @@ from fedloom.core.errors import ConfigError
 
 Key = tuple[str, ...]
 PATHS = ("out", "resume")  # keys whose value is literally what follows the "="
+RUNS = 1000  # of a sweep
 SIMPLE = re.compile(r"([\w.]+)=([^\[\]{}(),'\"]*)", re.DOTALL)
 
 
@@ -84,9 +86,11 @@ def parse(text: str, names: Mapping[str, Sequence[str]] | None = None) -> Assign
     path = tuple(override.key_or_group.replace("/", ".").split("."))
     if not override.is_sweep_override():
         return Assignment(path, (_plain(override.value()),))
-    values = tuple(_swept(override, (names or {}).get(".".join(path))))
+    values = tuple(itertools.islice(_swept(override, (names or {}).get(".".join(path))), RUNS + 1))
     if not values:
         raise ConfigError(f"{text!r} sweeps over nothing.")
+    if len(values) > RUNS:
+        raise ConfigError(f"{text!r} has more than {RUNS:,} values; a sweep has at most as many runs.")
     return Assignment(path, values, is_sweep=True)
 
 
@@ -124,5 +128,7 @@ def combinations(assignments: Sequence[Assignment]) -> Iterator[dict[Key, Any]]:
     >>> [list(one.values()) for one in combinations(both)]
     [['fedavg', 1, 3], ['fedavg', 2, 3], ['feddyn', 1, 3], ['feddyn', 2, 3]]
     """
+    if (count := math.prod(len(one.values) for one in assignments)) > RUNS:
+        raise ConfigError(f"these are {count:,} runs, but a sweep has at most {RUNS:,}; take fewer values.")
     for values in itertools.product(*(one.values for one in assignments)):
         yield dict(zip((one.key for one in assignments), values, strict=True))

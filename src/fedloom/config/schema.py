@@ -10,10 +10,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from fedloom.config.overrides import PATHS, Assignment, Key, combinations, parse
 from fedloom.config.sections import Choice, Record, Section, Tree, merge
+from fedloom.core import yaml
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.renamed import RENAMED, hint
 from fedloom.core.settings import EMPTY, convert, format_value, signature, to_plain
@@ -237,12 +237,12 @@ def read(path: Path) -> dict[str, Any]:
         ConfigError: if it cannot be read or is no mapping.
     """
     try:
-        found = OmegaConf.to_container(OmegaConf.load(path))
+        found = yaml.load(path)
     except FileNotFoundError:
         raise ConfigError(f"there is no file {str(path)!r}.") from None
     except OSError as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+    except yaml.YAMLProblem as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{str(path)!r} is not a YAML file of settings: {reason}.") from error
     if not isinstance(found, dict):
@@ -274,11 +274,9 @@ def run_directory(resume: Path) -> Path:
 def interpolate(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The tree with references like ``${seed}`` replaced by what they refer to."""
     try:
-        found = OmegaConf.to_container(OmegaConf.create(to_plain(tree)), resolve=True)
-    except OmegaConfBaseException as error:
+        return yaml.resolve(to_plain(tree))
+    except (OmegaConfBaseException, ValueError, RecursionError) as error:
         raise ConfigError(f"a reference cannot be resolved: {str(error).splitlines()[0]}.") from error
-    assert isinstance(found, dict)
-    return {str(key): value for key, value in found.items()}
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

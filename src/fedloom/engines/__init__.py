@@ -6,7 +6,6 @@ a registered factory. Engines know neither methods nor models; how a block of cl
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from functools import partial
 
@@ -32,9 +31,11 @@ def auto() -> EngineFactory:
 
 
 def can_fork(device: str) -> bool:
-    """Whether work can be split over processes: several cores, a system that forks, and data on the CPU."""
+    """Whether processes can share the work: several cores, a system that forks, and data on the CPU."""
+    from fedloom.engines.processes import reason_against_forking
+
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    return device == "cpu" and cores > 1 and "fork" in multiprocessing.get_all_start_methods()
+    return device == "cpu" and cores > 1 and reason_against_forking() is None
 
 
 def seconds(plan: ClientPlan) -> float:

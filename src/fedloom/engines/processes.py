@@ -1,24 +1,32 @@
 """One process per core: forked workers around shared memory, each with one thread and its own compute.
 
-Data, model and method are inherited by fork and never copied. A worker does the work of a block's members one after the
-other and returns their fold: sums travel instead of updates, and pipes carry only addresses. The broadcast is in one
-shared segment; each task owns a slot, a segment through which client states go in and the fold comes out. Folds are
-yielded in cohort order, whichever worker finishes first, so sums have the order, and the bits, of the serial engine. A
-worker that dies is replaced and its blocks are redone; a client that kills its worker twice counts as failed, and the
-rest of its block is redone without it.
+Data, model and method are inherited by fork and never copied. The cohort's blocks are dealt out in order; a worker does
+the work of a block's members one after the other and hands over their fold: sums travel, not updates, and pipes carry
+only addresses. The broadcast lies in one shared segment; each task owns a slot, a segment through which clients' states
+go in and the fold comes out. Folds are handed on in the order of the cohort, whoever finishes first: sums have the
+order of the serial engine, hence the same bits.
+
+A worker that dies is replaced and its blocks are redone. The client need not be at fault: somebody may have killed the
+worker, or the system, short of memory. So a client at which workers died twice is tried a last time by itself, after a
+pause and while nobody else works. Only a death there makes it a failure; the others of its block are done without it.
+Workers die with their parent, however it ends.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing as mp
 import os
 import pickle
 import signal
+import sys
+import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -32,9 +40,12 @@ from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.plan import ClientPlan
 from fedloom.engines.shared import Segment
 
-QUEUED = 2  # tasks per worker: one running, one waiting, so that it never idles
-ATTEMPTS = 2
-VECTORS = 8  # model-sized vectors reserved per client for its state and results
+QUEUED = 2  # tasks a worker holds: one under way, one waiting, so that it never idles
+ATTEMPTS = 2  # before the last one, by itself
+PAUSE = 0.2  # seconds before that, in which memory may become free
+WORKERS = 64  # as many may always be asked for, and on large machines some for each core
+PR_SET_PDEATHSIG = 1
+VECTORS = 8  # room for what a client brings and leaves behind, each as long as the model
 
 
 @dataclass
@@ -82,30 +93,42 @@ class Processes:
         workers: number of processes; 0 means one per core available to this process.
 
     Raises:
-        ConfigError: if processes cannot be forked, the plan is for a GPU, or ``workers`` is negative.
+        ConfigError: where processes cannot be forked, the plan is for a GPU, or there would be far too many workers.
     """
 
     def __init__(self, plan: ClientPlan, compute: ComputeFactory, workers: int = 0) -> None:
-        if "fork" not in mp.get_all_start_methods():
-            raise ConfigError("engine 'processes' needs a system that can fork; use engine=serial here.")
+        if reason := reason_against_forking():
+            raise ConfigError(f"engine 'processes' forks its workers, but {reason}; use engine=serial here.")
         if plan.device != "cpu":
             raise ConfigError("engine 'processes' runs on the CPU; use engine=serial on a GPU.")
-        if workers < 0:
-            raise ConfigError(f"engine 'processes': workers is {workers}, but it must be at least 0.")
+        cores = len(os.sched_getaffinity(0))
+        most = max(WORKERS, 4 * cores)
+        if not 0 <= workers <= most:
+            raise ConfigError(
+                f"engine 'processes': workers is {workers}, but it must be at least 0 and at most {most}, since each "
+                f"is a process with a model of its own and there are {cores} cores; 0 takes one for each."
+            )
         self.plan = plan
         self.computes = [compute(level) for level in plan.levels]  # inherited by the workers
         self.context: Any = mp.get_context("fork")
-        self.count = workers or len(os.sched_getaffinity(0))
+        self.count = workers or cores
         numbers = plan.layout.shared_size + plan.private_size + plan.layout.buffer_size
         vectors = VECTORS * numbers * plan.layout.dtype.itemsize
         self.down = Segment(vectors + (1 << 20))
         longest = max(compute.longest for compute in self.computes)
         self.slots = [Segment(longest * (vectors + (1 << 20))) for _ in range(QUEUED * self.count)]
-        self.workers = [self._fork() for _ in range(self.count)]
+        self.suspects: deque[BlockTask] = deque()
+        self.workers: list[Worker] = []
+        self._fill()
+
+    def _fill(self) -> None:
+        while len(self.workers) < self.count:
+            self.workers.append(self._fork())
 
     def _fork(self) -> Worker:
         ours, theirs = self.context.Pipe()
-        args = self.plan, self.computes, self.down, self.slots, theirs
+        inherited = [ours, *(worker.pipe for worker in self.workers)]  # an end that a child holds is never at its end
+        args = self.plan, self.computes, self.down, self.slots, theirs, inherited, os.getpid()
         process = self.context.Process(target=_serve, args=args, daemon=True)
         process.start()
         theirs.close()
@@ -118,6 +141,7 @@ class Processes:
         self._announce(down)
         cut = blocks(len(clients), self.computes[level].longest, self.computes[level].shortest)
         waiting, free = deque(enumerate(cut)), deque(range(len(self.slots)))
+        self.suspects.clear()
         done: dict[int, Fold] = {}
 
         def deal() -> None:
@@ -154,20 +178,32 @@ class Processes:
         for share in np.array_split(clients, len(self.workers)):
             own = {int(c): {k: v for k, v in states(int(c)).items() if k == "personal"} for c in share}
             shares.append((level, share, own if self.plan.has_private else {}))
-        for attempt in range(ATTEMPTS):
+        try:
+            for worker, share in zip(self.workers, shares, strict=True):
+                self._send(worker, ("losses", share))
+            return np.concatenate([self._losses(number, share) for number, share in enumerate(shares)])
+        except BaseException:  # broken off: no answer shall be left in a pipe
+            self.close()
+            raise
+
+    def _losses(self, number: int, share: tuple[int, np.ndarray, States]) -> np.ndarray:
+        """A worker's answer, or that of those which take its place."""
+        for attempt in range(ATTEMPTS + 1):
             try:
-                for worker, share in zip(self.workers, shares, strict=True):
-                    worker.pipe.send_bytes(pickle.dumps(("losses", share)))
-                return np.concatenate([worker.pipe.recv() for worker in self.workers])
+                found = self.workers[number].pipe.recv()
             except (EOFError, OSError):
-                if attempt + 1 == ATTEMPTS:
-                    raise
-                for number in range(len(self.workers)):
-                    self._replace(number)
-            except BaseException:  # interrupted: leave no answer in a pipe
-                self.close()
-                raise
-        raise AssertionError("unreachable")
+                if attempt:
+                    time.sleep(PAUSE)
+                self._replace(number)
+                self._send(self.workers[number], ("losses", share))
+                continue
+            if isinstance(found, ClientError):
+                raise found
+            return found
+        raise ClientError(
+            f"round {self.round}: the training losses of clients {share[1][0]} to {share[1][-1]} could not be "
+            f"computed: the worker process died {ATTEMPTS + 1} times."
+        )
 
     def close(self) -> None:
         """Stop the workers; another round would start new ones."""
@@ -179,9 +215,9 @@ class Processes:
             worker.process.join()
 
     def _announce(self, down: Broadcast) -> None:
-        """Send the broadcast to all workers, and remember it for those forked during the round."""
-        self.workers = self.workers or [self._fork() for _ in range(self.count)]
-        self.announcement = ("round", self.down.dump(down)[0])
+        """Tell all workers of a round, those too that will be forked during it."""
+        self._fill()
+        self.round, self.announcement = down.round, ("round", self.down.dump(down)[0])
         for worker in self.workers:
             self._send(worker, self.announcement)
 
@@ -199,41 +235,60 @@ class Processes:
         """Wait until a worker finishes a task or dies; return the finished tasks with their folds."""
         found: list[tuple[BlockTask, Fold]] = []
         busy = {worker.pipe: number for number, worker in enumerate(self.workers) if worker.tasks}
+        if not busy:
+            return [self._by_itself(self.suspects.popleft(), down)]
         for pipe in wait(list(busy)):
-            number = busy[pipe]  # type: ignore[index]
-            worker = self.workers[number]
+            worker = self.workers[busy[pipe]]  # type: ignore[index]
             try:
-                message = worker.pipe.recv_bytes()
+                folded = self._receive(worker)
             except (EOFError, OSError):
-                found += self._after_death(number, down)
+                self._after_death(busy[pipe])  # type: ignore[index]
                 continue
-            task = worker.tasks.popleft()
-            folded = self.slots[task.slot].load(message, copy=True)
-            if isinstance(folded, ClientError):
-                raise folded
-            found.append((task, folded))
+            found.append((worker.tasks.popleft(), folded))
         return found
 
-    def _after_death(self, number: int, down: Broadcast) -> list[tuple[BlockTask, Fold]]:
-        """Replace a dead worker and reassign its tasks; the client it was working on is retried once."""
+    def _receive(self, worker: Worker) -> Fold:
+        """The fold of the worker's first task."""
+        folded = self.slots[worker.tasks[0].slot].load(worker.pipe.recv_bytes(), copy=True)
+        if isinstance(folded, ClientError):
+            raise folded
+        return folded
+
+    def _after_death(self, number: int) -> None:
+        """Replace a dead worker and hand its tasks on; the one that it was at becomes suspect the second time."""
         tasks = self._replace(number)
-        found: list[tuple[BlockTask, Fold]] = []
-        if tasks:
-            task = tasks[0]
-            at = self.slots[task.slot].mark
-            task.deaths[at] += 1
-            if task.deaths[at] == ATTEMPTS and self.computes[task.level].together and not task.alone:
-                task.alone, task.deaths = True, Counter()
-            elif task.deaths[at] == ATTEMPTS:
-                reason = f"its worker process died {ATTEMPTS} times"
-                failure = Failure(down.round, task.clients[at], FailureKind.DIED, reason)
-                task.lost[at] = Result(task.clients[at], failure=failure)
-            if len(task.lost) == len(task.clients):
-                results = (task.lost[n] for n in range(len(task.clients)))
-                found.append((tasks.popleft(), fold(self.plan.levels[task.level], results, task.weights)))
+        task = tasks[0]
+        at = self.slots[task.slot].mark
+        task.deaths[at] += 1
+        if task.deaths[at] == ATTEMPTS and self.computes[task.level].together and not task.alone:
+            task.alone, task.deaths = True, Counter()
+        elif task.deaths[at] == ATTEMPTS:
+            self.suspects.append(tasks.popleft())
         for task in tasks:
             self._give(self.workers[number], task)
-        return found
+
+    def _by_itself(self, task: BlockTask, down: Broadcast) -> tuple[BlockTask, Fold]:
+        """The last attempt at a task, while nobody else works; a member at which the worker dies now is left out."""
+        task.alone = True
+        while len(task.lost) < len(task.clients):
+            time.sleep(PAUSE)
+            self._replace(0)
+            self._give(self.workers[0], task)
+            try:
+                folded = self._receive(self.workers[0])
+            except (EOFError, OSError):
+                at = self.slots[task.slot].mark
+                task.deaths[at] += 1
+                if task.deaths[at] > ATTEMPTS:
+                    reason = f"its worker process died {task.deaths[at]} times"
+                    failure = Failure(down.round, task.clients[at], FailureKind.DIED, reason)
+                    task.lost[at] = Result(task.clients[at], failure=failure)
+                self.workers[0].tasks.clear()
+                continue
+            self.workers[0].tasks.clear()
+            return task, folded
+        results = (task.lost[n] for n in range(len(task.clients)))
+        return task, fold(self.plan.levels[task.level], results, task.weights)
 
     def _replace(self, number: int) -> deque[BlockTask]:
         old = self.workers[number]
@@ -245,33 +300,70 @@ class Processes:
         return old.tasks
 
 
-def _serve(plan: ClientPlan, computes: list[Compute], segment: Segment, slots: list[Segment], pipe: Connection) -> None:
-    """The main loop of a worker: receive tasks until the pipe closes."""
+def reason_against_forking() -> str | None:
+    """Why workers cannot be forked on this system, in words; None where they can."""
+    if "fork" not in mp.get_all_start_methods():
+        return "this system cannot fork"
+    if sys.platform == "darwin":
+        return "on macOS a forked process may crash in system libraries that use threads"
+    return None
+
+
+def _die_with_parent(parent: int) -> None:
+    """Be killed when the parent is gone, where the system offers it; elsewhere the closed pipe tells a worker."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before that
+        os._exit(1)
+
+
+def _serve(
+    plan: ClientPlan,
+    computes: list[Compute],
+    segment: Segment,
+    slots: list[Segment],
+    pipe: Connection,
+    inherited: list[Connection],
+    parent: int,
+) -> None:
+    """A worker's life: receive tasks until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _die_with_parent(parent)
+    for other in inherited:
+        other.close()
     torch.set_num_threads(1)
+    with contextlib.suppress(EOFError, ConnectionError):
+        _work(plan, computes, segment, slots, pipe)
+
+
+def _work(plan: ClientPlan, computes: list[Compute], segment: Segment, slots: list[Segment], pipe: Connection) -> None:
     down: Broadcast | None = None
     while True:
-        try:
-            kind, content = pipe.recv()
-        except EOFError:
-            return
+        kind, content = pipe.recv()
         if kind == "round":
             down = segment.load(content)
             continue
         assert down is not None
         if kind == "losses":
             level, clients, states = content
-            pipe.send(computes[level].losses(down, clients, lambda client, states=states: states.get(client, {})))
+            work = partial(computes[level].losses, down, clients, lambda client, states=states: states.get(client, {}))
+            pipe.send(_or_error(work, f"round {down.round}: training losses cannot be computed"))
         else:
             number, message, end = content
             task: BlockTask = slots[number].load(message)
-            try:
-                folded = _folded(plan.levels[task.level], computes[task.level], down, task, slots[number])
-            except Exception as error:  # a part's uploads are malformed; another worker would fail too
-                sentence = f"round {down.round}: uploads do not fold: {type(error).__name__}: {error}."
-                folded = ClientError(sentence, "".join(traceback.format_exception(error)))
-            pipe.send_bytes(slots[number].dump(folded, end)[0])
+            work = partial(_folded, plan.levels[task.level], computes[task.level], down, task, slots[number])
+            pipe.send_bytes(slots[number].dump(_or_error(work, f"round {down.round}: uploads do not fold"), end)[0])
+
+
+def _or_error(work: Callable[[], Any], sentence: str) -> Any:
+    """What ``work`` returns, or a fault in a part, which no other worker would mend, as an error to hand over."""
+    try:
+        return work()
+    except Exception as error:
+        told = f"{sentence}: {type(error).__name__}: {error}."
+        return ClientError(told, "".join(traceback.format_exception(error)))
 
 
 def _folded(plan: ClientPlan, compute: Compute, down: Broadcast, task: BlockTask, slot: Segment) -> Fold:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 def write_synced(path: Path, blob: bytes) -> None:
     """Write a file and wait until it is on disk."""
-    with path.open("wb") as file:
+    path.unlink(missing_ok=True)
+    with path.open("xb") as file:  # a file of its own, where a link would lead elsewhere
         file.write(blob)
         file.flush()
         os.fsync(file.fileno())
@@ -37,6 +38,20 @@ def write_whole(path: Path, blob: bytes) -> None:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def append(path: Path, text: str, sync: bool = False) -> None:
+    """Add to the end of a file, which must not be a link, and wait until it is on disk if asked.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    with os.fdopen(os.open(path, flags, 0o644), "a") as file:
+        file.write(text)
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
 
 
 def discard(path: Path) -> None:

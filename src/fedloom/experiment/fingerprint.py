@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.compute import resolved
 from fedloom.core.local import Local
 from fedloom.core.plan import ClientPlan
 from fedloom.data.augment import augmentation
@@ -63,6 +64,7 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
         **_beside(experiment, plan),
         "seed": experiment.seed,
         "dtype": experiment.dtype,
+        "compute": resolved(experiment.compute, plan),  # which rounds in its own way
     }
 
 

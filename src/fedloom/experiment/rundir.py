@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -23,11 +22,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import OmegaConf
 
+from fedloom.core import yaml
 from fedloom.core.errors import CheckpointError
 from fedloom.experiment import atomic
+from fedloom.experiment.integrity import missing
+from fedloom.experiment.lock import Lock
 
 VERSION = 2
 """Format version; version 1, of FedLoom 0.1, can be read but not resumed."""
+
+WRITTEN = ("metrics.jsonl", "checkpoint", "clients", "figures")
+"""What is written into; everything else is replaced as a whole."""
 
 Columns = dict[str, np.ndarray]
 
@@ -86,8 +91,8 @@ class Table:
         return {name: stored[name].to_numpy() for name in stored.column_names}
 
     def rewind(self, round: int) -> None:
-        """Continue from the rows on disk of rounds up to ``round``."""
-        columns = self.read()
+        """Go on with the rows on disk of rounds up to ``round``."""
+        columns = self.read() if round else {}
         if columns:
             past = columns["round"] <= round
             self.blocks = [{name: column[past] for name, column in columns.items()}]
@@ -106,6 +111,7 @@ class RunDirectory:
         self.figures = self.path / "figures"
         self.tables = {name: Table(self.path / f"{name}.parquet") for name in ("clients", "mixing")}
         self.notes: list[str] = []
+        self._lock: Lock | None = None
 
     # --- reading
 
@@ -131,8 +137,8 @@ class RunDirectory:
         if not path.is_file():
             raise CheckpointError(f"{self.path} is not a run directory: it has no config.yaml.")
         try:
-            stored = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-        except Exception as error:  # YAML and OmegaConf errors have no common base
+            stored = yaml.load(path)
+        except Exception as error:  # YAML and OmegaConf errors share no base
             raise CheckpointError(f"{path} cannot be read as a configuration: {_first_line(error)}.") from error
         if not isinstance(stored, dict):
             raise CheckpointError(f"{path} holds no settings: it should be a mapping of names to values.")
@@ -156,19 +162,22 @@ class RunDirectory:
         return Kind.SYNTHESIS if "judge" in config else Kind.FEDERATED
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The records in round order; the last one of a repeated round, without incomplete lines."""
-        path = self.path / "metrics.jsonl"
-        by_round: dict[int, dict[str, Any]] = {}
-        broken = 0
+        """The records in order of rounds; of a round written twice the later one, and no line that is half written."""
+        by_round = {record["round"]: record for record in self._lines()}
+        return [by_round[round] for round in sorted(by_round)]
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """All lines of ``metrics.jsonl`` that are records."""
+        path, found, broken = self.path / "metrics.jsonl", [], 0
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
             try:
                 record = json.loads(line)
-                by_round[int(record["round"])] = record
-            except (ValueError, TypeError, KeyError, OverflowError):
+                found.append({**record, "round": int(record["round"])})
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
                 broken += bool(line.strip())
         if broken:
             self.notes.append(f"{broken} line{'s' * (broken > 1)} of metrics.jsonl could not be read and left out.")
-        return [by_round[round] for round in sorted(by_round)]
+        return found
 
     def table(self, name: str) -> Columns:
         """The columns of ``<name>.parquet``; empty if it is missing or unreadable."""
@@ -223,18 +232,35 @@ class RunDirectory:
 
     # --- writing
 
+    def acquire(self) -> None:
+        """Keep everybody else from writing here, until ``release``.
+
+        Raises:
+            CheckpointError: if somebody is writing here already.
+            OSError: if the directory cannot be written.
+        """
+        self._lock = Lock(self.path)
+
+    def release(self) -> None:
+        """Let others write here."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
     def create(self, config: Mapping[str, Any], citations: str, into: bool = False) -> None:
         """Start a new run directory; with ``into``, in a folder that may hold other files.
 
         Raises:
-            CheckpointError: if the path is taken or cannot be written.
+            CheckpointError: if the path is taken, in use, or cannot be written.
         """
-        if self.taken and not into:
-            raise CheckpointError(
-                f"{self.path} exists already; choose another out=, or continue it with resume={self.path}."
-            )
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            if not self.taken or into:
+                self.path.mkdir(parents=True, exist_ok=True)
+                self.acquire()
+            if self.taken and not into:  # asked again, now that nobody else can come first
+                raise CheckpointError(
+                    f"{self.path} exists already; choose another out=, or continue it with resume={self.path}."
+                )
             self.describe(config, citations)
         except OSError as error:
             raise CheckpointError(f"the run directory {self.path} cannot be written: {error.strerror}.") from error
@@ -256,7 +282,30 @@ class RunDirectory:
                 f"{self.path} was written by another version of FedLoom (format {config.get('version', 1)}, this one "
                 f"writes {VERSION}): it can be read but not continued; start a new run in another directory."
             )
+        for name in WRITTEN:
+            if (self.path / name).is_symlink():
+                raise CheckpointError(
+                    f"{self.path / name} is a link, and a run that goes on would write where it leads; "
+                    "put a file or folder of its own there."
+                )
         return config
+
+    def outran(self, config: Mapping[str, Any]) -> bool:
+        """Whether more rounds are on record than a run of this configuration does before its first checkpoint."""
+        every = config.get("checkpoint", {}).get("every")
+        return isinstance(every, int) and len(self.metrics()) > every
+
+    def missing(self, round: int) -> str | None:
+        """What has been lost of the rounds up to this one, in words; None if everything is there."""
+        found: dict[str, Columns] = {}
+        for name, table in self.tables.items():
+            try:
+                found[name] = table.read()
+            except Exception as error:  # a file that is damaged or no parquet
+                return f"{name}.parquet cannot be read: {_first_line(error)}"
+            if found[name] and found[name].get("round", np.zeros(0)).dtype.kind not in "iu":
+                return f"{name}.parquet has no numbers of rounds"
+        return missing(self._lines(), found, round)
 
     def rewind(self, round: int) -> list[dict[str, Any]]:
         """Discard everything after a checkpointed round; return the remaining records."""
@@ -274,8 +323,7 @@ class RunDirectory:
             CheckpointError: if the disk is full; existing checkpoints stay valid.
         """
         try:
-            with (self.path / "metrics.jsonl").open("a") as file:
-                file.write(json.dumps(record) + "\n")
+            atomic.append(self.path / "metrics.jsonl", json.dumps(record) + "\n")
         except OSError as error:
             raise CheckpointError(
                 f"{self.path}/metrics.jsonl cannot be written ({error.strerror}); "
@@ -285,9 +333,8 @@ class RunDirectory:
             self.tables[name].add(record["round"], columns)
 
     def write_tables(self) -> None:
-        """Write both parquet files, and wait until all records are on disk."""
-        with (self.path / "metrics.jsonl").open("ab") as file:
-            os.fsync(file.fileno())
+        """Write both parquet files, and wait until the records so far are on disk."""
+        atomic.append(self.path / "metrics.jsonl", "", sync=True)
         for table in self.tables.values():
             table.write()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import subprocess
 import sys
@@ -66,9 +67,19 @@ def environment() -> dict[str, Any]:
             versions[package] = version(package)
         except PackageNotFoundError:
             versions[package] = "not installed"
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        revision = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        revision = None
-    return {"versions": versions, "machine": platform.machine(), "git": revision}
+    return {"versions": versions, "machine": platform.machine(), "git": revision(Path(__file__))}
+
+
+def revision(file: Path) -> str | None:
+    """The git revision of the repository that tracks a file; None for one that merely lies in somebody's repository."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    found = ""
+    for words in (("ls-files", "--error-unmatch", file.name), ("rev-parse", "HEAD")):
+        try:
+            found = subprocess.run(
+                ["git", "-C", str(file.parent), *words],
+                capture_output=True, text=True, check=True, timeout=10, env=environment,
+            ).stdout.strip()  # fmt: skip
+        except (OSError, subprocess.SubprocessError):
+            return None
+    return found

@@ -58,6 +58,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
     _levels(plan, sample)
     if not experiment.method.answers:
         return plan
+    _targets(experiment.method, federation, out)
     if not federation.train.arrays.y.is_floating_point() and out.shape[-1] < federation.classes:
         raise ConfigError(f"the model has {out.shape[-1]} outputs, but the data have {federation.classes} classes.")
     return plan
@@ -107,6 +108,21 @@ def _latent(method: Method, model: nn.Module) -> None:
                 f"{place} {label(part)!r} draws latent vectors of length {wants}, but those of the model have {has}; "
                 "give both the same latent."
             )
+
+
+def _targets(method: Method, federation: Federation, out: Tensor) -> None:
+    """Refuse a loss that does not suit the targets, and outputs of another shape than numbers to be predicted."""
+    y = federation.train.arrays.y
+    kind, other = ("numbers", "squared_error") if y.is_floating_point() else ("classes", "cross_entropy")
+    for place, term in method.hooks["loss"]:
+        wanted = getattr(term, "targets", "")
+        if wanted and wanted != kind:
+            raise ConfigError(
+                f"{place.partition('.')[0]} {label(term)!r} compares outputs with {wanted}, but the targets of these "
+                f"data are {kind}; choose method.objective=[{other}]."
+            )
+    if kind == "numbers" and out[0].numel() != y[:1].numel():
+        raise ConfigError(f"the model has {out[0].numel()} outputs, but each sample has {y[:1].numel()} targets.")
 
 
 def _private(method: Method, plan: ClientPlan) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fedloom.core import yaml
 from fedloom.core.compose import compose
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation
@@ -78,7 +78,7 @@ def _finished(path: Path) -> Mapping[Any, Any]:
     if not (path / "config.yaml").is_file():
         raise ConfigError(f"teacher={path} is not a run directory: it has no config.yaml.")
     try:
-        config = OmegaConf.to_container(OmegaConf.load(path / "config.yaml"))
+        config = yaml.load(path / "config.yaml")
         summary = path / "summary.json"
         status = str(json.loads(summary.read_text())["status"]) if summary.is_file() else "still running, or killed"
     except Exception as error:  # YAML, JSON and OmegaConf errors have no common base

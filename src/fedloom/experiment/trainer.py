@@ -150,6 +150,8 @@ class Trainer:
             for callback in self.callbacks:
                 callback.on_finish(summary)
         finally:
+            if self.directory is not None:
+                self.directory.release()
             task.close()
             for callback in self.callbacks:
                 callback.on_close()
@@ -172,31 +174,45 @@ class Trainer:
             return
         identity = task.identity()
         marks = {"kind": task.kind.value, "version": VERSION}
-        config = {**task.config, **marks, "identity": identity, **environment()}
+        kept = {"checkpoint": {"every": self.checkpoint_every, "keep": self.keep}}
+        config = {**kept, **task.config, **marks, "identity": identity, **environment()}
         if not resume or (or_begin and not directory.begun):
             directory.create(config, task.citations, into=bool(resume))
             return
-        changed = differences(directory.continued().get("identity", {}), identity)
+        stored = directory.continued()
+        changed = differences(stored.get("identity", {}), identity)
         if changed:
             raise CheckpointError(
                 f"{directory.path} holds another experiment, so it cannot be continued: {'; '.join(changed)}."
             )
-        found = checkpoints.available(directory.checkpoints)
-        if isinstance(resume, Path) and resume not in found:
-            raise CheckpointError(f"{resume} is not a checkpoint of {directory.path}.")
-        if found:
-            chosen = resume if isinstance(resume, Path) else found[-1]
-            with checkpoints.refusing(chosen):
-                task.restore(checkpoints.read(chosen))
-            for later in found[found.index(chosen) + 1 :]:
-                checkpoints.remove(later)
-            self.saved = task.round
-        task.collect_garbage(directory.checkpoints)  # what a killed run wrote after the checkpoint
         try:
-            task.history[:] = directory.rewind(task.round)
+            directory.acquire()
+            self._go_back(directory, resume, stored)
             directory.describe(config, task.citations)
         except OSError as error:
             raise CheckpointError(f"{directory.path} cannot be written ({error.strerror or error}).") from error
+
+    def _go_back(self, directory: RunDirectory, resume: bool | Path, stored: Mapping[str, Any]) -> None:
+        """Take up the state of a checkpoint, and forget what came after it."""
+        task, found = self.task, checkpoints.available(directory.checkpoints)
+        if isinstance(resume, Path) and resume not in found:
+            raise CheckpointError(f"{resume} is not a checkpoint of {directory.path}.")
+        chosen = resume if isinstance(resume, Path) else found[-1] if found else None
+        if chosen is not None:
+            with checkpoints.refusing(chosen):
+                task.restore(checkpoints.read(chosen))
+                if lost := directory.missing(task.round):
+                    raise ValueError(f"{lost}, which it needs")
+            for later in found[found.index(chosen) + 1 :]:
+                checkpoints.remove(later)
+            self.saved = task.round
+        elif directory.outran(stored):
+            raise CheckpointError(
+                f"{directory.path} has lost its checkpoints: rounds are on record, but none is left to continue from; "
+                "put the folder checkpoint back, or start anew in another directory."
+            )
+        task.collect_garbage(directory.checkpoints)  # what a killed run wrote after it
+        task.history[:] = directory.rewind(task.round)
 
     def _commit(self, step: Any, numbers: Mapping[str, Any], started: float) -> None:
         """End the round: commit it, record it, report it, and write a checkpoint if one is due."""

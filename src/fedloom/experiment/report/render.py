@@ -55,6 +55,8 @@ def write(path: Path, content: bytes | str) -> Path:
     Raises:
         FedLoomError: if it cannot be written.
     """
+    if path.parent.name in ("figures", "tables") and path.parent.is_symlink():
+        raise FedLoomError(f"{path.parent} is a link, and a report would write where it leads; choose another --out.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content.encode() if isinstance(content, str) else content)

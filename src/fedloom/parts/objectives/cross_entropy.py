@@ -24,7 +24,7 @@ class CrossEntropy(Term):
     tensor([1.3863])
     """
 
-    is_cross_entropy = True
+    targets, is_cross_entropy = "classes", True
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         if out.logits.ndim == 2:

@@ -16,5 +16,7 @@ from fedloom.core.slots import objectives
 class SquaredError(Term):
     """ℓ(θ; x, y) = ½‖f_θ(x) - y‖², outputs [B, d] (or [B]) against targets of the same shape."""
 
+    targets = "numbers"
+
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         return 0.5 * (out.logits.flatten(1) - batch.y.reshape(len(batch.y), -1)).square().sum(1)

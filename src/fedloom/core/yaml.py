@@ -1,0 +1,90 @@
+"""YAML that others wrote: read only if it is as small as it looks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, NodeEvent
+
+DEPTH = 40
+NODES = 300_000
+REFERENCES = 32
+PLAIN = re.compile(r"\$\{[\w.\[\]-]+\}")
+
+YAMLProblem = (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, ValueError, RecursionError)
+"""What reading a file that is no YAML may raise, besides ``OSError``."""
+
+
+def load(path: Path) -> Any:
+    """The content of a YAML file as plain data, references as they stand.
+
+    Raises:
+        OSError: if there is no such file.
+        YAMLError: if it is no YAML (and the others of ``YAMLProblem``), nested too deeply, or would grow too large.
+    """
+    text = path.read_text(encoding="utf-8")
+    _measure(text)
+    return OmegaConf.to_container(OmegaConf.create(text) if text.strip() else OmegaConf.create({}), resolve=False)
+
+
+def _measure(text: str) -> None:
+    """Count nodes with every alias replaced by what it stands for, and levels, before anything is built."""
+    anchored: dict[str, int] = {}
+    opened: list[tuple[str | None, int]] = []
+    total = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, AliasEvent):
+            total += anchored.get(event.anchor, 1)
+        elif isinstance(event, CollectionStartEvent):
+            opened.append((event.anchor, total))
+            total += 1
+        elif isinstance(event, CollectionEndEvent):
+            anchor, before = opened.pop()
+            if anchor:
+                anchored[anchor] = total - before
+        elif isinstance(event, NodeEvent):
+            total += 1
+        if len(opened) > DEPTH:
+            raise yaml.YAMLError(f"it is nested more than {DEPTH} levels deep")
+        if total > NODES:
+            raise yaml.YAMLError(f"it has more than {NODES:,} values, aliases written out")
+
+
+def resolve(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree with references to other keys, like ``${seed}``, replaced by what they refer to.
+
+    >>> resolve({"seed": 3, "data": {"seed": "${seed}"}})
+    {'seed': 3, 'data': {'seed': 3}}
+    >>> resolve({"out": "${oc.env:HOME}"})
+    Traceback (most recent call last):
+    ...
+    ValueError: '${oc.env:HOME}' is more than a reference to another key, like ${seed}
+
+    Raises:
+        ValueError: for anything else in ``${…}``, which could read the environment, or for too many references.
+        OmegaConfBaseException: if there is nothing at that key, or references go round in circles.
+    """
+    count = _references(tree)
+    if not count:
+        return dict(tree)
+    if count > REFERENCES:
+        raise ValueError(f"there are {count} references, but there may be {REFERENCES}")
+    found = OmegaConf.to_container(OmegaConf.create(dict(tree)), resolve=True)
+    assert isinstance(found, dict)
+    return {str(key): value for key, value in found.items()}
+
+
+def _references(value: Any) -> int:
+    if isinstance(value, str):
+        if "${" in PLAIN.sub("", value):
+            raise ValueError(f"{value!r} is more than a reference to another key, like ${{seed}}")
+        return len(PLAIN.findall(value))
+    if isinstance(value, Mapping):
+        return sum(map(_references, value.values())) + sum(map(_references, value))
+    return sum(map(_references, value)) if isinstance(value, list | tuple) else 0

@@ -1,0 +1,63 @@
+"""Whether a run directory still has everything that a run recorded before it is continued there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+Record = Mapping[str, Any]
+
+
+def missing(records: Sequence[Record], tables: Mapping[str, Mapping[str, np.ndarray]], round: int) -> str | None:
+    """What is not as it was when a round was over, in words; None if all is there.
+
+    Args:
+        records: the lines of ``metrics.jsonl``, in their order.
+        tables: the columns of each parquet file; none where there is no file.
+        round: how many rounds are over.
+
+    >>> missing([{"round": 1}, {"round": 4}], {}, 4)
+    'metrics.jsonl lacks rounds 2 to 3'
+    >>> missing([{"round": 1, "train/loss": 0.5}, {"round": 1, "train/loss": 0.4}], {}, 1)
+    'metrics.jsonl has two different records of round 1'
+    """
+    past = [record for record in records if record["round"] <= round]
+    by_round: dict[int, Record] = {}
+    for record in past:
+        if _numbers(by_round.setdefault(record["round"], record)) != _numbers(record):
+            return f"metrics.jsonl has two different records of round {record['round']}"
+    if gaps := set(range(1, round + 1)) - by_round.keys():
+        return f"metrics.jsonl lacks {spans(gaps)}"
+    for name, needed in (("mixing", _mixed), ("clients", _evaluated)):
+        there = np.unique(tables.get(name, {}).get("round", np.zeros(0))).tolist()
+        if gaps := {at for at, record in by_round.items() if needed(record)} - set(there):
+            return f"{name}.parquet lacks {spans(gaps)}"
+    return None
+
+
+def _mixed(record: Record) -> bool:
+    return bool(record.get("cohort"))
+
+
+def _evaluated(record: Record) -> bool:
+    return any(key.startswith("clients/") for key in record)
+
+
+def _numbers(record: Record) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key != "seconds"}
+
+
+def spans(rounds: Iterable[int]) -> str:
+    """Rounds in words, at most three stretches of them.
+
+    >>> spans({4, 2, 3, 9}), spans({7}), spans(range(1, 20, 2))
+    ('rounds 2 to 4, 9', 'round 7', 'rounds 1, 3, 5, …')
+    """
+    ordered = sorted(rounds)
+    starts = [ordered[0], *(b for a, b in pairwise(ordered) if b > a + 1)]
+    ends = [*(a for a, b in pairwise(ordered) if b > a + 1), ordered[-1]]
+    told = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True)]
+    return f"round{'s' * (len(ordered) > 1)} {', '.join(told[:3])}{', …' if len(told) > 3 else ''}"

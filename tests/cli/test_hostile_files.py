@@ -1,0 +1,131 @@
+"""Files that somebody else wrote: nothing is written outside, nothing is followed, nothing burns, nothing leaks."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.core import yaml
+from fedloom.experiment import runtime
+
+Cli = Callable[..., Any]
+RUN = "label: fedavg\n  config: {method: fedavg, rounds: 1}\n"
+SMALL = ("clients=5", "model.hidden=[8]", "local.batch_size=50")
+
+
+@pytest.mark.parametrize("name", ["../../x", "..", "/tmp/fedloom-outside", "a/b", "link"])
+def test_a_plan_cannot_name_runs_outside_its_folder(name: str, cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "in" / "sweep"
+    folder.mkdir(parents=True)
+    (tmp_path / "target").mkdir()
+    (folder / "link").symlink_to(tmp_path / "target")
+    (folder / "sweep.yaml").write_text(f"{name!r}:\n  {RUN}")
+    code, out, err = cli("run", f"resume={folder}")
+    assert (code, out) == (2, "")
+    assert f"sweep.yaml has a run {name!r}, but all runs must lie in this folder." in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "target"]
+    assert not list((tmp_path / "target").iterdir())
+
+
+@pytest.mark.parametrize("about", ["3", "[]", "{label: x}", "{label: x, config: 3}", "{config: {method: fedavg}}"])
+def test_a_plan_that_says_nothing_of_a_run(about: str, cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(f"a: {about}\n")
+    code, out, err = cli("run", "resume=.")
+    assert (code, out) == (2, "")
+    assert "says nothing of run 'a'" in err
+
+
+def test_a_report_follows_no_links(cli: Cli, tmp_path: Path) -> None:
+    assert cli("run", "-q", "method=fedavg", "rounds=1", "out=there", *SMALL).code == 0
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "precious").write_text("precious")
+    for name in ("report.html", ".report.html.part", "tables.tex", ".tables.tex.part"):
+        (tmp_path / "there" / name).symlink_to(mine / "precious")
+    assert cli("report", "there").code == 0
+    assert (mine / "precious").read_text() == "precious"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "figures").symlink_to(mine)
+    code, _, err = cli("report", "there", "--out", "other")
+    assert code == 2
+    assert "other/figures is a link, and a report would write where it leads; choose another --out." in err
+    assert [path.name for path in mine.iterdir()] == ["precious"]
+
+
+def bomb(levels: int = 30) -> str:
+    """Each line holds the one before it ten times."""
+    lines = ["a0: &a0 [1, 1]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, levels))]
+    return "\n".join(lines) + "\n"
+
+
+BURNING = {
+    "aliases": (bomb(), "it has more than 300,000 values, aliases written out"),
+    "levels of flow": ("x: " + "[" * 2000 + "]" * 2000, "nested more than 40 levels deep"),
+    "levels of blocks": ("\n".join(f"{' ' * n}a:" for n in range(2000)), "nested more than 40 levels deep"),
+    "an alias to itself": ("a: &a [*a]\n", ""),
+}
+
+
+@pytest.mark.parametrize("text", BURNING)
+@pytest.mark.parametrize("place", ["recipe", "run directory", "plan", "report"])
+def test_yaml_that_would_burn(place: str, text: str, cli: Cli, tmp_path: Path) -> None:
+    content, sentence = BURNING[text]
+    names = {"recipe": "recipe.yaml", "run directory": "config.yaml", "plan": "sweep.yaml", "report": "config.yaml"}
+    words = {"recipe": ("run", "recipe.yaml"), "report": ("report", ".")}.get(place, ("run", "resume=."))
+    (tmp_path / names[place]).write_text(content)
+    (tmp_path / "metrics.jsonl").touch()
+    before = sorted(tmp_path.iterdir())
+    code, out, err = cli(*words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert sentence in err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("value", ["${oc.env:SECRET}", "${oc.env:SECRET,x}", "${oc.decode:'1'}", "a${oc.env:${seed}}b"])
+def test_a_recipe_cannot_read_the_environment(
+    value: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "hunter2")
+    (tmp_path / "recipe.yaml").write_text(f'method: fedavg\ndata: {{name: npz, path: "{value}"}}\n')
+    code, out, err = cli("run", "--dry-run", "recipe.yaml")
+    assert (code, out) == (2, "")
+    assert "is more than a reference to another key, like ${seed}." in err
+    assert "hunter2" not in err
+    (tmp_path / "recipe.yaml").write_text("method: fedavg\nseed: 4\nrounds: ${seed}\n")
+    assert "rounds: 4" in cli("run", "--dry-run", "recipe.yaml").out
+
+
+def test_references_that_would_burn() -> None:
+    """Each list holds the next one ten times."""
+    tree = {f"a{n}": [f"${{a{n + 1}}}"] * 10 for n in range(30)} | {"a30": 1}
+    with pytest.raises(ValueError, match="there are 300 references, but there may be 32"):
+        yaml.resolve(tree)
+
+
+def test_the_revision_is_that_of_a_repository_that_tracks_the_file(tmp_path: Path) -> None:
+    """A library that is installed inside somebody's repository has none."""
+
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True)
+
+    (tmp_path / "mine.py").touch()
+    (tmp_path / "installed.py").touch()
+    git("init")
+    git("add", "mine.py")
+    git("commit", "-m", "mine")
+    found = runtime.revision(tmp_path / "mine.py")
+    assert found is not None
+    assert len(found) == 40
+    assert runtime.revision(tmp_path / "installed.py") is None
+
+
+@pytest.mark.parametrize("words", [("seed=range(0,1000000000)",), ("seed=range(0,100)", "local.lr=range(1,100)")])
+def test_a_sweep_that_never_ends(words: tuple[str, ...], cli: Cli) -> None:
+    code, out, err = cli("run", "-m", "method=fedavg", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "1,000" in err
