@@ -16,7 +16,7 @@ from torch import nn
 
 from fedloom.compute import reason_against_batched
 from fedloom.compute.batched import LONGEST, Batched, _Block
-from fedloom.core.aggregate import blocks
+from fedloom.core.aggregate import even_blocks
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.experiment.experiment import Evaluation
@@ -155,9 +155,8 @@ def test_a_client_that_fails_is_named_and_the_others_go_on(monkeypatch: pytest.M
 
 def test_blocks_are_filled_where_the_cohort_has_enough_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert [len(block) for block in blocks(10, 25, 4)] == 5 * [2]
-    assert max(len(block) for block in blocks(1000, 25, 4)) == 25
-    assert min(len(block) for block in blocks(1000, 25, 4)) >= 3
+    assert [len(block) for block in even_blocks(10, 25)] == [3, 3, 2, 2]
+    assert {len(block) for block in even_blocks(1000, 25)} == {25}
 
 
 def test_a_large_network_takes_small_blocks() -> None:

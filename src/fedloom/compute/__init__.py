@@ -14,6 +14,15 @@ computes: Registry[ComputeFactory] = Registry("compute")
 
 
 @computes.register
+def auto() -> ComputeFactory:
+    """Choose ``batched`` on the CPU wherever a plan has a batched form, and ``live`` otherwise.
+
+    The choice depends on the plan alone, never on the number of cores, so that a run has the same bits everywhere.
+    """
+    return lambda plan: computes.make(resolved("auto", plan))(plan)
+
+
+@computes.register
 def live() -> ComputeFactory:
     """Step clients one after the other in one live module; the reference."""
     from fedloom.compute.live import Live
@@ -35,6 +44,8 @@ def batched() -> ComputeFactory:
 
 def resolved(name: str, plan: ClientPlan) -> str:
     """The compute that does a plan's work under a name: bits depend on it, unlike on the engine."""
+    if name == "auto":
+        name = "batched" if plan.device == "cpu" else "live"
     return "live" if name == "batched" and reason_against_batched(plan) else name
 
 

@@ -17,11 +17,12 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedloom.compute.cohort import BatchSchedule, CohortNet, Draws, SGDRule, TrainedCohort, train
+from fedloom.compute.cohort.parameters import rows
 from fedloom.compute.cohort.pointwise import Dropout
 from fedloom.compute.live import Live
 from fedloom.compute.lockstep import Lockstep
 from fedloom.core import rng
-from fedloom.core.aggregate import UPDATE, Fold, fold
+from fedloom.core.aggregate import UPDATE, Fold, even_blocks, fold
 from fedloom.core.client import Broadcast, ClientWork, Result, State, Vectors, load
 from fedloom.core.context import Context
 from fedloom.core.engine import States
@@ -29,8 +30,7 @@ from fedloom.core.parts import Part
 from fedloom.core.plan import ClientPlan
 
 LONGEST = 25  # largest block: more clients would not fit into the caches
-SHORTEST = 4  # smallest block if the cohort fills four: a call costs as much for one client as for four
-MEMORY = 24 << 20  # target size of a block's models and activations, in bytes
+MEMORY = 60 << 20  # target size of a block's models and activations, in bytes
 
 
 def reason_against(plan: ClientPlan) -> str | None:
@@ -75,10 +75,14 @@ class Batched:
     def __init__(self, plan: ClientPlan) -> None:
         self.plan, self.live = plan, Live(plan)
         self.longest = min(LONGEST, max(MEMORY // _bytes(plan), 1))
-        self.shortest = min(SHORTEST, self.longest)
         self.net: CohortNet | None = None  # built on first use: the main process of ``processes`` needs none
+        self._constants: Tensor | None = None
         self.has_plain_rounds = has_plain_rounds(plan)
         self.sums = needs_only_sums(plan)
+
+    def blocks(self, members: int) -> list[range]:
+        """Equal blocks, as long as memory allows."""
+        return even_blocks(members, self.longest)
 
     def work(self, down: Broadcast, clients: Sequence[int], states: Sequence[State]) -> Iterator[Result]:
         """The results of the clients, in order; an exception or a non-finite update becomes a failure."""
@@ -101,6 +105,13 @@ class Batched:
     def losses(self, down: Broadcast, clients: np.ndarray, states: States) -> np.ndarray:
         """F_i(θ^t), float64 [clients], one client after the other."""
         return self.live.losses(down, clients, states)
+
+    def constants(self, clients: int) -> Tensor:
+        """Memory for the constants of a block's corrections, [clients, P], reused in every round."""
+        if self._constants is None:
+            self._constants = rows(self.longest, self.plan.layout.size, self.plan.theta0)
+            self.zero = torch.zeros_like(self.plan.theta0)
+        return self._constants[:clients]
 
     def network(self) -> CohortNet:
         """The network of a block."""
@@ -205,14 +216,14 @@ class _Block:
         if not slope:
             return None
         common = not (plan.method.hooks["begin"] or plan.method.hooks["init_client"])
-        zero = torch.zeros_like(self.down.theta)
-        constants = []
-        for seen in contexts[:1] if common else contexts:
-            constant = torch.zeros_like(self.down.theta)
+        constants = self.compute.constants(1 if common else len(contexts))
+        for row, seen in zip(constants, contexts, strict=False):
+            made = row.zero_()
             for place, part in parts:
-                constant = part.grad(constant, zero, seen[place])
-            constants.append(constant)
-        constant = torch.stack(constants).div_(slope).expand(len(contexts), -1)
+                made = part.grad(made, self.compute.zero, seen[place])
+            if made is not row:
+                row.copy_(made)
+        constant = (constants if slope == 1 else constants.div_(slope)).expand(len(contexts), -1)
         return SGDRule(self.down.lr * slope, (local.weight_decay + pull) / slope, local.momentum, constant)
 
     def _draws(self, clients: Sequence[int]) -> Draws | None:

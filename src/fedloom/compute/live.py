@@ -12,7 +12,7 @@ from torch.func import grad_and_value
 
 from fedloom.core import client as work
 from fedloom.core import rng
-from fedloom.core.aggregate import LONGEST, Fold, fold
+from fedloom.core.aggregate import LONGEST, Fold, blocks, fold
 from fedloom.core.client import Answer, Broadcast, ClientWork, LocalWork, Request, Result, State, Vectors
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.engine import States
@@ -27,7 +27,7 @@ EVALUATION_BATCH = 1000
 class Live:
     """The live compute: autograd on one module that is built once and never rebuilt."""
 
-    longest, shortest = LONGEST, 1
+    longest, blocks = LONGEST, staticmethod(blocks)
     together = False
 
     def __init__(self, plan: ClientPlan) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -22,30 +23,37 @@ from fedloom.core.tree import Tree
 LONGEST = 6  # default block size: larger blocks save little and leave cores idle at the end of a round
 SHARE = 16  # a block holds at most 1/16 of its cohort
 LAST = 4  # and at most 1/4 of the members not yet assigned
+EVEN = 4  # equal blocks come in multiples of this, so that every core gets as many
 UPDATE, BUFFERS = "update", "buffers"
 
 
-def blocks(members: int, longest: int = LONGEST, shortest: int = 1) -> list[range]:
-    """Cut a cohort into blocks of consecutive members, as a function of its size alone.
-
-    Blocks shrink towards the end, so that all cores finish at about the same time. A block has at least ``shortest``
-    members as long as that leaves four blocks.
+def blocks(members: int) -> list[range]:
+    """Cut a cohort into short blocks, which shrink towards the end so that all cores finish at about the same time.
 
     >>> blocks(3)
     [range(0, 1), range(1, 2), range(2, 3)]
     >>> [len(block) for block in blocks(100)] == 13 * [6] + [5, 4, 3, 2, 2, 1, 1, 1, 1, 1, 1]
     True
-    >>> [len(block) for block in blocks(50, 25, 4)], [len(block) for block in blocks(10, 25, 4)]
-    ([4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 2], [2, 2, 2, 2, 2])
     """
     cut: list[range] = []
     start = 0
     while start < members:
-        least = min(shortest, members // LAST, members - start)
-        size = max(min(longest, members // SHARE, (members - start) // LAST), least, 1)
+        size = max(min(LONGEST, members // SHARE, (members - start) // LAST), 1)
         cut.append(range(start, start + size))
         start += size
     return cut
+
+
+def even_blocks(members: int, longest: int) -> list[range]:
+    """Cut a cohort into blocks of equal length, up to one member; their number is a multiple of ``EVEN``.
+
+    >>> [len(block) for block in even_blocks(100, 16)], [len(block) for block in even_blocks(10, 16)]
+    ([13, 13, 13, 13, 12, 12, 12, 12], [3, 3, 2, 2])
+    """
+    count = min(EVEN * -(-members // (EVEN * longest)), members)
+    short, longer = divmod(members, max(count, 1))
+    ends = [number * short + min(number, longer) for number in range(count + 1)]
+    return [range(*pair) for pair in pairwise(ends)]
 
 
 @dataclass

@@ -22,9 +22,8 @@ class Compute(Protocol):
         """Largest number of clients in a block."""
         ...
 
-    @property
-    def shortest(self) -> int:
-        """Smallest number of clients in a block, where the cohort is large enough."""
+    def blocks(self, members: int) -> list[range]:
+        """The blocks of a cohort, a function of its size alone."""
         ...
 
     @property

@@ -15,64 +15,35 @@ Workers die with their parent, however it ends.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing as mp
 import os
 import pickle
-import signal
 import sys
 import time
-import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import numpy as np
-import torch
 
-from fedloom.core.aggregate import Fold, blocks, fold
-from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
-from fedloom.core.engine import Compute, ComputeFactory, States
+from fedloom.core.aggregate import Fold, fold
+from fedloom.core.client import Broadcast, Failure, FailureKind, Result
+from fedloom.core.engine import ComputeFactory, States
 from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.plan import ClientPlan
+from fedloom.engines.arena import Arena
 from fedloom.engines.shared import Segment
+from fedloom.engines.worker import BlockTask, serve
 
 QUEUED = 2  # tasks a worker holds: one under way, one waiting, so that it never idles
 ATTEMPTS = 2  # before the last one, by itself
 PAUSE = 0.2  # seconds before that, in which memory may become free
 WORKERS = 64  # as many may always be asked for, and on large machines some for each core
-PR_SET_PDEATHSIG = 1
 VECTORS = 8  # room for what a client brings and leaves behind, each as long as the model
-
-
-@dataclass
-class BlockTask:
-    """The work of one block, and the slot through which its data go.
-
-    Attributes:
-        number: the block's position in its cohort.
-        level: the level of its members.
-        clients: its members.
-        weights: their mixing coefficients, float64 [members], if known.
-        states: their states.
-        slot: index of the slot, whose mark is the position of the member being worked on.
-        deaths: number of workers that died, by position of the member.
-        lost: the failures of members at which too many workers died.
-        alone: whether members run one by one, to find the one that kills its worker.
-    """
-
-    number: int
-    level: int
-    clients: list[int]
-    weights: np.ndarray | None
-    states: list[State]
-    slot: int
-    deaths: Counter[int] = field(default_factory=Counter)
-    lost: dict[int, Result] = field(default_factory=dict)
-    alone: bool = False
+LARGE = 1 << 16  # bytes of a model from which on client states have places in the arena
+ADDRESSES = 1 << 36  # bytes of address space of the arena at most
 
 
 @dataclass
@@ -115,8 +86,12 @@ class Processes:
         numbers = plan.layout.shared_size + plan.private_size + plan.layout.buffer_size
         vectors = VECTORS * numbers * plan.layout.dtype.itemsize
         self.down = Segment(vectors + (1 << 20))
-        longest = max(compute.longest for compute in self.computes)
-        self.slots = [Segment(longest * (vectors + (1 << 20))) for _ in range(QUEUED * self.count)]
+        longest, slots = max(compute.longest for compute in self.computes), QUEUED * self.count
+        stateful = bool(plan.method.hooks["init_client"] or plan.private_size) and vectors >= VECTORS * LARGE
+        places = len(plan.data) + slots * longest if stateful else 0
+        self.arena = Arena(min(places, ADDRESSES // max(vectors, 1)), vectors)
+        self.slots = [Segment(longest * (vectors + (1 << 20)), self.arena) for _ in range(slots)]
+        self.owners: list[list[memoryview]] = [[] for _ in range(slots)]  # of the places that a slot's task fills
         self.suspects: deque[BlockTask] = deque()
         self.workers: list[Worker] = []
         self._fill()
@@ -129,7 +104,7 @@ class Processes:
         ours, theirs = self.context.Pipe()
         inherited = [ours, *(worker.pipe for worker in self.workers)]  # an end that a child holds is never at its end
         args = self.plan, self.computes, self.down, self.slots, theirs, inherited, os.getpid()
-        process = self.context.Process(target=_serve, args=args, daemon=True)
+        process = self.context.Process(target=serve, args=args, daemon=True)
         process.start()
         theirs.close()
         return Worker(process, ours)
@@ -139,7 +114,7 @@ class Processes:
     ) -> Generator[Fold]:
         """The folds of the clients' blocks, in order; the caller owns them."""
         self._announce(down)
-        cut = blocks(len(clients), self.computes[level].longest, self.computes[level].shortest)
+        cut = self.computes[level].blocks(len(clients))
         waiting, free = deque(enumerate(cut)), deque(range(len(self.slots)))
         self.suspects.clear()
         done: dict[int, Fold] = {}
@@ -224,6 +199,8 @@ class Processes:
     def _give(self, worker: Worker, task: BlockTask) -> None:
         slot = self.slots[task.slot]
         slot.mark = next(n for n in range(len(task.clients)) if n not in task.lost)
+        taken = [found for _ in task.clients if (found := self.arena.take())]
+        task.places, self.owners[task.slot] = [place for place, _ in taken], [owner for _, owner in taken]
         worker.tasks.append(task)
         self._send(worker, ("work", (task.slot, *slot.dump(task))))
 
@@ -249,7 +226,9 @@ class Processes:
 
     def _receive(self, worker: Worker) -> Fold:
         """The fold of the worker's first task."""
-        folded = self.slots[worker.tasks[0].slot].load(worker.pipe.recv_bytes(), copy=True)
+        slot = worker.tasks[0].slot
+        folded = self.slots[slot].load(worker.pipe.recv_bytes(), copy=True)
+        self.owners[slot] = []
         if isinstance(folded, ClientError):
             raise folded
         return folded
@@ -307,84 +286,3 @@ def reason_against_forking() -> str | None:
     if sys.platform == "darwin":
         return "on macOS a forked process may crash in system libraries that use threads"
     return None
-
-
-def _die_with_parent(parent: int) -> None:
-    """Be killed when the parent is gone, where the system offers it; elsewhere the closed pipe tells a worker."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before that
-        os._exit(1)
-
-
-def _serve(
-    plan: ClientPlan,
-    computes: list[Compute],
-    segment: Segment,
-    slots: list[Segment],
-    pipe: Connection,
-    inherited: list[Connection],
-    parent: int,
-) -> None:
-    """A worker's life: receive tasks until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _die_with_parent(parent)
-    for other in inherited:
-        other.close()
-    torch.set_num_threads(1)
-    with contextlib.suppress(EOFError, ConnectionError):
-        _work(plan, computes, segment, slots, pipe)
-
-
-def _work(plan: ClientPlan, computes: list[Compute], segment: Segment, slots: list[Segment], pipe: Connection) -> None:
-    down: Broadcast | None = None
-    while True:
-        kind, content = pipe.recv()
-        if kind == "round":
-            down = segment.load(content)
-            continue
-        assert down is not None
-        if kind == "losses":
-            level, clients, states = content
-            work = partial(computes[level].losses, down, clients, lambda client, states=states: states.get(client, {}))
-            pipe.send(_or_error(work, f"round {down.round}: training losses cannot be computed"))
-        else:
-            number, message, end = content
-            task: BlockTask = slots[number].load(message)
-            work = partial(_folded, plan.levels[task.level], computes[task.level], down, task, slots[number])
-            pipe.send_bytes(slots[number].dump(_or_error(work, f"round {down.round}: uploads do not fold"), end)[0])
-
-
-def _or_error(work: Callable[[], Any], sentence: str) -> Any:
-    """What ``work`` returns, or a fault in a part, which no other worker would mend, as an error to hand over."""
-    try:
-        return work()
-    except Exception as error:
-        told = f"{sentence}: {type(error).__name__}: {error}."
-        return ClientError(told, "".join(traceback.format_exception(error)))
-
-
-def _folded(plan: ClientPlan, compute: Compute, down: Broadcast, task: BlockTask, slot: Segment) -> Fold:
-    """The fold of a task's block; members run together unless one of them killed a worker before."""
-    if compute.together and not (task.lost or task.alone):
-        return compute.fold(down, task.clients, task.states, task.weights)
-    return fold(plan, _results(compute, down, task, slot), task.weights)
-
-
-def _results(compute: Compute, down: Broadcast, task: BlockTask, slot: Segment) -> Iterator[Result]:
-    """The results of a block's members in order; the slot's mark tells which one is running."""
-    members = [n for n in range(len(task.clients)) if n not in task.lost]
-    groups = [[n] for n in members] if task.alone else [members]
-    results = (
-        result
-        for group in groups
-        for result in compute.work(down, [task.clients[n] for n in group], [task.states[n] for n in group])
-    )
-    for at in range(len(task.clients)):
-        if at in task.lost:
-            yield task.lost[at]
-        else:
-            slot.mark = at
-            yield next(results)

@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 import numpy as np
 
-from fedloom.core.aggregate import Fold, blocks
+from fedloom.core.aggregate import Fold
 from fedloom.core.client import Broadcast
 from fedloom.core.engine import ComputeFactory, States
 from fedloom.core.plan import ClientPlan
@@ -22,7 +22,7 @@ class Serial:
         self, down: Broadcast, clients: np.ndarray, states: States, weights: np.ndarray | None, level: int = 0
     ) -> Generator[Fold]:
         compute = self.computes[level]
-        for block in blocks(len(clients), compute.longest, compute.shortest):
+        for block in compute.blocks(len(clients)):
             members = clients[block.start : block.stop].tolist()
             part = None if weights is None else weights[block.start : block.stop]
             yield compute.fold(down, members, [states(client) for client in members], part)

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Address = tuple[tuple[int, ...], torch.dtype, int]  # shape, dtype, offset in bytes
-ALIGN = 64
+from fedloom.engines.arena import ALIGN, Arena
+
+Address = tuple[tuple[int, ...], torch.dtype, int, bool]  # shape, dtype, offset in bytes, whether in the arena
 MARK = 8  # bytes of the integer at the start
 
 
@@ -29,8 +30,9 @@ class Segment:
     ({'state': [tensor([1., 1.]), 'and so on']}, 128)
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, arena: Arena | None = None) -> None:
         self.memory = mmap.mmap(-1, ALIGN + nbytes)
+        self.arena = arena or Arena(0, 0)
 
     @property
     def mark(self) -> int:
@@ -49,7 +51,7 @@ class Segment:
         return file.getvalue(), packer.end
 
     def load(self, message: bytes, copy: bool = False) -> Any:
-        """The value, whose tensors are views of this memory or, with ``copy``, copies."""
+        """The value, whose tensors are views of this memory or, with ``copy``, copies; those in the arena stay there."""
         unpacker = _Unpacker(io.BytesIO(message))
         unpacker.segment, unpacker.copy = self, copy
         return unpacker.load()
@@ -67,12 +69,14 @@ class _Packer(pickle.Pickler):
     def persistent_id(self, obj: Any) -> Address | None:
         if not isinstance(obj, Tensor):
             return None
-        address = tuple(obj.shape), obj.dtype, self.end
         size = obj.numel() * obj.element_size()
+        if size and (at := self.segment.arena.address(obj)) is not None:
+            return tuple(obj.shape), obj.dtype, at, True
+        address = tuple(obj.shape), obj.dtype, self.end, False
         if self.end + size > len(self.segment.memory):
             return None
         if size:
-            self.segment.view(*address).copy_(obj)
+            self.segment.view(*address[:3]).copy_(obj)
         self.end += -(-size // ALIGN) * ALIGN
         return address
 
@@ -82,8 +86,10 @@ class _Unpacker(pickle.Unpickler):
     copy: bool
 
     def persistent_load(self, pid: Address) -> Tensor:
-        shape, dtype, _ = pid
+        shape, dtype, at, kept = pid
         if not prod(shape):
             return torch.empty(shape, dtype=dtype)
-        found = self.segment.view(*pid)
+        if kept:
+            return self.segment.arena.view(shape, dtype, at)
+        found = self.segment.view(shape, dtype, at)
         return found.clone() if self.copy else found

@@ -138,7 +138,7 @@ class Experiment:
     evaluation: Evaluation = field(default_factory=Evaluation)
     engine: str = "auto"
     engine_settings: Mapping[str, Any] = field(default_factory=dict)
-    compute: str = "live"
+    compute: str = "auto"
     compute_settings: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     drop_rate: float = 0.0

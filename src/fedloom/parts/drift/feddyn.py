@@ -64,7 +64,7 @@ class FedDynDrift(Drift):
 
     def begin(self, ctx: Context) -> Tree:
         """h_i + αθ^t, constant over the local steps."""
-        return {"pull": (ctx.state["h"] + self.alpha * ctx.received) / self._size(ctx)}
+        return {"pull": torch.add(ctx.state["h"], ctx.received, alpha=self.alpha).div_(self._size(ctx))}
 
     def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
         """g + (α(θ - θ^t) - h_i) / (n_i/n̄)."""
@@ -72,7 +72,7 @@ class FedDynDrift(Drift):
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         """h_i ← h_i - α(θ_i - θ^t)."""
-        return ClientEnd({"h": ctx.state["h"] + self.alpha * update}, {}, update)
+        return ClientEnd({"h": torch.add(ctx.state["h"], update, alpha=self.alpha)}, {}, update)
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """h ← h + α (1/K) Σ Δ_i, then Δ + h/α."""
