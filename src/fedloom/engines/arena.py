@@ -1,7 +1,7 @@
 """Client states in shared memory, where they stay from round to round.
 
-A state outlives its round. In an arena a worker writes it once, the driver keeps a view of it, and the next worker reads
-it there: the driver never copies a state.
+A state outlives its round. In an arena a worker writes it once, the driver keeps a view of it, and the next worker
+reads it there: the driver never copies a state.
 """
 
 from __future__ import annotations

@@ -239,16 +239,18 @@ class Processes:
         task = tasks[0]
         at = self.slots[task.slot].mark
         task.deaths[at] += 1
-        if task.deaths[at] == ATTEMPTS and self.computes[task.level].together and not task.alone:
-            task.alone, task.deaths = True, Counter()
-        elif task.deaths[at] == ATTEMPTS:
+        if task.deaths[at] == ATTEMPTS:
             self.suspects.append(tasks.popleft())
         for task in tasks:
             self._give(self.workers[number], task)
 
     def _by_itself(self, task: BlockTask, down: Broadcast) -> tuple[BlockTask, Fold]:
-        """The last attempt at a task, while nobody else works; a member at which the worker dies now is left out."""
-        task.alone = True
+        """The last attempts at a task, while nobody else works; a member at which the worker dies now is left out.
+
+        Members that are stepped together have the same bits only together, so they are tried one by one only if the
+        worker dies again.
+        """
+        task.alone = not self.computes[task.level].together
         while len(task.lost) < len(task.clients):
             time.sleep(PAUSE)
             self._replace(0)
@@ -258,7 +260,9 @@ class Processes:
             except (EOFError, OSError):
                 at = self.slots[task.slot].mark
                 task.deaths[at] += 1
-                if task.deaths[at] > ATTEMPTS:
+                if not task.alone:
+                    task.alone, task.deaths = True, Counter(dict.fromkeys(range(len(task.clients)), 1))
+                elif task.deaths[at] > ATTEMPTS:
                     reason = f"its worker process died {task.deaths[at]} times"
                     failure = Failure(down.round, task.clients[at], FailureKind.DIED, reason)
                     task.lost[at] = Result(task.clients[at], failure=failure)

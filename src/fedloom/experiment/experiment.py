@@ -109,7 +109,7 @@ class Experiment:
         engine: where client work runs: ``serial``, ``processes``, or ``auto``, which chooses by work, cores and device
             without changing results.
         engine_settings: settings of the engine, like ``{"workers": 4}``.
-        compute: how clients are stepped: ``live`` or ``batched``.
+        compute: how clients are stepped: ``live``, ``batched`` or ``auto``.
         compute_settings: settings of the compute.
         seed: seed of everything that is random.
         drop_rate: probability that a cohort member drops out of a round (simulated failures).
