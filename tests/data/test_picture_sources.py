@@ -10,9 +10,9 @@ from PIL import Image
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data import federate, sources
+from fedloom.data.plots import plot_samples
 from fedloom.data.sources import folders
 from fedloom.data.sources.archive import kept, write_npz
-from fedloom.data.sources.gallery import gallery
 from fedloom.data.sources.omniglot import shrunk
 
 RNG = np.random.default_rng(0)
@@ -286,7 +286,7 @@ def test_samples_can_be_looked_at(tmp_path: Path) -> None:
     source = sources.make("digits")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        gallery(source.train, "digits", tmp_path / "digits.png", each=4)
+        plot_samples(source.train, "digits", tmp_path / "digits.png", per_class=4)
     assert Image.open(tmp_path / "digits.png").size[0] > 300
-    with pytest.raises(DataError, match=r"no picture of samples of shape \[30\]"):
-        gallery(sources.make("synthetic").train, "synthetic", tmp_path / "x.png")
+    with pytest.raises(DataError, match=r"samples of shape \[30\] cannot be drawn"):
+        plot_samples(sources.make("synthetic").train, "synthetic", tmp_path / "x.png")
