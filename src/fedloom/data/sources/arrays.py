@@ -92,7 +92,11 @@ def from_tensors(
 
 def inputs(x: Tensor | np.ndarray) -> Tensor:
     """Inputs as models take them: images [N, C, H, W] in 0..1, floats as float32, integers as int64."""
-    if isinstance(x, np.ndarray) and x.dtype == np.uint8 and (x.ndim == 3 or x.ndim == 4 and x.shape[-1] in (1, 3, 4)):
+    if (
+        isinstance(x, np.ndarray)
+        and x.dtype == np.uint8
+        and (x.ndim == 3 or (x.ndim == 4 and x.shape[-1] in (1, 3, 4)))
+    ):
         return to_images(x)
     x = torch.as_tensor(x)
     return x.to(torch.float32 if x.is_floating_point() else torch.int64)
