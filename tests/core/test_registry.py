@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedloom.core.documentation import documentation
 from fedloom.core.errors import ConfigError
-from fedloom.core.registry import Registry
+from fedloom.core.registry import Entry, Registry
 from fedloom.core.renamed import RENAMED, hint
 from fedloom.core.slots import SLOTS, label
+from fedloom.data import sources
 from fedloom.engines import engines
 from fedloom.methods import methods
 from fedloom.models import models
@@ -126,3 +128,33 @@ def test_an_old_name_is_refused_with_the_new_one(what: str, old: str, new: str) 
 )
 def test_an_old_key_is_hinted_at_with_the_new_one(what: str, old: str, new: str) -> None:
     assert new in hint(what, old, [])
+
+
+@pytest.mark.parametrize("entry", [*models, *sources], ids=lambda entry: f"{entry.kind} {entry.name}")
+def test_every_setting_of_models_and_sources_is_described(entry: Entry) -> None:
+    _, helps = documentation(entry.factory)
+    assert set(entry.parameters) <= set(helps)
+
+
+def test_shared_descriptions_complete_a_docstring_and_never_replace_its_own() -> None:
+    registry: Registry[str] = Registry("shape", shared={"side": "shared.", "colour": "shared.", "depth": "shared."})
+
+    @registry.register
+    def square(side: int = 1, colour: str = "red") -> str:
+        """Four equal sides.
+
+        Args:
+            side: its length.
+
+        Returns:
+            A picture.
+        """
+        return ""
+
+    @registry.register
+    def dot(colour: str = "red") -> str:
+        """A dot."""
+        return ""
+
+    assert documentation(square) == ("Four equal sides.", {"side": "its length.", "colour": "shared."})
+    assert documentation(dot) == ("A dot.", {"colour": "shared."})

@@ -14,7 +14,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.data.augment import augmentation, augmentations, pipeline, pixels, two_views
 from fedloom.data.augment.base import Scale
-from fedloom.data.augment.policies import NUMBER, OPERATIONS, POLICY, carried_out, strength
+from fedloom.data.augment.policies import NUMBER, OPERATIONS, POLICY, apply_operations, strength
 
 MEAN, STD = (0.49, 0.48, 0.44), (0.25, 0.24, 0.26)
 
@@ -62,7 +62,9 @@ def test_enhancements_are_pillows(name: str, factor: float) -> None:
     for seed in range(3):
         image = photo(seed)
         theirs = np.asarray(ENHANCE[name](Image.fromarray(image)).enhance(factor), dtype=float)
-        ours = carried_out(tensor(image), torch.tensor([NUMBER[name]]), torch.tensor([factor]), torch.zeros(3, 1, 1))
+        ours = apply_operations(
+            tensor(image), torch.tensor([NUMBER[name]]), torch.tensor([factor]), torch.zeros(3, 1, 1)
+        )
         assert np.abs(bytes_of(ours) - theirs).max() <= 2.01  # Pillow rounds twice to 8 bits
 
 
@@ -86,7 +88,9 @@ def test_pixel_operations_are_pillows(name: str, value: float, theirs, tolerance
         np.kron(np.eye(6), np.full((4, 4), 255))[..., None].repeat(3, 2).astype(np.uint8),
     ):
         expected = np.asarray(theirs(Image.fromarray(image)), dtype=float)
-        ours = carried_out(tensor(image), torch.tensor([NUMBER[name]]), torch.tensor([value]), torch.zeros(3, 1, 1))
+        ours = apply_operations(
+            tensor(image), torch.tensor([NUMBER[name]]), torch.tensor([value]), torch.zeros(3, 1, 1)
+        )
         assert np.abs(bytes_of(ours) - expected).max() <= tolerance
 
 
@@ -110,7 +114,7 @@ def test_moves_are_pillows(name: str) -> None:
                 pillow.transform((24, 24), Image.Transform.AFFINE, AFFINE[name](value), Image.Resampling.NEAREST),
                 dtype=float,
             )
-        ours = carried_out(
+        ours = apply_operations(
             tensor(image),
             torch.tensor([NUMBER[name]]),
             torch.tensor([value], dtype=torch.float64),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Federation, Index
-from fedloom.data import federate, from_tensors, label_picture, sources, statistics
+from fedloom.data import federate, from_tensors, plot_labels, sources, statistics
 from fedloom.data.partitions import Dirichlet, DirichletBalanced, Iid, Natural, Partition, Pathological
 from fedloom.data.sources import Source
 from fedloom.data.split import by_distribution, split_rows
@@ -135,7 +135,7 @@ def test_statistics_by_hand() -> None:
     ("partition", "clients"), [(Dirichlet(), 5), (DirichletBalanced(), 41), (Iid(), 1), (Pathological(3), 1200)]
 )
 def test_pictures_are_drawn_for_few_and_many(partition: Partition, clients: int, tmp_path: Path) -> None:
-    path = label_picture(federate(toy(6000), partition, clients), tmp_path / "labels.png")
+    path = plot_labels(federate(toy(6000), partition, clients), tmp_path / "labels.png")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert path.stat().st_size > 8000
 

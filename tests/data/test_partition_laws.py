@@ -22,7 +22,7 @@ from fedloom.data.partitions import (
     Shards,
     partitions,
 )
-from fedloom.data.partitions.dirichlet_balanced import fill
+from fedloom.data.partitions.dirichlet import fill
 
 KINDS = [
     Iid(),

@@ -10,10 +10,10 @@ from PIL import Image
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data import federate, sources
-from fedloom.data.sources import folders
-from fedloom.data.sources.archive import kept, write_npz
-from fedloom.data.sources.gallery import gallery
-from fedloom.data.sources.omniglot import shrunk
+from fedloom.data.plots import plot_samples
+from fedloom.data.sources import files, images
+from fedloom.data.sources.formats import cached, write_npz
+from fedloom.data.sources.omniglot import downscale
 
 RNG = np.random.default_rng(0)
 KINDS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -61,7 +61,7 @@ def test_decoded_pictures_are_kept_until_the_files_change(tmp_path: Path, monkey
     cinic(tmp_path, each=1)
     first = sources.make("cinic10", root=str(tmp_path))
     with monkeypatch.context() as patched:
-        patched.setattr(folders, "read_picture", lambda *_: pytest.fail("decoded again"))
+        patched.setattr(images, "read_image", lambda *_: pytest.fail("decoded again"))
         assert torch.equal(sources.make("cinic10", root=str(tmp_path)).train.x, first.train.x)
     picture(tmp_path / "CINIC-10/train/ship/n09.png", 32)
     assert len(sources.make("cinic10", root=str(tmp_path)).train) == 11
@@ -73,7 +73,7 @@ def test_decoded_pictures_are_kept_until_the_files_change(tmp_path: Path, monkey
 
 def test_an_interruption_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cinic(tmp_path, each=1)
-    read, count = folders.read_picture, []
+    read, count = images.read_image, []
 
     def stopping(*given, **named) -> np.ndarray:
         count.append(1)
@@ -82,7 +82,7 @@ def test_an_interruption_leaves_nothing_half_written(tmp_path: Path, monkeypatch
         return read(*given, **named)
 
     with monkeypatch.context() as patched:
-        patched.setattr(folders, "read_picture", stopping)
+        patched.setattr(images, "read_image", stopping)
         with pytest.raises(KeyboardInterrupt):
             sources.make("cinic10", root=str(tmp_path))
     assert not list((tmp_path / "CINIC-10").rglob("*fedloom*"))
@@ -101,7 +101,7 @@ def test_an_interruption_leaves_nothing_half_written(tmp_path: Path, monkeypatch
 
 def test_a_folder_that_cannot_be_written_is_said_once_and_no_error(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="made again next time"):
-        assert kept(tmp_path / "nowhere" / "a.npz", "stamp", lambda: np.ones(2)).tolist() == [1, 1]
+        assert cached(tmp_path / "nowhere" / "a.npz", "stamp", lambda: np.ones(2)).tolist() == [1, 1]
 
 
 def test_bad_pictures_get_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_bad_pictures_get_one_sentence(tmp_path: Path, monkeypatch: pytest.Monke
         make()
     bad.write_bytes(whole)
     with monkeypatch.context() as patched:
-        patched.setattr(folders.os, "sysconf", lambda _: 100)
+        patched.setattr(files.os, "sysconf", lambda _: 100)
         with pytest.raises(DataError, match="GB of memory, but there are"):
             make()
     picture(tmp_path / "CINIC-10/test/zebra/n00.png", 32)
@@ -224,7 +224,7 @@ def test_omniglot(tmp_path: Path) -> None:
     assert whole.group_names[0] == "Greek, drawer 01"
     assert set(whole.groups_test).isdisjoint(whole.groups)
     assert whole.train.names == ("Greek 1", "Greek 2", "Greek 3")
-    ink = shrunk(x[0, :2], 28).astype(float).mean() / 255
+    ink = downscale(x[0, :2], 28).astype(float).mean() / 255
     assert ink == pytest.approx(1 - x[0, :2].mean(), abs=2e-3)
     with pytest.raises(ConfigError, match="clients are not 'people'"):
         sources.make("omniglot", root=str(tmp_path), clients="people")
@@ -286,7 +286,7 @@ def test_samples_can_be_looked_at(tmp_path: Path) -> None:
     source = sources.make("digits")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        gallery(source.train, "digits", tmp_path / "digits.png", each=4)
+        plot_samples(source.train, "digits", tmp_path / "digits.png", per_class=4)
     assert Image.open(tmp_path / "digits.png").size[0] > 300
-    with pytest.raises(DataError, match=r"no picture of samples of shape \[30\]"):
-        gallery(sources.make("synthetic").train, "synthetic", tmp_path / "x.png")
+    with pytest.raises(DataError, match=r"samples of shape \[30\] cannot be drawn"):
+        plot_samples(sources.make("synthetic").train, "synthetic", tmp_path / "x.png")

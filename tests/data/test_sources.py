@@ -14,9 +14,9 @@ import torch
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data import from_tensors, sources
-from fedloom.data.sources.emnist import CLASSES
-from fedloom.data.sources.idx import read_idx
+from fedloom.data.sources.formats import read_idx
 from fedloom.data.sources.images import to_images
+from fedloom.data.sources.mnist import CLASSES
 
 RNG = np.random.default_rng(0)
 

@@ -11,7 +11,7 @@ from fedloom.core.federation import Arrays
 from fedloom.data import from_tensors, sources, streams, task_stream
 from fedloom.data.sources import Source
 from fedloom.data.streams import KWay, Task, TaskStream, Transformed
-from fedloom.data.streams.transformed import transformed
+from fedloom.data.streams.kinds import transformed
 
 
 def source(classes: int = 10, train: int = 60, test: int = 20) -> Source:

@@ -7,7 +7,7 @@ import torch
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data import sources
-from fedloom.data.sources.tables import read_table
+from fedloom.data.sources.formats import read_table
 
 
 @pytest.fixture(autouse=True)

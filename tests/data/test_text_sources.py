@@ -11,8 +11,8 @@ import torch
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data import federate, sources
+from fedloom.data.sources.mqp import pair
 from fedloom.data.sources.shakespeare import ALPHABET
-from fedloom.data.sources.wordpiece import pair
 
 RNG = np.random.default_rng(0)
 
@@ -278,6 +278,6 @@ def test_bad_recordings_get_one_sentence(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"a_nohash_0.wav is truncated"):
             make()
     path.rename(home / "on/a.wav")
-    with pytest.raises(DataError, match="does not say its speaker"):
+    with pytest.raises(DataError, match="does not name its speaker"):
         make()
     assert not list(home.glob("*fedloom*"))

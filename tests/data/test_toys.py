@@ -5,7 +5,7 @@ import pytest
 
 from fedloom.core.errors import ConfigError
 from fedloom.data.sources import sources
-from fedloom.data.sources.toys import BLUE, CENTRES
+from fedloom.data.sources.synthetic import BLUE, CENTRES
 
 
 def test_intervals_are_balanced_and_lie_where_the_paper_says():
@@ -48,5 +48,5 @@ def test_a_seed_is_a_draw_and_a_spread_must_be_positive():
     first, again, other = (sources.make("six_gaussians", seed=s).train.x for s in (1, 1, 2))
     assert first.equal(again)
     assert not first.equal(other)
-    with pytest.raises(ConfigError, match="positive"):
+    with pytest.raises(ConfigError, match="greater than 0"):
         sources.make("six_gaussians", r=0)

@@ -113,7 +113,7 @@ def test_centralised_training_leaves_unseen_clients_out() -> None:
 def test_bad_requests_get_one_sentence() -> None:
     with pytest.raises(ConfigError, match="unseen must be a fraction"):
         federate("digits", "iid", 10, unseen=1.0)
-    with pytest.raises(DataError, match="nobody would be left to train"):
+    with pytest.raises(DataError, match="no client would be left to train"):
         federate("digits", "iid", 1, unseen=0.1)
     with pytest.raises(DataError, match="nobody is left to train"):
         dataclasses.replace(federate("digits", "iid", 3), unseen=3)

@@ -107,7 +107,7 @@ def test_what_is_left_out_is_said_and_what_is_impossible_refused() -> None:
         federate(from_tensors(torch.zeros(1000, 1), torch.from_numpy(labels)), Acid(5, 50), 10, held_out="common")
     with pytest.raises(ConfigError, match="classes"):
         Acid(0)
-    with pytest.raises(DataError, match="10 categories cannot be cut into 3 equal parts"):
+    with pytest.raises(DataError, match="10 classes cannot be cut into 3 equal parts"):
         Niid1(3)(labels, 10, stream(0, "partition"))
     with pytest.raises(DataError, match="cannot hold all 10 classes"):
         Niid1(5)(labels, 4, stream(0, "partition"))

@@ -19,9 +19,9 @@ from fedloom.config.federated import RUN, build_federation
 from fedloom.config.overrides import split_words
 from fedloom.core.errors import ConfigError, DataError, nearest
 from fedloom.core.federation import Federation
-from fedloom.data import Source, label_picture, sources
+from fedloom.data import Source, plot_labels, sources
+from fedloom.data.plots import plot_samples
 from fedloom.data.sources.files import PLACES, Files, roots
-from fedloom.data.sources.gallery import gallery
 from fedloom.experiment.console import make_console, plain_table, print_raw, relpath, show_warnings
 
 
@@ -45,8 +45,8 @@ def command(arguments: argparse.Namespace) -> int:
     show(console, name, source, federation, moved=any("root=" in word for word in words))
     if out:
         clients = out.with_name(f"{out.stem}-clients{out.suffix}")
-        draw(console, "samples", out, lambda: gallery(source.train, source.name, out))
-        draw(console, "clients", clients, lambda: label_picture(federation, clients))
+        draw(console, "samples", out, lambda: plot_samples(source.train, source.name, out))
+        draw(console, "clients", clients, lambda: plot_labels(federation, clients))
     return 0
 
 

@@ -15,7 +15,7 @@ from fedloom.config import build_federation, resolve
 from fedloom.config.overrides import split_words
 from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.federation import Federation
-from fedloom.data import label_picture, statistics
+from fedloom.data import plot_labels, statistics
 from fedloom.experiment.console import make_console, plain_table, print_raw, relpath, show_warnings
 
 FORMATS = ("png", "svg", "pdf")
@@ -41,7 +41,7 @@ def command(arguments: argparse.Namespace) -> int:
     path = picture_path(arguments.out or config.out or "partition.png")
     federation = build_federation(config)
     if has_classes(federation):
-        write_picture(path, lambda: label_picture(federation, path))
+        write_picture(path, lambda: plot_labels(federation, path))
         if is_small(federation):
             console.print(grid(federation))
             console.print()

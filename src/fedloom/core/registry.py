@@ -8,10 +8,11 @@ here.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar, overload
 
+from fedloom.core.documentation import documentation
 from fedloom.core.errors import ConfigError
 from fedloom.core.renamed import hint
 from fedloom.core.settings import signature
@@ -58,6 +59,11 @@ class Entry(Generic[T]):
 class Registry(Generic[T]):
     """A named collection of factories of one kind.
 
+    Args:
+        kind: the noun in error sentences.
+        shared: descriptions of parameters that many factories of this kind have; ``register`` adds them to the
+            docstrings of those that do not describe the parameter themselves.
+
     >>> shapes = Registry[str]("shape")
     >>> @shapes.register
     ... def square(side: int = 1) -> str:
@@ -71,8 +77,9 @@ class Registry(Generic[T]):
     fedloom.core.errors.ConfigError: unknown shape 'sqare'; did you mean 'square'? There are: square.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, shared: Mapping[str, str] | None = None) -> None:
         self.kind = kind
+        self._shared = shared or {}
         self._entries: dict[str, Entry[T]] = {}
 
     @overload
@@ -89,6 +96,13 @@ class Registry(Generic[T]):
             if key in self._entries:
                 raise ConfigError(f"there are two {self.kind}s named {key!r}.")
             self._entries[key] = Entry(self.kind, key, factory)
+            if (
+                missing := self._shared.keys()
+                & inspect.signature(factory).parameters - documentation(factory)[1].keys()
+            ):
+                told = "".join(f"    {name}: {text}\n" for name, text in self._shared.items() if name in missing)
+                before, _, after = inspect.cleandoc(factory.__doc__ or "").partition("\n\nArgs:\n")
+                factory.__doc__ = f"{before}\n\nArgs:\n{told}{after}"
             return factory
 
         return add if factory is None else add(factory)
@@ -110,6 +124,11 @@ class Registry(Generic[T]):
     def names(self) -> list[str]:
         """All names, in order of registration."""
         return list(self._entries)
+
+    def describe(self, made: Any) -> dict[str, Any]:
+        """Registered name and settings of a frozen dataclass, as plain data."""
+        name = next((entry.name for entry in self if entry.factory is type(made)), type(made).__name__)
+        return {"name": name} | {f.name: getattr(made, f.name) for f in fields(made)}
 
     def make(self, name: str, /, **settings: Any) -> T:
         """Call the factory registered under ``name`` with ``settings``."""

@@ -1,37 +1,24 @@
-"""Data: where samples come from, and who holds them.
+"""Data: sources, partitions, and the federations they make.
 
     >>> from fedloom.data import federate
     >>> federation = federate("digits", "dirichlet", clients=20, seed=1)
     >>> len(federation), federation.classes
     (20, 10)
 
-``sources`` and ``partitions`` list what there is; a partition with settings is an object, ``Dirichlet(alpha=0.1)``.
+``sources`` and ``partitions`` are registries; a partition with settings is an object, ``Dirichlet(alpha=0.1)``.
 """
 
 from fedloom.data.augment import augmentations
 from fedloom.data.federate import federate
 from fedloom.data.noise import LabelNoise, noises
 from fedloom.data.partitions import Partition, partitions
-from fedloom.data.pictures import label_picture
+from fedloom.data.plots import plot_labels, plot_samples
 from fedloom.data.sources import Source, from_tensors, sources
 from fedloom.data.statistics import statistics
 from fedloom.data.streams import streams, task_stream
 from fedloom.data.targets import Target, targets
 
 __all__ = [
-    "LabelNoise",
-    "Partition",
-    "Source",
-    "Target",
-    "augmentations",
-    "federate",
-    "from_tensors",
-    "label_picture",
-    "noises",
-    "partitions",
-    "sources",
-    "statistics",
-    "streams",
-    "targets",
-    "task_stream",
-]
+    "LabelNoise", "Partition", "Source", "Target", "augmentations", "federate", "from_tensors", "noises", "partitions",
+    "plot_labels", "plot_samples", "sources", "statistics", "streams", "targets", "task_stream",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""From a source and a partition to a federation."""
+"""Federations: a source, dealt to clients by a partition."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from torch import Tensor
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.rng import stream
+from fedloom.data.grouping import index_of
 from fedloom.data.noise import LabelNoise, noises
-from fedloom.data.partitions import Natural, Partition, holdings, partitions
+from fedloom.data.partitions import Natural, Partition, partitions
 from fedloom.data.sources import Source, sources
 from fedloom.data.split import by_distribution, split_rows
-from fedloom.data.targets import Target, drawn, targets
+from fedloom.data.targets import Target, targets
 
 HeldOut = float | Literal["common", "natural"]
 
@@ -34,19 +35,19 @@ def federate(
     noise: LabelNoise | str = "none",
     target: Target | str = "none",
 ) -> Federation:
-    """Deal the training pool of ``source`` to ``clients`` and split each one's rows; nothing is copied but row numbers.
+    """Deal the training pool of ``source`` to clients and split each client's rows; only row numbers are copied.
 
     Args:
         source: a source, or the name of one that needs no settings.
         partition: a partition, or the name of one.
-        clients: how many; may be None for natural ids.
-        seed: of the partition and of the splits.
-        validation: fraction of each client's rows that is kept for choosing settings.
-        held_out: where each client's own test rows come from: a fraction of its rows; "common", the common test set,
-            dealt so that each client gets its own label distribution; or "natural", the test rows with its natural id.
-        unseen: fraction of the clients, chosen at random, that never take part in training and are evaluated only.
-        noise: which training labels are wrong; validation and test labels stay clean.
-        target: the label distribution for which a model is wanted; it replaces the common test set.
+        clients: number of clients K; None to keep all natural clients.
+        seed: of the partition and the splits.
+        validation: fraction of each client's rows that is kept for tuning.
+        held_out: each client's own test rows: a fraction of its rows; "common", a share of the common test set with
+            the client's label distribution; or "natural", the test rows with its natural id.
+        unseen: fraction of the clients, drawn at random, that never train and are only evaluated.
+        noise: label noise in the training rows; validation and test labels stay clean.
+        target: label distribution of the common test set.
 
     Raises:
         DataError: if the partition is impossible.
@@ -73,11 +74,14 @@ def federate(
     if natural and source.federation is not None:
         if unseen or not (noise.is_identity and target.is_identity):
             raise ConfigError(f"{source.name} comes with clients of its own: it takes no unseen, noise or target.")
-        return ready_made(source.federation, clients)
+        if clients not in (None, len(source.federation)):
+            count = len(source.federation)
+            raise DataError(f"{source.name} comes with {count} clients of its own; {clients} were asked for.")
+        return source.federation
 
     labels = class_numbers(source.train.y)
     for reads, what in (
-        (partition.by_label, f"partition {partition.name!r}"),
+        (partition.reads_labels, f"partition {partition.name!r}"),
         (not noise.is_identity, "label noise"),
         (not target.is_identity, "a target"),
     ):
@@ -110,7 +114,7 @@ def federate(
     test, unlabelled = source.test, None
     if not target.is_identity:
         first = np.bincount(labels[train[0]], minlength=classes)
-        test, unlabelled = drawn(target, source.test, labels_of_test(source, "a target"), first, stream(seed, "target"))
+        test, unlabelled = target.draw(source.test, labels_of_test(source, "a target"), first, stream(seed, "target"))
 
     return Federation(
         train=Split(pool, train, calls),
@@ -144,23 +148,23 @@ def federate(
 
 
 def count_unseen(clients: int, share: float) -> int:
-    """How many clients never take part: at least one if any are asked for, and at most all but one."""
+    """Number of unseen clients for a positive share: at least one, at most all but one."""
     return min(max(round(clients * share), 1), clients - 1)
 
 
 def last_unseen(clients: int, share: float, rng: np.random.Generator) -> np.ndarray | None:
-    """An order of the clients in which those drawn to be unseen come last, int [K]; None if all are seen.
+    """An order of the clients, int [K], with randomly drawn unseen clients last; None if all clients are seen.
 
     >>> last_unseen(5, 0.4, np.random.default_rng(4)).tolist()
     [0, 1, 3, 2, 4]
 
     Raises:
-        DataError: if nobody would be left to train.
+        DataError: if no client would be left to train.
     """
     if not share:
         return None
     if clients == 1:
-        raise DataError("one client alone cannot be unseen: nobody would be left to train.")
+        raise DataError("a single client cannot be unseen: no client would be left to train.")
     hidden = np.zeros(clients, dtype=bool)
     hidden[rng.choice(clients, count_unseen(clients, share), replace=False)] = True
     return np.argsort(hidden, kind="stable")
@@ -169,7 +173,7 @@ def last_unseen(clients: int, share: float, rng: np.random.Generator) -> np.ndar
 def noisy(
     clean: Arrays, labels: np.ndarray, train: Index, noise: LabelNoise, rng: np.random.Generator
 ) -> tuple[Arrays, dict[str, Any]]:
-    """The arrays with wrong labels in the training rows (inputs are shared), and what provenance says of it."""
+    """Arrays with noisy labels in the training rows (inputs are shared), and their provenance."""
     y = labels.copy()
     y[train.rows] = noise.corrupt(labels[train.rows], clean.classes, rng)
     wrong = int((y != labels).sum())
@@ -179,15 +183,15 @@ def noisy(
 def from_common(
     source: Source, partition: Partition, index: Index, labels: np.ndarray, rng: np.random.Generator
 ) -> Index:
-    """The common test set among the clients: as the partition says, or by each client's label distribution."""
+    """Each client's rows of the common test set, dealt by the partition or by the clients' label distributions."""
     pool = labels_of_test(source, "held_out=common")
     if partition.deals_test:
-        return holdings(partition.test_owners(pool, int(labels.max()) + 1, len(index), rng), len(index))
+        return index_of(partition.test_owners(pool, int(labels.max()) + 1, len(index), rng), len(index))
     return by_distribution(index, labels, pool, rng)
 
 
 def labels_of_test(source: Source, what: str) -> np.ndarray:
-    """Class numbers of the common test set, int [N]."""
+    """Class numbers of the common test set, int [N]; ``what`` needs them and begins the error sentence."""
     labels = class_numbers(source.test.y)
     if labels is None or not len(labels):
         raise DataError(f"{what} needs a common test set with class numbers, which {source.name} does not have.")
@@ -200,13 +204,13 @@ def class_numbers(y: Tensor) -> np.ndarray | None:
 
 
 def group_of(source: Source, index: Index) -> np.ndarray:
-    """The natural id of each client of a natural partition, int [K]."""
+    """Natural id of each client of a natural partition, int [K], ascending."""
     assert source.groups is not None
     return source.groups[index.rows[index.offsets[:-1]]]
 
 
 def names_of(source: Source, index: Index) -> tuple[str, ...]:
-    """The clients' names, where the source has any."""
+    """Names of the clients of a natural partition, if the source has names."""
     return tuple(source.group_names[g] for g in group_of(source, index)) if source.group_names else ()
 
 
@@ -217,40 +221,32 @@ def same_groups(source: Source, index: Index, natural: bool) -> Index:
             "held_out=natural needs partition 'natural' and a source whose test samples have natural ids "
             f"({source.name} has {'them' if source.groups_test is not None else 'none'})."
         )
-    ids = group_of(source, index)  # ascending
+    ids = group_of(source, index)
     place = np.minimum(np.searchsorted(ids, source.groups_test), len(ids) - 1)
     owner = np.where(ids[place] == source.groups_test, place, -1)
     if not (owner >= 0).any():
         raise DataError(
             f"no test sample of {source.name} belongs to a training client; use a fraction or held_out=common."
         )
-    return holdings(owner, len(ids))
+    return index_of(owner, len(ids))
 
 
 def left_out(source: Source, index: Index, natural: bool) -> dict[str, Any]:
-    """What no client holds, as plain data: empty if all samples were dealt."""
+    """Samples and natural ids that no client holds, as plain data; empty if there are none."""
     samples = len(source.train) - len(index.rows)
     if not samples:
         return {}
-    said: dict[str, Any] = {"samples": samples}
+    found: dict[str, Any] = {"samples": samples}
     if natural and source.groups is not None:
         ids = np.setdiff1d(source.groups, group_of(source, index))
-        named = [source.group_names[g] if g >= 0 and source.group_names else int(g) for g in ids]
-        said |= {"groups": named}
-    return said
+        found["groups"] = [source.group_names[g] if g >= 0 and source.group_names else int(g) for g in ids]
+    return found
 
 
 def fingerprint(*parts: Index | np.ndarray) -> str:
-    """A checksum of who holds what: two runs with the same one had the same federation."""
+    """Checksum of the assignment of rows to clients; equal fingerprints mean equal federations."""
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         for array in (part.offsets, part.rows) if isinstance(part, Index) else (part,):
             digest.update(memoryview(np.ascontiguousarray(array, dtype="<i8")))  # pyright: ignore[reportArgumentType]
     return digest.hexdigest()
-
-
-def ready_made(federation: Federation, clients: int | None) -> Federation:
-    """A source's own federation, if it has as many clients as asked for."""
-    if clients not in (None, len(federation)):
-        raise DataError(f"this source comes with {len(federation)} clients of its own; {clients} were asked for.")
-    return federation

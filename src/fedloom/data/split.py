@@ -1,6 +1,6 @@
-"""Each client's rows into training, validation and held-out rows; and the common test set among clients.
+"""Splits of each client's rows into training, validation and held-out rows, and of the common test set over clients.
 
-All clients at once: no loop runs over them, so that a million of them take seconds.
+Everything is vectorised over clients, so that a million of them take seconds.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedloom.core.federation import Index
-from fedloom.data.partitions.base import by_label, holdings
+from fedloom.data.grouping import index_of, rank_within, shuffled_by_label
 
 
 def split_rows(
@@ -16,9 +16,9 @@ def split_rows(
 ) -> tuple[Index, Index, Index]:
     """Training, validation and held-out rows of every client, stratified by label.
 
-    A client with n rows gives round(n * held_out) and round(n * validation) of them, and keeps at least one for
-    training. Within a client, rows are ordered by label (at random within one) and taken at equal steps from a random
-    start, so that every label gives its share to within one row.
+    Of n rows, round(n · held_out) are held out and round(n · validation) kept for validation; at least one stays for
+    training. A client's rows are ordered by label (at random within a label) and taken at equal steps from a random
+    offset, so that every label contributes its share to within one row.
 
     >>> labels = np.repeat([0, 1], 50)
     >>> train, validation, held = split_rows(Index.of([range(100)]), labels, 0.1, 0.2, np.random.default_rng(0))
@@ -30,29 +30,27 @@ def split_rows(
     away = np.minimum(held + np.rint(sizes * validation).astype(np.int64), np.maximum(sizes - 1, 0))
     role = np.zeros(len(index.rows), dtype=np.int8)
     if away.any():
-        places = rng.permutation(len(index.rows))
         classes = int(labels.max(initial=0)) + 1
-        places = places[np.argsort((owner * classes + labels[index.rows])[places], kind="stable")]
-        leaving = places[every(sizes, away, rng)]
+        places = shuffled_by_label(owner * classes + labels[index.rows], rng)
+        leaving = places[systematic(sizes, away, rng)]
         role[leaving] = 1
-        role[leaving[every(away, held, rng)]] = 2
+        role[leaving[systematic(away, held, rng)]] = 2
     train, val, out = (select(index, owner, role == r) for r in range(3))
     return train, val, out
 
 
-def every(sizes: np.ndarray, take: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A mask over groups laid end to end that marks ``take[i]`` of ``sizes[i]`` members at equal steps.
+def systematic(sizes: np.ndarray, take: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Systematic sampling of ``take[i]`` of ``sizes[i]`` members of concatenated groups: a mask, bool [sum of sizes].
 
-    Member r of n is marked if a multiple of n lies above r m + u and up to (r + 1) m + u, where m are to be taken and u
-    is drawn from 0 .. n - 1 for each group: m are marked, each with probability m / n.
+    In a group of n with m to take, member r is taken if a multiple of n lies in (rm + u, (r + 1)m + u], with u uniform
+    on 0 .. n - 1: exactly m are taken, each with probability m / n.
 
-    >>> every(np.array([4, 6]), np.array([2, 0]), np.random.default_rng(0)).sum()
+    >>> systematic(np.array([4, 6]), np.array([2, 0]), np.random.default_rng(0)).sum()
     np.int64(2)
     """
     group = np.repeat(np.arange(len(sizes)), sizes)
     n, m = sizes[group], take[group]
-    rank = np.arange(len(group)) - (np.cumsum(sizes) - sizes)[group]
-    phase = rank * m + rng.integers(0, np.maximum(sizes, 1))[group]
+    phase = rank_within(group) * m + rng.integers(0, np.maximum(sizes, 1))[group]
     return (phase + m) // n > phase // n
 
 
@@ -62,27 +60,25 @@ def select(index: Index, owner: np.ndarray, mask: np.ndarray) -> Index:
 
 
 def by_distribution(index: Index, labels: np.ndarray, test_labels: np.ndarray, rng: np.random.Generator) -> Index:
-    """Deal the common test set so that each client's labels are distributed as in its training rows.
+    """Deal the common test set so that each client's test labels are distributed like its training labels.
 
-    The test rows of a class go to the clients in proportion to how much of the class they hold (systematic sampling: a
-    client gets its expected number to within one). Every test row goes to one client; rows of a class that nobody
-    trains on go to none.
+    The test rows of a class are assigned by systematic sampling in proportion to the clients' training rows of that
+    class: each client gets its expected number to within one. Rows of a class without training rows are left out.
 
     >>> index = Index.of([[0, 1], [2, 3]])
-    >>> mine = by_distribution(index, np.array([0, 0, 1, 1]), np.array([1, 0, 1, 2]), np.random.default_rng(0))
-    >>> mine[0].tolist(), mine[1].tolist()
+    >>> test = by_distribution(index, np.array([0, 0, 1, 1]), np.array([1, 0, 1, 2]), np.random.default_rng(0))
+    >>> test[0].tolist(), test[1].tolist()
     ([1], [0, 2])
     """
     classes = int(max(labels.max(initial=0), test_labels.max(initial=0))) + 1
     label = labels[index.rows]
     holders = index.owners[np.argsort(label, kind="stable")]  # clients of the training rows, grouped by class
     trained, tested = np.bincount(label, minlength=classes), np.bincount(test_labels, minlength=classes)
-    rows = by_label(test_labels, rng)
+    rows = shuffled_by_label(test_labels, rng)
     c = test_labels[rows]
-    rank = np.arange(len(rows)) - (np.cumsum(tested) - tested)[c]
-    tick = np.floor((rank + rng.random(classes)[c]) / tested[c] * trained[c]).astype(np.int64)
+    tick = np.floor((rank_within(c) + rng.random(classes)[c]) / tested[c] * trained[c]).astype(np.int64)
     tick = np.minimum(tick, np.maximum(trained[c] - 1, 0))
     owner = np.full(len(rows), -1)
     seen = trained[c] > 0
     owner[rows[seen]] = holders[((np.cumsum(trained) - trained)[c] + tick)[seen]]
-    return holdings(owner, len(index))
+    return index_of(owner, len(index))

@@ -1,4 +1,4 @@
-"""Numbers that describe a federation."""
+"""Summary statistics of a federation."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from fedloom.core.federation import Federation, Split
 
 
 def statistics(federation: Federation) -> dict[str, Any]:
-    """Sizes, classes per client and label entropy of the training split, as plain data.
+    """Sizes, classes per client and label entropy (in nats) of the training split, as plain data.
 
-    The entropy of a client's labels is in nats; ``entropy_of_all`` is that of everyone's labels together, which IID
-    clients come near to.
+    ``entropy_of_all`` is the entropy of the pooled labels, an upper limit that IID clients come close to.
 
     >>> from fedloom.data import federate
     >>> found = statistics(federate("digits", "pathological", clients=10))
@@ -35,23 +34,23 @@ def statistics(federation: Federation) -> dict[str, Any]:
         return found
     client, label, count = label_counts(federation.train)
     part = count / sizes[client]
-    everyone = np.bincount(label, count, minlength=1)
-    everyone = everyone[everyone > 0] / max(sizes.sum(), 1)
+    pooled = np.bincount(label, count, minlength=1)
+    pooled = pooled[pooled > 0] / max(sizes.sum(), 1)
     return found | {
         "classes_per_client": spread(np.bincount(client, minlength=len(sizes))),
         "label_entropy": spread(np.bincount(client, -part * np.log(part), minlength=len(sizes))),
-        "entropy_of_all": float(-(everyone * np.log(everyone)).sum()),
+        "entropy_of_all": float(-(pooled * np.log(pooled)).sum()),
     }
 
 
 def label_counts(split: Split) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which client holds how many samples of which label: three arrays (client, label, count), counts above 0 only."""
+    """The label counts of all clients in coordinate form: arrays (client, label, count > 0)."""
     classes = split.arrays.classes
     key, count = np.unique(split.index.owners * classes + split.arrays.y.numpy()[split.index.rows], return_counts=True)
     return key // classes, key % classes, count
 
 
 def spread(values: np.ndarray) -> dict[str, float]:
-    """Least, median, mean and greatest, as plain numbers."""
-    least, most = values.min().item(), values.max().item()
-    return {"min": least, "median": float(np.median(values)), "mean": float(values.mean()), "max": most}
+    """Minimum, median, mean and maximum as plain numbers."""
+    low, high = values.min().item(), values.max().item()
+    return {"min": low, "median": float(np.median(values)), "mean": float(values.mean()), "max": high}

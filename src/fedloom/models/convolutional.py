@@ -1,4 +1,4 @@
-"""Small convolutional networks: convolutions with maximum pools, then dense layers."""
+"""Small convolutional networks."""
 
 from __future__ import annotations
 
@@ -7,16 +7,10 @@ from itertools import pairwise
 from torch import nn
 
 from fedloom.core.errors import ConfigError, nearest
-from fedloom.models.checks import image, positive
-from fedloom.models.classifier import Classifier, models
-from fedloom.models.norm import normalisation
+from fedloom.models.classifier import Classifier, image, models, positive
+from fedloom.models.layers import GlobalMean, activation_layer, classifier, normalisation
 
-_MARGIN = {"same": 2, "valid": 0}  # zeros on every side of the input of a 5x5 convolution
-
-
-def _pooled(size: int, margin: int) -> int:
-    """Height or width left by a 5x5 convolution and a 2x2 pool."""
-    return (size + 2 * margin - 4) // 2
+_PADDING = {"same": (2, 4), "valid": (0, 16)}  # zeros on every side of a 5x5 convolution, and the smallest image
 
 
 def _two_convolutions(
@@ -27,28 +21,23 @@ def _two_convolutions(
     dense: tuple[int, ...],
     padding: str,
 ) -> Classifier:
-    colours, *sides = image(name, classes, inputs)
-    if padding not in _MARGIN:
-        raise ConfigError(f"model {name!r} has no padding {padding!r}; {nearest(padding, _MARGIN)}")
-    margin = _MARGIN[padding]
-    left = [_pooled(_pooled(side, margin), margin) for side in sides]
-    if min(left) < 1:
-        least = 4 if margin else 16
-        raise ConfigError(
-            f"model {name!r} with {padding!r} padding needs images of at least {least} by {least}, "
-            f"but a sample has shape {tuple(inputs)}."
-        )
+    if padding not in _PADDING:
+        raise ConfigError(f"model {name!r} has no padding {padding!r}; {nearest(padding, _PADDING)}")
+    zeros, least = _PADDING[padding]
+    colours, *sides = image(name, classes, inputs, least, f" with {padding!r} padding")
     first, second = channels
     body = nn.Sequential(
-        nn.Conv2d(colours, first, 5, padding=margin),  # [B, first, H, W]
+        nn.Conv2d(colours, first, 5, padding=zeros),  # [B, first, H, W]
         nn.ReLU(),
         nn.MaxPool2d(2),
-        nn.Conv2d(first, second, 5, padding=margin),
+        nn.Conv2d(first, second, 5, padding=zeros),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        nn.Flatten(),  # [B, second * left[0] * left[1]]
+        nn.Flatten(),  # [B, second * height * width]
     )
-    widths = [second * left[0] * left[1], *dense]
+    for _ in range(2):
+        sides = [(side + 2 * zeros - 4) // 2 for side in sides]
+    widths = [second * sides[0] * sides[1], *dense]
     for before, after in pairwise(widths):
         body.extend([nn.Linear(before, after), nn.ReLU()])
     return Classifier(body, widths[-1], classes)
@@ -56,17 +45,9 @@ def _two_convolutions(
 
 @models.register
 def two_cnn(*, classes: int, inputs: tuple[int, ...], padding: str = "same") -> Classifier:
-    """TwoCNN: 5x5 convolutions of 32 and 64 channels, 512 dense units (McMahan et al., 2017).
+    """The CNN of McMahan et al. (2017): 5x5 convolutions of 32 and 64 channels, 512 dense units.
 
-    With zero padding it has the 1,663,370 parameters on MNIST that the paper states.
-
-    Args:
-        classes: number of classes.
-        inputs: (channels, height, width) of one image.
-        padding: ``same`` keeps height and width in a convolution, ``valid`` shrinks both by four.
-
-    Raises:
-        ConfigError: for samples that are no images or too small (4 by 4 with ``same``, 16 by 16 with ``valid``).
+    With ``same`` padding it has the 1,663,370 parameters on MNIST that the paper states.
 
     Example:
         >>> sum(p.numel() for p in two_cnn(classes=10, inputs=(1, 28, 28)).parameters())
@@ -77,19 +58,10 @@ def two_cnn(*, classes: int, inputs: tuple[int, ...], padding: str = "same") -> 
 
 @models.register
 def feddyn_cnn(*, classes: int, inputs: tuple[int, ...], padding: str = "valid") -> Classifier:
-    """The FedDyn CNN: 5x5 convolutions of 64 and 64 channels, 384 and 192 dense units (Acar et al., 2021).
+    """The CNN of FedDyn: 5x5 convolutions of 64 and 64 channels, 384 and 192 dense units (Acar et al., 2021).
 
-    The paper leaves the padding open; ``valid`` (none) is the choice here, as usual for this network from McMahan et
-    al. to Acar et al.: 1600 values reach the dense layers on CIFAR-10, and there are 797,962 parameters. The width 394
-    that the thesis prints is a misprint of 384.
-
-    Args:
-        classes: number of classes.
-        inputs: (channels, height, width) of one image.
-        padding: ``valid`` shrinks height and width by four in a convolution, ``same`` keeps both.
-
-    Raises:
-        ConfigError: for samples that are no images or too small (16 by 16 with ``valid``, 4 by 4 with ``same``).
+    The paper leaves the padding open; ``valid`` is usual for this network and gives 1600 inputs to the dense layers and
+    797,962 parameters on CIFAR-10. The width 394 printed in the thesis is a misprint of 384.
 
     Example:
         >>> feddyn_cnn(classes=10, inputs=(1, 8, 8))
@@ -106,16 +78,10 @@ def feddyn_cnn(*, classes: int, inputs: tuple[int, ...], padding: str = "valid")
 def fedssa_cnn(
     *, classes: int, inputs: tuple[int, ...], channels: tuple[int, int] = (6, 16), padding: str = "valid"
 ) -> Classifier:
-    """The FedSSA CNN: 5x5 convolutions of 6 and 16 channels, 120 and 84 dense units (as Li et al., 2021).
+    """The CNN of FedSSA: 5x5 convolutions of 6 and 16 channels, 120 and 84 dense units (as in Li et al., 2021).
 
     Args:
-        classes: number of classes.
-        inputs: (channels, height, width) of one image.
         channels: channels of the two convolutions.
-        padding: ``valid`` shrinks height and width by four in a convolution, ``same`` keeps both.
-
-    Raises:
-        ConfigError: for samples that are no images or too small (16 by 16 with ``valid``, 4 by 4 with ``same``).
 
     Example:
         >>> sum(p.numel() for p in fedssa_cnn(classes=10, inputs=(3, 32, 32)).parameters())
@@ -127,37 +93,25 @@ def fedssa_cnn(
     return _two_convolutions("fedssa_cnn", classes, inputs, (first, second), (120, 84), padding)
 
 
-def _large_enough(name: str, sides: list[int], least: int, inputs: tuple[int, ...]) -> None:
-    if min(sides) < least:
-        raise ConfigError(
-            f"model {name!r} needs images of at least {least} by {least}, but a sample has shape {tuple(inputs)}."
-        )
-
-
 @models.register
 def leaf_cnn(
     *, classes: int, inputs: tuple[int, ...], width: int = 32, groups: tuple[int, ...] = (32, 16, 8, 4)
 ) -> Classifier:
-    """The LEAF ConvNet for CelebA: four 3x3 convolutions of 32 channels, group normalised (Caldas et al.; Hahn, 2024).
+    """LEAF's CNN for CelebA: four 3x3 convolutions of 32 channels with group normalisation (Caldas et al.; Hahn, 2024).
 
-    Each convolution is followed by group normalisation (32, 16, 8 and 4 groups), a 2x2 maximum pool and ReLU; the
-    feature maps, averaged to 5 by 5, go to the head.
+    Each convolution is followed by group normalisation, a 2x2 maximum pool and ReLU; the feature maps, averaged to 5 by
+    5, go to the head. Our binary task has two logits, the paper's one.
 
     Args:
-        classes: number of classes; the binary task has two, where the paper takes one logit.
         inputs: (channels, height, width) of one image, 16 by 16 or larger.
         width: channels of every convolution.
         groups: groups of channels after each convolution, divisors of ``width``.
-
-    Raises:
-        ConfigError: for samples that are no images or too small, or groups that do not divide.
 
     Example:
         >>> sum(p.numel() for p in leaf_cnn(classes=2, inputs=(3, 84, 84)).parameters())
         30370
     """
-    before, *sides = image("leaf_cnn", classes, inputs)
-    _large_enough("leaf_cnn", sides, 2 ** len(groups), inputs)
+    before, *_ = image("leaf_cnn", classes, inputs, 2 ** len(groups))
     body = nn.Sequential()
     for count in groups:
         norm = normalisation("leaf_cnn", "group", count, (positive("leaf_cnn", "width", width),))
@@ -173,23 +127,18 @@ def vgg9(
 ) -> Classifier:
     """VGG9 for FEMNIST: six 3x3 convolutions with four maximum pools, one dense layer (after Simonyan et al., 2015).
 
-    Hahn (2024) names the network without its widths; these are 16, 32, 64-128 and 256-512, a pool after each group.
+    Hahn (2024) does not give the widths; ours are 16, 32, 64-128 and 256-512, with a pool after each group.
 
     Args:
-        classes: number of classes.
         inputs: (channels, height, width) of one image, 16 by 16 or larger.
         channels: channels of the six convolutions.
         dense: units of the layer before the head.
-
-    Raises:
-        ConfigError: for samples that are no images or too small, or another number of channels.
 
     Example:
         >>> sum(p.numel() for p in vgg9(classes=62, inputs=(1, 28, 28)).parameters())
         1719742
     """
-    before, *sides = image("vgg9", classes, inputs)
-    _large_enough("vgg9", sides, 16, inputs)
+    before, height, width = image("vgg9", classes, inputs, 16)
     if len(channels) != 6:
         raise ConfigError(f"model 'vgg9' needs six numbers of 'channels', not {tuple(channels)}.")
     body = nn.Sequential()
@@ -198,6 +147,51 @@ def vgg9(
         if number in (0, 1, 3, 5):
             body.append(nn.MaxPool2d(2))
         before = after
-    left = before * (sides[0] // 16) * (sides[1] // 16)
+    left = before * (height // 16) * (width // 16)
     body.extend([nn.Flatten(), nn.Linear(left, positive("vgg9", "dense", dense)), nn.ReLU()])
     return Classifier(body, dense, classes)
+
+
+@models.register
+def energy_cnn(
+    *,
+    classes: int,
+    inputs: tuple[int, ...],
+    channels: tuple[int, ...] | None = None,
+    groups: int = 2,
+    activation: str = "swish",
+    spectral: bool = True,
+) -> Classifier:
+    """A small network whose logits are energies, E(x, y) = -f(x)[y]: smooth in x, with a bounded last layer.
+
+    Samplers that descend ∇_x E need a gradient that is smooth in x, hence swish instead of ReLU and strided
+    convolutions instead of maximum pools, and energies that cannot grow through the head alone, hence its spectral
+    normalisation (Hahn, 2024, IV.4.1). A 3x3 convolution is followed by 4x4 convolutions of stride 2, which cover
+    every pixel equally often and so leave no checkerboard in ∇_x E, and a global mean. The thesis uses ``resnet10``
+    with ``activation=swish spectral=true``, 5 million parameters.
+
+    Args:
+        inputs: (channels, height, width) of one image; every convolution but the first halves it.
+        channels: channels of the convolutions; by default the image is halved until its shorter side has one or two
+            pixels, so that an energy depends on the whole image, and channels double up to 64.
+
+    Example:
+        >>> [sum(p.numel() for p in energy_cnn(classes=10, inputs=(1, n, n)).parameters()) for n in (8, 28)]
+        [41978, 109634]
+    """
+    before, *sides = image("energy_cnn", classes, inputs)
+    if channels is None:
+        halvings = max((min(sides) - 1).bit_length() - 1, 0)
+        channels = tuple(min(max(64 >> halvings, 8) << k, 64) for k in range(halvings + 1))
+    widths = [positive("energy_cnn", "channels", c) for c in channels]
+    if not widths:
+        raise ConfigError("model 'energy_cnn' needs at least one number of 'channels'.")
+    image("energy_cnn", classes, inputs, 2 ** (len(widths) - 1))
+    norm, act = normalisation("energy_cnn", "group", groups, widths), activation_layer("energy_cnn", activation)
+    body = nn.Sequential()
+    for number, after in enumerate(widths):
+        kernel, stride = (4, 2) if number else (3, 1)
+        body.extend([nn.Conv2d(before, after, kernel, stride, 1, bias=False), norm(after), act()])
+        before = after
+    body.append(GlobalMean())
+    return classifier(body, before, classes, spectral)

@@ -1,4 +1,4 @@
-"""Networks made for small devices: MobileNet, MobileNetV2, ShuffleNetV2, with group or batch normalisation."""
+"""Networks for mobile devices: MobileNet, MobileNetV2 and ShuffleNetV2."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
-from fedloom.models.checks import image
-from fedloom.models.classifier import Classifier, models
-from fedloom.models.norm import Norm, normalisation
-from fedloom.models.residual import GlobalMean
+from fedloom.models.classifier import Classifier, image, models
+from fedloom.models.layers import GlobalMean, Norm, normalisation
 
 
 def _conv(
     before: int, after: int, norm: Norm, kernel: int = 1, stride: int = 1, groups: int = 1, relu: bool = True
 ) -> list[nn.Module]:
-    """Convolution that keeps or halves the size, normalisation and, usually, ReLU."""
+    """A convolution that keeps or halves the size, normalisation and, unless ``relu`` is false, ReLU."""
     layers = [nn.Conv2d(before, after, kernel, stride, kernel // 2, groups=groups, bias=False), norm(after)]
     return [*layers, nn.ReLU()] if relu else layers
 
@@ -32,18 +30,12 @@ def mobilenet(
 ) -> Classifier:
     """MobileNet: a 3x3 stem of stride 2 and 13 depthwise separable convolutions (Howard et al., 2017).
 
-    With 1000 classes it has the 4.2 million parameters and, on 224x224 images, the 569 million multiply-adds that the
-    paper states.
+    With 1000 classes and 224x224 images it has the 4.2 million parameters and 569 million multiply-adds that the paper
+    states. The paper uses batch normalisation.
 
     Args:
-        classes: number of classes.
         inputs: (channels, height, width) of one image, of any size; five convolutions halve it.
         width: factor on the channels, which are rounded to multiples of four.
-        norm: ``group`` or ``batch`` (the paper's).
-        groups: groups of channels in group normalisation; a divisor of every width.
-
-    Raises:
-        ConfigError: for samples that are no images, or an unknown normalisation.
 
     Example:
         >>> sum(p.numel() for p in mobilenet(classes=1000, inputs=(3, 224, 224)).parameters())
@@ -62,7 +54,10 @@ def mobilenet(
 
 
 class InvertedBlock(nn.Module):
-    """1x1 to more channels, 3x3 depthwise, 1x1 back without ReLU; added to its input where sizes allow."""
+    """Inverted residual: 1x1 expansion, 3x3 depthwise convolution, 1x1 projection; with a shortcut where sizes allow.
+
+    [B, before, H, W] to [B, after, H / stride, W / stride].
+    """
 
     def __init__(self, before: int, after: int, expansion: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -75,7 +70,6 @@ class InvertedBlock(nn.Module):
         self.adds = stride == 1 and before == after
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, before, H, W] to [B, after, H / stride, W / stride]."""
         return x + self.path(x) if self.adds else self.path(x)
 
 
@@ -85,17 +79,11 @@ def mobilenet_v2(
 ) -> Classifier:
     """MobileNetV2 for small images: four halvings instead of five (Sandler et al., 2018, as in Chen et al., 2022).
 
-    Distillation papers call width 0.5 "MobileNetV2" and width 1 "MobileNetV2x2".
+    Distillation papers call width 0.5 "MobileNetV2" and width 1 "MobileNetV2x2". They use batch normalisation.
 
     Args:
-        classes: number of classes.
         inputs: (channels, height, width) of one image, of any size.
-        width: factor on the channels, which are rounded to multiples of four; the last 1280 only grow.
-        norm: ``group`` or ``batch`` (the paper's).
-        groups: groups of channels in group normalisation; a divisor of every width.
-
-    Raises:
-        ConfigError: for samples that are no images, or an unknown normalisation.
+        width: factor on the channels, which are rounded to multiples of four; the last 1280 are never reduced.
 
     Example:
         >>> round(sum(p.numel() for p in mobilenet_v2(classes=100, inputs=(3, 32, 32)).parameters()) / 1e6, 2)
@@ -117,10 +105,10 @@ def mobilenet_v2(
 
 
 class ShuffleBlock(nn.Module):
-    """Two branches of half the channels each, concatenated and interleaved.
+    """Two branches of half the channels, concatenated and shuffled: [B, before, H, W] to [B, after, ...].
 
-    Without stride the left branch is the first half of the input as it is, and the right one sees the second half; with
-    stride 2 both see the whole input.
+    With stride 1 the left branch is the first half of the input and the right branch convolves the second half; with
+    stride 2 both branches convolve the whole input.
     """
 
     def __init__(self, before: int, after: int, stride: int, norm: Norm) -> None:
@@ -140,9 +128,8 @@ class ShuffleBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, before, H, W] to [B, after, H / stride, W / stride]."""
         a, b = x.chunk(2, 1) if self.split else (x, x)
-        y = torch.stack([self.left(a), self.right(b)], 2)  # [B, after / 2, 2, H, W]: channels of both in turn
+        y = torch.stack([self.left(a), self.right(b)], 2)  # [B, after / 2, 2, H, W]: alternating channels
         return y.flatten(1, 2)
 
 
@@ -160,15 +147,11 @@ def shufflenet_v2(
 ) -> Classifier:
     """ShuffleNetV2 for small images: 1x1 stem, no first pool (Ma et al., 2018, as in Chen et al., SimKD, 2022).
 
+    Width 1 takes at most two groups. The paper uses batch normalisation.
+
     Args:
-        classes: number of classes.
         inputs: (channels, height, width) of one image, of any size; three stages halve it.
         width: 0.5, 1, 1.5 or 2.
-        norm: ``group`` or ``batch`` (the paper's).
-        groups: groups of channels in group normalisation; a divisor of every width (two for width 1).
-
-    Raises:
-        ConfigError: for samples that are no images, an unknown normalisation or width.
 
     Example:
         >>> sum(p.numel() for p in shufflenet_v2(classes=100, inputs=(3, 32, 32)).parameters())

@@ -1,14 +1,35 @@
-"""Fully connected networks."""
+"""Fully connected networks and logistic regression."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
+import torch
 from torch import nn
 
 from fedloom.core.errors import ConfigError, nearest
-from fedloom.models.checks import flat, positive
-from fedloom.models.classifier import Classifier, models
+from fedloom.models.classifier import Classifier, flat, models, positive
+
+
+@models.register
+def logistic(*, classes: int, inputs: tuple[int, ...], zero: bool = True) -> Classifier:
+    """Multinomial logistic regression; with weight decay a strongly convex problem.
+
+    Args:
+        inputs: shape of one sample; it is flattened.
+        zero: whether to start at θ = 0, as convex experiments do, instead of PyTorch's random initialisation.
+
+    Example:
+        >>> model = logistic(classes=5, inputs=(30,))
+        >>> model(torch.ones(2, 30)).abs().max().item(), sum(p.numel() for p in model.parameters())
+        (0.0, 155)
+    """
+    model = Classifier(nn.Flatten(), flat("logistic", classes, inputs), classes)
+    if zero:
+        with torch.no_grad():
+            model.head.weight.zero_()
+            model.head.bias.zero_()
+    return model
 
 
 def _layers(
@@ -24,17 +45,13 @@ def _layers(
 
 @models.register
 def mlp(*, classes: int, inputs: tuple[int, ...], hidden: tuple[int, ...] = (64,), norm: str = "none") -> Classifier:
-    """A multilayer perceptron with ReLU and any hidden widths.
+    """Multilayer perceptron with ReLU.
 
     Args:
-        classes: number of classes.
         inputs: shape of one sample; it is flattened.
-        hidden: width of each hidden layer, from the input on; none makes it linear.
-        norm: ``none``, or ``batch`` for batch normalisation before each ReLU, where layers then have no bias: the
-            networks of the 2-D problem of selective distillation, with hidden layers of 2, and of 8 and 16.
-
-    Raises:
-        ConfigError: for sizes below one, or another ``norm``.
+        hidden: widths of the hidden layers, from the input on; an empty tuple gives a linear model.
+        norm: ``none``, or ``batch`` for batch normalisation before each ReLU, with layers without bias, as in the 2-D
+            problem of selective distillation (hidden layers of 2, and of 8 and 16).
 
     Example:
         >>> mlp(classes=10, inputs=(1, 8, 8), hidden=(32, 16)).head
@@ -47,15 +64,11 @@ def mlp(*, classes: int, inputs: tuple[int, ...], hidden: tuple[int, ...] = (64,
 
 @models.register
 def two_nn(*, classes: int, inputs: tuple[int, ...], width: int = 200) -> Classifier:
-    """TwoNN: two hidden layers of 200 ReLU units (McMahan et al., 2017).
+    """2NN: two hidden layers of 200 ReLU units (McMahan et al., 2017).
 
     Args:
-        classes: number of classes.
         inputs: shape of one sample; it is flattened.
-        width: units in each hidden layer; 200 for MNIST, 100 in the experiments on EMNIST letters.
-
-    Raises:
-        ConfigError: for sizes below one.
+        width: units per hidden layer; 200 for MNIST, 100 in the experiments on EMNIST letters.
 
     Example:
         >>> sum(p.numel() for p in two_nn(classes=10, inputs=(1, 28, 28)).parameters())

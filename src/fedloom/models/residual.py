@@ -1,4 +1,4 @@
-"""Residual networks for small images, from 13 thousand to 21 million parameters, with group or batch normalisation."""
+"""Residual networks for small images, from 13 thousand to 21 million parameters."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from fedloom.models.checks import image
-from fedloom.models.classifier import Classifier, models
-from fedloom.models.norm import Norm, SpectralLinear, normalisation
-from fedloom.models.norm import activation as activated
+from fedloom.models.classifier import Classifier, image, models, positive
+from fedloom.models.layers import GlobalMean, Norm, activation_layer, classifier, normalisation
 
 
 class Block(nn.Module):
-    """A basic residual block: two 3x3 convolutions beside a shortcut."""
+    """Basic residual block with two 3x3 convolutions: [B, before, H, W] to [B, after, H / stride, W / stride]."""
 
     def __init__(self, before: int, after: int, stride: int, norm: Norm, act: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -27,17 +25,8 @@ class Block(nn.Module):
         self.act = act()
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, before, H, W] to [B, after, H / stride, W / stride]."""
         y = self.act(self.norm1(self.conv1(x)))
         return self.act(self.norm2(self.conv2(y)) + self.shortcut(x))
-
-
-class GlobalMean(nn.Module):
-    """The mean over all positions: [B, C, H, W] or [B, C, T] to [B, C]."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """One value a channel."""
-        return x.flatten(2).mean(2)
 
 
 def residual(
@@ -56,7 +45,7 @@ def residual(
     """A residual network: 3x3 stem, stages of basic blocks, global mean, linear head; all stages but the first halve.
 
     Args:
-        name: of the model, for error messages.
+        name: the model's name, for error messages.
         stem: channels of the first convolution.
         widths: channels of each stage.
         repeats: blocks of each stage.
@@ -64,8 +53,8 @@ def residual(
         inputs: (channels, height, width) of one image, of any size.
         norm: ``group`` or ``batch``.
         groups: groups of channels in group normalisation.
-        activation: ``relu``, or ``swish``.
-        spectral: whether the head's weight is divided by its largest singular value; see ``SpectralLinear``.
+        activation: ``relu`` or ``swish``.
+        spectral: whether the head is a ``SpectralLinear``.
 
     Example:
         >>> import torch
@@ -75,7 +64,7 @@ def residual(
     """
     colours, _, _ = image(name, classes, inputs)
     make = normalisation(name, norm, groups, (stem, *widths))
-    act = activated(name, activation)
+    act = activation_layer(name, activation)
     body = nn.Sequential(nn.Conv2d(colours, stem, 3, 1, 1, bias=False), make(stem), act())
     before = stem
     for stage, (after, count) in enumerate(zip(widths, repeats, strict=True)):
@@ -83,46 +72,35 @@ def residual(
             body.append(Block(before, after, 2 if stage and not number else 1, make, act))
             before = after
     body.append(GlobalMean())
-    network = Classifier(body, before, classes)
-    if spectral:
-        network.head = SpectralLinear(before, classes)
-    return network
+    return classifier(body, before, classes, spectral)
 
 
-_STAGES = {
-    "resnet34": ((64, 128, 256, 512), (3, 4, 6, 3)),
-    "resnet18": ((64, 128, 256, 512), (2, 2, 2, 2)),
-    "resnet10": ((64, 128, 256, 512), (1, 1, 1, 1)),
-    "resnet10_l": ((32, 64, 128, 256), (1, 1, 1, 1)),
-    "resnet10_m": ((16, 32, 64, 128), (1, 1, 1, 1)),
-    "resnet10_s": ((8, 16, 32, 64), (1, 1, 1, 1)),
-    "resnet10_xs": ((8, 16, 16, 32), (1, 1, 1, 1)),
-    "resnet10_xxs": ((8, 8, 16, 16), (1, 1, 1, 1)),
+_RESNETS = {  # channels of the stem and of each stage, blocks per stage
+    "resnet34": (64, (64, 128, 256, 512), (3, 4, 6, 3)),
+    "resnet18": (64, (64, 128, 256, 512), (2, 2, 2, 2)),
+    "resnet10": (64, (64, 128, 256, 512), (1, 1, 1, 1)),
+    "resnet10_l": (32, (32, 64, 128, 256), (1, 1, 1, 1)),
+    "resnet10_m": (16, (16, 32, 64, 128), (1, 1, 1, 1)),
+    "resnet10_s": (8, (8, 16, 32, 64), (1, 1, 1, 1)),
+    "resnet10_xs": (8, (8, 16, 16, 32), (1, 1, 1, 1)),
+    "resnet10_xxs": (8, (8, 8, 16, 16), (1, 1, 1, 1)),
+    "resnet8x4": (32, (64, 128, 256), (1, 1, 1)),
+    "resnet32x4": (32, (64, 128, 256), (5, 5, 5)),
 }
-_SUMMARY = "{title}: 3x3 stem, no first pool; {widths} channels, {repeats} basic blocks (He et al., 2016)."
-_DOCUMENTATION = """
+_DOC = """{title}: 3x3 stem of {stem}, stages of {widths} channels with {repeats} basic blocks (He et al., 2016).
 
-    Widths and repetitions as in Acar (2023), appendix A.1.5. Group normalisation is the default, as in the federated
-    experiments: it keeps no statistics of the batches, which would differ from client to client. Batch normalisation
-    brings buffers that are aggregated like parameters. Energy-based training takes ``activation="swish"`` and
-    ``spectral=True``, spectral normalisation of the last layer alone (Hahn, 2024, IV.4.1).
+Widths and repetitions are those of {source}. Group normalisation is the default, as in
+federated experiments: it keeps no batch statistics, which would differ between clients. The buffers of batch
+normalisation are aggregated like parameters. Energy-based training uses ``activation="swish"`` and ``spectral=True``,
+spectral normalisation of the last layer alone (Hahn, 2024, IV.4.1).
 
-    Args:
-        classes: number of classes.
-        inputs: (channels, height, width) of one image, of any size; three of the four stages halve it.
-        norm: ``group`` or ``batch``.
-        groups: groups of channels in group normalisation (two, as Reddi et al., 2021); a divisor of every width.
-        activation: ``relu``, or ``swish`` x·σ(x).
-        spectral: divide the head's weight by its largest singular value.
-
-    Raises:
-        ConfigError: for samples that are no images, an unknown normalisation or activation, or groups that do not
-            divide.
+Args:
+    inputs: (channels, height, width) of one image, of any size; every stage but the first halves it.
 """
 
 
-def _member(name: str) -> Callable[..., Classifier]:
-    widths, repeats = _STAGES[name]
+def _resnet(name: str) -> Callable[..., Classifier]:
+    stem, widths, repeats = _RESNETS[name]
 
     def make(
         *,
@@ -134,52 +112,48 @@ def _member(name: str) -> Callable[..., Classifier]:
         spectral: bool = False,
     ) -> Classifier:
         settings = {"classes": classes, "inputs": inputs, "norm": norm, "groups": groups}
-        settings |= {"activation": activation, "spectral": spectral}
-        return residual(name, widths[0], widths, repeats, **settings)
+        return residual(name, stem, widths, repeats, **settings, activation=activation, spectral=spectral)
 
     make.__name__ = make.__qualname__ = name
-    listed = ("-".join(map(str, numbers)) for numbers in (widths, repeats))
-    title = name.replace("resnet", "ResNet-").replace("_", "-")
-    make.__doc__ = _SUMMARY.format(title=title, widths=next(listed), repeats=next(listed)) + _DOCUMENTATION
+    make.__doc__ = _DOC.format(
+        title=name.replace("resnet", "ResNet-").replace("_", "-"),
+        stem=stem,
+        widths="-".join(map(str, widths)),
+        repeats="-".join(map(str, repeats)),
+        source="Chen et al. (SimKD, 2022)" if name.endswith("x4") else "Acar (2023), appendix A.1.5",
+    )
     return models.register(make)
 
 
-resnet34, resnet18, resnet10, resnet10_l, resnet10_m, resnet10_s, resnet10_xs, resnet10_xxs = map(_member, _STAGES)
+(
+    resnet34, resnet18, resnet10, resnet10_l, resnet10_m, resnet10_s, resnet10_xs, resnet10_xxs, resnet8x4, resnet32x4,
+) = map(_resnet, _RESNETS)  # fmt: skip
 
 
 @models.register
-def resnet8x4(*, classes: int, inputs: tuple[int, ...], norm: str = "group", groups: int = 2) -> Classifier:
-    """ResNet-8x4: stem of 32, three stages of 64-128-256 channels with one block each (as in Chen et al., SimKD, 2022).
+def energy_resnet(
+    *,
+    classes: int,
+    inputs: tuple[int, ...],
+    width: int = 16,
+    groups: int = 2,
+    activation: str = "swish",
+    spectral: bool = True,
+) -> Classifier:
+    """A residual network whose logits are energies: stem of 16, stages of 16-32-64 channels with one block each.
+
+    It is ``resnet10`` without its last stage at a quarter of the width, 78 thousand parameters; see ``energy_cnn`` for
+    why it has swish and a spectrally normalised head.
 
     Args:
-        classes: number of classes.
         inputs: (channels, height, width) of one image, of any size; two of the three stages halve it.
-        norm: ``group`` or ``batch`` (the paper's).
-        groups: groups of channels in group normalisation; a divisor of 32.
-
-    Raises:
-        ConfigError: for samples that are no images, or an unknown normalisation.
+        width: channels of the stem and the first stage; each further stage doubles them.
 
     Example:
-        >>> sum(p.numel() for p in resnet8x4(classes=100, inputs=(3, 32, 32)).parameters())
-        1233540
+        >>> net = energy_resnet(classes=10, inputs=(3, 32, 32))
+        >>> sum(p.numel() for p in net.parameters()), sum(b.numel() for b in net.buffers())
+        (78042, 0)
     """
-    settings = {"classes": classes, "inputs": inputs, "norm": norm, "groups": groups}
-    return residual("resnet8x4", 32, (64, 128, 256), (1, 1, 1), **settings)
-
-
-@models.register
-def resnet32x4(*, classes: int, inputs: tuple[int, ...], norm: str = "group", groups: int = 2) -> Classifier:
-    """ResNet-32x4: as ``resnet8x4`` with five blocks a stage (Chen et al., SimKD, 2022).
-
-    Args:
-        classes: number of classes.
-        inputs: (channels, height, width) of one image, of any size; two of the three stages halve it.
-        norm: ``group`` or ``batch`` (the paper's).
-        groups: groups of channels in group normalisation; a divisor of 32.
-
-    Raises:
-        ConfigError: for samples that are no images, or an unknown normalisation.
-    """
-    settings = {"classes": classes, "inputs": inputs, "norm": norm, "groups": groups}
-    return residual("resnet32x4", 32, (64, 128, 256), (5, 5, 5), **settings)
+    first = positive("energy_resnet", "width", width)
+    settings = {"classes": classes, "inputs": inputs, "groups": groups, "activation": activation, "spectral": spectral}
+    return residual("energy_resnet", first, (first, 2 * first, 4 * first), (1, 1, 1), **settings)

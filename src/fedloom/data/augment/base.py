@@ -1,4 +1,4 @@
-"""What an augmentation is: draws, which are data, and a change of a batch that follows from them."""
+"""Base class of augmentations, which separate random draws (plain tensors) from their application to a batch."""
 
 from __future__ import annotations
 
@@ -9,70 +9,70 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from torch import Tensor
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.core.registry import Registry
 
-Draws = dict[str, Tensor]  # what was drawn, one row a sample
+Draws = dict[str, Tensor]  # random parameters, one row per sample
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How stored images follow from pixels: x = (pixel - mean) / std; mean and std are [C, 1, 1] in x's type."""
+    """The normalisation of stored images, x = (pixel - mean) / std, with mean and std [C, 1, 1] in the type of x."""
 
     mean: Tensor
     std: Tensor
 
     @classmethod
     def of(cls, x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Scale:
-        """On the device and in the type of ``x``; without constants images are pixels as they are."""
-        made = [
+        """The normalisation on the device and in the type of ``x``; the identity for empty ``mean`` and ``std``."""
+        pair = [
             torch.tensor(v or (d,), dtype=x.dtype, device=x.device)[:, None, None] for v, d in ((mean, 0.0), (std, 1.0))
         ]
-        return cls(*made)
+        return cls(*pair)
 
     @property
     def black(self) -> Tensor:
-        """A black pixel as it is stored, [C, 1, 1]."""
+        """The stored value of a black pixel, [C, 1, 1]."""
         return -self.mean / self.std
 
     def pixels(self, x: Tensor) -> Tensor:
-        """Stored images as pixels from 0 to 1."""
+        """Pixels in [0, 1] of stored images."""
         return x * self.std + self.mean
 
     def stored(self, pixels: Tensor) -> Tensor:
-        """Pixels as they are stored."""
+        """Stored images of pixels in [0, 1]."""
         return (pixels - self.mean) / self.std
 
 
 @dataclass(frozen=True)
 class Augmentation(ABC):
-    """A random change of images, drawn for every sample of a batch by itself.
+    """A random transformation of images, drawn independently for every sample of a batch.
 
-    Drawing and applying are apart: ``draw`` turns a random stream into plain tensors, ``apply`` is a function of them.
-    That is why a client's mini-batch changes in the same way on every engine, also when a whole cohort's batches are
-    changed at once.
+    ``draw`` turns a random stream into plain tensors, and ``apply`` is a deterministic function of them. A client's
+    mini-batch is therefore transformed identically on every engine, even when a whole cohort's batches are stacked.
     """
 
-    pixels: ClassVar[bool] = False  # whether ``apply`` needs pixels from 0 to 1, and gives such pixels
+    pixels: ClassVar[bool] = False  # whether ``apply`` maps pixels in [0, 1] to pixels in [0, 1]
     colours: ClassVar[bool] = False  # whether images must have one or three channels
 
     @abstractmethod
-    def draw(self, count: int, shape: tuple[int, ...], rng: np.random.Generator) -> Draws:
-        """What happens to each of ``count`` images of the given shape [C, H, W]; tensors [count, ...]."""
+    def draw(self, count: int, shape: tuple[int, ...], rng: Generator) -> Draws:
+        """Random parameters for ``count`` images of the given shape [C, H, W]; tensors [count, ...]."""
 
     @abstractmethod
     def apply(self, x: Tensor, drawn: Draws, scale: Scale) -> Tensor:
-        """New images [N, C, H, W]."""
+        """Transformed images [N, C, H, W]."""
 
 
 augmentations = Registry[Augmentation]("augmentation")
 
 
 def augmentation(given: str | Mapping[str, Any] | Augmentation) -> Augmentation:
-    """An augmentation by name, or by a mapping of its name and settings.
+    """Make an augmentation from its name, or from a mapping of its name and settings.
 
     >>> from fedloom.data.augment import augmentation
     >>> augmentation({"name": "cutout", "size": 8})
@@ -92,18 +92,17 @@ def augmentation(given: str | Mapping[str, Any] | Augmentation) -> Augmentation:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Augmentations one after the other.
+    """A sequence of augmentations of normalised images.
 
-    Images stay as they are stored, normalised; around augmentations that work on pixels they are turned into pixels
-    from 0 to 1 and back, once for several in a row.
+    Runs of augmentations that work on pixels are wrapped in one conversion to pixels in [0, 1] and back.
     """
 
     steps: tuple[Augmentation, ...]
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
 
-    def __call__(self, x: Tensor, draws: Sequence[tuple[np.random.Generator, int]]) -> Tensor:
-        """New images [N, C, H, W]; each generator decides for so many of them, in order."""
+    def __call__(self, x: Tensor, draws: Sequence[tuple[Generator, int]]) -> Tensor:
+        """Transformed images [N, C, H, W]; each (generator, n) of ``draws`` decides for the next n images."""
         shape = tuple(x.shape[1:])
         drawn = [[step.draw(count, shape, rng) for step in self.steps] for rng, count in draws]
         scale = Scale.of(x, self.mean, self.std)
@@ -119,7 +118,7 @@ class Pipeline:
 
 
 def pipeline(given: Sequence[str | Mapping[str, Any] | Augmentation], arrays: Arrays) -> Pipeline:
-    """The augmentations of a data set's images.
+    """The pipeline of the given augmentations for a data set.
 
     Raises:
         ConfigError: for unknown names and settings, and augmentations that do not suit the data.
@@ -137,27 +136,21 @@ def pipeline(given: Sequence[str | Mapping[str, Any] | Augmentation], arrays: Ar
         if one.pixels and not arrays.mean and len(x) and (float(x.min()) < 0 or float(x.max()) > 1):
             raise ConfigError(
                 f"augmentation {name!r} works on pixels from 0 to 1, but the inputs lie between {float(x.min()):.3g} "
-                f"and {float(x.max()):.3g}; say by which mean and std they were normalised (Arrays.mean, Arrays.std)."
+                f"and {float(x.max()):.3g}; give the mean and std of their normalisation (Arrays.mean, Arrays.std)."
             )
     return Pipeline(steps, arrays.mean, arrays.std)
 
 
-def two_views(x: Tensor, change: Pipeline, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Two independent random views of the same images."""
+def two_views(x: Tensor, change: Pipeline, rng: Generator) -> tuple[Tensor, Tensor]:
+    """Two independent random views of the same images [N, C, H, W]."""
     return change(x, [(rng, len(x))]), change(x, [(rng, len(x))])
 
 
-def chance(name: str, value: float) -> None:
-    """Refuse a setting that is no probability."""
-    if not 0 <= value <= 1:
-        raise ConfigError(f"{name} must lie in [0, 1], not {value}.")
-
-
-def uniform(rng: np.random.Generator, count: int, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Numbers from ``low`` to ``high``, float32 [count]."""
+def uniform(rng: Generator, count: int, low: float = 0.0, high: float = 1.0) -> Tensor:
+    """Uniform draws from [low, high), float32 [count]."""
     return torch.from_numpy(rng.random(count, dtype=np.float32)) * (high - low) + low
 
 
 def per_image(values: Tensor, x: Tensor) -> Tensor:
-    """One number a sample, as x's type in the shape [N, 1, 1, 1]."""
+    """One value per image, in the type of ``x`` and the shape [N, 1, 1, 1]."""
     return values.to(x.dtype)[:, None, None, None]

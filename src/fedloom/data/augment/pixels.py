@@ -1,7 +1,7 @@
-"""Operations on pixels from 0 to 1, on a whole batch with one strength an image; in the sense of Pillow's.
+"""Image operations on batches [N, C, H, W] with one strength per image: colours as defined by Pillow, and warps.
 
-Pillow works on 8 bits. Where that is what an operation is about (posterise, equalise), pixels are rounded to 8 bits;
-elsewhere they stay real numbers, so that results differ from Pillow's by a rounding.
+Colour operations work on pixels in [0, 1]. Pillow works on 8 bits: posterise and equalise round to 8 bits as well, the
+other operations do not, so that results differ from Pillow's by rounding.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ def grey(x: Tensor) -> Tensor:
 
 
 def blend(other: Tensor, x: Tensor, factor: Tensor) -> Tensor:
-    """``other`` at factor 0, ``x`` at 1, beyond it above 1; clipped."""
+    """Interpolate from ``other`` (factor 0) to ``x`` (1) or extrapolate beyond it; clipped to [0, 1]."""
     return (other + per_image(factor, x) * (x - other)).clamp(0, 1)
 
 
 def brightness(x: Tensor, factor: Tensor) -> Tensor:
-    """From black (0) to as it is (1) to brighter."""
+    """Black at factor 0, unchanged at 1, brighter above."""
     return blend(torch.zeros_like(x), x, factor)
 
 
 def contrast(x: Tensor, factor: Tensor) -> Tensor:
-    """From the mean grey (0) to as it is (1) to starker."""
+    """The mean grey at factor 0, unchanged at 1, more contrast above."""
     return blend(grey(x).mean((1, 2, 3), keepdim=True), x, factor)
 
 
 def colour(x: Tensor, factor: Tensor) -> Tensor:
-    """From grey (0) to as it is (1) to more colourful."""
+    """Grey at factor 0, unchanged at 1, more saturated above."""
     return x if x.shape[1] == 1 else blend(grey(x), x, factor)
 
 
 def sharpness(x: Tensor, factor: Tensor) -> Tensor:
-    """From smoothed (0) to as it is (1) to sharper; the outermost pixels stay."""
+    """Smoothed at factor 0, unchanged at 1, sharper above; border pixels stay."""
     kernel = torch.tensor([[1.0, 1, 1], [1, 5, 1], [1, 1, 1]], dtype=x.dtype, device=x.device) / 13
     smooth = x.clone()
     if min(x.shape[2:]) > 2:
@@ -51,30 +51,30 @@ def sharpness(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def invert(x: Tensor, _: Tensor) -> Tensor:
-    """The negative."""
+    """Invert all pixels; the strength is ignored."""
     return 1 - x
 
 
 def solarise(x: Tensor, threshold: Tensor) -> Tensor:
-    """The negative of all pixels from ``threshold`` (0 to 255) on."""
+    """Invert pixels of at least ``threshold``, 0 to 255."""
     return torch.where(x * 255 >= per_image(threshold, x), 1 - x, x)
 
 
 def posterise(x: Tensor, bits: Tensor) -> Tensor:
-    """The first so many bits of each pixel."""
+    """Keep the leading ``bits`` of 8 bits per pixel."""
     step = 2 ** (8 - per_image(bits, x))
     return torch.floor((x * 255).round() / step) * step / 255
 
 
 def autocontrast(x: Tensor, _: Tensor) -> Tensor:
-    """Each channel stretched to the whole range."""
+    """Stretch each channel to the full range."""
     low, high = x.amin((2, 3), keepdim=True), x.amax((2, 3), keepdim=True)
     span = high - low
     return torch.where(span > 0, (x - low) / torch.where(span > 0, span, 1.0), x)
 
 
 def equalise(x: Tensor, _: Tensor) -> Tensor:
-    """Each channel with a flat histogram."""
+    """Equalise the histogram of each channel."""
     level = (x * 255).round().long().flatten(2)  # [N, C, HW]
     planes = level.flatten(0, 1)
     counts = torch.zeros(len(planes), 256, dtype=torch.long, device=x.device)
@@ -87,7 +87,7 @@ def equalise(x: Tensor, _: Tensor) -> Tensor:
 
 
 def hue(x: Tensor, turn: Tensor) -> Tensor:
-    """Colours turned around the circle of hues by ``turn`` (1: all around)."""
+    """Shift hues by the fraction ``turn`` of the colour circle."""
     if x.shape[1] == 1:
         return x
     red, green, blue = x.unbind(1)
@@ -109,7 +109,7 @@ def hue(x: Tensor, turn: Tensor) -> Tensor:
 
 
 def blur(x: Tensor, sigma: Tensor, size: int) -> Tensor:
-    """Gaussian blur with a kernel of ``size`` (odd); images are mirrored at the border."""
+    """Gaussian blur with a kernel of odd ``size`` and reflection at the border; ``sigma`` [N] in pixels."""
     half = size // 2
     at = torch.arange(-half, half + 1, dtype=x.dtype, device=x.device)
     weight = torch.exp(-0.5 * (at / sigma.to(x.dtype)[:, None]) ** 2)  # [N, size]
@@ -121,3 +121,37 @@ def blur(x: Tensor, sigma: Tensor, size: int) -> Tensor:
             start=torch.zeros_like(x),
         )
     return x
+
+
+def warp(x: Tensor, matrix: Tensor, fill: Tensor | float = 0.0, mode: str = "nearest") -> Tensor:
+    """Affine warp: the output pixel at column u and row v is sampled at ``matrix`` (u, v, 1); pixel centres are at .5.
+
+    Args:
+        x: images [N, C, H, W].
+        matrix: one affine map per image, [N, 2, 3].
+        fill: colour outside the image, [C, 1, 1].
+        mode: nearest or bilinear.
+    """
+    height, width = x.shape[2:]
+    v, u = torch.meshgrid(
+        torch.arange(height, dtype=x.dtype, device=x.device) + 0.5,
+        torch.arange(width, dtype=x.dtype, device=x.device) + 0.5,
+        indexing="ij",
+    )
+    m = matrix.to(x.dtype)[:, :, :, None, None]  # elementwise products: each image's bits are independent of the batch
+    there = (m[:, :, 0] * u + m[:, :, 1] * v + m[:, :, 2]).movedim(1, -1)  # [N, H, W, 2]
+    size = torch.tensor([width, height], dtype=x.dtype, device=x.device)
+    return F.grid_sample(x - fill, there * 2 / size - 1, mode=mode, align_corners=False) + fill
+
+
+def around_centre(linear: Tensor, height: int, width: int) -> Tensor:
+    """Affine maps [N, 2, 3] that apply ``linear`` [N, 2, 2] around the centre of the image."""
+    centre = torch.tensor([width / 2, height / 2], dtype=linear.dtype, device=linear.device)
+    return torch.cat([linear, (centre - linear @ centre)[:, :, None]], dim=2)
+
+
+def rotation(degrees: Tensor) -> Tensor:
+    """Counter-clockwise rotations, [N, 2, 2]."""
+    angle = torch.deg2rad(degrees)
+    cos, sin = angle.cos(), angle.sin()
+    return torch.stack([torch.stack([cos, -sin], -1), torch.stack([sin, cos], -1)], -2)

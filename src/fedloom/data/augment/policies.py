@@ -1,8 +1,9 @@
-"""AutoAugment and RandAugment: sequences of image operations with strengths, chosen at random for every image.
+"""AutoAugment and RandAugment: random sequences of image operations with given magnitudes.
 
-Strengths follow the published tables in torchvision's reading: shear up to .3, translation up to 150/331 of the image,
-rotation up to 30 degrees, brightness, colour, contrast and sharpness by factors 1 ± .9, posterise down to 4 bits,
-solarise from 255 down to 0. Signs are drawn. What lies outside the image gets the mean colour, as in the authors' code.
+Magnitudes follow the published tables as implemented by torchvision: shear up to .3, translation up to 150/331 of the
+image, rotation up to 30 degrees, brightness, colour, contrast and sharpness by factors 1 ± .9, posterise down to 4
+bits, solarise from 255 down to 0. Signs are random. As in the authors' code, pixels from outside the image get the mean
+colour.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from torch import Tensor
 
+from fedloom.core.checks import at_least
 from fedloom.core.errors import ConfigError
 from fedloom.data.augment import pixels
 from fedloom.data.augment.base import Augmentation, Draws, Scale, augmentations
-from fedloom.data.augment.warp import around_centre, rotation, warp
 
 MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 COLOURS = {
@@ -46,11 +48,11 @@ autocontrast .8 4, solarize .2 8;   brightness .1 3, color .7 0;        solarize
 translate_y .9 9, translate_y .7 9; autocontrast .9 2, solarize .8 3;   equalize .8 8, invert .1 3
 translate_y .7 9, autocontrast .9 1
 """
-"""The 25 sub-policies found on CIFAR-10 (Cubuk et al., CVPR 2019, appendix): two operations with probability, level."""
+"""The 25 CIFAR-10 sub-policies (Cubuk et al., CVPR 2019, appendix): pairs of operation, probability and level."""
 
 
 def table(policy: str) -> np.ndarray:
-    """Sub-policies as numbers [S, 2, 3]: operation, probability, level."""
+    """Sub-policies as an array [S, 2, 3] of operation number, probability and level."""
     rows = [part.split(",") for line in policy.strip().splitlines() for part in line.split(";")]
     words = [[operation.split() for operation in row] for row in rows]
     return np.array([[[NUMBER[name], float(p), float(level)] for name, p, level in row] for row in words])
@@ -59,7 +61,7 @@ def table(policy: str) -> np.ndarray:
 def strength(
     operation: np.ndarray, level: np.ndarray, levels: int, signs: np.ndarray, width: int, height: int
 ) -> np.ndarray:
-    """What a level (0 .. levels - 1) means for an operation; ``signs`` are 1 or -1 where the operation has a sign."""
+    """The strength of an operation at a level (0 .. levels - 1); ``signs`` ±1 apply to signed operations."""
     share = level / (levels - 1)
     greatest = {
         "shear_x": 0.3,
@@ -82,12 +84,12 @@ def strength(
     return found
 
 
-def carried_out(x: Tensor, operation: Tensor, value: Tensor, fill: Tensor) -> Tensor:
-    """One operation an image (a number in ``OPERATIONS``) with its strength; pixels from 0 to 1."""
+def apply_operations(x: Tensor, operation: Tensor, value: Tensor, fill: Tensor) -> Tensor:
+    """Apply one operation (an index of ``OPERATIONS``) per image, of strength ``value``; pixels are in [0, 1]."""
     x = x.clone()
     moved = ((operation >= NUMBER["shear_x"]) & (operation <= NUMBER["rotate"])).nonzero()[:, 0]
     if len(moved):
-        x[moved] = warp(x[moved], moves(operation[moved], value[moved], *x.shape[2:]), fill)
+        x[moved] = pixels.warp(x[moved], affine_maps(operation[moved], value[moved], *x.shape[2:]), fill)
     for name, change in COLOURS.items():
         rows = (operation == NUMBER[name]).nonzero()[:, 0]
         if len(rows):
@@ -95,72 +97,70 @@ def carried_out(x: Tensor, operation: Tensor, value: Tensor, fill: Tensor) -> Te
     return x
 
 
-def moves(operation: Tensor, value: Tensor, height: int, width: int) -> Tensor:
-    """The affine maps of shears, translations and rotations, [N, 2, 3]; shears leave the upper left corner in place."""
+def affine_maps(operation: Tensor, value: Tensor, height: int, width: int) -> Tensor:
+    """Affine maps [N, 2, 3] of shears, translations and rotations; shears fix the upper left corner."""
     matrix = torch.eye(2, 3, dtype=value.dtype, device=value.device).repeat(len(value), 1, 1)
     for name, row, column in (("shear_x", 0, 1), ("shear_y", 1, 0), ("translate_x", 0, 2), ("translate_y", 1, 2)):
         matrix[:, row, column] = torch.where(operation == NUMBER[name], value, matrix[:, row, column])
-    turned = around_centre(rotation(value), height, width)
+    turned = pixels.around_centre(pixels.rotation(value), height, width)
     return torch.where((operation == NUMBER["rotate"])[:, None, None], turned, matrix)
 
 
-def signs_of(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """1 or -1 with equal probability."""
+def random_signs(rng: Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Random signs ±1."""
     return rng.integers(0, 2, shape) * 2 - 1
 
 
 @dataclass(frozen=True)
 class _Policy(Augmentation):
-    """Images go through operations one after the other."""
+    """Operations applied in sequence."""
 
     pixels: ClassVar[bool] = True
     colours: ClassVar[bool] = True
 
     def apply(self, x: Tensor, drawn: Draws, scale: Scale) -> Tensor:
-        """See ``Augmentation.apply``."""
         for turn in range(drawn["operation"].shape[1]):
-            x = carried_out(x, drawn["operation"][:, turn], drawn["strength"][:, turn].to(x.dtype), scale.mean)
+            x = apply_operations(x, drawn["operation"][:, turn], drawn["strength"][:, turn].to(x.dtype), scale.mean)
         return x
 
 
 @augmentations.register
 @dataclass(frozen=True)
 class AutoAugment(_Policy):
-    """One of the 25 pairs of operations that were found on CIFAR-10 (Cubuk et al., 2019)."""
+    """AutoAugment with the CIFAR-10 policy: a random one of 25 pairs of operations (Cubuk et al., 2019)."""
 
-    def draw(self, count: int, shape: tuple[int, ...], rng: np.random.Generator) -> Draws:
-        """Operations and strengths, [count, 2] each."""
+    def draw(self, count: int, shape: tuple[int, ...], rng: Generator) -> Draws:
         chosen = POLICY[rng.integers(0, len(POLICY), count)]  # [count, 2, 3]
         happens = rng.random((count, 2)) < chosen[..., 1]
         operation = np.where(happens, chosen[..., 0], 0).astype(np.int64)
-        value = strength(operation, chosen[..., 2], 10, signs_of(rng, (count, 2)), shape[2], shape[1])
+        value = strength(operation, chosen[..., 2], 10, random_signs(rng, (count, 2)), shape[2], shape[1])
         return {"operation": torch.from_numpy(operation), "strength": torch.from_numpy(value)}
 
 
 @augmentations.register
 @dataclass(frozen=True)
 class RandAugment(_Policy):
-    """A number of operations out of fourteen, all with one level of strength (Cubuk et al., 2020).
+    """RandAugment: random operations of fourteen, at one common magnitude (Cubuk et al., 2020).
 
     Args:
-        operations: how many one after the other.
-        magnitude: the level, 0 to 30.
+        operations: number of operations per image.
+        magnitude: level of strength, 0 to 30.
     """
 
     operations: int = 2
     magnitude: int = 9
 
     def __post_init__(self) -> None:
-        if self.operations < 1:
-            raise ConfigError(f"randaugment: operations must be at least 1, not {self.operations}.")
+        at_least(1, "randaugment: ", operations=self.operations)
         if not 0 <= self.magnitude <= 30:
             raise ConfigError(f"randaugment: magnitude must lie in 0 .. 30, not {self.magnitude}.")
 
-    def draw(self, count: int, shape: tuple[int, ...], rng: np.random.Generator) -> Draws:
-        """Operations and strengths, [count, operations] each; every one but the negative is equally likely."""
+    def draw(self, count: int, shape: tuple[int, ...], rng: Generator) -> Draws:
         size = (count, self.operations)
-        operation = rng.integers(0, NUMBER["invert"], size)
-        value = strength(operation, np.full(size, float(self.magnitude)), 31, signs_of(rng, size), shape[2], shape[1])
+        operation = rng.integers(0, NUMBER["invert"], size)  # all but invert, equally likely
+        value = strength(
+            operation, np.full(size, float(self.magnitude)), 31, random_signs(rng, size), shape[2], shape[1]
+        )
         return {"operation": torch.from_numpy(operation), "strength": torch.from_numpy(value)}
 
 

@@ -1,4 +1,4 @@
-"""The partitions of personalised meta-learning: a window of classes per client, with or without names of its own."""
+"""Partitions of personalised meta-learning: a window of classes per client, with common or permuted labels."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy import ndarray
+from numpy.random import Generator
 
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.data.partitions.base import Partition, by_label, partitions
+from fedloom.data.grouping import rank_within, shuffled_by_label
+from fedloom.data.partitions.base import Partition, partitions
 
 
 @partitions.register
 @dataclass(frozen=True)
 class Acid(Partition):
-    """A window of s classes per client, equally many samples of each (Acar, thesis A.1.2).
+    """A window of s consecutive classes per client, with equally many samples of each (Acar, thesis A.1.2).
 
-    Client i holds classes i mod C, ..., (i + s - 1) mod C, so that many pairs of clients have no class in common.
-    Training samples come from the training pool and, with ``held_out=common``, test samples from the common test set,
-    without replacement: no sample goes to two clients. Where s does not divide the number of samples, the first classes
-    of the window give one more. What is left over is said in a warning.
+    Client i holds the classes i mod C, ..., (i + s - 1) mod C, so that many pairs of clients share no class. Training
+    samples come from the training pool and, with ``held_out=common``, test samples from the common test set, both
+    without replacement. Where s does not divide the number of samples, the first classes of the window get one more.
+    A warning reports the samples that are left over.
 
     Args:
         classes: classes per client, s.
@@ -40,22 +43,18 @@ class Acid(Partition):
     samples: int = 500
     test_samples: int = 100
 
+    counts: ClassVar[tuple[str, ...]] = ("classes",)
     deals_test: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.classes < 1:
-            raise ConfigError(f"classes must be at least 1 per client, not {self.classes}.")
         if min(self.samples, self.test_samples) < self.classes:
             raise ConfigError(
                 f"samples ({self.samples}) and test_samples ({self.test_samples}) must give each of a client's "
                 f"{self.classes} classes at least one."
             )
 
-    def owners(
-        self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
-    ) -> np.ndarray:
-        """See ``Partition.owners``."""
+    def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
         owner = windows(labels, int(labels.max()) + 1, clients, self.classes, self.samples, "samples", rng)
         left = int((owner < 0).sum())
         if left:
@@ -66,36 +65,32 @@ class Acid(Partition):
             )
         return owner
 
-    def test_owners(self, labels: np.ndarray, classes: int, clients: int, rng: np.random.Generator) -> np.ndarray:
-        """See ``Partition.test_owners``."""
+    def test_owners(self, labels: ndarray, classes: int, clients: int, rng: Generator) -> ndarray:
         return windows(labels, classes, clients, self.classes, self.test_samples, "test_samples", rng)
 
 
 @partitions.register
 @dataclass(frozen=True)
 class Alid(Acid):
-    """ACID with names of its own for the classes at each client (Acar, thesis A.1.2).
+    """ACID with a random permutation of the class labels at each client (Acar, thesis A.1.2).
 
-    Client k calls class c π_k(c), π_k a random permutation of all classes, the same for its training and its test
-    samples; the federation remembers it. A model that does not adapt to the client is then at chance.
+    Client k labels class c as π_k(c), with one permutation π_k of all classes for its training and test samples. A
+    model that does not adapt to the client cannot do better than chance.
 
-    >>> names = Alid().relabelling(4, 3, np.random.default_rng(0))
-    >>> names.shape, np.sort(names, axis=1)[2].tolist()
+    >>> labels = Alid().relabelling(4, 3, np.random.default_rng(0))
+    >>> labels.shape, np.sort(labels, axis=1)[2].tolist()
     ((4, 3), [0, 1, 2])
     """
 
-    def relabelling(self, clients: int, classes: int, rng: np.random.Generator) -> np.ndarray:
-        """See ``Partition.relabelling``."""
+    def relabelling(self, clients: int, classes: int, rng: Generator) -> ndarray:
         return rng.permuted(np.tile(np.arange(classes), (clients, 1)), axis=1)
 
 
-def windows(
-    labels: np.ndarray, classes: int, clients: int, s: int, samples: int, setting: str, rng: np.random.Generator
-) -> np.ndarray:
-    """The client of every sample, int [N], where client i takes ``samples`` of s classes from class i mod C on.
+def windows(labels: ndarray, classes: int, clients: int, s: int, samples: int, setting: str, rng: Generator) -> ndarray:
+    """The client of every sample, int [N], where client i takes ``samples`` of the s classes from i mod C on.
 
     Raises:
-        DataError: if that cannot be, saying how many samples a client could have.
+        DataError: if there are too few samples; the sentence says how many a client could have.
     """
     if s > classes:
         raise DataError(f"clients cannot hold {s} classes each: there are only {classes}.")
@@ -112,10 +107,10 @@ def windows(
             f"{wanted[short[0]]} of it; " + (f"ask for at most {setting}={most}." if most else "ask for fewer clients.")
         )
     order = np.argsort(held.ravel(), kind="stable")
-    holder = np.repeat(order // s, quota.ravel()[order])  # clients, one entry a sample, grouped by class
-    rows = by_label(labels, rng)
+    holder = np.repeat(order // s, quota.ravel()[order])  # client of each wanted sample, grouped by class
+    rows = shuffled_by_label(labels, rng)
     c = labels[rows]
-    rank = np.arange(len(rows)) - (np.cumsum(available) - available)[c]
+    rank = rank_within(c)
     given = rank < wanted[c]
     owner = np.full(len(labels), -1, dtype=np.int64)
     owner[rows[given]] = holder[((np.cumsum(wanted) - wanted)[c] + rank)[given]]

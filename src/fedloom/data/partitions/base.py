@@ -1,88 +1,85 @@
-"""What a partition is: an answer to "which client holds each sample?"."""
+"""Base class of partitions, which answer one question: which client holds each sample?"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy import ndarray
+from numpy.random import Generator
 
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.checks import at_least, positive
+from fedloom.core.errors import DataError
 from fedloom.core.federation import Index
 from fedloom.core.registry import Registry
+from fedloom.data.grouping import index_of
 
 
 @dataclass(frozen=True)
 class Partition(ABC):
-    """Deals the rows of a training set to clients.
+    """An assignment of the rows of a training set to clients.
 
-    A subclass says one thing, ``owners``: the client of every sample. As a sample has one owner, it cannot sit at two
-    clients; everything else that must hold is checked here, once.
+    A subclass implements ``owners``, the client of every sample; calling the partition draws it, redraws it where
+    clients fall short of ``min_size``, and returns an ``Index``. No sample can belong to two clients.
 
     Args:
-        min_size: samples that every client must get; a draw that leaves a client with fewer is redrawn.
-        redraws: how many further draws there may be before giving up.
+        min_size: smallest number of samples per client; a draw that gives a client fewer is repeated.
+        redraws: number of further draws before giving up.
     """
 
     min_size: int = field(default=1, kw_only=True)
     redraws: int = field(default=50, kw_only=True)
 
-    by_label: ClassVar[bool] = True  # reads the labels, so that they must be class numbers
+    counts: ClassVar[tuple[str, ...]] = ()  # settings that must be at least 1
+    positive: ClassVar[tuple[str, ...]] = ()  # settings that must be finite and greater than 0
+    reads_labels: ClassVar[bool] = True  # targets must be class numbers
     needs_clients: ClassVar[bool] = True  # False: the number of clients follows from the data
-    deals_test: ClassVar[bool] = False  # True: it says itself who holds which row of the common test set
+    deals_test: ClassVar[bool] = False  # True: implements ``test_owners``
 
     def __post_init__(self) -> None:
-        if self.min_size < 1:
-            raise ConfigError(f"min_size must be at least 1, not {self.min_size}.")
-        if self.redraws < 0:
-            raise ConfigError(f"redraws must be 0 or more, not {self.redraws}.")
+        at_least(1, **{name: getattr(self, name) for name in ("min_size", *self.counts)})
+        at_least(0, redraws=self.redraws)
+        positive(**{name: getattr(self, name) for name in self.positive})
 
     @abstractmethod
-    def owners(
-        self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None
-    ) -> np.ndarray:
+    def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None) -> ndarray:
         """The client (0 .. clients - 1) of every sample, or -1 for a sample that is left out; int [N]."""
 
-    def test_owners(self, labels: np.ndarray, classes: int, clients: int, rng: np.random.Generator) -> np.ndarray:
-        """The client of every row of the common test set, int [N], where the partition ``deals_test``."""
-        raise DataError(f"partition {self.name!r} does not say who holds which row of the common test set.")
+    def test_owners(self, labels: ndarray, classes: int, clients: int, rng: Generator) -> ndarray:
+        """The client of every row of the common test set, int [N]; only where ``deals_test``."""
+        raise DataError(f"partition {self.name!r} does not assign rows of the common test set to clients.")
 
-    def relabelling(self, clients: int, classes: int, rng: np.random.Generator) -> np.ndarray | None:
-        """What each client calls each class, int [K, C]; None if all use the common numbers."""
+    def relabelling(self, clients: int, classes: int, rng: Generator) -> ndarray | None:
+        """Each client's own label of each class, int [K, C]; None if all clients use the common labels."""
         return None
 
-    def __call__(
-        self,
-        labels: np.ndarray,
-        clients: int | None,
-        rng: np.random.Generator,
-        groups: np.ndarray | None = None,
-    ) -> Index:
-        """Who holds which rows; each client's rows ascend.
+    def __call__(self, labels: ndarray, clients: int | None, rng: Generator, groups: ndarray | None = None) -> Index:
+        """Draw the partition; each client's rows are in ascending order.
 
         Args:
             labels: class number of every sample, int [N].
-            clients: how many clients; None only where the data say it (natural ids).
-            rng: where every draw comes from.
-            groups: natural client of every sample, int [N], where there is one.
+            clients: number of clients K; None only if it follows from the data (natural ids).
+            rng: source of every draw.
+            groups: natural client of every sample, int [N], if the data have natural clients.
 
         Raises:
             DataError: if the partition is impossible with these samples and clients.
         """
-        self._possible(len(labels), clients)
+        self._check(len(labels), clients)
         for _ in range(self.redraws + 1):
             owner = self.owners(labels, clients or 0, rng, groups)
-            index = holdings(owner, clients or int(owner.max(initial=-1)) + 1)
+            index = index_of(owner, clients or int(owner.max(initial=-1)) + 1)
             if len(index) and index.sizes.min() >= self.min_size:
                 return index
         raise DataError(
             f"partition {self.name!r} left a client with fewer than {self.min_size} samples in each of "
             f"{self.redraws + 1} draws ({len(labels)} samples, {clients or 'natural'} clients); "
-            "ask for fewer clients, a smaller min_size or less skew."
+            "use fewer clients, a smaller min_size or less skew."
         )
 
-    def _possible(self, samples: int, clients: int | None) -> None:
+    def _check(self, samples: int, clients: int | None) -> None:
         if clients is None:
             if self.needs_clients:
                 raise DataError(f"partition {self.name!r} needs a number of clients.")
@@ -101,43 +98,19 @@ class Partition(ABC):
     @property
     def name(self) -> str:
         """The name under which this kind of partition is registered."""
-        return next((entry.name for entry in partitions if entry.factory is type(self)), type(self).__name__)
+        return partitions.describe(self)["name"]
 
     def describe(self) -> dict[str, Any]:
-        """Name and settings as plain data, for a caption or a provenance."""
-        unsaid = {"min_size": Partition.min_size, "redraws": Partition.redraws}
-        given = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {"name": self.name} | {k: v for k, v in given.items() if unsaid.get(k) != v or k not in unsaid}
+        """Name and settings as plain data, without ``min_size`` and ``redraws`` at their defaults."""
+        usual = {"min_size": Partition.min_size, "redraws": Partition.redraws}
+        return {k: v for k, v in partitions.describe(self).items() if k not in usual or usual[k] != v}
 
 
 partitions = Registry[Partition]("partition")
 
 
-def holdings(owner: np.ndarray, clients: int) -> Index:
-    """Turn "the client of every sample" into "the samples of every client"; -1 is nobody.
-
-    >>> index = holdings(np.array([1, 0, -1, 1]), 2)
-    >>> [index[client].tolist() for client in range(2)]
-    [[1], [0, 3]]
-    """
-    sizes = np.bincount(owner + 1, minlength=clients + 1)
-    rows = np.argsort(owner, kind="stable")[sizes[0] :]
-    sizes[0] = 0
-    return Index(rows, np.cumsum(sizes))
-
-
-def by_label(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """All rows, sorted by label and in random order within a label; int64 [N].
-
-    >>> by_label(np.array([1, 0, 2, 0]), np.random.default_rng(0)).tolist() in ([1, 3, 0, 2], [3, 1, 0, 2])
-    True
-    """
-    rows = rng.permutation(len(labels))
-    return rows[np.argsort(labels[rows], kind="stable")]
-
-
 def equal_sizes(samples: int, clients: int) -> np.ndarray:
-    """As equal as whole numbers can be; the first clients hold the remainder.
+    """Sizes that differ by at most 1 and sum to ``samples``, int [K]; the first clients get the remainder.
 
     >>> equal_sizes(11, 3).tolist()
     [4, 4, 3]
@@ -145,10 +118,8 @@ def equal_sizes(samples: int, clients: int) -> np.ndarray:
     return np.full(clients, samples // clients) + (np.arange(clients) < samples % clients)
 
 
-def lognormal_sizes(samples: int, clients: int, sigma: float, rng: np.random.Generator) -> np.ndarray:
-    """Whole sizes proportional to exp(sigma z), z standard normal, that add up to ``samples``.
-
-    The largest remainders are rounded up.
+def lognormal_sizes(samples: int, clients: int, sigma: float, rng: Generator) -> np.ndarray:
+    """Sizes proportional to exp(σz), z ~ N(0, 1), rounded to integers that sum to ``samples``; int64 [K].
 
     >>> lognormal_sizes(100, 4, 0.5, np.random.default_rng(0)).sum()
     np.int64(100)
@@ -156,11 +127,5 @@ def lognormal_sizes(samples: int, clients: int, sigma: float, rng: np.random.Gen
     share = np.exp(sigma * rng.standard_normal(clients))
     exact = share / share.sum() * samples
     sizes = np.floor(exact).astype(np.int64)
-    sizes[np.argsort(sizes - exact, kind="stable")[: samples - sizes.sum()]] += 1
+    sizes[np.argsort(sizes - exact, kind="stable")[: samples - sizes.sum()]] += 1  # the largest remainders round up
     return sizes
-
-
-def positive(name: str, value: float) -> None:
-    """Refuse a setting that is not a finite number above zero."""
-    if not 0 < value < float("inf"):
-        raise ConfigError(f"{name} must be a finite number above 0, not {value}.")

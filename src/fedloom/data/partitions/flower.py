@@ -1,4 +1,4 @@
-"""Any partitioner of flwr-datasets, as it is."""
+"""Partitioners of flwr-datasets."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy import ndarray
+from numpy.random import Generator
 
 from fedloom.core.errors import ConfigError, DataError, nearest
 from fedloom.data.partitions.base import Partition, partitions
@@ -18,11 +20,11 @@ from fedloom.data.partitions.base import Partition, partitions
 @partitions.register
 @dataclass(frozen=True)
 class Flower(Partition):
-    """A partitioner of ``flwr-datasets``: an object, or its class name and settings.
+    """Any partitioner of ``flwr-datasets``, given as an object or as a class name with settings.
 
-    The partitioner sees a data set with the columns ``label``, ``row`` and, if the source has natural ids, ``client``:
-    pass ``partition_by="label"`` (or ``"client"``). In the object form it brings its own seed and number of clients; by
-    name, ``num_partitions``, ``partition_by`` and ``seed`` are filled in where the settings do not give them.
+    The partitioner sees a data set with the columns ``label``, ``row`` and, if the source has natural ids, ``client``;
+    use ``partition_by="label"`` or ``"client"``. An object brings its own seed and number of clients; for a class name,
+    ``num_partitions``, ``partition_by`` and ``seed`` are filled in unless the settings give them.
 
     ::
 
@@ -30,13 +32,13 @@ class Flower(Partition):
         Flower(kind="DirichletPartitioner", settings={"alpha": 0.3})
 
     Args:
-        partitioner: an object with ``dataset``, ``num_partitions`` and ``load_partition``; it is copied, never changed.
-        kind: or the name of a class in ``flwr_datasets.partitioner``.
-        settings: what to make that class with.
+        partitioner: an object with ``dataset``, ``num_partitions`` and ``load_partition``; it is copied, not modified.
+        kind: alternatively, the name of a class in ``flwr_datasets.partitioner``.
+        settings: arguments of that class.
 
     Raises:
-        DataError: if flwr-datasets is missing (``pip install "fedloom[hub]"``), or the partitioner fails, gives another
-            number of clients than asked for, or puts a sample at two clients.
+        DataError: if flwr-datasets is missing (``pip install "fedloom[hub]"``), or the partitioner fails, makes
+            another number of partitions than there are clients, or assigns a sample twice.
     """
 
     partitioner: Any = None
@@ -53,65 +55,58 @@ class Flower(Partition):
                 "for example kind=DirichletPartitioner."
             )
 
-    def owners(
-        self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
-    ) -> np.ndarray:
-        """See ``Partition.owners``."""
+    def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
         dataset = table(labels, groups)
-        partitioner = copy.deepcopy(self.partitioner) if self.partitioner is not None else self._made(clients, rng)
-        what = type(partitioner).__name__
+        partitioner = copy.deepcopy(self.partitioner) if self.partitioner is not None else self._make(clients, rng)
+        what = f"flwr-datasets' {type(partitioner).__name__}"
         try:
             partitioner.dataset = dataset
-            found = partitioner.num_partitions
-            parts = [np.asarray(partitioner.load_partition(k).with_format("numpy")["row"]) for k in range(found)]
+            count = partitioner.num_partitions
+            parts = [np.asarray(partitioner.load_partition(k).with_format("numpy")["row"]) for k in range(count)]
         except Exception as error:
             raise DataError(
-                f"flwr-datasets' {what} failed ({explain(error)}); the columns are {', '.join(dataset.column_names)}."
+                f"{what} failed ({explain(error)}); the columns are {', '.join(dataset.column_names)}."
             ) from error
-        if clients and found != clients:
-            raise DataError(f"flwr-datasets' {what} makes {found} partitions, but {clients} clients were asked for.")
+        if clients and count != clients:
+            raise DataError(f"{what} makes {count} partitions, but {clients} clients were requested.")
         owner = np.full(len(labels), -1, dtype=np.int64)
         for client, rows in enumerate(parts):
             if len(rows) < self.min_size:
-                raise DataError(
-                    f"flwr-datasets' {what} gives client {client} {len(rows)} samples; min_size is {self.min_size}."
-                )
+                raise DataError(f"{what} gives client {client} {len(rows)} samples; min_size is {self.min_size}.")
             if len(np.unique(rows)) < len(rows) or (owner[rows] >= 0).any():
-                raise DataError(f"flwr-datasets' {what} puts a sample at two clients or twice at one.")
+                raise DataError(f"{what} puts a sample at two clients or twice at one.")
             owner[rows] = client
         if (owner < 0).any():
-            warnings.warn(
-                f"flwr-datasets' {what} leaves out {int((owner < 0).sum())} of {len(owner)} samples.", stacklevel=3
-            )
+            warnings.warn(f"{what} leaves out {int((owner < 0).sum())} of {len(owner)} samples.", stacklevel=3)
         return owner
 
-    def _made(self, clients: int, rng: np.random.Generator) -> Any:
+    def _make(self, clients: int, rng: Generator) -> Any:
         import flwr_datasets.partitioner as kinds  # pyright: ignore[reportMissingImports]
 
         if self.kind not in kinds.__all__:
             raise ConfigError(f"flwr-datasets has no partitioner {self.kind!r}; {nearest(self.kind, kinds.__all__)}")
         make = getattr(kinds, self.kind)
         filled = {"num_partitions": clients or None, "partition_by": "label", "seed": int(rng.integers(2**31))}
-        taken = inspect.signature(make).parameters
-        given = {name: value for name, value in filled.items() if name in taken and value is not None}
+        accepted = inspect.signature(make).parameters
+        given = {name: value for name, value in filled.items() if name in accepted and value is not None}
         try:
             return make(**{**given, **self.settings})
         except Exception as error:
             raise DataError(f"flwr-datasets' {self.kind} cannot be made ({explain(error)}).") from error
 
     def describe(self) -> dict[str, Any]:
-        """See ``Partition.describe``; an object is described by its class and what it was made with."""
+        """Name, kind and settings as plain data; an object is described by its class and constructor arguments."""
         if self.partitioner is None:
             return {"name": self.name, "kind": self.kind, "settings": dict(self.settings)}
-        held, made = vars(self.partitioner), inspect.signature(type(self.partitioner)).parameters
-        given = {name: held.get(f"_{name}", held.get(name)) for name in made}
+        held, arguments = vars(self.partitioner), inspect.signature(type(self.partitioner)).parameters
+        given = {name: held.get(f"_{name}", held.get(name)) for name in arguments}
         given = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in given.items()}
         plain = {name: value for name, value in given.items() if isinstance(value, (bool, int, float, str, list))}
         return {"name": self.name, "kind": type(self.partitioner).__name__, "settings": plain}
 
 
-def table(labels: np.ndarray, groups: np.ndarray | None) -> Any:
-    """What a partitioner gets to see: a ``datasets.Dataset`` without the inputs."""
+def table(labels: ndarray, groups: ndarray | None) -> Any:
+    """What a partitioner sees: a ``datasets.Dataset`` of labels, row numbers and natural clients, without inputs."""
     try:
         import flwr_datasets  # pyright: ignore[reportMissingImports]  # noqa: F401
         from datasets import Dataset  # pyright: ignore[reportMissingImports]
@@ -122,5 +117,5 @@ def table(labels: np.ndarray, groups: np.ndarray | None) -> Any:
 
 
 def explain(error: Exception) -> str:
-    """Kind and message of an error, for the middle of a sentence."""
+    """Type and message of an error, for the middle of a sentence."""
     return f"{type(error).__name__}: {error}".rstrip(".")

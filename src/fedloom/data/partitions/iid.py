@@ -1,4 +1,4 @@
-"""Every client sees the same distribution."""
+"""Partitions with the same label distribution at every client: equal or lognormal sizes."""
 
 from __future__ import annotations
 
@@ -6,23 +6,44 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy import ndarray
+from numpy.random import Generator
 
-from fedloom.data.partitions.base import Partition, partitions
+from fedloom.data.partitions.base import Partition, lognormal_sizes, partitions
 
 
 @partitions.register
 @dataclass(frozen=True)
 class Iid(Partition):
-    """Samples dealt at random, equally many to each client.
+    """Uniformly random assignment with equal sizes.
 
     >>> Iid()(np.zeros(10, int), 3, np.random.default_rng(0)).sizes.tolist()
     [4, 3, 3]
     """
 
-    by_label: ClassVar[bool] = False
+    reads_labels: ClassVar[bool] = False
 
-    def owners(
-        self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
-    ) -> np.ndarray:
-        """See ``Partition.owners``."""
+    def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
         return rng.permutation(len(labels)) % clients
+
+
+@partitions.register
+@dataclass(frozen=True)
+class Lognormal(Partition):
+    """Uniformly random assignment with lognormal sizes (quantity skew): client k's is proportional to exp(σz_k).
+
+    Args:
+        sigma: σ, the standard deviation of the logarithm of the sizes; FedDyn's unbalanced setting is .3.
+
+    >>> Lognormal(sigma=0.5)(np.zeros(100, int), 4, np.random.default_rng(0)).sizes.sum()
+    np.int64(100)
+    """
+
+    sigma: float = 0.3
+
+    positive: ClassVar[tuple[str, ...]] = ("sigma",)
+    reads_labels: ClassVar[bool] = False
+
+    def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
+        sizes = lognormal_sizes(len(labels), clients, self.sigma, rng)
+        return rng.permutation(np.repeat(np.arange(clients), sizes))

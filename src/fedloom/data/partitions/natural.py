@@ -1,4 +1,4 @@
-"""Clients as they are in the data: writers, roles, users, hospitals, speakers."""
+"""The partition by natural clients: writers, roles, users, hospitals, speakers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy import ndarray
+from numpy.random import Generator
 
 from fedloom.core.errors import DataError
 from fedloom.data.partitions.base import Partition, partitions
@@ -15,26 +17,23 @@ from fedloom.data.partitions.base import Partition, partitions
 @partitions.register
 @dataclass(frozen=True)
 class Natural(Partition):
-    """One client for each natural id of the source (writer, role, user, hospital, speaker).
+    """One client for each natural id of the source (writer, role, user, hospital, speaker), in order of their ids.
 
-    Ids with fewer than ``min_size`` samples are left out; if a number of clients is asked for, that many of the others
-    are drawn at random. Clients keep the order of their ids. What is left out is said in a warning.
+    Ids with fewer than ``min_size`` samples are left out. If a number of clients is given, that many of the remaining
+    ids are drawn at random. A warning reports what is left out.
 
     Raises:
-        DataError: if the source has no natural ids, or fewer of them than clients asked for.
+        DataError: if the source has no natural ids, or fewer than the number of clients.
 
     >>> index = Natural()(np.zeros(5, int), None, np.random.default_rng(0), groups=np.array([7, 3, 7, 7, 3]))
     >>> [index[client].tolist() for client in range(len(index))]
     [[1, 4], [0, 2, 3]]
     """
 
-    by_label: ClassVar[bool] = False
+    reads_labels: ClassVar[bool] = False
     needs_clients: ClassVar[bool] = False
 
-    def owners(
-        self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
-    ) -> np.ndarray:
-        """See ``Partition.owners``."""
+    def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
         if groups is None:
             raise DataError(
                 "partition 'natural' needs natural client ids (writers, roles, hospitals), "
@@ -53,19 +52,11 @@ class Natural(Partition):
         client[kept] = np.arange(len(kept))
         owner = client[which]
         if len(kept) < len(ids):
+            out = ids[client < 0]
+            listed = ", ".join(map(str, out[:8])) + (f" and {len(out) - 8} more" if len(out) > 8 else "")
             warnings.warn(
                 f"partition 'natural' keeps {len(kept)} of {len(ids)} natural ids and leaves out "
-                f"{int((owner < 0).sum())} of {len(groups)} samples (ids {shortlist(ids[client < 0])}).",
+                f"{int((owner < 0).sum())} of {len(groups)} samples (ids {listed}).",
                 stacklevel=3,
             )
         return owner
-
-
-def shortlist(ids: np.ndarray, most: int = 8) -> str:
-    """The first few of many.
-
-    >>> shortlist(np.arange(100), 3)
-    '0, 1, 2 and 97 more'
-    """
-    rest = len(ids) - most
-    return ", ".join(map(str, ids[:most])) + (f" and {rest} more" if rest > 0 else "")

@@ -1,30 +1,68 @@
-"""Every client sees a few classes only."""
+"""Partitions with few classes per client: label-sorted shards, exactly k classes, and FedSSA's NIID-1."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
+from numpy import ndarray
+from numpy.random import Generator
 
-from fedloom.core.errors import ConfigError, DataError
-from fedloom.data.partitions.base import Partition, by_label, partitions
+from fedloom.core.errors import DataError
+from fedloom.data.grouping import rank_within, shuffled_by_label
+from fedloom.data.partitions.base import Partition, partitions
+
+
+@partitions.register
+@dataclass(frozen=True)
+class Shards(Partition):
+    """Equal shards of the label-sorted samples, dealt to the clients at random (McMahan et al., AISTATS 2017).
+
+    With two shards per client most clients hold two labels; a shard across a label boundary adds a third.
+
+    Args:
+        shards: shards per client.
+
+    Raises:
+        DataError: if there are more shards than samples.
+
+    >>> index = Shards(shards=2)(np.repeat(np.arange(4), 6), 4, np.random.default_rng(0))
+    >>> index.sizes.tolist()
+    [6, 6, 6, 6]
+    """
+
+    shards: int = 2
+
+    counts: ClassVar[tuple[str, ...]] = ("shards",)
+
+    def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
+        samples, shards = len(labels), clients * self.shards
+        if shards > samples:
+            raise DataError(
+                f"{samples} samples cannot be cut into {shards} shards ({clients} clients with {self.shards} each): "
+                "there are more shards than samples."
+            )
+        client_of_shard = rng.permutation(shards) % clients
+        owner = np.empty(samples, dtype=np.int64)
+        owner[shuffled_by_label(labels, rng)] = client_of_shard[np.arange(samples) * shards // samples]
+        return owner
 
 
 @partitions.register
 @dataclass(frozen=True)
 class Pathological(Partition):
-    """Exactly k classes per client, every class at equally many clients.
+    """Exactly k classes per client, with every class at equally many clients (to within one).
 
-    Classes are dealt so that the numbers of clients that hold two classes differ by one at most; the samples of a class
-    are then dealt equally, at random, to the clients that hold it.
+    The samples of a class are split equally, at random, among the clients that hold it.
 
     Args:
-        classes: classes per client, k.
+        classes: k, the number of classes per client.
 
     Raises:
-        DataError: if k exceeds the number of classes, if the clients together have fewer places than there are classes,
-            or if a class has fewer samples than clients that are to hold it.
+        DataError: if k exceeds the number of classes, if the clients cannot hold all classes, or if a class has fewer
+            samples than clients that hold it.
 
     >>> labels = np.repeat(np.arange(5), 20)
     >>> index = Pathological(classes=2)(labels, 10, np.random.default_rng(0))
@@ -34,45 +72,38 @@ class Pathological(Partition):
 
     classes: int = 2
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.classes < 1:
-            raise ConfigError(f"classes must be at least 1 per client, not {self.classes}.")
+    counts: ClassVar[tuple[str, ...]] = ("classes",)
 
-    def owners(
-        self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
-    ) -> np.ndarray:
-        """See ``Partition.owners``."""
+    def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
         present, label = np.unique(labels, return_inverse=True)
         available = np.bincount(label)  # [C]
         if self.classes > len(present):
             raise DataError(f"clients cannot hold {self.classes} classes each: there are only {len(present)}.")
         if clients * self.classes < len(present):
             raise DataError(
-                f"{clients} clients with {self.classes} classes each cannot hold all {len(present)} classes: "
-                "samples would vanish."
+                f"{clients} clients with {self.classes} classes each cannot hold all {len(present)} classes; "
+                "use more clients or more classes per client."
             )
         chosen = deal_classes(clients, len(present), self.classes, rng)  # [K, k]
         holders = np.argsort(chosen.ravel(), kind="stable") // self.classes  # clients, grouped by class
-        held = np.bincount(chosen.ravel())  # [C] how many clients hold each class
+        held = np.bincount(chosen.ravel())  # [C] number of clients that hold each class
         short = np.flatnonzero(available < held)
         if len(short):
             c = short[0]
             raise DataError(f"class {present[c]} has {available[c]} samples, but {held[c]} clients are to hold it.")
-        rows = by_label(label, rng)
+        rows = shuffled_by_label(label, rng)
         c = label[rows]
-        rank = np.arange(len(rows)) - (np.cumsum(available) - available)[c]  # place of a sample within its class
         owner = np.empty(len(rows), dtype=np.int64)
-        owner[rows] = holders[(np.cumsum(held) - held)[c] + rank % held[c]]
+        owner[rows] = holders[(np.cumsum(held) - held)[c] + rank_within(c) % held[c]]
         return owner
 
 
-def deal_classes(clients: int, classes: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """``k`` different classes for every client, all classes equally often; int [K, k].
+def deal_classes(clients: int, classes: int, k: int, rng: Generator) -> ndarray:
+    """``k`` distinct classes for every client, with all classes equally frequent; int [K, k].
 
-    One client after the other takes the ``k`` classes dealt least often so far, ties broken at random. After ``period``
-    clients every class has been dealt equally often, so that blocks of that many clients are independent and are dealt
-    side by side.
+    Clients in turn take the ``k`` classes taken least often so far, ties broken at random. After
+    ``classes / gcd(classes, k)`` clients all counts are equal, so blocks of that many clients are independent and are
+    drawn in parallel.
     """
     period = classes // math.gcd(classes, k)
     blocks = -(-clients // period)
@@ -83,3 +114,33 @@ def deal_classes(clients: int, classes: int, k: int, rng: np.random.Generator) -
         chosen[:, turn] = take
         np.put_along_axis(dealt, take, np.take_along_axis(dealt, take, 1) + 1, 1)
     return chosen.reshape(-1, k)[:clients]
+
+
+@partitions.register
+@dataclass(frozen=True)
+class Niid1(Partition):
+    """C / ``parts`` classes per client: FedSSA's NIID-1, where each of five clients holds its own fifth of the classes.
+
+    With another number of clients, every class is held by equally many of them (to within one).
+
+    Args:
+        parts: number of equal parts of the classes; a client holds as many classes as one part has.
+
+    Raises:
+        DataError: if ``parts`` does not divide the number of classes, or the clients cannot hold all classes.
+
+    >>> labels = np.repeat(np.arange(10), 6)
+    >>> index = Niid1()(labels, 5, np.random.default_rng(0))
+    >>> sorted(c.item() for client in range(5) for c in np.unique(labels[index[client]]))
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    """
+
+    parts: int = 5
+
+    counts: ClassVar[tuple[str, ...]] = ("parts",)
+
+    def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
+        classes = len(np.unique(labels))
+        if classes % self.parts:
+            raise DataError(f"{classes} classes cannot be cut into {self.parts} equal parts.")
+        return Pathological(classes // self.parts).owners(labels, clients, rng)

@@ -1,9 +1,12 @@
-"""What a data source gives: arrays, and where they come from."""
+"""Data sources: the arrays of a data set, their origin and their natural clients."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -16,19 +19,22 @@ from fedloom.core.registry import Registry
 
 @dataclass(frozen=True)
 class Source:
-    """A data set before anyone has dealt it out.
+    """A data set before it is partitioned.
 
     Args:
-        name: what it is called in captions and provenance.
-        train: the pool that is dealt to clients.
-        test: the common test set (may have no rows).
-        licence: under which terms it may be used.
+        name: its name in captions and provenance.
+        train: the training pool, which is dealt to clients.
+        test: the common test set; may be empty.
+        licence: terms of use.
         citation: BibTeX.
         groups: natural client of each training row, int [N]; -1 for none.
         groups_test: the same for the test rows.
         group_names: name of each natural client, indexed by ``groups``.
-        federation: where the clients are given with their own splits, the ready-made federation.
-        settings: how it was made, as plain data.
+        federation: a complete federation, for sources whose clients come with their own splits.
+        settings: how the source was made, as plain data.
+
+    Raises:
+        DataError: if the numbers of samples and of client ids differ.
     """
 
     name: str
@@ -49,22 +55,49 @@ class Source:
 
     def describe(self) -> dict[str, Any]:
         """Name, settings, licence and citation as plain data."""
-        about = {"licence": self.licence, "citation": self.citation}
-        return {"name": self.name, **self.settings, **about}
+        return {"name": self.name, **self.settings, "licence": self.licence, "citation": self.citation}
 
 
-sources = Registry[Source]("data source")
+sources = Registry[Source](
+    "data source",
+    shared={
+        "root": "the data folder; by default $FEDLOOM_DATA, then ~/.cache/fedloom.",
+        "download": "whether torchvision may download missing files.",
+        "normalise": "whether to normalise by the training set's mean and deviation per channel; otherwise 0..1.",
+        "validation": "whether the validation samples join the training pool; otherwise they are not used.",
+        "seed": "of every draw.",
+    },
+)
 
 
-def numbered(
-    clients: ArrayLike | Sequence[str], clients_test: ArrayLike | Sequence[str] | None = None
-) -> tuple[np.ndarray, np.ndarray | None, tuple[str, ...]]:
-    """Natural clients by number: those of the training rows, those of the test rows, and their names.
+def natural_clients(
+    train: ArrayLike | Sequence[str], test: ArrayLike | Sequence[str] | None = None, prefix: str = ""
+) -> dict[str, Any]:
+    """A source's ``groups``, ``groups_test`` and ``group_names`` from the client ids of its rows.
 
-    >>> numbered(["bob", "ann", "bob"], ["cid"])
-    (array([1, 0, 1]), array([2]), ('ann', 'bob', 'cid'))
+    >>> natural_clients(["bob", "ann", "bob"], ["cid"], "user ")
+    {'groups': array([1, 0, 1]), 'groups_test': array([2]), 'group_names': ('user ann', 'user bob', 'user cid')}
     """
-    known = [np.asarray(ids).ravel() for ids in (clients, clients_test) if ids is not None]
+    known = [np.asarray(ids).ravel() for ids in (train, test) if ids is not None]
     ids, which = np.unique(np.concatenate(known), return_inverse=True)
     rows = len(known[0])
-    return which[:rows], which[rows:] if len(known) > 1 else None, tuple(map(str, ids))
+    return {
+        "groups": which[:rows],
+        "groups_test": which[rows:] if test is not None else None,
+        "group_names": tuple(f"{prefix}{name}" for name in ids),
+    }
+
+
+def cite(*keys: str) -> str:
+    """The BibTeX entries of ``citations.bib`` with these keys, one after the other.
+
+    >>> cite("darlow2018cinic").partition(",")[0]
+    '@article{darlow2018cinic'
+    """
+    return "\n".join(_bibliography()[key] for key in keys)
+
+
+@cache
+def _bibliography() -> dict[str, str]:
+    text = (files("fedloom.data.sources") / "citations.bib").read_text(encoding="utf-8").rstrip()
+    return {entry.partition("{")[2].partition(",")[0]: entry for entry in re.split(r"\n(?=@)", text)}

@@ -1,4 +1,4 @@
-"""Berka: loans of a Czech bank that were repaid or not, by region."""
+"""Berka: loan defaults at a Czech bank, by region."""
 
 from __future__ import annotations
 
@@ -11,16 +11,10 @@ import torch
 
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
-from fedloom.data.sources.base import Source, numbered, sources
+from fedloom.data.sources.base import Source, cite, natural_clients, sources
 from fedloom.data.sources.files import Files, reads
-from fedloom.data.sources.tables import Scale, number, read_table, standardise
+from fedloom.data.sources.formats import Standardise, number, read_table, standardise
 
-CITATION = """@misc{berka1999workshop,
-  author = {Berka, Petr},
-  title = {Workshop notes on discovery challenge {PKDD'99}},
-  year = {1999},
-  howpublished = {http://lisp.vse.cz/pkdd99}
-}"""
 TABLES = ("loan", "account", "district", "order", "trans")
 FILES = Files(
     "Berka",
@@ -29,22 +23,10 @@ FILES = Files(
     {"data_berka.zip": "md5 88d001738478c5e348a0896878f2433c"},
 )
 FEATURES = (
-    "loan amount",
-    "loan duration",
-    "monthly payment",
-    "days from account to loan",
-    "inhabitants of the district",
-    "average salary",
-    "entrepreneurs per 1000",
-    "unemployment rate",
-    "crimes",
-    "average permanent order",
-    "transactions",
-    "average transaction",
-    "average balance",
-    "weekly statements",
-    "statements after transactions",
-)
+    "loan amount", "loan duration", "monthly payment", "days from account to loan", "inhabitants of the district",
+    "average salary", "entrepreneurs per 1000", "unemployment rate", "crimes", "average permanent order",
+    "transactions", "average transaction", "average balance", "weekly statements", "statements after transactions",
+)  # fmt: skip
 STATEMENTS = ("POPLATEK MESICNE", "POPLATEK TYDNE", "POPLATEK PO OBRATU")  # monthly, weekly, after a transaction
 REPAID = {"A": 0, "C": 0, "B": 1, "D": 1}  # finished or running; B, D: not paid, in debt
 LEFT_OUT = "north Bohemia"
@@ -55,31 +37,29 @@ LEFT_OUT = "north Bohemia"
 def berka(
     hindsight: bool = False,
     regions: tuple[str, ...] = (),
-    standardised: Scale = "client",
+    standardised: Standardise = "client",
     root: str | None = None,
 ) -> Source:
-    """Berka (PKDD'99): loans that were repaid or not, 15 features, by region.
+    """Berka (PKDD'99): loan default from 15 features, by region.
 
-    Reads five of the eight relational tables, ``berka/{loan,account,district,order,trans}.asc``. One sample is one of
-    the 682 loans; class 1 is a loan that was not paid or is in debt (status B, D). The clients are the regions of the
-    accounts' districts, without North Bohemia, where only one loan failed: 621 loans at 7 clients.
+    Reads five of the eight relational tables, ``berka/{loan,account,district,order,trans}.asc``. A sample is one of 682
+    loans; class 1 is a loan that was not repaid or is in debt (status B, D). Clients are the regions of the accounts'
+    districts, without North Bohemia, where only one loan failed: 621 loans at 7 clients. There is no common test set: a
+    client's own test loans are a fraction of its loans (``held_out``).
 
-    The thesis that this follows (Hahn 2024) names 15 features without listing them; these are what its public code
-    derives: amount, duration and monthly payment of the loan; days between the opening of the account and the loan; of
-    the district: inhabitants, average salary, entrepreneurs, unemployment and crimes (each the mean over the years
-    that are known); the mean permanent order (0 without any); number and mean amount of transactions, and mean balance;
-    and two indicators of how often statements are sent.
+    Hahn (2024) uses 15 features without listing them; these are those of his public code: amount, duration and monthly
+    payment of the loan; days between the opening of the account and the loan; inhabitants, average salary,
+    entrepreneurs, unemployment and crimes of the district (means over the known years); the mean permanent order (0
+    without any); number and mean amount of transactions, and mean balance; and two indicators of how often statements
+    are sent. The 13 numbers are standardised within each region, over all of its loans.
 
-    That code uses all transactions of the account, also those after the loan was granted, which know whether it was
-    repaid. Here only transactions up to the day of the loan count, unless ``hindsight``. The 13 numbers are
-    standardised within each region, over all of its loans. There is no common test set: a client's own test
-    loans are a share of its loans (``held_out``).
+    That code uses all transactions of the account, even those after the loan was granted, which reveal the outcome.
+    Here only transactions up to the day of the loan count, unless ``hindsight``.
 
     Args:
         hindsight: whether transactions after the loan count too (as published).
-        regions: only these; by default all but North Bohemia.
-        standardised: ``client``, ``pooled`` or ``none``.
-        root: the data folder; by default $FEDLOOM_DATA, then ~/.cache/fedloom.
+        regions: the regions to keep; by default all but North Bohemia.
+        standardised: whether features are standardised per ``client``, ``pooled``, or not (``none``).
     """
     loans, accounts, districts, orders, transactions = FILES.obtain(root)
     rows = {int(row[0]): row for row in numbers_of(loans, ["account_id", "date", "amount", "duration", "payments"], 5)}
@@ -116,8 +96,10 @@ def berka(
         names.append(region)
     if not x:
         raise DataError(f"{loans} has no loans in {', '.join(regions) or 'any region'}.")
-    groups, _, group_names = numbered(np.array(names))
-    features = standardise(np.array(x, dtype=np.float64), groups, standardised, columns=slice(0, 13)).astype(np.float32)
+    clients = natural_clients(names)
+    features = standardise(np.array(x, dtype=np.float64), clients["groups"], standardised, columns=slice(0, 13)).astype(
+        np.float32
+    )
     train = Arrays(torch.from_numpy(features), torch.tensor(y), 2, ("repaid", "failed"))
     settings = {"hindsight": hindsight, "regions": list(regions), "standardised": standardised}
     return Source(
@@ -125,18 +107,14 @@ def berka(
         train=train,
         test=train.take(np.zeros(0, np.int64)),
         licence="not stated by the authors (PKDD'99 discovery challenge)",
-        citation=CITATION,
-        groups=groups,
-        group_names=group_names,
+        citation=cite("berka1999workshop"),
+        **clients,
         settings={**settings, "features": list(FEATURES)},
     )
 
 
 def numbers_of(path: Path, columns: Sequence[str], known: int, text: int | None = None) -> Iterator[list]:
-    """Rows of a table as numbers; the first ``known`` columns must not be unknown.
-
-    Column ``text``, and ``frequency``, stay as they are.
-    """
+    """Rows of a table as numbers, except column ``text`` and ``frequency``; the first ``known`` must not be NaN."""
     as_text = {text, columns.index("frequency") if "frequency" in columns else None}
     for row in read_table(path, columns, separator=";"):
         values = [cell.strip() if k in as_text else number(cell, path) for k, cell in enumerate(row)]
@@ -146,7 +124,7 @@ def numbers_of(path: Path, columns: Sequence[str], known: int, text: int | None 
 
 
 def mean_known(*values: float) -> float:
-    """The mean of those that are not NaN; 0 if there are none.
+    """The mean of the values that are not NaN; 0 if there are none.
 
     >>> mean_known(float("nan"), 3.0), mean_known(1.0, 3.0)
     (3.0, 2.0)
@@ -156,7 +134,7 @@ def mean_known(*values: float) -> float:
 
 
 def day_of(number: float) -> date:
-    """A day that is written as yymmdd.
+    """The date of a number yymmdd.
 
     >>> day_of(930705)
     datetime.date(1993, 7, 5)

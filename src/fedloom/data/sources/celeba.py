@@ -1,4 +1,4 @@
-"""CelebA by celebrity, as LEAF makes it."""
+"""CelebA by celebrity, as prepared by LEAF."""
 
 from __future__ import annotations
 
@@ -7,19 +7,11 @@ from collections import Counter
 import numpy as np
 
 from fedloom.core.errors import ConfigError, DataError, nearest
-from fedloom.data.sources import leaf
-from fedloom.data.sources.base import Source, numbered, sources
+from fedloom.data.sources.base import Source, cite, natural_clients, sources
 from fedloom.data.sources.files import Files, reads
-from fedloom.data.sources.folders import read_pictures
-from fedloom.data.sources.images import image_arrays
+from fedloom.data.sources.images import image_arrays, read_images
 
 LICENCE = "the authors' own: research, not commercial"
-CITATION = """@inproceedings{liu2015deep,
-  author = {Liu, Ziwei and Luo, Ping and Wang, Xiaogang and Tang, Xiaoou},
-  title = {Deep learning face attributes in the wild},
-  booktitle = {IEEE International Conference on Computer Vision},
-  year = {2015}
-}"""
 FILES = Files(
     "CelebA",
     (("celeba/img_align_celeba/", "celeba/list_attr_celeba.txt", "celeba/identity_CelebA.txt"),),
@@ -43,20 +35,19 @@ def celeba(
     root: str | None = None,
     normalise: bool = True,
 ) -> Source:
-    """CelebA by celebrity (LEAF): 200 288 faces of 9343 people; smiling or not.
+    """CelebA (LEAF): 200 288 faces of 9343 celebrities, with a binary label (smiling or not), by celebrity.
 
-    Reads ``celeba/img_align_celeba/*.jpg``, ``celeba/list_attr_celeba.txt`` and ``celeba/identity_CelebA.txt``. People
-    with fewer than ``least`` pictures are left out, as in LEAF. There is no common test set: each client's own test
-    samples are a share of its pictures (``held_out``). Decoded pictures are kept beside them in ``fedloom-*.npz``.
-    At 84 pixels, all of it takes 21 GB of memory while it is read, then 17 GB.
+    Reads ``celeba/img_align_celeba/*.jpg``, ``celeba/list_attr_celeba.txt`` and ``celeba/identity_CelebA.txt``. There
+    is no common test set: each client's own test samples are a fraction of its images (``held_out``). Decoded images
+    are cached beside them in ``fedloom-*.npz``. At 84 pixels the full set takes 21 GB of memory while reading, then 17
+    GB.
 
     Args:
-        attribute: which of the 40 attributes is the label: 1 if the picture has it.
-        size: height and width, 84 in LEAF; the pictures (178 x 218) are not cropped.
-        people: only the first so many, in the order of their numbers.
-        least: pictures that a person must have.
-        root: the data folder; by default $FEDLOOM_DATA, then ~/.cache/fedloom.
-        normalise: to -1..1, otherwise 0..1.
+        attribute: the one of 40 attributes that is the label.
+        size: height and width, 84 in LEAF; images (178 x 218) are scaled, not cropped.
+        people: number of celebrities to keep, in the order of their ids; by default all.
+        least: images that a celebrity must have, 5 in LEAF.
+        normalise: whether to scale to -1..1; otherwise 0..1.
     """
     folder, attributes, identities = FILES.obtain(root)
     who: dict[str, int] = {}
@@ -82,18 +73,16 @@ def celeba(
     if len(rows) != sum(count[person] for person in known):
         raise DataError(f"{attributes} and {identities} do not list the same pictures.")
     names, labels, owners = zip(*sorted(rows, key=lambda row: (row[2], row[0])), strict=True)
-    x = read_pictures("CelebA", [folder / name for name in names], size, folder.parent / f"fedloom-{size}.npz")
+    x = read_images("CelebA", [folder / name for name in names], size, folder.parent / f"fedloom-{size}.npz")
     y = np.array(labels, dtype=np.int64)
     classes = (f"not {attribute}", attribute)
-    groups, _, group_names = numbered(np.array(owners))
     train = image_arrays(x, y, classes, normalise, HALF, HALF)
     return Source(
         name="celeba",
         train=train,
         test=train.take(np.zeros(0, np.int64)),
         licence=LICENCE,
-        citation=f"{CITATION}\n{leaf.CITATION}",
-        groups=groups,
-        group_names=tuple(f"celebrity {name}" for name in group_names),
+        citation=cite("liu2015deep", "caldas2018leaf"),
+        **natural_clients(owners, prefix="celebrity "),
         settings={"attribute": attribute, "size": size, "people": people, "least": least, "normalise": normalise},
     )

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, from an npz file or the official Python batches."""
+"""CIFAR-10, CIFAR-100 and CINIC-10."""
 
 from __future__ import annotations
 
@@ -10,23 +10,18 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.data.sources.archive import read_npz
-from fedloom.data.sources.base import Source, sources
+from fedloom.data.sources.base import Source, cite, sources
 from fedloom.data.sources.files import Files, reads
-from fedloom.data.sources.images import image_arrays
-from fedloom.data.sources.pickles import read_pickle
+from fedloom.data.sources.formats import read_npz, read_pickle
+from fedloom.data.sources.images import by_class, image_arrays, read_images
 
 LICENCE = "none stated by the authors; used for research"
-CITATION = """@techreport{krizhevsky2009learning,
-  author = {Krizhevsky, Alex},
-  title = {Learning multiple layers of features from tiny images},
-  institution = {University of Toronto},
-  year = {2009}
-}"""
-MEAN_10, STD_10 = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-MEAN_100, STD_100 = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+SCALE_10 = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+SCALE_100 = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+SCALE_CINIC = (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)
 ORIGIN = "https://www.cs.toronto.edu/~kriz/cifar.html"
 BATCHES_10 = (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch", "batches.meta")
+BATCHES_100 = tuple(f"cifar-100-python/{part}" for part in ("train", "test", "meta"))
 CIFAR10 = Files(
     "CIFAR-10",
     (("cifar10.npz",), tuple(f"cifar-10-batches-py/{batch}" for batch in BATCHES_10)),
@@ -34,13 +29,18 @@ CIFAR10 = Files(
     {"cifar-10-python.tar.gz": "md5 c58f30108f718f92721af3b95e74349a"},
     torchvision="CIFAR10",
 )
-BATCHES_100 = tuple(f"cifar-100-python/{part}" for part in ("train", "test", "meta"))
 CIFAR100 = Files(
     "CIFAR-100",
     (("cifar100.npz",), BATCHES_100),
     ORIGIN,
     {"cifar-100-python.tar.gz": "md5 eb9058c3a382ffc7106e4002c42a8d85"},
     torchvision="CIFAR100",
+)
+CINIC = Files(
+    "CINIC-10",
+    (("CINIC-10/train/", "CINIC-10/valid/", "CINIC-10/test/"),),
+    "https://datashare.ed.ac.uk/handle/10283/3192",
+    {"CINIC-10.tar.gz": "md5 6ee4d0c996905fe93221de577967a372"},
 )
 
 
@@ -49,13 +49,8 @@ CIFAR100 = Files(
 def cifar10(root: str | None = None, download: bool = False, normalise: bool = True) -> Source:
     """CIFAR-10: 50 000 + 10 000 colour photographs, 32x32, 10 classes.
 
-    Reads ``cifar10.npz`` (``x_train`` uint8 [N, 32, 32, 3], ``y_train``, ``x_test``, ``y_test``, optionally ``names``),
+    Reads ``cifar10.npz`` (``x_train`` uint8 [N, 32, 32, 3], ``y_train``, ``x_test``, ``y_test``, optionally ``names``)
     or the official ``cifar-10-batches-py``.
-
-    Args:
-        root: the data folder; by default $FEDLOOM_DATA, then ~/.cache/fedloom.
-        download: let torchvision fetch missing files.
-        normalise: by the training set's mean and deviation per channel, otherwise 0..1.
     """
     paths = CIFAR10.obtain(root, download)
     if len(paths) == 1:
@@ -63,8 +58,9 @@ def cifar10(root: str | None = None, download: bool = False, normalise: bool = T
     else:
         names = read_pickle(paths[-1], ["label_names"])["label_names"]
         train, test = (partial(from_batches, batches, "labels") for batches in (paths[:5], paths[5:6]))
-    train, test = (image_arrays(*read(), names, normalise, MEAN_10, STD_10) for read in (train, test))
-    return Source("cifar10", train, test, LICENCE, CITATION, settings={"normalise": normalise})
+    train, test = (image_arrays(*read(), names, normalise, *SCALE_10) for read in (train, test))
+    citation = cite("krizhevsky2009learning")
+    return Source("cifar10", train, test, LICENCE, citation, settings={"normalise": normalise})
 
 
 @sources.register
@@ -72,12 +68,9 @@ def cifar10(root: str | None = None, download: bool = False, normalise: bool = T
 def cifar100(root: str | None = None, download: bool = False, normalise: bool = True, labels: str = "fine") -> Source:
     """CIFAR-100: 50 000 + 10 000 colour photographs, 32x32, 100 classes.
 
-    Reads ``cifar100.npz`` (as ``cifar10.npz``), or the official ``cifar-100-python``.
+    Reads ``cifar100.npz`` (as ``cifar10.npz``) or the official ``cifar-100-python``.
 
     Args:
-        root: the data folder; by default $FEDLOOM_DATA, then ~/.cache/fedloom.
-        download: let torchvision fetch missing files.
-        normalise: by the training set's mean and deviation per channel, otherwise 0..1.
         labels: fine (100 classes) or coarse (20 superclasses, in the official batches only).
     """
     if labels not in ("fine", "coarse"):
@@ -89,15 +82,16 @@ def cifar100(root: str | None = None, download: bool = False, normalise: bool = 
     else:
         names = read_pickle(paths[2], [f"{labels}_label_names"])[f"{labels}_label_names"]
         train, test = (partial(from_batches, [path], f"{labels}_labels") for path in paths[:2])
-    train, test = (image_arrays(*read(), names, normalise, MEAN_100, STD_100) for read in (train, test))
-    return Source("cifar100", train, test, LICENCE, CITATION, settings={"normalise": normalise, "labels": labels})
+    train, test = (image_arrays(*read(), names, normalise, *SCALE_100) for read in (train, test))
+    settings = {"normalise": normalise, "labels": labels}
+    return Source("cifar100", train, test, LICENCE, cite("krizhevsky2009learning"), settings=settings)
 
 
-Read = Callable[[], tuple[np.ndarray, np.ndarray]]  # images [N, 32, 32, 3] and labels, read when they are needed
+Read = Callable[[], tuple[np.ndarray, np.ndarray]]  # reads images [N, 32, 32, 3] and labels [N]
 
 
 def from_npz(path: Path) -> tuple[Sequence[str], Read, Read]:
-    """Class names, and the training and test images of an npz file."""
+    """Class names, and readers of the training and the test images of an npz file."""
 
     def read(part: str) -> tuple[np.ndarray, np.ndarray]:
         found = read_npz(path, [f"x_{part}", f"y_{part}"])
@@ -109,7 +103,7 @@ def from_npz(path: Path) -> tuple[Sequence[str], Read, Read]:
 
 
 def from_batches(paths: Sequence[Path], key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images [N, 32, 32, 3] (a view of planes [N, 3, 32, 32]) and labels of the official batches."""
+    """Images [N, 32, 32, 3] (a view of planes [N, 3, 32, 32]) and labels [N] of the official batches."""
     batches = [read_pickle(path, ["data", key]) for path in paths]
     for path, batch in zip(paths, batches, strict=True):
         data = batch["data"]
@@ -118,3 +112,30 @@ def from_batches(paths: Sequence[Path], key: str) -> tuple[np.ndarray, np.ndarra
     x = batches[0]["data"] if len(batches) == 1 else np.concatenate([batch["data"] for batch in batches])
     y = np.concatenate([np.asarray(batch[key], dtype=np.int64) for batch in batches])
     return x.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), y
+
+
+@sources.register
+@reads(CINIC)
+def cinic10(root: str | None = None, validation: bool = False, normalise: bool = True) -> Source:
+    """CINIC-10: 90 000 + 90 000 colour photographs from ImageNet and CIFAR-10, 32x32, 10 classes.
+
+    Reads ``CINIC-10/{train,valid,test}/<class>/*.png``; decoded images are cached beside them in ``fedloom-*.npz``.
+    There are another 90 000 validation images.
+    """
+    train, valid, test = CINIC.obtain(root)
+    names: list[str] | None = None
+    read = []
+    for folder in (train, valid, test) if validation else (train, test):
+        paths, y, found = by_class(folder)
+        if names not in (None, found):
+            raise DataError(f"{folder} has other classes than the training images: {', '.join(found)}.")
+        names = found
+        cache = folder.parent / f"fedloom-{folder.name}.npz"
+        read.append((read_images("CINIC-10", paths, 32, cache, resize=False), y))
+    assert names is not None
+    if validation:
+        read[:2] = [tuple(np.concatenate(both) for both in zip(*read[:2], strict=True))]
+    train, test = (image_arrays(x, y, names, normalise, *SCALE_CINIC) for x, y in read)
+    licence = "CC BY 4.0 (the collection; its images are ImageNet's and CIFAR-10's)"
+    settings = {"validation": validation, "normalise": normalise}
+    return Source("cinic10", train, test, licence, cite("darlow2018cinic"), settings=settings)

@@ -1,31 +1,35 @@
-"""Where data files lie, and one sentence when they don't."""
+"""Locating the files of a data set, and the error sentence if they are missing."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rich.console import Console
+from rich.progress import track
+
 from fedloom.core.errors import DataError
 
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
 class Files:
-    """What a source reads: which files, and where a person gets them.
+    """The files of a data set and their origin.
 
     Args:
-        title: what the data set is called.
-        layouts: alternatives, each a list of files relative to the data folder; a name that ends in ``/`` is a folder.
+        title: name of the data set.
+        layouts: alternative lists of files relative to the data folder; a name that ends in ``/`` is a folder.
         origin: where the files are published.
         checksums: of the published files, as ``{"name.zip": "md5 ..."}``.
-        torchvision: the name of the torchvision data set that can download them, if there is one.
-        options: what that class needs besides ``root``.
+        torchvision: name of the torchvision data set that can download them, if any.
+        options: further arguments of that class.
     """
 
     title: str
@@ -36,18 +40,18 @@ class Files:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def look(self, root: str | Path | None = None) -> list[Path] | None:
-        """The files of the first layout that is complete, if one is."""
+        """Paths of the first layout that is complete, or None."""
         return next((paths for layout in self.layouts if (paths := find(layout, root))), None)
 
     def obtain(self, root: str | Path | None = None, download: bool = False) -> list[Path]:
-        """The files of the first layout that is complete.
+        """Paths of the first layout that is complete.
 
         Args:
-            root: the data folder, instead of the usual places.
-            download: let torchvision fetch what is missing.
+            root: the data folder, instead of the default ones.
+            download: whether torchvision may download missing files.
 
         Raises:
-            DataError: which files are expected where, and how to get them.
+            DataError: with the expected files, where they were looked for, and how to get them.
         """
         if paths := self.look(root):
             return paths
@@ -61,12 +65,12 @@ class Files:
         return ", or ".join(" and ".join(shorten(layout)) for layout in self.layouts)
 
     def missing(self, root: str | Path | None = None) -> str:
-        """The sentence that says what is not there, where it was looked for, and how to get it."""
+        """The sentence about missing files."""
         wanted, here = self.expected(), " or ".join(map(str, roots(root)))
         for folder, layout in ((folder, layout) for folder in roots(root) for layout in self.layouts):
             lost = [file for file, path in zip(layout, locate(layout, folder), strict=True) if path is None]
             if len(lost) < len(layout):
-                wanted, here = " and ".join(shorten(lost)), f"{folder}, beside the others of its kind"
+                wanted, here = " and ".join(shorten(lost)), f"{folder}, where its other files are"
                 break
         advice = "put what is missing there, or name the folder that holds it with root=... or FEDLOOM_DATA"
         if self.origin:
@@ -78,11 +82,11 @@ class Files:
 
 
 PLACES: dict[str, Files] = {}
-"""What each source reads by default, by the source's name; sources that need no files are not in it."""
+"""The default files of each source, by its name; sources without files are not listed."""
 
 
 def reads(files: Files) -> Callable[[F], F]:
-    """Decorator of a source: remember what it reads, for those who want to know without reading it."""
+    """Decorator that records in ``PLACES`` the files a source reads."""
 
     def note(factory: F) -> F:
         PLACES[factory.__name__] = files
@@ -92,7 +96,7 @@ def reads(files: Files) -> Callable[[F], F]:
 
 
 def roots(root: str | Path | None = None) -> list[Path]:
-    """The folders to look in: ``root`` alone if given, otherwise $FEDLOOM_DATA and then ~/.cache/fedloom."""
+    """The data folders: ``root`` alone if given, otherwise $FEDLOOM_DATA and then ~/.cache/fedloom."""
     if root:
         return [Path(root).expanduser()]
     named = os.environ.get("FEDLOOM_DATA")
@@ -100,7 +104,7 @@ def roots(root: str | Path | None = None) -> list[Path]:
 
 
 def locate(files: Sequence[str], folder: Path) -> list[Path | None]:
-    """Each of ``files`` in ``folder``, plain or gzipped; None for one that is not there."""
+    """The path of each file in ``folder``, plain or gzipped; None if missing."""
     return [
         (folder / f if (folder / f).is_dir() else None)
         if f.endswith("/")
@@ -110,7 +114,7 @@ def locate(files: Sequence[str], folder: Path) -> list[Path | None]:
 
 
 def find(files: Sequence[str], root: str | Path | None = None) -> list[Path] | None:
-    """All of ``files`` in one folder; None if no folder has them all."""
+    """The paths of all ``files`` in the first data folder that has them all, or None."""
     for folder in roots(root):
         paths = [path for path in locate(files, folder) if path]
         if len(paths) == len(files):
@@ -119,7 +123,7 @@ def find(files: Sequence[str], root: str | Path | None = None) -> list[Path] | N
 
 
 def shorten(layout: Sequence[str]) -> list[str]:
-    """File names without repeating their common folder.
+    """File names with their common folder in the first one only.
 
     >>> shorten(["A/raw/x", "A/raw/y"]), shorten(["a.npz"]), shorten(["A/train/", "A/test/"])
     (['A/raw/x', 'y'], ['a.npz'], ['A/train/', 'test/'])
@@ -129,13 +133,13 @@ def shorten(layout: Sequence[str]) -> list[str]:
 
 
 def fetch(title: str, kind: str, folder: Path, **options: Any) -> None:
-    """Download with torchvision into ``folder``; files appear there whole, after all of them have come.
+    """Download with torchvision; files appear in ``folder`` only after the download is complete.
 
     Raises:
         DataError: if torchvision cannot be imported, or the download fails.
     """
     try:
-        datasets = import_module("torchvision").datasets  # an extra; it refuses to load beside another build of torch
+        datasets = import_module("torchvision").datasets  # optional; fails to load beside another build of torch
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".rstrip(".")
         raise DataError(
@@ -152,3 +156,29 @@ def fetch(title: str, kind: str, folder: Path, **options: Any) -> None:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".rstrip(".")
         raise DataError(f"{title} could not be downloaded into {folder} ({reason}).") from error
+
+
+def with_progress(items: Sequence[T], title: str, few: int = 2000) -> Iterator[T]:
+    """Iterate with a progress bar on standard error, if it is a terminal and there are more than ``few`` items.
+
+    >>> list(with_progress([1, 2], "counting"))
+    [1, 2]
+    """
+    console = Console(stderr=True)
+    if len(items) <= few or not console.is_terminal:
+        yield from items
+    else:
+        yield from track(items, title, console=console, transient=True)
+
+
+def check_memory(title: str, needed: int) -> None:
+    """Raise a ``DataError`` if this machine's memory cannot hold ``needed`` bytes."""
+    try:
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not known on this platform
+        return
+    if needed > there:
+        raise DataError(
+            f"{title} needs {needed / 1e9:.1f} GB of memory, but there are {there / 1e9:.1f} GB; "
+            "choose smaller pictures or fewer of them."
+        )

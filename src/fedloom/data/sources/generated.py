@@ -1,12 +1,12 @@
-"""Synthetic sets on disk: what ``fedloom synthesize`` writes, and any run can train on.
+"""Synthetic data sets on disk: the output of ``fedloom synthesize`` as npz or parquet, and a source that reads it.
 
-Both files hold images as pixels from 0 to 1 (other inputs as they are), their labels, the names of the classes, the
-mean and the deviation by which the real images are normalised, and as JSON where the set comes from.
+Both formats hold images as pixels in 0..1 (other inputs unchanged), their labels, the class names, the mean and
+deviation by which the real images are normalised, and the provenance as JSON.
 
-- npz: ``x_train`` float32 [M, C, H, W], ``y_train`` int64 [M], ``names``, ``mean``, ``std``, ``provenance``. It is an
-  ordinary file for ``data=npz`` too.
-- parquet: one row a sample with ``label`` and ``x`` (the same numbers, in one list); images also as ``image``, a PNG,
-  in the form that Hugging Face ``datasets`` and its viewers show.
+- npz: ``x_train`` float32 [M, C, H, W], ``y_train`` int64 [M], ``names``, ``mean``, ``std``, ``provenance``; also
+  readable with ``data=npz``.
+- parquet: one row per sample with ``label`` and ``x`` (the flattened input); images also as ``image``, a PNG, as
+  Hugging Face ``datasets`` and its viewers expect.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from torch import Tensor
 
 from fedloom.core.errors import DataError, FedLoomError
 from fedloom.core.federation import Arrays
-from fedloom.data.sources.archive import read_npz, write_npz
 from fedloom.data.sources.base import Source, sources
+from fedloom.data.sources.formats import read_npz, write_npz
 
-OURS = b"fedloom"  # where parquet keeps what concerns the whole set
+OURS = b"fedloom"  # key of the set's metadata in parquet
 KEYS = ("shape", "classes", "names", "mean", "std", "provenance")
 
 
 class Generated(NamedTuple):
-    """A synthetic set: its samples in the range of the real data, and where they come from."""
+    """A synthetic set: samples in the range of the real data, and their provenance."""
 
     arrays: Arrays
     provenance: Mapping[str, Any]
 
 
 def pixels(arrays: Arrays) -> Tensor:
-    """Images as pixels from 0 to 1, float32 [N, C, H, W]; inputs that were not normalised as they are.
+    """Images as pixels in 0..1, float32 [N, C, H, W]; inputs without normalisation unchanged.
 
     >>> arrays = Arrays(torch.zeros(1, 1, 1, 1), torch.tensor([0]), classes=1, mean=(0.25,), std=(0.5,))
     >>> pixels(arrays).item()
@@ -112,7 +112,7 @@ def parquet(found: Generated) -> bytes:
 
 
 def png(x: Tensor) -> bytes:
-    """One image [1 or 3, H, W] of pixels from 0 to 1 as a PNG file."""
+    """One image [1 or 3, H, W] of pixels in 0..1 as a PNG file."""
     bytes_ = (x.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
     buffer = io.BytesIO()
     Image.fromarray(bytes_[..., 0] if len(x) == 1 else bytes_).save(buffer, "PNG")
@@ -123,7 +123,7 @@ def read_generated(path: Path) -> Generated:
     """Read a synthetic set, npz or parquet.
 
     Raises:
-        DataError: if it is neither, or not one that ``fedloom synthesize`` wrote.
+        DataError: if it was not written by ``fedloom synthesize``.
     """
     if path.suffix == ".parquet":
         x, y, about = _read_parquet(path)
@@ -157,14 +157,14 @@ def _read_parquet(path: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
 
 @sources.register
 def generated(path: str, test: bool = True) -> Source:
-    """A synthetic set of ``fedloom synthesize`` to train on; tests are on the real data that it imitates.
+    """A synthetic training set from ``fedloom synthesize``, with the real test set of the data it imitates.
 
     Args:
         path: its npz or parquet file.
-        test: whether the real test samples are read; otherwise there are none.
+        test: whether to read the real test set; otherwise there is none.
 
     Raises:
-        DataError: if it is no such file, or the real data are not here.
+        DataError: if it is not such a file, or the real data are missing.
     """
     found = read_generated(Path(path).expanduser())
     arrays, origin = found.arrays, found.provenance.get("data", {})

@@ -1,4 +1,4 @@
-"""Heart disease by hospital, prepared as FLamby prepares it."""
+"""Heart disease by hospital, as prepared by FLamby."""
 
 from __future__ import annotations
 
@@ -9,23 +9,10 @@ import torch
 
 from fedloom.core.errors import ConfigError, DataError, nearest
 from fedloom.core.federation import Arrays
-from fedloom.data.sources.base import Source, sources
+from fedloom.data.sources.base import Source, cite, sources
 from fedloom.data.sources.files import Files, reads
-from fedloom.data.sources.tables import Scale, number, read_table, standardise
+from fedloom.data.sources.formats import Standardise, number, read_table, standardise
 
-CITATION = """@misc{janosi1988heart,
-  author = {Janosi, Andras and Steinbrunn, William and Pfisterer, Matthias and Detrano, Robert},
-  title = {Heart Disease},
-  howpublished = {UCI Machine Learning Repository},
-  year = {1988},
-  doi = {10.24432/C52P4X}
-}
-@inproceedings{ogier2022flamby,
-  author = {Ogier du Terrail, Jean and others},
-  title = {{FLamby}: datasets and benchmarks for cross-silo federated learning in realistic healthcare settings},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year = {2022}
-}"""
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 FILES = Files(
     "Heart disease",
@@ -41,20 +28,20 @@ MISSING = ("drop", "mean")
 
 @sources.register
 @reads(FILES)
-def heart(missing: str = "drop", standardised: Scale = "client", root: str | None = None) -> Source:
-    """Heart disease (UCI, FLamby): present or not, 13 features, by hospital.
+def heart(missing: str = "drop", standardised: Standardise = "client", root: str | None = None) -> Source:
+    """Heart disease (UCI, FLamby): presence of disease from 13 features, by hospital.
 
-    Reads ``heart/processed.{cleveland,hungarian,switzerland,va}.data``. As in FLamby: ``slope``, ``ca`` and ``thal``,
-    unknown for most patients outside Cleveland, are dropped; then patients with any unknown value (740 of 920 stay);
-    chest pain (``cp``) and resting electrocardiogram (``restecg``) become indicators without their first value; any
-    disease is class 1. FLamby's split, a third of each hospital's patients, stratified, with its seed, gives the
-    training pool and the test set: for a client's own test samples as in FLamby use ``held_out=natural``. Features are
+    Reads ``heart/processed.{cleveland,hungarian,switzerland,va}.data``. As in FLamby, the columns ``slope``, ``ca`` and
+    ``thal``, unknown for most patients outside Cleveland, are dropped, then patients with unknown values (740 of 920
+    remain); chest pain (``cp``) and resting electrocardiogram (``restecg``) are one-hot without their first value; any
+    disease is class 1. FLamby's split (a third of each hospital's patients, stratified, with its seed) gives the
+    training pool and the test set: FLamby's test samples of a client are ``held_out=natural``. Features are
     standardised within each hospital by the means and deviations of its training patients.
 
     Args:
-        missing: ``drop`` patients with an unknown value, or fill in the hospital's ``mean`` (0 if it knows none).
-        standardised: ``client``, ``pooled`` or ``none``.
-        root: the data folder; by default $FEDLOOM_DATA, then ~/.cache/fedloom.
+        missing: ``drop`` patients with unknown values, or impute the hospital's ``mean`` (median for categories, 0 if
+            all are unknown).
+        standardised: whether features are standardised per ``client``, ``pooled``, or not (``none``).
     """
     if missing not in MISSING:
         raise ConfigError(f"unknown values cannot be treated by {missing!r}; {nearest(missing, MISSING)}")
@@ -72,7 +59,7 @@ def heart(missing: str = "drop", standardised: Scale = "client", root: str | Non
         train=arrays(~test),
         test=arrays(test),
         licence="CC BY 4.0",
-        citation=CITATION,
+        citation=cite("janosi1988heart", "ogier2022flamby"),
         groups=groups[~test],
         groups_test=groups[test],
         group_names=HOSPITALS,
@@ -105,7 +92,7 @@ def read_hospital(path: Path, missing: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_rows(labels: np.ndarray) -> np.ndarray:
-    """FLamby's split of one hospital: a mask of its test patients."""
+    """FLamby's split of one hospital: mask of its test patients, bool [n]."""
     from sklearn.model_selection import train_test_split
 
     stratified = labels if len(np.unique(labels)) > 1 and np.bincount(labels).min() > 2 else None

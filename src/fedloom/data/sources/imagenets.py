@@ -1,4 +1,4 @@
-"""TinyImageNet and miniImageNet: parts of ImageNet at a size that one machine trains on."""
+"""TinyImageNet and miniImageNet, small subsets of ImageNet."""
 
 from __future__ import annotations
 
@@ -7,31 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.core.errors import ConfigError, DataError, nearest
-from fedloom.data.sources.base import Source, sources
+from fedloom.data.grouping import rank_within
+from fedloom.data.sources.base import Source, cite, sources
 from fedloom.data.sources.files import Files, reads
-from fedloom.data.sources.folders import by_class, read_pictures
-from fedloom.data.sources.images import image_arrays
-from fedloom.data.sources.tables import read_table
+from fedloom.data.sources.formats import read_table
+from fedloom.data.sources.images import by_class, image_arrays, read_images
 
 LICENCE = "ImageNet's terms of access: research and education, not commercial"
-TINY_CITATION = """@techreport{le2015tiny,
-  author = {Le, Ya and Yang, Xuan},
-  title = {Tiny {ImageNet} visual recognition challenge},
-  institution = {Stanford University, CS 231N},
-  year = {2015}
-}"""
-MINI_CITATION = """@inproceedings{vinyals2016matching,
-  author = {Vinyals, Oriol and Blundell, Charles and Lillicrap, Timothy and Kavukcuoglu, Koray and Wierstra, Daan},
-  title = {Matching networks for one shot learning},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year = {2016}
-}
-@inproceedings{ravi2017optimization,
-  author = {Ravi, Sachin and Larochelle, Hugo},
-  title = {Optimization as a model for few-shot learning},
-  booktitle = {International Conference on Learning Representations},
-  year = {2017}
-}"""
 FOLDER = "tiny-imagenet-200"
 TINY = Files(
     "TinyImageNet",
@@ -44,8 +26,8 @@ MINI = Files(
     (tuple(f"mini-imagenet/{part}" for part in ("images/", "train.csv", "val.csv", "test.csv")),),
     "ImageNet, with the lists of https://github.com/twitter-research/meta-learning-lstm",
 )
-TINY_MEAN, TINY_STD = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
+SCALE_TINY = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
+SCALE = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 SPLITS = ("images", "classes")
 
 
@@ -55,31 +37,27 @@ def tiny_imagenet(root: str | None = None, normalise: bool = True) -> Source:
     """TinyImageNet: 100 000 + 10 000 colour photographs, 64x64, 200 classes.
 
     Reads ``tiny-imagenet-200/train/<class>/images/*.JPEG``, ``val/images/*.JPEG`` with ``val/val_annotations.txt``, and
-    ``words.txt`` for the classes' names. The validation images are the test set: the labels of the test images are not
-    published. Decoded images are kept beside them in ``fedloom-*.npz``. All of it takes 5.4 GB of memory.
-
-    Args:
-        root: the data folder; by default $FEDLOOM_DATA, then ~/.cache/fedloom.
-        normalise: by the training set's mean and deviation per channel, otherwise 0..1.
+    ``words.txt`` for the class names. The validation images are the test set, since the labels of the test images are
+    not published. Decoded images are cached beside them in ``fedloom-*.npz``. The full set takes 5.4 GB of memory.
     """
     train, val, annotations, words = TINY.obtain(root)
     paths, y, ids = by_class(train, "images")
-    spoken = dict(row[:2] for row in read_table(words, header=False, separator="\t", width=2))
+    words = dict(row[:2] for row in read_table(words, header=False, separator="\t", width=2))
     numbers = {name: number for number, name in enumerate(ids)}
     rows = [row[:2] for row in read_table(annotations, header=False, separator="\t", width=6)]
     if strange := next((name for _, name in rows if name not in numbers), None):
         raise DataError(f"{annotations} names the class {strange}, which has no training images.")
     y_test = np.array([numbers[name] for _, name in rows])
-    names = [spoken.get(name, name).partition(",")[0] for name in ids]
+    names = [words.get(name, name).partition(",")[0] for name in ids]
     home = train.parent
-    x = read_pictures("TinyImageNet", paths, 64, home / "fedloom-train.npz", resize=False)
-    x_test = read_pictures("TinyImageNet", [val / name for name, _ in rows], 64, home / "fedloom-val.npz", resize=False)
+    x = read_images("TinyImageNet", paths, 64, home / "fedloom-train.npz", resize=False)
+    x_test = read_images("TinyImageNet", [val / name for name, _ in rows], 64, home / "fedloom-val.npz", resize=False)
     return Source(
         name="tiny_imagenet",
-        train=image_arrays(x, y, names, normalise, TINY_MEAN, TINY_STD),
-        test=image_arrays(x_test, y_test, names, normalise, TINY_MEAN, TINY_STD),
+        train=image_arrays(x, y, names, normalise, *SCALE_TINY),
+        test=image_arrays(x_test, y_test, names, normalise, *SCALE_TINY),
         licence=LICENCE,
-        citation=TINY_CITATION,
+        citation=cite("le2015tiny"),
         settings={"normalise": normalise},
     )
 
@@ -90,14 +68,14 @@ def mini_imagenet(root: str | None = None, split: str = "images", size: int = 84
     """miniImageNet: 60 000 colour photographs, 84x84, 100 classes of 600.
 
     Reads ``mini-imagenet/images/*.jpg`` and ``{train,val,test}.csv`` (columns ``filename``, ``label``), the lists of
-    Ravi and Larochelle. Decoded images are kept beside them in ``fedloom-*.npz``. All of it takes 6.4 GB of memory.
+    Ravi and Larochelle. Decoded images are cached beside them in ``fedloom-*.npz``. The full set takes 6.4 GB of
+    memory.
 
     Args:
-        root: the data folder; by default $FEDLOOM_DATA, then ~/.cache/fedloom.
-        split: ``images`` (of every class, each sixth image is a test image: 50 000 + 10 000) or ``classes`` (the 64
-            + 16 classes of train.csv and val.csv for training, the other 20 for testing, as in few-shot learning).
-        size: height and width; another shape is first cut to a square in the middle.
-        normalise: by ImageNet's mean and deviation per channel, otherwise 0..1.
+        split: ``images`` (every sixth image of each class is for testing: 50 000 + 10 000) or ``classes`` (the 64 + 16
+            classes of train.csv and val.csv for training, the other 20 for testing, as in few-shot learning).
+        size: height and width; images of another shape are first cropped to the central square.
+        normalise: whether to normalise by ImageNet's mean and deviation per channel; otherwise 0..1.
     """
     if split not in SPLITS:
         raise ConfigError(f"miniImageNet has no split {split!r}; {nearest(split, SPLITS)}")
@@ -109,24 +87,21 @@ def mini_imagenet(root: str | None = None, split: str = "images", size: int = 84
     if split == "classes":
         test = np.array([part == 2 for _, _, part in rows])
     else:
-        rank = np.zeros(len(y), dtype=np.int64)  # place of an image within its class
-        for c in range(len(names)):
-            rank[y == c] = np.arange((y == c).sum())
-        test = rank % 6 == 5
+        test = rank_within(y) % 6 == 5
     cache = folder.parent / f"fedloom-{size}.npz"
-    x = read_pictures("miniImageNet", [path for path, _, _ in rows], size, cache, crop=True)
+    x = read_images("miniImageNet", [path for path, _, _ in rows], size, cache, crop=True)
     return Source(
         name="mini_imagenet",
-        train=image_arrays(x[~test], y[~test], names, normalise, MEAN, STD),
-        test=image_arrays(x[test], y[test], names, normalise, MEAN, STD),
+        train=image_arrays(x[~test], y[~test], names, normalise, *SCALE),
+        test=image_arrays(x[test], y[test], names, normalise, *SCALE),
         licence=LICENCE,
-        citation=MINI_CITATION,
+        citation=cite("vinyals2016matching", "ravi2017optimization"),
         settings={"split": split, "size": size, "normalise": normalise},
     )
 
 
 def listed(path: Path) -> list[list[str]]:
-    """File names and labels of one list."""
+    """Rows of file name and label of one list."""
     rows = list(read_table(path, ["filename", "label"]))
     if not rows:
         raise DataError(f"{path} lists no images.")

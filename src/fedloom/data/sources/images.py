@@ -1,8 +1,10 @@
-"""From bytes to the images that models see."""
+"""Images: decoding of image files, and conversion of bytes to normalised tensors."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,12 +12,16 @@ from torch import Tensor
 
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
+from fedloom.data.sources.files import check_memory, with_progress
+from fedloom.data.sources.formats import cached, stamp_of
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
 
 
 def to_images(raw: np.ndarray, mean: Sequence[float] = (), std: Sequence[float] = ()) -> Tensor:
-    """uint8 [N, H, W] or [N, H, W, C] to float32 [N, C, H, W]: scaled to 0..1, then (x - mean) / std per channel.
+    """uint8 [N, H, W] or [N, H, W, C] to float32 [N, C, H, W] in 0..1, then (x - mean) / std per channel if given.
 
-    The only memory asked for is the result's. Without ``mean`` and ``std`` images stay in 0..1.
+    No memory beyond the result is allocated.
 
     >>> to_images(np.array([[[0, 255]]], np.uint8)).tolist()
     [[[[0.0, 1.0]]]]
@@ -43,7 +49,86 @@ def image_arrays(
     mean: Sequence[float],
     std: Sequence[float],
 ) -> Arrays:
-    """One split of labelled images; ``names`` are the classes."""
-    x = to_images(raw, mean, std) if normalise else to_images(raw)
-    constants = (tuple(mean), tuple(std)) if normalise else ((), ())
-    return Arrays(x, torch.from_numpy(np.asarray(labels, dtype=np.int64)), len(names), tuple(names), *constants)
+    """Labelled images of one split; ``names`` are the classes."""
+    mean, std = (tuple(mean), tuple(std)) if normalise else ((), ())
+    y = torch.from_numpy(np.asarray(labels, dtype=np.int64))
+    return Arrays(to_images(raw, mean, std), y, len(names), tuple(names), mean, std)
+
+
+def by_class(folder: Path, inner: str = "") -> tuple[list[Path], np.ndarray, list[str]]:
+    """Image paths, class numbers [N] and class names of a folder with one sub-folder per class, in order of names.
+
+    Args:
+        folder: contains the classes' folders.
+        inner: sub-folder of a class's folder that holds its images, if any.
+
+    Raises:
+        DataError: if there are no classes, or a class has no images.
+    """
+    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
+    if not names:
+        raise DataError(f"{folder} holds no folders, but there should be one for each class.")
+    found = []
+    for home in (folder / name / inner for name in names):
+        if not home.is_dir():
+            raise DataError(f"{home.parent} has no folder {inner!r}.")
+        paths = sorted(e.name for e in os.scandir(home) if e.name.lower().endswith(SUFFIXES) and e.name[0] != ".")
+        if not paths:
+            raise DataError(f"{home} holds no pictures ({', '.join(SUFFIXES)}).")
+        found.append([home / path for path in paths])
+    return [path for paths in found for path in paths], np.repeat(np.arange(len(found)), list(map(len, found))), names
+
+
+def read_images(
+    title: str, paths: Sequence[Path], size: int | None, cache: Path, *, crop: bool = False, resize: bool = True
+) -> np.ndarray:
+    """Image files as one array uint8 [N, size, size, 3], decoded once and cached.
+
+    Args:
+        title: name of the data set in the progress bar and in errors.
+        paths: the files.
+        size: height and width in pixels.
+        cache: npz file for the decoded images, renewed if the files or the size change.
+        crop: whether to keep the aspect ratio and cut out the centre; otherwise both sides are scaled to ``size``.
+        resize: whether images of another size are resized or rejected.
+
+    Raises:
+        DataError: if an image is missing, damaged or of a rejected size, or memory cannot hold them.
+    """
+    if not size or size < 1:
+        raise DataError(f"{title}: pictures need a size of at least 1 pixel, not {size}.")
+    check_memory(title, 5 * len(paths) * size * size * 3)
+    if lost := next((path for path in paths if not path.is_file()), None):
+        raise DataError(f"{title} is not whole: there is no file {lost}.")
+
+    def make() -> np.ndarray:
+        array = np.empty((len(paths), size, size, 3), np.uint8)
+        for row, path in enumerate(with_progress(paths, title)):
+            array[row] = read_image(path, size, crop, resize)
+        return array
+
+    return cached(cache, stamp_of(paths, size, crop), make)
+
+
+def read_image(path: Path, size: int, crop: bool = False, resize: bool = True) -> np.ndarray:
+    """One image as RGB, uint8 [size, size, 3]."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as file:
+            wide, high = file.size
+            if (wide, high) != (size, size) and not resize:
+                raise DataError(f"{path} is {wide} by {high} pixels, but {size} by {size} are expected.")
+            picture = file.convert("RGB")
+            if crop and wide != high:
+                scale = size / min(wide, high)
+                sides = max(size, round(wide * scale)), max(size, round(high * scale))
+                left, top = (sides[0] - size) // 2, (sides[1] - size) // 2
+                picture = picture.resize(sides).crop((left, top, left + size, top + size))
+            elif picture.size != (size, size):
+                picture = picture.resize((size, size))
+            return np.asarray(picture)
+    except DataError:
+        raise
+    except Exception as error:  # each decoder fails in its own ways
+        raise DataError(f"{path} is damaged or not a picture ({error}).") from error

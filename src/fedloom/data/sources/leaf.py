@@ -1,4 +1,4 @@
-"""LEAF's JSON files: users, and what each of them holds."""
+"""LEAF's JSON format, and FEMNIST in it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from fedloom.core.errors import DataError
-from fedloom.data.sources.files import Files
-from fedloom.data.sources.progress import with_progress
+from fedloom.core.federation import Arrays
+from fedloom.data.sources.base import Source, cite, natural_clients, sources
+from fedloom.data.sources.files import Files, reads, with_progress
+from fedloom.data.sources.mnist import CLASSES
+from fedloom.data.sources.mnist import LICENCE as EMNIST_LICENCE
 
 ORIGIN = "https://leaf.cmu.edu"
 LICENCE = "BSD 2-clause (LEAF's processing)"
-CITATION = """@article{caldas2018leaf,
-  author = {Caldas, Sebastian and Duddu, Sai Meher Karthik and Wu, Peter and Li, Tian and Kone{\\v{c}}n{\\'y}, Jakub and
-            McMahan, H. Brendan and Smith, Virginia and Talwalkar, Ameet},
-  title = {{LEAF}: a benchmark for federated settings},
-  journal = {arXiv preprint arXiv:1812.01097},
-  year = {2018}
-}"""
 
 
 def leaf_files(title: str, name: str, *others: tuple[str, ...], inner: str = "data") -> Files:
-    """Where LEAF's scripts leave a data set: split into train and test, or not; or, first, ``others``."""
+    """The output of LEAF's scripts, split into train and test or not, after the alternative layouts ``others``."""
     split = (f"{name}/{inner}/train/", f"{name}/{inner}/test/")
     return Files(title, (*others, split, (f"{name}/{inner}/all_data/",)), ORIGIN)
 
@@ -52,3 +51,43 @@ def read_leaf(folder: Path, title: str) -> Iterator[tuple[str, list[Any], list[A
             if len(data["x"]) != len(data["y"]):
                 raise DataError(f"{path}: user {user!r} has {len(data['x'])} inputs but {len(data['y'])} targets.")
             yield str(user), data["x"], data["y"]
+
+
+FEMNIST = leaf_files("FEMNIST", "femnist")
+
+
+@sources.register
+@reads(FEMNIST)
+def femnist(root: str | None = None) -> Source:
+    """FEMNIST (LEAF): handwritten digits and letters, 28x28, 62 classes, by writer.
+
+    Reads LEAF's ``femnist/data/{train,test}/*.json`` or, unsplit, ``femnist/data/all_data/*.json``. Pixels are 0..1 as
+    LEAF leaves them: 1 is paper, 0 is ink. Writers are the natural clients; if LEAF has split by sample, a client's own
+    test samples are ``held_out=natural``. Unsplit data have no common test set.
+    """
+    folders = FEMNIST.obtain(root)
+    train, writers = read_writers(folders[0])
+    test, writers_test = read_writers(folders[1]) if len(folders) > 1 else (train.take(np.zeros(0, np.int64)), None)
+    licence, citation = f"{EMNIST_LICENCE}; {LICENCE}", cite("cohen2017emnist", "caldas2018leaf")
+    return Source("femnist", train, test, licence, citation, **natural_clients(writers, writers_test, "writer "))
+
+
+def read_writers(folder: Path) -> tuple[Arrays, list[str]]:
+    """Images, labels and writers of a folder of LEAF's files."""
+    images, labels, writers = [], [], []
+    for user, x, y in read_leaf(folder, "FEMNIST"):
+        if not x:
+            continue
+        try:
+            rows = np.array(x, dtype=np.float32)
+            labels.append(np.array(y, dtype=np.int64))
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{folder}: writer {user!r} has an image that is not 784 numbers ({error}).") from error
+        if rows.ndim != 2 or rows.shape[1] != 784:
+            raise DataError(f"{folder}: writer {user!r} has images of {rows[0].size} numbers, not 784.")
+        images.append(rows.reshape(-1, 1, 28, 28))
+        writers += [user] * len(rows)
+    if not images:
+        raise DataError(f"{folder} holds no images.")
+    x, y = torch.from_numpy(np.concatenate(images)), torch.from_numpy(np.concatenate(labels))
+    return Arrays(x, y, 62, CLASSES["byclass"]), writers

@@ -1,23 +1,20 @@
-"""MQP: whether two medical questions ask the same, by the doctor who labelled them."""
+"""MQP: pairs of medical questions by doctor, tokenised with BERT's WordPiece."""
 
 from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
-from fedloom.data.sources.base import Source, numbered, sources
+from fedloom.data.sources.base import Source, cite, natural_clients, sources
 from fedloom.data.sources.files import Files, reads
-from fedloom.data.sources.tables import read_table
-from fedloom.data.sources.wordpiece import pair, read_vocabulary
+from fedloom.data.sources.formats import read_table
 
-CITATION = """@inproceedings{mccreery2020effective,
-  author = {McCreery, Clara H. and Katariya, Namit and Kannan, Anitha and Chablani, Manish and Amatriain, Xavier},
-  title = {Effective transfer learning for identifying similar questions: matching user questions to {COVID-19} {FAQs}},
-  booktitle = {ACM SIGKDD International Conference on Knowledge Discovery and Data Mining},
-  year = {2020}
-}"""
 FILES = Files(
     "MQP",
     (("mqp/mqp.csv", "mqp/vocab.txt"),),
@@ -33,17 +30,15 @@ def mqp(length: int = 200, root: str | None = None) -> Source:
     """MQP: 3048 pairs of medical questions, similar or not, by doctor.
 
     Reads ``mqp/mqp.csv`` (without a header: doctor, question, question, label) and ``mqp/vocab.txt``, the vocabulary of
-    the uncased DistilBERT (its WordPiece is done here, without the transformers library). Inputs are int64
-    [N, length]: ``[CLS] first question [SEP] second question [SEP]``, then ``[PAD]``, number 0, which models mask. The
-    11 doctors are the natural clients. There is no common test set: a client's own test pairs are a share of its pairs
-    (``held_out``).
+    the uncased DistilBERT; the transformers library is not needed. Inputs are int64 [N, length]: ``[CLS] first
+    question [SEP] second question [SEP]``, padded with ``[PAD]`` (token 0), which models mask. The 11 doctors are the
+    natural clients. There is no common test set: a client's own test pairs are a fraction of its pairs (``held_out``).
 
     Args:
-        length: pieces in a sequence; longer pairs are cut.
-        root: the data folder; by default $FEDLOOM_DATA, then ~/.cache/fedloom.
+        length: tokens per sequence; longer pairs are truncated.
     """
     if length < 5:
-        raise ConfigError(f"MQP needs sequences of at least 5 pieces, not {length}.")
+        raise ConfigError(f"MQP needs sequences of at least 5 tokens, not {length}.")
     table, vocab = FILES.obtain(root)
     vocabulary = read_vocabulary(vocab)
     rows = list(read_table(table, header=False, width=4))
@@ -55,14 +50,87 @@ def mqp(length: int = 200, root: str | None = None) -> Source:
         )
     x = torch.tensor([pair(first, second, vocabulary, length) for _, first, second, _ in rows])
     train = Arrays(x, torch.tensor([int(row[3]) for row in rows]), 2, ("different", "similar"))
-    groups, _, names = numbered(np.array([int(row[0]) for row in rows]))
     return Source(
         name="mqp",
         train=train,
         test=train.take(np.zeros(0, np.int64)),
         licence="as stated in its repository",
-        citation=CITATION,
-        groups=groups,
-        group_names=tuple(f"doctor {name}" for name in names),
+        citation=cite("mccreery2020effective"),
+        **natural_clients([int(row[0]) for row in rows], prefix="doctor "),
         settings={"length": length, "vocabulary": len(vocabulary)},
     )
+
+
+PAD, UNKNOWN, FIRST, BETWEEN = "[PAD]", "[UNK]", "[CLS]", "[SEP]"
+LONGEST = 100  # longer words are unknown
+
+
+def read_vocabulary(path: Path) -> dict[str, int]:
+    """The tokens of a ``vocab.txt``, one per line, with their numbers.
+
+    Raises:
+        DataError: if it is not text, a token occurs twice, or a special token is missing.
+    """
+    try:
+        pieces = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not a vocabulary: {error}.") from error
+    found = {piece: number for number, piece in enumerate(pieces)}
+    if missing := [piece for piece in (PAD, UNKNOWN, FIRST, BETWEEN) if piece not in found]:
+        raise DataError(f"{path} is not a BERT vocabulary: it lacks {', '.join(missing)}.")
+    if len(found) < len(pieces):
+        raise DataError(f"{path} has the same piece twice.")
+    return found
+
+
+def words(text: str) -> Iterator[str]:
+    """BERT's basic tokenisation: lower-case words without accents; punctuation and Chinese characters are words.
+
+    >>> list(words("Café-au-lait, 2 mg?"))
+    ['cafe', '-', 'au', '-', 'lait', ',', '2', 'mg', '?']
+    """
+    word = ""
+    for letter in unicodedata.normalize("NFD", text.lower()):
+        kind = unicodedata.category(letter)
+        if kind == "Mn" or (kind[0] == "C" and letter not in "\t\n\r"):
+            continue
+        alone = kind[0] == "P" or letter in "$+<=>^`|~" or "\u4e00" <= letter <= "\u9fff"
+        if alone or letter.isspace():
+            if word:
+                yield word
+            word = ""
+            if alone:
+                yield letter
+        else:
+            word += letter
+    if word:
+        yield word
+
+
+def pieces(word: str, vocabulary: Mapping[str, int]) -> list[int]:
+    """WordPiece: greedily the longest token that matches, with ``##`` inside the word; or the unknown token.
+
+    >>> pieces("undone", {"[UNK]": 0, "un": 1, "##do": 2, "##ne": 3, "##d": 4}), pieces("x", {"[UNK]": 0})
+    ([1, 2, 3], [0])
+    """
+    found, start = [], 0
+    while start < len(word) <= LONGEST:
+        mark = "##" if start else ""
+        end = next((end for end in range(len(word), start, -1) if mark + word[start:end] in vocabulary), None)
+        if end is None:
+            return [vocabulary[UNKNOWN]]
+        found.append(vocabulary[mark + word[start:end]])
+        start = end
+    return found or [vocabulary[UNKNOWN]]
+
+
+def pair(first: str, second: str, vocabulary: Mapping[str, int], length: int) -> list[int]:
+    """Token numbers of ``[CLS] first [SEP] second [SEP]``, padded to ``length``.
+
+    If they are too long, the longer text is truncated, one token at a time.
+    """
+    a, b = ([number for word in words(text) for number in pieces(word, vocabulary)] for text in (first, second))
+    while len(a) + len(b) + 3 > length:
+        (a if len(a) > len(b) else b).pop()
+    row = [vocabulary[FIRST], *a, vocabulary[BETWEEN], *b, vocabulary[BETWEEN]]
+    return row + [vocabulary[PAD]] * (length - len(row))

@@ -1,22 +1,15 @@
-"""Omniglot: many characters, few drawings of each, from many alphabets and hands."""
+"""Omniglot: many handwritten characters with few drawings each."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from fedloom.core.errors import ConfigError, DataError, nearest
-from fedloom.data.sources.archive import read_npz
-from fedloom.data.sources.base import Source, numbered, sources
+from fedloom.data.sources.base import Source, cite, natural_clients, sources
 from fedloom.data.sources.files import Files, reads
+from fedloom.data.sources.formats import read_npz
 from fedloom.data.sources.images import image_arrays
 
-CITATION = """@article{lake2015human,
-  author = {Lake, Brenden M. and Salakhutdinov, Ruslan and Tenenbaum, Joshua B.},
-  title = {Human-level concept learning through probabilistic program induction},
-  journal = {Science},
-  volume = {350}, number = {6266}, pages = {1332--1338},
-  year = {2015}
-}"""
 FILES = Files("Omniglot", (("omniglot.npz",),), "https://github.com/brendenlake/omniglot")
 BACKGROUND, SIDE = 964, 105
 SUBSETS = ("all", "background", "evaluation")
@@ -35,19 +28,18 @@ def omniglot(
 ) -> Source:
     """Omniglot: 1623 characters of 50 alphabets, 20 drawings of each.
 
-    Reads ``omniglot.npz``: ``x`` bool [characters, 20, 105, 105] (true: paper) and ``alphabet``, the name of each
-    character's; the first 964 characters are the background set. Images are the share of ink in each pixel, 0..1.
-    Reading takes half a GB of memory.
+    Reads ``omniglot.npz``: ``x`` bool [characters, 20, 105, 105] (true: paper) and ``alphabet``, the alphabet of each
+    character; the first 964 characters are the background set. A pixel is its fraction of ink, 0..1. Reading takes half
+    a GB of memory.
 
     Args:
-        clients: who the natural clients are: ``alphabets``, or ``drawers`` (one person's drawings of one alphabet: a
-            person cannot be followed from one alphabet to the next).
+        clients: natural clients: ``alphabets``, or ``drawers`` (one person's drawings of one alphabet; people cannot be
+            identified across alphabets).
         subset: all, background (30 alphabets) or evaluation (20 alphabets).
-        alphabets: only the first so many of them.
-        size: height and width; 105 are the original drawings.
-        test: of each character, the drawings of so many people are the common test set. With ``clients=drawers`` these
-            people have no training drawings.
-        root: the data folder; by default $FEDLOOM_DATA, then ~/.cache/fedloom.
+        alphabets: number of alphabets to keep, in the order of the file; by default all.
+        size: height and width; the original drawings have 105.
+        test: number of drawers whose drawings of each character are the common test set; with ``clients=drawers`` they
+            have no training drawings.
     """
     if subset not in SUBSETS:
         raise ConfigError(f"Omniglot has no subset {subset!r}; {nearest(subset, SUBSETS)}")
@@ -75,26 +67,23 @@ def omniglot(
     if clients == "drawers":
         who = np.array([f"{name}, drawer {d + 1:02}" for name, d in zip(who, drawer, strict=True)])
     tests = drawer >= drawings - test
-    ink = shrunk(x.reshape(-1, SIDE, SIDE), size)
-    groups, groups_test, group_names = numbered(who[~tests], who[tests])
+    ink = downscale(x.reshape(-1, SIDE, SIDE), size)
     settings = {"clients": clients, "subset": subset, "alphabets": alphabets, "size": size, "test": test}
     return Source(
         name="omniglot",
         train=image_arrays(ink[~tests], y[~tests], names, False, (), ()),
         test=image_arrays(ink[tests], y[tests], names, False, (), ()),
         licence="MIT",
-        citation=CITATION,
-        groups=groups,
-        groups_test=groups_test,
-        group_names=group_names,
+        citation=cite("lake2015human"),
+        **natural_clients(who[~tests], who[tests]),
         settings=settings,
     )
 
 
-def shrunk(paper: np.ndarray, size: int) -> np.ndarray:
-    """Drawings bool [N, 105, 105] (true: paper) as ink uint8 [N, size, size]: the mean of what a pixel covers.
+def downscale(paper: np.ndarray, size: int) -> np.ndarray:
+    """Drawings bool [N, 105, 105] (true: paper) as ink uint8 [N, size, size], by area averaging.
 
-    >>> shrunk(np.zeros((1, 105, 105), bool), 28).min()
+    >>> downscale(np.zeros((1, 105, 105), bool), 28).min()
     np.uint8(255)
     """
     edge = np.linspace(0, SIDE, size + 1)

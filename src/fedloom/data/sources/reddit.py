@@ -1,4 +1,4 @@
-"""Reddit by user: the next word, as LEAF makes it."""
+"""Reddit by user: next-word prediction, as prepared by LEAF."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
 from fedloom.data.sources import leaf
-from fedloom.data.sources.base import Source, numbered, sources
+from fedloom.data.sources.base import Source, cite, natural_clients, sources
 from fedloom.data.sources.files import Files, reads
 
 FILES = Files(
@@ -32,25 +32,22 @@ Pairs = tuple[list[Sequence[str]], list[Sequence[str]]]
 @sources.register
 @reads(FILES)
 def reddit(words: int = 10_000, length: int = 10, padded: bool = False, root: str | None = None) -> Source:
-    """Reddit (LEAF): the next word of comments, by user.
+    """Reddit (LEAF): next-word prediction on comments, by user.
 
-    Reads what LEAF's scripts leave, ``reddit/data/{train,test}/*.json`` (or ``reddit/data/reddit_leaf/{train,test}``):
-    comments as chunks of 10 words between ``<BOS>`` and ``<EOS>``, filled up with ``<PAD>``. Inputs and targets are
-    int64 [N, length]: the target of each word is the next. Number 0 is ``<PAD>``, 1 any word outside the vocabulary,
-    then come the most frequent words of the training comments.
+    Reads the output of LEAF's scripts, ``reddit/data/{train,test}/*.json`` (or
+    ``reddit/data/reddit_leaf/{train,test}``): comments as chunks of 10 words between ``<BOS>`` and ``<EOS>``, padded
+    with ``<PAD>``. Inputs and targets are int64 [N, length]; the target of each word is the next. Token 0 is ``<PAD>``,
+    1 any word outside the vocabulary, then come the most frequent words of the training comments. A user's own test
+    samples are ``held_out=natural``.
 
-    LEAF masks padding in its loss. Instead, a user's comments follow one another here, and are cut into sequences of
-    ``length`` without any padding (what is left over at the end is not used), so that loss and accuracy count words
-    only. ``padded=true`` keeps LEAF's chunks, in which most targets may be padding, counted like words. LEAF also
-    counts a predicted unknown word as wrong; the accuracy here does not.
-
-    A user's own test samples are ``held_out=natural``.
+    LEAF masks padding in its loss. Here a user's comments are concatenated and cut into sequences of ``length`` without
+    padding (a remainder is dropped), so that loss and accuracy count words only. With ``padded=true`` LEAF's chunks are
+    kept, and padding counts like words. LEAF also counts a predicted unknown word as wrong; the accuracy here does not.
 
     Args:
-        words: size of the vocabulary, with padding and the unknown.
-        length: words in a sequence; 10 if ``padded``.
-        padded: whether LEAF's chunks are kept.
-        root: the data folder; by default $FEDLOOM_DATA, then ~/.cache/fedloom.
+        words: size of the vocabulary, including padding and the unknown word.
+        length: words per sequence; 10 if ``padded``.
+        padded: whether to keep LEAF's chunks.
     """
     if words < 3 or length < 1 or (padded and length != 10):
         raise ConfigError(f"Reddit needs at least 3 words and length 1 (10 if padded), not {words} and {length}.")
@@ -66,16 +63,13 @@ def reddit(words: int = 10_000, length: int = 10, padded: bool = False, root: st
     train, test = (Arrays(x, y, words, names) for x, y, _ in parts)
     if not len(train):
         raise DataError(f"{folders[0]} holds no comments of {length + 1} words or more.")
-    groups, groups_test, group_names = numbered(parts[0][2], parts[1][2])
     return Source(
         name="reddit",
         train=train,
         test=test,
         licence=f"comments: their authors'; {leaf.LICENCE}",
-        citation=leaf.CITATION,
-        groups=groups,
-        groups_test=groups_test,
-        group_names=tuple(f"user {name}" for name in group_names),
+        citation=cite("caldas2018leaf"),
+        **natural_clients(parts[0][2], parts[1][2], "user "),
         settings={"words": words, "length": length, "padded": padded},
     )
 
@@ -93,7 +87,7 @@ def chunks(x: Sequence[Any], y: Sequence[Any], user: str, folder: Path) -> Pairs
 
 
 def vocabulary_of(count: Mapping[str, int], words: int) -> dict[str, int]:
-    """The most frequent words, numbered from 2; ties in alphabetical order.
+    """Token numbers: the most frequent words from 2 on, ties in alphabetical order.
 
     >>> vocabulary_of({"b": 3, "a": 3, "<PAD>": 9, "c": 1}, 4)
     {'<PAD>': 0, '<UNK>': 1, 'a': 2, 'b': 3}
@@ -105,7 +99,7 @@ def vocabulary_of(count: Mapping[str, int], words: int) -> dict[str, int]:
 def read(
     users: Mapping[str, Pairs], vocabulary: Mapping[str, int], length: int | None, names: Sequence[str]
 ) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
-    """Inputs, targets and users of one split: LEAF's chunks, or sequences of ``length`` without padding."""
+    """Inputs, targets and users of one split: sequences of ``length`` without padding, or LEAF's chunks for None."""
 
     def numbers(chunk: Iterable[str]) -> np.ndarray:
         return np.array([vocabulary.get(word, 1) for word in chunk], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Shakespeare by role: the next character, as LEAF makes it."""
+"""Shakespeare by role: next-character prediction, as prepared by LEAF."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from fedloom.core.errors import ConfigError, DataError, nearest
 from fedloom.core.federation import Arrays
 from fedloom.core.rng import stream
 from fedloom.data.sources import leaf
-from fedloom.data.sources.base import Source, sources
-from fedloom.data.sources.files import reads
-from fedloom.data.sources.folders import fits
+from fedloom.data.sources.base import Source, cite, sources
+from fedloom.data.sources.files import check_memory, reads
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"  # LEAF's
-CODE = np.full(256, ALPHABET.index(" "), dtype=np.uint8)  # what LEAF does not know is a space
+CODE = np.full(256, ALPHABET.index(" "), dtype=np.uint8)  # other characters become a space
 CODE[[ord(letter) for letter in ALPHABET]] = np.arange(len(ALPHABET))
 LENGTH = 80
 SPLITS = ("time", "random")
@@ -38,29 +37,26 @@ def shakespeare(
     seed: int = 0,
     root: str | None = None,
 ) -> Source:
-    r"""Shakespeare (LEAF): the next of 80 characters, after the 80 before it, by role.
+    r"""Shakespeare (LEAF): next-character prediction from 80 characters of context, by role.
 
-    Reads ``shakespeare.jsonl`` (one speech a line, in the order of the plays: ``play``, ``title``, ``role``, ``text``),
-    or LEAF's ``shakespeare/data/{train,test}/*.json``. Inputs are int64 [N, 80], targets int64 [N]: places in LEAF's
-    alphabet of 80 characters, where whatever it lacks is a space.
-
-    LEAF's construction: a client is a role in a play. Each speech is one line (line breaks become spaces, and several
-    spaces one) that ends in ``\n``, with 80 spaces before it; every character of it is a target, and its input is the
-    80 characters before. LEAF then draws test samples at random from the same speeches, most of whose characters
-    training has seen already (``split=random``). Here a role's test samples come from speeches after those that it
-    trains on, so that none is known.
-
-    Stage directions that stand within a speech, like ``[Aside]``, stay in it. A client's own test samples are
+    Reads ``shakespeare.jsonl`` (one speech per line, in the order of the plays: ``play``, ``title``, ``role``,
+    ``text``) or LEAF's ``shakespeare/data/{train,test}/*.json``. Inputs are int64 [N, 80], targets int64 [N]: indices
+    into LEAF's alphabet of 80 characters, with a space for any other character. A client's own test samples are
     ``held_out=natural``.
+
+    As in LEAF, a client is a role in a play. Each speech is one line (line breaks and repeated spaces become one space)
+    that ends in ``\n`` and is preceded by 80 spaces; every character is a target, and its input is the 80 characters
+    before it. LEAF then draws test samples at random from the same speeches, whose characters have mostly been trained
+    on (``split=random``). By default a role's test samples here come from later speeches. Stage directions within a
+    speech, like ``[Aside]``, are kept.
 
     Args:
         train: training samples per role (FedDyn: 2000), the first ones in the play; roles with fewer are left out.
-            Without a number (null) all there are: 2.8 GB of memory for the 4.3 million of the 37 plays.
-        test: test samples per role (FedDyn: 400); without a number a fifth of the role's samples.
-        split: ``time`` (test speeches come after training speeches) or ``random`` (as LEAF does).
-        least: samples that a role must have, where ``train`` and ``test`` are not given.
+            With null, all: 2.8 GB of memory for the 4.3 million of the 37 plays.
+        test: test samples per role (FedDyn: 400); with null, a fifth of the role's samples.
+        split: ``time`` (test speeches follow training speeches) or ``random`` (as in LEAF).
+        least: samples that a role must have if ``train`` and ``test`` are null.
         seed: of the random split.
-        root: the data folder; by default $FEDLOOM_DATA, then ~/.cache/fedloom.
     """
     if split not in SPLITS:
         raise ConfigError(f"Shakespeare has no split {split!r}; {nearest(split, SPLITS)}")
@@ -70,7 +66,8 @@ def shakespeare(
     if paths[0].is_file():
         speeches = read_speeches(paths[0]).items()
         found = {
-            role: divided(said, train, test, split, stream(seed, "split", n)) for n, (role, said) in enumerate(speeches)
+            role: divide(texts, train, test, split, stream(seed, "split", n))
+            for n, (role, texts) in enumerate(speeches)
         }
     else:
         tests = read_windows(paths[1]) if len(paths) > 1 else {}
@@ -85,7 +82,7 @@ def shakespeare(
         train=arrays([parts[0] for parts in roles.values()]),
         test=arrays([parts[1] for parts in roles.values()]),
         licence="public domain",
-        citation=leaf.CITATION,
+        citation=cite("caldas2018leaf"),
         groups=groups,
         groups_test=groups_test if len(groups_test) else None,
         group_names=tuple(roles),
@@ -94,7 +91,7 @@ def shakespeare(
 
 
 class Samples(NamedTuple):
-    """Text as places in the alphabet, and where each sample's 80 characters begin; the target comes after them."""
+    """Text as indices into the alphabet, and the start of each sample's 80 characters; its target follows them."""
 
     code: np.ndarray  # uint8 [characters]
     starts: np.ndarray  # int64 [n]
@@ -105,7 +102,7 @@ class Samples(NamedTuple):
 
 
 def encode(text: str) -> np.ndarray:
-    r"""Characters as places in the alphabet, uint8; one that it lacks is a space.
+    r"""Indices of characters in the alphabet, uint8; other characters become a space.
 
     >>> "".join(ALPHABET[place] for place in encode("To be?\t$\u20ac5"))
     'To be?   5'
@@ -114,7 +111,7 @@ def encode(text: str) -> np.ndarray:
 
 
 def read_speeches(path: Path) -> dict[str, list[str]]:
-    """Every role's speeches in order; roles are named ``play: role``."""
+    """The speeches of every role in order; roles are named ``play: role``."""
     roles: dict[str, list[str]] = {}
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -129,7 +126,7 @@ def read_speeches(path: Path) -> dict[str, list[str]]:
 
 
 def samples(speeches: Sequence[str]) -> tuple[Samples, np.ndarray]:
-    r"""All samples of a role, and how many each speech has: LEAF's lines, with 80 spaces before each.
+    r"""All samples of a role's speeches, and the number of samples of each speech.
 
     >>> found, sizes = samples(["Who's\nthere?", "Nay."])
     >>> "".join(ALPHABET[found.code[start + 80]] for start in found.starts), sizes.tolist()
@@ -142,7 +139,7 @@ def samples(speeches: Sequence[str]) -> tuple[Samples, np.ndarray]:
     return Samples(code, begin + np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)), sizes
 
 
-def divided(
+def divide(
     speeches: Sequence[str], train: int | None, test: int | None, split: str, draw: np.random.Generator
 ) -> tuple[Samples, Samples] | None:
     """A role's training and test samples; None if it has too few."""
@@ -155,7 +152,7 @@ def divided(
     if split == "random":
         order = draw.permutation(total)
         return found.only(np.sort(order[:n])), found.only(np.sort(order[n : n + m]))
-    if train is None:  # whole speeches, as many as leave enough to test on; one at least
+    if train is None:  # at least one whole speech, and as many as leave enough for testing
         n = start = int(end[max(np.searchsorted(end, n, side="right") - 1, 0)])
         m = total - n if test is None else test
     else:
@@ -166,14 +163,14 @@ def divided(
 def published(
     role: str, mine: Samples, tests: dict[str, Samples], train: int | None, test: int | None
 ) -> tuple[Samples, Samples] | None:
-    """A role's training and test samples as LEAF has split them; None if it has too few."""
+    """A role's training and test samples as split by LEAF; None if it has too few."""
     other = tests.get(role, mine.only(None))
     enough = len(mine.starts) >= (train or 1) and (not tests or len(other.starts) >= (test or 0))
     return (mine.only(slice(train)), other.only(slice(test))) if enough else None
 
 
 def read_windows(folder: Path) -> dict[str, Samples]:
-    """The samples that LEAF has made, by role."""
+    """The samples in LEAF's files, by role."""
     roles = {}
     for user, x, y in leaf.read_leaf(folder, "Shakespeare"):
         if any(not isinstance(text, str) or len(text) != LENGTH for text in x):
@@ -189,7 +186,7 @@ def read_windows(folder: Path) -> dict[str, Samples]:
 def arrays(parts: Sequence[Samples]) -> Arrays:
     """The samples of all roles as int64, filled in place."""
     n = sum(len(part.starts) for part in parts)
-    fits("Shakespeare", n * (LENGTH + 1) * 9)
+    check_memory("Shakespeare", n * (LENGTH + 1) * 9)
     x, y = torch.empty(n, LENGTH, dtype=torch.int64), torch.empty(n, dtype=torch.int64)
     start = 0
     for code, starts in parts:

@@ -1,4 +1,4 @@
-"""SpeechCommands by speaker: one second of sound, as it was recorded."""
+"""SpeechCommands by speaker: one second of raw sound."""
 
 from __future__ import annotations
 
@@ -11,18 +11,10 @@ import torch
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
-from fedloom.data.sources.archive import kept, stamp_of
-from fedloom.data.sources.base import Source, numbered, sources
-from fedloom.data.sources.files import Files, reads
-from fedloom.data.sources.folders import fits
-from fedloom.data.sources.progress import with_progress
+from fedloom.data.sources.base import Source, cite, natural_clients, sources
+from fedloom.data.sources.files import Files, check_memory, reads, with_progress
+from fedloom.data.sources.formats import cached, stamp_of
 
-CITATION = """@article{warden2018speech,
-  author = {Warden, Pete},
-  title = {Speech commands: a dataset for limited-vocabulary speech recognition},
-  journal = {arXiv preprint arXiv:1804.03209},
-  year = {2018}
-}"""
 FOLDER = "speech_commands_v0.02"
 LISTS = ("validation_list.txt", "testing_list.txt")
 FILES = Files(
@@ -44,17 +36,14 @@ def speech_commands(
 
     Reads ``speech_commands_v0.02/<word>/<speaker>_nohash_<n>.wav`` (16 bit, one channel, 16 kHz) with
     ``validation_list.txt`` and ``testing_list.txt``; also under ``SpeechCommands/``, torchaudio's layout. Inputs are
-    float32 [N, 1, rate] in -1..1: one second, shorter recordings are followed by silence. The natural clients of the
-    training pool (84 843 recordings) are its speakers; those of the test set are other people. Background noise is not
-    used. Decoded sound is kept beside the words in ``fedloom-<rate>.npz``. At 16 kHz all of it takes 7 GB of memory.
-
-    To leave out speakers with fewer than 3 recordings, as AAggFF does, use ``partition.min_size=3``.
+    float32 [N, 1, rate] in -1..1: one second, padded with silence. The natural clients of the training pool (84 843
+    recordings) are its speakers; those of the test set are other people. Background noise is not used. Decoded sound is
+    cached beside the words in ``fedloom-<rate>.npz``. At 16 kHz the full set takes 7 GB of memory. AAggFF leaves out
+    speakers with fewer than 3 recordings: ``partition.min_size=3``.
 
     Args:
-        rate: samples per second: 16000, or 8000 (halved after a low-pass filter).
-        words: only these; by default all.
-        validation: whether the validation recordings join the training pool; otherwise they are not used.
-        root: the data folder; by default $FEDLOOM_DATA, then ~/.cache/fedloom.
+        rate: sampling rate in Hz: 16000, or 8000 (downsampled after a low-pass filter).
+        words: the words to keep; by default all.
     """
     if rate not in RATES:
         raise ConfigError(f"SpeechCommands comes at {' or '.join(map(str, RATES))} samples per second, not {rate}.")
@@ -67,11 +56,11 @@ def speech_commands(
     if not names:
         raise DataError(f"{folder} holds no recordings ({folder}/<word>/*.wav).")
     if strange := next((name for name in names if MARK not in name), None):
-        raise DataError(f"{folder / strange} does not say its speaker: its name has no {MARK!r}.")
+        raise DataError(f"{folder / strange} does not name its speaker: its name has no {MARK!r}.")
     valid, test = (np.isin(names, path.read_text().split()) for path in lists)
     train = ~test if validation else ~(test | valid)
     paths = [folder / name for name in names]
-    fits("SpeechCommands", 6 * rate * len(paths))
+    check_memory("SpeechCommands", 6 * rate * len(paths))
 
     def make() -> np.ndarray:
         sound = np.empty((len(paths), rate), np.int16)
@@ -79,7 +68,7 @@ def speech_commands(
             sound[row] = read_wave(path, rate)
         return sound
 
-    sound = kept(folder / f"fedloom-{rate}.npz", stamp_of(paths, rate), make)
+    sound = cached(folder / f"fedloom-{rate}.npz", stamp_of(paths, rate), make)
     y = np.searchsorted(chosen, [name.partition("/")[0] for name in names])
     speaker = np.array([name.partition("/")[2].partition(MARK)[0] for name in names])
 
@@ -88,16 +77,13 @@ def speech_commands(
         np.divide(sound[part][:, None], np.float32(32_768), out=x.numpy())
         return Arrays(x, torch.from_numpy(y[part]), len(chosen), tuple(chosen))
 
-    groups, groups_test, group_names = numbered(speaker[train], speaker[test])
     return Source(
         name="speech_commands",
         train=arrays(train),
         test=arrays(test),
         licence="CC BY 4.0",
-        citation=CITATION,
-        groups=groups,
-        groups_test=groups_test,
-        group_names=tuple(f"speaker {name}" for name in group_names),
+        citation=cite("warden2018speech"),
+        **natural_clients(speaker[train], speaker[test], "speaker "),
         settings={"rate": rate, "words": list(words), "validation": validation},
     )
 

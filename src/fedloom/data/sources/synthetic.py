@@ -1,23 +1,17 @@
-"""The convex synthetic problem, on which optimisers can be told apart in seconds."""
+"""Synthetic problems: FedDyn's convex one, and two small ones with bad local minima for selective distillation."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
+from fedloom.core.checks import at_least, positive
 from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.federation import Arrays
 from fedloom.core.rng import stream
-from fedloom.data.sources.base import Source, sources
+from fedloom.data.sources.base import Source, cite, sources
 
-CITATION = """@inproceedings{acar2021federated,
-  author = {Acar, Durmus Alp Emre and Zhao, Yue and Matas, Ramon and Mattina, Matthew and Whatmough, Paul and
-            Saligrama, Venkatesh},
-  title = {Federated learning based on dynamic regularization},
-  booktitle = {International Conference on Learning Representations},
-  year = {2021}
-}"""
-KINDS = {  # gamma1, gamma2, gamma3; None: that type of heterogeneity is switched off
+KINDS = {  # gamma1, gamma2, gamma3; None switches that type of heterogeneity off
     "homogeneous": (None, None, None),
     "type1": (1.0, None, None),
     "type2": (None, 1.0, None),
@@ -40,7 +34,7 @@ def synthetic(
     classes: int = 5,
     seed: int = 0,
 ) -> Source:
-    r"""Convex problem of FedDyn: linear labels, clients that differ in a chosen way.
+    r"""FedDyn's convex problem: labels from linear models, with a choice of client heterogeneity.
 
     For client i with n_i samples (Acar, thesis A.1.1, after Li et al. 2020)::
 
@@ -48,28 +42,27 @@ def synthetic(
         x ~ N(nu_i, diag(k^-1.2))       nu_i entries ~ N(beta_i, 1)          beta_i ~ N(0, gamma2)
         n_i ~ lognormal with mean ``samples``, log n_i having variance gamma3
 
-    type1 switches on only the first line (otherwise all clients share one theta, b ~ N(0, 1)), type2 only the second
-    (otherwise nu_i = 0), type3 only the third (otherwise n_i = ``samples``). A gamma that is given switches its type
-    on. The clients are natural ids: use it with ``partition=natural``.
+    type1 enables only the first line (otherwise all clients share one theta, b ~ N(0, 1)), type2 only the second
+    (otherwise nu_i = 0), type3 only the third (otherwise n_i = ``samples``). Giving a gamma enables its type. Clients
+    are natural ids: use ``partition=natural``.
 
-    Where the paper is silent: the second argument of N is read as a variance; the gamma of a type that is on is 1,
-    where variance and deviation agree; the mean, not the median, of the sizes is ``samples``, before rounding and
-    ``min_size``. There is no test set in the paper: here each client draws some more samples from its own distribution.
-    Note that mu_i moves all scores of a sample alike and so changes no label: clients of type1 differ because each
-    draws its own theta.
+    Choices where the paper is silent: the second argument of N is a variance; the gamma of an enabled type is 1, where
+    variance and deviation agree; ``samples`` is the mean, not the median, of the sizes, before rounding and
+    ``min_size``. The paper has no test set: here each client draws test samples from its own distribution. Note that
+    mu_i shifts all scores of a sample equally and so changes no label: clients of type1 differ because each draws its
+    own theta.
 
     Args:
         heterogeneity: homogeneous, type1, type2, type3 or all.
         gamma1: variance of the clients' mean parameter mu_i.
         gamma2: variance of the clients' mean feature beta_i.
         gamma3: variance of the logarithm of the sizes.
-        clients: how many.
+        clients: number of clients.
         samples: mean number of training samples per client.
-        min_size: training samples that every client gets at least, whatever was drawn.
-        test: test samples per training sample.
+        min_size: smallest number of training samples per client.
+        test: number of test samples per training sample.
         features: dimension of x.
-        classes: number of labels.
-        seed: of every draw.
+        classes: number of classes.
 
     >>> source = synthetic("type3", seed=1)
     >>> source.train.x.shape[1], source.train.classes, len(source.group_names)
@@ -79,7 +72,11 @@ def synthetic(
         raise ConfigError(f"there is no heterogeneity {heterogeneity!r}; {nearest(heterogeneity, KINDS)}")
     given = (gamma1, gamma2, gamma3)
     g1, g2, g3 = (g if g is not None else kind for g, kind in zip(given, KINDS[heterogeneity], strict=True))
-    check(clients, samples, test, min(g for g in (0.0, g1, g2, g3) if g is not None), features, classes)
+    at_least(1, "synthetic: ", clients=clients, features=features, samples=samples)
+    at_least(2, "synthetic: ", classes=classes)
+    at_least(0, "synthetic: ", test=test)
+    if negative := next((g for g in (g1, g2, g3) if g is not None and g < 0), None):
+        raise ConfigError(f"a gamma is a variance and cannot be negative, as {negative} is.")
 
     rng = stream(seed, "synthetic")
     sizes = np.full(clients, round(samples))
@@ -112,7 +109,7 @@ def synthetic(
         train=sampled(owner, "synthetic-train"),
         test=sampled(owner_test, "synthetic-test"),
         licence="Apache-2.0 (generated)",
-        citation=CITATION,
+        citation=cite("acar2021federated"),
         groups=owner,
         groups_test=owner_test,
         group_names=tuple(f"client {i}" for i in range(clients)),
@@ -121,7 +118,7 @@ def synthetic(
 
 
 def labelled(x: np.ndarray, owner: np.ndarray, theta: np.ndarray) -> np.ndarray:
-    """argmax(theta_i x + b_i) for every row; ``owner`` ascends, ``theta`` is [clients or 1, classes, features + 1]."""
+    """Labels argmax(theta_i x + b_i), int [N]; ``owner`` ascends, ``theta`` is [K or 1, classes, features + 1]."""
     if len(theta) == 1:
         return np.argmax(x @ theta[0, :, :-1].T + theta[0, :, -1], axis=1)
     ends = np.cumsum(np.bincount(owner, minlength=len(theta)))
@@ -131,13 +128,75 @@ def labelled(x: np.ndarray, owner: np.ndarray, theta: np.ndarray) -> np.ndarray:
     return y
 
 
-def check(clients: int, samples: float, test: float, least_gamma: float, features: int, classes: int) -> None:
-    """Refuse settings that make no problem."""
-    if clients < 1 or features < 1 or classes < 2 or not samples >= 1:
-        raise ConfigError(
-            "the synthetic problem needs at least 1 client, 1 feature, 2 classes and 1 sample per client."
-        )
-    if least_gamma < 0:
-        raise ConfigError(f"a gamma is a variance and cannot be negative, as {least_gamma} is.")
-    if not 0 <= test < float("inf"):
-        raise ConfigError(f"test must be 0 or more test samples per training sample, not {test}.")
+BLUE = ((2.0, 3.0), (5.0, 7.0))  # the two intervals of class 1 in [0, 9]
+CENTRES = {  # of the two clusters of each class
+    "red": ((0.0, 0.0), (3.0, 1.5)),
+    "green": ((3.0, 0.0), (1.5, 1.5)),
+    "blue": ((1.5, 0.0), (0.0, 1.5)),
+}
+
+
+@sources.register
+def intervals(seed: int = 0, samples: int = 1000, test_samples: int = 100) -> Source:
+    """Balanced binary problem on [0, 9]: class 1 (blue) in [2, 3] and [5, 7], class 0 (red) elsewhere.
+
+    A model with two intervals can classify all points, one with a single interval, [5, 7] or [2, 7], at best five of
+    six. x is [N, 1]; the text gives no distribution, here it is uniform within a class (Acar, thesis, ch. 6, example 1
+    and A.1.5).
+
+    Args:
+        samples: number of training points.
+        test_samples: number of test points.
+
+    >>> source = intervals()
+    >>> tuple(source.train.x.shape), source.train.y.float().mean().item()
+    ((1000, 1), 0.5)
+    """
+
+    def draw(purpose: str, count: int) -> Arrays:
+        rng = stream(seed, f"intervals {purpose}", count)
+        y = rng.permutation(np.arange(count) % 2)
+        lengths = {0: 9.0 - sum(b - a for a, b in BLUE), 1: sum(b - a for a, b in BLUE)}
+        x = rng.uniform(size=count) * np.where(y == 1, lengths[1], lengths[0])  # along the class's intervals
+        (a, b), (c, d) = BLUE
+        blue = np.where(x < b - a, a + x, c + x - (b - a))
+        red = np.where(x < a, x, np.where(x < a + c - b, b + x - a, d + x - (a + c - b)))
+        return _arrays(np.where(y == 1, blue, red)[:, None], y, ("red", "blue"))
+
+    return _source("intervals", draw("train", samples), draw("test", test_samples), seed)
+
+
+@sources.register
+def six_gaussians(seed: int = 0, samples: int = 1000, test_samples: int = 1000, r: float = 0.05) -> Source:
+    """Balanced three-class problem in the plane with two Gaussian clusters per class.
+
+    x ~ N(centre, r·I), [N, 2]; r is a variance, as in the formula of the text, which calls it a radius. A student with
+    two hidden neurons can separate the classes but seldom learns to (Acar, thesis, ch. 6, example 2 and A.1.5).
+
+    Args:
+        samples: number of training points.
+        test_samples: number of test points.
+        r: variance of each coordinate around its centre.
+
+    >>> source = six_gaussians()
+    >>> tuple(source.train.x.shape), source.train.names
+    ((1000, 2), ('red', 'green', 'blue'))
+    """
+    positive("six_gaussians: ", r=r)
+    centres = np.array(list(CENTRES.values()))  # [class, cluster, 2]
+
+    def draw(purpose: str, count: int) -> Arrays:
+        rng = stream(seed, f"six gaussians {purpose}", count)
+        y = rng.permutation(np.arange(count) % 3)
+        at = centres[y, rng.integers(0, 2, count)]
+        return _arrays(at + np.sqrt(r) * rng.standard_normal((count, 2)), y, tuple(CENTRES))
+
+    return _source("six_gaussians", draw("train", samples), draw("test", test_samples), seed)
+
+
+def _arrays(x: np.ndarray, y: np.ndarray, names: tuple[str, ...]) -> Arrays:
+    return Arrays(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.int64)), len(names), names)
+
+
+def _source(name: str, train: Arrays, test: Arrays, seed: int) -> Source:
+    return Source(name, train, test, "none needed: it is drawn", cite("acar2023thesis"), settings={"seed": seed})

@@ -1,4 +1,4 @@
-"""Task streams: tasks that arrive one by one, made when they are asked for.
+"""Task streams: sequences of learning tasks for online learners, each generated on access.
 
 >>> from fedloom.data.streams import streams, task_stream
 >>> streams.names()
@@ -8,11 +8,7 @@
 (1000, (60, 1, 8, 8), 10)
 """
 
-# isort: off
-# The order of registration is the order in listings.
-
 from fedloom.data.streams.base import Task, Tasks, TaskStream, streams, task_stream
-from fedloom.data.streams.transformed import Transformed
-from fedloom.data.streams.ways import KWay
+from fedloom.data.streams.kinds import KWay, Transformed
 
 __all__ = ["KWay", "Task", "TaskStream", "Tasks", "Transformed", "streams", "task_stream"]

@@ -1,4 +1,4 @@
-"""What a task stream is: tasks that arrive one by one, made when they are asked for."""
+"""Task streams: sequences of tasks, generated on access from a source's training and test samples."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ import torch
 from torch import Tensor
 
 from fedloom.core import rng
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
 from fedloom.core.registry import Registry
+from fedloom.data.grouping import rank_within, shuffled_by_label
 from fedloom.data.sources import Source, sources
 
 
 @dataclass(frozen=True)
 class Task:
-    """One task: what is learnt from, and what is tested on.
+    """One task of a stream.
 
     Args:
-        number: its place in the stream.
+        number: its position in the stream.
         train: training samples, labelled 0 .. k - 1.
-        test: test samples, labelled likewise.
-        classes: the source's class behind each label.
-        about: how the task was made, as arrays by name.
+        test: test samples with the same labels.
+        classes: the source's class of each label.
+        about: parameters of the task's construction, as arrays by name.
     """
 
     number: int
@@ -38,13 +39,13 @@ class Task:
 
 
 class TaskStream(Sequence[Task]):
-    """Tasks by number, each made anew whenever it is asked for; the same number gives the same task, bit for bit.
+    """A sequence of tasks, each generated on access and identical, bit for bit, on every access.
 
-    Nothing is kept, so that what an online learner remembers is what it keeps itself.
+    Nothing is cached: an online learner remembers only what it stores itself.
 
     Args:
-        count: how many tasks there are.
-        make: gives the task of a number.
+        count: number of tasks.
+        make: generates the task of a given number.
 
     >>> stream = TaskStream(3, lambda number: Task(number, *[Arrays(torch.zeros(2, 1), torch.tensor([0, 1]), 2)] * 2))
     >>> len(stream), stream[-1].number, [task.number for task in stream[1:]]
@@ -56,7 +57,7 @@ class TaskStream(Sequence[Task]):
 
     @classmethod
     def of(cls, tasks: Sequence[tuple[Arrays, Arrays]]) -> TaskStream:
-        """Anyone's sequence of (training, test) arrays, which may itself make them when they are asked for."""
+        """A stream of the given (training, test) arrays; the sequence may itself generate them on access."""
         return cls(len(tasks), lambda number: Task(number, *tasks[number]))
 
     def __len__(self) -> int:
@@ -75,7 +76,7 @@ class TaskStream(Sequence[Task]):
 
 @dataclass(frozen=True)
 class Tasks(ABC):
-    """A kind of task: which classes, and what is done to their samples."""
+    """A distribution over tasks: their classes and the transformation of their samples."""
 
     @abstractmethod
     def table(self, classes: int, draw: np.random.Generator) -> np.ndarray:
@@ -84,12 +85,12 @@ class Tasks(ABC):
     @property
     @abstractmethod
     def sizes(self) -> tuple[int, int]:
-        """Training and test samples of a task."""
+        """Number of training and of test samples per task."""
 
     def change(
         self, x: Sequence[Tensor], y: Sequence[Tensor], arrays: Arrays, ways: int, draw: np.random.Generator
     ) -> tuple[Sequence[Tensor], Mapping[str, np.ndarray]]:
-        """The inputs of a task's splits as the task has them, and what was done."""
+        """Transform the inputs x of a task's two splits; returns them with the parameters of the transformation."""
         return x, {}
 
 
@@ -97,28 +98,28 @@ streams = Registry[Tasks]("task stream")
 
 
 def task_stream(source: Source | str, kind: Tasks | str, seed: int = 0) -> TaskStream:
-    """The stream of tasks of a kind from a source's training and test samples.
+    """A stream of tasks from the training and test samples of a source.
 
-    Each class's samples are shuffled once and dealt out task by task: a sample is used again only when all of its class
-    have been used. A task has as many samples of each of its classes as can be, to within one.
+    Each class's samples are shuffled once and dealt task by task: a sample is reused only after all samples of its
+    class have been used. Within a task, class sizes differ by at most one.
 
     Args:
         source: a source, or the name of one that needs no settings.
         kind: a kind of task, or the name of one.
-        seed: of everything that is random.
+        seed: of all random draws.
+
+    Raises:
+        DataError: if the source has too few samples or classes for such tasks.
 
     >>> stream = task_stream("digits", "k_way", seed=1)
     >>> len(stream), len(stream[7].train), stream[7].train.classes, len(stream[7].classes)
     (200, 250, 5, 5)
-
-    Raises:
-        DataError: if the source cannot give such tasks.
     """
     source = sources.make(source) if isinstance(source, str) else source
     kind = streams.make(kind) if isinstance(kind, str) else kind
     pools = (source.train, source.test)
     table = kind.table(source.train.classes, rng.stream(seed, "tasks"))
-    turn = turns(table)
+    turn = rank_within(table)  # [T, k] earlier tasks with the same class
     ways = table.shape[1]
     quotas = [size // ways + (np.arange(ways) < size % ways) for size in kind.sizes]
     decks = [Deck.of(pool, rng.stream(seed, "tasks", 1 + k)) for k, pool in enumerate(pools)]
@@ -147,50 +148,28 @@ def task_stream(source: Source | str, kind: Tasks | str, seed: int = 0) -> TaskS
 
 @dataclass(frozen=True)
 class Deck:
-    """Every class's rows in random order, dealt from the top and again from the start when it is through."""
+    """The shuffled rows of every class, dealt cyclically."""
 
     rows: np.ndarray  # int [N], grouped by class
     starts: np.ndarray  # int [C + 1]
 
     @classmethod
     def of(cls, pool: Arrays, draw: np.random.Generator) -> Deck:
-        """Shuffled rows of all classes."""
+        """Shuffle the rows of all classes."""
         if pool.y.is_floating_point() or pool.y.ndim != 1:
             raise DataError("task streams need samples with class numbers.")
         labels = pool.y.numpy()
-        rows = draw.permutation(len(labels))
-        rows = rows[np.argsort(labels[rows], kind="stable")]
-        return cls(rows, np.concatenate([[0], np.cumsum(np.bincount(labels, minlength=pool.classes))]))
+        starts = np.concatenate([[0], np.cumsum(np.bincount(labels, minlength=pool.classes))])
+        return cls(shuffled_by_label(labels, draw), starts)
 
     def take(self, label: int, start: int, count: int) -> np.ndarray:
-        """``count`` rows of a class from a place on."""
+        """``count`` rows of a class from position ``start`` on."""
         first, size = self.starts[label], self.starts[label + 1] - self.starts[label]
         return self.rows[first + (start + np.arange(count)) % size]
 
-    def check(self, classes: np.ndarray, most: int, what: str) -> None:
-        """Refuse a class with too few samples for one task."""
+    def check(self, classes: np.ndarray, needed: int, what: str) -> None:
+        """Raise a ``DataError`` if a class has fewer samples than a task needs."""
         sizes = np.diff(self.starts)[classes]
-        if (sizes < most).any():
+        if (sizes < needed).any():
             c = int(np.argmin(sizes))
-            raise DataError(f"{what} set needs {most} samples of class {classes[c]}, which has {sizes[c]}.")
-
-
-def turns(table: np.ndarray) -> np.ndarray:
-    """In how many earlier tasks each class of each task has occurred, int [T, k].
-
-    >>> turns(np.array([[0, 1], [1, 2], [1, 0]])).tolist()
-    [[0, 0], [1, 0], [2, 1]]
-    """
-    flat = table.ravel()
-    order = np.argsort(flat, kind="stable")
-    counts = np.bincount(flat)
-    found = np.empty(len(flat), dtype=np.int64)
-    found[order] = np.arange(len(flat)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return found.reshape(table.shape)
-
-
-def at_least_one(**settings: int) -> None:
-    """Refuse counts below 1."""
-    for name, value in settings.items():
-        if value < 1:
-            raise ConfigError(f"{name} must be at least 1, not {value}.")
+            raise DataError(f"{what} set needs {needed} samples of class {classes[c]}, which has {sizes[c]}.")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
-from fedloom.data.sources.gallery import gallery
+from fedloom.data.plots import plot_samples
 
 Range = tuple[tuple[float, ...], tuple[float, ...]]
 """The least and the greatest value of a pixel, one number a channel."""
@@ -92,7 +92,7 @@ def grid(
         raise DataError(f"images to be drawn must lie between {low} and {high}, but their extremes are {found}.")
     count = classes or max(len(names), int(labels.max()) + 1)
     path.parent.mkdir(parents=True, exist_ok=True)
-    return gallery(Arrays(shown.clamp(0, 1), labels, count, tuple(names)), title, path, each)
+    return plot_samples(Arrays(shown.clamp(0, 1), labels, count, tuple(names)), title, path, each)
 
 
 def _channels(value: float | Sequence[float], colours: int) -> Tensor:

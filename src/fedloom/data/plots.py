@@ -1,4 +1,4 @@
-"""The label-by-client picture: what a partition did, before anything trains."""
+"""Plots of a federation's labels by client, and of samples by class."""
 
 from __future__ import annotations
 
@@ -8,45 +8,47 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
+from torch import Tensor
 
 from fedloom.core.errors import DataError
-from fedloom.core.federation import Federation
+from fedloom.core.federation import Arrays, Federation
 from fedloom.data.statistics import label_counts, statistics
 
-FEW = 40  # up to here every client has its own column of circles
-COLUMNS = 1000  # a wider heat map would be finer than its pixels
+MAX_CIRCLES = 40  # clients with a column of circles each; more are drawn as a heat map
+MAX_COLUMNS = 1000  # of a heat map; more would be finer than its pixels
+MAX_ROWS = 40  # classes in a plot of samples
 INK, SOFT, GRID, ACCENT, QUIET = "#1f2a37", "#5b6776", "#e6e9ee", "#1f6f8b", "#a9cad5"
 SHADES = LinearSegmentedColormap.from_list("share", ["#f7f8fa", "#c5dde4", "#6fb0c2", ACCENT, "#0d3a4c"])
 
 
-def label_picture(federation: Federation, path: str | Path) -> Path:
-    """Draw who holds which labels, and how much, into ``path`` (its suffix says the format).
+def plot_labels(federation: Federation, path: str | Path) -> Path:
+    """Plot which client holds which labels, with the clients' sizes above; the suffix of ``path`` sets the format.
 
-    Few clients are columns of circles whose area is the number of samples. Many clients are columns of a heat map of
-    label shares, ordered by label so that like clients lie side by side; beyond some hundreds, neighbours are averaged.
-    The strip above shows the clients' sizes.
+    Up to 40 clients are columns of circles whose area is the number of samples. More clients are columns of a heat map
+    of label shares, ordered by label; beyond 1000, neighbours are averaged.
 
     Raises:
         DataError: if the targets are not class numbers.
     """
     y = federation.train.arrays.y
     if y.is_floating_point() or y.ndim != 1:
-        raise DataError("the label picture needs class numbers, which this federation does not have.")
+        raise DataError("the plot of labels needs class numbers, which this federation does not have.")
     clients, classes = len(federation), federation.classes
     figure = Figure(figsize=(10.5, min(2.6 + max(0.26 * classes, 2.2), 11)), facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     rows = figure.add_gridspec(2, 1, height_ratios=[1, max(0.26 * classes, 2.2) / 0.8])
     below = figure.add_subplot(rows[1])
     above = figure.add_subplot(rows[0], sharex=below)
-    if clients <= FEW:
+    if clients <= MAX_CIRCLES:
         circles(federation, above, below)
     else:
-        heat(federation, above, below, figure)
+        heatmap(federation, above, below, figure)
     label_axis(federation, below)
     for axes in (above, below):
         axes.spines[:].set_visible(False)
@@ -60,7 +62,7 @@ def label_picture(federation: Federation, path: str | Path) -> Path:
 
 
 def circles(federation: Federation, above: Axes, below: Axes) -> None:
-    """One column per client, one circle per label, area by number of samples."""
+    """Draw one column per client and one circle per label, with its area proportional to the number of samples."""
     client, label, count = label_counts(federation.train)
     clients, classes = len(federation), federation.classes
     widest = min(620 / clients, 0.7 * 72 * 0.26 * max(1.0, 8.5 / classes)) if clients > 1 else 18.0  # points
@@ -75,14 +77,14 @@ def circles(federation: Federation, above: Axes, below: Axes) -> None:
     above.bar(range(clients), federation.train.index.sizes, width=0.6, color=QUIET)
 
 
-def heat(federation: Federation, above: Axes, below: Axes, figure: Figure) -> None:
-    """Columns of label shares, clients ordered by label."""
+def heatmap(federation: Federation, above: Axes, below: Axes, figure: Figure) -> None:
+    """Draw one column of label shares per client or group of neighbours, ordered by label."""
     client, label, count = label_counts(federation.train)
     sizes = federation.train.index.sizes
     clients, classes = len(sizes), federation.classes
-    order = by_likeness(client, label, count, sizes)
+    order = order_by_label(client, label, count, sizes)
     column = np.empty(clients, dtype=np.int64)
-    columns = min(clients, COLUMNS)
+    columns = min(clients, MAX_COLUMNS)
     column[order] = np.arange(clients) * columns // clients
     width = np.bincount(column, minlength=columns)  # clients per column
     shares = np.zeros((classes, columns))
@@ -101,8 +103,8 @@ def heat(federation: Federation, above: Axes, below: Axes, figure: Figure) -> No
     above.stairs(np.bincount(column, sizes, minlength=columns) / width, edges, fill=True, color=QUIET)
 
 
-def by_likeness(client: np.ndarray, label: np.ndarray, count: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Clients by their first label, by how much of it they hold (in tenths), and by their second label; int [K]."""
+def order_by_label(client: np.ndarray, label: np.ndarray, count: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Clients sorted by their main label, its share (in tenths) and their second label; int [K]."""
     rank = np.lexsort((label, -count, client))
     start = np.unique(client[rank], return_index=True)[1]
     first, second = rank[start], rank[np.minimum(start + 1, len(rank) - 1)]
@@ -115,7 +117,7 @@ def by_likeness(client: np.ndarray, label: np.ndarray, count: np.ndarray, sizes:
 
 
 def label_axis(federation: Federation, axes: Axes) -> None:
-    """Class names, or as many numbers as can be read."""
+    """Label the rows with class names or numbers, at most 30 of them."""
     classes, names = federation.classes, federation.train.arrays.names
     step = math.ceil(classes / 30)
     ticks = range(0, classes, step)
@@ -125,9 +127,9 @@ def label_axis(federation: Federation, axes: Axes) -> None:
 
 
 def caption(federation: Federation) -> str:
-    """Two lines: what it is, and its numbers."""
-    said, numbers = federation.provenance, statistics(federation)
-    source, partition = said.get("source", {}).get("name", "federation"), said.get("partition", {})
+    """A title of two lines: data and partition, and their statistics."""
+    about, numbers = federation.provenance, statistics(federation)
+    source, partition = about.get("source", {}).get("name", "federation"), about.get("partition", {})
     sizes, kinds, entropy = numbers["samples"], numbers["classes_per_client"], numbers["label_entropy"]
     least, most = sizes["min"], sizes["max"]
     each = f"{least}" if least == most else f"{least} to {most} (mean {sizes['mean']:.4g})"
@@ -139,7 +141,7 @@ def caption(federation: Federation) -> str:
 
 
 def settings(partition: Mapping[str, Any]) -> str:
-    """The settings of a partition as one would write them.
+    """The settings of a partition in parentheses.
 
     >>> settings({"name": "dirichlet", "alpha": 0.3})
     ' (alpha=0.3)'
@@ -148,3 +150,79 @@ def settings(partition: Mapping[str, Any]) -> str:
         f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in partition.items()
     ]
     return f" ({', '.join(given[1:])})" if given[1:] else ""
+
+
+def plot_samples(arrays: Arrays, title: str, path: str | Path, per_class: int = 10) -> Path:
+    """Plot the first samples of each class into ``path``, one row per class; its suffix sets the format.
+
+    Images are shown before normalisation, sound as a waveform, and text (where classes are characters) as a line. Of
+    more than 40 classes, 40 evenly spaced ones are shown.
+
+    Args:
+        arrays: the samples.
+        title: the figure's title.
+        path: the file to write.
+        per_class: samples per class; text gets one.
+
+    Raises:
+        DataError: if samples cannot be drawn (rows of a table), or targets are not one class number each.
+    """
+    kind, y = kind_of(arrays), arrays.y.numpy()
+    shown = np.unique(np.linspace(0, arrays.classes - 1, min(arrays.classes, MAX_ROWS)).round().astype(int))
+    each = 1 if kind == "text" else per_class
+    width = 8.5 if kind == "text" else 0.62 * each + 1.6
+    figure = Figure(figsize=(width, 0.62 * len(shown) * (0.5 if kind == "text" else 1) + 0.7), facecolor="white")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(len(shown), each, squeeze=False)
+    for row, label in zip(grid, shown, strict=True):
+        found = np.flatnonzero(y == label)[:each]
+        for place, axes in enumerate(row):
+            axes.set_xticks([])
+            axes.set_yticks([])
+            axes.spines[:].set_visible(False)
+            if place < len(found):
+                draw_sample(axes, arrays.x[found[place]], kind, arrays)
+        name = arrays.names[label] if arrays.names else str(label)
+        row[0].set_ylabel(truncate(repr(name)[1:-1]), rotation=0, ha="right", va="center", fontsize=8, color=SOFT)
+    figure.suptitle(title, fontsize=10, color=INK, x=0.02, ha="left")
+    figure.subplots_adjust(left=1.5 / width, right=0.995, bottom=0.005, top=1 - 0.45 / figure.get_figheight())
+    figure.savefig(path, dpi=110)
+    return Path(path)
+
+
+def kind_of(arrays: Arrays) -> str:
+    """The kind of one sample: image, sound or text."""
+    shape = tuple(arrays.x.shape[1:])
+    if arrays.y.is_floating_point() or arrays.y.ndim != 1:
+        raise DataError("samples cannot be drawn by class: the targets are not one class number each.")
+    if len(shape) == 3 and shape[0] in (1, 3):
+        return "image"
+    if len(shape) == 2 and shape[0] == 1:
+        return "sound"
+    if len(shape) == 1 and not arrays.x.is_floating_point() and arrays.names and max(map(len, arrays.names)) == 1:
+        return "text"
+    raise DataError(f"samples of shape {list(shape)} cannot be drawn.")
+
+
+def draw_sample(axes: Axes, x: Tensor, kind: str, arrays: Arrays) -> None:
+    """Draw one sample."""
+    if kind == "text":
+        line = "".join(arrays.names[token] for token in x.tolist()).replace("\n", "⏎")
+        axes.text(0, 0.5, line, family="monospace", fontsize=7, va="center", color=INK, parse_math=False)
+    elif kind == "sound":
+        axes.plot(x[0].numpy()[:: math.ceil(x.shape[1] / 2000)], linewidth=0.4, color=ACCENT)
+        axes.set_ylim(-1, 1)
+    else:
+        if arrays.std:
+            x = x * torch.tensor(arrays.std)[:, None, None] + torch.tensor(arrays.mean)[:, None, None]
+        pixels = x.clamp(0, 1).permute(1, 2, 0).numpy()
+        axes.imshow(pixels[..., 0] if len(x) == 1 else pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+
+
+def truncate(name: str, most: int = 18) -> str:
+    """The beginning of a long name.
+
+    >>> truncate("actinic keratoses and intraepithelial carcinoma")
+    'actinic keratoses…'
+    """
+    return name if len(name) <= most else name[: most - 1].rstrip() + "…"

@@ -1,4 +1,4 @@
-"""Anyone's arrays: from memory or from an npz file."""
+"""User data: arrays in memory or in an npz file."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedloom.core.federation import Arrays
-from fedloom.data.sources.archive import read_npz
-from fedloom.data.sources.base import Source, numbered, sources
+from fedloom.data.sources.base import Source, natural_clients, sources
+from fedloom.data.sources.formats import read_npz
 from fedloom.data.sources.images import to_images
 
 
 @sources.register
 def npz(path: str, classes: int | None = None) -> Source:
-    """Any npz file with x_train and y_train.
+    """Any npz file with ``x_train`` and ``y_train``.
 
     The file may also hold ``x_test`` and ``y_test``, ``client_train`` and ``client_test`` (the natural client of each
-    sample: numbers or names) and ``names`` (of the classes). uint8 arrays [N, H, W] or [N, H, W, C] are taken for
-    images and become float32 [N, C, H, W] in 0..1; other floats become float32, other integers int64.
+    sample, as a number or name) and ``names`` (of the classes). uint8 arrays [N, H, W] or [N, H, W, C] are images and
+    become float32 [N, C, H, W] in 0..1; other floats become float32, other integers int64.
 
     Args:
         path: the file.
@@ -60,20 +60,20 @@ def from_tensors(
     citation: str = "",
     settings: dict[str, Any] | None = None,
 ) -> Source:
-    """A source made of your own arrays.
+    """A source of the given arrays.
 
     Args:
-        x: inputs [N, ...]; uint8 [N, H, W] or [N, H, W, C] NumPy arrays are taken for images, as in ``npz``.
-        y: class numbers [N], or real targets.
-        x_test: inputs of the common test set, if there is one.
-        y_test: its targets.
+        x: inputs [N, ...]; NumPy arrays uint8 [N, H, W] or [N, H, W, C] are images, as in ``npz``.
+        y: class numbers [N], or real targets [N, ...].
+        x_test: inputs of the common test set, if any.
+        y_test: targets of the common test set.
         classes: number of classes; by default the number of names, or the largest label plus one.
-        clients: natural client of each sample, numbers or names.
+        clients: natural client of each sample, as a number or name.
         clients_test: the same for the test samples.
         names: of the classes.
-        name: what captions and provenance call it.
-        licence: its terms.
-        citation: its BibTeX.
+        name: of the source, in captions and provenance.
+        licence: terms of use.
+        citation: BibTeX.
         settings: further provenance, as plain data.
 
     >>> source = from_tensors(torch.zeros(4, 2), torch.tensor([0, 1, 1, 0]), clients=["ann", "bob", "ann", "ann"])
@@ -85,24 +85,13 @@ def from_tensors(
     if classes is None:
         largest = -1 if y.is_floating_point() or not y.numel() else int(max(y.max(), v.max() if v.numel() else -1))
         classes = len(names) or largest + 1 or 1
-    groups, groups_test, group_names = None, None, ()
-    if clients is not None:
-        groups, groups_test, group_names = numbered(clients, clients_test)
-    return Source(
-        name=name,
-        train=Arrays(x, y, classes, tuple(names)),
-        test=Arrays(u, v, classes, tuple(names)),
-        licence=licence,
-        citation=citation,
-        groups=groups,
-        groups_test=groups_test,
-        group_names=group_names,
-        settings=settings or {},
-    )
+    train, test = (Arrays(a, b, classes, tuple(names)) for a, b in ((x, y), (u, v)))
+    groups = {} if clients is None else natural_clients(clients, clients_test)
+    return Source(name, train, test, licence, citation, **groups, settings=settings or {})
 
 
 def inputs(x: Tensor | np.ndarray) -> Tensor:
-    """Inputs as models take them: images scaled and NCHW, floats float32, integers int64; not copied if they are."""
+    """Inputs as models take them: images [N, C, H, W] in 0..1, floats as float32, integers as int64."""
     if (
         isinstance(x, np.ndarray)
         and x.dtype == np.uint8

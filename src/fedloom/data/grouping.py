@@ -1,0 +1,43 @@
+"""Vectorised grouping of rows by label or by client."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedloom.core.federation import Index
+
+
+def index_of(owner: np.ndarray, clients: int) -> Index:
+    """Invert "the client of every sample", int [N], into "the samples of every client"; -1 marks unassigned samples.
+
+    >>> index = index_of(np.array([1, 0, -1, 1]), 2)
+    >>> [index[client].tolist() for client in range(2)]
+    [[1], [0, 3]]
+    """
+    sizes = np.bincount(owner + 1, minlength=clients + 1)
+    rows = np.argsort(owner, kind="stable")[sizes[0] :]
+    sizes[0] = 0
+    return Index(rows, np.cumsum(sizes))
+
+
+def shuffled_by_label(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """All row numbers, sorted by label and shuffled within each label; int64 [N].
+
+    >>> shuffled_by_label(np.array([1, 0, 2, 0]), np.random.default_rng(0)).tolist() in ([1, 3, 0, 2], [3, 1, 0, 2])
+    True
+    """
+    rows = rng.permutation(len(labels))
+    return rows[np.argsort(labels[rows], kind="stable")]
+
+
+def rank_within(values: np.ndarray) -> np.ndarray:
+    """Number of earlier entries equal to each entry, int64 of the same shape; entries are non-negative integers.
+
+    >>> rank_within(np.array([[0, 1], [1, 2], [1, 0]])).tolist()
+    [[0, 0], [1, 0], [2, 1]]
+    """
+    flat = values.ravel()
+    counts = np.bincount(flat)
+    rank = np.empty(len(flat), dtype=np.int64)
+    rank[np.argsort(flat, kind="stable")] = np.arange(len(flat)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return rank.reshape(values.shape)
