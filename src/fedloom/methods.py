@@ -205,6 +205,11 @@ preset(
     "Li, He & Song, CVPR 2021. Keeps every client's last model.",
 )
 preset(
+    Method("fedntd", (*CE, objectives.NotTrueDistillation())),
+    "Not-true distillation: cross entropy + β τ² KL(q̃_glob‖q̃), with softmax q̃ over all classes but the true one.",
+    "Lee et al., NeurIPS 2022. With β = 0 it is FedAvg.",
+)
+preset(
     Method("distill", (objectives.Distillation(),), citation=ACAR),
     "Clients minimise α·cross entropy + (1 - α)·τ² KL(teacher‖model) at temperature τ.",
     "Acar, thesis 2023, §7.2, eq. (7.3). Needs ``teacher=``, the run of a trained model; with α = 1 it is FedAvg.",

@@ -105,7 +105,7 @@ def test_first_layers_may_be_factored(name: str, factor: bool, monkeypatch: pyte
         assert_same_run(go(name, **same), go(name, compute="batched", **same), TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "ditto"])
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "moon", "fedntd"])
 def test_dropout_draws_as_in_a_live_module(name: str) -> None:
     same = {"federation": classes((6, 9, 11), shape=IMAGE), "model": images("group", 0.5), "local": LOCALS["plain"]}
     assert_same_run(go(name, **same), go(name, compute="batched", **same), TOLERANCE)

@@ -72,6 +72,30 @@ def moon(world: World, mu: float = 0.1, tau: float = 0.5) -> Found:
     return Found(theta, states={f"client {i}/objective.1/previous": v for i, v in previous.items()})
 
 
+def fedntd(world: World, beta: float = 1.0, tau: float = 1.0) -> Found:
+    """τ² KL over the classes that are not y has the slope τ(q̃ - q̃_glob) at their logits, and none at that of y."""
+    theta = world.start
+    for t, rate, cohort in world.schedule():
+        models = {}
+        for i in cohort:
+            batches = iter(world.local.batches(world.federation.train.index[i], world.seed, t, i))
+
+            def correct(g: Vector, w: Vector, batches=batches, at: Vector = theta) -> Vector:
+                rows = next(batches)
+                x, y = world.x[rows], world.y[rows]
+                here, there = (forward(v, x, world.width)[1] for v in (w, at))
+                push = np.zeros_like(here)
+                for row in range(len(rows)):
+                    others = np.delete(np.arange(here.shape[1]), y[row])
+                    own, kept = (softmax(o[row : row + 1, others] / tau)[0] for o in (here, there))
+                    push[row, others] = beta * tau * (own - kept) / len(rows)
+                return g + backward(w, x, world.width, push)
+
+            models[i], _ = world.train(theta, i, t, rate, correct)
+        theta = average(world, theta, models)
+    return Found(theta)
+
+
 def labels(world: World, rows: Vector, o: Vector) -> Vector:
     """The gradient of the mean cross entropy at the logits."""
     return (softmax(o) - np.eye(o.shape[1])[world.y[rows]]) / len(rows)
@@ -184,4 +208,6 @@ def disk(
     return Found(theta, states={"server/objective.0/guide": guide})
 
 
-ORACLES: dict[str, Callable[..., Found]] = {f.__name__: f for f in (moon, distill, disk, robust, distill_robust)}
+ORACLES: dict[str, Callable[..., Found]] = {
+    f.__name__: f for f in (moon, fedntd, distill, disk, robust, distill_robust)
+}

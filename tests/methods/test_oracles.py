@@ -46,6 +46,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedsplit": [{"s": 2.0}, {"s": 1.5, "active": True}],
     "feddecorr": [{"beta": 1.0}],
     "moon": [{"mu": 5.0}, {"mu": 1.0, "tau": 0.1}],
+    "fedntd": [{"beta": 3.0}, {"beta": 2.0, "tau": 2.5}],
     "distill": [{"alpha": 0.6, "tau": 1.0}, {"alpha": 0.0}],
     "disk": [
         {

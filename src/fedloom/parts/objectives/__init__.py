@@ -7,6 +7,7 @@ from fedloom.parts.objectives.decorrelation import Decorrelation
 from fedloom.parts.objectives.distillation import Distillation
 from fedloom.parts.objectives.elastic_net import ElasticNet
 from fedloom.parts.objectives.energy import Energy
+from fedloom.parts.objectives.not_true import NotTrueDistillation
 from fedloom.parts.objectives.propfair import PropFair
 from fedloom.parts.objectives.proximal import Proximal
 from fedloom.parts.objectives.robustness import Robustness
@@ -22,6 +23,7 @@ __all__ = [
     "Distillation",
     "ElasticNet",
     "Energy",
+    "NotTrueDistillation",
     "PropFair",
     "Proximal",
     "Robustness",
