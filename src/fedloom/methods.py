@@ -210,6 +210,11 @@ preset(
     "Lee et al., NeurIPS 2022. With β = 0 it is FedAvg.",
 )
 preset(
+    Method("fedlc", (objectives.CalibratedLogits(),)),
+    "Logit calibration: cross entropy of z_c - τ n_c^{-1/4}, n_c the client's samples of class c.",
+    "Zhang et al., ICML 2022. With τ = 0 it is FedAvg.",
+)
+preset(
     Method("distill", (objectives.Distillation(),), citation=ACAR),
     "Clients minimise α·cross entropy + (1 - α)·τ² KL(teacher‖model) at temperature τ.",
     "Acar, thesis 2023, §7.2, eq. (7.3). Needs ``teacher=``, the run of a trained model; with α = 1 it is FedAvg.",

@@ -47,6 +47,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "feddecorr": [{"beta": 1.0}],
     "moon": [{"mu": 5.0}, {"mu": 1.0, "tau": 0.1}],
     "fedntd": [{"beta": 3.0}, {"beta": 2.0, "tau": 2.5}],
+    "fedlc": [{"tau": 3.0}, {"tau": 0.1}],
     "distill": [{"alpha": 0.6, "tau": 1.0}, {"alpha": 0.0}],
     "disk": [
         {

@@ -99,6 +99,7 @@ class Context(NamedTuple):
         lr: η_t, this round's learning rate.
         round: t.
         facts: public facts of the experiment.
+        label_counts: n_ic, the client's training samples of each class c, [C], if a part needs them.
     """
 
     received: Tensor
@@ -110,6 +111,7 @@ class Context(NamedTuple):
     lr: float
     round: int
     facts: Facts
+    label_counts: Tensor | None = None
 
 
 NO_ROUND = Context(  # for losses evaluated outside a federated round

@@ -52,6 +52,7 @@ class Needs:
         output: (terms) the model's output on the mini-batch; False for a term that only uses ``out.model``.
         model: the model itself, to evaluate it on inputs other than the mini-batch.
         features: the model's features, besides its logits.
+        label_counts: how many samples of each class a client has.
         twin: a second augmented view of every mini-batch, and the model's logits on it.
         teacher: a second, trained model, evaluated on every mini-batch.
         target: unlabelled inputs of the target distribution, at the server.
@@ -66,6 +67,7 @@ class Needs:
     output: bool = True
     model: bool = False
     features: bool = False
+    label_counts: bool = False
     twin: bool = False
     teacher: bool = False
     target: bool = False

@@ -225,6 +225,23 @@ class ClientPlan:
         return self.method.needs("twin")
 
     @cached_property
+    def counts_labels(self) -> bool:
+        """Whether a part needs to know how many samples of each class a client has."""
+        return self.method.needs("label_counts")
+
+    def label_counts(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Samples of each class [C] among labels [n, ...]; rows that a mask [n] leaves out do not count.
+
+        Raises:
+            ConfigError: if the targets are numbers instead of classes.
+        """
+        if y.is_floating_point():
+            raise ConfigError(f"{self.method.who_needs('label_counts')} needs classes, but these targets are numbers.")
+        ones = torch.ones_like(y, dtype=self.layout.dtype)
+        counted = ones if mask is None else ones * mask.reshape(-1, *(1,) * (y.ndim - 1))
+        return ones.new_zeros(self.facts.classes).index_add(0, y.flatten(), counted.flatten())
+
+    @cached_property
     def mean_size(self) -> float:
         """Mean number of samples per client."""
         return float(self.data.index.sizes.mean())

@@ -1,6 +1,7 @@
 """Terms of a client's objective, one per file."""
 
 from fedloom.parts.objectives.adversarial import Adversarial
+from fedloom.parts.objectives.calibrated import BalancedSoftmax, CalibratedLogits
 from fedloom.parts.objectives.contrastive import Contrastive
 from fedloom.parts.objectives.cross_entropy import CrossEntropy
 from fedloom.parts.objectives.decorrelation import Decorrelation
@@ -17,6 +18,8 @@ from fedloom.parts.objectives.variational import Variational
 
 __all__ = [
     "Adversarial",
+    "BalancedSoftmax",
+    "CalibratedLogits",
     "Contrastive",
     "CrossEntropy",
     "Decorrelation",
