@@ -274,6 +274,17 @@ preset(
     "Private head and shared body, trained one after the other: first the head, then the body. Collins et al., 2021.",
 )
 preset(
+    Method("fedbn", CE, personal=personal.PrivateNorm()),
+    "Every client keeps its own normalisation layers, statistics included; all other parameters are averaged.",
+    "Li et al., ICLR 2021.",
+)
+preset(
+    Method("fedbabu", CE, personal=personal.Alternating(head_fraction=0.0), adaptation=adaptation.FineTune()),
+    "The body alone is trained and averaged; the head stays as it was initialised until clients fine-tune the model.",
+    "Oh, Kim & Yun, ICLR 2022: FedRep whose head takes no steps. A client fine-tunes by full gradients, not by epochs.",
+    {"personal.head_fraction": ""},
+)
+preset(
     Method("apfl", CE, personal=personal.APFL()),
     "w as in FedAvg, and v ← v - ηα∇F_i(αv + (1 - α)w); the mixture is deployed. Deng, Kamani & Mahdavi 2020.",
 )

@@ -148,7 +148,15 @@ def test_method_follows_its_equations(name: str, settings: dict[str, Any], local
     here = world(local)
     shared = len(final(result))
     head, body = slice(here.body, None), slice(0, here.body)
-    order = {"fedper": body, "fedrep": body, "lg_fedavg": head, "local": slice(0, 0), "fedevg": slice(0, 0)}
+    order = {
+        "fedper": body,
+        "fedbabu": body,
+        "fedbn": slice(0, len(here.start)),
+        "fedrep": body,
+        "lg_fedavg": head,
+        "local": slice(0, 0),
+        "fedevg": slice(0, 0),
+    }
     order["fedevg_kept"] = order["local"]
     part = order.get(name, slice(None))
     assert shared == len(found.theta[part])

@@ -196,6 +196,10 @@ class Personal(Part):
         """Whether the parameter or buffer of this name is private, that is, kept at the client and never sent."""
         return False
 
+    def private_in(self, model: nn.Module) -> Callable[[str], bool]:
+        """Return ``private`` for this model's names; a part that goes by the kind of layer overrides it instead."""
+        return self.private
+
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """Return the views (gradients) of one local step, in order, all on its mini-batch; as many at every client."""
         return (View(),)

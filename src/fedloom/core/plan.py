@@ -89,7 +89,7 @@ class ClientPlan:
         """The plan of a method on a model with its current parameters as the initial ones."""
         if isinstance(method.personal, Submodels):
             model = method.personal.whole(model)
-        layout = Layout.of(model, method.personal.private)
+        layout = Layout.of(model, method.personal.private_in(model))
         return cls(model, layout, method, data, local, *layout.read(model), seed=seed, device=device)
 
     @cached_property
