@@ -259,6 +259,16 @@ preset(
     "PFLScaf (Proto): SCAFFOLD on F_i∘T_i; PFLScaf (MAML) is the same with ``method.adaptation=maml``.",
     "Acar, thesis 2023, §3.3, algorithms 2 and 3.",
 )
+# one model for everybody, and what a client makes of it
+preset(
+    Method("fedrod", (objectives.BalancedSoftmax(),), adaptation=adaptation.PersonalHead()),
+    "A generic model by cross entropy of z + γ log n, and a linear head of its own at each client. Chen & Chao, 2022.",
+    "The personal head is fitted where a client's model is used, as it changes nothing shared. See ``PersonalHead``.",
+)
+preset(
+    Method("knn_per", CE, adaptation=adaptation.Neighbours()),
+    "FedAvg; a client mixes the votes of its k nearest samples (λ) with the model (1 - λ). Marfoq et al., 2022.",
+)
 # private parameters
 preset(
     Method("fedper", CE, personal=personal.PrivateHead()),

@@ -112,6 +112,11 @@ def fedlc(world: World, tau: float = 1.0) -> Found:
     return shifted(world, lambda n: -tau / np.sqrt(np.sqrt(n)))
 
 
+def fedrod(world: World, gamma: float = 1.0, lr: float = 0.1, steps: int = 50) -> Found:
+    """What clients fit before they deploy changes nothing in training."""
+    return shifted(world, lambda n: gamma * np.log(n))
+
+
 def labels(world: World, rows: Vector, o: Vector) -> Vector:
     """The gradient of the mean cross entropy at the logits."""
     return (softmax(o) - np.eye(o.shape[1])[world.y[rows]]) / len(rows)
@@ -225,5 +230,5 @@ def disk(
 
 
 ORACLES: dict[str, Callable[..., Found]] = {
-    f.__name__: f for f in (moon, fedntd, fedlc, distill, disk, robust, distill_robust)
+    f.__name__: f for f in (moon, fedntd, fedlc, fedrod, distill, disk, robust, distill_robust)
 }

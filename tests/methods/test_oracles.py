@@ -47,6 +47,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "feddecorr": [{"beta": 1.0}],
     "moon": [{"mu": 5.0}, {"mu": 1.0, "tau": 0.1}],
     "fedntd": [{"beta": 3.0}, {"beta": 2.0, "tau": 2.5}],
+    "fedrod": [{"gamma": 0.5}],
     "fedlc": [{"tau": 3.0}, {"tau": 0.1}],
     "distill": [{"alpha": 0.6, "tau": 1.0}, {"alpha": 0.0}],
     "disk": [
@@ -193,7 +194,7 @@ def test_the_problems_are_well_conditioned(local: Local) -> None:
 def test_the_oracles_are_not_all_the_same() -> None:
     """Two methods that the conditions above could not tell apart would prove nothing."""
     ends = {name: oracle(world(LOCALS["epochs"])) for name, oracle in ORACLES.items()}
-    names = sorted(ends)
+    names = sorted(ends.keys() - {"knn_per"})  # which is FedAvg until a client deploys
     for number, a in enumerate(names):
         for b in names[number + 1 :]:
             apart = len(ends[a].theta) != len(ends[b].theta)
