@@ -295,6 +295,11 @@ preset(
     {"personal.head_fraction": ""},
 )
 preset(
+    Method("fedproto", (*CE, objectives.PrototypeAlignment()), personal=personal.LocalOnly()),
+    "Clients keep their models and share class means C_y of features: cross entropy + (λ/d)‖r(x) - C_y‖².",
+    "Tan et al., AAAI 2022. With λ = 0 it is local training.",
+)
+preset(
     Method("apfl", CE, personal=personal.APFL()),
     "w as in FedAvg, and v ← v - ηα∇F_i(αv + (1 - α)w); the mixture is deployed. Deng, Kamani & Mahdavi 2020.",
 )

@@ -39,7 +39,7 @@ LOCALS = {
     "clipped": Local(epochs=1, batch_size=4, lr=0.2, clip=0.5, weight_decay=0.05),
 }
 LIVE = {  # they have no form for a cohort
-    "per_fedavg", "p_avg_proto", "pfldyn", "pflscaf", "fedevg", "fedevg_kept", "fedcgan", "fedcvae",
+    "per_fedavg", "p_avg_proto", "pfldyn", "pflscaf", "fedevg", "fedevg_kept", "fedproto", "fedcgan", "fedcvae",
 }  # fmt: skip
 
 

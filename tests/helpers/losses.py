@@ -117,6 +117,32 @@ def fedrod(world: World, gamma: float = 1.0, lr: float = 0.1, steps: int = 50) -
     return shifted(world, lambda n: gamma * np.log(n))
 
 
+def fedproto(world: World, lam: float = 1.0) -> Found:
+    """Every client keeps a net of its own; the server knows means of features, class by class."""
+    own, centres = dict.fromkeys(range(world.clients), world.start), {}
+    for t, rate, cohort in world.schedule():
+        seen: dict[int, list[Vector]] = {}
+        for i in cohort:
+            batches = iter(world.local.batches(world.federation.train.index[i], world.seed, t, i))
+
+            def correct(g: Vector, w: Vector, batches=batches, centres=centres) -> Vector:
+                rows = next(batches)
+                z = forward(w, world.x[rows], world.width)[0]
+                pull = np.zeros_like(z)
+                for number, label in enumerate(world.y[rows]):
+                    if label in centres:
+                        pull[number] = 2 * lam / len(rows) / world.width * (z[number] - centres[label])
+                return g + backward(w, world.x[rows], world.width, 0.0, pull)
+
+            own[i], _ = world.train(own[i], i, t, rate, correct)
+            rows = world.federation.train.index[i]
+            for label, z in zip(world.y[rows], forward(own[i], world.x[rows], world.width)[0], strict=True):
+                seen.setdefault(label, []).append(z)
+        centres = centres | {label: np.mean(z, axis=0) for label, z in seen.items()}
+    known = np.array([centres[label] for label in sorted(centres)])
+    return Found(world.start, own, {"server/objective.1/prototypes": known})
+
+
 def labels(world: World, rows: Vector, o: Vector) -> Vector:
     """The gradient of the mean cross entropy at the logits."""
     return (softmax(o) - np.eye(o.shape[1])[world.y[rows]]) / len(rows)
@@ -230,5 +256,5 @@ def disk(
 
 
 ORACLES: dict[str, Callable[..., Found]] = {
-    f.__name__: f for f in (moon, fedntd, fedlc, fedrod, distill, disk, robust, distill_robust)
+    f.__name__: f for f in (moon, fedntd, fedlc, fedrod, fedproto, distill, disk, robust, distill_robust)
 }

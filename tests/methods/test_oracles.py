@@ -48,6 +48,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "moon": [{"mu": 5.0}, {"mu": 1.0, "tau": 0.1}],
     "fedntd": [{"beta": 3.0}, {"beta": 2.0, "tau": 2.5}],
     "fedrod": [{"gamma": 0.5}],
+    "fedproto": [{"lam": 5.0}],
     "fedlc": [{"tau": 3.0}, {"tau": 0.1}],
     "distill": [{"alpha": 0.6, "tau": 1.0}, {"alpha": 0.0}],
     "disk": [
@@ -158,7 +159,7 @@ def test_method_follows_its_equations(name: str, settings: dict[str, Any], local
         "local": slice(0, 0),
         "fedevg": slice(0, 0),
     }
-    order["fedevg_kept"] = order["local"]
+    order["fedevg_kept"] = order["fedproto"] = order["local"]
     part = order.get(name, slice(None))
     assert shared == len(found.theta[part])
     np.testing.assert_allclose(final(result), found.theta[part], rtol=0, atol=TOLERANCE)

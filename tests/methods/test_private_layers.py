@@ -1,4 +1,4 @@
-"""FedBN and FedBABU: which layers stay, what is never trained, and what is deployed."""
+"""FedBN, FedBABU and FedProto: which layers stay, what is never trained, and what is deployed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedloom.methods import make
 from fedloom.models import models
 from fedloom.parts.drift import FedDynDrift
 from fedloom.parts.mixing import Uniform
-from fedloom.parts.objectives import CrossEntropy
+from fedloom.parts.objectives import CrossEntropy, PrototypeAlignment
 from fedloom.parts.personal import PrivateNorm
 
 LOCAL = Local(epochs=2, batch_size=3, lr=0.2, lr_decay=0.8, weight_decay=0.01, clip=0.9)
@@ -118,6 +118,32 @@ def test_fedbabu_deploys_the_whole_model_after_its_steps() -> None:
     assert none["clients/loss/mean"] != tuned["clients/loss/mean"]
 
 
+def test_fedproto_without_lambda_is_local_training() -> None:
+    same: dict[str, Any] = {"local": LOCAL, "cohort": 4, "rounds": 4}
+    alone, none, drawn = (go(method, **same) for method in ("local", make("fedproto", lam=0.0), "fedproto"))
+    for (client, state), (_, without), (_, pulled) in zip(
+        *(r.snapshot.store for r in (alone, none, drawn)), strict=True
+    ):
+        np.testing.assert_array_equal(state["personal"]["private"], without["personal"]["private"], err_msg=str(client))
+        assert not torch.equal(state["personal"]["private"], pulled["personal"]["private"])
+
+
+def test_fedproto_sends_a_mean_of_features_for_each_class_and_no_model() -> None:
+    result = go("fedproto", cohort=4, rounds=2)
+    classes, width = 3, 3
+    up = 4 * classes * (width + 1)
+    assert [record["comm/up_params"] for record in result.history] == [up, up]
+    assert [record["comm/down_params"] for record in result.history] == [0, up]
+
+
+def test_a_class_that_nobody_in_the_cohort_has_keeps_its_prototype() -> None:
+    part, kept = PrototypeAlignment(), {"prototypes": torch.full((3, 2), 9.0), "known": torch.tensor([1.0, 0.0, 0.0])}
+    uploads = {"sums": torch.tensor([[0.0, 0.0], [4.0, 6.0], [0.0, 0.0]]), "counts": torch.tensor([0.0, 2.0, 0.0])}
+    state, _ = part.correct(kept, torch.zeros(0), uploads, None)  # type: ignore[arg-type]
+    assert state["prototypes"][:2].tolist() == [[9.0, 9.0], [2.0, 3.0]]
+    assert state["known"].tolist() == [1.0, 1.0, 0.0]
+
+
 def on_digits(method: Method, federation: Federation, **model: str) -> dict[str, float]:
     made = Experiment(
         method, federation, lambda: models.make("mlp", classes=10, inputs=(1, 8, 8), **model), rounds=15,
@@ -144,3 +170,12 @@ def test_fedbabu_learns_a_body_that_clients_make_their_own() -> None:
     found = on_digits(make("fedbabu", steps=20), federation)
     assert found["global/accuracy"] > 0.5, found
     assert found["clients/accuracy/mean"] > 0.9, found
+
+
+@pytest.mark.slow
+def test_fedproto_learns_and_clients_come_to_mean_the_same_by_a_class() -> None:
+    """Their models start apart and stay apart; features of a class draw together."""
+    federation = federate("digits", partitions.make("dirichlet", alpha=0.5), clients=8, seed=0)
+    found = {name: on_digits(make(name), federation) for name in ("local", "fedproto")}
+    assert found["fedproto"]["clients/accuracy/mean"] > 0.85, found
+    assert found["fedproto"]["clients/accuracy/mean"] > found["local"]["clients/accuracy/mean"] - 0.02, found

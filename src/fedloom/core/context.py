@@ -100,6 +100,7 @@ class Context(NamedTuple):
         round: t.
         facts: public facts of the experiment.
         label_counts: n_ic, the client's training samples of each class c, [C], if a part needs them.
+        samples: those samples themselves, if a part needs them.
     """
 
     received: Tensor
@@ -112,6 +113,7 @@ class Context(NamedTuple):
     round: int
     facts: Facts
     label_counts: Tensor | None = None
+    samples: Batch | None = None
 
 
 NO_ROUND = Context(  # for losses evaluated outside a federated round

@@ -1,6 +1,7 @@
 """Terms of a client's objective, one per file."""
 
 from fedloom.parts.objectives.adversarial import Adversarial
+from fedloom.parts.objectives.alignment import PrototypeAlignment
 from fedloom.parts.objectives.calibrated import BalancedSoftmax, CalibratedLogits
 from fedloom.parts.objectives.contrastive import Contrastive
 from fedloom.parts.objectives.cross_entropy import CrossEntropy
@@ -28,6 +29,7 @@ __all__ = [
     "Energy",
     "NotTrueDistillation",
     "PropFair",
+    "PrototypeAlignment",
     "Proximal",
     "Robustness",
     "Selective",
