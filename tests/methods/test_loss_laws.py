@@ -25,6 +25,7 @@ from fedloom.core.plan import ClientPlan
 from fedloom.core.round import Server
 from fedloom.engines.serial import Serial
 from fedloom.experiment.federated import run
+from fedloom.parts.adaptation import Prototypes
 from fedloom.parts.drift import FedDynDrift, Scaffold
 from fedloom.parts.mixing import QFFL, Uniform
 from fedloom.parts.objectives import (
@@ -35,7 +36,7 @@ from fedloom.parts.objectives import (
     Robustness,
     divergence,
 )
-from fedloom.parts.personal import PrivateHead
+from fedloom.parts.personal import Ditto, PrivateHead
 
 HARD = Local(epochs=2, batch_size=4, lr=0.3, lr_decay=0.9, weight_decay=0.02, clip=0.9)
 CONDITIONS: dict[str, Any] = {"cohort": 4, "rounds": 4, "drop_rate": 0.1, "local": HARD, "seed": 3}
@@ -256,6 +257,13 @@ def test_compositions_agree_on_every_engine(name: str) -> None:
     settings = CONDITIONS | {"cohort": 5}
     serial = go(COMPOSED[name], **settings)
     assert_same_run(serial, go(COMPOSED[name], engine="processes", engine_settings={"workers": 2}, **settings))
+
+
+def test_what_cannot_go_together_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'not_true' compares with the received model.*adaptation 'proto'"):
+        replace(methods.fedntd(), adaptation=Prototypes())
+    with pytest.raises(ConfigError, match=r"'alignment' asks the model about other inputs.*personal 'ditto' .* two"):
+        replace(methods.fedproto(), personal=Ditto())
 
 
 def test_bad_settings() -> None:

@@ -53,6 +53,7 @@ class Needs:
         model: the model itself, to evaluate it on inputs other than the mini-batch.
         features: the model's features, besides its logits.
         label_counts: how many samples of each class a client has.
+        received: for a term, the received model's logits on the mini-batch, beside those of the model that is trained.
         samples: all of a client's training samples at once.
         twin: a second augmented view of every mini-batch, and the model's logits on it.
         teacher: a second, trained model, evaluated on every mini-batch.
@@ -69,6 +70,7 @@ class Needs:
     model: bool = False
     features: bool = False
     label_counts: bool = False
+    received: bool = False
     samples: bool = False
     twin: bool = False
     teacher: bool = False

@@ -40,7 +40,7 @@ class NotTrueDistillation(Term):
     beta: float = 1.0
     tau: float = 1.0
 
-    needs = Needs(shared=True)
+    needs = Needs(received=True, shared=True)
     citation = """@inproceedings{lee2022fedntd,
   title={Preservation of the Global Knowledge by Not-True Distillation in Federated Learning},
   author={Lee, Gihun and Jeong, Minchan and Shin, Yongjin and Bae, Sangmin and Yun, Se-Young},
