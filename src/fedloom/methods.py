@@ -211,7 +211,7 @@ preset(
 )
 preset(
     Method("fedlc", (objectives.CalibratedLogits(),)),
-    "Logit calibration: cross entropy of z_c - τ n_c^{-1/4}, n_c the client's samples of class c.",
+    "Logit calibration: cross entropy of z_c - τ n_c^{-1/4}, with n_c the client's samples of class c.",
     "Zhang et al., ICML 2022. With τ = 0 it is FedAvg.",
 )
 preset(
@@ -259,15 +259,15 @@ preset(
     "PFLScaf (Proto): SCAFFOLD on F_i∘T_i; PFLScaf (MAML) is the same with ``method.adaptation=maml``.",
     "Acar, thesis 2023, §3.3, algorithms 2 and 3.",
 )
-# one model for everybody, and what a client makes of it
+# a global model that clients complete when they deploy it
 preset(
     Method("fedrod", (objectives.BalancedSoftmax(),), adaptation=adaptation.PersonalHead()),
-    "A generic model by cross entropy of z + γ log n, and a linear head of its own at each client. Chen & Chao, 2022.",
-    "The personal head is fitted where a client's model is used, as it changes nothing shared. See ``PersonalHead``.",
+    "A global model trained by the balanced softmax, and a personal linear head at each client. Chen & Chao, 2022.",
+    "The personal head is fitted at deployment, since it does not influence the shared model. See ``PersonalHead``.",
 )
 preset(
     Method("knn_per", CE, adaptation=adaptation.Neighbours()),
-    "FedAvg; a client mixes the votes of its k nearest samples (λ) with the model (1 - λ). Marfoq et al., 2022.",
+    "FedAvg; a client mixes the model with the votes of its k nearest training samples. Marfoq et al., ICML 2022.",
 )
 # private parameters
 preset(
@@ -285,18 +285,18 @@ preset(
 )
 preset(
     Method("fedbn", CE, personal=personal.PrivateNorm()),
-    "Every client keeps its own normalisation layers, statistics included; all other parameters are averaged.",
+    "Normalisation layers, statistics included, stay at the client; all other parameters are averaged.",
     "Li et al., ICLR 2021.",
 )
 preset(
     Method("fedbabu", CE, personal=personal.Alternating(head_fraction=0.0), adaptation=adaptation.FineTune()),
-    "The body alone is trained and averaged; the head stays as it was initialised until clients fine-tune the model.",
-    "Oh, Kim & Yun, ICLR 2022: FedRep whose head takes no steps. A client fine-tunes by full gradients, not by epochs.",
+    "Only the body is trained and averaged, with the head frozen at its start; clients then fine-tune the model.",
+    "Oh, Kim & Yun, ICLR 2022. Fine-tuning takes gradient steps on all of a client's samples instead of epochs.",
     {"personal.head_fraction": ""},
 )
 preset(
     Method("fedproto", (*CE, objectives.PrototypeAlignment()), personal=personal.LocalOnly()),
-    "Clients keep their models and share class means C_y of features: cross entropy + (λ/d)‖r(x) - C_y‖².",
+    "Clients keep their models and exchange class means C_y of features: cross entropy + (λ/d)‖r(x) - C_y‖².",
     "Tan et al., AAAI 2022. With λ = 0 it is local training.",
 )
 preset(

@@ -47,7 +47,7 @@ def outputs_of(plan: ClientPlan) -> str:
     """The outputs of the network that the objective needs."""
     if plan.exit_weights:
         return "ends"
-    trains = (part for place, part in plan.method.parts.items() if place != "adaptation")  # that is of what is deployed
+    trains = (part for place, part in plan.method.parts.items() if place != "adaptation")
     return "features" if any(part.needs.features for part in trains) else "logits"
 
 

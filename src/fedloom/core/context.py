@@ -99,8 +99,8 @@ class Context(NamedTuple):
         lr: η_t, this round's learning rate.
         round: t.
         facts: public facts of the experiment.
-        label_counts: n_ic, the client's training samples of each class c, [C], if a part needs them.
-        samples: those samples themselves, if a part needs them.
+        label_counts: number of the client's training samples of each class [C], if a part needs it.
+        samples: all of the client's training samples, if a part needs them.
     """
 
     received: Tensor

@@ -67,13 +67,13 @@ class Method:
             )
         if self.needs("received") and self.adaptation.trains:
             raise ConfigError(
-                f"{self.who_needs('received')} compares with the received model as it is, but with adaptation "
-                f"{label(self.adaptation)!r} the logits are those of a model that was adapted first."
+                f"{self.who_needs('received')} compares with the received model's logits, but adaptation "
+                f"{label(self.adaptation)!r} trains on the logits of an adapted model."
             )
         if self.needs("model") and isinstance(self.personal, Paired):
             raise ConfigError(
-                f"{self.who_needs('model')} asks the model about other inputs, but with personal "
-                f"{label(self.personal)!r} a client has two."
+                f"{self.who_needs('model')} evaluates the model on other inputs, but with personal "
+                f"{label(self.personal)!r} a client has two models."
             )
         if self.personal.private("body.weight") and self.personal.private("head.weight"):
             for slot, part in self.parts.items():

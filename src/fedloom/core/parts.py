@@ -52,9 +52,9 @@ class Needs:
         output: (terms) the model's output on the mini-batch; False for a term that only uses ``out.model``.
         model: the model itself, to evaluate it on inputs other than the mini-batch.
         features: the model's features, besides its logits.
-        label_counts: how many samples of each class a client has.
-        received: for a term, the received model's logits on the mini-batch, beside those of the model that is trained.
-        samples: all of a client's training samples at once.
+        label_counts: the number of samples of each class at the client.
+        received: for a term, the logits of the received model on the mini-batch.
+        samples: all of the client's training samples at once.
         twin: a second augmented view of every mini-batch, and the model's logits on it.
         teacher: a second, trained model, evaluated on every mini-batch.
         target: unlabelled inputs of the target distribution, at the server.
@@ -201,7 +201,7 @@ class Personal(Part):
         return False
 
     def private_in(self, model: nn.Module) -> Callable[[str], bool]:
-        """Return ``private`` for this model's names; a part that goes by the kind of layer overrides it instead."""
+        """Return ``private`` for this model; overridden by parts that go by the type of layer instead of its name."""
         return self.private
 
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:

@@ -226,11 +226,11 @@ class ClientPlan:
 
     @cached_property
     def counts_labels(self) -> bool:
-        """Whether a part needs to know how many samples of each class a client has."""
+        """Whether a part needs the clients' label counts."""
         return self.method.needs("label_counts")
 
     def label_counts(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Samples of each class [C] among labels [n, ...]; rows that a mask [n] leaves out do not count.
+        """Number of samples of each class [C] among labels [n, ...]; rows with mask [n] zero do not count.
 
         Raises:
             ConfigError: if the targets are numbers instead of classes.

@@ -1,4 +1,4 @@
-"""kNN-Per: a client's own samples have a say in its predictions."""
+"""kNN-Per: the global model mixed with the client's nearest training samples."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from fedloom.core.slots import adaptations
 @adaptations.register(name="neighbours")
 @dataclass(frozen=True)
 class Neighbours(Adaptation):
-    """A client predicts with λ p_knn(x) + (1 - λ) softmax(z(x)), of its k training samples next to x by features.
+    """A client predicts λ p_knn(x) + (1 - λ) softmax(z(x)), with logits z [B, C] and features r [B, d] of the model.
 
     ::
 
         p_knn(c | x) ∝ Σ_{i among the k nearest} [y_i = c] e^{-‖r(x) - r(x_i)‖/σ}
 
-    r(x) are the features and z(x) the logits of the model, which stays as it is; the logits returned are the logarithm
-    of the mixture. Marfoq, Neglia, Vidal & Kameni, ICML 2022, who choose λ at each client on validation samples; here
-    it is one setting for all.
+    The neighbours are the client's training samples nearest to x in feature space. The model is not changed; the
+    returned logits are the logarithm of the mixture. Marfoq, Neglia, Vidal & Kameni, ICML 2022. Deviation: there each
+    client chooses λ on validation samples, here one setting serves all.
 
     Args:
-        k: how many neighbours, at least 1; a client with fewer samples asks all of them.
-        lam: λ in [0, 1], the weight of the neighbours; with 0 the model is deployed as it is.
-        scale: σ > 0, the distance over which a neighbour's weight falls to 1/e.
+        k: number of neighbours, at least 1; a client with fewer samples uses all of them.
+        lam: λ in [0, 1], weight of the neighbours; with 0 the model is deployed unchanged.
+        scale: σ > 0, length scale of the neighbours' weights.
 
     Raises:
-        ConfigError: for settings outside their range, or targets that are numbers or sequences.
+        ConfigError: if a setting is out of range.
     """
 
     k: int = 10
@@ -56,7 +56,6 @@ class Neighbours(Adaptation):
     def adapt(
         self, forward: Forward, theta: Tensor, support: Batch, loss: Callable[[Output, Batch], Tensor]
     ) -> tuple[Callable[[Tensor], Output], Tensor | None]:
-        """The mixture of the model and the support's vote."""
         if support.y.ndim != 1 or support.y.is_floating_point():
             raise ConfigError("adaptation 'neighbours' needs one class a sample, which these data do not have.")
         memory = _features(forward(theta, support.x))

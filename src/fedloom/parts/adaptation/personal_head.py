@@ -1,4 +1,4 @@
-"""FedRoD's personal head: what a client adds to the logits of a model that is trained for everybody."""
+"""FedRoD: a personal head beside the head of the global model."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from fedloom.core.slots import adaptations
 @adaptations.register(name="personal_head")
 @dataclass(frozen=True)
 class PersonalHead(Adaptation):
-    """A client deploys z(x) + φ(r(x), 1), the model's logits plus a linear head φ [C, d + 1] on its features r [B, d].
+    """A client deploys z(x) + φ(r(x), 1): the model's logits plus a linear head φ [C, d + 1] on its features r [B, d].
 
-    φ starts at zero and takes gradient steps on the client's cross entropy, over all of its training samples; the model
-    stays as it is. Chen & Chao, ICLR 2022 (FedRoD), with the linear head, not the hypernetwork. There φ is trained
-    along with the rounds, behind a stopped gradient: it never acts on what is shared, so that here it is fitted where
-    it is used, to the features that are deployed. Newcomers are served like members.
+    φ starts at zero and is fitted by gradient steps on the cross entropy over all of the client's training samples; the
+    model is not changed. Chen & Chao, ICLR 2022 (FedRoD), with the linear head, not the hypernetwork. Deviation: in the
+    paper φ is trained along with the rounds. Since its gradient is stopped before the features, it never influences the
+    shared parameters, and here it is fitted to the deployed features instead, also for clients that never participated.
 
     Args:
-        lr: the steps' learning rate.
-        steps: how many; with 0 the model is deployed as it is.
+        lr: learning rate of the steps.
+        steps: number of steps; with 0 the model is deployed unchanged.
 
     Raises:
-        ConfigError: for settings outside their range, or targets that are numbers or sequences.
+        ConfigError: if a setting is out of range.
     """
 
     lr: float = 0.1
@@ -48,7 +48,6 @@ class PersonalHead(Adaptation):
     def adapt(
         self, forward: Forward, theta: Tensor, support: Batch, loss: Callable[[Output, Batch], Tensor]
     ) -> tuple[Callable[[Tensor], Output], Tensor | None]:
-        """The model with the client's own head beside its head."""
         if support.y.ndim != 1 or support.y.is_floating_point():
             raise ConfigError("adaptation 'personal_head' needs one class a sample, which these data do not have.")
         out = forward(theta, support.x)

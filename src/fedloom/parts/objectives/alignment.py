@@ -1,4 +1,4 @@
-"""FedProto: clients share what their models make of a class, and no model."""
+"""FedProto: clients exchange class prototypes instead of models."""
 
 from __future__ import annotations
 
@@ -13,28 +13,32 @@ from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
 from fedloom.core.slots import objectives
 from fedloom.core.tree import Tree
 
-AT_ONCE = 1000  # samples of a forward pass
+PIECE = 1000  # samples of a forward pass
 
 
 @objectives.register(name="alignment")
 @dataclass(frozen=True)
 class PrototypeAlignment(Term):
-    """(λ/d) ‖r(x) - C_y‖²: features r(x) [B, d] are drawn to the prototype of their class over all clients.
+    """(λ/d) ‖r(x) - C_y‖²: pulls features r(x) [B, d] towards the global prototype C_y of their class.
 
     ::
 
         C_j ← Σ_{i∈S} Σ_{x: y=j} r_i(x) / Σ_{i∈S} n_ij
 
-    A client sends the sum of its features and its number of samples for each class j, after local work. The server
-    keeps the prototype of a class that nobody in the cohort has; one that nobody ever had draws nothing. A term beside
-    cross entropy, for clients that keep their models (``personal=local_only``), which then need only agree in d.
+    After local training a client uploads the sum of its features [C, d] and its label counts n_i [C], computed in
+    evaluation mode over all its training samples. The server keeps the previous prototype of a class that does not
+    occur in the cohort; classes without a prototype contribute nothing. The term is used beside cross entropy with
+    ``personal=local_only``: no parameters are communicated.
 
-    Tan, Long, Liu, Zhou, Lu, Jiang & Zhang, AAAI 2022, algorithm 1. The square over d is the mean that their code
-    takes, the mean over clients is weighted by samples, and a client deploys its own model, head included; nearest
-    class means are ``adaptation=proto adaptation.training=false``.
+    Tan, Long, Liu, Zhou, Lu, Jiang & Zhang, AAAI 2022, algorithm 1. Deviations: the squared distance is averaged over
+    the d features, the prototypes over samples, and a client deploys its own model with its head; for the nearest class
+    mean choose ``adaptation=proto`` with ``adaptation.training=false``.
 
     Args:
-        lam: λ ≥ 0; with 0 nothing that is shared has an effect.
+        lam: λ ≥ 0, weight of the term; with 0 clients train alone.
+
+    Raises:
+        ConfigError: if a setting is out of range.
     """
 
     lam: float = 1.0
@@ -52,11 +56,9 @@ class PrototypeAlignment(Term):
             raise ConfigError(f"objective 'alignment' needs a finite lam of at least 0, not {self.lam:g}.")
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
-        """No prototypes: how long they are shows when the first arrive."""
-        return {}
+        return {}  # the number of features is known when the first prototypes arrive
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        """Per-sample losses [B]."""
         assert out.features is not None
         r = out.features.flatten(1)
         if "known" not in ctx.down:
@@ -65,16 +67,14 @@ class PrototypeAlignment(Term):
         return self.lam * ctx.down["known"][batch.y] * apart
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
-        """Σ r(x) [C, d] and n_i [C] over all training samples of the client, in evaluation mode."""
         assert ctx.samples is not None
         model.eval()  # pyright: ignore[reportFunctionMemberAccess]
-        pieces = [model.features(x).flatten(1) for x in ctx.samples.x.split(AT_ONCE)]  # pyright: ignore
+        pieces = [model.features(x).flatten(1) for x in ctx.samples.x.split(PIECE)]  # pyright: ignore
         model.train()  # pyright: ignore[reportFunctionMemberAccess]
         owner = torch.nn.functional.one_hot(ctx.samples.y, ctx.facts.classes).to(pieces[0].dtype)
         return ClientEnd(ctx.state, {"sums": owner.T @ torch.cat(pieces), "counts": owner.sum(0)}, update)
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        """The prototypes of the classes that the cohort has."""
         sums, counts = uploads["sums"], uploads["counts"]
         old = state or {"prototypes": torch.zeros_like(sums), "known": torch.zeros_like(counts)}
         here = (counts > 0)[:, None]

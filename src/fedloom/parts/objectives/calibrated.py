@@ -1,4 +1,4 @@
-"""Cross entropy of logits shifted by how many samples of each class the client has: FedLC, the balanced softmax."""
+"""Cross entropy with logits shifted by the client's label counts: FedLC and the balanced softmax."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from fedloom.core.parts import Needs, Term
 from fedloom.core.slots import objectives
 from fedloom.parts.objectives import divergence
 
-ABSENT = 1e-8  # samples that a client is said to have of a class that it has none of
+ABSENT = 1e-8  # count of a class without samples
 
 
 @objectives.register(name="calibrated")
 @dataclass(frozen=True)
 class CalibratedLogits(Term):
-    """-log softmax(z - τ n^{-1/4})_y, with n_c the client's samples of class c; it takes the place of cross entropy.
+    """-log softmax(z - τ n^{-1/4})_y with logits z [B, C], n_c the client's training samples of class c.
 
-    The rarer a class is at the client, the larger the margin by which its logit must win, so that local work does not
-    push rare classes down. A class that the client has none of counts 1e-8 samples: its logit falls by 100τ, which
-    takes it out of the softmax. Logits z are [B, C]; what is deployed is z itself. Zhang, Li, Li, Xu, Wu, Ding & Wu,
-    ICML 2022.
+    The term replaces cross entropy. The rarer a class is at the client, the larger the margin that its samples must
+    keep, so that local training does not suppress rare classes. A class without samples counts as 1e-8 samples: its
+    logit is lowered by 100τ, which removes it from the softmax. The deployed model uses z itself. Zhang, Li, Li, Xu,
+    Wu, Ding & Wu, ICML 2022 (FedLC).
 
     Args:
-        tau: τ ≥ 0; with 0 it is cross entropy.
+        tau: τ ≥ 0, scale of the margins; with 0 it is cross entropy.
+
+    Raises:
+        ConfigError: if a setting is out of range.
 
     >>> import torch
     >>> ctx = Context(torch.zeros(1), {}, {}, {}, 1.0, 1, 0.1, 0, None, torch.tensor([16.0, 1.0]))
@@ -48,22 +51,24 @@ class CalibratedLogits(Term):
             raise ConfigError(f"objective 'calibrated' needs a finite tau of at least 0, not {self.tau:g}.")
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        """Per-sample losses [B]."""
         return divergence.cross_entropy(out.logits - self.tau * _counts(ctx) ** -0.25, batch.y)
 
 
 @objectives.register(name="balanced")
 @dataclass(frozen=True)
 class BalancedSoftmax(Term):
-    """-log softmax(z + γ log n)_y, with n_c the client's samples of class c; it takes the place of cross entropy.
+    """-log softmax(z + γ log n)_y with logits z [B, C], n_c the client's training samples of class c.
 
-    With γ = 1 softmax(z) estimates what the classes' probabilities would be if the client had equally many samples of
-    each, so that clients of different label distributions agree on one z. A class that the client has none of counts
-    1e-8 samples. Logits z are [B, C]; what is deployed is z itself. Ren et al., NeurIPS 2020; in federations Chen &
-    Chao, ICLR 2022 (FedRoD).
+    The term replaces cross entropy. With γ = 1 softmax(z) estimates the class probabilities under a uniform label
+    distribution, which clients with different label distributions have in common. A class without samples counts as
+    1e-8 samples. The deployed model uses z itself. Ren et al., NeurIPS 2020; in federated learning Chen & Chao, ICLR
+    2022 (FedRoD).
 
     Args:
-        gamma: γ ≥ 0; with 0 it is cross entropy.
+        gamma: γ ≥ 0, exponent of the counts; with 0 it is cross entropy.
+
+    Raises:
+        ConfigError: if a setting is out of range.
 
     >>> import torch
     >>> ctx = Context(torch.zeros(1), {}, {}, {}, 1.0, 1, 0.1, 0, None, torch.tensor([3.0, 1.0]))
@@ -83,7 +88,6 @@ class BalancedSoftmax(Term):
             raise ConfigError(f"objective 'balanced' needs a finite gamma of at least 0, not {self.gamma:g}.")
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        """Per-sample losses [B]."""
         return divergence.cross_entropy(out.logits + self.gamma * _counts(ctx).log(), batch.y)
 
 

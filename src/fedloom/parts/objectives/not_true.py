@@ -1,4 +1,4 @@
-"""FedNTD's term: the received model is not forgotten on the classes that a sample does not have."""
+"""FedNTD: distillation from the received model over the classes other than the true one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedloom.core.parts import Needs, Term
 from fedloom.core.slots import objectives
 from fedloom.parts.objectives import divergence
 
-LEFT_OUT = -1e9  # the logit of the true class
+LEFT_OUT = -1e9  # logit of the true class
 
 
 @objectives.register(name="not_true")
@@ -20,14 +20,18 @@ LEFT_OUT = -1e9  # the logit of the true class
 class NotTrueDistillation(Term):
     """β τ² KL(q̃_glob‖q̃), where q̃_c = e^{z_c/τ} / Σ_{c'≠y} e^{z_c'/τ} leaves the true class y out.
 
-    z are the logits [B, C] of the model that is trained, and q̃_glob is made of those of the received model θ^t, on the
-    same mini-batch. A term beside cross entropy: that learns the true class, this keeps what the received model says
-    of the others, which a client may have no samples of. In a round's first step it has no gradient; with two classes
-    it is zero. Lee, Jeong, Shin, Bae & Yun, NeurIPS 2022; the factor τ² is that of their code, whose τ is 1.
+    z are the logits [B, C] of the model being trained; q̃_glob is computed in the same way from those of the received
+    model θ^t on the same mini-batch. The term is used beside cross entropy: that fits the true class, this preserves
+    what the received model predicts for the other classes, of which the client may have no samples. Its gradient is
+    zero in the first local step of a round, and with two classes. The factor τ² keeps the scale of gradients
+    independent of τ; it is 1 at the default. Lee, Jeong, Shin, Bae & Yun, NeurIPS 2022.
 
     Args:
-        beta: β ≥ 0; with 0 it is FedAvg.
-        tau: τ > 0, the temperature.
+        beta: β ≥ 0, weight of the term; with 0 it is FedAvg.
+        tau: τ > 0, temperature of both models.
+
+    Raises:
+        ConfigError: if a setting is out of range.
 
     >>> import torch
     >>> z, received = torch.tensor([[9.0, 4.0, 0.0]]), torch.tensor([[-9.0, 0.0, 4.0]])
@@ -52,7 +56,6 @@ class NotTrueDistillation(Term):
         divergence.check("not_true", 0.0, self.tau)
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        """Per-sample losses [B]."""
         assert out.at is not None
         there, here = (z.scatter(-1, batch.y[..., None], LEFT_OUT) for z in (out.at(ctx.received).logits, out.logits))
         return self.beta * divergence.kl(there, here, self.tau)

@@ -1,4 +1,4 @@
-"""FedBN: normalisation stays at the client."""
+"""FedBN: private normalisation layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from fedloom.core.parts import Personal
 from fedloom.core.slots import personals
 
-KINDS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)  # the first are batch and instance normalisation
+KINDS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)  # _NormBase: batch and instance normalisation
 
 
 @personals.register(name="private_norm")
@@ -19,10 +19,10 @@ KINDS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)  # the first are bat
 class PrivateNorm(Personal):
     """The parameters and running statistics of normalisation layers are private; everything else is shared.
 
-    All are trained together. Clients whose inputs differ (another camera, another scanner) then each bring them to a
-    common scale, which an average of their statistics would not. The paper has batch normalisation; group, layer and
-    instance normalisation are treated alike. A client that never took part deploys the shared layers between untrained
-    normalisation, so the method is read by what clients deploy. Li, Jiang, Zhang, Kamp & Dou, ICLR 2021, algorithm 1.
+    All parameters are trained together. Private normalisation serves clients whose inputs differ in distribution
+    (another camera, another scanner), which averaged statistics fit badly. The paper treats batch normalisation; group,
+    layer and instance normalisation are handled alike. A client that has never participated deploys the shared layers
+    with the initial normalisation. Li, Jiang, Zhang, Kamp & Dou, ICLR 2021, algorithm 1.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
@@ -36,5 +36,4 @@ class PrivateNorm(Personal):
   booktitle={International Conference on Learning Representations}, year={2021}}"""
 
     def private_in(self, model: nn.Module) -> Callable[[str], bool]:
-        """Whether the name belongs to a normalisation layer."""
         return lambda name: isinstance(model.get_submodule(name.rpartition(".")[0]), KINDS)
