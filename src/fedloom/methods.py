@@ -205,6 +205,16 @@ preset(
     "Li, He & Song, CVPR 2021. Keeps every client's last model.",
 )
 preset(
+    Method("fedntd", (*CE, objectives.NotTrueDistillation())),
+    "Not-true distillation: cross entropy + β τ² KL(q̃_glob‖q̃), with softmax q̃ over all classes but the true one.",
+    "Lee et al., NeurIPS 2022. With β = 0 it is FedAvg.",
+)
+preset(
+    Method("fedlc", (objectives.CalibratedLogits(),)),
+    "Logit calibration: cross entropy of z_c - τ n_c^{-1/4}, with n_c the client's samples of class c.",
+    "Zhang et al., ICML 2022. With τ = 0 it is FedAvg.",
+)
+preset(
     Method("distill", (objectives.Distillation(),), citation=ACAR),
     "Clients minimise α·cross entropy + (1 - α)·τ² KL(teacher‖model) at temperature τ.",
     "Acar, thesis 2023, §7.2, eq. (7.3). Needs ``teacher=``, the run of a trained model; with α = 1 it is FedAvg.",
@@ -249,6 +259,16 @@ preset(
     "PFLScaf (Proto): SCAFFOLD on F_i∘T_i; PFLScaf (MAML) is the same with ``method.adaptation=maml``.",
     "Acar, thesis 2023, §3.3, algorithms 2 and 3.",
 )
+# a global model that clients complete when they deploy it
+preset(
+    Method("fedrod", (objectives.BalancedSoftmax(),), adaptation=adaptation.PersonalHead()),
+    "A global model trained by the balanced softmax, and a personal linear head at each client. Chen & Chao, 2022.",
+    "The personal head is fitted at deployment, since it does not influence the shared model. See ``PersonalHead``.",
+)
+preset(
+    Method("knn_per", CE, adaptation=adaptation.Neighbours()),
+    "FedAvg; a client mixes the model with the votes of its k nearest training samples. Marfoq et al., ICML 2022.",
+)
 # private parameters
 preset(
     Method("fedper", CE, personal=personal.PrivateHead()),
@@ -262,6 +282,22 @@ preset(
 preset(
     Method("fedrep", CE, personal=personal.Alternating()),
     "Private head and shared body, trained one after the other: first the head, then the body. Collins et al., 2021.",
+)
+preset(
+    Method("fedbn", CE, personal=personal.PrivateNorm()),
+    "Normalisation layers, statistics included, stay at the client; all other parameters are averaged.",
+    "Li et al., ICLR 2021.",
+)
+preset(
+    Method("fedbabu", CE, personal=personal.Alternating(head_fraction=0.0), adaptation=adaptation.FineTune()),
+    "Only the body is trained and averaged, with the head frozen at its start; clients then fine-tune the model.",
+    "Oh, Kim & Yun, ICLR 2022. Fine-tuning takes gradient steps on all of a client's samples instead of epochs.",
+    {"personal.head_fraction": ""},
+)
+preset(
+    Method("fedproto", (*CE, objectives.PrototypeAlignment()), personal=personal.LocalOnly()),
+    "Clients keep their models and exchange class means C_y of features: cross entropy + (λ/d)‖r(x) - C_y‖².",
+    "Tan et al., AAAI 2022. With λ = 0 it is local training.",
 )
 preset(
     Method("apfl", CE, personal=personal.APFL()),

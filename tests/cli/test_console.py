@@ -16,6 +16,7 @@ from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.progress import BarProgress, LineProgress, NullProgress, make_progress
 from fedloom.experiment.summary import headline
 from fedloom.methods import methods
+from fedloom.parts.personal import PrivateNorm
 
 RECORDS: list[dict[str, Any]] = [
     {"round": 1, "seconds": 0.5, "train/loss": 1.5, "global/accuracy": 0.5, "global/loss": 1.0, "failures": 0},
@@ -151,11 +152,12 @@ def test_the_number_to_read_follows_the_method(name: str):
         isinstance(made.personal, Paired)
         or made.personal.private("body.weight")
         or made.personal.private("head.weight")
+        or isinstance(made.personal, PrivateNorm)
     )
     own = (kept and made.personal.kept) or not made.adaptation.is_identity
     assert headline(made) == ("clients/accuracy/mean" if own else "global/accuracy")
     assert headline(made).partition("/")[0] in Evaluation().what
     if name in ("fedavg", "fedhen", "heterofl", "aaggff_d"):
         assert headline(made) == "global/accuracy"
-    if name in ("ditto", "superfed_mm", "fedper", "lg_fedavg", "fedrep", "p_avg_proto", "per_fedavg"):
+    if name in ("ditto", "superfed_mm", "fedper", "lg_fedavg", "fedrep", "fedbn", "p_avg_proto", "per_fedavg"):
         assert headline(made) == "clients/accuracy/mean"

@@ -39,7 +39,7 @@ LOCALS = {
     "clipped": Local(epochs=1, batch_size=4, lr=0.2, clip=0.5, weight_decay=0.05),
 }
 LIVE = {  # they have no form for a cohort
-    "per_fedavg", "p_avg_proto", "pfldyn", "pflscaf", "fedevg", "fedevg_kept", "fedcgan", "fedcvae",
+    "per_fedavg", "p_avg_proto", "pfldyn", "pflscaf", "fedevg", "fedevg_kept", "fedproto", "fedcgan", "fedcvae",
 }  # fmt: skip
 
 
@@ -105,7 +105,7 @@ def test_first_layers_may_be_factored(name: str, factor: bool, monkeypatch: pyte
         assert_same_run(go(name, **same), go(name, compute="batched", **same), TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "ditto"])
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "moon", "fedntd"])
 def test_dropout_draws_as_in_a_live_module(name: str) -> None:
     same = {"federation": classes((6, 9, 11), shape=IMAGE), "model": images("group", 0.5), "local": LOCALS["plain"]}
     assert_same_run(go(name, **same), go(name, compute="batched", **same), TOLERANCE)

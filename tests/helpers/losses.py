@@ -72,6 +72,77 @@ def moon(world: World, mu: float = 0.1, tau: float = 0.5) -> Found:
     return Found(theta, states={f"client {i}/objective.1/previous": v for i, v in previous.items()})
 
 
+def fedntd(world: World, beta: float = 1.0, tau: float = 1.0) -> Found:
+    """τ² KL over the classes that are not y has the slope τ(q̃ - q̃_glob) at their logits, and none at that of y."""
+    theta = world.start
+    for t, rate, cohort in world.schedule():
+        models = {}
+        for i in cohort:
+            batches = iter(world.local.batches(world.federation.train.index[i], world.seed, t, i))
+
+            def correct(g: Vector, w: Vector, batches=batches, at: Vector = theta) -> Vector:
+                rows = next(batches)
+                x, y = world.x[rows], world.y[rows]
+                here, there = (forward(v, x, world.width)[1] for v in (w, at))
+                push = np.zeros_like(here)
+                for row in range(len(rows)):
+                    others = np.delete(np.arange(here.shape[1]), y[row])
+                    own, kept = (softmax(o[row : row + 1, others] / tau)[0] for o in (here, there))
+                    push[row, others] = beta * tau * (own - kept) / len(rows)
+                return g + backward(w, x, world.width, push)
+
+            models[i], _ = world.train(theta, i, t, rate, correct)
+        theta = average(world, theta, models)
+    return Found(theta)
+
+
+def shifted(world: World, shift: Callable[[Vector], Vector]) -> Found:
+    """FedAvg on the cross entropy of o + shift(n), n the client's own samples of each class, at least 1e-8."""
+    classes = len(world.start[world.body :]) // (world.width + 1)
+
+    def gradient(w: Vector, rows: Vector, t: int, client: int, step: int) -> Vector:
+        n = np.bincount(world.y[world.federation.train.index[client]], minlength=classes)
+        o = forward(w, world.x[rows], world.width)[1] + shift(np.maximum(n, 1e-8))
+        return backward(w, world.x[rows], world.width, labels(world, rows, o))
+
+    return trained(world, gradient)
+
+
+def fedlc(world: World, tau: float = 1.0) -> Found:
+    return shifted(world, lambda n: -tau / np.sqrt(np.sqrt(n)))
+
+
+def fedrod(world: World, gamma: float = 1.0, lr: float = 0.1, steps: int = 50) -> Found:
+    """What clients fit before they deploy changes nothing in training."""
+    return shifted(world, lambda n: gamma * np.log(n))
+
+
+def fedproto(world: World, lam: float = 1.0) -> Found:
+    """Every client keeps a net of its own; the server knows means of features, class by class."""
+    own, centres = dict.fromkeys(range(world.clients), world.start), {}
+    for t, rate, cohort in world.schedule():
+        seen: dict[int, list[Vector]] = {}
+        for i in cohort:
+            batches = iter(world.local.batches(world.federation.train.index[i], world.seed, t, i))
+
+            def correct(g: Vector, w: Vector, batches=batches, centres=centres) -> Vector:
+                rows = next(batches)
+                z = forward(w, world.x[rows], world.width)[0]
+                pull = np.zeros_like(z)
+                for number, label in enumerate(world.y[rows]):
+                    if label in centres:
+                        pull[number] = 2 * lam / len(rows) / world.width * (z[number] - centres[label])
+                return g + backward(w, world.x[rows], world.width, 0.0, pull)
+
+            own[i], _ = world.train(own[i], i, t, rate, correct)
+            rows = world.federation.train.index[i]
+            for label, z in zip(world.y[rows], forward(own[i], world.x[rows], world.width)[0], strict=True):
+                seen.setdefault(label, []).append(z)
+        centres = centres | {label: np.mean(z, axis=0) for label, z in seen.items()}
+    known = np.array([centres[label] for label in sorted(centres)])
+    return Found(world.start, own, {"server/objective.1/prototypes": known})
+
+
 def labels(world: World, rows: Vector, o: Vector) -> Vector:
     """The gradient of the mean cross entropy at the logits."""
     return (softmax(o) - np.eye(o.shape[1])[world.y[rows]]) / len(rows)
@@ -184,4 +255,6 @@ def disk(
     return Found(theta, states={"server/objective.0/guide": guide})
 
 
-ORACLES: dict[str, Callable[..., Found]] = {f.__name__: f for f in (moon, distill, disk, robust, distill_robust)}
+ORACLES: dict[str, Callable[..., Found]] = {
+    f.__name__: f for f in (moon, fedntd, fedlc, fedrod, fedproto, distill, disk, robust, distill_robust)
+}

@@ -51,6 +51,12 @@ class Flattening(Split):
         return self.body(x.flatten(1))
 
 
+def normed(net: nn.Module, norm: Callable[[int], nn.Module] = nn.LayerNorm) -> nn.Module:
+    """The net with its features normalised."""
+    net.body = nn.Sequential(net.body, norm(net.head.in_features))
+    return net
+
+
 def teacher_net() -> nn.Module:
     """A wider tanh net with other weights, from which methods learn that need a teacher."""
     return Flattening(tanh_net(5, seed=1))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 
 import numpy as np
 
 from fedloom.core import rng
-from helpers.reference import Found, Vector, World, average
+from helpers.reference import Found, Vector, World, average, fedavg, partly
 
 
 class Pace:
@@ -142,4 +143,67 @@ def fedrep(world: World, head_fraction: float = 0.9) -> Found:
     return Found(theta, whole)
 
 
-ORACLES = {f.__name__: f for f in (ditto, pfedme, apfl, superfed_mm, superfed_lm, fedrep)}
+class Normed(World):
+    """The net with features γ ⊙ (a - mean)/sd + β in the place of a = tanh(W₁x + b₁); γ and β are last in θ.
+
+    ``axis`` is 1 for a mean over a sample's features, 0 for one of a feature over the mini-batch.
+    """
+
+    axis = 1
+
+    @classmethod
+    def of(cls, world: World) -> Normed:
+        made = cls(**{f.name: getattr(world, f.name) for f in fields(world)})
+        made.start = np.concatenate([world.start, np.ones(world.width), np.zeros(world.width)])
+        return made
+
+    def gradient(self, theta: Vector, rows: Vector) -> Vector:
+        x, y, h, d = self.x[rows], self.y[rows], self.width, self.x.shape[1]
+        w1, b1 = theta[: h * d].reshape(h, d), theta[h * d : h * d + h]
+        rest, gamma, beta = theta[h * d + h : -2 * h], theta[-2 * h : -h], theta[-h:]
+        c = len(rest) // (h + 1)
+        w2 = rest[: c * h].reshape(c, h)
+        a = np.tanh(x @ w1.T + b1)
+
+        def mean(v: Vector) -> Vector:
+            return v.mean(self.axis, keepdims=True)
+
+        sd = np.sqrt(mean((a - mean(a)) ** 2) + 1e-5)
+        z = (a - mean(a)) / sd
+        o = (gamma * z + beta) @ w2.T + rest[c * h :]
+        e = np.exp(o - o.max(1, keepdims=True))
+        delta = (e / e.sum(1, keepdims=True) - np.eye(c)[y]) / len(y)
+        by_f = delta @ w2
+        by_z = by_f * gamma
+        back = (by_z - mean(by_z) - z * mean(by_z * z)) / sd * (1 - a**2)
+        by_w2 = delta.T @ (gamma * z + beta)
+        pieces = back.T @ x, back.sum(0), by_w2, delta.sum(0), (by_f * z).sum(0), by_f.sum(0)
+        return np.concatenate([piece.ravel() for piece in pieces])
+
+
+def fedbn(world: World) -> Found:
+    return partly(Normed.of(world), slice(0, len(world.start)))
+
+
+def fedbabu(world: World, lr: float = 0.1, steps: int = 5) -> Found:
+    """The head has no gradient; what clients fit before they deploy changes nothing in training."""
+    body = np.arange(len(world.start)) < world.body
+    theta = world.start
+    for t, rate, cohort in world.schedule():
+        models = {}
+        for i in cohort:
+            w, pace = theta[body], Pace(world, rate)
+            for rows in batches(world, i, t):
+                g = world.gradient(np.concatenate([w, world.start[~body]]), rows)
+                (w,) = pace.step({"w": (w, g[body])})
+            models[i] = np.concatenate([w, world.start[~body]])
+        theta = average(world, theta, models)
+    return Found(theta)
+
+
+def knn_per(world: World, k: int = 10, lam: float = 0.5, scale: float = 1.0) -> Found:
+    """Trained as ever."""
+    return fedavg(world)
+
+
+ORACLES = {f.__name__: f for f in (ditto, pfedme, apfl, superfed_mm, superfed_lm, fedrep, fedbn, fedbabu, knn_per)}

@@ -16,11 +16,11 @@ from fedloom.core.parts import Submodels
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import RunResult, run
 from fedloom.experiment.snapshot import Snapshot
-from fedloom.parts.personal import WidthSlice
+from fedloom.parts.personal import PrivateNorm, WidthSlice
 from helpers.federations import Shaken, as_images, classes
 from helpers.generative import generative_net
 from helpers.nested import two_ends, wide_net
-from helpers.networks import Flattening, linear_layers, tanh_net, teacher_net
+from helpers.networks import Flattening, linear_layers, normed, tanh_net, teacher_net
 
 QUIET = Evaluation(what=())
 
@@ -28,9 +28,10 @@ QUIET = Evaluation(what=())
 def experiment(method: Method | str = "fedavg", **changes: Any) -> Experiment:
     """A float64 experiment on a tiny net that measures nothing, with the given settings changed.
 
-    A method that needs a teacher gets one, one that compares two views vectors as images and noise on them, and one
-    with clients of several levels a net that can be cut. One without a predictor gets two networks that make samples,
-    linear ones in the place of linear layers, and nothing is evaluated.
+    A method that needs a teacher gets one, one that compares two views vectors as images and noise on them, one with
+    clients of several levels a net that can be cut, and one with private normalisation a net that has some. One without
+    a predictor gets two networks that make samples, linear ones in the place of linear layers, and nothing is
+    evaluated.
     """
     made = methods.make(method) if isinstance(method, str) else method
     settings: dict[str, Any] = {
@@ -48,6 +49,9 @@ def experiment(method: Method | str = "fedavg", **changes: Any) -> Experiment:
         settings["federation"] = classes()
     if isinstance(made.personal, Submodels) and "model" not in changes:
         settings["model"] = wide_net if isinstance(made.personal, WidthSlice) else two_ends
+    if isinstance(made.personal, PrivateNorm) and settings["model"] in (tanh_net, linear_layers):
+        plain = settings["model"]
+        settings["model"] = lambda: normed(plain())
     if not made.answers:
         settings["model"] = generative_net(made, settings["model"] is linear_layers)
         settings["evaluation"] = QUIET

@@ -25,10 +25,18 @@ from fedloom.core.plan import ClientPlan
 from fedloom.core.round import Server
 from fedloom.engines.serial import Serial
 from fedloom.experiment.federated import run
+from fedloom.parts.adaptation import Prototypes
 from fedloom.parts.drift import FedDynDrift, Scaffold
 from fedloom.parts.mixing import QFFL, Uniform
-from fedloom.parts.objectives import Contrastive, CrossEntropy, Distillation, Robustness, divergence
-from fedloom.parts.personal import PrivateHead
+from fedloom.parts.objectives import (
+    Contrastive,
+    CrossEntropy,
+    Distillation,
+    NotTrueDistillation,
+    Robustness,
+    divergence,
+)
+from fedloom.parts.personal import Ditto, PrivateHead
 
 HARD = Local(epochs=2, batch_size=4, lr=0.3, lr_decay=0.9, weight_decay=0.02, clip=0.9)
 CONDITIONS: dict[str, Any] = {"cohort": 4, "rounds": 4, "drop_rate": 0.1, "local": HARD, "seed": 3}
@@ -46,6 +54,30 @@ def same(a: Method, b: Method, **changes: Any) -> None:
 def test_moon_without_mu_is_fedavg() -> None:
     same(methods.moon(mu=0.0), methods.fedavg())
     assert np.abs(theta(go(methods.moon(mu=1.0))) - theta(go("fedavg"))).max() > 1e-4
+
+
+def test_fedntd_without_beta_is_fedavg_and_so_is_its_first_step() -> None:
+    same(methods.fedntd(beta=0.0), methods.fedavg())
+    once = {"local": Local(steps=1, batch_size=0, lr=0.3), "rounds": 3}
+    np.testing.assert_allclose(theta(go(methods.fedntd(5.0), **once)), theta(go("fedavg", **once)), rtol=0, atol=1e-12)
+    assert np.abs(theta(go(methods.fedntd(5.0))) - theta(go("fedavg"))).max() > 1e-3
+
+
+def test_fedntd_says_nothing_of_the_true_class() -> None:
+    """Its value does not depend on that class's logits, of neither model; with two classes there is nothing to keep."""
+    draw = torch.Generator().manual_seed(5)
+    z, there = (torch.randn(6, 4, dtype=torch.float64, generator=draw) for _ in range(2))
+    y, ctx = torch.arange(6) % 4, NO_ROUND
+
+    def value(z: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+        return NotTrueDistillation(2.0, 1.5).loss(Output(z, at=lambda theta: Output(there)), Batch(z, y), ctx)
+
+    lifted = 7 * torch.nn.functional.one_hot(y, 4)
+    torch.testing.assert_close(value(z + lifted, there), value(z, there), rtol=0, atol=1e-12)
+    torch.testing.assert_close(value(z, there - lifted), value(z, there), rtol=0, atol=1e-12)
+    assert value(z, there).min() > 1e-3
+    y = y % 2
+    assert value(z[:, :2], there[:, :2]).abs().max() == 0
 
 
 @pytest.mark.parametrize("name", ["distill", "robust", "distill_robust"])
@@ -102,7 +134,11 @@ def test_losses_of_the_received_model_count_moons_constant() -> None:
 
 def contrast(z: torch.Tensor, there: torch.Tensor, before: torch.Tensor, tau: float = 0.5) -> torch.Tensor:
     previous = torch.ones(1)
-    out = Output(torch.zeros(len(z), 2), z, features_at=lambda theta: before if theta is previous else there)
+
+    def at(theta: torch.Tensor) -> Output:
+        return Output(torch.zeros(len(z), 2), before if theta is previous else there)
+
+    out = Output(torch.zeros(len(z), 2), z, at=at)
     ctx = NO_ROUND._replace(received=torch.zeros(1), state={"previous": previous})
     return Contrastive(1.0, tau).loss(out, Batch(z, torch.zeros(len(z))), ctx)
 
@@ -209,6 +245,7 @@ COMPOSED = {
     "both, private heads and scaffold": Method(
         "b", methods.distill_robust().objective, Scaffold(), PrivateHead(), mixing=Uniform()
     ),
+    "fedntd and scaffold": Method("d", (CrossEntropy(), NotTrueDistillation(2.0)), Scaffold(), mixing=Uniform()),
     "everything at once": Method(
         "c", (*methods.distill_robust().objective, Contrastive(1.0)), FedDynDrift(0.2), mixing=QFFL(0.5)
     ),
@@ -222,10 +259,18 @@ def test_compositions_agree_on_every_engine(name: str) -> None:
     assert_same_run(serial, go(COMPOSED[name], engine="processes", engine_settings={"workers": 2}, **settings))
 
 
+def test_what_cannot_go_together_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'not_true' compares with the received model.*adaptation 'proto' trains"):
+        replace(methods.fedntd(), adaptation=Prototypes())
+    with pytest.raises(ConfigError, match=r"'alignment' evaluates the model on other inputs.*personal 'ditto' .* two"):
+        replace(methods.fedproto(), personal=Ditto())
+
+
 def test_bad_settings() -> None:
     for make, sentence in [
         (lambda: Contrastive(mu=-1), "contrastive term needs a finite mu of at least 0, not -1"),
         (lambda: Contrastive(tau=0), "contrastive term needs a finite temperature tau > 0, not 0"),
+        (lambda: NotTrueDistillation(-1), "objective 'not_true' needs a finite beta of at least 0, not -1"),
         (lambda: Distillation(alpha=1.5), r"objective 'distillation' needs an alpha in \[0, 1\], not 1.5"),
         (lambda: Robustness(tau=float("inf")), "objective 'robustness' needs a finite temperature tau > 0, not inf"),
     ]:

@@ -16,6 +16,7 @@ from fedloom.methods import make, methods
 
 OTHER_DEFAULTS = {
     "distill_robust": {"objective.1.alpha": 0.1, "objective.1.labels": False},
+    "fedbabu": {"personal.head_fraction": 0.0},
     "noside": {"personal.side_weight": 0.0},
     "pfldyn": {"drift.alpha": 0.1},
     "superfed_lm": {"personal.layers": True},

@@ -47,7 +47,8 @@ def outputs_of(plan: ClientPlan) -> str:
     """The outputs of the network that the objective needs."""
     if plan.exit_weights:
         return "ends"
-    return "features" if plan.method.needs("features") else "logits"
+    trains = (part for place, part in plan.method.parts.items() if place != "adaptation")
+    return "features" if any(part.needs.features for part in trains) else "logits"
 
 
 def has_plain_rounds(plan: ClientPlan) -> bool:

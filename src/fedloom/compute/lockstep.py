@@ -45,6 +45,7 @@ class Lockstep:
         """The clients' results; row r of the network is the model of client r."""
         clients = [_Client(job, job.run(at)) for job, at in work]
         self.net.descend(self.rule)
+        self.live.train()
         for row in range(len(clients)):
             self._go_on(clients, row, None)
         while open_rows := [row for row, client in enumerate(clients) if client.ask is not None]:
@@ -123,7 +124,9 @@ class Lockstep:
                     continue
                 out = self._output([each[row] for each in leaves], size, width, ask.batch.twin is not None)
                 out = companions(plan, self.live, out, ask.batch.x, ask.at, plan.buffers0)
+                before = self._enter(row)  # terms may run the module at other parameters
                 losses[row] = loss(plan, out, ask.batch, ask.contexts)
+                self._leave(row, before)
             total = torch.stack([*losses, 0 * leaves[0].sum()]).sum()  # a loss may not depend on the outputs
         grads = torch.autograd.grad(total, leaves, materialize_grads=True)
         return [each.detach() for each in losses], list(grads)

@@ -136,11 +136,15 @@ def contexts(
     plan: ClientPlan, down: Broadcast, state: State, client: int, steps: int, local: State | None = None
 ) -> dict[str, Context]:
     """The context of each part at a client, by place."""
-    size = len(plan.data.index[client]) / plan.mean_size
+    rows = plan.data.index[client]
+    size = len(rows) / plan.mean_size
+    counts = plan.label_counts(plan.data.labels(torch.from_numpy(rows), client)) if plan.counts_labels else None
+    samples = plan.data.client(client) if plan.method.needs("samples") else None
+    own = None if samples is None else Batch(samples.x, samples.y)
     return {
         place: Context(
             down.theta, down.parts.get(place, {}), state.get(place, {}), (local or {}).get(place, {}), size, steps,
-            down.lr, down.round, plan.facts,
+            down.lr, down.round, plan.facts, counts, own,
         )
         for place in plan.method.parts
     }  # fmt: skip

@@ -49,7 +49,7 @@ class Output(NamedTuple):
         teacher: the teacher's logits [B, C], if there is a teacher.
         early: logits [B, C] at earlier exits of the network, where those are trained too.
         model: the module with the parameters being trained, differentiable, for parts that evaluate it on other inputs.
-        features_at: features [B, d] of the mini-batch at other shared parameters [P], without gradients.
+        at: the output on the mini-batch at other shared parameters [P], without gradients.
     """
 
     logits: Tensor
@@ -58,7 +58,7 @@ class Output(NamedTuple):
     teacher: Tensor | None = None
     early: tuple[Tensor, ...] = ()
     model: Model | None = None
-    features_at: Callable[[Tensor], Tensor] | None = None
+    at: Callable[[Tensor], Output] | None = None
 
 
 Forward = Callable[[Tensor, Tensor], Output]  # (parameters [P], inputs [N, ...]) -> the model's output
@@ -99,6 +99,8 @@ class Context(NamedTuple):
         lr: η_t, this round's learning rate.
         round: t.
         facts: public facts of the experiment.
+        label_counts: number of the client's training samples of each class [C], if a part needs it.
+        samples: all of the client's training samples, if a part needs them.
     """
 
     received: Tensor
@@ -110,6 +112,8 @@ class Context(NamedTuple):
     lr: float
     round: int
     facts: Facts
+    label_counts: Tensor | None = None
+    samples: Batch | None = None
 
 
 NO_ROUND = Context(  # for losses evaluated outside a federated round

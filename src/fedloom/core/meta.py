@@ -80,7 +80,8 @@ def deployed(plan: ClientPlan, net: Net, theta: Tensor, buffers: Tensor, support
     The loss inside the adaptation is that of the objective's first term, on the data alone.
     """
     _, term = plan.method.hooks["loss"][0]
-    context = Context(theta[: plan.layout.shared_size], {}, {}, {}, 1.0, 1, plan.local.lr, 0, plan.facts)
+    counts = plan.label_counts(support.y, support.mask) if plan.counts_labels else None
+    context = Context(theta[: plan.layout.shared_size], {}, {}, {}, 1.0, 1, plan.local.lr, 0, plan.facts, counts)
 
     def loss(out: Output, batch: Batch) -> Tensor:
         if plan.teacher is not None:

@@ -65,6 +65,16 @@ class Method:
                 f"{self.who_needs('model')} evaluates the model on inputs of its own, but adaptation "
                 f"{label(self.adaptation)!r} has a model only for the current mini-batch."
             )
+        if self.needs("received") and self.adaptation.trains:
+            raise ConfigError(
+                f"{self.who_needs('received')} compares with the received model's logits, but adaptation "
+                f"{label(self.adaptation)!r} trains on the logits of an adapted model."
+            )
+        if self.needs("model") and isinstance(self.personal, Paired):
+            raise ConfigError(
+                f"{self.who_needs('model')} evaluates the model on other inputs, but with personal "
+                f"{label(self.personal)!r} a client has two models."
+            )
         if self.personal.private("body.weight") and self.personal.private("head.weight"):
             for slot, part in self.parts.items():
                 if part.needs.shared:

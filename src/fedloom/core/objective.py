@@ -24,14 +24,14 @@ class Net(nn.Module):
         self.answers = plan.method.answers
         self.asked = plan.method.needs("model")
 
-    def forward(self, x: Tensor, twin: Tensor | None = None, features: bool = False) -> Output:
+    def forward(self, x: Tensor, twin: Tensor | None = None) -> Output:
         """The output on ``x``: one pass gives features [B, d] and logits [B, C], the second view takes another."""
         if self.has_exits:
             *early, last = self.model.ends(x)  # type: ignore[operator]
             return Output(last, early=tuple(early))
         if not self.answers:
             return Output(x.new_empty(0))
-        if features or self.features:
+        if self.features:
             hidden = self.model.features(x)  # type: ignore[operator]
             out = Output(self.model.head(hidden), hidden)  # type: ignore[operator]
         else:
@@ -48,17 +48,15 @@ def companions(plan: ClientPlan, net: Net, out: Output, x: Tensor, theta: Tensor
     if plan.teacher is not None:
         with torch.no_grad():
             out = out._replace(teacher=plan.teacher(x))
-    if net.features:
-        out = out._replace(features_at=partial(_features_at, plan, net, x, theta, buffers))
-    return out
+    return out._replace(at=partial(_at, plan, net, x, theta, buffers))
 
 
 @torch.no_grad()
-def _features_at(plan: ClientPlan, net: Net, x: Tensor, theta: Tensor, buffers: Tensor, shared: Tensor) -> Tensor:
-    """Features [B, d] at other shared parameters [P]; buffers are copied, so that the call leaves them unchanged."""
+def _at(plan: ClientPlan, net: Net, x: Tensor, theta: Tensor, buffers: Tensor, shared: Tensor) -> Output:
+    """The output at other shared parameters [P]; buffers are copied, so that the call leaves them unchanged."""
     whole = torch.cat([shared, theta.detach()[plan.layout.shared_size :]])
     named = {f"model.{k}": v for k, v in plan.layout.named(whole, buffers.clone()).items()}
-    return functional_call(net, named, (x,), {"features": True}).features
+    return functional_call(net, named, (x,))
 
 
 def loss(plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, Context]) -> Tensor:

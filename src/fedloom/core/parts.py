@@ -52,6 +52,9 @@ class Needs:
         output: (terms) the model's output on the mini-batch; False for a term that only uses ``out.model``.
         model: the model itself, to evaluate it on inputs other than the mini-batch.
         features: the model's features, besides its logits.
+        label_counts: the number of samples of each class at the client.
+        received: for a term, the logits of the received model on the mini-batch.
+        samples: all of the client's training samples at once.
         twin: a second augmented view of every mini-batch, and the model's logits on it.
         teacher: a second, trained model, evaluated on every mini-batch.
         target: unlabelled inputs of the target distribution, at the server.
@@ -66,6 +69,9 @@ class Needs:
     output: bool = True
     model: bool = False
     features: bool = False
+    label_counts: bool = False
+    received: bool = False
+    samples: bool = False
     twin: bool = False
     teacher: bool = False
     target: bool = False
@@ -193,6 +199,10 @@ class Personal(Part):
     def private(self, name: str) -> bool:
         """Whether the parameter or buffer of this name is private, that is, kept at the client and never sent."""
         return False
+
+    def private_in(self, model: nn.Module) -> Callable[[str], bool]:
+        """Return ``private`` for this model; overridden by parts that go by the type of layer instead of its name."""
+        return self.private
 
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """Return the views (gradients) of one local step, in order, all on its mini-batch; as many at every client."""

@@ -89,7 +89,7 @@ class ClientPlan:
         """The plan of a method on a model with its current parameters as the initial ones."""
         if isinstance(method.personal, Submodels):
             model = method.personal.whole(model)
-        layout = Layout.of(model, method.personal.private)
+        layout = Layout.of(model, method.personal.private_in(model))
         return cls(model, layout, method, data, local, *layout.read(model), seed=seed, device=device)
 
     @cached_property
@@ -223,6 +223,23 @@ class ClientPlan:
     def has_twin(self) -> bool:
         """Whether mini-batches have a second augmented view."""
         return self.method.needs("twin")
+
+    @cached_property
+    def counts_labels(self) -> bool:
+        """Whether a part needs the clients' label counts."""
+        return self.method.needs("label_counts")
+
+    def label_counts(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Number of samples of each class [C] among labels [n, ...]; rows with mask [n] zero do not count.
+
+        Raises:
+            ConfigError: if the targets are numbers instead of classes.
+        """
+        if y.is_floating_point():
+            raise ConfigError(f"{self.method.who_needs('label_counts')} needs classes, but these targets are numbers.")
+        ones = torch.ones_like(y, dtype=self.layout.dtype)
+        counted = ones if mask is None else ones * mask.reshape(-1, *(1,) * (y.ndim - 1))
+        return ones.new_zeros(self.facts.classes).index_add(0, y.flatten(), counted.flatten())
 
     @cached_property
     def mean_size(self) -> float:

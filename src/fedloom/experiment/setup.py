@@ -133,7 +133,8 @@ def _private(method: Method, plan: ClientPlan) -> None:
     if splits and shared == total:
         raise ConfigError(
             f"personal {label(method.personal)!r} keeps no parameter of this model private; "
-            "the head consists of the parameters whose names begin with 'head.'."
+            "the head consists of the parameters whose names begin with 'head.', "
+            "normalisation layers are recognised by their type."
         )
     if not shared and not everything:
         raise ConfigError(

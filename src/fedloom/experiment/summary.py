@@ -25,7 +25,7 @@ def headline(method: Method) -> str:
     personal = method.personal
     own = (
         isinstance(personal, Paired)
-        or (overrides(personal, "private") and personal.kept)
+        or (any(overrides(personal, hook) for hook in ("private", "private_in")) and personal.kept)
         or not method.adaptation.is_identity
     )
     return "clients/accuracy/mean" if own else "global/accuracy"

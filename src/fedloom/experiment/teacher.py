@@ -66,7 +66,7 @@ def _from_run(path: Path, federation: Federation) -> nn.Module:
 def _whole(path: Path, config: Mapping[Any, Any], model: nn.Module) -> None:
     """Raise ``ConfigError`` if a run keeps some parameters at its clients."""
     method = config.get("method") if RunDirectory(path).kind is not Kind.DISTILL else None
-    if isinstance(method, dict) and any(map(compose(methods, method).personal.private, model.state_dict())):
+    if isinstance(method, dict) and any(map(compose(methods, method).personal.private_in(model), model.state_dict())):
         raise ConfigError(
             f"teacher={path} is a run of {method['name']!r}, which keeps parameters at its clients: "
             "its server model is only partly trained."

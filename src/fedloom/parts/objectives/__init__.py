@@ -1,12 +1,15 @@
 """Terms of a client's objective, one per file."""
 
 from fedloom.parts.objectives.adversarial import Adversarial
+from fedloom.parts.objectives.alignment import PrototypeAlignment
+from fedloom.parts.objectives.calibrated import BalancedSoftmax, CalibratedLogits
 from fedloom.parts.objectives.contrastive import Contrastive
 from fedloom.parts.objectives.cross_entropy import CrossEntropy
 from fedloom.parts.objectives.decorrelation import Decorrelation
 from fedloom.parts.objectives.distillation import Distillation
 from fedloom.parts.objectives.elastic_net import ElasticNet
 from fedloom.parts.objectives.energy import Energy
+from fedloom.parts.objectives.not_true import NotTrueDistillation
 from fedloom.parts.objectives.propfair import PropFair
 from fedloom.parts.objectives.proximal import Proximal
 from fedloom.parts.objectives.robustness import Robustness
@@ -16,13 +19,17 @@ from fedloom.parts.objectives.variational import Variational
 
 __all__ = [
     "Adversarial",
+    "BalancedSoftmax",
+    "CalibratedLogits",
     "Contrastive",
     "CrossEntropy",
     "Decorrelation",
     "Distillation",
     "ElasticNet",
     "Energy",
+    "NotTrueDistillation",
     "PropFair",
+    "PrototypeAlignment",
     "Proximal",
     "Robustness",
     "Selective",

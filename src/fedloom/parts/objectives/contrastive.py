@@ -56,10 +56,9 @@ class Contrastive(Term):
         return {"previous": theta.clone()}
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        assert out.features is not None
-        assert out.features_at is not None
-        there, before = (out.features_at(theta) for theta in (ctx.received, ctx.state.get("previous", ctx.received)))
-        z, there, before = map(_unit, (out.features, there, before))
+        assert out.at is not None
+        models = out, out.at(ctx.received), out.at(ctx.state.get("previous", ctx.received))
+        z, there, before = (_unit(model.features) for model in models)
         return self.mu * F.softplus(((z * before).sum(1) - (z * there).sum(1)) / self.tau)
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
@@ -67,8 +66,9 @@ class Contrastive(Term):
         return ClientEnd({"previous": ctx.received - update}, {}, update)
 
 
-def _unit(z: Tensor) -> Tensor:
+def _unit(z: Tensor | None) -> Tensor:
     """z/‖z‖ per row, features flattened; zero stays zero, with a bounded gradient."""
+    assert z is not None
     z = z.flatten(1)
     square = z.square().sum(1, keepdim=True)
     return z * torch.where(square > 0, square, 1).rsqrt()

@@ -2,6 +2,7 @@
 
 from fedloom.parts.personal.interpolated import APFL, Subspace
 from fedloom.parts.personal.nested import Decoupled, EarlyExitSlice, WidthSlice
+from fedloom.parts.personal.normalisation import PrivateNorm
 from fedloom.parts.personal.pairs import Ditto, PFedMe
 from fedloom.parts.personal.private import LocalOnly, PrivateBody, PrivateHead, Reinitialised
 from fedloom.parts.personal.sequential import Alternating
@@ -16,6 +17,7 @@ __all__ = [
     "PFedMe",
     "PrivateBody",
     "PrivateHead",
+    "PrivateNorm",
     "Reinitialised",
     "Subspace",
     "WidthSlice",

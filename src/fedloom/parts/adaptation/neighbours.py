@@ -1,0 +1,81 @@
+"""kNN-Per: the global model mixed with the client's nearest training samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedloom.core.context import Batch, Forward, Output
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Adaptation, Needs
+from fedloom.core.slots import adaptations
+
+
+@adaptations.register(name="neighbours")
+@dataclass(frozen=True)
+class Neighbours(Adaptation):
+    """A client predicts λ p_knn(x) + (1 - λ) softmax(z(x)), with logits z [B, C] and features r [B, d] of the model.
+
+    ::
+
+        p_knn(c | x) ∝ Σ_{i among the k nearest} [y_i = c] e^{-‖r(x) - r(x_i)‖/σ}
+
+    The neighbours are the client's training samples nearest to x in feature space. The model is not changed; the
+    returned logits are the logarithm of the mixture. Marfoq, Neglia, Vidal & Kameni, ICML 2022. Deviation: there each
+    client chooses λ on validation samples, here one setting serves all.
+
+    Args:
+        k: number of neighbours, at least 1; a client with fewer samples uses all of them.
+        lam: λ in [0, 1], weight of the neighbours; with 0 the model is deployed unchanged.
+        scale: σ > 0, length scale of the neighbours' weights.
+
+    Raises:
+        ConfigError: if a setting is out of range.
+    """
+
+    k: int = 10
+    lam: float = 0.5
+    scale: float = 1.0
+
+    needs = Needs(features=True)
+    citation = """@inproceedings{marfoq2022knnper,
+  title={Personalized Federated Learning through Local Memorization},
+  author={Marfoq, Othmane and Neglia, Giovanni and Vidal, Richard and Kameni, Laetitia},
+  booktitle={International Conference on Machine Learning}, year={2022}}"""
+
+    def __post_init__(self) -> None:
+        if self.k < 1 or not 0 <= self.lam <= 1 or not 0 < self.scale < float("inf"):
+            raise ConfigError(
+                "adaptation 'neighbours' needs k of at least 1, lam in [0, 1] and a finite scale > 0, not "
+                f"{self.k}, {self.lam:g} and {self.scale:g}."
+            )
+
+    def adapt(
+        self, forward: Forward, theta: Tensor, support: Batch, loss: Callable[[Output, Batch], Tensor]
+    ) -> tuple[Callable[[Tensor], Output], Tensor | None]:
+        if support.y.ndim != 1 or support.y.is_floating_point():
+            raise ConfigError("adaptation 'neighbours' needs one class a sample, which these data do not have.")
+        memory = _features(forward(theta, support.x))
+
+        def predict(x: Tensor) -> Output:
+            out = forward(theta, x)
+            far = torch.cdist(_features(out), memory)  # [N, n]
+            if support.mask is not None:
+                far = torch.where(support.mask > 0, far, torch.inf)
+            nearest, who = far.topk(min(self.k, far.shape[1]), dim=1, largest=False)
+            classes = torch.arange(out.logits.shape[1], device=x.device)
+            votes = (support.y[who][..., None] == classes).to(far.dtype)  # [N, k, C]
+            own = ((-nearest / self.scale).softmax(1)[..., None] * votes).sum(1)
+            p = self.lam * own + (1 - self.lam) * out.logits.softmax(1)
+            return out._replace(logits=p.clamp(min=torch.finfo(p.dtype).tiny).log())
+
+        return predict, None
+
+
+def _features(out: Output) -> Tensor:
+    """The features as vectors, [B, d]."""
+    assert out.features is not None
+    return out.features.flatten(1)

@@ -1,0 +1,73 @@
+"""FedRoD: a personal head beside the head of the global model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedloom.core.context import Batch, Forward, Output
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Adaptation, Needs
+from fedloom.core.slots import adaptations
+
+
+@adaptations.register(name="personal_head")
+@dataclass(frozen=True)
+class PersonalHead(Adaptation):
+    """A client deploys z(x) + φ(r(x), 1): the model's logits plus a linear head φ [C, d + 1] on its features r [B, d].
+
+    φ starts at zero and is fitted by gradient steps on the cross entropy over all of the client's training samples; the
+    model is not changed. Chen & Chao, ICLR 2022 (FedRoD), with the linear head, not the hypernetwork. Deviation: in the
+    paper φ is trained along with the rounds. Since its gradient is stopped before the features, it never influences the
+    shared parameters, and here it is fitted to the deployed features instead, also for clients that never participated.
+
+    Args:
+        lr: learning rate of the steps.
+        steps: number of steps; with 0 the model is deployed unchanged.
+
+    Raises:
+        ConfigError: if a setting is out of range.
+    """
+
+    lr: float = 0.1
+    steps: int = 50
+
+    needs = Needs(features=True)
+    citation = """@inproceedings{chen2022fedrod,
+  title={On Bridging Generic and Personalized Federated Learning for Image Classification},
+  author={Chen, Hong-You and Chao, Wei-Lun}, booktitle={International Conference on Learning Representations},
+  year={2022}}"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lr < float("inf") or self.steps < 0:
+            raise ConfigError("adaptation 'personal_head': lr must be at least 0 and finite, and steps at least 0.")
+
+    def adapt(
+        self, forward: Forward, theta: Tensor, support: Batch, loss: Callable[[Output, Batch], Tensor]
+    ) -> tuple[Callable[[Tensor], Output], Tensor | None]:
+        if support.y.ndim != 1 or support.y.is_floating_point():
+            raise ConfigError("adaptation 'personal_head' needs one class a sample, which these data do not have.")
+        out = forward(theta, support.x)
+        z, logits = _with_one(out), out.logits
+        truth = (support.y[:, None] == torch.arange(logits.shape[1], device=z.device)).to(z.dtype)  # [B, C]
+        counts = torch.ones_like(z[:, 0]) if support.mask is None else support.mask.to(z.dtype)
+        share = (counts / counts.sum())[:, None]
+        phi = z.new_zeros(logits.shape[1], z.shape[1])
+        for _ in range(self.steps):
+            phi = phi - self.lr * (share * ((logits + z @ phi.T).softmax(1) - truth)).T @ z
+
+        def predict(x: Tensor) -> Output:
+            out = forward(theta, x)
+            return out._replace(logits=out.logits + _with_one(out) @ phi.T)
+
+        return predict, None
+
+
+def _with_one(out: Output) -> Tensor:
+    """(r, 1), [B, d + 1]."""
+    assert out.features is not None
+    r = out.features.flatten(1)
+    return torch.cat([r, torch.ones_like(r[:, :1])], 1)

@@ -1,0 +1,97 @@
+"""Cross entropy with logits shifted by the client's label counts: FedLC and the balanced softmax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedloom.core.context import Batch, Context, Output
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Needs, Term
+from fedloom.core.slots import objectives
+from fedloom.parts.objectives import divergence
+
+ABSENT = 1e-8  # count of a class without samples
+
+
+@objectives.register(name="calibrated")
+@dataclass(frozen=True)
+class CalibratedLogits(Term):
+    """-log softmax(z - τ n^{-1/4})_y with logits z [B, C], n_c the client's training samples of class c.
+
+    The term replaces cross entropy. The rarer a class is at the client, the larger the margin that its samples must
+    keep, so that local training does not suppress rare classes. A class without samples counts as 1e-8 samples: its
+    logit is lowered by 100τ, which removes it from the softmax. The deployed model uses z itself. Zhang, Li, Li, Xu,
+    Wu, Ding & Wu, ICML 2022 (FedLC).
+
+    Args:
+        tau: τ ≥ 0, scale of the margins; with 0 it is cross entropy.
+
+    Raises:
+        ConfigError: if a setting is out of range.
+
+    >>> import torch
+    >>> ctx = Context(torch.zeros(1), {}, {}, {}, 1.0, 1, 0.1, 0, None, torch.tensor([16.0, 1.0]))
+    >>> rare = Batch(torch.zeros(1), torch.tensor([1]))
+    >>> CalibratedLogits(2.0).loss(Output(torch.zeros(1, 2)), rare, ctx)  # log(1 + e)
+    tensor([1.3133])
+    """
+
+    tau: float = 1.0
+
+    needs = Needs(label_counts=True)
+    citation = """@inproceedings{zhang2022fedlc,
+  title={Federated Learning with Label Distribution Skew via Logits Calibration},
+  author={Zhang, Jie and Li, Zhiqi and Li, Bo and Xu, Jianghe and Wu, Shuang and Ding, Shouhong and Wu, Chao},
+  booktitle={International Conference on Machine Learning}, year={2022}}"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tau < float("inf"):
+            raise ConfigError(f"objective 'calibrated' needs a finite tau of at least 0, not {self.tau:g}.")
+
+    def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
+        return divergence.cross_entropy(out.logits - self.tau * _counts(ctx) ** -0.25, batch.y)
+
+
+@objectives.register(name="balanced")
+@dataclass(frozen=True)
+class BalancedSoftmax(Term):
+    """-log softmax(z + γ log n)_y with logits z [B, C], n_c the client's training samples of class c.
+
+    The term replaces cross entropy. With γ = 1 softmax(z) estimates the class probabilities under a uniform label
+    distribution, which clients with different label distributions have in common. A class without samples counts as
+    1e-8 samples. The deployed model uses z itself. Ren et al., NeurIPS 2020; in federated learning Chen & Chao, ICLR
+    2022 (FedRoD).
+
+    Args:
+        gamma: γ ≥ 0, exponent of the counts; with 0 it is cross entropy.
+
+    Raises:
+        ConfigError: if a setting is out of range.
+
+    >>> import torch
+    >>> ctx = Context(torch.zeros(1), {}, {}, {}, 1.0, 1, 0.1, 0, None, torch.tensor([3.0, 1.0]))
+    >>> BalancedSoftmax().loss(Output(torch.zeros(1, 2)), Batch(torch.zeros(1), torch.tensor([1])), ctx)  # log 4
+    tensor([1.3863])
+    """
+
+    gamma: float = 1.0
+
+    needs = Needs(label_counts=True)
+    citation = """@inproceedings{ren2020balanced, title={Balanced Meta-Softmax for Long-Tailed Visual Recognition},
+  author={Ren, Jiawei and Yu, Cunjun and Sheng, Shunan and Ma, Xiao and Zhao, Haiyu and Yi, Shuai and Li, Hongsheng},
+  booktitle={Advances in Neural Information Processing Systems}, year={2020}}"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gamma < float("inf"):
+            raise ConfigError(f"objective 'balanced' needs a finite gamma of at least 0, not {self.gamma:g}.")
+
+    def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
+        return divergence.cross_entropy(out.logits + self.gamma * _counts(ctx).log(), batch.y)
+
+
+def _counts(ctx: Context) -> Tensor:
+    """n_c, [C]."""
+    assert ctx.label_counts is not None
+    return ctx.label_counts.clamp(min=ABSENT)

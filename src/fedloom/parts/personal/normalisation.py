@@ -1,0 +1,39 @@
+"""FedBN: private normalisation layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from fedloom.core.parts import Personal
+from fedloom.core.slots import personals
+
+KINDS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)  # _NormBase: batch and instance normalisation
+
+
+@personals.register(name="private_norm")
+@dataclass(frozen=True)
+class PrivateNorm(Personal):
+    """The parameters and running statistics of normalisation layers are private; everything else is shared.
+
+    All parameters are trained together. Private normalisation serves clients whose inputs differ in distribution
+    (another camera, another scanner), which averaged statistics fit badly. The paper treats batch normalisation; group,
+    layer and instance normalisation are handled alike. A client that has never participated deploys the shared layers
+    with the initial normalisation. Li, Jiang, Zhang, Kamp & Dou, ICLR 2021, algorithm 1.
+
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    >>> [name for name in model.state_dict() if PrivateNorm().private_in(model)(name)]
+    ['1.weight', '1.bias', '1.running_mean', '1.running_var', '1.num_batches_tracked']
+    """
+
+    citation = """@inproceedings{li2021fedbn,
+  title={{FedBN}: Federated Learning on Non-{IID} Features via Local Batch Normalization},
+  author={Li, Xiaoxiao and Jiang, Meirui and Zhang, Xiaofei and Kamp, Michael and Dou, Qi},
+  booktitle={International Conference on Learning Representations}, year={2021}}"""
+
+    def private_in(self, model: nn.Module) -> Callable[[str], bool]:
+        return lambda name: isinstance(model.get_submodule(name.rpartition(".")[0]), KINDS)
