@@ -34,7 +34,7 @@ def batched() -> ComputeFactory:
 
 
 def resolved(name: str, plan: ClientPlan) -> str:
-    """The compute that does a plan's work under a name: bits depend on it, unlike on the engine."""
+    """The name of the compute that actually steps the plan; unlike the engine, it affects rounding."""
     return "live" if name == "batched" and reason_against_batched(plan) else name
 
 
