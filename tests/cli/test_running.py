@@ -245,7 +245,7 @@ def test_a_sweep_in_use_is_refused(cli: Cli, tmp_path: Path):
     (tmp_path / "sweep").mkdir()
     lock = Lock(tmp_path / "sweep")
     code, _, err = cli("run", "-m", "method=fedavg,feddyn", "out=sweep", *SMALL)
-    assert (code, err) == (2, "fedloom: sweep is in use by this very process; wait until that run has ended.\n")
+    assert (code, err) == (2, "fedloom: sweep is in use by this process already; wait until that run has ended.\n")
     lock.release()
     assert list((tmp_path / "sweep").iterdir()) == []
 

@@ -471,7 +471,7 @@ def test_a_link_in_a_run_directory_is_not_followed(copy: Path, tmp_path: Path) -
         if (copy / name).exists():
             (copy / name).rename(there)
         (copy / name).symlink_to(there)
-        with pytest.raises(CheckpointError, match=rf"{copy}/{name} is a link, and a run that goes on would write"):
+        with pytest.raises(CheckpointError, match=rf"{copy}/{name} is a link, and a resumed run would write"):
             run(work(rounds=10), copy, resume=True)
         (copy / name).unlink()
         if there.exists():
@@ -546,7 +546,7 @@ def test_a_directory_in_use_by_the_same_process_is_refused(copy: Path) -> None:
         def on_start(self, info: RunInfo) -> None:
             run(work(rounds=10), copy, resume=True)
 
-    with pytest.raises(CheckpointError, match="is in use by this very process"):
+    with pytest.raises(CheckpointError, match="is in use by this process already"):
         run(work(rounds=10), copy, resume=True, callbacks=[Nested()])
     run(work(rounds=10), copy, resume=True)
 

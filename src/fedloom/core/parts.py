@@ -168,8 +168,8 @@ class Part:
 class Term(Part):
     """One term of the objective: override ``loss`` (differentiated) or, for a closed-form gradient, ``grad``."""
 
-    targets: ClassVar[str] = ""  # "classes" or "numbers", where ``loss`` makes sense for one of them alone
-    is_cross_entropy: ClassVar[bool] = False  # whether ``loss`` is that of the logits: its gradient is p - e_y
+    targets: ClassVar[str] = ""  # "classes" or "numbers" if ``loss`` is only defined for one of them
+    is_cross_entropy: ClassVar[bool] = False  # ``loss`` is the cross entropy of the logits: gradient p - e_y
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         """Return per-sample losses [B], or a scalar [] that does not depend on the rows of the batch."""

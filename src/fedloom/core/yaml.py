@@ -1,4 +1,4 @@
-"""YAML that others wrote: read only if it is as small as it looks."""
+"""Reading untrusted YAML: size and depth are checked before anything is built, references are limited."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ REFERENCES = 32
 PLAIN = re.compile(r"\$\{[\w.\[\]-]+\}")
 
 YAMLProblem = (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, ValueError, RecursionError)
-"""What reading a file that is no YAML may raise, besides ``OSError``."""
+"""The errors of reading a malformed file, besides ``OSError``."""
 
 
 def load(path: Path) -> Any:
-    """The content of a YAML file as plain data, references as they stand.
+    """The content of a YAML file as plain data; references like ``${seed}`` are not resolved.
 
     Raises:
-        OSError: if there is no such file.
-        YAMLError: if it is no YAML (and the others of ``YAMLProblem``), nested too deeply, or would grow too large.
+        OSError: if the file cannot be read.
+        YAMLError: (or another of ``YAMLProblem``) if it is malformed, nested too deeply, or would become too large.
     """
     text = path.read_text(encoding="utf-8")
     _measure(text)
@@ -34,7 +34,7 @@ def load(path: Path) -> Any:
 
 
 def _measure(text: str) -> None:
-    """Count nodes with every alias replaced by what it stands for, and levels, before anything is built."""
+    """Check the number of nodes, with aliases expanded, and the depth before anything is built."""
     anchored: dict[str, int] = {}
     opened: list[tuple[str | None, int]] = []
     total = 0
@@ -57,7 +57,7 @@ def _measure(text: str) -> None:
 
 
 def resolve(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree with references to other keys, like ``${seed}``, replaced by what they refer to.
+    """The tree with references to other keys, like ``${seed}``, replaced by their values.
 
     >>> resolve({"seed": 3, "data": {"seed": "${seed}"}})
     {'seed': 3, 'data': {'seed': 3}}

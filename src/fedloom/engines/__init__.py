@@ -31,7 +31,7 @@ def auto() -> EngineFactory:
 
 
 def can_fork(device: str) -> bool:
-    """Whether processes can share the work: several cores, a system that forks, and data on the CPU."""
+    """Whether work can be split over processes: several cores, a system that forks safely, and data on the CPU."""
     from fedloom.engines.processes import reason_against_forking
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1

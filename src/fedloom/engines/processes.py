@@ -1,15 +1,14 @@
 """One process per core: forked workers around shared memory, each with one thread and its own compute.
 
-Data, model and method are inherited by fork and never copied. The cohort's blocks are dealt out in order; a worker does
-the work of a block's members one after the other and hands over their fold: sums travel, not updates, and pipes carry
-only addresses. The broadcast lies in one shared segment; each task owns a slot, a segment through which clients' states
-go in and the fold comes out. Folds are handed on in the order of the cohort, whoever finishes first: sums have the
-order of the serial engine, hence the same bits.
+Data, model and method are inherited by fork and never copied. A worker does the work of a block's members one after the
+other and returns their fold: sums travel instead of updates, and pipes carry only addresses. The broadcast is in one
+shared segment; each task owns a slot, a segment through which client states go in and the fold comes out. Folds are
+yielded in cohort order, whichever worker finishes first, so sums have the order, and the bits, of the serial engine.
 
-A worker that dies is replaced and its blocks are redone. The client need not be at fault: somebody may have killed the
-worker, or the system, short of memory. So a client at which workers died twice is tried a last time by itself, after a
-pause and while nobody else works. Only a death there makes it a failure; the others of its block are done without it.
-Workers die with their parent, however it ends.
+A worker that dies is replaced and its blocks are redone. The client need not be at fault: the worker may have been
+killed from outside, or by the system when memory ran out. A client at which workers died twice is therefore tried once
+more on its own, after a pause, while no other worker runs. Only if the worker dies again is it a failure; the rest of
+its block is done without it. Workers die with their parent, however it ends.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Processes:
         workers: number of processes; 0 means one per core available to this process.
 
     Raises:
-        ConfigError: where processes cannot be forked, the plan is for a GPU, or there would be far too many workers.
+        ConfigError: if processes cannot be forked, the plan is for a GPU, or the number of workers is out of range.
     """
 
     def __init__(self, plan: ClientPlan, compute: ComputeFactory, workers: int = 0) -> None:
@@ -77,7 +76,7 @@ class Processes:
         if not 0 <= workers <= most:
             raise ConfigError(
                 f"engine 'processes': workers is {workers}, but it must be at least 0 and at most {most}, since each "
-                f"is a process with a model of its own and there are {cores} cores; 0 takes one for each."
+                f"is a process with its own model and there are {cores} cores; 0 means one per core."
             )
         self.plan = plan
         self.computes = [compute(level) for level in plan.levels]  # inherited by the workers
@@ -102,7 +101,7 @@ class Processes:
 
     def _fork(self) -> Worker:
         ours, theirs = self.context.Pipe()
-        inherited = [ours, *(worker.pipe for worker in self.workers)]  # an end that a child holds is never at its end
+        inherited = [ours, *(worker.pipe for worker in self.workers)]  # ends held by a child would never report EOF
         args = self.plan, self.computes, self.down, self.slots, theirs, inherited, os.getpid()
         process = self.context.Process(target=serve, args=args, daemon=True)
         process.start()
@@ -157,12 +156,12 @@ class Processes:
             for worker, share in zip(self.workers, shares, strict=True):
                 self._send(worker, ("losses", share))
             return np.concatenate([self._losses(number, share) for number, share in enumerate(shares)])
-        except BaseException:  # broken off: no answer shall be left in a pipe
+        except BaseException:  # interrupted: leave no answer in a pipe
             self.close()
             raise
 
     def _losses(self, number: int, share: tuple[int, np.ndarray, States]) -> np.ndarray:
-        """A worker's answer, or that of those which take its place."""
+        """A worker's answer, or that of the worker that replaces it."""
         for attempt in range(ATTEMPTS + 1):
             try:
                 found = self.workers[number].pipe.recv()
@@ -190,7 +189,7 @@ class Processes:
             worker.process.join()
 
     def _announce(self, down: Broadcast) -> None:
-        """Tell all workers of a round, those too that will be forked during it."""
+        """Send the broadcast to all workers, and remember it for those forked during the round."""
         self._fill()
         self.round, self.announcement = down.round, ("round", self.down.dump(down)[0])
         for worker in self.workers:
@@ -234,7 +233,7 @@ class Processes:
         return folded
 
     def _after_death(self, number: int) -> None:
-        """Replace a dead worker and hand its tasks on; the one that it was at becomes suspect the second time."""
+        """Replace a dead worker and reassign its tasks; a task whose client died twice becomes a suspect."""
         tasks = self._replace(number)
         task = tasks[0]
         at = self.slots[task.slot].mark
@@ -284,7 +283,7 @@ class Processes:
 
 
 def reason_against_forking() -> str | None:
-    """Why workers cannot be forked on this system, in words; None where they can."""
+    """Why workers cannot be forked on this system, in words; None if they can."""
     if "fork" not in mp.get_all_start_methods():
         return "this system cannot fork"
     if sys.platform == "darwin":

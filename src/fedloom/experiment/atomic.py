@@ -14,7 +14,7 @@ from torch import Tensor
 def write_synced(path: Path, blob: bytes) -> None:
     """Write a file and wait until it is on disk."""
     path.unlink(missing_ok=True)
-    with path.open("xb") as file:  # a file of its own, where a link would lead elsewhere
+    with path.open("xb") as file:  # a new file: never write through a link
         file.write(blob)
         file.flush()
         os.fsync(file.fileno())
@@ -41,7 +41,7 @@ def write_whole(path: Path, blob: bytes) -> None:
 
 
 def append(path: Path, text: str, sync: bool = False) -> None:
-    """Add to the end of a file, which must not be a link, and wait until it is on disk if asked.
+    """Append to a file, which must not be a link; with ``sync``, wait until it is on disk.
 
     Raises:
         OSError: if it cannot be written.

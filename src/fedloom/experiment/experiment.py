@@ -36,10 +36,10 @@ class Evaluation:
         stop_at_target: end the run when the target is reached.
         patience: stop after this many evaluations without improvement (0: never).
         batch_size: samples per forward pass.
-        metrics: besides the loss (the mean cross entropy with class labels and ½‖f(x) - y‖² with numbers, whatever
-            further terms the objective has), any of ``accuracy``, ``auroc`` (several classes: the mean of one against
-            rest), ``top5`` or another number, ``ece`` and ``mce`` (calibration, 15 bins); positions count in sequences.
-        padding: a label that marks positions of a sequence not to be counted.
+        metrics: besides the loss (mean cross entropy for class labels, ½‖f(x) - y‖² for numbers, without the
+            objective's other terms), any of ``accuracy``, ``auroc`` (one-vs-rest mean for several classes), ``top5``
+            or another k, ``ece`` and ``mce`` (calibration errors, 15 bins). In sequences, every position counts.
+        padding: the label of sequence positions that are ignored.
     """
 
     what: tuple[str, ...] = ("global", "clients")
@@ -152,7 +152,7 @@ class Experiment:
         if self.rounds < 1:
             raise ConfigError(f"rounds is {self.rounds}, but at least 1 is needed.")
         if self.rounds > ROUNDS:
-            raise ConfigError(f"rounds is {self.rounds:.3g}, but nobody could wait for more than {ROUNDS:,}.")
+            raise ConfigError(f"rounds is {self.rounds:.3g}, but at most {ROUNDS:,} are allowed.")
         if self.sampling not in ("fixed", "bernoulli"):
             raise ConfigError(f"unknown sampling {self.sampling!r}; {nearest(self.sampling, ('fixed', 'bernoulli'))}")
         if not 0 <= self.drop_rate < 1:

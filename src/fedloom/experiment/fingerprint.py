@@ -64,7 +64,7 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
         **_beside(experiment, plan),
         "seed": experiment.seed,
         "dtype": experiment.dtype,
-        "compute": resolved(experiment.compute, plan),  # which rounds in its own way
+        "compute": resolved(experiment.compute, plan),  # computes differ by rounding
     }
 
 

@@ -1,4 +1,4 @@
-"""Whether a run directory still has everything that a run recorded before it is continued there."""
+"""Checks that a run directory still holds everything a run recorded, before the run is resumed there."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Record = Mapping[str, Any]
 
 
 def missing(records: Sequence[Record], tables: Mapping[str, Mapping[str, np.ndarray]], round: int) -> str | None:
-    """What is not as it was when a round was over, in words; None if all is there.
+    """What is missing or altered among the records up to a round, in words; None if everything is there.
 
     Args:
-        records: the lines of ``metrics.jsonl``, in their order.
-        tables: the columns of each parquet file; none where there is no file.
-        round: how many rounds are over.
+        records: the lines of ``metrics.jsonl``, in file order.
+        tables: the columns of each parquet file; empty if there is no file.
+        round: number of completed rounds.
 
     >>> missing([{"round": 1}, {"round": 4}], {}, 4)
     'metrics.jsonl lacks rounds 2 to 3'
@@ -51,7 +51,7 @@ def _numbers(record: Record) -> dict[str, Any]:
 
 
 def spans(rounds: Iterable[int]) -> str:
-    """Rounds in words, at most three stretches of them.
+    """Rounds in words, as at most three intervals.
 
     >>> spans({4, 2, 3, 9}), spans({7}), spans(range(1, 20, 2))
     ('rounds 2 to 4, 9', 'round 7', 'rounds 1, 3, 5, …')
@@ -59,5 +59,5 @@ def spans(rounds: Iterable[int]) -> str:
     ordered = sorted(rounds)
     starts = [ordered[0], *(b for a, b in pairwise(ordered) if b > a + 1)]
     ends = [*(a for a, b in pairwise(ordered) if b > a + 1), ordered[-1]]
-    told = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True)]
-    return f"round{'s' * (len(ordered) > 1)} {', '.join(told[:3])}{', …' if len(told) > 3 else ''}"
+    stretches = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True)]
+    return f"round{'s' * (len(ordered) > 1)} {', '.join(stretches[:3])}{', …' if len(stretches) > 3 else ''}"

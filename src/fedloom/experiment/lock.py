@@ -1,4 +1,4 @@
-"""One run at a time in a folder."""
+"""Locks: one run at a time in a folder."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from fedloom.core.errors import CheckpointError
 fcntl: ModuleType | None
 try:
     import fcntl
-except ImportError:  # no Unix: nobody is kept out
+except ImportError:  # not Unix: no lock between processes
     fcntl = None
 
 NAME = ".lock"
-PATIENCE = 0.5  # seconds: a process that was killed a moment ago may not be gone
+PATIENCE = 0.5  # seconds to wait for a process that was just killed
 
-_held: dict[Path, int] = {}  # the files' handles
+_held: dict[Path, int] = {}  # lock file -> its handle
 
 
 class Lock:
-    """Keeps everybody else out of a folder, in this process and in others.
+    """An exclusive lock on a folder, within this process and between processes.
 
-    The system releases it when the process ends, however it ends: a file that was left behind locks nothing. Where a
-    file system has no locks, only this process is kept out.
+    The system releases it when the process ends, however it ends: a leftover file locks nothing. On file systems
+    without locks it only works within this process.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -34,22 +34,22 @@ class Lock:
     >>> Lock(Path(folder.name))
     Traceback (most recent call last):
     ...
-    fedloom.core.errors.CheckpointError: ... is in use by this very process; wait until that run has ended.
+    fedloom.core.errors.CheckpointError: ... is in use by this process already; wait until that run has ended.
     >>> lock.release()
     >>> folder.cleanup()
 
     Args:
-        folder: a folder that is there.
+        folder: an existing folder.
 
     Raises:
-        CheckpointError: if somebody is in it already; the sentence has the number of the process.
-        OSError: if its file cannot be written.
+        CheckpointError: if the folder is locked; the message has the process id of the holder.
+        OSError: if the lock file cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder.resolve() / NAME
         if self.path in _held:
-            raise CheckpointError(f"{folder} is in use by this very process; wait until that run has ended.")
+            raise CheckpointError(f"{folder} is in use by this process already; wait until that run has ended.")
         deadline = time.monotonic() + PATIENCE
         while (handle := self._open()) is None:
             if time.monotonic() > deadline:
@@ -74,7 +74,7 @@ class Lock:
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle), os.stat(self.path)):
                 return handle
-        os.close(handle)  # whoever had it before has removed the file in between
+        os.close(handle)  # the previous holder has removed the file in the meantime
         return None
 
     def _holder(self) -> str:
@@ -84,7 +84,7 @@ class Lock:
         return "another process"
 
     def release(self) -> None:
-        """Let others in again."""
+        """Release the lock."""
         handle = _held.pop(self.path, None)
         if handle is not None:
             with contextlib.suppress(OSError):
@@ -93,7 +93,7 @@ class Lock:
 
 
 def _forget() -> None:
-    """A forked child holds no locks: one that outlives its parent must not keep anybody out."""
+    """Drop inherited locks in a forked child, which might outlive its parent."""
     for handle in _held.values():
         os.close(handle)
     _held.clear()

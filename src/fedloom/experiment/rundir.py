@@ -32,7 +32,7 @@ VERSION = 2
 """Format version; version 1, of FedLoom 0.1, can be read but not resumed."""
 
 WRITTEN = ("metrics.jsonl", "checkpoint", "clients", "figures")
-"""What is written into; everything else is replaced as a whole."""
+"""Files and folders that are written into; all others are replaced atomically."""
 
 Columns = dict[str, np.ndarray]
 
@@ -91,7 +91,7 @@ class Table:
         return {name: stored[name].to_numpy() for name in stored.column_names}
 
     def rewind(self, round: int) -> None:
-        """Go on with the rows on disk of rounds up to ``round``."""
+        """Continue from the rows on disk of rounds up to ``round``."""
         columns = self.read() if round else {}
         if columns:
             past = columns["round"] <= round
@@ -138,7 +138,7 @@ class RunDirectory:
             raise CheckpointError(f"{self.path} is not a run directory: it has no config.yaml.")
         try:
             stored = yaml.load(path)
-        except Exception as error:  # YAML and OmegaConf errors share no base
+        except Exception as error:  # YAML and OmegaConf errors have no common base
             raise CheckpointError(f"{path} cannot be read as a configuration: {_first_line(error)}.") from error
         if not isinstance(stored, dict):
             raise CheckpointError(f"{path} holds no settings: it should be a mapping of names to values.")
@@ -162,12 +162,12 @@ class RunDirectory:
         return Kind.SYNTHESIS if "judge" in config else Kind.FEDERATED
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The records in order of rounds; of a round written twice the later one, and no line that is half written."""
+        """The records in round order; the last one of a repeated round, without incomplete lines."""
         by_round = {record["round"]: record for record in self._lines()}
         return [by_round[round] for round in sorted(by_round)]
 
     def _lines(self) -> list[dict[str, Any]]:
-        """All lines of ``metrics.jsonl`` that are records."""
+        """All valid records in ``metrics.jsonl``, in file order."""
         path, found, broken = self.path / "metrics.jsonl", [], 0
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
             try:
@@ -233,16 +233,16 @@ class RunDirectory:
     # --- writing
 
     def acquire(self) -> None:
-        """Keep everybody else from writing here, until ``release``.
+        """Lock the directory for writing, until ``release``.
 
         Raises:
-            CheckpointError: if somebody is writing here already.
+            CheckpointError: if another run is writing here.
             OSError: if the directory cannot be written.
         """
         self._lock = Lock(self.path)
 
     def release(self) -> None:
-        """Let others write here."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -257,7 +257,7 @@ class RunDirectory:
             if not self.taken or into:
                 self.path.mkdir(parents=True, exist_ok=True)
                 self.acquire()
-            if self.taken and not into:  # asked again, now that nobody else can come first
+            if self.taken and not into:  # checked again under the lock
                 raise CheckpointError(
                     f"{self.path} exists already; choose another out=, or continue it with resume={self.path}."
                 )
@@ -285,23 +285,23 @@ class RunDirectory:
         for name in WRITTEN:
             if (self.path / name).is_symlink():
                 raise CheckpointError(
-                    f"{self.path / name} is a link, and a run that goes on would write where it leads; "
+                    f"{self.path / name} is a link, and a resumed run would write through it; "
                     "put a file or folder of its own there."
                 )
         return config
 
     def outran(self, config: Mapping[str, Any]) -> bool:
-        """Whether more rounds are on record than a run of this configuration does before its first checkpoint."""
+        """Whether there are more records than a run with this configuration writes before its first checkpoint."""
         every = config.get("checkpoint", {}).get("every")
         return isinstance(every, int) and len(self.metrics()) > every
 
     def missing(self, round: int) -> str | None:
-        """What has been lost of the rounds up to this one, in words; None if everything is there."""
+        """What is missing of the rounds up to this one, in words; None if everything is there."""
         found: dict[str, Columns] = {}
         for name, table in self.tables.items():
             try:
                 found[name] = table.read()
-            except Exception as error:  # a file that is damaged or no parquet
+            except Exception as error:  # a damaged file, or not parquet
                 return f"{name}.parquet cannot be read: {_first_line(error)}"
             if found[name] and found[name].get("round", np.zeros(0)).dtype.kind not in "iu":
                 return f"{name}.parquet has no numbers of rounds"
@@ -333,7 +333,7 @@ class RunDirectory:
             self.tables[name].add(record["round"], columns)
 
     def write_tables(self) -> None:
-        """Write both parquet files, and wait until the records so far are on disk."""
+        """Write both parquet files, and wait until all records are on disk."""
         atomic.append(self.path / "metrics.jsonl", "", sync=True)
         for table in self.tables.values():
             table.write()

@@ -71,7 +71,7 @@ def environment() -> dict[str, Any]:
 
 
 def revision(file: Path) -> str | None:
-    """The git revision of the repository that tracks a file; None for one that merely lies in somebody's repository."""
+    """The git revision of the repository that tracks a file; None if no repository tracks it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     found = ""
     for words in (("ls-files", "--error-unmatch", file.name), ("rev-parse", "HEAD")):

@@ -111,7 +111,7 @@ def _latent(method: Method, model: nn.Module) -> None:
 
 
 def _targets(method: Method, federation: Federation, out: Tensor) -> None:
-    """Refuse a loss that does not suit the targets, and outputs of another shape than numbers to be predicted."""
+    """Raise ``ConfigError`` if a loss does not suit the targets, or outputs and numeric targets differ in number."""
     y = federation.train.arrays.y
     kind, other = ("numbers", "squared_error") if y.is_floating_point() else ("classes", "cross_entropy")
     for place, term in method.hooks["loss"]:
