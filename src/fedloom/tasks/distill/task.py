@@ -22,11 +22,11 @@ from fedloom.experiment.rundir import Columns, Kind, RunDirectory, Status, Table
 from fedloom.experiment.runtime import one_thread, pick_device
 from fedloom.experiment.teacher import load_teacher
 from fedloom.experiment.trainer import Record, Task, Trainer
+from fedloom.parts.objectives.guidance import multiplier
 from fedloom.tasks.distill import work
 from fedloom.tasks.distill.experiment import Distillation
 from fedloom.tasks.distill.learner import make_guide, make_learner, make_student
 from fedloom.tasks.distill.records import describe, selected, summarise
-from fedloom.tasks.distill.schedule import multiplier
 from fedloom.tasks.distill.teacher_cache import CacheSpec, TeacherCache
 
 STATE = "state"

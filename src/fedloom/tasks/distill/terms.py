@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
 from fedloom.parts.objectives import divergence
+from fedloom.parts.objectives.guidance import guided
 from fedloom.tasks.distill.method import NetworkPair, Term
-from fedloom.tasks.distill.selective import guided
 from fedloom.tasks.distill.taps import Outputs, Sizes
 
 

@@ -14,11 +14,10 @@ from fedloom.core.errors import FedLoomError
 from fedloom.core.federation import Arrays
 from fedloom.data.augment import Pipeline
 from fedloom.parts.objectives.divergence import cross_entropy
-from fedloom.tasks.distill.guide import GuideNet
+from fedloom.parts.objectives.guidance import budget
+from fedloom.tasks.distill.guide import GuideNet, fit_temperature
 from fedloom.tasks.distill.learner import Learner, selective
 from fedloom.tasks.distill.method import Distiller, NetworkPair
-from fedloom.tasks.distill.schedule import fit_temperature
-from fedloom.tasks.distill.selective import budget
 from fedloom.tasks.distill.taps import Outputs
 from fedloom.tasks.distill.teacher_cache import TeacherCache
 from fedloom.tasks.distill.training import Training
