@@ -14,7 +14,7 @@ from fedloom.tasks.distill.guide import GuideNet
 from fedloom.tasks.distill.learner import make_learner
 from fedloom.tasks.distill.method import NetworkPair
 from fedloom.tasks.distill.taps import Outputs
-from fedloom.tasks.distill.terms import Hint, Labels, Response, Reuse, Selective, SelectiveReuse
+from fedloom.tasks.distill.terms import Hint, Labels, Response, Reuse, SelectiveResponse, SelectiveReuse
 
 N, C = 6, 4
 
@@ -103,8 +103,8 @@ def test_selective_answers(pair: NetworkPair):
     for i in range(N):
         b[i, np.argsort(-t[i])[:2]] += g[i]
     expected = -4 * 2 * (a * np.log(b)).sum(1)
-    close(Selective(1.0, 4.0, None, 2).loss(pair, None, torch.from_numpy(g), tau_s=2.0), expected)
-    close(Selective(1.0, 4.0, 2.0, 2).loss(pair, None, torch.from_numpy(g), tau_s=9.0), expected)
+    close(SelectiveResponse(1.0, 4.0, None, 2).loss(pair, None, torch.from_numpy(g), tau_s=2.0), expected)
+    close(SelectiveResponse(1.0, 4.0, 2.0, 2).loss(pair, None, torch.from_numpy(g), tau_s=9.0), expected)
 
 
 def test_hint(pair: NetworkPair):

@@ -23,8 +23,8 @@ from fedloom.experiment.callbacks import Callback
 from fedloom.tasks import distill
 from fedloom.tasks.distill import (
     Distiller,
+    SGDConfig,
     Splits,
-    Training,
     ce,
     disk,
     distillers,
@@ -270,7 +270,7 @@ def test_a_teacher_may_be_a_federated_run_or_one_of_distillation(digits: Splits,
     from fedloom.experiment.experiment import Experiment
     from fedloom.experiment.federated import run
     from fedloom.models import models
-    from fedloom.tasks.distill import Distillation
+    from fedloom.tasks.distill import DistillExperiment
 
     make = partial(models.make, "mlp", classes=10, inputs=(1, 8, 8))
     known = {"name": "mlp", "hidden": [16]}
@@ -283,12 +283,15 @@ def test_a_teacher_may_be_a_federated_run_or_one_of_distillation(digits: Splits,
     )
     run(federated, tmp_path / "federated")
     central = {"command": "distill", "method": {"name": "ce"}, "model": known}
-    distill.run(Distillation(ce(), digits, partial(make, hidden=(16,)), epochs=1, config=central), tmp_path / "central")
+    distill.run(
+        DistillExperiment(ce(), digits, partial(make, hidden=(16,)), epochs=1, config=central),
+        tmp_path / "central",
+    )
     for teacher in ("federated", "central"):
-        student = distill.run(Distillation(kd(), digits, partial(make, hidden=(4,)), tmp_path / teacher, epochs=2))
+        student = distill.run(DistillExperiment(kd(), digits, partial(make, hidden=(4,)), tmp_path / teacher, epochs=2))
         assert student.summary["teacher"]["parameters"] == 1210
     with pytest.raises(ConfigError, match="not a run directory"):
-        distill.run(Distillation(kd(), digits, partial(make, hidden=(4,)), tmp_path / "nix", epochs=2))
+        distill.run(DistillExperiment(kd(), digits, partial(make, hidden=(4,)), tmp_path / "nix", epochs=2))
 
 
 def test_networks_that_cannot_be_brought_together_are_refused(vectors: Problem, images: Problem):
@@ -306,7 +309,7 @@ def test_networks_that_cannot_be_brought_together_are_refused(vectors: Problem, 
 
 def test_a_loss_that_is_no_number_ends_the_run(vectors: Problem, tmp_path: Path):
     with pytest.raises(FedLoomError, match="loss is"):
-        distill.run(vectors.experiment(ce(), training=Training(batch_size=16, lr=1e200)), tmp_path / "run")
+        distill.run(vectors.experiment(ce(), training=SGDConfig(batch_size=16, lr=1e200)), tmp_path / "run")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
 
@@ -315,15 +318,17 @@ def test_a_student_learns_digits_from_a_teacher(digits: Splits):
     from functools import partial
 
     from fedloom.models import models
-    from fedloom.tasks.distill import Distillation
+    from fedloom.tasks.distill import DistillExperiment
 
     make = partial(models.make, "mlp", classes=10, inputs=(1, 8, 8))
-    training = Training(batch_size=50, lr=0.05, clip=10.0)
-    teacher = distill.run(Distillation(ce(), digits, partial(make, hidden=(256, 256)), epochs=10, training=training))
+    training = SGDConfig(batch_size=50, lr=0.05, clip=10.0)
+    teacher = distill.run(
+        DistillExperiment(ce(), digits, partial(make, hidden=(256, 256)), epochs=10, training=training)
+    )
     assert teacher.summary["selected"]["accuracy"] > 0.95
     for method in (kd(0.5), disk(0.5, top_k=2, guide_lr=0.001, lam_period=0), simkd(warm=True)):
         student = distill.run(
-            Distillation(method, digits, partial(make, hidden=(8,)), teacher.model, 40, training=training)
+            DistillExperiment(method, digits, partial(make, hidden=(8,)), teacher.model, 40, training=training)
         )
         assert student.summary["selected"]["accuracy"] > 0.75
         assert student.summary["student"]["macs"] < student.summary["teacher"]["macs"]

@@ -11,7 +11,7 @@ from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays, Federation
 from fedloom.core.rng import stream
 from fedloom.data import federate, sources
-from fedloom.tasks.synthesis.fit import Training, fit
+from fedloom.tasks.synthesis.fit import ClassifierTraining, fit
 from fedloom.tasks.synthesis.judge import EvalConfig, EvalResult, SyntheticEvaluator
 
 
@@ -120,13 +120,13 @@ def test_without_anything_held_out_there_is_no_judge() -> None:
 
 def test_training_ends_when_nothing_is_left_to_learn() -> None:
     few = some(sources.make("digits").train, each=10)
-    found = fit("mlp", few, Training(augment=()), seed=0)
+    found = fit("mlp", few, ClassifierTraining(augment=()), seed=0)
     assert found.steps < 2000
     assert found.loss < 0.05
     assert found.accuracy == 1
-    again = fit("mlp", few, Training(augment=()), seed=0)
+    again = fit("mlp", few, ClassifierTraining(augment=()), seed=0)
     assert again.loss == found.loss, "a function of its arguments"
-    assert fit("mlp", few, Training(augment=()), seed=1).loss != found.loss
+    assert fit("mlp", few, ClassifierTraining(augment=()), seed=1).loss != found.loss
 
 
 @pytest.mark.parametrize("wrong", [{"every": -1}, {"per_class": 0}, {"lr": 0.0}, {"max_steps": 0}, {"batch_size": 0}])

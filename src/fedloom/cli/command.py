@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from fedloom.cli.jobs import Batch, Job, plan
+from fedloom.cli.jobs import Job, RunPlan, plan
 from fedloom.config.build import Shared, run_settings
 from fedloom.config.overrides import split_words
 from fedloom.config.schema import CommandSchema, Config, to_yaml
@@ -58,7 +58,7 @@ class Command:
     build: Callable[[Config, Shared], Any]
     run: Callable[..., Any]
     table: Callable[[Rows], Table]
-    files: Callable[[Batch, Sequence[tuple[str, Path]]], Sequence[tuple[str, Path]]]
+    files: Callable[[RunPlan, Sequence[tuple[str, Path]]], Sequence[tuple[str, Path]]]
     remarks: Callable[[Rows], Sequence[str]] = lambda rows: ()
     progress: Callable[[NullProgress], Callback] = lambda progress: progress
     last_file: str = "summary.json"
@@ -93,7 +93,7 @@ class Command:
             print(f"fedloom: {label}: {error}", file=sys.stderr)
         return 2 if failed else 0
 
-    def train(self, batch: Batch, work: Sequence[Work], progress: NullProgress) -> list[tuple[str, ClientError]]:
+    def train(self, batch: RunPlan, work: Sequence[Work], progress: NullProgress) -> list[tuple[str, ClientError]]:
         """Run all jobs, one after the other; those of a sweep that diverged are returned.
 
         Raises:
@@ -120,7 +120,7 @@ class Command:
     def _is_done(self, job: Job) -> bool:
         return RunDirectory(job.directory).status.ended and (job.directory / self.last_file).is_file()
 
-    def _going_on(self, batch: Batch, job: Job) -> str:
+    def _going_on(self, batch: RunPlan, job: Job) -> str:
         """How to go on after Ctrl-C."""
         if not batch.is_begun:
             return UNBEGUN
@@ -129,7 +129,7 @@ class Command:
         how = f"fedloom {self.schema.command} resume={relpath(batch.parent)}"
         return f"stopped after round {at} of {who}; go on with: {how}"
 
-    def show(self, console: Console, batch: Batch) -> None:
+    def show(self, console: Console, batch: RunPlan) -> None:
         """Print the results, and where everything is."""
         found = [(batch.title(job), RunDirectory(job.directory)) for job in batch.jobs if job.is_begun]
         rows = [(label, run.summary()) for label, run in found]

@@ -12,13 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.cli.command import Command, Rows
-from fedloom.cli.jobs import Batch, Job
+from fedloom.cli.jobs import Job, RunPlan
 from fedloom.config.distill import DISTILL, PENDING, build, build_teacher
 from fedloom.config.schema import Config
 from fedloom.experiment.console import ABSENT, count, duration, figures, number
 from fedloom.experiment.progress import NullProgress
 from fedloom.experiment.rundir import RunDirectory
-from fedloom.tasks.distill.experiment import Distillation
+from fedloom.tasks.distill.experiment import DistillExperiment
 from fedloom.tasks.distill.picture import picture
 from fedloom.tasks.distill.task import run
 
@@ -26,7 +26,7 @@ TEACHER = ("teacher", "teacher_training", "teacher_epochs", "data", "samples", "
 """Keys on which a teacher that is trained on the spot depends."""
 
 
-def train(experiment: Distillation, job: Job, batch: Batch, *, callbacks: list[Any], **settings: Any) -> None:
+def train(experiment: DistillExperiment, job: Job, batch: RunPlan, *, callbacks: list[Any], **settings: Any) -> None:
     """Train a student; before it the teacher, if it is still to be trained and anybody learns from it."""
     if experiment.teacher == PENDING:
         wanted = batch.is_sweep or experiment.method.needs_teacher
@@ -35,7 +35,7 @@ def train(experiment: Distillation, job: Job, batch: Batch, *, callbacks: list[A
     run(experiment, job.directory, callbacks=callbacks, cache=batch.parent / "answers", **settings)
 
 
-def _teacher(job: Job, batch: Batch, progress: NullProgress) -> Path:
+def _teacher(job: Job, batch: RunPlan, progress: NullProgress) -> Path:
     """The run directory of a job's teacher, which is trained if it is not yet; jobs with the same teacher share it."""
 
     def described(config: Config) -> str:
@@ -89,7 +89,7 @@ def remarks(rows: Rows) -> list[str]:
     return told
 
 
-def files(batch: Batch, runs: Sequence[tuple[str, Path]]) -> list[tuple[str, Path]]:
+def files(batch: RunPlan, runs: Sequence[tuple[str, Path]]) -> list[tuple[str, Path]]:
     """All students in one picture."""
     return [("picture", picture(list(runs), batch.parent / "figures" / "distill.png"))]
 

@@ -41,7 +41,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Batch:
+class RunPlan:
     """All runs that a command line asks for, and the folder that holds them; that of a single run is its own.
 
     Attributes:
@@ -70,7 +70,7 @@ class Batch:
         return job.label if len(seeds) == 1 else f"{job.label}, seed {job.config['seed']}"
 
     @contextmanager
-    def claimed(self) -> Iterator[Batch]:
+    def claimed(self) -> Iterator[RunPlan]:
         """The same runs in a folder that no other process uses; one in which nothing was written goes again.
 
         Raises:
@@ -113,7 +113,7 @@ class Batch:
 
 def plan(
     schema: CommandSchema, title: Callable[[Config], str], words: Sequence[str], base: Path | None, multirun: bool
-) -> Batch:
+) -> RunPlan:
     """The batch that words describe: one that is continued, or a new one.
 
     Args:
@@ -138,17 +138,17 @@ def plan(
         parent = _new(configs[0].out, "-".join(titles) if len(titles) <= 3 else "sweep")
         called = zip(configs, _names(configs, list(map(title, configs))), strict=True)
         jobs = [Job(config, parent / folder, label=label) for config, (folder, label) in called]
-        return Batch(parent, jobs, configs[0].out is None)
+        return RunPlan(parent, jobs, configs[0].out is None)
     config = configs[0]
     if config.resume is None:
         directory = _new(config.out, f"{title(config)}-{config['seed']}")
-        return Batch(directory, [Job(config, directory, label=title(config))], config.out is None)
+        return RunPlan(directory, [Job(config, directory, label=title(config))], config.out is None)
     directory = run_directory(config.resume)
     start = True if directory == config.resume else config.resume
-    return Batch(directory, [Job(config, directory, start, title(config))])
+    return RunPlan(directory, [Job(config, directory, start, title(config))])
 
 
-def _read_plan(schema: CommandSchema, parent: Path) -> Batch:
+def _read_plan(schema: CommandSchema, parent: Path) -> RunPlan:
     """A batch that was begun before; runs with a run directory are continued there."""
     jobs = []
     home = parent.resolve()
@@ -160,7 +160,7 @@ def _read_plan(schema: CommandSchema, parent: Path) -> Batch:
             raise CheckpointError(f"{parent / PLAN} says nothing of run {name!r}: label and config are missing.")
         config = Config(schema.complete(about["config"]))
         jobs.append(Job(config, directory, RunDirectory(directory).begun, str(about["label"])))
-    return Batch(parent, jobs)
+    return RunPlan(parent, jobs)
 
 
 def _new(out: Path | None, name: str) -> Path:

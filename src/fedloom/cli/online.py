@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.cli.command import Command, Rows
-from fedloom.cli.jobs import Batch, Job
+from fedloom.cli.jobs import Job, RunPlan
 from fedloom.config.online import ONLINE, build
 from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.console import ABSENT, duration, figures, number
@@ -19,7 +19,7 @@ from fedloom.tasks.online.pictures import picture
 from fedloom.tasks.online.task import run
 
 
-def train(experiment: Any, job: Job, batch: Batch, **settings: Any) -> None:
+def train(experiment: Any, job: Job, batch: RunPlan, **settings: Any) -> None:
     """Run one learner in its directory."""
     run(experiment, job.directory, **settings)
 
@@ -62,7 +62,7 @@ def table(rows: Rows) -> Table:
     return shown
 
 
-def files(batch: Batch, runs: Sequence[tuple[str, Path]]) -> list[tuple[str, Path]]:
+def files(batch: RunPlan, runs: Sequence[tuple[str, Path]]) -> list[tuple[str, Path]]:
     """All learners in one picture."""
     return [("picture", picture(list(runs), batch.parent / "figures" / "online.png"))]
 

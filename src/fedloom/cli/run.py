@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.cli.command import Command
-from fedloom.cli.jobs import Batch, Job
+from fedloom.cli.jobs import Job, RunPlan
 from fedloom.config.federated import RUN, build, build_method
 from fedloom.experiment.console import results
 from fedloom.experiment.federated import run
@@ -15,12 +15,12 @@ from fedloom.experiment.report import build as build_report
 from fedloom.experiment.report import comparison_picture
 
 
-def train(experiment: Any, job: Job, batch: Batch, **settings: Any) -> None:
+def train(experiment: Any, job: Job, batch: RunPlan, **settings: Any) -> None:
     """Run one experiment in its directory."""
     run(experiment, job.directory, **settings)
 
 
-def files(batch: Batch, runs: Sequence[tuple[str, Path]]) -> list[tuple[str, Path]]:
+def files(batch: RunPlan, runs: Sequence[tuple[str, Path]]) -> list[tuple[str, Path]]:
     """Each run's curves; of a sweep also all curves in one picture, and the page."""
     directories = [directory for _, directory in runs]
     curves = [comparison_picture([directory], directory / "figures" / "curves.png") for directory in directories]

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.cli.command import Command, Rows
-from fedloom.cli.jobs import Batch, Job
+from fedloom.cli.jobs import Job, RunPlan
 from fedloom.config.federated import JUDGE, SYNTHESIZE, build_method, build_synthesis
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.console import ABSENT, count, duration, figures
@@ -31,7 +31,7 @@ SHOWN = {
 SHARES = ("accuracy", "clients", "recognised", "coverage", "copies")
 
 
-def train(experiment: Any, job: Job, batch: Batch, **settings: Any) -> None:
+def train(experiment: Any, job: Job, batch: RunPlan, **settings: Any) -> None:
     """Run one method and judge its set; the runs of a sweep share the classifier of the real data."""
     cache = batch.parent / CACHE if batch.is_sweep else None
     synthesize(experiment, job.directory, JUDGE.instantiate(job.config["judge"]), cache=cache, **settings)
@@ -64,7 +64,7 @@ def _cell(head: str, value: float | None) -> str:
     return f"{100 * value:.1f} %" if head in SHARES else f"{value:.3g}"
 
 
-def files(batch: Batch, runs: Sequence[tuple[str, Path]]) -> list[tuple[str, Path]]:
+def files(batch: RunPlan, runs: Sequence[tuple[str, Path]]) -> list[tuple[str, Path]]:
     """Each run's set and its picture, and the page."""
     found = [
         place

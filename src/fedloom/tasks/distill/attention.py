@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
-from fedloom.tasks.distill.method import NetworkPair, Term
+from fedloom.tasks.distill.method import DistillTerm, NetworkPair
 from fedloom.tasks.distill.taps import Outputs, Sizes
 from fedloom.tasks.distill.terms import distance, regression
 
@@ -57,7 +57,7 @@ class Attention(nn.Module):
 
 
 @dataclass(frozen=True)
-class SemanticAttention(Term):
+class SemanticAttention(DistillTerm):
     """(1/L) Σ_l Σ_k α_{lk} ‖P_{lk}(f_s^l) - f_t^k‖² / dim(f_t^k) over L maps l of the student and all k of the teacher.
 
     α_{l·}(x) = softmax_k(q_l(x)·k_k(x)): q and k are unit vectors that two learned layers make of the sample's row in
@@ -95,5 +95,5 @@ class SemanticAttention(Term):
         return layers(pair.student.maps, pair.taught.maps)
 
     def guided(self, view: Tensor, teacher: Outputs | None, y: Tensor, g: Tensor, tau_s: float) -> Tensor:
-        """See ``Term.guided``."""
+        """See ``DistillTerm.guided``."""
         return view

@@ -14,11 +14,11 @@ from fedloom.data.augment import Augmentation, pipeline
 from fedloom.tasks.distill.data import Splits
 from fedloom.tasks.distill.method import Distiller
 from fedloom.tasks.distill.teacher_cache import MODES
-from fedloom.tasks.distill.training import Schedule, Training, schedule
+from fedloom.tasks.distill.training import PassSchedule, SGDConfig, schedule
 
 
 @dataclass(frozen=True)
-class Distillation:
+class DistillExperiment:
     """Two equal experiments give the same bits on one machine.
 
     Args:
@@ -51,7 +51,7 @@ class Distillation:
     budget: str = "passes"
     warmup_epochs: int | None = None
     start: Path | None = None
-    training: Training = field(default_factory=Training)
+    training: SGDConfig = field(default_factory=SGDConfig)
     augment: tuple[str | Mapping[str, Any] | Augmentation, ...] = ()
     every: int = 1
     cache: str = "auto"
@@ -78,6 +78,6 @@ class Distillation:
         if self.augment:
             pipeline(self.augment, self.data.train)
 
-    def schedule(self, before: int | None = None) -> Schedule:
+    def schedule(self, before: int | None = None) -> PassSchedule:
         """The rounds of the run; ``before`` are the passes of the student in ``start``."""
         return schedule(self.epochs, self.method.passes, self.method.warm, self.budget, self.warmup_epochs, before)

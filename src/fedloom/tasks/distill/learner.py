@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from fedloom.core import rng
 from fedloom.core.errors import ConfigError
 from fedloom.tasks.distill.guide import GuideNet
-from fedloom.tasks.distill.method import Distiller, NetworkPair, Term
+from fedloom.tasks.distill.method import Distiller, DistillTerm, NetworkPair
 from fedloom.tasks.distill.taps import FeatureTap, Outputs, Sizes
 
 
-class Learner(nn.Module):
+class StudentModule(nn.Module):
     """The student, its terms' layers, and the teacher's head where it is deployed.
 
     Args:
@@ -110,7 +110,7 @@ def make_learner(
     batch_size: int,
     seed: int,
     dtype: torch.dtype,
-) -> tuple[Learner, tuple[Sizes, Sizes]]:
+) -> tuple[StudentModule, tuple[Sizes, Sizes]]:
     """The learner of a method, with what both networks say of a sample.
 
     Raises:
@@ -128,7 +128,7 @@ def make_learner(
     head: Any = None if teacher is None else teacher.head
     with torch.random.fork_rng(devices=[]):
         rng.seed_torch(seed, "layers")
-        learner = Learner(method, student, (own, theirs), head, batch_size).to(dtype)
+        learner = StudentModule(method, student, (own, theirs), head, batch_size).to(dtype)
     return learner, (own, theirs)
 
 
@@ -141,7 +141,7 @@ def make_guide(method: Distiller, teacher: Sizes, seed: int, dtype: torch.dtype)
         return GuideNet(teacher.features, teacher.classes, method.guide.hidden).to(dtype)
 
 
-def selective(method: Distiller) -> list[tuple[int, Term]]:
+def selective(method: Distiller) -> list[tuple[int, DistillTerm]]:
     """The terms that a guide changes, with their numbers."""
     return [(number, method.terms[number]) for number in method.selective]
 

@@ -28,7 +28,7 @@ class NetworkPair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Term(ABC):
+class DistillTerm(ABC):
     """One term of the student's loss, weighted; the loss is ``guided(view(…), …)``.
 
     The two halves are apart because a guide is trained while the student stands still: what the student contributes
@@ -144,7 +144,7 @@ class Distiller:
     """
 
     name: str
-    terms: tuple[Term, ...]
+    terms: tuple[DistillTerm, ...]
     guide: Guide | None = None
     passes: int = 1
     warm: bool = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedloom.core.errors import ConfigError
 from fedloom.tasks.distill.attention import SemanticAttention
 from fedloom.tasks.distill.method import Distiller, Guide, distillers
-from fedloom.tasks.distill.terms import Hint, Labels, Response, Reuse, Selective, SelectiveReuse
+from fedloom.tasks.distill.terms import Hint, Labels, Response, Reuse, SelectiveResponse, SelectiveReuse
 
 ACAR = """@phdthesis{acar2023thesis, title={Learning with Constraints on Processing and Supervision},
   author={Acar, Durmus Alp Emre}, school={Boston University}, year={2023}}"""
@@ -90,7 +90,7 @@ def disk(
         guide_lr: the guide's learning rate; the thesis names one, .1, for everything.
         warm: whether it starts from a student trained on the labels, as there.
     """
-    terms = (Labels(share(alpha)), Selective(1 - alpha, tau, tau_s, top_k))
+    terms = (Labels(share(alpha)), SelectiveResponse(1 - alpha, tau, tau_s, top_k))
     guide = Guide(
         passes=guide_passes, lam_min=lam_min, lam_max=lam_max, lam_period=lam_period, delta=delta, lr=guide_lr
     )

@@ -13,16 +13,18 @@ from fedloom.data.augment import augmentation
 from fedloom.experiment.rundir import Status
 from fedloom.models import macs
 from fedloom.tasks.distill.data import Splits
-from fedloom.tasks.distill.experiment import Distillation
-from fedloom.tasks.distill.learner import Learner
+from fedloom.tasks.distill.experiment import DistillExperiment
+from fedloom.tasks.distill.learner import StudentModule
 from fedloom.tasks.distill.teacher_cache import digest
-from fedloom.tasks.distill.training import Schedule
+from fedloom.tasks.distill.training import PassSchedule
 from fedloom.tasks.distill.work import measured
 
 SAMPLED = 1000  # rows of the inputs that are looked at
 
 
-def describe(experiment: Distillation, data: Splits, learner: Learner, teacher: nn.Module | None) -> dict[str, Any]:
+def describe(
+    experiment: DistillExperiment, data: Splits, learner: StudentModule, teacher: nn.Module | None
+) -> dict[str, Any]:
     """The experiment as nested plain data; two runs with equal descriptions give equal bits on one machine."""
     method = experiment.method
     modules = re.sub(r"0x[0-9a-f]+", "", repr(learner.student))
@@ -108,13 +110,13 @@ def brief(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def summarise(
-    experiment: Distillation,
-    schedule: Schedule,
+    experiment: DistillExperiment,
+    schedule: PassSchedule,
     history: Sequence[dict[str, Any]],
     status: Status,
     delta: float | None,
     *,
-    learner: Learner,
+    learner: StudentModule,
     teacher: nn.Module | None,
     data: Splits,
     inputs: tuple[int, ...],

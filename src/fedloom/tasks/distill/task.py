@@ -24,7 +24,7 @@ from fedloom.experiment.teacher import load_teacher
 from fedloom.experiment.trainer import Record, Task, Trainer
 from fedloom.parts.objectives.guidance import multiplier
 from fedloom.tasks.distill import work
-from fedloom.tasks.distill.experiment import Distillation
+from fedloom.tasks.distill.experiment import DistillExperiment
 from fedloom.tasks.distill.learner import make_guide, make_learner, make_student
 from fedloom.tasks.distill.records import describe, selected, summarise
 from fedloom.tasks.distill.teacher_cache import CacheSpec, TeacherCache
@@ -50,7 +50,7 @@ class Distilled:
 
 
 def run(
-    experiment: Distillation,
+    experiment: DistillExperiment,
     out: Path | str | None = None,
     *,
     resume: bool | Path = False,
@@ -93,7 +93,7 @@ class DistillTask(Task):
 
     kind = Kind.DISTILL
 
-    def __init__(self, experiment: Distillation, cache: Path | None = None) -> None:
+    def __init__(self, experiment: DistillExperiment, cache: Path | None = None) -> None:
         super().__init__()
         self.experiment, self.cache = experiment, cache
         method, training = experiment.method, experiment.training

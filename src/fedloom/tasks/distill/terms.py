@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedloom.core.errors import ConfigError
 from fedloom.parts.objectives import divergence
 from fedloom.parts.objectives.guidance import guided
-from fedloom.tasks.distill.method import NetworkPair, Term
+from fedloom.tasks.distill.method import DistillTerm, NetworkPair
 from fedloom.tasks.distill.taps import Outputs, Sizes
 
 
@@ -22,7 +22,7 @@ def temperature(name: str, tau: float | None) -> None:
 
 
 @dataclass(frozen=True)
-class Labels(Term):
+class Labels(DistillTerm):
     """-log s_y(x), the cross entropy of the labels."""
 
     needs_teacher = False
@@ -32,12 +32,12 @@ class Labels(Term):
         return pair.student.logits
 
     def guided(self, view: Tensor, teacher: Outputs | None, y: Tensor, g: Tensor, tau_s: float) -> Tensor:
-        """See ``Term.guided``."""
+        """See ``DistillTerm.guided``."""
         return divergence.cross_entropy(view, y)
 
 
 @dataclass(frozen=True)
-class Response(Term):
+class Response(DistillTerm):
     """τ² KL(t^τ‖s^τ), s^τ = softmax(logits/τ). Hinton et al., 2015; Acar, thesis 2023, eq. (6.1).
 
     Args:
@@ -55,13 +55,13 @@ class Response(Term):
         return pair.student.logits
 
     def guided(self, view: Tensor, teacher: Outputs | None, y: Tensor, g: Tensor, tau_s: float) -> Tensor:
-        """See ``Term.guided``."""
+        """See ``DistillTerm.guided``."""
         assert teacher is not None
         return divergence.kl(teacher.logits, view, self.tau)
 
 
 @dataclass(frozen=True)
-class Selective(Term):
+class SelectiveResponse(DistillTerm):
     """-τ τ_s Σ_y t^τ_y log(s^{τ_s}_y + 1[y ∈ top_K(t^τ)] g): where g is large, the student may miss the teacher.
 
     Acar, thesis 2023, eq. (6.4). With g = 0 and τ_s = τ it is ``Response`` but for the entropy of t^τ, which does not
@@ -88,7 +88,7 @@ class Selective(Term):
 
     @property
     def fits(self) -> float | None:
-        """See ``Term.fits``."""
+        """See ``DistillTerm.fits``."""
         return self.tau if self.tau_s is None else None
 
     def view(self, pair: NetworkPair, layers: nn.Module | None) -> Tensor:
@@ -96,7 +96,7 @@ class Selective(Term):
         return pair.student.logits
 
     def guided(self, view: Tensor, teacher: Outputs | None, y: Tensor, g: Tensor, tau_s: float) -> Tensor:
-        """See ``Term.guided``."""
+        """See ``DistillTerm.guided``."""
         assert teacher is not None
         at = tau_s if self.tau_s is None else self.tau_s
         top_k = min(20, max(view.shape[-1] // 5, 1)) if self.top_k is None else self.top_k
@@ -104,7 +104,7 @@ class Selective(Term):
 
 
 @dataclass(frozen=True)
-class Hint(Term):
+class Hint(DistillTerm):
     """‖r(f_s) - f_t‖² / dim(f_t) of one middle map each, r a learned regression. FitNet: Romero et al., ICLR 2015.
 
     r is a 1x1 convolution with batch normalisation on maps brought to the smaller of both sizes by averaging. The paper
@@ -147,12 +147,12 @@ class Hint(Term):
         return distance(layers, pair.student.maps[self.layer], pair.taught.maps[self.layer])
 
     def guided(self, view: Tensor, teacher: Outputs | None, y: Tensor, g: Tensor, tau_s: float) -> Tensor:
-        """See ``Term.guided``."""
+        """See ``DistillTerm.guided``."""
         return view
 
 
 @dataclass(frozen=True)
-class Reuse(Term):
+class Reuse(DistillTerm):
     """‖Ψ(f_s) - f_t‖² / dim(f_t): learned layers Ψ bring the student to the teacher's features, and its head is reused.
 
     SimKD: Chen et al., CVPR 2022. Deployed is head_T(Ψ(f_s(x))); there is no term of the labels. Where both networks'
@@ -187,7 +187,7 @@ class Reuse(Term):
         return (layers(pair.student.features) - pair.taught.features).square().flatten(1).mean(1)
 
     def guided(self, view: Tensor, teacher: Outputs | None, y: Tensor, g: Tensor, tau_s: float) -> Tensor:
-        """See ``Term.guided``."""
+        """See ``DistillTerm.guided``."""
         return view
 
     def features(self, said: Outputs, layers: nn.Module | None) -> Tensor:
@@ -205,7 +205,7 @@ class SelectiveReuse(Reuse):
     selective = True
 
     def guided(self, view: Tensor, teacher: Outputs | None, y: Tensor, g: Tensor, tau_s: float) -> Tensor:
-        """See ``Term.guided``."""
+        """See ``DistillTerm.guided``."""
         return (1 - g) * view
 
 

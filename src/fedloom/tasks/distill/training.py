@@ -14,7 +14,7 @@ from fedloom.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Training:
+class SGDConfig:
     """SGD with momentum and a cosine from ``lr`` to 0 over all steps of a phase.
 
     The defaults are those of Acar, thesis 2023, A.1.5.
@@ -54,7 +54,7 @@ class Training:
     def rate(self, step: int, steps: int) -> float:
         """The learning rate of a step of a phase, lr (1 + cos(π step / steps)) / 2.
 
-        >>> [round(Training(lr=1.0).rate(step, 4), 2) for step in range(5)]
+        >>> [round(SGDConfig(lr=1.0).rate(step, 4), 2) for step in range(5)]
         [1.0, 0.85, 0.5, 0.15, 0.0]
         """
         return self.lr * (1 + cos(pi * step / max(steps, 1))) / 2
@@ -66,7 +66,7 @@ class Training:
     def batches(self, samples: int, seed: int, purpose: str, *counters: int) -> list[Tensor]:
         """The rows of each mini-batch of a pass: a function of (seed, purpose, counters).
 
-        >>> [b.tolist() for b in Training(batch_size=2).batches(5, 0, "batches", 0)]
+        >>> [b.tolist() for b in SGDConfig(batch_size=2).batches(5, 0, "batches", 0)]
         [[1, 3], [4, 0]]
         """
         order = torch.from_numpy(rng.stream(seed, purpose, *counters).permutation(samples).astype(np.int64))
@@ -74,7 +74,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class PassSchedule:
     """Who makes how many passes, and when.
 
     Args:
@@ -108,7 +108,7 @@ BUDGETS = ("passes", "published")
 
 def schedule(
     epochs: int, each: int, warms: bool, budget: str = "passes", warm: int | None = None, before: int | None = None
-) -> Schedule:
+) -> PassSchedule:
     """The rounds of a run under one of two protocols.
 
     ``passes``: the student goes ``epochs`` times over the data, whatever the method, the warm start included.
@@ -139,7 +139,7 @@ def schedule(
     if warms and before is None:
         first = warm if warm is not None else max(epochs // 4, 1) if budget == "passes" else epochs
     if budget == "published":
-        return Schedule(before or 0, first, (each,) * epochs)
+        return PassSchedule(before or 0, first, (each,) * epochs)
     left = epochs - first - (before or 0)
     if left < 1:
         raise ConfigError(
@@ -147,4 +147,4 @@ def schedule(
             "take more epochs or a shorter warm start."
         )
     rounds = (each,) * (left // each) + ((left % each,) if left % each else ())
-    return Schedule(before or 0, first, rounds)
+    return PassSchedule(before or 0, first, rounds)

@@ -16,11 +16,11 @@ from fedloom.data.augment import Pipeline
 from fedloom.parts.objectives.divergence import cross_entropy
 from fedloom.parts.objectives.guidance import budget
 from fedloom.tasks.distill.guide import GuideNet, fit_temperature
-from fedloom.tasks.distill.learner import Learner, selective
+from fedloom.tasks.distill.learner import StudentModule, selective
 from fedloom.tasks.distill.method import Distiller, NetworkPair
 from fedloom.tasks.distill.taps import Outputs
 from fedloom.tasks.distill.teacher_cache import TeacherCache
-from fedloom.tasks.distill.training import Training
+from fedloom.tasks.distill.training import SGDConfig
 
 AT_ONCE = 1000  # samples of a forward pass
 
@@ -44,7 +44,7 @@ class DistillationData:
     train: Arrays
     teacher: TeacherCache | None
     change: Pipeline | None
-    training: Training
+    training: SGDConfig
     seed: int
 
     def batches(self, purpose: str, *counters: int) -> list[Tensor]:
@@ -61,7 +61,7 @@ class DistillationData:
         return x, None if self.teacher is None else self.teacher.of(x), y
 
 
-def optimiser(parameters: list[nn.Parameter], training: Training) -> torch.optim.SGD:
+def optimiser(parameters: list[nn.Parameter], training: SGDConfig) -> torch.optim.SGD:
     """SGD with the run's settings; the learning rate is set before every step."""
     return torch.optim.SGD(
         parameters, training.lr, training.momentum, 0.0, training.weight_decay, nesterov=training.nesterov
@@ -106,7 +106,7 @@ Losses = Callable[[Tensor, Outputs | None, Tensor], Tensor]
 
 def student_pass(
     bench: DistillationData,
-    learner: Learner,
+    learner: StudentModule,
     sgd: torch.optim.SGD,
     number: int,
     rate: Callable[[int], float],
@@ -135,12 +135,12 @@ def student_pass(
     return total / sum(map(len, batches))
 
 
-def on_labels(learner: Learner) -> Losses:
+def on_labels(learner: StudentModule) -> Losses:
     """Cross entropy of the student's own head: the warm start, the same bits as method ``ce``."""
     return lambda x, teacher, y: cross_entropy(learner.forward_student(x).logits, y)
 
 
-def on_terms(learner: Learner, guide: GuideNet | None = None, tau_s: float = 1.0) -> Losses:
+def on_terms(learner: StudentModule, guide: GuideNet | None = None, tau_s: float = 1.0) -> Losses:
     """The method's terms, with the guide held still."""
 
     def losses(x: Tensor, teacher: Outputs | None, y: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ class StudentSnapshot:
         return self.answers.argmax(1) != self.y
 
 
-def snapshot_student(bench: DistillationData, learner: Learner, method: Distiller, round: int) -> StudentSnapshot:
+def snapshot_student(bench: DistillationData, learner: StudentModule, method: Distiller, round: int) -> StudentSnapshot:
     """One forward pass over the data: where the student stands. With augmentation, on one view of every sample.
 
     ``round`` is counted from the end of the warm start, and decides that view.

@@ -13,7 +13,7 @@ from fedloom.core.federation import Arrays
 from fedloom.core.local import Local
 from fedloom.core.parts import Batch
 from fedloom.core.tree import Tree
-from fedloom.tasks.online.learners import Learner
+from fedloom.tasks.online.learners import OnlineLearner
 
 TaskBatch = tuple[Batch, Batch]  # support and query of one task
 
@@ -33,7 +33,13 @@ def fetched(memory: Mapping[str, Tensor], number: int) -> Batch:
 
 
 def task_batches(
-    learner: Learner, local: Local, support: int, memory: Mapping[str, Tensor], held: Sequence[int], t: int, seed: int
+    learner: OnlineLearner,
+    local: Local,
+    support: int,
+    memory: Mapping[str, Tensor],
+    held: Sequence[int],
+    t: int,
+    seed: int,
 ) -> list[list[TaskBatch]]:
     """The material of the K steps at task t: for each step, support and query of every task that it looks at.
 

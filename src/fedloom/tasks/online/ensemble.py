@@ -28,7 +28,7 @@ from fedloom.core.plan import ClientPlan
 from fedloom.core.slots import label
 from fedloom.core.tree import Tree
 from fedloom.tasks.online.batches import TaskBatch, stored, task_batches
-from fedloom.tasks.online.learners import Learner
+from fedloom.tasks.online.learners import OnlineLearner
 
 MEMORY = "memory"  # where in a bank's state the kept tasks are
 
@@ -43,7 +43,7 @@ class ExpertConfig:
         local: K (``steps``), β (``lr``), the samples of a batch, weight decay and clipping.
     """
 
-    learner: Learner
+    learner: OnlineLearner
     adaptation: Adaptation
     local: Local
 
@@ -65,7 +65,7 @@ class ExpertConfig:
 
 
 def grid(
-    learner: Learner, adaptation: Adaptation, local: Local, over: Mapping[str, Sequence[Any]]
+    learner: OnlineLearner, adaptation: Adaptation, local: Local, over: Mapping[str, Sequence[Any]]
 ) -> tuple[ExpertConfig, ...]:
     """The experts of a grid of settings, like ``{"learner.alpha": (1, 5), "local.steps": (10, 20)}``.
 
@@ -121,7 +121,7 @@ class Group:
             groups.append(cls(tuple(places), experts[places[0]], numbers))
         return tuple(groups)
 
-    def made(self, numbers: Mapping[str, Any]) -> tuple[Learner, Adaptation, Any, Any]:
+    def made(self, numbers: Mapping[str, Any]) -> tuple[OnlineLearner, Adaptation, Any, Any]:
         """Learner, adaptation, β and weight decay with the given numbers in their places."""
         parts: dict[str, dict[str, Any]] = {"learner": {}, "adaptation": {}, "local": {}}
         for key, value in numbers.items():
@@ -327,7 +327,7 @@ class ExpertEnsemble:
         return after, total / max(len(steps), 1)
 
     def _loss(
-        self, learner: Learner, adaptation: Adaptation, material: Sequence[TaskBatch]
+        self, learner: OnlineLearner, adaptation: Adaptation, material: Sequence[TaskBatch]
     ) -> Callable[[Tensor], Tensor]:
         """The mean over a step's tasks of f∘U, or of f, as a function of w [P]."""
         plan, net = self.plan(1, adaptation) if learner.adapts else self.plan(0)

@@ -21,7 +21,7 @@ from fedloom.tasks.online.metrics import samples_needed, scores
 
 
 @dataclass(frozen=True)
-class Evaluator:
+class StreamEvaluator:
     """Asks the experts and marks their answers; it holds the labels, so that they need not.
 
     Args:

@@ -26,7 +26,7 @@ from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)
-class Learner:
+class OnlineLearner:
     """Base of all learners: every hook with the meaning of "the new task alone, nothing kept, no regulariser"."""
 
     trains: ClassVar[bool] = True  # whether the model moves at all
@@ -59,7 +59,7 @@ class Learner:
         return ()
 
 
-learners = Registry[Learner]("learner")
+learners = Registry[OnlineLearner]("learner")
 """Every learner by name."""
 
 
@@ -86,7 +86,7 @@ OGD = """@inproceedings{zinkevich2003online,
 
 @learners.register
 @dataclass(frozen=True)
-class Mogd(Learner):
+class Mogd(OnlineLearner):
     """Meta OGD: w^{t+1} is w^t after K gradient steps on f^t∘U^t, and nothing else is remembered.
 
     Online gradient descent on the meta losses; with K = 1 it is Zinkevich's. Acar, thesis 2023, 5.3 and A.1.4, where
@@ -98,7 +98,7 @@ class Mogd(Learner):
 
 @learners.register
 @dataclass(frozen=True)
-class Ftml(Learner):
+class Ftml(OnlineLearner):
     """Follow the meta leader: K gradient steps on (1/t) Σ_{s≤t} f^s∘U^s, for which all tasks are kept.
 
     Finn et al., ICML 2019; Acar, thesis 2023, 5.3. The thesis does not say how a step is taken on that mean; as in
@@ -130,7 +130,7 @@ class Ftml(Learner):
 
 @learners.register
 @dataclass(frozen=True)
-class Toe(Learner):
+class Toe(OnlineLearner):
     """Train on everything: K gradient steps on the pooled samples of all tasks seen, with one model for all.
 
     It learns no initialisation, f instead of f∘U; the model is adapted before it is used, like all the others'. A
@@ -151,7 +151,7 @@ class Toe(Learner):
 
 @learners.register
 @dataclass(frozen=True)
-class Fs(Learner):
+class Fs(OnlineLearner):
     """From scratch: each task adapts the random initial model, which never moves. Acar, thesis 2023, 5.3."""
 
     trains = False

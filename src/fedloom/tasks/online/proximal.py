@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.tree import Tree
-from fedloom.tasks.online.learners import Learner, counted, learners, positive
+from fedloom.tasks.online.learners import OnlineLearner, counted, learners, positive
 
 MOML = """@inproceedings{acar2021moml, title={Memory Efficient Online Meta Learning},
   author={Acar, Durmus Alp Emre and Zhu, Ruizhao and Saligrama, Venkatesh}, booktitle={ICML}, year={2021}}"""
@@ -35,7 +35,7 @@ def follow(alpha: float | Tensor, w: Tensor, state: Tree) -> Tree:
 
 @learners.register
 @dataclass(frozen=True)
-class Moml(Learner):
+class Moml(OnlineLearner):
     """K steps on f^t∘U^t + R^t, R^t(w) = -⟨∇, w⟩ + (α/2)‖w - ω‖²; ∇ ← ∇ - α(w⁺ - ω), ω ← ½(ω + w⁺ - ∇/α).
 
     ∇ stands for ∇f^{t-1}∘U^{t-1}(w^t): it takes the pull of the newest task out, and ω, in which all tasks are summed
@@ -69,7 +69,7 @@ class Moml(Learner):
 
 @learners.register(name="b_moml")
 @dataclass(frozen=True)
-class BufferedMoml(Learner):
+class BufferedMoml(OnlineLearner):
     """MOML on L_B, the mean of the losses of B tasks: the new one and those in a buffer of B - 1 earlier ones.
 
     With ``accept`` 1 the buffer holds the latest (B = 1 is MOML, which tables call B = 0); below, a new task enters it
@@ -127,7 +127,7 @@ class BufferedMoml(Learner):
 
 @learners.register(name="moml_nabla0")
 @dataclass(frozen=True)
-class PlainMoml(Learner):
+class PlainMoml(OnlineLearner):
     """MOML without its linear term, ∇ = 0: R^t(w) = (α/2)‖w - ω‖², ω ← ½(ω + w⁺). Acar, thesis 2023, algorithm 11.
 
     Args:

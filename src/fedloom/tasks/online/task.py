@@ -21,7 +21,7 @@ from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.store import flat, nested
 from fedloom.experiment.trainer import Record, Task, Trainer
 from fedloom.tasks.online.ensemble import MEMORY, state_bytes, task_bytes
-from fedloom.tasks.online.evaluate import Evaluator
+from fedloom.tasks.online.evaluate import StreamEvaluator
 from fedloom.tasks.online.experiment import Online
 from fedloom.tasks.online.hedge import mixed
 from fedloom.tasks.online.summary import summarise
@@ -64,7 +64,7 @@ def run(
         checkpoint_every: tasks between checkpoints; one is written at the end and on Ctrl-C in any case. A checkpoint
             holds what the learner keeps, so that FTML's grow.
         keep: how many checkpoints stay.
-        callbacks: what looks at the run; a callback's ``on_step`` receives a ``Step``.
+        callbacks: what looks at the run; a callback's ``on_step`` receives a ``StreamStep``.
 
     Raises:
         ConfigError: if the model does not fit the tasks.
@@ -78,7 +78,7 @@ def run(
         return OnlineResult(task.history, summary, task.state, online.hedge.p(task.total))
 
 
-class Step(NamedTuple):
+class StreamStep(NamedTuple):
     """A task that is not taken over yet: its record, and what follows it.
 
     Attributes:
@@ -103,7 +103,7 @@ class OnlineTask(Task):
         self.online, self.name, self.rounds, self.seed = online, online.name, len(online.stream), online.seed
         self.config, self.citations = online.config, "\n\n".join(online.citations()) + "\n"
         self.bank = online.bank()
-        self.evaluator = Evaluator(online, self.bank)
+        self.evaluator = StreamEvaluator(online, self.bank)
         self.state = self.bank.init()
         self.total = online.hedge.init(len(online.experts))
 
@@ -113,7 +113,7 @@ class OnlineTask(Task):
         theta = hashlib.sha256(self.bank.init()[FIRST]["w"].cpu().numpy().tobytes()).hexdigest()[:16]
         return {**self.online.describe(), "stream": {"digest": digest}, "model": {"digest": theta}}
 
-    def step(self) -> Step:
+    def step(self) -> StreamStep:
         online, bank, measures, t = self.online, self.bank, self.online.measures, self.round
         task = online.stream[t]
         p = online.hedge.p(self.total)
@@ -145,9 +145,9 @@ class OnlineTask(Task):
         }
         if _due(t, measures.ltm_every) or t + 1 == self.rounds:
             record |= self.evaluator.long_term(state, t + 1, online.hedge.p(total))
-        return Step(record, state, total)
+        return StreamStep(record, state, total)
 
-    def commit(self, step: Step) -> tuple[Record, dict[str, Columns]]:
+    def commit(self, step: StreamStep) -> tuple[Record, dict[str, Columns]]:
         self.state, self.total, self.round = step.state, step.total, self.round + 1
         return step.record, {}
 

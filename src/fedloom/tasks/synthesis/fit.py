@@ -24,7 +24,7 @@ BETTER = 0.98  # of the loss before: less is no progress
 
 
 @dataclass(frozen=True)
-class Training:
+class ClassifierTraining:
     """How a classifier is trained until its loss does not fall any more.
 
     Adam takes steps on mini-batches that change at random. When the mean loss over ``window`` steps has not fallen by
@@ -97,7 +97,7 @@ def classifier(name: str, arrays: Arrays) -> nn.Module:
     return models.make(suited(name, arrays), classes=arrays.classes, inputs=tuple(arrays.x.shape[1:]))
 
 
-def fit(name: str, arrays: Arrays, training: Training, seed: int) -> Fitted:
+def fit(name: str, arrays: Arrays, training: ClassifierTraining, seed: int) -> Fitted:
     """Train a fresh classifier on ``arrays``, on their device; a function of its arguments alone.
 
     Args:
@@ -111,7 +111,7 @@ def fit(name: str, arrays: Arrays, training: Training, seed: int) -> Fitted:
 
     Example:
         >>> from fedloom.data.sources import digits
-        >>> found = fit("mlp", digits().train.take(torch.arange(100)), Training(augment=()), seed=0)
+        >>> found = fit("mlp", digits().train.take(torch.arange(100)), ClassifierTraining(augment=()), seed=0)
         >>> found.accuracy, found.loss < 0.05
         (1.0, True)
     """
@@ -129,7 +129,7 @@ def fit(name: str, arrays: Arrays, training: Training, seed: int) -> Fitted:
     return Fitted(model, steps, loss, float(right.double().mean()))
 
 
-def changes(training: Training, arrays: Arrays) -> Pipeline | None:
+def changes(training: ClassifierTraining, arrays: Arrays) -> Pipeline | None:
     """The random changes of such samples; None leaves them as they are.
 
     Raises:
@@ -150,7 +150,7 @@ def _batches(count: int, size: int, draws: np.random.Generator) -> Iterator[np.n
 
 
 def _train(
-    model: nn.Module, arrays: Arrays, training: Training, change: Pipeline | None, draws: np.random.Generator
+    model: nn.Module, arrays: Arrays, training: ClassifierTraining, change: Pipeline | None, draws: np.random.Generator
 ) -> tuple[float, int]:
     """The last window's loss, and the number of steps."""
     optimiser = torch.optim.Adam(model.parameters(), lr=training.lr)

@@ -27,7 +27,7 @@ from fedloom.metrics.generation import Features, diversity, manifold, recognised
 from fedloom.metrics.inception import inception
 from fedloom.metrics.membership import membership
 from fedloom.metrics.neighbours import alike, nearest
-from fedloom.tasks.synthesis.fit import AUTO, Fitted, Training, changes, classifier, fit, predicted, suited
+from fedloom.tasks.synthesis.fit import AUTO, ClassifierTraining, Fitted, changes, classifier, fit, predicted, suited
 
 CACHE = "judge"  # the folder of a run directory in which the real-data classifier is kept
 HELD_OUT = 2000  # test samples with which nearest neighbours are compared
@@ -43,7 +43,7 @@ class EvalConfig:
         per_class: samples of each class that are drawn from methods with a generator; the others hold their own.
         classifier: the network that learns from the set, and the one that is trained on real data: a model by name, or
             ``auto``, a small one that suits the size of the samples.
-        lr: this and the rest: how both are trained until they converge, see ``Training``.
+        lr: this and the rest: how both are trained until they converge, see ``ClassifierTraining``.
         batch_size: samples of a step on the synthetic set, a hundred on real data.
         max_steps: steps at most.
         augment: random changes of the images; None shifts them by up to an eighth of their side.
@@ -67,9 +67,11 @@ class EvalConfig:
             raise ConfigError("judge: every must be at least 0, per_class at least 1.")
         self.training()
 
-    def training(self, batch_size: int | None = None) -> Training:
+    def training(self, batch_size: int | None = None) -> ClassifierTraining:
         """How classifiers are trained."""
-        return Training(self.lr, batch_size or self.batch_size, max_steps=self.max_steps, augment=self.augment)
+        return ClassifierTraining(
+            self.lr, batch_size or self.batch_size, max_steps=self.max_steps, augment=self.augment
+        )
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class SyntheticEvaluator:
             write_whole(path, as_file({**made.model.state_dict(), **facts, "fit.steps": torch.tensor(made.steps)}))
         return made
 
-    def _stamp(self, training: Training) -> str:
+    def _stamp(self, training: ClassifierTraining) -> str:
         arrays = self.federation.train.arrays
         settings = (self.classifier, training, tuple(arrays.x.shape))
         digest = hashlib.blake2b(repr(settings).encode(), digest_size=8)
