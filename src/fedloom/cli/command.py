@@ -16,6 +16,7 @@ from fedloom.cli.jobs import Job, RunPlan, plan
 from fedloom.config.build import Shared, run_settings
 from fedloom.config.overrides import split_words
 from fedloom.config.schema import CommandSchema, Config, to_yaml
+from fedloom.core.client import Failure
 from fedloom.core.errors import ClientError
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.console import make_console, notes, print_raw, relpath, show_warnings
@@ -26,6 +27,24 @@ UNBEGUN = "stopped before training began; nothing was written."
 
 Rows = Sequence[tuple[str, Mapping[str, Any]]]
 """A label and the summary of each run."""
+
+
+class FailureTraces(Callback):
+    """Collects, for ``--debug``, the traceback of the first client that failed at each place in the code."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[str, str], Failure] = {}
+
+    def on_step(self, step: Any) -> Mapping[str, Any]:
+        for failure in step.report.failures if hasattr(step, "report") else ():
+            if failure.trace:
+                self.found.setdefault((failure.stage, failure.reason), failure)
+        return {}
+
+    def print(self) -> None:
+        """Print them on standard error."""
+        for failure in self.found.values():
+            print(f"fedloom: {failure}\n{failure.trace}", file=sys.stderr)
 
 
 class Work(NamedTuple):
@@ -84,13 +103,21 @@ class Command:
                     print_raw(console, f"# {job.directory}")
                 print_raw(console, to_yaml(job.config), end="")
             return 0
+        traces = FailureTraces()
         with batch.claimed() as batch:
             work = [Work(job, *made) for job, made in zip(batch.jobs, planned, strict=True)]
-            with make_progress(console, arguments.quiet) as progress:
-                failed = self.train(batch, work, progress)
+            if arguments.debug:
+                for _, _, settings in work:
+                    settings["callbacks"].append(traces)
+            try:
+                with make_progress(console, arguments.quiet) as progress:
+                    failed = self.train(batch, work, progress)
+            finally:
+                traces.print()
             self.show(console, batch)
         for label, error in failed:
-            print(f"fedloom: {label}: {error}", file=sys.stderr)
+            trace = f"\n{error.trace}" if arguments.debug and error.trace else ""
+            print(f"fedloom: {label}: {error}{trace}", file=sys.stderr)
         return 2 if failed else 0
 
     def train(self, batch: RunPlan, work: Sequence[Work], progress: NullProgress) -> list[tuple[str, ClientError]]:

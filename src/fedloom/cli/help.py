@@ -67,7 +67,7 @@ and pictures; either file is data for another run: data=generated data.path=DIR/
   judge.every=50          rounds between two evaluations, each a picture and numbers; 0 evaluates at the end alone
   judge.per_class=10      samples of each class drawn from a generator; FedEvg's own number is method.per_class
   judge.classifier=auto   the network that learns from the set, and the one trained on real data for comparison
-  judge.max_steps=2000    the most steps for which either is trained; also judge.lr, judge.batch_size, judge.augment
+  judge.max_steps=2000    the most steps for which either is trained; also judge.lr, .batch_size, .loss_tol, .augment
 {PLACES}
 examples:
   fedloom synthesize

@@ -53,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(words)
     except FedLoomError as error:
         if "--debug" in words:
+            if trace := getattr(error, "trace", ""):
+                print(trace, file=sys.stderr)
             raise
         print(f"fedloom: {error}", file=sys.stderr)
         return MISTAKE

@@ -54,6 +54,8 @@ class ClassifierTraining:
     augment: tuple[str | Mapping[str, Any], ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.loss_tol < 0:
+            raise ConfigError(f"training a judge: loss_tol must be at least 0, not {self.loss_tol:g}.")
         if not 0 < self.lr < inf or min(self.batch_size, self.window, self.patience, self.max_steps) < 1:
             raise ConfigError(
                 "training a judge: lr must be positive, batch_size, window, patience and max_steps at least 1."

@@ -45,6 +45,7 @@ class EvalConfig:
             ``auto``, a small one that suits the size of the samples.
         lr: this and the rest: how both are trained until they converge, see ``ClassifierTraining``.
         batch_size: samples of a step on the synthetic set, a hundred on real data.
+        loss_tol: the mean loss below which training ends early.
         max_steps: steps at most.
         augment: random changes of the images; None shifts them by up to an eighth of their side.
         inception: a file with the weights of Inception; then FID and KID are taken on its features too, at the end.
@@ -58,6 +59,7 @@ class EvalConfig:
     classifier: str = AUTO
     lr: float = 2e-3
     batch_size: int = 50
+    loss_tol: float = 1e-3
     max_steps: int = 2000
     augment: tuple[str | Mapping[str, Any], ...] | None = None
     inception: Path | None = None
@@ -70,7 +72,11 @@ class EvalConfig:
     def training(self, batch_size: int | None = None) -> ClassifierTraining:
         """How classifiers are trained."""
         return ClassifierTraining(
-            self.lr, batch_size or self.batch_size, max_steps=self.max_steps, augment=self.augment
+            lr=self.lr,
+            batch_size=batch_size or self.batch_size,
+            loss_tol=self.loss_tol,
+            max_steps=self.max_steps,
+            augment=self.augment,
         )
 
 
