@@ -114,7 +114,7 @@ def test_passes_are_counted(images: Problem, name: str, budget: str):
 
 
 def test_a_guide_needs_a_listener():
-    with pytest.raises(ValueError, match="no term listens"):
+    with pytest.raises(ValueError, match="no selective term"):
         Distiller("deaf", (Labels(),), Guide())
     with pytest.raises(ValueError, match="no terms"):
         replace(ce(), terms=())

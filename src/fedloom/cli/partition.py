@@ -11,11 +11,12 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from fedloom import data
 from fedloom.config import build_federation, resolve
 from fedloom.config.overrides import split_words
 from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.federation import Federation
-from fedloom.data import label_picture, statistics
+from fedloom.data import statistics
 from fedloom.experiment.console import make_console, plain_table, print_raw, relpath, show_warnings
 
 FORMATS = ("png", "svg", "pdf")
@@ -41,7 +42,7 @@ def command(arguments: argparse.Namespace) -> int:
     path = picture_path(arguments.out or config.out or "partition.png")
     federation = build_federation(config)
     if has_classes(federation):
-        write_picture(path, lambda: label_picture(federation, path))
+        write_picture(path, lambda: data.label_picture(federation, path))
         if is_small(federation):
             console.print(grid(federation))
             console.print()

@@ -8,15 +8,22 @@
 ``sources`` and ``partitions`` list what there is; a partition with settings is an object, ``Dirichlet(alpha=0.1)``.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fedloom.data.augment import augmentations
 from fedloom.data.federate import federate
 from fedloom.data.noise import LabelNoise, noises
 from fedloom.data.partitions import Partition, partitions
-from fedloom.data.pictures import label_picture
 from fedloom.data.sources import Source, from_tensors, sources
 from fedloom.data.statistics import statistics
 from fedloom.data.streams import streams, task_stream
 from fedloom.data.targets import Target, targets
+
+if TYPE_CHECKING:
+    from fedloom.data.pictures import label_picture
 
 __all__ = [
     "LabelNoise",
@@ -35,3 +42,10 @@ __all__ = [
     "targets",
     "task_stream",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the picture on first use: nothing else here needs matplotlib."""
+    if name == "label_picture":
+        return import_module("fedloom.data.pictures").label_picture
+    raise AttributeError(f"module 'fedloom.data' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""DistillExperiment: a small model learns from a large one, and from the labels where that one is no help.
+"""Distillation: training a small model, the student, with a large one as its teacher.
 
 >>> from fedloom.tasks.distill import distillers
 >>> distillers.names()

@@ -1,4 +1,4 @@
-"""The guide's network, and the student's temperature at which the guide compares it with the teacher."""
+"""The guide's network, and the fit of the student's temperature to the teacher."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedloom.core.errors import ConfigError
 class GuideNet(nn.Module):
     """g(x) in [0, 1] from the teacher's features and logits: two hidden layers with batch normalisation and ReLU.
 
-    Acar, thesis 2023, A.1.5. It sees neither the student nor the input, and is not there at inference.
+    Acar, thesis 2023, A.1.5. It receives neither the student's outputs nor the input, and is not used at inference.
 
     Args:
         features: d, the teacher's.
@@ -46,20 +46,19 @@ class GuideNet(nn.Module):
 def fit_temperature(
     teacher_logits: Tensor, student_logits: Tensor, tau: float, within: tuple[float, float] = (0.05, 50.0)
 ) -> float:
-    """τ_s = argmin_{τ'} Σ_i KL(t^τ(x_i)‖s^{τ'}(x_i)): where the student comes closest to the teacher.
+    """τ_s = argmin_{τ'} Σ_i KL(t^τ(x_i)‖s^{τ'}(x_i)), the temperature at which the student is closest to the teacher.
 
-    As a function of 1/τ' it is a sum of log-sum-exps plus something linear, hence convex: there is one minimum, which
-    a bounded search over log τ' finds; where it lies outside ``within`` the nearer end is returned. Acar, thesis 2023,
-    §6.3, below eq. (6.4).
+    As a function of 1/τ' the sum is convex (log-sum-exps plus a linear term), so a bounded search over log τ' finds its
+    only minimum; if that lies outside ``within``, the nearer end is returned. Acar, thesis 2023, §6.3, below eq. (6.4).
 
     Args:
         teacher_logits: [N, C].
         student_logits: [N, C].
         tau: τ > 0, the teacher's temperature.
-        within: the least and the greatest τ_s.
+        within: the smallest and the largest τ_s.
 
     Raises:
-        ConfigError: if a temperature is not positive, or ``within`` is no interval.
+        ConfigError: if a temperature is not positive, or ``within`` is not an interval.
 
     >>> said = torch.tensor([[0.0, 1.0, 3.0], [2.0, 0.0, 1.0]])
     >>> round(fit_temperature(said, 2 * said, tau=4.0), 3)  # twice the logits, twice the temperature
