@@ -36,7 +36,7 @@ from fedloom.tasks.distill import (
     work,
 )
 from fedloom.tasks.distill.records import published, selected
-from fedloom.tasks.distill.teacher_cache import CacheSpec, TeacherCache
+from fedloom.tasks.distill.teacher_cache import TeacherCache
 
 
 def snapshot(module: nn.Module) -> Tensor:
@@ -122,14 +122,14 @@ def test_kept_answers_are_the_teachers(images: Problem, method: Distiller, tmp_p
 def test_kept_answers_belong_to_one_teacher(images: Problem, tmp_path: Path):
     x = images.data.train.x
     images.teacher.eval()
-    first = TeacherCache(images.teacher, x, CacheSpec((1,)), "disk", tmp_path).at(torch.arange(4))
+    first = TeacherCache(images.teacher, x, (1,), "disk", tmp_path).at(torch.arange(4))
     assert len(list(tmp_path.iterdir())) == 1
-    again = TeacherCache(images.teacher, x, CacheSpec((1,)), "disk", tmp_path).at(torch.arange(4))
+    again = TeacherCache(images.teacher, x, (1,), "disk", tmp_path).at(torch.arange(4))
     assert torch.equal(first.maps[1], again.maps[1])
     assert first.maps[0].numel() == 0, "nobody asked for it"
     with torch.no_grad():
         next(images.teacher.parameters()).mul_(2)
-    changed = TeacherCache(images.teacher, x, CacheSpec((1,)), "disk", tmp_path).at(torch.arange(4))
+    changed = TeacherCache(images.teacher, x, (1,), "disk", tmp_path).at(torch.arange(4))
     assert not torch.allclose(first.logits, changed.logits)
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -137,8 +137,8 @@ def test_kept_answers_belong_to_one_teacher(images: Problem, tmp_path: Path):
 def test_kept_answers_are_those_of_the_batch(images: Problem):
     images.teacher.eval()
     x, rows = images.data.train.x, torch.tensor([4, 0, 9])
-    kept = TeacherCache(images.teacher, x, CacheSpec((0, 1)), "memory").at(rows)
-    asked = TeacherCache(images.teacher, x, CacheSpec((0, 1)), "none").at(rows)
+    kept = TeacherCache(images.teacher, x, (0, 1), "memory").at(rows)
+    asked = TeacherCache(images.teacher, x, (0, 1), "none").at(rows)
     for a, b in zip((kept.logits, kept.features, *kept.maps), (asked.logits, asked.features, *asked.maps), strict=True):
         torch.testing.assert_close(a, b)
 

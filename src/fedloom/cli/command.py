@@ -1,4 +1,4 @@
-"""Commands that train: plan the runs, check all of them, run them, and show the results."""
+"""The driver of all commands that train: plan the runs, check them, run them, and show the results."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from fedloom.experiment.rundir import RunDirectory
 UNBEGUN = "stopped before training began; nothing was written."
 
 Rows = Sequence[tuple[str, Mapping[str, Any]]]
-"""A label and the summary of each run."""
+"""The label and the summary of each run."""
 
 
 class FailureTraces(Callback):
-    """Collects, for ``--debug``, the traceback of the first client that failed at each place in the code."""
+    """Collects the tracebacks of failed clients for ``--debug``, one per stage and reason."""
 
     def __init__(self) -> None:
         self.found: dict[tuple[str, str], Failure] = {}
@@ -42,7 +42,7 @@ class FailureTraces(Callback):
         return {}
 
     def print(self) -> None:
-        """Print them on standard error."""
+        """Print the tracebacks on standard error."""
         for failure in self.found.values():
             print(f"fedloom: {failure}\n{failure.trace}", file=sys.stderr)
 
@@ -60,16 +60,16 @@ class Command:
     """A command that trains.
 
     Attributes:
-        schema: its configuration.
-        title: the name of a configuration's method, like ``feddyn``.
-        build: makes the experiment of a configuration, or refuses what is impossible.
+        schema: of the configuration.
+        title: maps a configuration to the name of its method, like ``feddyn``.
+        build: makes and checks the experiment of a configuration.
         run: runs one experiment, with ``resume``, ``checkpoint_every``, ``keep`` and ``callbacks``.
         table: makes the table of results.
-        files: draws pictures and pages of runs with their labels; returns words and paths to print.
-        remarks: sentences below the table.
+        files: writes figures and pages of the labelled runs; returns the paths to print, with a word for each.
+        remarks: makes sentences to print below the table.
         progress: wraps the progress display.
         last_file: the file that a run writes last.
-        plans: whether the plan is written for a single run too, because it trains a teacher first.
+        plans: whether a single run has a plan, too, because it trains a teacher first.
     """
 
     schema: CommandSchema
@@ -84,7 +84,7 @@ class Command:
     plans: bool = False
 
     def __call__(self, arguments: argparse.Namespace) -> int:
-        """Do what the command line asks for; returns the exit code."""
+        """Run the command; returns the exit code."""
         console = make_console()
         if not arguments.quiet:
             show_warnings(console)
@@ -92,7 +92,7 @@ class Command:
             base, words = split_words(arguments.words)
             batch = plan(self.schema, self.title, words, base, arguments.multirun)
             shared = Shared()
-            planned = [  # whatever is impossible is refused before anything trains
+            planned = [  # all settings are checked before anything trains
                 (self.build(job.config, shared), run_settings(job.config)) for job in batch.jobs
             ]
         except KeyboardInterrupt:
@@ -121,10 +121,10 @@ class Command:
         return 2 if failed else 0
 
     def train(self, batch: RunPlan, work: Sequence[Work], progress: NullProgress) -> list[tuple[str, ClientError]]:
-        """Run all jobs, one after the other; those of a sweep that diverged are returned.
+        """Run all jobs, one after the other; returns those of a sweep that failed.
 
         Raises:
-            Stopped: on Ctrl-C, with a sentence on how to go on.
+            Stopped: on Ctrl-C, with the command that continues.
         """
         failed: list[tuple[str, ClientError]] = []
         if batch.is_sweep or self.plans:
@@ -148,7 +148,7 @@ class Command:
         return RunDirectory(job.directory).status.ended and (job.directory / self.last_file).is_file()
 
     def _going_on(self, batch: RunPlan, job: Job) -> str:
-        """How to go on after Ctrl-C."""
+        """The sentence on how to continue after Ctrl-C."""
         if not batch.is_begun:
             return UNBEGUN
         at = RunDirectory(job.directory).summary().get("rounds", 0)
@@ -157,7 +157,7 @@ class Command:
         return f"stopped after round {at} of {who}; go on with: {how}"
 
     def show(self, console: Console, batch: RunPlan) -> None:
-        """Print the results, and where everything is."""
+        """Print the results and the paths of all files."""
         found = [(batch.title(job), RunDirectory(job.directory)) for job in batch.jobs if job.is_begun]
         rows = [(label, run.summary()) for label, run in found]
         console.print()
@@ -176,4 +176,4 @@ class Command:
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C, with a sentence on how to go on."""
+    """Ctrl-C, with a sentence on how to continue."""

@@ -1,4 +1,4 @@
-"""The runs that a command line asks for: one, or several in a folder with a plan of all of them."""
+"""The runs of a command: one, or several in a folder with a plan of all of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Job:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """All runs that a command line asks for, and the folder that holds them; that of a single run is its own.
+    """All runs of a command and the folder that holds them, which is the run directory if there is only one.
 
     Attributes:
         parent: the folder.
@@ -97,7 +97,7 @@ class RunPlan:
                     os.removedirs(batch.parent)
 
     def write_plan(self) -> None:
-        """Write down all runs, so that the batch can be continued."""
+        """Write all configurations to ``sweep.yaml``, so that the sweep can be resumed."""
         if (self.parent / PLAN).exists():
             return
         runs = {
@@ -114,14 +114,14 @@ class RunPlan:
 def plan(
     schema: CommandSchema, title: Callable[[Config], str], words: Sequence[str], base: Path | None, multirun: bool
 ) -> RunPlan:
-    """The batch that words describe: one that is continued, or a new one.
+    """Plan the runs of a command line, new or resumed.
 
     Args:
         schema: of the command.
         title: names a configuration, like ``feddyn``.
         words: overrides.
         base: a recipe.
-        multirun: whether a word may have several values.
+        multirun: whether keys may have several values.
 
     Raises:
         ConfigError: for impossible settings.
@@ -149,7 +149,7 @@ def plan(
 
 
 def _read_plan(schema: CommandSchema, parent: Path) -> RunPlan:
-    """A batch that was begun before; runs with a run directory are continued there."""
+    """The runs of a stored plan; those that have a run directory are resumed."""
     jobs = []
     home = parent.resolve()
     for name, about in read(parent / PLAN).items():
@@ -164,7 +164,7 @@ def _read_plan(schema: CommandSchema, parent: Path) -> RunPlan:
 
 
 def _new(out: Path | None, name: str) -> Path:
-    """A directory where nothing is yet: the one that was named, or ``runs/<date>/<time>-<name>``."""
+    """A new directory: the given one, or ``runs/<date>/<time>-<name>``."""
     if out is None:
         return dated(name)
     if RunDirectory(out).taken:
@@ -213,7 +213,7 @@ def _names(configs: Sequence[Config], titles: Sequence[str]) -> list[tuple[str, 
 
 
 def _in_title(key: str) -> bool:
-    """Whether the title of a run shows what this key is: the method or learner, or a slot that was replaced."""
+    """Whether the title of a run includes the value of this key: the method, the learner, or a replaced slot."""
     first, _, rest = key.partition(".")
     return first in ("method", "learner") and rest in ("", "name", *(slot for slot in SLOTS if slot != "objective"))
 
