@@ -40,7 +40,7 @@ from fedloom.experiment.progress import LineProgress
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.models import models
 from fedloom.tasks import distill
-from fedloom.tasks.distill import Distillation, Distiller, Splits, Training, ce, disk, kd, simkd, simkd_disk
+from fedloom.tasks.distill import Distiller, DistillExperiment, SGDConfig, Splits, ce, disk, kd, simkd, simkd_disk
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from reporting import machine, notes, read, rounded, table, write
@@ -91,32 +91,32 @@ def make(settings: dict[str, Any]) -> Any:
     return partial(models.make, settings["name"], classes=10, inputs=(1, 28, 28), **rest)
 
 
-def teacher(splits: Splits, epochs: int) -> Distillation:
+def teacher(splits: Splits, epochs: int) -> DistillExperiment:
     """The teacher's training."""
-    return Distillation(
+    return DistillExperiment(
         ce(),
         splits,
         make(TEACHER),
         epochs=epochs,
-        training=Training(batch_size=100, lr=0.05, clip=10.0),
+        training=SGDConfig(batch_size=100, lr=0.05, clip=10.0),
         augment=({"name": "crop", "padding": 2}, "flip"),
         every=3,
         config={"command": "distill", "method": {"name": "ce"}, "model": TEACHER},
     )
 
 
-def student(case: Case, splits: Splits, known: Path, seed: int, start: Path | None, short: bool) -> Distillation:
+def student(case: Case, splits: Splits, known: Path, seed: int, start: Path | None, short: bool) -> DistillExperiment:
     """One student's training; ``short`` ones are for tests."""
     settings = case.settings
     if short:
         settings |= {"epochs": 5 if case.equal else 1} | ({"warmup_epochs": 1} if case.equal else {})
-    return Distillation(
+    return DistillExperiment(
         case.method,
         splits,
         make(STUDENT),
         known,
         start=start,
-        training=Training(batch_size=100, lr=0.1, clip=10.0),
+        training=SGDConfig(batch_size=100, lr=0.1, clip=10.0),
         cache="disk",
         seed=seed,
         config={"command": "distill", "method": {"name": case.method.name}, "model": STUDENT | {"hidden": [20]}},

@@ -37,10 +37,10 @@ from fedloom.experiment.rundir import RunDirectory
 from fedloom.models import models
 from fedloom.tasks import distill
 from fedloom.tasks.distill import (
-    Distillation,
     Distiller,
+    DistillExperiment,
+    SGDConfig,
     Splits,
-    Training,
     ce,
     disk,
     fitnet,
@@ -152,10 +152,10 @@ def network(name: str, splits: Splits) -> Any:
 
 
 def experiment(args: argparse.Namespace, column: str, names: tuple[str, str], splits: Splits, start: Path | None,
-               known: Path | None) -> Distillation:  # fmt: skip
+               known: Path | None) -> DistillExperiment:  # fmt: skip
     """The run of one cell; ``names`` are the teacher's and the student's."""
     chosen = method(column, args.alpha)
-    return Distillation(
+    return DistillExperiment(
         chosen,
         splits,
         network(names[1], splits),
@@ -163,7 +163,7 @@ def experiment(args: argparse.Namespace, column: str, names: tuple[str, str], sp
         epochs=args.epochs,
         budget=args.budget,
         start=start if chosen.warm else None,
-        training=Training(batch_size=args.batch_size, lr=0.1),
+        training=SGDConfig(batch_size=args.batch_size, lr=0.1),
         augment=AUGMENT.get(args.data, ("crop", "flip")),
         every=args.every,
         seed=args.seed,
@@ -172,7 +172,7 @@ def experiment(args: argparse.Namespace, column: str, names: tuple[str, str], sp
     )
 
 
-def trained(out: Path, made: Distillation, label: str) -> Path:
+def trained(out: Path, made: DistillExperiment, label: str) -> Path:
     """The run directory, in which the run is made or goes on."""
     if not RunDirectory(out).status.ended:
         with make_progress(make_console()) as progress:

@@ -4,7 +4,7 @@
     python recipes/distill/toys.py --table                                # the table again, from the stored results
 
 A student is trained from 100 random starts, all at once, with cross entropy, distillation and DiSK, and the minima at
-which it ends are counted. What the thesis leaves open is said in ``fedloom.tasks.distill.toys`` and in the
+which it ends are counted. What the thesis leaves open is said in ``toy_problems.py`` and in the
 results, where the counts of other choices stand below the table.
 """
 
@@ -26,9 +26,8 @@ from torch.func import vmap
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import reporting
-
-from fedloom.tasks.distill import toys
-from fedloom.tasks.distill.toys import Course, Toy, Trained
+import toy_problems as toys
+from toy_problems import Course, Toy, ToyRuns
 
 RESULTS = Path(__file__).parent / "results"
 TITLES = {"intervals": "1-D intervals", "six gaussians": "2-D Gaussians"}
@@ -50,7 +49,7 @@ COLOURS = {"cross entropy": "#444444", "KD": "#d9902f", "DiSK": "#0b6e99"}
 CLASSES = ("#c1272d", "#3a9a4e", "#2b62b5")  # red, green, blue
 
 
-def cell(toy: Toy, found: Trained, seconds: float) -> dict[str, Any]:
+def cell(toy: Toy, found: ToyRuns, seconds: float) -> dict[str, Any]:
     """What is kept of a method's runs."""
     accuracy = toy.accuracy(found.parameters)
     return {
@@ -62,7 +61,7 @@ def cell(toy: Toy, found: Trained, seconds: float) -> dict[str, Any]:
 
 def trained(
     toy: Toy, courses: dict[str, Course], starts: int, rounds: int
-) -> tuple[dict[str, Trained], dict[str, Any]]:
+) -> tuple[dict[str, ToyRuns], dict[str, Any]]:
     """Every method's students, and what to keep of them."""
     found, kept = {}, {}
     for name, course in courses.items():
@@ -120,7 +119,7 @@ def surface(toy: Toy, course: Course, g: Tensor, points: Tensor) -> np.ndarray:
     return torch.cat(slow).numpy()
 
 
-def typical(toy: Toy, found: Trained) -> Tensor:
+def typical(toy: Toy, found: ToyRuns) -> Tensor:
     """The mean guide of the students that ended where most of them did, [N]."""
     where = toy.which(found.parameters)
     return found.guides[where == where.bincount().argmax()].mean(0)
@@ -133,7 +132,7 @@ def panel(axis: Any, across: np.ndarray, up: np.ndarray, z: np.ndarray) -> None:
     axis.contour(across, up, z, levels=levels[::2], colors="white", linewidths=0.4)
 
 
-def figure_6_1(toy: Toy, found: dict[str, Trained], path: Path, steps: int = 61) -> None:
+def figure_6_1(toy: Toy, found: dict[str, ToyRuns], path: Path, steps: int = 61) -> None:
     """The data and the guide; the loss over (a, b) with the paths of some starts."""
     pyplot = plotting()
     figure, axes = pyplot.subplots(1, 4, figsize=(15, 3.8), layout="constrained")
@@ -165,7 +164,7 @@ def figure_6_1(toy: Toy, found: dict[str, Trained], path: Path, steps: int = 61)
     pyplot.close(figure)
 
 
-def figure_6_2(toy: Toy, found: dict[str, Trained], path: Path, steps: int = 41) -> None:
+def figure_6_2(toy: Toy, found: dict[str, ToyRuns], path: Path, steps: int = 41) -> None:
     """The data with the guide; what the best and a bad student say; the loss in the plane between three students."""
     pyplot = plotting()
     figure, axes = pyplot.subplots(1, 5, figsize=(18, 3.8), layout="constrained")

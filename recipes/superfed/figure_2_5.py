@@ -20,6 +20,7 @@ import common
 import matplotlib
 import numpy as np
 import table_2_3 as pathological
+from loss_surface import barrier
 
 from fedloom.core.errors import FedLoomError
 from fedloom.core.federation import Federation
@@ -28,7 +29,6 @@ from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.interpolation_eval import GRID, sweep
-from fedloom.experiment.landscape import barrier
 from fedloom.experiment.setup import make_plan, placed
 
 METHODS = ("APFL", "SuPerFed-MM", "SuPerFed-LM")

@@ -23,6 +23,7 @@ import matplotlib
 import numpy as np
 import table_2_3 as pathological
 import torch
+from loss_surface import Loss, Plane, cross_entropy, draw, segment, surface
 from torch import Tensor
 
 from fedloom.compute.live import Live
@@ -30,7 +31,6 @@ from fedloom.core.errors import FedLoomError
 from fedloom.core.plan import ClientPlan
 from fedloom.data import sources
 from fedloom.experiment.federated import RunResult
-from fedloom.experiment.landscape import Loss, Plane, cross_entropy, draw, segment, surface
 from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.setup import make_plan, placed
 

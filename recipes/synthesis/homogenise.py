@@ -33,7 +33,7 @@ from fedloom.core.rng import stream
 from fedloom.data.sources.generated import read_generated
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
-from fedloom.tasks.synthesis.fit import AUTO, Training, classifier, fit
+from fedloom.tasks.synthesis.fit import AUTO, ClassifierTraining, classifier, fit
 from fedloom.tasks.synthesis.share import begun, shared
 
 USES = ("warm start", "shared", "both")
@@ -63,7 +63,7 @@ def train(parts: Federation, given: Arrays | None, use: str, times: int, rounds:
 
     model = fresh
     if given is not None and use in ("warm start", "both"):
-        model = begun(fit(AUTO, given, Training(max_steps=1000), seed).model)
+        model = begun(fit(AUTO, given, ClassifierTraining(max_steps=1000), seed).model)
     if given is not None and use in ("shared", "both"):
         parts = shared(parts, given, times)
     done = run(

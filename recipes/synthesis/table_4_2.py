@@ -129,7 +129,7 @@ def work(name: str, scale: Scale, parts: Federation, seed: int, place: Path, cac
     made = synthesize(experiment(name, scale, parts, seed), place, judging, cache=cache, resume=resume)
     looks = {record["round"]: measured(record) for record in made.result.history if "synthetic/fid" in record}
     last = {"round": made.result.history[-1]["round"], "sent": made.result.history[-1]["comm/params"]}
-    last |= {key.removeprefix("synthetic/"): rounded(value) for key, value in made.verdict.numbers.items()}
+    last |= {key.removeprefix("synthetic/"): rounded(value) for key, value in made.evaluation.numbers.items()}
     return {
         "final": last,
         "equal": looks.get(many, last),
@@ -138,9 +138,9 @@ def work(name: str, scale: Scale, parts: Federation, seed: int, place: Path, cac
         "seconds": round(sum(record["seconds"] for record in made.result.history), 1),
         "failures": len(made.result.failures),
         "left_out": common.left_out(made.result.history),
-        "features": made.verdict.said["features"],
-        "features_accuracy": rounded(made.verdict.said["features_accuracy"]),
-        "classifier": made.verdict.said["classifier"],
+        "features": made.evaluation.details["features"],
+        "features_accuracy": rounded(made.evaluation.details["features_accuracy"]),
+        "classifier": made.evaluation.details["classifier"],
     }
 
 
@@ -149,7 +149,7 @@ def reference(judge: SyntheticEvaluator, spc: int) -> dict[str, Any]:
     arrays, draws = judge.trained_on, stream(0, "reference")
     y = arrays.y.cpu().numpy()
     rows = [draws.permutation((y == label).nonzero()[0])[:spc] for label in range(arrays.classes)]
-    found = judge.judge(arrays.take(torch.cat([torch.from_numpy(part) for part in rows])))
+    found = judge.evaluate(arrays.take(torch.cat([torch.from_numpy(part) for part in rows])))
     return {key.removeprefix("synthetic/"): rounded(value) for key, value in found.numbers.items()}
 
 

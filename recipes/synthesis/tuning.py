@@ -117,8 +117,10 @@ def do(arguments: argparse.Namespace) -> None:
                     chosen = replace(scale, setups={**scale.setups, name: setup}, stops=True)
                     experiment = table_4_2.experiment(name, chosen, parts, SEED)
                     judging, cache = replace(scale.judging, per_class=scale.spc), arguments.runs / arguments.scale
-                    made = synthesize(experiment, judging=judging, cache=cache / "judge")
-                    numbers = {k.removeprefix("synthetic/"): rounded(v) or 0.0 for k, v in made.verdict.numbers.items()}
+                    made = synthesize(experiment, judge=judging, cache=cache / "judge")
+                    numbers = {
+                        k.removeprefix("synthetic/"): rounded(v) or 0.0 for k, v in made.evaluation.numbers.items()
+                    }
                     kept = (CHOSEN_BY, "accuracy", "fid", "recognised", "diversity")
                     cell[key] = {"rounds": experiment.rounds, **{k: numbers[k] for k in kept}}
                     write(path, results | {"machine": machine(), "command": arguments.command})

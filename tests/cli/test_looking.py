@@ -89,7 +89,7 @@ def test_partition_draws_and_prints(cli: Cli, tmp_path: Path):
     rows = [line.split() for line in out.splitlines()[1:11]]
     assert [int(row[0]) for row in rows] == list(range(10))
     assert [len(row) - 2 for row in rows] == [2] * 10  # two labels each
-    assert "classes a client" in out
+    assert "classes per client" in out
 
 
 def test_partition_of_many_clients(cli: Cli, tmp_path: Path):

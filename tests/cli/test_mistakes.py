@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from fedloom.core.client import ClientWork
 
 MISTAKES = {
     "rnu": "unknown command 'rnu'; did you mean 'run'?",
@@ -84,3 +87,23 @@ def test_mistake(line: str, cli: Callable[..., Any], tmp_path: Path):
 def test_debug_shows_where(cli: Callable[..., Any]):
     with pytest.raises(ValueError, match="feddin"):
         cli("run", "method=feddin", "--debug")
+
+
+def test_debug_prints_the_traceback_of_a_client_that_failed(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
+    begin = ClientWork.begin
+
+    def stumble(self: ClientWork, steps: int) -> Any:
+        if self.client == 2:
+            raise RuntimeError("the sample is cursed")
+        return begin(self, steps)
+
+    monkeypatch.setattr(ClientWork, "begin", stumble)
+    words = ("run", "method=fedavg", "clients=4", "participation=1", "rounds=2", "local.epochs=1", "-q")
+    plain, debug = cli(*words, "out=a"), cli(*words, "out=b", "--debug")
+    assert plain.code == debug.code == 0
+    assert "Traceback" not in plain.err
+    assert debug.err.count("Traceback") == 1
+    assert "in stumble" in debug.err
+    first, second = json.loads(Path("b/summary.json").read_text())["failures"]
+    assert first["round"] + 1 == second["round"] == 2
+    assert (first["client"], first["kind"], first["reason"]) == (2, "code", "RuntimeError: the sample is cursed")

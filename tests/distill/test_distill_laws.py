@@ -72,7 +72,7 @@ def test_the_warm_start_is_a_run_of_cross_entropy(vectors: Problem, tmp_path: Pa
 
 def test_full_help_on_all_classes_frees_the_student_of_easy_answers():
     """With g = 1 the loss is -ττ_s Σ t log(1 + s): never positive, and 0 for no answer at all."""
-    from fedloom.tasks.distill.selective import guided
+    from fedloom.parts.objectives.guidance import guided
 
     student, teacher = torch.randn(9, 4, dtype=torch.float64), torch.randn(9, 4, dtype=torch.float64)
     free = guided(student, teacher, torch.ones(9, dtype=torch.float64), 4.0, 2.0, 4)
@@ -114,7 +114,7 @@ def test_passes_are_counted(images: Problem, name: str, budget: str):
 
 
 def test_a_guide_needs_a_listener():
-    with pytest.raises(ValueError, match="no term listens"):
+    with pytest.raises(ValueError, match="no selective term"):
         Distiller("deaf", (Labels(),), Guide())
     with pytest.raises(ValueError, match="no terms"):
         replace(ce(), terms=())

@@ -14,7 +14,7 @@ from fedloom.tasks.distill.guide import GuideNet
 from fedloom.tasks.distill.learner import make_learner
 from fedloom.tasks.distill.method import NetworkPair
 from fedloom.tasks.distill.taps import Outputs
-from fedloom.tasks.distill.terms import Hint, Labels, Response, Reuse, Selective, SelectiveReuse
+from fedloom.tasks.distill.terms import Hint, Labels, Response, Reuse, SelectiveResponse, SelectiveReuse
 
 N, C = 6, 4
 
@@ -90,39 +90,39 @@ def numpy(t: Tensor) -> np.ndarray:
 
 
 def test_labels_and_answers(pair: NetworkPair):
-    s, t = numpy(pair.student.logits), numpy(pair.taught.logits)
+    s, t = numpy(pair.student.logits), numpy(pair.guidance.logits)
     close(Labels(0.5).loss(pair, None), -0.5 * np.log(softmax(s)[np.arange(N), numpy(pair.y)]))
     a, b = softmax(t / 3), softmax(s / 3)
     close(Response(2.0, tau=3.0).loss(pair, None), 2 * 9 * (a * np.log(a / b)).sum(1))
 
 
 def test_selective_answers(pair: NetworkPair):
-    s, t = numpy(pair.student.logits), numpy(pair.taught.logits)
+    s, t = numpy(pair.student.logits), numpy(pair.guidance.logits)
     g = np.linspace(0, 1, N)
     a, b = softmax(t / 4), softmax(s / 2)
     for i in range(N):
         b[i, np.argsort(-t[i])[:2]] += g[i]
     expected = -4 * 2 * (a * np.log(b)).sum(1)
-    close(Selective(1.0, 4.0, None, 2).loss(pair, None, torch.from_numpy(g), tau_s=2.0), expected)
-    close(Selective(1.0, 4.0, 2.0, 2).loss(pair, None, torch.from_numpy(g), tau_s=9.0), expected)
+    close(SelectiveResponse(1.0, 4.0, None, 2).loss(pair, None, torch.from_numpy(g), tau_s=2.0), expected)
+    close(SelectiveResponse(1.0, 4.0, 2.0, 2).loss(pair, None, torch.from_numpy(g), tau_s=9.0), expected)
 
 
 def test_hint(pair: NetworkPair):
     term = Hint(3.0, layer=-1)
-    layers = term.layers(sizes(pair.student), sizes(pair.taught), N)
+    layers = term.layers(sizes(pair.student), sizes(pair.guidance), N)
     assert layers is not None
     layers.double()
     came = through(shrunk(numpy(pair.student.maps[1]), 2), layers.body)  # type: ignore[arg-type]
-    expected = 3 * ((came - numpy(pair.taught.maps[1])) ** 2).mean((1, 2, 3))
+    expected = 3 * ((came - numpy(pair.guidance.maps[1])) ** 2).mean((1, 2, 3))
     close(term.loss(pair, layers), expected)
 
 
 def test_reused_head_on_features(pair: NetworkPair):
     term = Reuse(2.0)
-    layers = term.layers(sizes(pair.student), sizes(pair.taught), N)
+    layers = term.layers(sizes(pair.student), sizes(pair.guidance), N)
     assert layers is not None
     layers.double()
-    d = ((through(numpy(pair.student.features), layers) - numpy(pair.taught.features)) ** 2).mean(1)
+    d = ((through(numpy(pair.student.features), layers) - numpy(pair.guidance.features)) ** 2).mean(1)
     close(term.loss(pair, layers), 2 * d)
     g = np.linspace(0, 1, N)
     close(SelectiveReuse(2.0).loss(pair, layers, torch.from_numpy(g)), 2 * (1 - g) * d)
@@ -130,18 +130,18 @@ def test_reused_head_on_features(pair: NetworkPair):
 
 def test_reused_head_on_maps(pair: NetworkPair):
     term = Reuse()
-    student, teacher = sizes(pair.student)._replace(pooled=True), sizes(pair.taught)._replace(pooled=True)
+    student, teacher = sizes(pair.student)._replace(pooled=True), sizes(pair.guidance)._replace(pooled=True)
     layers = term.layers(student, teacher, N)
     assert layers is not None
     layers.double()
     came = through(shrunk(numpy(pair.student.maps[1]), 2), layers.body)  # type: ignore[arg-type]
-    close(term.loss(pair, layers), ((came - numpy(pair.taught.maps[1])) ** 2).mean((1, 2, 3)))
+    close(term.loss(pair, layers), ((came - numpy(pair.guidance.maps[1])) ** 2).mean((1, 2, 3)))
     close(term.features(pair.student, layers), came.mean((2, 3)))
 
 
 def test_attention(pair: NetworkPair):
     term = SemanticAttention(2.0, width=5)
-    layers = term.layers(sizes(pair.student), sizes(pair.taught), N + 2)
+    layers = term.layers(sizes(pair.student), sizes(pair.guidance), N + 2)
     assert isinstance(layers, Attention)
     layers.double()
 
@@ -154,12 +154,12 @@ def test_attention(pair: NetworkPair):
         return out / np.linalg.norm(out, axis=1, keepdims=True)
 
     queries = np.stack([embedded(m, q) for m, q in zip(pair.student.maps, layers.queries, strict=True)], 1)
-    keys = np.stack([embedded(m, k) for m, k in zip(pair.taught.maps, layers.keys, strict=True)], 1)
+    keys = np.stack([embedded(m, k) for m, k in zip(pair.guidance.maps, layers.keys, strict=True)], 1)
     alpha = softmax(np.einsum("nsw,ntw->nst", queries, keys))
-    close(layers.weights(pair.student.maps, pair.taught.maps), alpha)
+    close(layers.weights(pair.student.maps, pair.guidance.maps), alpha)
     expected = np.zeros(N)
     for i, s in enumerate(pair.student.maps):
-        for j, t in enumerate(pair.taught.maps):
+        for j, t in enumerate(pair.guidance.maps):
             size = min(s.shape[2], t.shape[2])
             body = layers.projections[i][j].body  # type: ignore[index]
             came = through(shrunk(numpy(s), size), body)
@@ -176,10 +176,10 @@ def sizes(said: Outputs):
 
 def test_guide(pair: NetworkPair):
     net = GuideNet(7, C).double()
-    said = np.concatenate([numpy(pair.taught.features), numpy(pair.taught.logits)], 1)
+    said = np.concatenate([numpy(pair.guidance.features), numpy(pair.guidance.logits)], 1)
     hidden = through(said, net.body)
     logit = hidden @ numpy(net.head.weight)[0] + numpy(net.head.bias)[0]
-    close(net(pair.taught.features, pair.taught.logits), 1 / (1 + np.exp(-logit)))
+    close(net(pair.guidance.features, pair.guidance.logits), 1 / (1 + np.exp(-logit)))
     assert [p.shape[0] for p in net.parameters() if p.ndim == 2] == [64, 128, 1]
 
 

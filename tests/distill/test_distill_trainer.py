@@ -23,8 +23,8 @@ from fedloom.experiment.callbacks import Callback
 from fedloom.tasks import distill
 from fedloom.tasks.distill import (
     Distiller,
+    SGDConfig,
     Splits,
-    Training,
     ce,
     disk,
     distillers,
@@ -36,7 +36,7 @@ from fedloom.tasks.distill import (
     work,
 )
 from fedloom.tasks.distill.records import published, selected
-from fedloom.tasks.distill.teacher_cache import CacheSpec, TeacherCache
+from fedloom.tasks.distill.teacher_cache import TeacherCache
 
 
 def snapshot(module: nn.Module) -> Tensor:
@@ -122,14 +122,14 @@ def test_kept_answers_are_the_teachers(images: Problem, method: Distiller, tmp_p
 def test_kept_answers_belong_to_one_teacher(images: Problem, tmp_path: Path):
     x = images.data.train.x
     images.teacher.eval()
-    first = TeacherCache(images.teacher, x, CacheSpec((1,)), "disk", tmp_path).at(torch.arange(4))
+    first = TeacherCache(images.teacher, x, (1,), "disk", tmp_path).at(torch.arange(4))
     assert len(list(tmp_path.iterdir())) == 1
-    again = TeacherCache(images.teacher, x, CacheSpec((1,)), "disk", tmp_path).at(torch.arange(4))
+    again = TeacherCache(images.teacher, x, (1,), "disk", tmp_path).at(torch.arange(4))
     assert torch.equal(first.maps[1], again.maps[1])
     assert first.maps[0].numel() == 0, "nobody asked for it"
     with torch.no_grad():
         next(images.teacher.parameters()).mul_(2)
-    changed = TeacherCache(images.teacher, x, CacheSpec((1,)), "disk", tmp_path).at(torch.arange(4))
+    changed = TeacherCache(images.teacher, x, (1,), "disk", tmp_path).at(torch.arange(4))
     assert not torch.allclose(first.logits, changed.logits)
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -137,8 +137,8 @@ def test_kept_answers_belong_to_one_teacher(images: Problem, tmp_path: Path):
 def test_kept_answers_are_those_of_the_batch(images: Problem):
     images.teacher.eval()
     x, rows = images.data.train.x, torch.tensor([4, 0, 9])
-    kept = TeacherCache(images.teacher, x, CacheSpec((0, 1)), "memory").at(rows)
-    asked = TeacherCache(images.teacher, x, CacheSpec((0, 1)), "none").at(rows)
+    kept = TeacherCache(images.teacher, x, (0, 1), "memory").at(rows)
+    asked = TeacherCache(images.teacher, x, (0, 1), "none").at(rows)
     for a, b in zip((kept.logits, kept.features, *kept.maps), (asked.logits, asked.features, *asked.maps), strict=True):
         torch.testing.assert_close(a, b)
 
@@ -270,7 +270,7 @@ def test_a_teacher_may_be_a_federated_run_or_one_of_distillation(digits: Splits,
     from fedloom.experiment.experiment import Experiment
     from fedloom.experiment.federated import run
     from fedloom.models import models
-    from fedloom.tasks.distill import Distillation
+    from fedloom.tasks.distill import DistillExperiment
 
     make = partial(models.make, "mlp", classes=10, inputs=(1, 8, 8))
     known = {"name": "mlp", "hidden": [16]}
@@ -283,12 +283,15 @@ def test_a_teacher_may_be_a_federated_run_or_one_of_distillation(digits: Splits,
     )
     run(federated, tmp_path / "federated")
     central = {"command": "distill", "method": {"name": "ce"}, "model": known}
-    distill.run(Distillation(ce(), digits, partial(make, hidden=(16,)), epochs=1, config=central), tmp_path / "central")
+    distill.run(
+        DistillExperiment(ce(), digits, partial(make, hidden=(16,)), epochs=1, config=central),
+        tmp_path / "central",
+    )
     for teacher in ("federated", "central"):
-        student = distill.run(Distillation(kd(), digits, partial(make, hidden=(4,)), tmp_path / teacher, epochs=2))
+        student = distill.run(DistillExperiment(kd(), digits, partial(make, hidden=(4,)), tmp_path / teacher, epochs=2))
         assert student.summary["teacher"]["parameters"] == 1210
     with pytest.raises(ConfigError, match="not a run directory"):
-        distill.run(Distillation(kd(), digits, partial(make, hidden=(4,)), tmp_path / "nix", epochs=2))
+        distill.run(DistillExperiment(kd(), digits, partial(make, hidden=(4,)), tmp_path / "nix", epochs=2))
 
 
 def test_networks_that_cannot_be_brought_together_are_refused(vectors: Problem, images: Problem):
@@ -306,7 +309,7 @@ def test_networks_that_cannot_be_brought_together_are_refused(vectors: Problem, 
 
 def test_a_loss_that_is_no_number_ends_the_run(vectors: Problem, tmp_path: Path):
     with pytest.raises(FedLoomError, match="loss is"):
-        distill.run(vectors.experiment(ce(), training=Training(batch_size=16, lr=1e200)), tmp_path / "run")
+        distill.run(vectors.experiment(ce(), training=SGDConfig(batch_size=16, lr=1e200)), tmp_path / "run")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
 
@@ -315,15 +318,17 @@ def test_a_student_learns_digits_from_a_teacher(digits: Splits):
     from functools import partial
 
     from fedloom.models import models
-    from fedloom.tasks.distill import Distillation
+    from fedloom.tasks.distill import DistillExperiment
 
     make = partial(models.make, "mlp", classes=10, inputs=(1, 8, 8))
-    training = Training(batch_size=50, lr=0.05, clip=10.0)
-    teacher = distill.run(Distillation(ce(), digits, partial(make, hidden=(256, 256)), epochs=10, training=training))
+    training = SGDConfig(batch_size=50, lr=0.05, clip=10.0)
+    teacher = distill.run(
+        DistillExperiment(ce(), digits, partial(make, hidden=(256, 256)), epochs=10, training=training)
+    )
     assert teacher.summary["selected"]["accuracy"] > 0.95
     for method in (kd(0.5), disk(0.5, top_k=2, guide_lr=0.001, lam_period=0), simkd(warm=True)):
         student = distill.run(
-            Distillation(method, digits, partial(make, hidden=(8,)), teacher.model, 40, training=training)
+            DistillExperiment(method, digits, partial(make, hidden=(8,)), teacher.model, 40, training=training)
         )
         assert student.summary["selected"]["accuracy"] > 0.75
         assert student.summary["student"]["macs"] < student.summary["teacher"]["macs"]

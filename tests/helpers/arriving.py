@@ -16,7 +16,7 @@ from fedloom.data.streams import Task, TaskStream
 from fedloom.models import models
 from fedloom.parts.adaptation import Maml
 from fedloom.parts.objectives.squared_error import SquaredError
-from fedloom.tasks.online import Learner, Measures, Online, grid
+from fedloom.tasks.online import Measures, Online, OnlineLearner, grid
 from fedloom.tasks.online.hedge import Hedge
 
 LOCAL = Local(steps=3, batch_size=4, lr=0.1, weight_decay=1e-3, clip=3.0)
@@ -45,7 +45,7 @@ def small() -> nn.Module:
     return models.make("mlp", classes=3, inputs=(2,), hidden=(4,))
 
 
-def online(learner: Learner, tasks: TaskStream | None = None, **changes: Any) -> Online:
+def online(learner: OnlineLearner, tasks: TaskStream | None = None, **changes: Any) -> Online:
     """A float64 experiment with one expert, or with the grid ``over``."""
     adaptation: Adaptation = changes.pop("adaptation", Maml())
     over: dict[str, Sequence[Any]] = changes.pop("over", {})
@@ -79,7 +79,7 @@ def quadratics(centres: np.ndarray, scales: np.ndarray) -> TaskStream:
     return TaskStream(len(centres), make)
 
 
-def convex(learner: Learner, centres: np.ndarray, scales: np.ndarray, **changes: Any) -> Online:
+def convex(learner: OnlineLearner, centres: np.ndarray, scales: np.ndarray, **changes: Any) -> Online:
     """Quadratic tasks without adaptation, weight decay or clipping: every step is on the whole f^t."""
     local = changes.pop("local", Local(steps=200, batch_size=0, lr=0.1))
     return online(

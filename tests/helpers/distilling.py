@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedloom.core.federation import Arrays
 from fedloom.models import models
 from fedloom.models.residual import residual
-from fedloom.tasks.distill import Distillation, Distiller, Splits, Training
+from fedloom.tasks.distill import Distiller, DistillExperiment, SGDConfig, Splits
 
 
 class Problem(NamedTuple):
@@ -22,10 +22,10 @@ class Problem(NamedTuple):
     teacher: nn.Module
     student: Callable[[], nn.Module]
 
-    def experiment(self, method: Distiller, **settings: object) -> Distillation:
+    def experiment(self, method: Distiller, **settings: object) -> DistillExperiment:
         """A run in double precision, few passes, unless said otherwise."""
-        chosen: dict[str, object] = {"epochs": 4, "training": Training(batch_size=16, lr=0.05), "dtype": "float64"}
-        return Distillation(method, self.data, self.student, self.teacher, **(chosen | settings))  # type: ignore[arg-type]
+        chosen: dict[str, object] = {"epochs": 4, "training": SGDConfig(batch_size=16, lr=0.05), "dtype": "float64"}
+        return DistillExperiment(method, self.data, self.student, self.teacher, **(chosen | settings))  # type: ignore[arg-type]
 
 
 def blobs(shape: tuple[int, ...], count: int, seed: int) -> Arrays:

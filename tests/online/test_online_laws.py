@@ -15,14 +15,14 @@ from torch.nn.functional import cross_entropy
 from fedloom.core import rng
 from fedloom.core.local import Local
 from fedloom.parts.adaptation import FineTune, Maml, Prototypes
-from fedloom.tasks.online import BufferedMoml, Fs, Ftml, Learner, Mogd, Moml, PlainMoml, Toe, run
+from fedloom.tasks.online import BufferedMoml, Fs, Ftml, Mogd, Moml, OnlineLearner, PlainMoml, Toe, run
 from fedloom.tasks.online.ensemble import MEMORY
 
 RANDOM = np.random.default_rng(3)
 CENTRES, SCALES = RANDOM.normal(size=(20, 3)), RANDOM.uniform(0.5, 1.5, (20, 3))
 
 
-def same(a: Learner, b: Learner, **changes: Any) -> None:
+def same(a: OnlineLearner, b: OnlineLearner, **changes: Any) -> None:
     one, other = run(online(a, **changes)), run(online(b, **changes))
     assert torch.equal(one.state["0"]["w"], other.state["0"]["w"])
     assert [r["ctm/loss"] for r in one.history] == [r["ctm/loss"] for r in other.history]
@@ -110,7 +110,7 @@ def test_solved_to_the_end_the_state_is_the_gradient_at_the_new_model() -> None:
 
 
 @pytest.mark.parametrize("learner", [Moml(10.0), Ftml(draws=0)], ids=["moml", "ftml"])
-def test_a_convex_problem_is_solved(learner: Learner) -> None:
+def test_a_convex_problem_is_solved(learner: OnlineLearner) -> None:
     """Tasks in random order, a few times over: the model comes to the minimum of their sum, which OGD does not."""
     order = np.concatenate([np.random.default_rng(i).permutation(8) for i in range(15)])
     best = (SCALES[:8] ** 2 * CENTRES[:8]).sum(0) / (SCALES[:8] ** 2).sum(0)
@@ -137,7 +137,7 @@ def test_the_regret_of_moml_keeps_its_bound() -> None:
         assert 0 < regret <= alpha * float((best**2).sum()) + 3 / alpha * slopes
 
 
-GRIDS: dict[str, tuple[Callable[[], Learner], Any, dict[str, Any]]] = {
+GRIDS: dict[str, tuple[Callable[[], OnlineLearner], Any, dict[str, Any]]] = {
     "moml": (lambda: Moml(1.0), Maml(steps=2), {"learner.alpha": (1.0, 3.0), "adaptation.lr": (0.1, 0.3)}),
     "b_moml": (lambda: BufferedMoml(1.0, 3), Maml(), {"learner.alpha": (1.0, 3.0), "local.steps": (2, 3)}),
     "moml_nabla0": (lambda: PlainMoml(1.0), Prototypes(), {"learner.alpha": (1.0, 3.0), "local.lr": (0.1, 0.2)}),
@@ -182,7 +182,7 @@ def test_one_expert_under_hedge_is_that_learner() -> None:
 def test_memory_is_flat_for_moml_and_grows_for_ftml() -> None:
     one = 9 * 2 * 8 + 9 * 8  # bytes of a task's training samples
 
-    def kept(learner: Learner) -> list[int]:
+    def kept(learner: OnlineLearner) -> list[int]:
         return [r["memory/task_bytes"] for r in run(online(learner, stream(7))).history]
 
     assert kept(Moml()) == kept(PlainMoml()) == kept(Mogd()) == kept(Fs()) == [0] * 7

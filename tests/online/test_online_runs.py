@@ -254,7 +254,7 @@ def test_retired_experts_stand_still() -> None:
 
 
 def test_divergence_of_all_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ClientError, match="no expert's predictions are finite"):
+    with pytest.raises(ClientError, match="all experts' predictions have become infinite"):
         run(online(Mogd(), stream(40), local=Local(steps=20, lr=1e30)), tmp_path / "run")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
@@ -269,7 +269,7 @@ IMPOSSIBLE: dict[str, tuple[Callable[[], Any], str]] = {
     "support": (lambda: online(Moml(), support=-1).bank(), "support must be at least 0"),
     "momentum": (lambda: online(Moml(), local=Local(momentum=0.9)).bank(), "plain gradient steps"),
     "grid": (lambda: grid(Moml(), Maml(), Local(), {"learner.beta": (1,)}), "cannot vary 'learner.beta'"),
-    "sizes": (lambda: Measures(sizes=(3, 1)), "sizes must grow"),
+    "sizes": (lambda: Measures(sizes=(3, 1)), "sizes must be increasing"),
     "inputs": (
         lambda: online(Moml(), model=lambda: models.make("mlp", classes=3, inputs=(5,))).bank(),
         "does not take inputs of shape",

@@ -182,6 +182,25 @@ def test_a_run_that_leaves_parameters_at_its_clients(folder: Path, refused: Call
     assert "'fedper', which keeps parameters at its clients" in refused("teacher=personal")
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("method", {"name": "ditto", "pull_in": 1.0}, "it is called 'lam' now"),
+        ("model", {"name": "mlp", "units": [16]}, "model 'mlp' has no setting 'units'"),
+    ],
+)
+def test_a_run_of_version_1_whose_settings_have_other_names(
+    folder: Path, refused: Callable[..., str], key: str, value: dict[str, Any], sentence: str
+) -> None:
+    config: Any = OmegaConf.load("teacher/config.yaml")
+    config[key] = value
+    del config["kind"], config["version"]
+    OmegaConf.save(config, "teacher/config.yaml")
+    said = refused("teacher=teacher")
+    assert "cannot be used: " in said
+    assert sentence in said
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "config.yaml", "summary.json"])
 def test_a_corrupted_file(folder: Path, refused: Callable[..., str], name: str) -> None:
     path = folder / "teacher" / name

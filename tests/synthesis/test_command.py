@@ -72,8 +72,8 @@ def test_a_sweep_shares_the_judge_and_is_compared(cli: Cli, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("method=fedavg",), "method 'fedavg' generates nothing"),
-        (("method=disk",), "method 'disk' generates nothing"),
+        (("method=fedavg",), "method 'fedavg' generates no samples"),
+        (("method=disk",), "method 'disk' generates no samples"),
         (("method=fedevk",), "did you mean 'fedevg'?"),
         (("judge.evry=1",), "judge has no setting 'evry'; did you mean 'every'?"),
         (("judge.every=often",), "judge.every is 'often', but it must be a whole number."),

@@ -130,7 +130,7 @@ def test_sets_of_another_shape_are_not_shared() -> None:
     with pytest.raises(DataError, match="samples of shape"):
         shared(classes(), made().arrays)
     federation = federate("digits", partitions.make("alid", samples=60, test_samples=15), 5, held_out="common")
-    with pytest.raises(DataError, match="names of their own"):
+    with pytest.raises(DataError, match="number the classes differently"):
         shared(federation, federation.test.take(torch.arange(5)))
 
 

@@ -59,9 +59,9 @@ def test_one_row_a_class_and_colours(tmp_path: Path) -> None:
         (torch.zeros(2, 1, 4, 4), torch.zeros(2), {}, "class numbers"),
         (torch.zeros(2, 1, 4, 4), torch.zeros(3, dtype=torch.int64), {}, "2 inputs but 3 labels"),
         (torch.zeros(1, 1, 4, 4), torch.tensor([5]), {"classes": 3}, "label 5"),
-        (torch.zeros(1, 1, 4, 4), torch.tensor([0]), {"low": 1.0}, "below the greatest"),
+        (torch.zeros(1, 1, 4, 4), torch.tensor([0]), {"low": 1.0}, "must be below high"),
         (torch.full((1, 1, 4, 4), -1.0), torch.tensor([0]), {}, "between 0.0 and 1.0, but their extremes are -1, -1"),
-        (torch.zeros(1, 1, 4, 4), torch.tensor([0]), {"high": (1.0, 2.0)}, "one for each of 1 channels"),
+        (torch.zeros(1, 1, 4, 4), torch.tensor([0]), {"high": (1.0, 2.0)}, "one for each of the 1 channels"),
     ],
 )
 def test_what_cannot_be_drawn_is_said(

@@ -11,7 +11,7 @@ from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays, Federation
 from fedloom.core.rng import stream
 from fedloom.data import federate, sources
-from fedloom.tasks.synthesis.fit import Training, fit
+from fedloom.tasks.synthesis.fit import ClassifierTraining, fit
 from fedloom.tasks.synthesis.judge import EvalConfig, EvalResult, SyntheticEvaluator
 
 
@@ -34,7 +34,7 @@ def some(arrays: Arrays, each: int = 20) -> Arrays:
 
 @pytest.fixture(scope="module")
 def copies(judge: SyntheticEvaluator) -> EvalResult:
-    return judge.judge(some(judge.trained_on))
+    return judge.evaluate(some(judge.trained_on))
 
 
 def test_real_training_images_teach_are_recognised_and_are_found_to_be_copies(copies: EvalResult) -> None:
@@ -49,12 +49,12 @@ def test_real_training_images_teach_are_recognised_and_are_found_to_be_copies(co
     assert found["synthetic/nearest"] == 0
     assert found["synthetic/diversity"] == pytest.approx(1, abs=0.15)
     assert found["synthetic/coverage"] > 0.8
-    assert copies.said["features"] == "mlp trained on digits"
+    assert copies.details["features"] == "mlp trained on digits"
 
 
 def test_fresh_real_images_are_no_copies(judge: SyntheticEvaluator, federation: Federation, copies: EvalResult) -> None:
     held = federation.held_out
-    fresh = judge.judge(some(held.arrays.take(held.index.rows), each=15)).numbers
+    fresh = judge.evaluate(some(held.arrays.take(held.index.rows), each=15)).numbers
     assert fresh["synthetic/accuracy"] > 0.8
     assert fresh["synthetic/copies"] < 0.1
     assert fresh["synthetic/members_p"] > 0.001
@@ -64,7 +64,7 @@ def test_fresh_real_images_are_no_copies(judge: SyntheticEvaluator, federation: 
 def test_noise_teaches_nothing(judge: SyntheticEvaluator, copies: EvalResult) -> None:
     y = torch.arange(10).repeat_interleave(20)
     noise = Arrays(torch.from_numpy(stream(1, "noise").random((200, 1, 8, 8))).float(), y, 10)
-    found = judge.judge(noise).numbers
+    found = judge.evaluate(noise).numbers
     assert found["synthetic/accuracy"] < 0.35
     assert found["synthetic/recognised"] < 0.35
     assert found["synthetic/fid"] > 3 * copies.numbers["synthetic/fid"]
@@ -75,7 +75,7 @@ def test_noise_teaches_nothing(judge: SyntheticEvaluator, copies: EvalResult) ->
 def test_one_image_a_class_is_no_diversity(judge: SyntheticEvaluator, copies: EvalResult) -> None:
     once = some(judge.trained_on, each=1)
     same = once.take(torch.arange(10).repeat_interleave(20))
-    found = judge.judge(same, thorough=False).numbers
+    found = judge.evaluate(same, thorough=False).numbers
     assert found["synthetic/diversity"] == pytest.approx(0, abs=1e-6)
     assert found["synthetic/coverage"] < 0.5 * copies.numbers["synthetic/coverage"]
     assert found["synthetic/recognised"] > 0.8
@@ -85,7 +85,7 @@ def test_one_image_a_class_is_no_diversity(judge: SyntheticEvaluator, copies: Ev
 def test_wrong_labels_are_not_recognised(judge: SyntheticEvaluator) -> None:
     right = some(judge.trained_on)
     wrong = replace(right, y=(right.y + 1) % 10)
-    found = judge.judge(wrong, thorough=False).numbers
+    found = judge.evaluate(wrong, thorough=False).numbers
     assert found["synthetic/recognised"] < 0.05
     assert found["synthetic/accuracy"] < 0.1
 
@@ -98,7 +98,7 @@ def test_the_nearest_real_image_of_a_copy_is_itself(judge: SyntheticEvaluator) -
 def test_images_in_another_range_are_refused(judge: SyntheticEvaluator) -> None:
     few = some(judge.trained_on, each=2)
     with pytest.raises(DataError, match="the same range"):
-        judge.judge(replace(few, x=2 * few.x - 1))
+        judge.evaluate(replace(few, x=2 * few.x - 1))
 
 
 def test_clients_own_test_samples_stand_in_for_a_test_set(federation: Federation) -> None:
@@ -106,7 +106,7 @@ def test_clients_own_test_samples_stand_in_for_a_test_set(federation: Federation
     without = replace(federation, test=replace(test, x=test.x[:0], y=test.y[:0]))
     judge = SyntheticEvaluator(without, EvalConfig(max_steps=30))
     assert len(judge.test) == federation.held_out.index.sizes.sum()
-    found = judge.judge(some(judge.trained_on, each=5), thorough=False).numbers
+    found = judge.evaluate(some(judge.trained_on, each=5), thorough=False).numbers
     assert "synthetic/accuracy" not in found
     assert "synthetic/clients/accuracy/mean" in found
 
@@ -114,19 +114,19 @@ def test_clients_own_test_samples_stand_in_for_a_test_set(federation: Federation
 def test_without_anything_held_out_there_is_no_judge() -> None:
     federation = federate("digits", "iid", clients=2, held_out=0.0)
     test = federation.test
-    with pytest.raises(ConfigError, match="held out"):
+    with pytest.raises(ConfigError, match="test samples"):
         SyntheticEvaluator(replace(federation, test=replace(test, x=test.x[:0], y=test.y[:0])))
 
 
 def test_training_ends_when_nothing_is_left_to_learn() -> None:
     few = some(sources.make("digits").train, each=10)
-    found = fit("mlp", few, Training(augment=()), seed=0)
+    found = fit("mlp", few, ClassifierTraining(augment=()), seed=0)
     assert found.steps < 2000
     assert found.loss < 0.05
     assert found.accuracy == 1
-    again = fit("mlp", few, Training(augment=()), seed=0)
+    again = fit("mlp", few, ClassifierTraining(augment=()), seed=0)
     assert again.loss == found.loss, "a function of its arguments"
-    assert fit("mlp", few, Training(augment=()), seed=1).loss != found.loss
+    assert fit("mlp", few, ClassifierTraining(augment=()), seed=1).loss != found.loss
 
 
 @pytest.mark.parametrize("wrong", [{"every": -1}, {"per_class": 0}, {"lr": 0.0}, {"max_steps": 0}, {"batch_size": 0}])

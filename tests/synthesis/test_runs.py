@@ -41,7 +41,7 @@ def test_a_run_leaves_its_set_pictures_and_numbers_and_goes_on_to_the_same_bits(
     assert looked == [2, 4]
     assert "synthetic/copies" in found[3]
     assert "synthetic/copies" not in found[1], "nearest neighbours are looked at in the end alone"
-    assert json.loads((whole / "synthetic.json").read_text())["numbers"] == made.verdict.numbers
+    assert json.loads((whole / "synthetic.json").read_text())["numbers"] == made.evaluation.numbers
 
     shutil.copytree(whole, out)
     for path in checkpoint.available(out / "checkpoint")[1:]:
@@ -50,30 +50,30 @@ def test_a_run_leaves_its_set_pictures_and_numbers_and_goes_on_to_the_same_bits(
         (out / leftover).unlink()
     again = synthesize(experiment(name), out, QUICK, resume=True, checkpoint_every=1, keep=4)
     assert records(out) == found
-    assert again.verdict.numbers == made.verdict.numbers
+    assert again.evaluation.numbers == made.evaluation.numbers
     for file in ("synthetic.parquet", "synthetic.json", "figures/synthetic.png"):
         assert (out / file).read_bytes() == (whole / file).read_bytes()
     assert torch.equal(read_generated(out / "synthetic.npz").arrays.x, read_generated(whole / "synthetic.npz").arrays.x)
 
 
-def test_a_run_that_had_ended_gives_the_same_verdict(tmp_path: Path) -> None:
+def test_a_run_that_had_ended_gives_the_same_evaluation(tmp_path: Path) -> None:
     made = synthesize(experiment("fedcvae", rounds=1), tmp_path / "run", QUICK)
     again = synthesize(experiment("fedcvae", rounds=1), tmp_path / "run", QUICK, resume=True)
-    assert again.verdict == made.verdict
+    assert again.evaluation == made.evaluation
 
 
 def test_of_fedevg_the_set_alone_crosses_the_network() -> None:
-    made = synthesize(experiment("fedevg", rounds=1), judging=QUICK)
+    made = synthesize(experiment("fedevg", rounds=1), judge=QUICK)
     record, size = made.result.history[0], 60 * 64 + 60
     assert (record["comm/down_params"], record["comm/up_params"]) == (2 * size, 2 * size)
-    whole = synthesize(experiment("fedcvae", rounds=1), judging=QUICK).result
+    whole = synthesize(experiment("fedcvae", rounds=1), judge=QUICK).result
     assert whole.history[0]["comm/up_params"] == 2 * whole.summary["parameters"]
 
 
 def test_looking_changes_no_bit_of_the_run() -> None:
-    often, never = (synthesize(experiment("fedcvae"), judging=EvalConfig(every, 6, max_steps=20)) for every in (1, 0))
+    often, never = (synthesize(experiment("fedcvae"), judge=EvalConfig(every, 6, max_steps=20)) for every in (1, 0))
     assert torch.equal(often.found.arrays.x, never.found.arrays.x)
-    assert often.verdict.numbers == never.verdict.numbers
+    assert often.evaluation.numbers == never.evaluation.numbers
 
 
 def test_real_and_generated_classifiers_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,10 +82,13 @@ def test_real_and_generated_classifiers_are_kept(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("fedloom.tasks.synthesis.judge.fit", _counted(trained))
     again = synthesize(experiment("fedcvae", rounds=1), tmp_path / "two", QUICK, cache=tmp_path / "shared")
     assert trained == [60], "only the one that learns from the set"
-    assert again.verdict == made.verdict
+    assert again.evaluation == made.evaluation
     (kept,) = (tmp_path / "shared").glob("real-*.safetensors")
     kept.write_bytes(kept.read_bytes()[:100])
-    assert synthesize(experiment("fedcvae", rounds=1), None, QUICK, cache=tmp_path / "shared").verdict == made.verdict
+    assert (
+        synthesize(experiment("fedcvae", rounds=1), None, QUICK, cache=tmp_path / "shared").evaluation
+        == made.evaluation
+    )
     assert sorted(trained[1:]) == [60, 1442], "a damaged one is trained again"
 
 
@@ -98,7 +101,7 @@ def _counted(trained: list[int]) -> Any:
 
 
 def test_provenance_says_where_a_set_comes_from() -> None:
-    said = synthesize(experiment("fedevg", rounds=2), judging=QUICK).found.provenance
+    said = synthesize(experiment("fedevg", rounds=2), judge=QUICK).found.provenance
     assert (said["method"], said["rounds"], said["seed"], said["clients"]) == ("fedevg", 2, 1, 2)
     assert (said["data"]["name"], said["partition"]["name"], said["licence"]) == ("digits", "iid", "CC BY 4.0")
     assert said["range"] == {"low": 0.0, "high": 1.0, "mean": [], "std": []}
@@ -107,6 +110,6 @@ def test_provenance_says_where_a_set_comes_from() -> None:
 
 
 def test_methods_that_generate_nothing_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="method 'fedavg' generates nothing"):
+    with pytest.raises(ConfigError, match="method 'fedavg' generates no samples"):
         synthesize(replace(experiment("fedevg"), method=methods.fedavg()), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""The command line: ``fedloom run | list | partition | report``, each a few calls of the Python API."""
+"""The command line, ``fedloom COMMAND``."""
 
 from fedloom.cli.main import main
 

@@ -1,4 +1,4 @@
-"""Commands that train: plan the runs, check all of them, run them, and show the results."""
+"""The driver of all commands that train: plan the runs, check them, run them, and show the results."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from fedloom.cli.jobs import Batch, Job, plan
+from fedloom.cli.jobs import Job, RunPlan, plan
 from fedloom.config.build import Shared, run_settings
 from fedloom.config.overrides import split_words
 from fedloom.config.schema import CommandSchema, Config, to_yaml
+from fedloom.core.client import Failure
 from fedloom.core.errors import ClientError
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.console import make_console, notes, print_raw, relpath, show_warnings
@@ -25,7 +26,25 @@ from fedloom.experiment.rundir import RunDirectory
 UNBEGUN = "stopped before training began; nothing was written."
 
 Rows = Sequence[tuple[str, Mapping[str, Any]]]
-"""A label and the summary of each run."""
+"""The label and the summary of each run."""
+
+
+class FailureTraces(Callback):
+    """Collects the tracebacks of failed clients for ``--debug``, one per stage and reason."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[str, str], Failure] = {}
+
+    def on_step(self, step: Any) -> Mapping[str, Any]:
+        for failure in step.report.failures if hasattr(step, "report") else ():
+            if failure.trace:
+                self.found.setdefault((failure.stage, failure.reason), failure)
+        return {}
+
+    def print(self) -> None:
+        """Print the tracebacks on standard error."""
+        for failure in self.found.values():
+            print(f"fedloom: {failure}\n{failure.trace}", file=sys.stderr)
 
 
 class Work(NamedTuple):
@@ -41,16 +60,16 @@ class Command:
     """A command that trains.
 
     Attributes:
-        schema: its configuration.
-        title: the name of a configuration's method, like ``feddyn``.
-        build: makes the experiment of a configuration, or refuses what is impossible.
+        schema: of the configuration.
+        title: maps a configuration to the name of its method, like ``feddyn``.
+        build: makes and checks the experiment of a configuration.
         run: runs one experiment, with ``resume``, ``checkpoint_every``, ``keep`` and ``callbacks``.
         table: makes the table of results.
-        files: draws pictures and pages of runs with their labels; returns words and paths to print.
-        remarks: sentences below the table.
+        files: writes figures and pages of the labelled runs; returns the paths to print, with a word for each.
+        remarks: makes sentences to print below the table.
         progress: wraps the progress display.
         last_file: the file that a run writes last.
-        plans: whether the plan is written for a single run too, because it trains a teacher first.
+        plans: whether a single run has a plan, too, because it trains a teacher first.
     """
 
     schema: CommandSchema
@@ -58,14 +77,14 @@ class Command:
     build: Callable[[Config, Shared], Any]
     run: Callable[..., Any]
     table: Callable[[Rows], Table]
-    files: Callable[[Batch, Sequence[tuple[str, Path]]], Sequence[tuple[str, Path]]]
+    files: Callable[[RunPlan, Sequence[tuple[str, Path]]], Sequence[tuple[str, Path]]]
     remarks: Callable[[Rows], Sequence[str]] = lambda rows: ()
     progress: Callable[[NullProgress], Callback] = lambda progress: progress
     last_file: str = "summary.json"
     plans: bool = False
 
     def __call__(self, arguments: argparse.Namespace) -> int:
-        """Do what the command line asks for; returns the exit code."""
+        """Run the command; returns the exit code."""
         console = make_console()
         if not arguments.quiet:
             show_warnings(console)
@@ -73,7 +92,7 @@ class Command:
             base, words = split_words(arguments.words)
             batch = plan(self.schema, self.title, words, base, arguments.multirun)
             shared = Shared()
-            planned = [  # whatever is impossible is refused before anything trains
+            planned = [  # all settings are checked before anything trains
                 (self.build(job.config, shared), run_settings(job.config)) for job in batch.jobs
             ]
         except KeyboardInterrupt:
@@ -84,20 +103,28 @@ class Command:
                     print_raw(console, f"# {job.directory}")
                 print_raw(console, to_yaml(job.config), end="")
             return 0
+        traces = FailureTraces()
         with batch.claimed() as batch:
             work = [Work(job, *made) for job, made in zip(batch.jobs, planned, strict=True)]
-            with make_progress(console, arguments.quiet) as progress:
-                failed = self.train(batch, work, progress)
+            if arguments.debug:
+                for _, _, settings in work:
+                    settings["callbacks"].append(traces)
+            try:
+                with make_progress(console, arguments.quiet) as progress:
+                    failed = self.train(batch, work, progress)
+            finally:
+                traces.print()
             self.show(console, batch)
         for label, error in failed:
-            print(f"fedloom: {label}: {error}", file=sys.stderr)
+            trace = f"\n{error.trace}" if arguments.debug and error.trace else ""
+            print(f"fedloom: {label}: {error}{trace}", file=sys.stderr)
         return 2 if failed else 0
 
-    def train(self, batch: Batch, work: Sequence[Work], progress: NullProgress) -> list[tuple[str, ClientError]]:
-        """Run all jobs, one after the other; those of a sweep that diverged are returned.
+    def train(self, batch: RunPlan, work: Sequence[Work], progress: NullProgress) -> list[tuple[str, ClientError]]:
+        """Run all jobs, one after the other; returns those of a sweep that failed.
 
         Raises:
-            Stopped: on Ctrl-C, with a sentence on how to go on.
+            Stopped: on Ctrl-C, with the command that continues.
         """
         failed: list[tuple[str, ClientError]] = []
         if batch.is_sweep or self.plans:
@@ -120,8 +147,8 @@ class Command:
     def _is_done(self, job: Job) -> bool:
         return RunDirectory(job.directory).status.ended and (job.directory / self.last_file).is_file()
 
-    def _going_on(self, batch: Batch, job: Job) -> str:
-        """How to go on after Ctrl-C."""
+    def _going_on(self, batch: RunPlan, job: Job) -> str:
+        """The sentence on how to continue after Ctrl-C."""
         if not batch.is_begun:
             return UNBEGUN
         at = RunDirectory(job.directory).summary().get("rounds", 0)
@@ -129,8 +156,8 @@ class Command:
         how = f"fedloom {self.schema.command} resume={relpath(batch.parent)}"
         return f"stopped after round {at} of {who}; go on with: {how}"
 
-    def show(self, console: Console, batch: Batch) -> None:
-        """Print the results, and where everything is."""
+    def show(self, console: Console, batch: RunPlan) -> None:
+        """Print the results and the paths of all files."""
         found = [(batch.title(job), RunDirectory(job.directory)) for job in batch.jobs if job.is_begun]
         rows = [(label, run.summary()) for label, run in found]
         console.print()
@@ -149,4 +176,4 @@ class Command:
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C, with a sentence on how to go on."""
+    """Ctrl-C, with a sentence on how to continue."""

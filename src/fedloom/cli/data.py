@@ -1,4 +1,4 @@
-"""``fedloom data``: which data sets are here, and what is in one of them."""
+"""``fedloom data``: list the data sets on this machine, or describe one of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedloom.experiment.console import make_console, plain_table, print_raw, rel
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Print what is here; or, of one data set, what is in it, with pictures if asked for."""
+    """List all data sets, or describe one, with figures on request."""
     console = make_console()
     show_warnings(console)
     if not arguments.words:
@@ -34,7 +34,7 @@ def command(arguments: argparse.Namespace) -> int:
             raise ConfigError("--out needs the name of a data set, like: fedloom data mnist --out mnist.png.")
         console.print(overview())
         console.print()
-        print_raw(console, f"looked in: {' and '.join(map(str, roots()))}")
+        print_raw(console, f"searched: {' and '.join(map(str, roots()))}")
         return 0
     name, *words = arguments.words
     if "=" in name:
@@ -51,8 +51,8 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def overview() -> Table:
-    """Every source: whether its files are here, how large they are, and where they are or would be."""
-    made = plain_table("data", "here", "size", "files", numbers=("size",))
+    """A table of all sources: whether their files were found, their size, and where they are or are expected."""
+    made = plain_table("data", "found", "size", "files", numbers=("size",))
     for entry in sources:
         files = PLACES.get(entry.name)
         if files is None:
@@ -72,7 +72,7 @@ def folder_of(paths: list[Path]) -> str:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files in a folder; what was decoded and kept there is not counted."""
+    """Bytes of a file, or of all files in a folder, without FedLoom's own caches."""
     if path.is_file():
         return path.stat().st_size
     files = (file for file in path.rglob("*") if file.is_file() and not file.name.startswith("fedloom-"))
@@ -92,7 +92,7 @@ def format_size(size: float) -> str:
 
 
 def load(name: str, overrides: list[str]) -> tuple[Source, Federation]:
-    """The source, and its training pool dealt to clients: the natural ones if it has them and none are asked for."""
+    """The source and its federation; natural clients, if there are any, unless a partition is given."""
     base, words = split_words([f"data={name}", "held_out=0", *overrides])
     shared = Shared()
     source = shared("source", RUN.resolve(words, base)["data"], DATA.instantiate)
@@ -103,7 +103,7 @@ def load(name: str, overrides: list[str]) -> tuple[Source, Federation]:
 
 
 def show(console: Console, name: str, source: Source, federation: Federation, moved: bool) -> None:
-    """Print all that is known of it, in words and tables."""
+    """Print the description of a source."""
     console.print(Text(f"{name}: {sources[name].summary.replace('``', '')}", style="bold"))
     print_raw(console, f"licence: {source.licence}")
     if (files := PLACES.get(name)) and not moved and (paths := files.look()):
@@ -118,19 +118,19 @@ def show(console: Console, name: str, source: Source, federation: Federation, mo
 
 
 def checksums(files: Files, paths: list[Path]) -> str:
-    """Whether files with a published checksum have it."""
+    """Whether files match their published checksums, in words."""
     told = ""
     for path in paths:
         kind, _, wanted = files.checksums.get(path.name, "").partition(" ")
         if wanted:
             with open(path, "rb") as file:
                 same = hashlib.file_digest(file, kind).hexdigest() == wanted
-            told += f"; {path.name} {'has' if same else 'does not have'} its published {kind}"
+            told += f"; {path.name} {'matches' if same else 'does not match'} its published {kind}"
     return told
 
 
 def splits(source: Source) -> Table:
-    """Shapes and classes."""
+    """A table of the splits: samples, shapes, values and targets."""
     made = plain_table("", "samples", "shape", "values", "targets", "memory", numbers=("samples", "memory"))
     for title, arrays in (("training pool", source.train), ("common test set", source.test)):
         if not len(arrays):
@@ -146,7 +146,7 @@ def splits(source: Source) -> Table:
 
 
 def statistics_table(federation: Federation) -> Table:
-    """Clients, samples, and how many each client has: mean, standard deviation over clients, least and most."""
+    """A table of clients and samples: mean, standard deviation, minimum and maximum per client."""
     heads = ("clients", "", "samples", "mean", "std", "min", "max")
     made = plain_table(*heads, numbers=heads)
     sizes = federation.train.index.sizes
@@ -157,7 +157,7 @@ def statistics_table(federation: Federation) -> Table:
 
 
 def draw(console: Console, what: str, path: Path, make: Callable[[], object]) -> None:
-    """Write a picture and say where it is, or why it cannot be drawn."""
+    """Write a figure and print its path, or why it cannot be drawn."""
     try:
         write_picture(path, make)
         print_raw(console, f"{what}: {relpath(path)}")

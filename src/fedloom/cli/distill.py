@@ -1,4 +1,4 @@
-"""``fedloom distill``: a teacher, a student, and what the one learns from the other."""
+"""``fedloom distill``: train a student with a teacher, which is trained first if needed."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.cli.command import Command, Rows
-from fedloom.cli.jobs import Batch, Job
+from fedloom.cli.jobs import Job, RunPlan
 from fedloom.config.distill import DISTILL, PENDING, build, build_teacher
 from fedloom.config.schema import Config
 from fedloom.experiment.console import ABSENT, count, duration, figures, number
 from fedloom.experiment.progress import NullProgress
 from fedloom.experiment.rundir import RunDirectory
-from fedloom.tasks.distill.experiment import Distillation
+from fedloom.tasks.distill.experiment import DistillExperiment
 from fedloom.tasks.distill.picture import picture
 from fedloom.tasks.distill.task import run
 
 TEACHER = ("teacher", "teacher_training", "teacher_epochs", "data", "samples", "validation", "split_seed", "augment")
-"""Keys on which a teacher that is trained on the spot depends."""
+"""Keys that determine a teacher that is trained first."""
 
 
-def train(experiment: Distillation, job: Job, batch: Batch, *, callbacks: list[Any], **settings: Any) -> None:
-    """Train a student; before it the teacher, if it is still to be trained and anybody learns from it."""
+def train(experiment: DistillExperiment, job: Job, batch: RunPlan, *, callbacks: list[Any], **settings: Any) -> None:
+    """Train a student, and before it its teacher if that is still to be trained."""
     if experiment.teacher == PENDING:
         wanted = batch.is_sweep or experiment.method.needs_teacher
         experiment = replace(experiment, teacher=_teacher(job, batch, callbacks[0]) if wanted else None)
-    settings["resume"] = settings["resume"] or True  # or begins beside the teacher
+    settings["resume"] = settings["resume"] or True  # or starts in the folder of the teacher
     run(experiment, job.directory, callbacks=callbacks, cache=batch.parent / "answers", **settings)
 
 
-def _teacher(job: Job, batch: Batch, progress: NullProgress) -> Path:
-    """The run directory of a job's teacher, which is trained if it is not yet; jobs with the same teacher share it."""
+def _teacher(job: Job, batch: RunPlan, progress: NullProgress) -> Path:
+    """The run directory of a job's teacher, which is trained if necessary; jobs with equal settings share it."""
 
     def described(config: Config) -> str:
         return json.dumps([config[key] for key in TEACHER], sort_keys=True)
@@ -52,8 +52,8 @@ def _teacher(job: Job, batch: Batch, progress: NullProgress) -> Path:
 
 
 def table(rows: Rows) -> Table:
-    """Methods with their students' accuracy, passes and size beside the teacher's."""
-    heads = ("accuracy", "best on test", "passes", "guide's", "parameters", "MACs", "smaller by", "time")
+    """A table of methods: accuracy, passes and size of the students and of the teacher."""
+    heads = ("accuracy", "best on test", "passes", "for guide", "parameters", "MACs", "smaller by", "time")
     shown = figures("method", heads)
     taught = next((summary["teacher"] for _, summary in rows if summary.get("teacher")), None)
     if taught:
@@ -76,22 +76,22 @@ def table(rows: Rows) -> Table:
 
 
 def remarks(rows: Rows) -> list[str]:
-    """What the columns mean where it is not plain."""
+    """Explanations of the columns."""
     summaries = [summary for _, summary in rows]
-    chosen = "on validation samples" if any("best" in summary for summary in summaries) else "as the last one"
+    selection = "best on validation samples" if any("best" in summary for summary in summaries) else "last"
     told = [
-        f"accuracy: of the model chosen {chosen}; best on test: chosen on the test samples, as published tables do."
+        f"accuracy: on test samples, of the {selection} model; best on test: selected on test samples, as published."
     ]
     if any(summary.get("protocol") == "published" for summary in summaries):
-        told.append("budget=published: methods differ in student passes; budget=passes gives all the same number.")
+        told.append("budget=published: methods differ in student passes; with budget=passes these are equal.")
     if any(summary.get("forwards") for summary in summaries):
-        told.append("guide's: the student's forward passes for the guide, besides its passes.")
+        told.append("for guide: additional forward passes of the student for the guide.")
     return told
 
 
-def files(batch: Batch, runs: Sequence[tuple[str, Path]]) -> list[tuple[str, Path]]:
-    """All students in one picture."""
-    return [("picture", picture(list(runs), batch.parent / "figures" / "distill.png"))]
+def files(batch: RunPlan, runs: Sequence[tuple[str, Path]]) -> list[tuple[str, Path]]:
+    """Draw all students in one figure."""
+    return [("figure", picture(list(runs), batch.parent / "figures" / "distill.png"))]
 
 
 command = Command(

@@ -1,4 +1,4 @@
-"""The runs that a command line asks for: one, or several in a folder with a plan of all of them."""
+"""The runs of a command: one, or several in a folder with a plan of all of them."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """All runs that a command line asks for, and the folder that holds them; that of a single run is its own.
+class RunPlan:
+    """All runs of a command and the folder that holds them, which is the run directory if there is only one.
 
     Attributes:
         parent: the folder.
@@ -70,7 +70,7 @@ class Batch:
         return job.label if len(seeds) == 1 else f"{job.label}, seed {job.config['seed']}"
 
     @contextmanager
-    def claimed(self) -> Iterator[Batch]:
+    def claimed(self) -> Iterator[RunPlan]:
         """The same runs in a folder that no other process uses; one in which nothing was written goes again.
 
         Raises:
@@ -97,7 +97,7 @@ class Batch:
                     os.removedirs(batch.parent)
 
     def write_plan(self) -> None:
-        """Write down all runs, so that the batch can be continued."""
+        """Write all configurations to ``sweep.yaml``, so that the sweep can be resumed."""
         if (self.parent / PLAN).exists():
             return
         runs = {
@@ -113,15 +113,15 @@ class Batch:
 
 def plan(
     schema: CommandSchema, title: Callable[[Config], str], words: Sequence[str], base: Path | None, multirun: bool
-) -> Batch:
-    """The batch that words describe: one that is continued, or a new one.
+) -> RunPlan:
+    """Plan the runs of a command line, new or resumed.
 
     Args:
         schema: of the command.
         title: names a configuration, like ``feddyn``.
         words: overrides.
         base: a recipe.
-        multirun: whether a word may have several values.
+        multirun: whether keys may have several values.
 
     Raises:
         ConfigError: for impossible settings.
@@ -138,18 +138,18 @@ def plan(
         parent = _new(configs[0].out, "-".join(titles) if len(titles) <= 3 else "sweep")
         called = zip(configs, _names(configs, list(map(title, configs))), strict=True)
         jobs = [Job(config, parent / folder, label=label) for config, (folder, label) in called]
-        return Batch(parent, jobs, configs[0].out is None)
+        return RunPlan(parent, jobs, configs[0].out is None)
     config = configs[0]
     if config.resume is None:
         directory = _new(config.out, f"{title(config)}-{config['seed']}")
-        return Batch(directory, [Job(config, directory, label=title(config))], config.out is None)
+        return RunPlan(directory, [Job(config, directory, label=title(config))], config.out is None)
     directory = run_directory(config.resume)
     start = True if directory == config.resume else config.resume
-    return Batch(directory, [Job(config, directory, start, title(config))])
+    return RunPlan(directory, [Job(config, directory, start, title(config))])
 
 
-def _read_plan(schema: CommandSchema, parent: Path) -> Batch:
-    """A batch that was begun before; runs with a run directory are continued there."""
+def _read_plan(schema: CommandSchema, parent: Path) -> RunPlan:
+    """The runs of a stored plan; those that have a run directory are resumed."""
     jobs = []
     home = parent.resolve()
     for name, about in read(parent / PLAN).items():
@@ -160,11 +160,11 @@ def _read_plan(schema: CommandSchema, parent: Path) -> Batch:
             raise CheckpointError(f"{parent / PLAN} says nothing of run {name!r}: label and config are missing.")
         config = Config(schema.complete(about["config"]))
         jobs.append(Job(config, directory, RunDirectory(directory).begun, str(about["label"])))
-    return Batch(parent, jobs)
+    return RunPlan(parent, jobs)
 
 
 def _new(out: Path | None, name: str) -> Path:
-    """A directory where nothing is yet: the one that was named, or ``runs/<date>/<time>-<name>``."""
+    """A new directory: the given one, or ``runs/<date>/<time>-<name>``."""
     if out is None:
         return dated(name)
     if RunDirectory(out).taken:
@@ -213,7 +213,7 @@ def _names(configs: Sequence[Config], titles: Sequence[str]) -> list[tuple[str, 
 
 
 def _in_title(key: str) -> bool:
-    """Whether the title of a run shows what this key is: the method or learner, or a slot that was replaced."""
+    """Whether the title of a run includes the value of this key: the method, the learner, or a replaced slot."""
     first, _, rest = key.partition(".")
     return first in ("method", "learner") and rest in ("", "name", *(slot for slot in SLOTS if slot != "objective"))
 

@@ -1,4 +1,4 @@
-"""``fedloom list``: everything there is to choose from, read from registries and signatures."""
+"""``fedloom list``: all choices and settings, read from registries and signatures."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ KINDS: dict[str, list[tuple[str, Choice]]] = {
 KINDS["parts"] = [(f"method.{slot}", choice) for slot, choice in METHOD.slots.items()]
 KINDS |= {"learners": [("learner", LEARNER)], "streams": [("stream", STREAM)], "distillers": [("method", DISTILLER)]}
 KINDS["settings"] = []
-"""Choices by what they are between, each with its key."""
+"""The choices of each kind, with their keys."""
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Print a table, or everything about one name."""
+    """Print a table of one kind, or the details of one name."""
     console = make_console()
     words: list[str] = arguments.words
     kind = next((kind for kind in KINDS if words[0] in (kind, kind.removesuffix("s"))), "")
@@ -44,7 +44,7 @@ def command(arguments: argparse.Namespace) -> int:
     if not kind and (len(words) > 1 or words[0] not in everything):
         close = difflib.get_close_matches(words[0], everything, n=1)
         hint = f"did you mean {close[0]!r}? Lists are: {', '.join(KINDS)}." if close else nearest(words[0], KINDS)
-        raise ConfigError(f"there is nothing named {words[0]!r} to list; {hint}")
+        raise ConfigError(f"there is no list and no entry named {words[0]!r}; {hint}")
     names = words[1:] if kind else words
     if len(names) > 1:
         raise ConfigError("fedloom list takes one kind and one name, like fedloom list methods feddyn.")
@@ -63,21 +63,21 @@ def names_of(kind: str) -> list[str]:
 
 
 def table(kind: str) -> Table:
-    """All of a kind: name, what it is, settings with their defaults; for methods also their parts."""
+    """A table of one kind: name, description, settings with defaults; for methods also their parts."""
     first, last = ["slot"] * (kind == "parts"), ["parts"] * (kind == "methods")
-    made = plain_table(*first, "name", "what it is", "settings and their defaults", *last)
+    made = plain_table(*first, "name", "description", "settings and defaults", *last)
     for key, choice in KINDS[kind]:
         for number, entry in enumerate(choice.registry):
             slot = Text("" if number else key.removeprefix("method."), style="bold")
             given = ((name, p.default) for name, p in choice.parameters(entry.name).items())
             line = "  ".join(name if value is EMPTY else f"{name}={bare(value)}" for name, value in given)
-            row = [Text(entry.name, style="bold cyan"), entry.summary.replace("``", ""), Text(line)]
+            row = [Text(entry.name, style="bold cyan"), Text(entry.summary.replace("``", "")), Text(line)]
             made.add_row(*[slot][: len(first)], *row, *(Text(parts_of(preset(entry))) for _ in last))
     return made
 
 
 def settings_tables() -> Iterator[Table | str]:
-    """All keys with default, type and meaning; of other commands those that are not as for ``fedloom run``."""
+    """All keys with default, type and meaning; of other commands those that differ from ``fedloom run``."""
     for schema in SCHEMAS:
         made, values = plain_table("key", "default", "type", "meaning"), schema.resolve().values
         for key, section in schema.sections.items():
@@ -109,7 +109,7 @@ def add_key(made: Table, key: str, value: Any, kind: str, told: str) -> None:
 
 
 def details(kind: str, name: str) -> Iterator[Table | Text]:
-    """Everything about one name: description, settings, parts, citation."""
+    """The details of one name: description, settings, parts, citation."""
     choices = [choice for one in KINDS if kind in (one, "") for choice in KINDS[one]]
     found = [(key, choice) for key, choice in choices if name in choice.registry]
     if not found:
@@ -137,7 +137,7 @@ def details(kind: str, name: str) -> Iterator[Table | Text]:
 
 def composition(method: Method) -> Table:
     """The parts of a method."""
-    made = plain_table("slot", "part", "what it does")
+    made = plain_table("slot", "part", "description")
     for place, part in method.parts.items():
         told = (inspect.getdoc(part) or "").partition("\n")[0]
         made.add_row(Text(place.partition(".")[0], style="bold"), Text(label(part)), Text(told))
@@ -145,7 +145,7 @@ def composition(method: Method) -> Table:
 
 
 def preset(entry: Entry[Method]) -> Method | None:
-    """A method with its defaults; None if it has settings without one."""
+    """A method with its defaults; None if some settings have none."""
     try:
         return entry.make()
     except FedLoomError:
@@ -153,7 +153,7 @@ def preset(entry: Entry[Method]) -> Method | None:
 
 
 def parts_of(method: Method | None) -> str:
-    """The parts of a method that do something, besides cross entropy."""
+    """The parts of a method that are not the identity, besides cross entropy."""
     if method is None:
         return ""
     named = {place.partition(".")[0]: label(part) for place, part in method.parts.items() if not part.is_identity}
@@ -162,7 +162,7 @@ def parts_of(method: Method | None) -> str:
 
 
 def bare(value: Any) -> str:
-    """A value without quotes, as it is typed."""
+    """A value as typed on the command line, without quotes."""
     if isinstance(value, list | tuple):
         return f"[{','.join(map(bare, value))}]"
     return value if isinstance(value, str) and value else format_value(value)

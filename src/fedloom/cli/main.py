@@ -1,4 +1,4 @@
-"""The entry point: which command, its arguments, and what becomes of errors: one sentence and exit code 2, or 130."""
+"""The entry point: dispatches to commands; an error is one sentence and exit code 2, Ctrl-C is 130."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OK, MISTAKE, INTERRUPTED = 0, 2, 130
 
 
 class Parser(argparse.ArgumentParser):
-    """Options and words in any order; what is wrong with them is one sentence."""
+    """Parses options and words in any order; raises ``ConfigError`` for mistakes."""
 
     def __init__(self, command: str, options: Sequence[str]) -> None:
         super().__init__(prog=f"fedloom {command}", add_help=False, allow_abbrev=False)
@@ -29,10 +29,10 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {self.prog} --help.")
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
-        """Arguments from words, which may come after options too.
+        """Parse the words of a command line.
 
         Raises:
-            ConfigError: for an option that there is not.
+            ConfigError: for an unknown option.
         """
         arguments, others = self.parse_known_args(words)
         for other in others:
@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0, 2 for a mistake told in one sentence, 130 after Ctrl-C.
+    """Run a command; returns the exit code: 0, 2 for an error (one sentence on standard error), 130 after Ctrl-C.
 
     >>> main(["rnu"])
     2
@@ -53,13 +53,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(words)
     except FedLoomError as error:
         if "--debug" in words:
+            if trace := getattr(error, "trace", ""):
+                print(trace, file=sys.stderr)
             raise
         print(f"fedloom: {error}", file=sys.stderr)
         return MISTAKE
     except KeyboardInterrupt as stop:
         print(f"fedloom: {str(stop) or 'stopped.'}", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has gone
+    except BrokenPipeError:  # the reader of the output is gone
         from fedloom.experiment.console import silence_stdout
 
         silence_stdout()
@@ -76,7 +78,7 @@ def _dispatch(words: list[str]) -> int:
     command, *rest = words
     if command not in COMMANDS:
         if "=" in command:
-            raise ConfigError(f"there is no command before {command!r}; did you mean: fedloom run {command} …?")
+            raise ConfigError(f"the command is missing before {command!r}; did you mean: fedloom run {command} …?")
         raise ConfigError(f"unknown command {command!r}; {nearest(command, COMMANDS)}")
     text, module, options = COMMANDS[command]
     arguments = Parser(command, options).read(rest)

@@ -1,4 +1,4 @@
-"""``fedloom online``: learners on a stream of tasks, each predicted before it is learnt."""
+"""``fedloom online``: learners on a stream of tasks, each of which is predicted before it is learned."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.cli.command import Command, Rows
-from fedloom.cli.jobs import Batch, Job
+from fedloom.cli.jobs import Job, RunPlan
 from fedloom.config.online import ONLINE, build
 from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.console import ABSENT, duration, figures, number
@@ -19,20 +19,20 @@ from fedloom.tasks.online.pictures import picture
 from fedloom.tasks.online.task import run
 
 
-def train(experiment: Any, job: Job, batch: Batch, **settings: Any) -> None:
+def train(experiment: Any, job: Job, batch: RunPlan, **settings: Any) -> None:
     """Run one learner in its directory."""
     run(experiment, job.directory, **settings)
 
 
 class EveryNth(Callback):
-    """Passes on one record in so many, besides the last one: where every record is a line, a stream is long."""
+    """Forwards every n-th record and the last one, since with one line per record a long stream floods a log."""
 
     def __init__(self, inner: NullProgress) -> None:
         self.inner, self.on_finish = inner, inner.on_finish
         self.total, self.every = 0, 1
 
     def on_start(self, run: RunInfo) -> None:
-        """Show twenty lines a run."""
+        """Show about twenty lines per run."""
         self.total = run.rounds
         self.every = max(1, run.rounds // 20) if isinstance(self.inner, LineProgress) else 1
         self.inner.on_start(run)
@@ -43,8 +43,8 @@ class EveryNth(Callback):
 
 
 def table(rows: Rows) -> Table:
-    """Learners with their accuracies, what they keep and the expert that Hedge trusts most."""
-    shown = figures("learner", ("CTM", "LTM", "task data kept", "tasks", "time"))
+    """A table of learners with accuracies, stored data and the expert of largest weight."""
+    shown = figures("learner", ("CTM", "LTM", "stored data", "tasks", "time"))
     hedged = any(len(summary["hedge"]["p"]) > 1 for _, summary in rows)
     if hedged:
         shown.add_column("best expert", overflow="fold")
@@ -62,9 +62,9 @@ def table(rows: Rows) -> Table:
     return shown
 
 
-def files(batch: Batch, runs: Sequence[tuple[str, Path]]) -> list[tuple[str, Path]]:
-    """All learners in one picture."""
-    return [("picture", picture(list(runs), batch.parent / "figures" / "online.png"))]
+def files(batch: RunPlan, runs: Sequence[tuple[str, Path]]) -> list[tuple[str, Path]]:
+    """Draw all learners in one figure."""
+    return [("figure", picture(list(runs), batch.parent / "figures" / "online.png"))]
 
 
 command = Command(ONLINE, lambda config: config["learner.name"], build, train, table, files, progress=EveryNth)

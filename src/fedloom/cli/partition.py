@@ -1,4 +1,4 @@
-"""``fedloom partition``: who holds which data."""
+"""``fedloom partition``: how data are distributed over clients."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ FORMATS = ("png", "svg", "pdf")
 MOST_CLIENTS, MOST_CLASSES = 30, 26
 LEVELS = " ▁▂▃▄▅▆▇█"
 WORDS = {
-    "samples": "training samples a client",
+    "samples": "training samples per client",
     "validation": "validation samples",
     "held_out": "clients' own test samples",
     "test": "common test samples",
-    "classes_per_client": "classes a client",
-    "label_entropy": "label entropy a client",
-    "entropy_of_all": "label entropy of all",
+    "classes_per_client": "classes per client",
+    "label_entropy": "label entropy per client",
+    "entropy_of_all": "label entropy of all samples",
 }
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Draw the label-by-client picture, and print it and its statistics."""
+    """Draw labels by client; print them and their statistics."""
     console = make_console()
     show_warnings(console)
     base, words = split_words(arguments.words)
@@ -52,25 +52,25 @@ def command(arguments: argparse.Namespace) -> int:
         made.add_row(Text(WORDS.get(key, key), style="bold"), said)
     console.print(made)
     console.print()
-    drawn = f"picture: {relpath(path)}" if has_classes(federation) else "no picture: the targets are not class numbers"
+    drawn = f"figure: {relpath(path)}" if has_classes(federation) else "no figure: the targets are not class numbers"
     print_raw(console, drawn)
     return 0
 
 
 def picture_path(given: Path | str) -> Path:
-    """Where a picture goes.
+    """The path of a figure.
 
     Raises:
-        ConfigError: for a format that is not known.
+        ConfigError: for an unknown format.
     """
     path = Path(given)
     if (kind := path.suffix.lstrip(".")) not in FORMATS:
-        raise ConfigError(f"the picture {str(path)!r} has no known format; {nearest(kind, FORMATS)}")
+        raise ConfigError(f"the figure {str(path)!r} has no known format; {nearest(kind, FORMATS)}")
     return path
 
 
 def write_picture(path: Path, draw: Callable[[], Any]) -> None:
-    """Draw into a file, whose folder is made.
+    """Draw into a file, whose folder is created.
 
     Raises:
         ConfigError: if it cannot be written.
@@ -79,22 +79,22 @@ def write_picture(path: Path, draw: Callable[[], Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         draw()
     except OSError as error:
-        raise ConfigError(f"the picture {str(path)!r} cannot be written: {error.strerror}.") from error
+        raise ConfigError(f"the figure {str(path)!r} cannot be written: {error.strerror}.") from error
 
 
 def has_classes(federation: Federation) -> bool:
-    """Whether targets are class numbers, which can be drawn."""
+    """Whether the targets are class numbers, which can be drawn."""
     y = federation.train.arrays.y
     return y.ndim == 1 and not y.is_floating_point()
 
 
 def is_small(federation: Federation) -> bool:
-    """Whether clients and classes fit a terminal."""
+    """Whether the table of clients and classes fits a terminal."""
     return len(federation) <= MOST_CLIENTS and federation.classes <= MOST_CLASSES
 
 
 def grid(federation: Federation) -> Table:
-    """Clients by labels; the height of a block is the number of samples."""
+    """A table of clients by labels; the height of a block is the number of samples."""
     classes, split = federation.classes, federation.train
     keys = split.index.owners * classes + split.arrays.y.numpy()[split.index.rows]
     counts = np.bincount(keys, minlength=len(federation) * classes).reshape(-1, classes)  # [K, C]

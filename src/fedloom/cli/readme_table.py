@@ -12,7 +12,7 @@ BEGIN, END = "<!-- methods -->", "<!-- /methods -->"
 
 
 def markdown() -> str:
-    """One row a method: its parts where they are not the identity, and its first sentence.
+    """One row per method: its parts that are not the identity, and its summary.
 
     >>> markdown().splitlines()[0]
     '| method | objective | drift | personal | adaptation | mixing | server | in words |'
@@ -29,7 +29,7 @@ def markdown() -> str:
 
 
 def refreshed(text: str) -> str:
-    """The text with the table between its two markers made anew."""
+    """The text with the table between the markers regenerated."""
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)
     return f"{head}{BEGIN}\n{markdown()}\n{END}{tail}"

@@ -1,4 +1,4 @@
-"""``fedloom report``: one page that compares runs."""
+"""``fedloom report``: compare runs on one page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedloom.experiment.report import build
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Write the page and say where it is."""
+    """Write the page and print its path."""
     if not arguments.words:
         raise ConfigError("fedloom report needs at least one run directory, like fedloom report runs/2026-01-31/*.")
     given = [Path(word) for word in arguments.words]
@@ -25,12 +25,12 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def found(given: Iterable[Path]) -> Iterator[Path]:
-    """Run directories: those given, and those inside a folder that is none itself."""
+    """The given run directories, and those inside given folders that are not run directories themselves."""
     for path in given:
         if path.is_dir() and not (path / "config.yaml").exists():
             inside = sorted(f.parent for f in path.rglob("metrics.jsonl") if (f.parent / "config.yaml").exists())
             if not inside:
-                raise ConfigError(f"{str(path)!r} is not a run directory, and there is none inside.")
+                raise ConfigError(f"{str(path)!r} is not a run directory and contains none.")
             yield from inside
         else:
             yield path

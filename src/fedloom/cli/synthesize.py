@@ -1,4 +1,4 @@
-"""``fedloom synthesize``: run a method that generates data, judge what it makes, and write it."""
+"""``fedloom synthesize``: run a generating method; evaluate and write its synthetic set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.cli.command import Command, Rows
-from fedloom.cli.jobs import Batch, Job
+from fedloom.cli.jobs import Job, RunPlan
 from fedloom.config.federated import JUDGE, SYNTHESIZE, build_method, build_synthesis
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.console import ABSENT, count, duration, figures
@@ -31,14 +31,14 @@ SHOWN = {
 SHARES = ("accuracy", "clients", "recognised", "coverage", "copies")
 
 
-def train(experiment: Any, job: Job, batch: Batch, **settings: Any) -> None:
-    """Run one method and judge its set; the runs of a sweep share the classifier of the real data."""
+def train(experiment: Any, job: Job, batch: RunPlan, **settings: Any) -> None:
+    """Run one method and evaluate its set; the runs of a sweep share the real-data classifier."""
     cache = batch.parent / CACHE if batch.is_sweep else None
     synthesize(experiment, job.directory, JUDGE.instantiate(job.config["judge"]), cache=cache, **settings)
 
 
 class SyntheticHeadline(Callback):
-    """Shows the accuracy of what a classifier learnt from the set where a run shows that of its model."""
+    """Shows the accuracy of the classifier trained on the set in place of the server model's."""
 
     def __init__(self, progress: NullProgress) -> None:
         self.on_start, self.on_finish, self.progress = progress.on_start, progress.on_finish, progress
@@ -49,7 +49,7 @@ class SyntheticHeadline(Callback):
 
 
 def table(rows: Rows) -> Table:
-    """What the judge found of each run: a classifier trained on the set, and the set beside real data."""
+    """A table of the evaluation: a classifier trained on the set, and comparisons with real data."""
     made = figures("method", (*SHOWN, "sent", "time"))
     for label, summary in rows:
         final = summary.get("final") or {}
@@ -64,12 +64,12 @@ def _cell(head: str, value: float | None) -> str:
     return f"{100 * value:.1f} %" if head in SHARES else f"{value:.3g}"
 
 
-def files(batch: Batch, runs: Sequence[tuple[str, Path]]) -> list[tuple[str, Path]]:
-    """Each run's set and its picture, and the page."""
+def files(batch: RunPlan, runs: Sequence[tuple[str, Path]]) -> list[tuple[str, Path]]:
+    """The files and figures of each run's set, and the page."""
     found = [
         place
         for _, directory in runs
-        for place in (("set", directory / "synthetic.npz"), ("picture", directory / "figures" / "synthetic.png"))
+        for place in (("set", directory / "synthetic.npz"), ("figure", directory / "figures" / "synthetic.png"))
     ]
     return [*found, ("page", build_report([directory for _, directory in runs], batch.parent))] if runs else []
 

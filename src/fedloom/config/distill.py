@@ -17,10 +17,10 @@ from fedloom.experiment.runtime import pick_device
 from fedloom.experiment.teacher import load_teacher
 from fedloom.models import models
 from fedloom.tasks.distill.data import Splits
-from fedloom.tasks.distill.experiment import Distillation
+from fedloom.tasks.distill.experiment import DistillExperiment
 from fedloom.tasks.distill.method import distillers
 from fedloom.tasks.distill.methods import ce
-from fedloom.tasks.distill.training import Training
+from fedloom.tasks.distill.training import SGDConfig
 
 PENDING = Path("still to be trained")
 """Stands for a teacher in an experiment that is only checked."""
@@ -52,8 +52,8 @@ def on_the_spot(teacher_epochs: int = 20, split_seed: int = 0) -> None:
 
 
 DISTILLER = Choice(distillers)
-TRAINING = Record(Training)
-CONDITIONS = sections_of(Distillation, ("method", "data", "model", "teacher", "config"))
+TRAINING = Record(SGDConfig)
+CONDITIONS = sections_of(DistillExperiment, ("method", "data", "model", "teacher", "config"))
 SPLITS = sections_of(Splits.of, ("source", "seed"))
 
 DISTILL = CommandSchema(
@@ -83,7 +83,7 @@ DISTILL = CommandSchema(
 )
 
 
-def build(config: Config, shared: Shared | None = None) -> Distillation:
+def build(config: Config, shared: Shared | None = None) -> DistillExperiment:
     """The experiment of a configuration; what is impossible is refused here.
 
     Where the teacher is to be trained first (``build_teacher``), it is ``PENDING``.
@@ -95,13 +95,13 @@ def build(config: Config, shared: Shared | None = None) -> Distillation:
     values = config.values
     data = _splits(config, shared)
     run = values["teacher"].get("run")
-    made = Distillation(
+    made = DistillExperiment(
         method=DISTILLER.instantiate(values["method"]),
         data=data,
         model=model_factory(values["model"], data.train),
         teacher=PENDING if run is None else Path(run),
         config=values,
-        **arguments(Distillation, CONDITIONS, values),
+        **arguments(DistillExperiment, CONDITIONS, values),
     )
     pick_device(made.device)
     if run is None:
@@ -113,12 +113,12 @@ def build(config: Config, shared: Shared | None = None) -> Distillation:
     return made
 
 
-def build_teacher(config: Config, shared: Shared | None = None) -> Distillation:
+def build_teacher(config: Config, shared: Shared | None = None) -> DistillExperiment:
     """The training of a teacher on the spot."""
     values = config.values
     data = _splits(config, shared)
     kept = {"method": {"name": "ce", "warm": False}, "data": values["data"], "model": values["teacher"]}
-    return Distillation(
+    return DistillExperiment(
         ce(),
         data,
         model_factory(values["teacher"], data.train),

@@ -58,19 +58,30 @@ class FailureKind(StrEnum):
 
 @dataclass
 class Failure:
-    """A client left out of a round's aggregation; ``trace`` is the traceback if its work raised an exception."""
+    """A client left out of a round's aggregation, and why.
+
+    Attributes:
+        round: t, from 0.
+        client: its number.
+        kind: what went wrong.
+        reason: in words.
+        stage: of the local work, like ``step 1 of 4``; empty if it had not started.
+        trace: the traceback if its work raised an exception.
+    """
 
     round: int
     client: int
     kind: FailureKind
     reason: str
+    stage: str = ""
     trace: str = ""
 
     def __post_init__(self) -> None:
         self.kind = FailureKind(self.kind)
 
     def __str__(self) -> str:
-        return f"round {self.round}, client {self.client}: {self.reason}"
+        where = f"failed in {self.stage}: " if self.kind is FailureKind.CODE and self.stage else ""
+        return f"round {self.round}, client {self.client}: {where}{self.reason}"
 
 
 @dataclass
@@ -277,8 +288,8 @@ class ClientWork:
 
     def failed(self, error: Exception) -> Result:
         """The failure for an exception raised during the work, with stage, cause and traceback."""
-        reason = f"failed in {self.stage}: {type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}"
         return self._left_out(FailureKind.CODE, reason, "".join(traceback.format_exception(error)))
 
     def _left_out(self, kind: FailureKind, reason: str, trace: str = "") -> Result:
-        return Result(self.client, failure=Failure(self.down.round, self.client, kind, reason, trace))
+        return Result(self.client, failure=Failure(self.down.round, self.client, kind, reason, self.stage, trace))

@@ -21,7 +21,7 @@ RENAMED: dict[str, dict[str, str]] = {
         "teaching_epochs": "teacher_epochs",
     },
     "evaluation": {"on": "what"},
-    "judge": {"most": "max_steps"},
+    "judge": {"most": "max_steps", "enough": "loss_tol"},
     "personal": {
         "everything": "local_only",
         "renewed": "reinitialised",

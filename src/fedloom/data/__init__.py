@@ -8,17 +8,31 @@
 ``sources`` and ``partitions`` are registries; a partition with settings is an object, ``Dirichlet(alpha=0.1)``.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fedloom.data.augment import augmentations
 from fedloom.data.federate import federate
 from fedloom.data.noise import LabelNoise, noises
 from fedloom.data.partitions import Partition, partitions
-from fedloom.data.plots import plot_labels, plot_samples
 from fedloom.data.sources import Source, from_tensors, sources
 from fedloom.data.statistics import statistics
 from fedloom.data.streams import streams, task_stream
 from fedloom.data.targets import Target, targets
 
+if TYPE_CHECKING:
+    from fedloom.data.plots import plot_labels, plot_samples
+
 __all__ = [
     "LabelNoise", "Partition", "Source", "Target", "augmentations", "federate", "from_tensors", "noises", "partitions",
     "plot_labels", "plot_samples", "sources", "statistics", "streams", "targets", "task_stream",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Import plots on first use: nothing else here needs matplotlib."""
+    if name in ("plot_labels", "plot_samples"):
+        return getattr(import_module("fedloom.data.plots"), name)
+    raise AttributeError(f"module 'fedloom.data' has no attribute {name!r}")

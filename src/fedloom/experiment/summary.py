@@ -74,7 +74,7 @@ def summarise(
         "parameters": plan.layout.size,
         "clients": len(experiment.federation),
         "best": None if best is None else {"metric": settings.metric, "round": best[0], "value": best[1]},
-        "failures": [str(failure) for failure in failures[:100]],
+        "failures": [_describe(failure) for failure in failures[:100]],
         "left_out": {"count": len(failures), "share": round(len(failures) / max(asked, 1), 6)},
     }
     if settings.target is not None:
@@ -91,6 +91,12 @@ def summarise(
             "fedavg_rounds_spent": fedavg_rounds(up, plan.layout.size, cohort),
         }
     return summary
+
+
+def _describe(failure: Failure) -> dict[str, Any]:
+    """A failure as plain data, without its traceback; ``round`` is the one of ``metrics.jsonl``, from 1."""
+    about = {"round": failure.round + 1, "client": failure.client, "kind": failure.kind.value, "stage": failure.stage}
+    return about | {"reason": failure.reason}
 
 
 def warnings(history: Sequence[dict[str, Any]], failures: Sequence[Failure]) -> list[str]:

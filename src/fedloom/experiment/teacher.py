@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedloom.core import yaml
-from fedloom.core.compose import compose
-from fedloom.core.errors import ConfigError
+from fedloom.core.compose import compose, resolve_method
+from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.federation import Federation
-from fedloom.core.settings import from_plain
-from fedloom.experiment.rundir import Kind, RunDirectory
+from fedloom.core.settings import from_plain, validate
+from fedloom.experiment.rundir import Kind, RunDirectory, Status
 from fedloom.methods import methods
 from fedloom.models import models
 
@@ -44,51 +42,64 @@ def load_teacher(given: nn.Module | Path | str, federation: Federation, dtype: t
 
 
 def _from_run(path: Path, federation: Federation) -> nn.Module:
-    config = _finished(path)
+    run = RunDirectory(path)
+    config = _finished(run)
     try:
         weights = load_file(path / "model.safetensors")
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"the teacher's model {path / 'model.safetensors'} cannot be read: {_line(error)}") from error
-    entry = models[str(config["model"].get("name"))]
-    settings = {str(key): value for key, value in config["model"].items() if key != "name"}
+    try:
+        entry = models[str(config["model"].get("name"))]
+        own = {name: p for name, p in entry.parameters.items() if name not in ("classes", "inputs")}
+        given = {name: value for name, value in config["model"].items() if name != "name"}
+        settings = from_plain(own, validate(f"model {entry.name!r}", "model.", own, given))
+    except ConfigError as error:
+        raise ConfigError(f"teacher={path} cannot be used: {error}") from error
     with torch.random.fork_rng(devices=[]):  # initialisation must not advance the global random stream
         try:
-            settings = from_plain(entry.parameters, settings)
             model = entry.make(classes=federation.classes, inputs=_shape(federation), **settings)
         except ConfigError as error:
             raise ConfigError(f"the teacher {path} does not fit these data: {error}") from error
-    _whole(path, config, model)
+    try:
+        _refuse_private(run, config, model)
+    except ConfigError as error:
+        raise ConfigError(f"teacher={path} cannot be used: {error}") from error
     _compare(path, model.state_dict(), weights, federation)
     model.load_state_dict(weights)
     return model
 
 
-def _whole(path: Path, config: Mapping[Any, Any], model: nn.Module) -> None:
+def _refuse_private(run: RunDirectory, config: Mapping[str, Any], model: nn.Module) -> None:
     """Raise ``ConfigError`` if a run keeps some parameters at its clients."""
-    method = config.get("method") if RunDirectory(path).kind is not Kind.DISTILL else None
-    if isinstance(method, dict) and any(map(compose(methods, method).personal.private_in(model), model.state_dict())):
+    given = config.get("method")
+    if run.kind is Kind.DISTILL or not isinstance(given, dict):
+        return
+    personal = compose(methods, resolve_method(methods, given)).personal
+    if any(map(personal.private_in(model), model.state_dict())):
         raise ConfigError(
-            f"teacher={path} is a run of {method['name']!r}, which keeps parameters at its clients: "
-            "its server model is only partly trained."
+            f"it is a run of {given['name']!r}, which keeps parameters at its clients: its server model is only partly "
+            "trained."
         )
 
 
-def _finished(path: Path) -> Mapping[Any, Any]:
+def _finished(run: RunDirectory) -> Mapping[str, Any]:
     """The run's configuration, if the run is complete and its configuration names the model."""
-    if not (path / "config.yaml").is_file():
-        raise ConfigError(f"teacher={path} is not a run directory: it has no config.yaml.")
     try:
-        config = yaml.load(path / "config.yaml")
-        summary = path / "summary.json"
-        status = str(json.loads(summary.read_text())["status"]) if summary.is_file() else "still running, or killed"
-    except Exception as error:  # YAML, JSON and OmegaConf errors have no common base
-        raise ConfigError(f"the teacher's run directory {path} cannot be read: {_line(error)}") from error
-    ended = not status.startswith(("still", "interrupted", "failed"))
-    if not ended or not (path / "model.safetensors").is_file():
-        why = "it holds no model" if ended else status
-        raise ConfigError(f"teacher={path} has not finished ({why}); continue it first, with resume={path}.")
-    if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
-        raise ConfigError(f"{path} was made in Python and does not say which model it trained; pass the module itself.")
+        config, summary, status = run.config(), run.summary(), run.status
+    except CheckpointError as error:
+        raise ConfigError(f"teacher={error}") from error
+    if "summary.json could not be read." in run.notes:
+        raise ConfigError(
+            f"the teacher's run directory {run.path} cannot be read: {' '.join(dict.fromkeys(run.notes))}"
+        )
+    if not status.ended or not (run.path / "model.safetensors").is_file():
+        why = "still running, or killed" if status is Status.UNFINISHED else summary["status"]
+        why = "it holds no model" if status.ended else why
+        raise ConfigError(f"teacher={run.path} has not finished ({why}); continue it first, with resume={run.path}.")
+    if not isinstance(config.get("model"), dict):
+        raise ConfigError(
+            f"{run.path} was made in Python and does not say which model it trained; pass the module itself."
+        )
     return config
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from scipy.stats import hypergeom
 from torch import Tensor
 
 from fedloom.core.errors import ConfigError
@@ -99,6 +98,8 @@ def membership(
     scores = -torch.cat([r, fresh])
     labels = torch.cat([torch.ones_like(r), torch.zeros_like(fresh)])
     own = t < h
+    from scipy.stats import hypergeom  # slow to import, and needed here alone
+
     n, m = len(training), len(held_out)
     among = len(to_training.index[own, 0].unique())
     drawn = among + len(to_held_out.index[~own, 0].unique())

@@ -101,7 +101,7 @@ def _failure(failure: Any) -> str:
     if not isinstance(failure, Mapping):
         return str(failure)
     where = [f"{key} {failure[key]}" for key in ("round", "client") if key in failure]
-    if "stage" in failure:
+    if failure.get("stage"):
         where.append(str(failure["stage"]))
     what = [str(failure[key]) for key in ("kind", "reason", "error", "message") if failure.get(key)]
     rest = [] if where or what else [f"{key} {value}" for key, value in failure.items()]

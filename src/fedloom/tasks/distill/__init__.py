@@ -1,4 +1,4 @@
-"""Distillation: a small model learns from a large one, and from the labels where that one is no help.
+"""Distillation: training a small model, the student, with a large one as its teacher.
 
 >>> from fedloom.tasks.distill import distillers
 >>> distillers.names()
@@ -6,22 +6,22 @@
 """
 
 from fedloom.tasks.distill.data import Splits
-from fedloom.tasks.distill.experiment import Distillation
-from fedloom.tasks.distill.method import Distiller, Guide, Term, distillers
+from fedloom.tasks.distill.experiment import DistillExperiment
+from fedloom.tasks.distill.method import Distiller, DistillTerm, Guide, distillers
 from fedloom.tasks.distill.methods import ce, disk, fitnet, kd, semckd, simkd, simkd_disk
 from fedloom.tasks.distill.taps import FeatureTap
 from fedloom.tasks.distill.task import Distilled, run
-from fedloom.tasks.distill.training import Training
+from fedloom.tasks.distill.training import SGDConfig
 
 __all__ = [
-    "Distillation",
+    "DistillExperiment",
+    "DistillTerm",
     "Distilled",
     "Distiller",
     "FeatureTap",
     "Guide",
+    "SGDConfig",
     "Splits",
-    "Term",
-    "Training",
     "ce",
     "disk",
     "distillers",

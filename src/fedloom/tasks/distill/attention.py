@@ -1,4 +1,4 @@
-"""SemCKD: every map of the student looks for the teacher's maps that suit it, sample by sample."""
+"""SemCKD: attention of every student feature map over the teacher's feature maps, per sample."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
-from fedloom.tasks.distill.method import NetworkPair, Term
+from fedloom.tasks.distill.method import DistillTerm, NetworkPair
 from fedloom.tasks.distill.taps import Outputs, Sizes
 from fedloom.tasks.distill.terms import distance, regression
 
 
 class Attention(nn.Module):
-    """Queries of the student's maps, keys of the teacher's, and a projection for each of their pairs.
+    """Queries from the student's maps, keys from the teacher's, and a projection for each pair of maps.
 
-    Both embeddings are two dense layers on a row of a map's similarity matrix, whose length is the batch size.
+    An embedding is two dense layers on a row of a map's similarity matrix, whose length is the batch size.
     """
 
     def __init__(self, student: Sizes, teacher: Sizes, batch_size: int, width: int) -> None:
@@ -41,13 +41,13 @@ class Attention(nn.Module):
         return (queries @ keys.transpose(1, 2)).softmax(-1)
 
     def rows(self, maps: Tensor) -> Tensor:
-        """How similar each sample's map is to those of the batch, [B, batch size], rows of unit length."""
+        """Similarities of each sample's map to those of the batch, [B, batch size], rows of unit norm."""
         flat = maps.flatten(1)
         rows = F.normalize(flat @ flat.T, dim=1)
         return F.pad(rows, (0, self.batch_size - len(rows)))  # an epoch's last batch may be smaller
 
     def forward(self, student: tuple[Tensor, ...], teacher: tuple[Tensor, ...]) -> Tensor:
-        """Distances, weighted by α: [B]."""
+        """Distances weighted by α, [B]."""
         alpha = self.weights(student, teacher)
         total = alpha.new_zeros(len(alpha))
         for i, (s, projections) in enumerate(zip(student, self.projections, strict=True)):
@@ -57,13 +57,13 @@ class Attention(nn.Module):
 
 
 @dataclass(frozen=True)
-class SemanticAttention(Term):
+class SemanticAttention(DistillTerm):
     """(1/L) Σ_l Σ_k α_{lk} ‖P_{lk}(f_s^l) - f_t^k‖² / dim(f_t^k) over L maps l of the student and all k of the teacher.
 
-    α_{l·}(x) = softmax_k(q_l(x)·k_k(x)): q and k are unit vectors that two learned layers make of the sample's row in
-    the similarity matrix F Fᵀ of the map F over the mini-batch. P are bottlenecks of three convolutions on maps brought
-    to the smaller of both sizes. SemCKD: Chen et al., AAAI 2021. Here rows of F Fᵀ have unit length, so that their
-    scale does not depend on the map's size, and a smaller last batch is filled up with zeros.
+    α_{l·}(x) = softmax_k(q_l(x)·k_k(x)): q and k are unit vectors, embeddings of the sample's row in the similarity
+    matrix F Fᵀ of a map F over the mini-batch. P are bottlenecks of three convolutions on maps pooled to the smaller of
+    both sizes. SemCKD: Chen et al., AAAI 2021. Deviations: rows of F Fᵀ are normalised, so that their scale does not
+    depend on the map's size, and a smaller last batch is padded with zeros.
 
     Args:
         weight: of the term.
@@ -79,21 +79,19 @@ class SemanticAttention(Term):
             raise ConfigError(f"SemCKD: width must be at least 1, not {self.width}.")
 
     def kept(self, student: Sizes, teacher: Sizes) -> tuple[int, ...]:
-        """All."""
         return tuple(range(len(teacher.maps)))
 
     def layers(self, student: Sizes, teacher: Sizes, batch_size: int) -> nn.Module | None:
-        """Embeddings and projections."""
         for who, sizes in (("student", student), ("teacher", teacher)):
             if not sizes.maps:
-                raise ConfigError(f"SemCKD compares feature maps, but the {who} has none; choose a method on answers.")
+                raise ConfigError(
+                    f"SemCKD compares feature maps, but the {who} has none; choose a method on logits, like kd."
+                )
         return Attention(student, teacher, batch_size, self.width)
 
     def view(self, pair: NetworkPair, layers: nn.Module | None) -> Tensor:
-        """Weighted distances [B]."""
         assert layers is not None
-        return layers(pair.student.maps, pair.taught.maps)
+        return layers(pair.student.maps, pair.guidance.maps)
 
     def guided(self, view: Tensor, teacher: Outputs | None, y: Tensor, g: Tensor, tau_s: float) -> Tensor:
-        """See ``Term.guided``."""
         return view

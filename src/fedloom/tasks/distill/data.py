@@ -1,4 +1,4 @@
-"""Centralised data: what is learned from, what settings are chosen on, and what is only reported."""
+"""Centralised data in three splits: training, validation (for selection) and test (for reporting)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Splits:
     """Training, validation and test samples.
 
     Args:
-        train: what students, guides and teachers learn from.
-        validation: on which the reported model is chosen; may be empty.
-        test: what is reported, and never chosen on but under the name ``as_published``.
-        about: how it was made, as plain data.
+        train: for students, guides and teachers.
+        validation: for the selection of the reported model; may be empty.
+        test: for reporting; never used for selection except under the name ``as_published``.
+        about: the origin, as plain data.
 
     Raises:
         DataError: for fewer than two training samples, or none to test on.
@@ -37,7 +37,7 @@ class Splits:
     def __post_init__(self) -> None:
         if len(self.train) < 2 or not len(self.test):
             raise DataError(
-                f"distillation needs at least 2 samples to learn from and 1 to test on, not {len(self.train)} and "
+                f"distillation needs at least 2 training samples and 1 test sample, not {len(self.train)} and "
                 f"{len(self.test)}."
             )
         if self.train.y.is_floating_point():
@@ -52,14 +52,14 @@ class Splits:
         test_samples: int | None = None,
         seed: int = 0,
     ) -> Splits:
-        """From a data source; each class gives its share of every split.
+        """Split a data source, stratified by class.
 
         Args:
             source: the data set.
-            validation: the share of training samples set aside to choose on.
-            samples: how many of the training samples are used, validation included; None for all.
-            test_samples: how many of the test samples; None for all.
-            seed: of the draw, apart from that of a run, so that runs of several seeds see the same split.
+            validation: fraction of the training samples set aside for validation.
+            samples: number of training samples used, validation included; None for all.
+            test_samples: number of test samples used; None for all.
+            seed: of the split; separate from a run's, so that runs with different seeds share a split.
 
         >>> from fedloom.data import sources
         >>> parts = Splits.of(sources.make("digits"), validation=0.1, samples=1000)
@@ -67,7 +67,7 @@ class Splits:
         (900, 100, 355)
 
         Raises:
-            DataError: for a share outside [0, 1), or more samples than there are.
+            DataError: for a fraction outside [0, 1), or more samples than available.
         """
         if not 0 <= validation < 1:
             raise DataError(f"validation is {validation:g}, but it must lie in [0, 1).")
@@ -81,13 +81,13 @@ class Splits:
         return cls(learned, chosen, test, {"source": source.describe(), **about})
 
     def federation(self) -> Federation:
-        """The same at one client, for what works on federations."""
+        """A federation of one client that holds the training samples."""
         rows = Index.of([np.arange(len(self.train))])
         none = Split(self.train, Index.of([[]]))
         return Federation(Split(self.train, rows), none, none, self.test)
 
     def placed(self, dtype: torch.dtype, device: str) -> Splits:
-        """In the run's type and on its device."""
+        """The splits in the run's dtype and on its device."""
 
         def to(arrays: Arrays) -> Arrays:
             x = arrays.x.to(device, dtype) if arrays.x.is_floating_point() else arrays.x.to(device)
@@ -99,11 +99,11 @@ class Splits:
 
 
 def _first(arrays: Arrays, count: int | None, what: str, seed: int) -> Arrays:
-    """So many samples, of each class its share."""
+    """A stratified subset of ``count`` samples."""
     if count is None or count == len(arrays):
         return arrays
     if not 1 <= count < len(arrays):
-        raise DataError(f"{count} {what} samples are asked for, but there are {len(arrays)}.")
+        raise DataError(f"{count} {what} samples were requested, but there are {len(arrays)}.")
     everyone = Index.of([np.arange(len(arrays))])
     _, chosen, _ = split_rows(everyone, arrays.y.numpy(), count / len(arrays), 0.0, rng.stream(seed, f"first-{what}"))
     return arrays.take(np.sort(chosen[0]))

@@ -1,4 +1,4 @@
-"""An experiment: a method, a student, a teacher, data, and the conditions of the run."""
+"""The distillation experiment: method, student, teacher, data and conditions."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from fedloom.data.augment import Augmentation, pipeline
 from fedloom.tasks.distill.data import Splits
 from fedloom.tasks.distill.method import Distiller
 from fedloom.tasks.distill.teacher_cache import MODES
-from fedloom.tasks.distill.training import Schedule, Training, schedule
+from fedloom.tasks.distill.training import PassSchedule, SGDConfig, schedule
 
 
 @dataclass(frozen=True)
-class Distillation:
-    """Two equal experiments give the same bits on one machine.
+class DistillExperiment:
+    """A student, its teacher, a method and the conditions; equal experiments give identical bits on one machine.
 
     Args:
-        method: the composition.
-        data: what is learned from, chosen on and reported.
-        model: makes a freshly initialised student; called once, under a seed that depends on ``seed`` alone.
-        teacher: a trained model, or the run directory of one; not needed by ``ce``.
-        epochs: E: all the student's passes over the data (``budget=passes``), or the method's rounds.
-        budget: ``passes``, equal student passes for every method, or ``published``.
+        method: the composition of terms and guide.
+        data: training, validation and test samples.
+        model: factory of a freshly initialised student; called once, under a seed that depends on ``seed`` alone.
+        teacher: a trained model or the run directory of one; not needed by ``ce``.
+        epochs: E: all of the student's passes over the data (``budget=passes``), or the method's rounds.
+        budget: ``passes``, equal student passes for every method, or ``published``, as in the papers.
         warmup_epochs: passes of the warm start, for methods that have one; by default E/4, or E as published.
-        start: the run directory of a student trained by ``ce``, instead of a warm start; its passes count.
-        training: the optimiser.
-        augment: random changes of the images of every mini-batch, the same for student and teacher.
-        every: student passes between two evaluations; the last round is always evaluated.
-        cache: where the teacher's answers are kept: ``auto``, ``memory``, ``disk`` or ``none``.
-        seed: of everything that is random.
+        start: run directory of a student trained with ``ce``, in place of a warm start; its passes count.
+        training: settings of SGD.
+        augment: augmentations of every mini-batch, the same for student and teacher.
+        every: student passes between evaluations; the last round is always evaluated.
+        cache: where the teacher's outputs are cached: ``auto``, ``memory``, ``disk`` or ``none``.
+        seed: of all random numbers.
         dtype: ``float32`` or ``float64``.
-        device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``.
-        config: the settings as a person gave them, kept in the run directory.
+        device: ``auto`` (a GPU if available), ``cpu`` or ``cuda``.
+        config: the settings as given, stored in the run directory.
 
     Raises:
         ConfigError: for impossible settings, before anything runs.
@@ -51,7 +51,7 @@ class Distillation:
     budget: str = "passes"
     warmup_epochs: int | None = None
     start: Path | None = None
-    training: Training = field(default_factory=Training)
+    training: SGDConfig = field(default_factory=SGDConfig)
     augment: tuple[str | Mapping[str, Any] | Augmentation, ...] = ()
     every: int = 1
     cache: str = "auto"
@@ -71,13 +71,13 @@ class Distillation:
         if self.cache not in MODES:
             raise ConfigError(f"unknown cache {self.cache!r}; {nearest(self.cache, MODES)}")
         if self.every < 1:
-            raise ConfigError(f"every is {self.every}, but at least 1 student pass lies between two evaluations.")
+            raise ConfigError(f"every is {self.every}, but it must be at least 1 student pass.")
         if self.start is not None and not self.method.warm:
             raise ConfigError(f"method {self.method.name!r} starts from scratch, so it cannot begin with start=.")
         self.schedule(0 if self.start is not None else None)
         if self.augment:
             pipeline(self.augment, self.data.train)
 
-    def schedule(self, before: int | None = None) -> Schedule:
-        """The rounds of the run; ``before`` are the passes of the student in ``start``."""
+    def schedule(self, before: int | None = None) -> PassSchedule:
+        """The schedule of the run; ``before`` is the number of passes already made by the student in ``start``."""
         return schedule(self.epochs, self.method.passes, self.method.warm, self.budget, self.warmup_epochs, before)

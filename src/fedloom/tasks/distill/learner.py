@@ -1,4 +1,4 @@
-"""What is trained: the student with the layers that its terms bring, the guide, and the model that is deployed."""
+"""The trained modules: the student with the layers of its terms, the guide, and the deployed model."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor, nn
 from fedloom.core import rng
 from fedloom.core.errors import ConfigError
 from fedloom.tasks.distill.guide import GuideNet
-from fedloom.tasks.distill.method import Distiller, NetworkPair, Term
+from fedloom.tasks.distill.method import Distiller, DistillTerm, NetworkPair
 from fedloom.tasks.distill.taps import FeatureTap, Outputs, Sizes
 
 
-class Learner(nn.Module):
-    """The student, its terms' layers, and the teacher's head where it is deployed.
+class StudentModule(nn.Module):
+    """The student, the layers of its terms, and the teacher's head if it is deployed.
 
     Args:
-        method: whose terms.
-        student: the network that learns.
-        sizes: what student and teacher say of a sample; without a teacher, the student's twice.
+        method: provides the terms.
+        student: the network to train.
+        sizes: output sizes of student and teacher; without a teacher, the student's twice.
         head: the teacher's head.
-        batch_size: rows of a full mini-batch.
+        batch_size: samples of a full mini-batch.
     """
 
     def __init__(
@@ -41,19 +41,19 @@ class Learner(nn.Module):
         self.taps = FeatureTap(student, maps=method.maps)
 
     def of(self, number: int) -> nn.Module | None:
-        """The layers of a term."""
+        """The layers of the term with this number, if it has some."""
         return dict(self.layers.items()).get(str(number))
 
     def forward_student(self, x: Tensor) -> Outputs:
-        """What the student says of inputs."""
+        """The student's outputs on inputs [B, ...]."""
         return self.taps(x)
 
-    def deployed_logits(self, said: Outputs) -> Tensor:
-        """The deployed model's logits [B, C]: the student's own, or those of the teacher's head on its features."""
+    def deployed_logits(self, outputs: Outputs) -> Tensor:
+        """The deployed model's logits [B, C], from the student's outputs: its own, or those of the teacher's head."""
         if self.reuse is None:
-            return said.logits
+            return outputs.logits
         assert self.head is not None
-        return self.head(self.terms[self.reuse].features(said, self.of(self.reuse)))
+        return self.head(self.terms[self.reuse].features(outputs, self.of(self.reuse)))
 
     def forward(self, x: Tensor) -> Tensor:
         """The deployed model: logits [B, C]."""
@@ -64,18 +64,18 @@ class Learner(nn.Module):
         return torch.stack([t.loss(pair, self.of(n), g, tau_s) for n, t in enumerate(self.terms)]).sum(0)
 
     def trained(self) -> list[nn.Parameter]:
-        """The parameters that the student's steps change."""
+        """The trainable parameters of the student and its terms' layers."""
         return [p for p in (*self.student.parameters(), *self.layers.parameters()) if p.requires_grad]
 
     def parts(self) -> dict[str, nn.Module]:
-        """The modules of the deployed model; the student alone where the teacher's head is not reused."""
+        """The modules of the deployed model by prefix; only the student unless the teacher's head is reused."""
         if self.reuse is None:
             return {"": self.student}
         named = {"student.": self.student, "layers.": self.of(self.reuse), "head.": self.head}
         return {prefix: module for prefix, module in named.items() if module is not None}
 
     def deployed(self) -> dict[str, Tensor]:
-        """The deployed model's tensors; under the student's own names where it has nothing else."""
+        """A copy of the deployed model's tensors by name."""
         return {
             f"{prefix}{name}": value.detach().clone()
             for prefix, module in self.parts().items()
@@ -83,20 +83,20 @@ class Learner(nn.Module):
         }
 
     def deploy(self, tensors: dict[str, Tensor]) -> None:
-        """Put back what ``deployed`` gave."""
+        """Load tensors returned by ``deployed``."""
         for prefix, module in self.parts().items():
             own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
             module.load_state_dict(own)
 
     def size(self) -> int:
-        """Parameters of the deployed model."""
+        """The number of parameters of the deployed model."""
         total = sum(p.numel() for module in self.parts().values() for p in module.parameters())
         unused = 0 if self.reuse is None else sum(p.numel() for p in self.taps.model.head.parameters())
         return total - unused
 
 
 def make_student(make: Any, seed: int, dtype: torch.dtype) -> nn.Module:
-    """A freshly initialised student, of the same bits as a federated run's model of that seed."""
+    """A freshly initialised student, identical to the model of a federated run with that seed."""
     with torch.random.fork_rng(devices=[]):
         rng.seed_torch(seed, "model")
         return make().to(dtype)
@@ -110,11 +110,11 @@ def make_learner(
     batch_size: int,
     seed: int,
     dtype: torch.dtype,
-) -> tuple[Learner, tuple[Sizes, Sizes]]:
-    """The learner of a method, with what both networks say of a sample.
+) -> tuple[StudentModule, tuple[Sizes, Sizes]]:
+    """Make the student module of a method; also returns the output sizes of student and teacher.
 
     Raises:
-        ConfigError: if the networks are none that the method can bring together, or do not take the data.
+        ConfigError: if the networks are incompatible with the method, with each other or with the data.
     """
     try:
         own = FeatureTap(student).sizes(inputs, dtype)
@@ -122,18 +122,18 @@ def make_learner(
     except (RuntimeError, IndexError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"student or teacher does not take inputs of shape {inputs}: {_line(error)}") from error
+        raise ConfigError(f"student or teacher does not accept inputs of shape {inputs}: {_line(error)}") from error
     if own.classes != theirs.classes:
         raise ConfigError(f"the student has {own.classes} outputs, but the teacher {theirs.classes}.")
     head: Any = None if teacher is None else teacher.head
     with torch.random.fork_rng(devices=[]):
         rng.seed_torch(seed, "layers")
-        learner = Learner(method, student, (own, theirs), head, batch_size).to(dtype)
+        learner = StudentModule(method, student, (own, theirs), head, batch_size).to(dtype)
     return learner, (own, theirs)
 
 
 def make_guide(method: Distiller, teacher: Sizes, seed: int, dtype: torch.dtype) -> GuideNet | None:
-    """The guide's network, if the method has a guide."""
+    """Make the guide's network, if the method has a guide."""
     if method.guide is None:
         return None
     with torch.random.fork_rng(devices=[]):
@@ -141,8 +141,8 @@ def make_guide(method: Distiller, teacher: Sizes, seed: int, dtype: torch.dtype)
         return GuideNet(teacher.features, teacher.classes, method.guide.hidden).to(dtype)
 
 
-def selective(method: Distiller) -> list[tuple[int, Term]]:
-    """The terms that a guide changes, with their numbers."""
+def selective(method: Distiller) -> list[tuple[int, DistillTerm]]:
+    """The selective terms with their numbers."""
     return [(number, method.terms[number]) for number in method.selective]
 
 

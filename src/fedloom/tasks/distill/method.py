@@ -1,8 +1,7 @@
-"""What a method of distillation is: terms that the student descends, and perhaps a guide that learns beside it."""
+"""Methods of distillation: the terms of the student's loss, and optionally a guide that is trained with it."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -14,31 +13,32 @@ from fedloom.tasks.distill.taps import Outputs, Sizes
 
 
 class NetworkPair(NamedTuple):
-    """Both networks' words on the same batch, and the labels y [B]."""
+    """The outputs of both networks on the same batch, and the labels y [B]."""
 
     student: Outputs
     teacher: Outputs | None
     y: Tensor
 
     @property
-    def taught(self) -> Outputs:
-        """The teacher's words, which a term without a teacher does not ask for."""
+    def guidance(self) -> Outputs:
+        """The teacher's outputs; for terms that need a teacher."""
         assert self.teacher is not None
         return self.teacher
 
 
 @dataclass(frozen=True)
-class Term(ABC):
-    """One term of the student's loss, weighted; the loss is ``guided(view(…), …)``.
+class DistillTerm:
+    """One weighted term of the student's loss, ``guided(view(...), ...)``.
 
-    The two halves are apart because a guide is trained while the student stands still: what the student contributes
-    (the ``view``) is computed once a round, and the guide then learns from it alone.
+    The two halves are separate because the guide is trained while the student is fixed: the student's contribution (the
+    ``view``) is computed once a round, and the guide is then trained on it alone. By default the view is the student's
+    logits, and ``guided`` returns it unchanged.
 
     Attributes:
-        maps: whether it reads the student's maps.
-        needs_teacher: whether it reads the teacher at all.
-        selective: whether a guide changes it.
-        reuses_head: whether the student is deployed with this term's layers and the teacher's head.
+        maps: whether the term uses the student's feature maps.
+        needs_teacher: whether the term uses the teacher.
+        selective: whether the term depends on the guide.
+        reuses_head: whether the deployed student consists of this term's layers and the teacher's head.
     """
 
     weight: float = 1.0
@@ -49,20 +49,20 @@ class Term(ABC):
     reuses_head: ClassVar[bool] = False
 
     def layers(self, student: Sizes, teacher: Sizes, batch_size: int) -> nn.Module | None:
-        """Layers that are trained beside the student."""
+        """Make layers that are trained with the student."""
         return None
 
     def kept(self, student: Sizes, teacher: Sizes) -> tuple[int, ...]:
-        """The numbers of the teacher's maps that it reads; the others are not kept."""
+        """The numbers of the teacher's feature maps that the term uses; only these are cached."""
         return ()
 
-    @abstractmethod
     def view(self, pair: NetworkPair, layers: nn.Module | None) -> Tensor:
-        """What the student contributes, [B, ...]; differentiable in the student and in the layers."""
+        """The student's contribution [B, ...], differentiable in the student and in the layers."""
+        return pair.student.logits
 
-    @abstractmethod
     def guided(self, view: Tensor, teacher: Outputs | None, y: Tensor, g: Tensor, tau_s: float) -> Tensor:
-        """Losses [B] for the student's contribution, given the guide g [B]; the weight is not in them."""
+        """The unweighted losses [B] of a view [B, ...], given the guide g [B]."""
+        return view
 
     def loss(self, pair: NetworkPair, layers: nn.Module | None, g: Tensor | None = None, tau_s: float = 1.0) -> Tensor:
         """The weighted losses [B]; without a guide, g is zero."""
@@ -72,25 +72,25 @@ class Term(ABC):
 
     @property
     def fits(self) -> float | None:
-        """The teacher's temperature to which the student's is fitted at the beginning, if it is."""
+        """The teacher's temperature to which the student's is fitted after the warm start; None fits none."""
         return None
 
-    def features(self, said: Outputs, layers: nn.Module | None) -> Tensor:
-        """What the teacher's head is given: the student's features, or what the term's layers make of them."""
-        return said.features
+    def features(self, outputs: Outputs, layers: nn.Module | None) -> Tensor:
+        """The input of the teacher's head [B, d] in the deployed student, for terms that reuse it."""
+        return outputs.features
 
 
 @dataclass(frozen=True)
 class Guide:
-    """How a guide learns: g(x) in [0, 1] says on which inputs the student is not held to what it cannot follow.
+    """Settings of a guide g(x) in [0, 1], which is large where the student need not follow the teacher.
 
     Args:
-        hidden: units of the two hidden layers.
-        passes: over the data, in each round, before the student's.
-        lam_min: λ_min, the multiplier of the budget.
-        lam_max: λ_max.
+        hidden: widths of the two hidden layers.
+        passes: passes over the data in each round, before the student's.
+        lam_min: λ_min, the smallest multiplier of the budget.
+        lam_max: λ_max, the largest.
         lam_period: λ_T in rounds; 0 for a quarter of all rounds, at least four. With fewer rounds there is one period.
-        delta: δ, the budget; None for the share of training samples on which the warm-started student errs.
+        delta: δ, the budget; None for the training error of the warm-started student.
         lr: the guide's learning rate at the start.
 
     Raises:
@@ -119,7 +119,7 @@ class Guide:
                 raise ConfigError(f"the guide: {sentence}.")
 
     def period_of(self, rounds: int) -> int:
-        """λ_T in a run of so many rounds.
+        """λ_T in a run of ``rounds`` rounds.
 
         >>> Guide(lam_period=0).period_of(40), Guide().period_of(40)
         (10, 50)
@@ -129,22 +129,22 @@ class Guide:
 
 @dataclass(frozen=True)
 class Distiller:
-    """A method: what the student minimises, what learns beside it, and from where it starts.
+    """A method of distillation: a composition of terms, a guide and a start.
 
     Args:
-        name: what it is called.
-        terms: of the student's loss, summed.
-        guide: learns beside the student, if some term is selective.
+        name: of the method.
+        terms: of the student's loss, which is their sum.
+        guide: settings of the guide, for methods with a selective term.
         passes: the student's passes over the data in one round.
-        warm: whether the student is first trained on the labels alone.
+        warm: whether the student is first trained with cross entropy on the labels.
         citation: BibTeX.
 
     Raises:
-        ConfigError: for a guide that nothing listens to, or a selective term without one that learns.
+        ConfigError: for no terms, a guide without a selective term, or two terms that reuse the head.
     """
 
     name: str
-    terms: tuple[Term, ...]
+    terms: tuple[DistillTerm, ...]
     guide: Guide | None = None
     passes: int = 1
     warm: bool = True
@@ -152,34 +152,34 @@ class Distiller:
 
     def __post_init__(self) -> None:
         if not self.terms:
-            raise ConfigError(f"method {self.name!r} has no terms: the student would learn nothing.")
+            raise ConfigError(f"method {self.name!r} has no terms, so the student would not be trained.")
         if self.guide is not None and not self.selective:
-            raise ConfigError(f"method {self.name!r} has a guide, but no term listens to it.")
+            raise ConfigError(f"method {self.name!r} has a guide, but no selective term.")
         if self.passes < 1:
             raise ConfigError(f"method {self.name!r} needs at least 1 pass a round, not {self.passes}.")
         if sum(term.reuses_head for term in self.terms) > 1:
-            raise ConfigError(f"method {self.name!r} has two terms that would deploy the teacher's head.")
+            raise ConfigError(f"method {self.name!r} has two terms that reuse the teacher's head.")
 
     @property
     def selective(self) -> tuple[int, ...]:
-        """The numbers of the terms that a guide changes."""
+        """The numbers of the selective terms."""
         return tuple(number for number, term in enumerate(self.terms) if term.selective)
 
     @property
     def reuse(self) -> int | None:
-        """The number of the term whose layers and head are deployed."""
+        """The number of the term that reuses the teacher's head, if there is one."""
         return next((number for number, term in enumerate(self.terms) if term.reuses_head), None)
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether a teacher is needed."""
+        """Whether the method needs a teacher."""
         return self.guide is not None or any(term.needs_teacher for term in self.terms)
 
     @property
     def maps(self) -> bool:
-        """Whether the student's maps are read."""
+        """Whether a term uses the student's feature maps."""
         return any(term.maps for term in self.terms)
 
 
 distillers = Registry[Distiller]("method of distillation")
-"""Every method by name."""
+"""All methods by name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedloom.core.errors import ConfigError
 from fedloom.tasks.distill.attention import SemanticAttention
 from fedloom.tasks.distill.method import Distiller, Guide, distillers
-from fedloom.tasks.distill.terms import Hint, Labels, Response, Reuse, Selective, SelectiveReuse
+from fedloom.tasks.distill.terms import Hint, Labels, Response, Reuse, SelectiveResponse, SelectiveReuse
 
 ACAR = """@phdthesis{acar2023thesis, title={Learning with Constraints on Processing and Supervision},
   author={Acar, Durmus Alp Emre}, school={Boston University}, year={2023}}"""
@@ -25,8 +25,8 @@ SIMKD = """@inproceedings{chen2022knowledge, title={Knowledge Distillation with 
   booktitle={IEEE/CVF Conference on Computer Vision and Pattern Recognition}, year={2022}}"""
 
 
-def share(alpha: float) -> float:
-    """α, if it is one."""
+def checked(alpha: float) -> float:
+    """Check that α lies in [0, 1]."""
     if not 0 <= alpha <= 1:
         raise ConfigError(f"distillation needs an alpha in [0, 1], not {alpha:g}.")
     return alpha
@@ -34,11 +34,11 @@ def share(alpha: float) -> float:
 
 @distillers.register
 def ce(warm: bool = False) -> Distiller:
-    """The labels alone: cross entropy, no teacher.
+    """Cross entropy on the labels alone, without a teacher.
 
     Args:
-        warm: whether it too starts from a student that was trained so before: the control for what a second schedule of
-            learning rates is worth.
+        warm: whether to start from a student trained in the same way: the control for the effect of a second learning
+            rate schedule.
     """
     return Distiller("ce", (Labels(),), warm=warm)
 
@@ -48,11 +48,11 @@ def kd(alpha: float = 0.1, tau: float = 4.0, warm: bool = True) -> Distiller:
     """α·cross entropy + (1 - α)·τ² KL(t^τ‖s^τ). Hinton et al., 2015; Acar, thesis 2023, eq. (6.1).
 
     Args:
-        alpha: α in [0, 1], the weight of the labels; the thesis looks at 0, .1, .5, .9 and 1.
-        tau: τ > 0, the temperature of both.
-        warm: whether it starts from a student trained on the labels, as there.
+        alpha: α in [0, 1], the weight of the labels; the thesis tries 0, .1, .5, .9 and 1.
+        tau: τ > 0, the temperature of both networks.
+        warm: whether to start from a student trained on the labels, as in the thesis.
     """
-    terms = (Labels(share(alpha)), Response(1 - alpha, tau))
+    terms = (Labels(checked(alpha)), Response(1 - alpha, tau))
     return Distiller("kd", terms, warm=warm, citation=HINTON)
 
 
@@ -71,26 +71,27 @@ def disk(
     guide_lr: float = 0.003,
     warm: bool = True,
 ) -> Distiller:
-    """DiSK: a guide learns which answers the student cannot give; it need not give them, within a budget.
+    """DiSK: a guide learns which predictions are beyond the student, and excuses them within a budget.
 
-    g ← argmin of (1 - α) L_dist(s, g) + λ_r L_budget(s, g), then s ← argmin of α L_CE(s) + (1 - α) L_dist(s, g), in
-    turns. Acar, thesis 2023, algorithm 7, eq. (6.3) to (6.5); Kag et al., ICLR 2023.
+    g ← argmin of (1 - α) L_dist(s, g) + λ_r L_budget(s, g) alternates with
+    s ← argmin of α L_CE(s) + (1 - α) L_dist(s, g).
+    Acar, thesis 2023, algorithm 7, eq. (6.3) to (6.5); Kag et al., ICLR 2023.
 
     Args:
         alpha: α in [0, 1], the weight of the labels.
         tau: τ > 0, the teacher's temperature.
         tau_s: τ_s > 0, the student's; null fits it to the teacher on the training set.
-        top_k: K, the classes that may be helped; null for 20, but at most a fifth of them.
+        top_k: K, the number of classes to which g is added; null for 20, but at most a fifth of all.
         delta: δ, the budget; null takes the training error of the warm-started student.
         lam_min: λ_min.
         lam_max: λ_max.
         lam_period: λ_T in rounds; 0 for a quarter of all rounds, at least four. With fewer rounds there is one period.
         passes: the student's passes in a round.
-        guide_passes: the guide's.
-        guide_lr: the guide's learning rate; the thesis names one, .1, for everything.
-        warm: whether it starts from a student trained on the labels, as there.
+        guide_passes: the guide's passes in a round.
+        guide_lr: the guide's learning rate; the thesis gives .1 for student and guide.
+        warm: whether to start from a student trained on the labels, as in the thesis.
     """
-    terms = (Labels(share(alpha)), Selective(1 - alpha, tau, tau_s, top_k))
+    terms = (Labels(checked(alpha)), SelectiveResponse(1 - alpha, tau, tau_s, top_k))
     guide = Guide(
         passes=guide_passes, lam_min=lam_min, lam_max=lam_max, lam_period=lam_period, delta=delta, lr=guide_lr
     )
@@ -99,16 +100,16 @@ def disk(
 
 @distillers.register
 def fitnet(alpha: float = 0.5, tau: float = 4.0, beta: float = 50.0, layer: int = -2, warm: bool = False) -> Distiller:
-    """FitNet: α·cross entropy + (1 - α)·τ² KL + β·(mean squared distance of a middle map). Romero et al., 2015.
+    """FitNet: α·cross entropy + (1 - α)·τ² KL + β·(mean squared distance of an intermediate map). Romero et al., 2015.
 
     Args:
         alpha: α in [0, 1], the weight of the labels.
         tau: τ > 0.
         beta: β, the weight of the hint.
-        layer: the number of the map, counted in both networks from the end if negative.
-        warm: whether it starts from a student trained on the labels.
+        layer: index of the map in both networks, from the end if negative.
+        warm: whether to start from a student trained on the labels.
     """
-    terms = (Labels(share(alpha)), Response(1 - alpha, tau), Hint(beta, layer))
+    terms = (Labels(checked(alpha)), Response(1 - alpha, tau), Hint(beta, layer))
     return Distiller("fitnet", terms, warm=warm, citation=ROMERO)
 
 
@@ -118,28 +119,28 @@ def semckd(
 ) -> Distiller:
     """SemCKD: α·cross entropy + (1 - α)·τ² KL + β·(distances of all maps, weighted by attention). Chen et al., 2021.
 
-    The authors' weights 1, 1 and 400 are these, twice.
+    The authors' weights 1, 1 and 400 are twice the defaults here.
 
     Args:
         alpha: α in [0, 1], the weight of the labels.
         tau: τ > 0.
         beta: β, the weight of the maps.
         width: of queries and keys.
-        warm: whether it starts from a student trained on the labels.
+        warm: whether to start from a student trained on the labels.
     """
-    terms = (Labels(share(alpha)), Response(1 - alpha, tau), SemanticAttention(beta, width))
+    terms = (Labels(checked(alpha)), Response(1 - alpha, tau), SemanticAttention(beta, width))
     return Distiller("semckd", terms, warm=warm, citation=SEMCKD)
 
 
 @distillers.register
 def simkd(beta: float = 1.0, warm: bool = False) -> Distiller:
-    """SimKD: the student learns the teacher's features through added layers and takes over its head. Chen et al., 2022.
+    """SimKD: added layers regress the teacher's features, and the teacher's head is reused. Chen et al., 2022.
 
     The deployed model is larger than the student by these layers and that head.
 
     Args:
         beta: the weight of the distance.
-        warm: whether it starts from a student trained on the labels.
+        warm: whether to start from a student trained on the labels.
     """
     return Distiller("simkd", (Reuse(beta),), warm=warm, citation=SIMKD)
 
@@ -165,9 +166,9 @@ def simkd_disk(
         lam_max: λ_max.
         lam_period: λ_T in rounds; 0 for a quarter of all rounds, at least four. With fewer rounds there is one period.
         passes: the student's passes in a round.
-        guide_passes: the guide's.
-        guide_lr: the guide's learning rate; the thesis names one, .1, for everything.
-        warm: whether it starts from a student trained on the labels.
+        guide_passes: the guide's passes in a round.
+        guide_lr: the guide's learning rate; the thesis gives .1 for student and guide.
+        warm: whether to start from a student trained on the labels.
     """
     guide = Guide(
         passes=guide_passes, lam_min=lam_min, lam_max=lam_max, lam_period=lam_period, delta=delta, lr=guide_lr

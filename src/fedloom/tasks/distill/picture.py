@@ -18,11 +18,11 @@ from fedloom.experiment.rundir import RunDirectory
 
 
 def picture(runs: Sequence[tuple[str, Path]], path: Path) -> Path:
-    """Draw run directories into a PNG: a panel of curves, and one for each guide.
+    """Draw run directories into a PNG: a panel of accuracies, and a histogram for each guide.
 
     Args:
         runs: a label and the directory of each.
-        path: where it goes; its folder is made.
+        path: of the PNG; its folder is created.
     """
     return write(path, png(partial(_drawing, labelled(runs))))
 

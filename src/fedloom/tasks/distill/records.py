@@ -1,4 +1,4 @@
-"""What a run says of itself: which experiment it is, which model is reported, what it cost."""
+"""Records of a run: the identity of the experiment, the selected model and the summary."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from fedloom.data.augment import augmentation
 from fedloom.experiment.rundir import Status
 from fedloom.models import macs
 from fedloom.tasks.distill.data import Splits
-from fedloom.tasks.distill.experiment import Distillation
-from fedloom.tasks.distill.learner import Learner
+from fedloom.tasks.distill.experiment import DistillExperiment
+from fedloom.tasks.distill.learner import StudentModule
 from fedloom.tasks.distill.teacher_cache import digest
-from fedloom.tasks.distill.training import Schedule
+from fedloom.tasks.distill.training import PassSchedule
 from fedloom.tasks.distill.work import measured
 
-SAMPLED = 1000  # rows of the inputs that are looked at
+SAMPLED = 1000  # rows of the inputs in the checksum of the data
 
 
-def describe(experiment: Distillation, data: Splits, learner: Learner, teacher: nn.Module | None) -> dict[str, Any]:
-    """The experiment as nested plain data; two runs with equal descriptions give equal bits on one machine."""
+def describe(
+    experiment: DistillExperiment, data: Splits, learner: StudentModule, teacher: nn.Module | None
+) -> dict[str, Any]:
+    """The identity of an experiment as plain data; equal identities give identical bits on one machine."""
     method = experiment.method
     modules = re.sub(r"0x[0-9a-f]+", "", repr(learner.student))
     about: dict[str, Any] = {
@@ -52,7 +54,7 @@ _MEASURED: dict[tuple[str, str], float] = {}
 
 
 def teachers_accuracy(teacher: nn.Module, data: Splits) -> float:
-    """The teacher's test accuracy, measured once for all runs of a process."""
+    """The teacher's test accuracy, measured once per process."""
     key = (digest(*teacher.state_dict().values()), digest(data.test.x, data.test.y))
     if key not in _MEASURED:
         _MEASURED[key] = dict(measured(teacher, data.test))["accuracy"]
@@ -75,9 +77,9 @@ def _named(data: Splits) -> list[tuple[str, Any]]:
 
 
 def selected(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The record of the reported model: the best on the validation samples, the earliest of several; else the last.
+    """The record of the reported model: the best on validation samples (the earliest of equals), else the last.
 
-    The warm start is no candidate, unless nothing else was measured yet.
+    Rounds of the warm start are not candidates.
 
     >>> selected([{"round": 1, "validation/accuracy": 0.5}, {"round": 2, "validation/accuracy": 0.5}])["round"]
     1
@@ -94,7 +96,7 @@ def selected(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 
 def published(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The record of the best round on the *test* samples, the earliest of several: how published tables choose."""
+    """The record of the best round on *test* samples (the earliest of equals), as published tables select."""
     seen = [record for record in history if "global/accuracy" in record and record.get("phase") != "warm"]
     return max(seen, key=lambda record: (record["global/accuracy"], -record["round"])) if seen else None
 
@@ -108,18 +110,18 @@ def brief(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def summarise(
-    experiment: Distillation,
-    schedule: Schedule,
+    experiment: DistillExperiment,
+    schedule: PassSchedule,
     history: Sequence[dict[str, Any]],
     status: Status,
     delta: float | None,
     *,
-    learner: Learner,
+    learner: StudentModule,
     teacher: nn.Module | None,
     data: Splits,
     inputs: tuple[int, ...],
 ) -> dict[str, Any]:
-    """What ``summary.json`` says of a distillation: the selected model, and the published choice beside it, by name."""
+    """The content of ``summary.json``: the selected model, and separately the one selected as published."""
     final = history[-1] if history else {}
     best = selected(history)
     student = {"parameters": learner.size(), "macs": macs(learner, inputs)}

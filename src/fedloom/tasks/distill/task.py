@@ -1,4 +1,4 @@
-"""Distillation runs: warm start, then rounds of guide and student; one task for all methods."""
+"""Distillation runs: a warm start, then rounds of guide and student; one task for all methods."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from fedloom.experiment.rundir import Columns, Kind, RunDirectory, Status, Table
 from fedloom.experiment.runtime import one_thread, pick_device
 from fedloom.experiment.teacher import load_teacher
 from fedloom.experiment.trainer import Record, Task, Trainer
+from fedloom.parts.objectives.guidance import multiplier
 from fedloom.tasks.distill import work
-from fedloom.tasks.distill.experiment import Distillation
+from fedloom.tasks.distill.experiment import DistillExperiment
 from fedloom.tasks.distill.learner import make_guide, make_learner, make_student
 from fedloom.tasks.distill.records import describe, selected, summarise
-from fedloom.tasks.distill.schedule import multiplier
-from fedloom.tasks.distill.teacher_cache import CacheSpec, TeacherCache
+from fedloom.tasks.distill.teacher_cache import TeacherCache
 
 STATE = "state"
 
 
 @dataclass
 class Distilled:
-    """What a run found.
+    """The result of a run.
 
     Attributes:
         history: one record a round, as in ``metrics.jsonl``.
         summary: as in ``summary.json``.
         model: the deployed model of the selected round.
-        guide_values: the guide's g on every training sample [N] at the end, and whether the model is right there [N].
+        guide_values: the guide's final g on every training sample [N], and whether the model is right there [N].
     """
 
     history: list[Record]
@@ -50,7 +50,7 @@ class Distilled:
 
 
 def run(
-    experiment: Distillation,
+    experiment: DistillExperiment,
     out: Path | str | None = None,
     *,
     resume: bool | Path = False,
@@ -59,22 +59,22 @@ def run(
     callbacks: Sequence[Callback] = (),
     cache: Path | None = None,
 ) -> Distilled:
-    """Run an experiment, from the start or from a checkpoint.
+    """Run a distillation experiment, from the start or from a checkpoint.
 
     Args:
         experiment: what to run.
         out: run directory; None keeps everything in memory.
-        resume: True goes on from the newest checkpoint in ``out``, or begins there if nothing was begun; a path goes on
+        resume: True continues from the latest checkpoint in ``out``, or starts there if there is none; a path continues
             from that checkpoint.
-        checkpoint_every: rounds between checkpoints; one is written at the end and on Ctrl-C in any case.
-        keep: how many checkpoints stay.
-        callbacks: what looks at the run; a callback's ``on_step`` receives the numbers of the round's passes.
-        cache: where the teacher's answers lie if they are kept on disk; by default in ``out``.
+        checkpoint_every: rounds between checkpoints; one is always written at the end and on Ctrl-C.
+        keep: number of checkpoints to keep.
+        callbacks: observers of the run; ``on_step`` receives the numbers of the round's passes.
+        cache: folder of the teacher's outputs if they are cached on disk; by default in ``out``.
 
     Raises:
-        ConfigError: if the networks fit neither the data nor each other.
+        ConfigError: if the networks do not fit the data or each other.
         CheckpointError: if ``out`` is taken, cannot be written, or holds another experiment.
-        Diverged: if a loss is no longer a number.
+        Diverged: if a loss is infinite or NaN.
         KeyboardInterrupt: on Ctrl-C, after a checkpoint.
     """
     with one_thread(), torch.random.fork_rng(devices=[]):
@@ -84,16 +84,16 @@ def run(
 
 
 class DistillTask(Task):
-    """A distillation as a task: a round is a pass of the warm start, or the guide's and the student's passes.
+    """A distillation as a task of the trainer; a round is a pass of the warm start, or passes of guide and student.
 
     Args:
         experiment: what to run.
-        cache: where the teacher's answers lie if they are kept on disk.
+        cache: folder of the teacher's outputs if they are cached on disk.
     """
 
     kind = Kind.DISTILL
 
-    def __init__(self, experiment: Distillation, cache: Path | None = None) -> None:
+    def __init__(self, experiment: DistillExperiment, cache: Path | None = None) -> None:
         super().__init__()
         self.experiment, self.cache = experiment, cache
         method, training = experiment.method, experiment.training
@@ -142,20 +142,20 @@ class DistillTask(Task):
 
     @cached_property
     def bench(self) -> work.DistillationData:
-        """What stays the same in all passes; the teacher is asked here, once."""
+        """Data and settings of all passes; computes the teacher's outputs, once."""
         experiment, answers = self.experiment, None
         if experiment.method.needs_teacher:
             assert self.teacher is not None
             kept = sorted({n for term in experiment.method.terms for n in term.kept(*self.sizes)})
             mode = "none" if self.change is not None else experiment.cache
-            answers = TeacherCache(self.teacher, self.data.train.x, CacheSpec(tuple(kept)), mode, self.cache)
+            answers = TeacherCache(self.teacher, self.data.train.x, tuple(kept), mode, self.cache)
         return work.DistillationData(self.data.train, answers, self.change, experiment.training, experiment.seed)
 
     def step(self) -> Record:
         return self._warm() if self.round < self.schedule.warm else self._main()
 
     def _warm(self) -> Record:
-        """A round of the warm start: one pass on the labels alone, exactly as ``ce`` makes it."""
+        """A round of the warm start: one pass on the labels alone, identical to one of ``ce``."""
         training = self.experiment.training
         plain = work.DistillationData(self.data.train, None, self.change, training, self.seed)
         per = training.steps(len(self.data.train))
@@ -163,27 +163,27 @@ class DistillTask(Task):
         return {"phase": "warm", "train/loss": loss}
 
     def _main(self) -> Record:
-        """A round of the method: the guide's passes, if there is one, then the student's."""
+        """A round of the method: the passes of the guide, if there is one, then of the student."""
         r = self.round - self.schedule.warm
         found: Record = {"phase": "main"}
         if self.guide is not None:
             found |= self._guide(r)
         per = self.experiment.training.steps(len(self.data.train))
         done, total = sum(self.schedule.rounds[:r]) * per, self.schedule.main * per
-        descended = work.on_terms(self.learner, self.guide, self.tau_s)
+        losses = work.on_terms(self.learner, self.guide, self.tau_s)
         for k in range(self.schedule.rounds[r]):
-            found["train/loss"] = self._pass(self.bench, descended, done + k * per, total)
+            found["train/loss"] = self._pass(self.bench, losses, done + k * per, total)
         return found
 
     def _pass(self, bench: work.DistillationData, losses: work.Losses, first: int, total: int) -> float:
-        """A pass of the student that begins with the phase's step ``first`` of ``total``; returns its mean loss."""
+        """A pass of the student whose first step is step ``first`` of the phase's ``total``; returns its mean loss."""
         rate = partial(_rate, self.experiment.training, first, total)
         loss = work.student_pass(bench, self.learner, self.sgd, self.passes, rate, losses)
         self.passes += 1
         return loss
 
     def _guide(self, r: int) -> Record:
-        """The guide's passes of the main phase's round ``r``, over what the student says now."""
+        """The guide's passes in round ``r`` after the warm start."""
         method, training, rounds = self.experiment.method, self.experiment.training, len(self.schedule.rounds)
         settings = method.guide
         assert settings is not None
@@ -233,7 +233,7 @@ class DistillTask(Task):
         return self.kept
 
     def _state(self) -> Checkpoint:
-        """A copy of all state: a step that is broken off leaves networks and momentum half-way."""
+        """A copy of all state, since an interrupted step leaves networks and momentum in between."""
         trees: dict[str, Mapping[str, Tensor]] = {
             "learner": self.learner.state_dict(),
             "momentum": work.momentum(self.sgd),
@@ -256,15 +256,15 @@ class DistillTask(Task):
         self.best = trees.get("best", {})
         self.learner.load_state_dict(trees["learner"])
         self.sgd = self._optimiser()
-        work.put_momentum(self.sgd, trees.get("momentum", {}))
+        work.load_momentum(self.sgd, trees.get("momentum", {}))
         if self.guide is not None:
             self.guide.load_state_dict(trees["guide"])
-            work.put_momentum(self.guide_sgd, trees.get("guide momentum", {}))
+            work.load_momentum(self.guide_sgd, trees.get("guide momentum", {}))
         self.kept = self._state()
 
     @cached_property
     def guide_values(self) -> tuple[Tensor, Tensor] | None:
-        """The guide's g on every training sample [N] as all stands, and whether the student is right there [N]."""
+        """The guide's current g on every training sample [N], and whether the student is right there [N]."""
         if self.guide is None:
             return None
         now = work.snapshot_student(self.bench, self.learner, self.experiment.method, len(self.schedule.rounds))
@@ -286,7 +286,7 @@ class DistillTask(Task):
             table.write()
 
     def result(self, summary: dict[str, Any]) -> Distilled:
-        """What the run found, with the model of the selected round; this changes the learner."""
+        """The result, with the model of the selected round; this modifies the learner."""
         values = self.guide_values
         self.learner.deploy(self.best)
         model = self.learner if self.learner.reuse is not None else self.learner.student
@@ -299,7 +299,7 @@ class DistillTask(Task):
 
 
 def _begin_with(student: nn.Module, start: Path) -> int:
-    """Put the last weights of a run of ``ce`` into the student; returns how many passes it had made."""
+    """Load the last weights of a run of ``ce`` into the student; returns the number of its passes."""
     directory = RunDirectory(start)
     config = directory.config()
     try:
@@ -315,7 +315,7 @@ def _begin_with(student: nn.Module, start: Path) -> int:
 
 
 def _rate(training: Any, first: int, total: int, at: int) -> float:
-    """The learning rate of a pass's step, where the pass begins with the phase's step ``first``."""
+    """The learning rate of step ``at`` of a pass that starts at step ``first`` of its phase."""
     return training.rate(first + at, total)
 
 

@@ -1,4 +1,4 @@
-"""What the teacher says of the training set: asked once and kept, in memory or on disk, or asked batch by batch."""
+"""The teacher's outputs on the training set: computed once and cached in memory or on disk, or batch by batch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,12 +17,12 @@ from fedloom.core.errors import CheckpointError, ConfigError, nearest
 from fedloom.tasks.distill.taps import FeatureTap, Outputs
 
 MODES = ("auto", "memory", "disk", "none")
-IN_MEMORY, ON_DISK = 2**30, 50 * 2**30  # bytes up to which ``auto`` keeps answers there
-AT_ONCE = 250  # samples the teacher is asked about at a time
+IN_MEMORY, ON_DISK = 2**30, 50 * 2**30  # bytes up to which ``auto`` caches there
+AT_ONCE = 250  # samples of a forward pass
 
 
 def digest(*tensors: Tensor) -> str:
-    """A checksum of tensors, of their bytes, types and shapes.
+    """A checksum of the bytes, dtypes and shapes of tensors.
 
     >>> digest(torch.zeros(2)) == digest(torch.zeros(2)), digest(torch.zeros(2)) == digest(torch.zeros(1, 2))
     (True, False)
@@ -34,84 +34,74 @@ def digest(*tensors: Tensor) -> str:
     return hasher.hexdigest()
 
 
-class CacheSpec(NamedTuple):
-    """Which of the teacher's words are kept: the numbers of its maps, and whether it is asked at all."""
-
-    maps: tuple[int, ...] = ()
-    taught: bool = True
-
-
 class TeacherCache:
-    """A teacher's words on given inputs, row by row.
+    """A teacher's outputs on given inputs, by row.
 
-    Kept answers belong to one teacher, one set of inputs and one choice of maps: on disk they lie in a folder named by
-    the checksum of all three, written whole or not at all; a folder of another checksum is not read. Maps that nobody
-    wants are left out as empty tensors, so that the numbers of the others stay.
+    A cache on disk belongs to one teacher, one set of inputs and one choice of maps: its folder is named by the
+    checksum of all three and is written atomically. Maps that are not needed are empty tensors, so that the others keep
+    their numbers.
 
     Args:
         teacher: the network, in evaluation mode.
         x: inputs [N, ...].
-        wanted: what is kept.
-        mode: ``memory``, ``disk``, ``none`` (asked for every batch) or ``auto``: memory up to 1 GB, then the disk up to
-            50 GB if there is a folder.
-        folder: where answers are kept on disk.
+        maps: the numbers of the feature maps to cache.
+        mode: ``memory``, ``disk``, ``none`` (computed for every batch) or ``auto``: memory up to 1 GB, then the disk up
+            to 50 GB if there is a folder.
+        folder: of the cache on disk.
 
     Raises:
         ConfigError: for an unknown mode, or ``disk`` without a folder.
     """
 
     def __init__(
-        self, teacher: nn.Module, x: Tensor, wanted: CacheSpec, mode: str = "auto", folder: Path | None = None
+        self, teacher: nn.Module, x: Tensor, maps: tuple[int, ...] = (), mode: str = "auto", folder: Path | None = None
     ) -> None:
         if mode not in MODES:
             raise ConfigError(f"unknown cache {mode!r}; {nearest(mode, MODES)}")
         if mode == "disk" and folder is None:
             raise ConfigError("cache=disk needs a run directory; give out=.")
-        self.x, self.wanted = x, wanted
-        self.taps = FeatureTap(teacher, maps=bool(wanted.maps))
+        self.x, self.maps = x, maps
+        self.taps = FeatureTap(teacher, maps=bool(maps))
         self.kept: dict[str, Tensor] = {}
         self.mode = self._chosen(mode, folder)
         if self.mode == "memory":
-            self.kept = self._asked()
+            self.kept = self._compute()
         elif self.mode == "disk":
             assert folder is not None
-            self.kept = self._on_disk(folder)
+            self.kept = self._from_disk(folder)
 
     def at(self, rows: Tensor) -> Outputs:
-        """What the teacher says of these rows of x, as they are."""
+        """The teacher's outputs on rows of x."""
         if self.mode == "none":
             return self.of(self.x[rows])
         device = self.x.device
-        said = {name: t[rows.to(t.device)].to(device) for name, t in self.kept.items()}
-        return Outputs(said["logits"], said["features"], self._placed(said))
+        outputs = {name: t[rows.to(t.device)].to(device) for name, t in self.kept.items()}
+        return Outputs(outputs["logits"], outputs["features"], self._placed(outputs))
 
     def of(self, x: Tensor) -> Outputs:
-        """What the teacher says of any inputs, asked now."""
+        """The teacher's outputs on any inputs [B, ...], computed now."""
         with torch.no_grad():
-            said = self.taps(x)
-        named = {f"map{number}": said.maps[number] for number in self.wanted.maps}
-        return Outputs(said.logits, said.features, self._placed(named))
+            outputs = self.taps(x)
+        named = {f"map{number}": outputs.maps[number] for number in self.maps}
+        return Outputs(outputs.logits, outputs.features, self._placed(named))
 
     def _placed(self, named: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        if not self.wanted.maps:
+        if not self.maps:
             return ()
-        count = self.count
-        return tuple(named.get(f"map{number}", torch.empty(0)) for number in range(count))
+        return tuple(named.get(f"map{number}", torch.empty(0)) for number in range(self.count))
 
-    @property
+    @cached_property
     def count(self) -> int:
-        """How many maps the teacher has."""
-        if not hasattr(self, "_count"):
-            self._count = len(self._probe().maps)
-        return self._count
+        """The number of the teacher's maps."""
+        return len(self._probe().maps)
 
     def _probe(self) -> Outputs:
         with torch.no_grad():
             return self.taps(self.x[:2])
 
-    def _flat(self, said: Outputs) -> dict[str, Tensor]:
-        return {"logits": said.logits, "features": said.features} | {
-            f"map{number}": said.maps[number] for number in self.wanted.maps
+    def _flat(self, outputs: Outputs) -> dict[str, Tensor]:
+        return {"logits": outputs.logits, "features": outputs.features} | {
+            f"map{number}": outputs.maps[number] for number in self.maps
         }
 
     def _chosen(self, mode: str, folder: Path | None) -> str:
@@ -122,24 +112,24 @@ class TeacherCache:
             return "memory"
         return "disk" if folder is not None and size <= ON_DISK else "none"
 
-    def _answers(self) -> Iterator[tuple[slice, dict[str, Tensor]]]:
+    def _batches(self) -> Iterator[tuple[slice, dict[str, Tensor]]]:
         for start in range(0, len(self.x), AT_ONCE):
             part = slice(start, min(start + AT_ONCE, len(self.x)))
             with torch.no_grad():
                 yield part, self._flat(self.taps(self.x[part]))
 
-    def _asked(self) -> dict[str, Tensor]:
+    def _compute(self) -> dict[str, Tensor]:
         kept: dict[str, Tensor] = {}
-        for part, named in self._answers():
+        for part, named in self._batches():
             for name, t in named.items():
                 if name not in kept:
                     kept[name] = t.new_empty(len(self.x), *t.shape[1:])
                 kept[name][part] = t
         return kept
 
-    def _on_disk(self, folder: Path) -> dict[str, Tensor]:
+    def _from_disk(self, folder: Path) -> dict[str, Tensor]:
         state = self.taps.model.state_dict()
-        name = digest(*state.values(), self.x, torch.tensor(self.wanted.maps))
+        name = digest(*state.values(), self.x, torch.tensor(self.maps))
         final = folder / name
         if not (final / "shapes.json").is_file():
             self._write(final)
@@ -155,7 +145,7 @@ class TeacherCache:
         files: dict[str, np.memmap] = {}
         try:
             part.mkdir(parents=True)
-            for rows, named in self._answers():
+            for rows, named in self._batches():
                 for name, t in named.items():
                     array = t.cpu().numpy()
                     if name not in files:
@@ -171,6 +161,6 @@ class TeacherCache:
         except OSError as error:
             shutil.rmtree(part, ignore_errors=True)
             raise CheckpointError(
-                f"the teacher's answers cannot be kept in {final.parent} ({error.strerror or error}); "
+                f"the teacher's outputs cannot be cached in {final.parent} ({error.strerror or error}); "
                 "make room, or choose cache=none."
             ) from error

@@ -1,4 +1,4 @@
-"""Terms on predictions and features: labels, the teacher's answers, selective ones, hints, the teacher's own head."""
+"""Terms on logits and features: labels, responses, selective responses, hints, and the reused head."""
 
 from __future__ import annotations
 
@@ -10,34 +10,29 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
 from fedloom.parts.objectives import divergence
-from fedloom.tasks.distill.method import NetworkPair, Term
-from fedloom.tasks.distill.selective import guided
+from fedloom.parts.objectives.guidance import guided
+from fedloom.tasks.distill.method import DistillTerm, NetworkPair
 from fedloom.tasks.distill.taps import Outputs, Sizes
 
 
 def temperature(name: str, tau: float | None) -> None:
-    """Refuse a temperature that is not positive and finite."""
+    """Raise ``ConfigError`` for a temperature that is not positive and finite."""
     if tau is not None and not 0 < tau < float("inf"):
         raise ConfigError(f"distillation needs a finite temperature {name} > 0, not {tau:g}.")
 
 
 @dataclass(frozen=True)
-class Labels(Term):
-    """-log s_y(x), the cross entropy of the labels."""
+class Labels(DistillTerm):
+    """-log s_y(x), cross entropy with the labels."""
 
     needs_teacher = False
 
-    def view(self, pair: NetworkPair, layers: nn.Module | None) -> Tensor:
-        """The student's logits."""
-        return pair.student.logits
-
     def guided(self, view: Tensor, teacher: Outputs | None, y: Tensor, g: Tensor, tau_s: float) -> Tensor:
-        """See ``Term.guided``."""
         return divergence.cross_entropy(view, y)
 
 
 @dataclass(frozen=True)
-class Response(Term):
+class Response(DistillTerm):
     """τ² KL(t^τ‖s^τ), s^τ = softmax(logits/τ). Hinton et al., 2015; Acar, thesis 2023, eq. (6.1).
 
     Args:
@@ -50,28 +45,23 @@ class Response(Term):
     def __post_init__(self) -> None:
         temperature("tau", self.tau)
 
-    def view(self, pair: NetworkPair, layers: nn.Module | None) -> Tensor:
-        """The student's logits."""
-        return pair.student.logits
-
     def guided(self, view: Tensor, teacher: Outputs | None, y: Tensor, g: Tensor, tau_s: float) -> Tensor:
-        """See ``Term.guided``."""
         assert teacher is not None
         return divergence.kl(teacher.logits, view, self.tau)
 
 
 @dataclass(frozen=True)
-class Selective(Term):
-    """-τ τ_s Σ_y t^τ_y log(s^{τ_s}_y + 1[y ∈ top_K(t^τ)] g): where g is large, the student may miss the teacher.
+class SelectiveResponse(DistillTerm):
+    """-τ τ_s Σ_y t^τ_y log(s^{τ_s}_y + 1[y ∈ top_K(t^τ)] g); where g is large, the student need not follow.
 
-    Acar, thesis 2023, eq. (6.4). With g = 0 and τ_s = τ it is ``Response`` but for the entropy of t^τ, which does not
-    depend on the student.
+    Acar, thesis 2023, eq. (6.4). With g = 0 and τ_s = τ it equals ``Response`` up to the entropy of t^τ, which does
+    not depend on the student.
 
     Args:
         weight: of the term.
         tau: τ > 0, the teacher's temperature.
         tau_s: τ_s > 0, the student's; None fits it to the teacher after the warm start.
-        top_k: K, the classes that may be helped; None for 20, but at most a fifth of them.
+        top_k: K, the number of classes to which g is added; None for 20, but at most a fifth of all.
     """
 
     tau: float = 4.0
@@ -84,19 +74,13 @@ class Selective(Term):
         temperature("tau", self.tau)
         temperature("tau_s", self.tau_s)
         if self.top_k is not None and self.top_k < 1:
-            raise ConfigError(f"selective distillation helps at least 1 class, top_k=1, not {self.top_k}.")
+            raise ConfigError(f"selective distillation needs top_k of at least 1, not {self.top_k}.")
 
     @property
     def fits(self) -> float | None:
-        """See ``Term.fits``."""
         return self.tau if self.tau_s is None else None
 
-    def view(self, pair: NetworkPair, layers: nn.Module | None) -> Tensor:
-        """The student's logits."""
-        return pair.student.logits
-
     def guided(self, view: Tensor, teacher: Outputs | None, y: Tensor, g: Tensor, tau_s: float) -> Tensor:
-        """See ``Term.guided``."""
         assert teacher is not None
         at = tau_s if self.tau_s is None else self.tau_s
         top_k = min(20, max(view.shape[-1] // 5, 1)) if self.top_k is None else self.top_k
@@ -104,15 +88,15 @@ class Selective(Term):
 
 
 @dataclass(frozen=True)
-class Hint(Term):
-    """‖r(f_s) - f_t‖² / dim(f_t) of one middle map each, r a learned regression. FitNet: Romero et al., ICLR 2015.
+class Hint(DistillTerm):
+    """‖r(f_s) - f_t‖² / dim(f_t) for one intermediate map each, r learned. FitNet: Romero et al., ICLR 2015.
 
-    r is a 1x1 convolution with batch normalisation on maps brought to the smaller of both sizes by averaging. The paper
-    trains the hint first and then the answers; here both are trained at once, as Chen et al. (SimKD, 2022) do.
+    r is a 1x1 convolution with batch normalisation on maps pooled to the smaller of both sizes. The paper trains with
+    the hint first and the responses later; here both are trained jointly, as in Chen et al. (SimKD, 2022).
 
     Args:
         weight: of the term.
-        layer: which of the maps, counted in both networks; -1 is the last.
+        layer: index of the map in both networks; -1 is the last.
     """
 
     layer: int = -2
@@ -120,47 +104,38 @@ class Hint(Term):
     maps = True
 
     def pick(self, who: str, maps: tuple[tuple[int, int, int], ...]) -> tuple[int, int, int]:
-        """The shape of the map of that number.
+        """The shape of the map at that index.
 
         Raises:
             ConfigError: if the network has no such map.
         """
         if not -len(maps) <= self.layer < len(maps):
             raise ConfigError(
-                f"a hint looks at map {self.layer} of both networks, but the {who} has {len(maps)} maps; "
-                "choose another layer, or a method on features or answers alone."
+                f"a hint compares map {self.layer} of both networks, but the {who} has {len(maps)} maps; "
+                "choose another layer, or a method on features or logits alone."
             )
         return maps[self.layer]
 
     def kept(self, student: Sizes, teacher: Sizes) -> tuple[int, ...]:
-        """The one."""
         self.pick("teacher", teacher.maps)
         return (self.layer % len(teacher.maps),)
 
     def layers(self, student: Sizes, teacher: Sizes, batch_size: int) -> nn.Module | None:
-        """The regression r."""
         return regression(self.pick("student", student.maps), self.pick("teacher", teacher.maps))
 
     def view(self, pair: NetworkPair, layers: nn.Module | None) -> Tensor:
-        """Distances [B]."""
         assert layers is not None
-        return distance(layers, pair.student.maps[self.layer], pair.taught.maps[self.layer])
-
-    def guided(self, view: Tensor, teacher: Outputs | None, y: Tensor, g: Tensor, tau_s: float) -> Tensor:
-        """See ``Term.guided``."""
-        return view
+        return distance(layers, pair.student.maps[self.layer], pair.guidance.maps[self.layer])
 
 
 @dataclass(frozen=True)
-class Reuse(Term):
-    """‖Ψ(f_s) - f_t‖² / dim(f_t): learned layers Ψ bring the student to the teacher's features, and its head is reused.
+class Reuse(DistillTerm):
+    """‖Ψ(f_s) - f_t‖² / dim(f_t): learned layers Ψ map to the teacher's features, whose head is reused.
 
-    SimKD: Chen et al., CVPR 2022. Deployed is head_T(Ψ(f_s(x))); there is no term of the labels. Where both networks'
-    features are the mean of their last map, f are these maps, brought to the smaller of both sizes, and Ψ is their
-    bottleneck of three convolutions (1x1, 3x3, 1x1 at half the teacher's width), the mean following it; otherwise f are
-    the features and Ψ the same bottleneck with dense layers.
-
-    ``selective`` ones weigh a sample by 1 - g(x). Acar, thesis 2023, eq. (A.1), whose minus sign is a misprint.
+    SimKD: Chen et al., CVPR 2022. The deployed model is head_T(Ψ(f_s(x))); labels are not used. If the features of both
+    networks are the spatial means of their last maps, f are these maps, pooled to the smaller of both sizes, and Ψ is a
+    bottleneck of three convolutions (1x1, 3x3, 1x1 at half the teacher's width) followed by the mean; otherwise f are
+    the features and Ψ is the same bottleneck with dense layers.
 
     Args:
         weight: of the term.
@@ -170,47 +145,43 @@ class Reuse(Term):
     reuses_head = True
 
     def kept(self, student: Sizes, teacher: Sizes) -> tuple[int, ...]:
-        """The last one, where features are its mean."""
+        """The last map, if features are its mean."""
         return (len(teacher.maps) - 1,) if student.pooled and teacher.pooled else ()
 
     def layers(self, student: Sizes, teacher: Sizes, batch_size: int) -> nn.Module | None:
-        """Ψ."""
         if student.pooled and teacher.pooled:
             return regression(student.maps[-1], teacher.maps[-1], bottleneck=True)
         return dense(student.features, teacher.features)
 
     def view(self, pair: NetworkPair, layers: nn.Module | None) -> Tensor:
-        """Distances [B]."""
         assert layers is not None
-        if isinstance(layers, Between):
-            return distance(layers, pair.student.maps[-1], pair.taught.maps[-1])
-        return (layers(pair.student.features) - pair.taught.features).square().flatten(1).mean(1)
+        if isinstance(layers, MapRegressor):
+            return distance(layers, pair.student.maps[-1], pair.guidance.maps[-1])
+        return (layers(pair.student.features) - pair.guidance.features).square().flatten(1).mean(1)
 
-    def guided(self, view: Tensor, teacher: Outputs | None, y: Tensor, g: Tensor, tau_s: float) -> Tensor:
-        """See ``Term.guided``."""
-        return view
-
-    def features(self, said: Outputs, layers: nn.Module | None) -> Tensor:
-        """What the teacher's head is given, [B, d]."""
+    def features(self, outputs: Outputs, layers: nn.Module | None) -> Tensor:
+        """Ψ(f_s), the input of the teacher's head, [B, d]."""
         assert layers is not None
-        if isinstance(layers, Between):
-            return layers(said.maps[-1]).mean((2, 3))
-        return layers(said.features)
+        if isinstance(layers, MapRegressor):
+            return layers(outputs.maps[-1]).mean((2, 3))
+        return layers(outputs.features)
 
 
 @dataclass(frozen=True)
 class SelectiveReuse(Reuse):
-    """(1 - g(x)) ‖Ψ(f_s) - f_t‖² / dim(f_t), the head as in ``Reuse``. Acar, thesis 2023, eq. (A.1), table A.14."""
+    """(1 - g(x)) ‖Ψ(f_s) - f_t‖² / dim(f_t), with the head as in ``Reuse``.
+
+    Acar, thesis 2023, eq. (A.1), whose minus sign is a misprint, and table A.14.
+    """
 
     selective = True
 
     def guided(self, view: Tensor, teacher: Outputs | None, y: Tensor, g: Tensor, tau_s: float) -> Tensor:
-        """See ``Term.guided``."""
         return (1 - g) * view
 
 
-class Between(nn.Module):
-    """From the student's map to the shape of the teacher's: averaged to the smaller size, then convolved."""
+class MapRegressor(nn.Module):
+    """Maps the student's feature map to the teacher's channels: pooled to the smaller size, then convolved."""
 
     def __init__(self, body: nn.Module, size: tuple[int, int]) -> None:
         super().__init__()
@@ -219,29 +190,29 @@ class Between(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, c_s, H, W] to [B, c_t, h, w]."""
-        return self.body(shrunk(x, self.size))
+        return self.body(pooled(x, self.size))
 
 
-def shrunk(x: Tensor, size: tuple[int, int]) -> Tensor:
-    """A map averaged to a size, which is not larger than its own; the map itself if it has that size."""
+def pooled(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """A map [B, c, H, W] average-pooled to a size not larger than its own."""
     return x if tuple(x.shape[2:]) == size else F.adaptive_avg_pool2d(x, size)
 
 
-def regression(student: tuple[int, int, int], teacher: tuple[int, int, int], bottleneck: bool = False) -> Between:
-    """Learned layers from one map's shape to another's channels, at the smaller of both sizes."""
+def regression(student: tuple[int, int, int], teacher: tuple[int, int, int], bottleneck: bool = False) -> MapRegressor:
+    """Make layers from one map's shape to another's channels, at the smaller of both sizes."""
     size = (min(student[1], teacher[1]), min(student[2], teacher[2]))
     before, after = student[0], teacher[0]
     if not bottleneck:
-        return Between(nn.Sequential(nn.Conv2d(before, after, 1), nn.BatchNorm2d(after), nn.ReLU()), size)
+        return MapRegressor(nn.Sequential(nn.Conv2d(before, after, 1), nn.BatchNorm2d(after), nn.ReLU()), size)
     middle = max(after // 2, 1)
     body = nn.Sequential()
     for (a, b), kernel in zip(pairwise((before, middle, middle, after)), (1, 3, 1), strict=True):
         body.extend([nn.Conv2d(a, b, kernel, padding=kernel // 2, bias=False), nn.BatchNorm2d(b), nn.ReLU()])
-    return Between(body, size)
+    return MapRegressor(body, size)
 
 
 def dense(before: int, after: int) -> nn.Sequential:
-    """The bottleneck on vectors: three dense layers at half the teacher's width; the last one may be negative."""
+    """The bottleneck for vectors: three dense layers at half the teacher's width, without a final ReLU."""
     middle = max(after // 2, 1)
     body = nn.Sequential()
     for a, b in ((before, middle), (middle, middle)):
@@ -252,5 +223,5 @@ def dense(before: int, after: int) -> nn.Sequential:
 
 def distance(layers: nn.Module, student: Tensor, teacher: Tensor) -> Tensor:
     """Mean squared distances [B] of regressed maps from the teacher's."""
-    came = layers(student)
-    return (came - shrunk(teacher, (came.shape[2], came.shape[3]))).square().flatten(1).mean(1)
+    ours = layers(student)
+    return (ours - pooled(teacher, (ours.shape[2], ours.shape[3]))).square().flatten(1).mean(1)

@@ -1,4 +1,4 @@
-"""Settings of training, and which rows make a mini-batch: data, computed from (seed, pass)."""
+"""Settings of SGD, mini-batches as a function of (seed, pass), and the schedule of passes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from fedloom.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Training:
+class SGDConfig:
     """SGD with momentum and a cosine from ``lr`` to 0 over all steps of a phase.
 
     The defaults are those of Acar, thesis 2023, A.1.5.
 
     Args:
-        batch_size: B; a pass's last batch is smaller if B does not divide N, and is left out if it holds one sample.
-        lr: the learning rate of the first step.
-        momentum: heavy-ball coefficient.
-        nesterov: whether the momentum is Nesterov's.
-        weight_decay: coefficient of the parameters in the gradient.
-        clip: largest Euclidean norm of the gradient, over all that is trained; null does not clip.
+        batch_size: B; the last batch of a pass is smaller if B does not divide N, and is dropped if it has one sample.
+        lr: initial learning rate.
+        momentum: momentum coefficient.
+        nesterov: whether to use Nesterov momentum.
+        weight_decay: coefficient of L2 regularisation.
+        clip: maximum norm of the gradient over all trained parameters; null does not clip.
 
     Raises:
         ConfigError: for values outside their range.
@@ -52,21 +52,21 @@ class Training:
                 raise ConfigError(f"training: {sentence}.")
 
     def rate(self, step: int, steps: int) -> float:
-        """The learning rate of a step of a phase, lr (1 + cos(π step / steps)) / 2.
+        """The learning rate of a step in a phase of ``steps`` steps, lr (1 + cos(π step / steps)) / 2.
 
-        >>> [round(Training(lr=1.0).rate(step, 4), 2) for step in range(5)]
+        >>> [round(SGDConfig(lr=1.0).rate(step, 4), 2) for step in range(5)]
         [1.0, 0.85, 0.5, 0.15, 0.0]
         """
         return self.lr * (1 + cos(pi * step / max(steps, 1))) / 2
 
     def steps(self, samples: int) -> int:
-        """Mini-batches in one pass."""
+        """The number of mini-batches in one pass."""
         return ceil(samples / self.batch_size) - (samples % self.batch_size == 1)
 
     def batches(self, samples: int, seed: int, purpose: str, *counters: int) -> list[Tensor]:
-        """The rows of each mini-batch of a pass: a function of (seed, purpose, counters).
+        """The rows of each mini-batch of a pass, as a function of (seed, purpose, counters).
 
-        >>> [b.tolist() for b in Training(batch_size=2).batches(5, 0, "batches", 0)]
+        >>> [b.tolist() for b in SGDConfig(batch_size=2).batches(5, 0, "batches", 0)]
         [[1, 3], [4, 0]]
         """
         order = torch.from_numpy(rng.stream(seed, purpose, *counters).permutation(samples).astype(np.int64))
@@ -74,13 +74,13 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """Who makes how many passes, and when.
+class PassSchedule:
+    """The numbers of passes over the data, by phase and round.
 
     Args:
-        before: passes that the student had made when it came.
-        warm: passes of the warm start, a round each.
-        rounds: the student's passes in every round that follows.
+        before: passes of the student before the run.
+        warm: passes of the warm start, one per round.
+        rounds: the student's passes in each later round.
     """
 
     before: int
@@ -94,12 +94,12 @@ class Schedule:
 
     @property
     def total(self) -> int:
-        """All the student's passes."""
+        """The student's passes in all."""
         return self.before + self.warm + self.main
 
     @property
     def all_rounds(self) -> int:
-        """Rounds of the run."""
+        """The number of rounds of the run."""
         return self.warm + len(self.rounds)
 
 
@@ -108,12 +108,12 @@ BUDGETS = ("passes", "published")
 
 def schedule(
     epochs: int, each: int, warms: bool, budget: str = "passes", warm: int | None = None, before: int | None = None
-) -> Schedule:
-    """The rounds of a run under one of two protocols.
+) -> PassSchedule:
+    """Make the schedule of a run under one of two protocols.
 
-    ``passes``: the student goes ``epochs`` times over the data, whatever the method, the warm start included.
-    ``published``: the method makes ``epochs`` rounds of ``each`` passes (DiSK three, the others one), after a warm
-    start that is not counted.
+    ``passes``: the student makes ``epochs`` passes over the data, warm start included, with every method.
+    ``published``: the method runs ``epochs`` rounds of ``each`` passes (three for DiSK, one for the others), after a
+    warm start that does not count.
 
     Args:
         epochs: E.
@@ -121,10 +121,10 @@ def schedule(
         warms: whether the method starts from a student trained on the labels.
         budget: ``passes`` or ``published``.
         warm: passes of the warm start; by default E/4 under ``passes`` and E under ``published``.
-        before: passes that a student made which comes trained; then there is no warm start.
+        before: passes already made by a given student; then there is no warm start.
 
     Raises:
-        ConfigError: if nothing is left for the method itself.
+        ConfigError: if no passes are left for the method itself.
 
     >>> schedule(20, 3, warms=True).rounds
     (3, 3, 3, 3, 3)
@@ -139,12 +139,12 @@ def schedule(
     if warms and before is None:
         first = warm if warm is not None else max(epochs // 4, 1) if budget == "passes" else epochs
     if budget == "published":
-        return Schedule(before or 0, first, (each,) * epochs)
+        return PassSchedule(before or 0, first, (each,) * epochs)
     left = epochs - first - (before or 0)
     if left < 1:
         raise ConfigError(
-            f"the budget of {epochs} passes is spent before the method begins ({epochs - left} passes on the labels); "
-            "take more epochs or a shorter warm start."
+            f"the budget of {epochs} passes is used up by the warm start ({epochs - left} passes on the labels); "
+            "set more epochs or a shorter warm start."
         )
     rounds = (each,) * (left // each) + ((left % each,) if left % each else ())
-    return Schedule(before or 0, first, rounds)
+    return PassSchedule(before or 0, first, rounds)

@@ -1,4 +1,4 @@
-"""The passes: a student's over the data, and a guide's over what the student contributes."""
+"""Training passes: the student's over the data, and the guide's over the student's contributions."""
 
 from __future__ import annotations
 
@@ -14,38 +14,37 @@ from fedloom.core.errors import FedLoomError
 from fedloom.core.federation import Arrays
 from fedloom.data.augment import Pipeline
 from fedloom.parts.objectives.divergence import cross_entropy
-from fedloom.tasks.distill.guide import GuideNet
-from fedloom.tasks.distill.learner import Learner, selective
+from fedloom.parts.objectives.guidance import budget
+from fedloom.tasks.distill.guide import GuideNet, fit_temperature
+from fedloom.tasks.distill.learner import StudentModule, selective
 from fedloom.tasks.distill.method import Distiller, NetworkPair
-from fedloom.tasks.distill.schedule import fit_temperature
-from fedloom.tasks.distill.selective import budget
 from fedloom.tasks.distill.taps import Outputs
 from fedloom.tasks.distill.teacher_cache import TeacherCache
-from fedloom.tasks.distill.training import Training
+from fedloom.tasks.distill.training import SGDConfig
 
 AT_ONCE = 1000  # samples of a forward pass
 
 
 class Diverged(FedLoomError, RuntimeError):
-    """A loss that is no longer a number."""
+    """A loss that is infinite or NaN."""
 
 
 @dataclass
 class DistillationData:
-    """What stays the same in all passes of a run.
+    """The data and settings that all passes of a run share.
 
     Attributes:
-        train: the samples.
-        teacher: the teacher's words on them; None without a teacher.
-        change: augmentation, if there is any.
-        training: the optimiser's settings.
+        train: the training samples.
+        teacher: the teacher's outputs on them; None without a teacher.
+        change: the augmentation, if there is one.
+        training: settings of SGD.
         seed: of the run.
     """
 
     train: Arrays
     teacher: TeacherCache | None
     change: Pipeline | None
-    training: Training
+    training: SGDConfig
     seed: int
 
     def batches(self, purpose: str, *counters: int) -> list[Tensor]:
@@ -54,7 +53,7 @@ class DistillationData:
         return [part.to(self.train.x.device) for part in rows]
 
     def at(self, rows: Tensor, draw: np.random.Generator) -> tuple[Tensor, Outputs | None, Tensor]:
-        """A mini-batch: inputs, perhaps changed, what the teacher says of them, and labels."""
+        """A mini-batch: inputs (augmented), the teacher's outputs on them, and labels."""
         x, y = self.train.x[rows], self.train.y[rows]
         if self.change is None:
             return x, None if self.teacher is None else self.teacher.at(rows), y
@@ -62,35 +61,35 @@ class DistillationData:
         return x, None if self.teacher is None else self.teacher.of(x), y
 
 
-def optimiser(parameters: list[nn.Parameter], training: Training) -> torch.optim.SGD:
-    """SGD with the run's settings; the learning rate is set before every step."""
+def optimiser(parameters: list[nn.Parameter], training: SGDConfig) -> torch.optim.SGD:
+    """Make SGD with the run's settings; the learning rate is set before every step."""
     return torch.optim.SGD(
         parameters, training.lr, training.momentum, 0.0, training.weight_decay, nesterov=training.nesterov
     )
 
 
 def momentum(sgd: torch.optim.SGD) -> dict[str, Tensor]:
-    """The momentum buffers, by the parameter's number."""
+    """The momentum buffers by the number of their parameter."""
     state = sgd.state_dict()["state"]
     return {str(n): s["momentum_buffer"] for n, s in state.items() if s.get("momentum_buffer") is not None}
 
 
-def put_momentum(sgd: torch.optim.SGD, buffers: dict[str, Tensor]) -> None:
-    """Put them back."""
+def load_momentum(sgd: torch.optim.SGD, buffers: dict[str, Tensor]) -> None:
+    """Load the momentum buffers."""
     whole = sgd.state_dict()
     whole["state"] = {int(n): {"momentum_buffer": value} for n, value in buffers.items()}
     sgd.load_state_dict(whole)
 
 
 def step(sgd: torch.optim.SGD, loss: Tensor, lr: float, clip: float | None, who: str) -> float:
-    """One step down a mean loss; returns it.
+    """Take one SGD step on a mean loss; returns its value.
 
     Raises:
-        Diverged: if it is not a number.
+        Diverged: if the loss is infinite or NaN.
     """
     value = float(loss.detach())
     if not np.isfinite(value):
-        raise Diverged(f"{who}'s loss is {value}; take a smaller learning rate, or clip gradients (training.clip=10).")
+        raise Diverged(f"{who}'s loss is {value}; set a smaller learning rate, or clip gradients (training.clip=10).")
     for group in sgd.param_groups:
         group["lr"] = lr
     sgd.zero_grad()
@@ -102,12 +101,12 @@ def step(sgd: torch.optim.SGD, loss: Tensor, lr: float, clip: float | None, who:
 
 
 Losses = Callable[[Tensor, Outputs | None, Tensor], Tensor]
-"""Inputs, the teacher's words and labels to the student's losses [B]."""
+"""Maps inputs, the teacher's outputs and labels to the student's losses [B]."""
 
 
 def student_pass(
     bench: DistillationData,
-    learner: Learner,
+    learner: StudentModule,
     sgd: torch.optim.SGD,
     number: int,
     rate: Callable[[int], float],
@@ -116,12 +115,12 @@ def student_pass(
     """One pass of the student over the data; returns the mean loss.
 
     Args:
-        bench: what stays the same.
+        bench: data and settings.
         learner: the student with its layers.
-        sgd: of the parameters that are to change.
-        number: of the pass, from 0, counted over the whole run: it decides the mini-batches.
-        rate: the learning rate of the so-manieth step of this pass.
-        losses: what the student descends.
+        sgd: the optimiser of the parameters to train.
+        number: of the pass, from 0, counted over the whole run; it determines the mini-batches.
+        rate: maps the number of a step in this pass to its learning rate.
+        losses: the student's losses.
     """
     learner.train()
     if learner.head is not None:
@@ -136,13 +135,13 @@ def student_pass(
     return total / sum(map(len, batches))
 
 
-def on_labels(learner: Learner) -> Losses:
-    """Cross entropy of the student's own head: the warm start, the same bits as method ``ce``."""
+def on_labels(learner: StudentModule) -> Losses:
+    """Cross entropy of the student's own head, for the warm start; identical to method ``ce``."""
     return lambda x, teacher, y: cross_entropy(learner.forward_student(x).logits, y)
 
 
-def on_terms(learner: Learner, guide: GuideNet | None = None, tau_s: float = 1.0) -> Losses:
-    """The method's terms, with the guide held still."""
+def on_terms(learner: StudentModule, guide: GuideNet | None = None, tau_s: float = 1.0) -> Losses:
+    """The sum of the method's terms, with the guide fixed."""
 
     def losses(x: Tensor, teacher: Outputs | None, y: Tensor) -> Tensor:
         g = None
@@ -156,13 +155,13 @@ def on_terms(learner: Learner, guide: GuideNet | None = None, tau_s: float = 1.0
 
 @dataclass
 class StudentSnapshot:
-    """What a guide learns from in one round: the student's contributions, which stand still meanwhile.
+    """The student's contributions on which the guide is trained in one round.
 
     Attributes:
-        views: one a selective term, [N, ...].
+        views: of each selective term, [N, ...].
         own: the student's own logits [N, C].
-        answers: those of the deployed model [N, C].
-        teacher: the teacher's words, without maps.
+        answers: the deployed model's logits [N, C].
+        teacher: the teacher's outputs, without maps.
         y: labels [N].
     """
 
@@ -174,14 +173,14 @@ class StudentSnapshot:
 
     @property
     def wrong(self) -> Tensor:
-        """Where the deployed model errs, bool [N]."""
+        """Where the deployed model is wrong, bool [N]."""
         return self.answers.argmax(1) != self.y
 
 
-def snapshot_student(bench: DistillationData, learner: Learner, method: Distiller, round: int) -> StudentSnapshot:
-    """One forward pass over the data: where the student stands. With augmentation, on one view of every sample.
+def snapshot_student(bench: DistillationData, learner: StudentModule, method: Distiller, round: int) -> StudentSnapshot:
+    """Evaluate the student on the training data; with augmentation, on one view of every sample.
 
-    ``round`` is counted from the end of the warm start, and decides that view.
+    ``round`` is counted from the end of the warm start and determines the view.
     """
     learner.eval()
     found: list[tuple[list[Tensor], Tensor, Tensor, Outputs]] = []
@@ -190,18 +189,20 @@ def snapshot_student(bench: DistillationData, learner: Learner, method: Distille
         for at, rows in enumerate(everything.split(AT_ONCE)):
             x, teacher, y = bench.at(rows, rng.stream(bench.seed, "augment-guide", round, at))
             assert teacher is not None
-            said = learner.forward_student(x)
-            pair = NetworkPair(said, teacher, y)
+            outputs = learner.forward_student(x)
+            pair = NetworkPair(outputs, teacher, y)
             views = [term.view(pair, learner.of(n)) for n, term in selective(method)]
-            found.append((views, said.logits, learner.deployed_logits(said), Outputs(teacher.logits, teacher.features)))
-    views, own, answers, said = zip(*found, strict=True)
-    teacher = Outputs(torch.cat([s.logits for s in said]), torch.cat([s.features for s in said]))
+            found.append(
+                (views, outputs.logits, learner.deployed_logits(outputs), Outputs(teacher.logits, teacher.features))
+            )
+    views, own, answers, taught = zip(*found, strict=True)
+    teacher = Outputs(torch.cat([s.logits for s in taught]), torch.cat([s.features for s in taught]))
     together = [torch.cat(parts) for parts in zip(*views, strict=True)]
     return StudentSnapshot(together, torch.cat(own), torch.cat(answers), teacher, bench.train.y)
 
 
 def fitted(method: Distiller, now: StudentSnapshot) -> float | None:
-    """τ_s, if some term asks for one."""
+    """The fitted τ_s, if a term needs one."""
     for _, term in selective(method):
         if term.fits is not None:
             return fit_temperature(now.teacher.logits, now.own, term.fits)
@@ -220,9 +221,9 @@ def guide_pass(
     delta: float,
     tau_s: float,
 ) -> float:
-    """One pass of the guide over the data, with the student held still; returns the mean of its Lagrangian.
+    """One pass of the guide over the data, with the student fixed; returns its mean Lagrangian.
 
-    Σ of the selective terms + λ [-(1/#wrong) Σ g log s_y - δ]_+ on every mini-batch, s the deployed model.
+    On a mini-batch it is Σ of the selective terms + λ [-(1/#wrong) Σ g log s_y - δ]_+, with s the deployed model.
     """
     net.train()
     total = 0.0
@@ -238,7 +239,7 @@ def guide_pass(
 
 
 def guide_values(net: GuideNet, now: StudentSnapshot) -> Tensor:
-    """g on every training sample, [N]."""
+    """The guide's g on every training sample, [N]."""
     net.eval()
     with torch.no_grad():
         parts = zip(now.teacher.features.split(AT_ONCE), now.teacher.logits.split(AT_ONCE), strict=True)
@@ -246,12 +247,12 @@ def guide_values(net: GuideNet, now: StudentSnapshot) -> Tensor:
 
 
 def spent(now: StudentSnapshot, g: Tensor) -> float:
-    """-(1/#wrong) Σ g log s_y over the whole training set: what stands beside δ."""
+    """-(1/#wrong) Σ g log s_y over the training set, the used part of the budget δ."""
     return float(budget(now.answers, now.y, g, 0.0))
 
 
 def measured(model: nn.Module, arrays: Arrays) -> Iterator[tuple[str, float]]:
-    """Accuracy and mean cross entropy of a model; nothing for no samples."""
+    """Accuracy and mean cross entropy of a model, by name; nothing if there are no samples."""
     if not len(arrays):
         return
     model.eval()

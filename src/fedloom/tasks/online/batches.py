@@ -1,4 +1,4 @@
-"""What the steps of a task are made of: which tasks, and which of their samples, as data drawn from (seed, task)."""
+"""The mini-batches of the K steps at a task: which tasks and samples, as a function of (seed, task)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fedloom.core.federation import Arrays
 from fedloom.core.local import Local
 from fedloom.core.parts import Batch
 from fedloom.core.tree import Tree
-from fedloom.tasks.online.learners import Learner
+from fedloom.tasks.online.learners import OnlineLearner
 
 TaskBatch = tuple[Batch, Batch]  # support and query of one task
 
 
 def stored(number: int, arrays: Arrays) -> Tree:
-    """A task's training samples as they are kept.
+    """A task's training samples, named as in the stored state.
 
     >>> list(stored(7, Arrays(torch.zeros(1, 2), torch.tensor([0]), 1)))
     ['000007/x', '000007/y']
@@ -28,25 +28,31 @@ def stored(number: int, arrays: Arrays) -> Tree:
 
 
 def fetched(memory: Mapping[str, Tensor], number: int) -> Batch:
-    """All samples of a task that is kept."""
+    """All samples of a stored task."""
     return Batch(memory[f"{number:06d}/x"], memory[f"{number:06d}/y"])
 
 
 def task_batches(
-    learner: Learner, local: Local, support: int, memory: Mapping[str, Tensor], held: Sequence[int], t: int, seed: int
+    learner: OnlineLearner,
+    local: Local,
+    support: int,
+    memory: Mapping[str, Tensor],
+    held: Sequence[int],
+    t: int,
+    seed: int,
 ) -> list[list[TaskBatch]]:
-    """The material of the K steps at task t: for each step, support and query of every task that it looks at.
+    """The batches of the K steps at task t: for each step, a support and a query batch of every task it uses.
 
-    Tasks are drawn uniformly, without replacement within a step. A task's samples go through shuffled passes, as a
-    client's do in local training, so that what it gives to step k depends on (seed, t, its number, k) alone.
+    Tasks are drawn uniformly, without replacement within a step. A task's samples are visited in shuffled passes, as a
+    client's are in local training, so that its batch in step k depends on (seed, t, its number, k) alone.
 
     Args:
-        learner: which tasks count.
-        local: K, and the samples of a query batch.
-        support: samples of a support batch; 0 takes all of the task's.
-        memory: the kept tasks and the new one.
-        held: which of them the learner has kept.
-        t: the new one.
+        learner: selects the tasks.
+        local: K, and the size of a query batch.
+        support: size of a support batch; 0 takes all samples of the task.
+        memory: the stored tasks and the new one.
+        held: the numbers of the tasks that the learner has stored.
+        t: the number of the new task.
         seed: of the experiment.
     """
     candidates = list(learner.tasks(held, t))
@@ -71,7 +77,7 @@ def task_batches(
         return Batch(whole.x[first], whole.y[first]), Batch(whole.x[query], whole.y[query])
 
     steps = local.steps_for(len(memory[f"{t:06d}/y"]))
-    count = min(learner.drawn() or len(candidates), len(candidates))
+    count = min(learner.tasks_per_step() or len(candidates), len(candidates))
     found = []
     for step in range(steps):
         chosen = candidates

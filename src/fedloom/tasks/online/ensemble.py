@@ -1,4 +1,4 @@
-"""Experts that learn at once: those that differ in numbers alone are one vmapped computation over [G, P] parameters."""
+"""An ensemble of experts; those that differ in numbers alone are one vmapped computation over parameters [G, P]."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ from fedloom.core.plan import ClientPlan
 from fedloom.core.slots import label
 from fedloom.core.tree import Tree
 from fedloom.tasks.online.batches import TaskBatch, stored, task_batches
-from fedloom.tasks.online.learners import Learner
+from fedloom.tasks.online.learners import OnlineLearner
 
-MEMORY = "memory"  # where in a bank's state the kept tasks are
+MEMORY = "memory"  # the key of the stored tasks in the ensemble's state
 
 
 @dataclass(frozen=True)
 class ExpertConfig:
-    """One configuration: how it learns, how it adapts, and its K steps.
+    """The configuration of one expert: its learner, its adaptation and its K steps.
 
     Args:
-        learner: the method.
+        learner: the online method.
         adaptation: U.
-        local: K (``steps``), β (``lr``), the samples of a batch, weight decay and clipping.
+        local: K (``steps``), β (``lr``), batch size, weight decay and clipping.
     """
 
-    learner: Learner
+    learner: OnlineLearner
     adaptation: Adaptation
     local: Local
 
     def vmapped_fields(self) -> dict[str, float]:
-        """The numbers in which the experts of one group may differ."""
+        """The numeric settings in which the experts of one group may differ, by dotted name."""
         found = {f"learner.{name}": getattr(self.learner, name) for name in self.learner.vmapped_fields}
         if any(f.name == "lr" for f in fields(self.adaptation)):
             found["adaptation.lr"] = self.adaptation.lr  # type: ignore[attr-defined]
         return found | {"local.lr": self.local.lr, "local.weight_decay": self.local.weight_decay}
 
     def static_fields(self) -> tuple[Any, ...]:
-        """All other settings."""
+        """All other settings, which the experts of a group share."""
         skipped = self.vmapped_fields()
         parts = (("learner", self.learner), ("adaptation", self.adaptation), ("local", self.local))
         return tuple(
@@ -65,9 +65,9 @@ class ExpertConfig:
 
 
 def grid(
-    learner: Learner, adaptation: Adaptation, local: Local, over: Mapping[str, Sequence[Any]]
+    learner: OnlineLearner, adaptation: Adaptation, local: Local, over: Mapping[str, Sequence[Any]]
 ) -> tuple[ExpertConfig, ...]:
-    """The experts of a grid of settings, like ``{"learner.alpha": (1, 5), "local.steps": (10, 20)}``.
+    """Make the experts of a grid of settings, like ``{"learner.alpha": (1, 5), "local.steps": (10, 20)}``.
 
     >>> from fedloom.parts.adaptation import Maml
     >>> from fedloom.tasks.online.proximal import Moml
@@ -76,14 +76,14 @@ def grid(
     [(1.0, 0.1), (1.0, 0.01), (5.0, 0.1), (5.0, 0.01)]
 
     Raises:
-        ConfigError: if a key names no setting.
+        ConfigError: if a key is not a setting.
     """
     base = {"learner": learner, "adaptation": adaptation, "local": local}
     experts = []
     for key in over:
         part, _, name = key.partition(".")
         if part not in base or name not in {f.name for f in fields(base[part])}:
-            raise ConfigError(f"a grid cannot vary {key!r}: it is no setting of the learner, adaptation or local.")
+            raise ConfigError(f"a grid cannot vary {key!r}: it is not a setting of learner, adaptation or local.")
     for values in itertools.product(*over.values()):
         made = dict(base)
         for key, value in zip(over, values, strict=True):
@@ -98,9 +98,9 @@ class Group:
     """Experts that differ in numbers alone.
 
     Attributes:
-        places: which of all experts they are.
-        first: one of them.
-        numbers: what differs, [G] each.
+        places: their indices among all experts.
+        first: the first of them.
+        numbers: the settings that differ, [G] each.
     """
 
     places: tuple[int, ...]
@@ -109,7 +109,7 @@ class Group:
 
     @classmethod
     def of(cls, experts: Sequence[ExpertConfig], dtype: torch.dtype) -> tuple[Group, ...]:
-        """The groups of some experts."""
+        """Partition experts into groups."""
         kinds: dict[tuple[Any, ...], list[int]] = {}
         for place, expert in enumerate(experts):
             kinds.setdefault(expert.static_fields(), []).append(place)
@@ -121,8 +121,8 @@ class Group:
             groups.append(cls(tuple(places), experts[places[0]], numbers))
         return tuple(groups)
 
-    def made(self, numbers: Mapping[str, Any]) -> tuple[Learner, Adaptation, Any, Any]:
-        """Learner, adaptation, β and weight decay with the given numbers in their places."""
+    def instantiate(self, numbers: Mapping[str, Any]) -> tuple[OnlineLearner, Adaptation, Any, Any]:
+        """Learner, adaptation, β and weight decay with the given numbers substituted."""
         parts: dict[str, dict[str, Any]] = {"learner": {}, "adaptation": {}, "local": {}}
         for key, value in numbers.items():
             where, _, name = key.partition(".")
@@ -138,23 +138,23 @@ class Group:
 
 @dataclass(frozen=True)
 class ExpertEnsemble:
-    """All experts on one model: pure functions from state to state and to predictions.
+    """All experts on one model: pure functions from states to states and to predictions.
 
     The state of a group (``"0"``, ``"1"``, …) has its models ``w`` [G, P], the learner's vectors [G, P] and the numbers
-    ``held`` of the tasks whose data it keeps; those data are in ``"memory"``, once for all groups.
+    ``held`` of the tasks whose data it stores; the data are in ``"memory"``, shared by all groups.
 
     Args:
         experts: the configurations.
-        model: the network, taken as it is initialised: every expert starts there.
-        classes: how many labels a task may have.
+        model: the network; every expert starts at its current parameters.
+        classes: number of classes of a task.
         objective: the terms of the loss.
-        support: samples of a support batch; 0 takes all of a task's training samples, as U^t is defined.
-        seed: of everything that is random.
-        vectorised: whether the experts of a group are one vmapped computation, or one after the other.
-        device: where.
+        support: size of a support batch; 0 takes all of a task's training samples, as U^t is defined.
+        seed: of all random numbers.
+        vectorised: whether the experts of a group are one vmapped computation or run one after the other.
+        device: of the parameters and data.
 
     Raises:
-        ConfigError: if the model keeps statistics over batches, or a setting has no meaning here.
+        ConfigError: if the model keeps batch statistics, or a setting is not supported here.
     """
 
     experts: tuple[ExpertConfig, ...]
@@ -187,7 +187,7 @@ class ExpertEnsemble:
         return Group.of(self.experts, self.plan(0)[0].layout.dtype)
 
     def plan(self, kind: int, adaptation: Adaptation | None = None) -> tuple[ClientPlan, Net]:
-        """The fixed part of the work; ``kind`` 0 knows of no adaptation, 1 is that of the experts' first one."""
+        """The client plan and network; ``kind`` 0 is without adaptation, 1 with that of the first expert."""
         if kind not in self.plans:
             method = Method("online", self.objective, adaptation=self.experts[0].adaptation if kind else Adaptation())
             nothing = Arrays(torch.zeros(0, 1), torch.zeros(0, dtype=torch.long), self.classes)
@@ -213,23 +213,23 @@ class ExpertEnsemble:
     def predict(
         self, state: State, support: Batch, x: Tensor, only: Sequence[int] | None = None, many: bool = False
     ) -> Tensor:
-        """Logits of models that were adapted with a task's training samples, [E, N, C].
+        """Logits of models adapted with a task's training samples, [E, N, C].
 
         Args:
-            state: the bank's.
+            state: of the ensemble.
             support: the task's training samples; with ``many`` those of several tasks, [T, n, ...].
             x: inputs [N, ...], or [T, N, ...].
-            only: which experts are asked, in ascending order; by default all.
-            many: whether there is an axis of tasks; then the result is [E, T, N, C].
+            only: the experts to evaluate, in ascending order; by default all.
+            many: whether the inputs have an axis of tasks; then the result is [E, T, N, C].
         """
         found: dict[int, Tensor] = {}
         with torch.no_grad():
-            for place, group, rows in self._asked(only):
+            for place, group, rows in self._selected(only):
                 w = state[str(place)]["w"][rows]
                 numbers = {name: value[rows].to(self.device) for name, value in group.numbers.items()}
 
                 def one(w: Tensor, numbers: Tree, group: Group = group) -> Tensor:
-                    _, adaptation, _, _ = group.made(numbers)
+                    _, adaptation, _, _ = group.instantiate(numbers)
                     plan, net = self.plan(1, adaptation)
                     net.eval()
 
@@ -243,34 +243,34 @@ class ExpertEnsemble:
         return torch.stack([found[expert] for expert in sorted(found)])
 
     def unadapted(self, state: State, x: Tensor, only: Sequence[int] | None = None) -> Tensor:
-        """Logits of the models as they are, [E, N, C]."""
+        """Logits of the models without adaptation, [E, N, C]."""
         plan, net = self.plan(0)
         net.eval()
         model = adapting.forward(plan, net, plan.buffers0)
         found: dict[int, Tensor] = {}
         with torch.no_grad():
-            for place, group, rows in self._asked(only):
+            for place, group, rows in self._selected(only):
                 logits = self._each(lambda w: model(w, x).logits, state[str(place)]["w"][rows])
                 found |= {group.places[row]: logits[i] for i, row in enumerate(rows)}
         return torch.stack([found[expert] for expert in sorted(found)])
 
-    def _asked(self, only: Sequence[int] | None) -> Iterator[tuple[int, Group, list[int]]]:
-        """The groups in which some of the experts are, with their rows in it."""
+    def _selected(self, only: Sequence[int] | None) -> Iterator[tuple[int, Group, list[int]]]:
+        """Index and group of each group that holds some of the experts, with their rows in it."""
         for place, group in enumerate(self.groups):
             rows = [row for row, expert in enumerate(group.places) if only is None or expert in only]
             if rows:
                 yield place, group, rows
 
     def learn(self, state: State, t: int, arrays: Arrays, only: Sequence[int] | None = None) -> tuple[State, Tensor]:
-        """The state after the t-th task's training samples were learnt, and each expert's mean loss over its steps [E].
+        """Train on the t-th task's training samples: the new state, and each expert's mean loss over its steps [E].
 
-        Nothing of the old state is written to.
+        The given state is not modified.
 
         Args:
             state: before the task.
             t: its number.
             arrays: its training samples.
-            only: which experts learn; the others stay as they are, and keep nothing.
+            only: the experts that learn; the others stay as they are and store no data.
         """
         seen = state[MEMORY] | stored(t, arrays)
         new: State = {place: dict(tree) for place, tree in state.items()}
@@ -278,7 +278,7 @@ class ExpertEnsemble:
         kept: set[int] = set()
         for place in range(len(self.groups)):
             new[str(place)]["held"] = torch.zeros(0, dtype=torch.long)
-        for place, group, rows in self._asked(only):
+        for place, group, rows in self._selected(only):
             old, learner = state[str(place)], group.first.learner
             held = old["held"].tolist()
             if learner.trains:
@@ -295,7 +295,7 @@ class ExpertEnsemble:
     def _descend(
         self, group: Group, rows: list[int], old: Tree, steps: Sequence[Sequence[TaskBatch]], t: int
     ) -> tuple[Tree, Tensor]:
-        """K steps of w ← w - β(∇L(w) + ∇R(w)), clipped and with weight decay, and the learner's state after them."""
+        """K steps of w ← w - β(∇L(w) + ∇R(w)), clipped, with weight decay: the new state and the mean loss."""
         rng.seed_torch(self.seed, "dropout", t)
         state = {name: value[rows] for name, value in old.items() if name not in ("w", "held")}
         numbers = {name: value[rows].to(self.device) for name, value in group.numbers.items()}
@@ -307,9 +307,9 @@ class ExpertEnsemble:
             def step(
                 w: Tensor, state: Tree, numbers: Tree, at: Sequence[TaskBatch] = material
             ) -> tuple[Tensor, Tensor]:
-                learner, adaptation, lr, decayed = group.made(numbers)
+                learner, adaptation, lr, decayed = group.instantiate(numbers)
                 grad, value = grad_and_value(self._loss(learner, adaptation, at))(w)
-                grad = grad + learner.pull(w, state)
+                grad = grad + learner.regulariser_grad(w, state)
                 if clip is not None:
                     grad = grad * (clip / (torch.linalg.vector_norm(grad) + 1e-6)).clamp(max=1.0)
                 return w - lr * decay * (grad + decayed * w), value
@@ -319,7 +319,7 @@ class ExpertEnsemble:
             total += value
 
         def end(w: Tensor, state: Tree, numbers: Tree) -> Tree:
-            return group.made(numbers)[0].end(w, state)
+            return group.instantiate(numbers)[0].end(w, state)
 
         after = {"w": w, **self._each(end, w, state, numbers)}
         if len(rows) < len(group.places):
@@ -327,9 +327,9 @@ class ExpertEnsemble:
         return after, total / max(len(steps), 1)
 
     def _loss(
-        self, learner: Learner, adaptation: Adaptation, material: Sequence[TaskBatch]
+        self, learner: OnlineLearner, adaptation: Adaptation, material: Sequence[TaskBatch]
     ) -> Callable[[Tensor], Tensor]:
-        """The mean over a step's tasks of f∘U, or of f, as a function of w [P]."""
+        """The mean over a step's tasks of f∘U (or of f) as a function of w [P]."""
         plan, net = self.plan(1, adaptation) if learner.adapts else self.plan(0)
         net.train()
         seen = dict.fromkeys(plan.method.parts, NO_ROUND)
@@ -337,7 +337,7 @@ class ExpertEnsemble:
         return lambda w: torch.stack([value(w) for value in values]).mean()
 
     def _each(self, f: Callable[..., Any], *trees: Any) -> Any:
-        """``f`` for every expert of a group, whose arguments are stacked along the first axis."""
+        """Apply ``f`` to every expert of a group; arguments and results are stacked along the first axis."""
         count = len(trees[0])
         if self.vectorised and count > 1:
             return vmap(f, randomness="different")(*trees)
@@ -359,7 +359,7 @@ def _stacked(found: Sequence[Any]) -> Any:
 
 
 def expert_label(expert: ExpertConfig) -> str:
-    """An expert in words, for tables: its adaptation, and what its learner is set to.
+    """A label for tables: the expert's adaptation and the settings of its learner.
 
     >>> from fedloom.parts.adaptation import Maml
     >>> from fedloom.tasks.online.proximal import Moml
@@ -378,10 +378,10 @@ def expert_label(expert: ExpertConfig) -> str:
 
 
 def task_bytes(state: State) -> int:
-    """Bytes of task data that the learner keeps between tasks, counted from the tensors that are really there."""
+    """Bytes of stored task data, counted from the tensors in the state."""
     return tree.nbytes(state[MEMORY])
 
 
 def state_bytes(state: State) -> int:
-    """Bytes of models and of the learners' vectors, of all experts."""
+    """Bytes of the models and state vectors of all experts."""
     return sum(tree.nbytes(group) for place, group in state.items() if place != MEMORY)

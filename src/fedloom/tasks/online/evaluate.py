@@ -1,4 +1,4 @@
-"""Evaluation of the experts: on the new task, on all tasks so far, with fewer samples. Nothing here changes a state."""
+"""Evaluation of the experts: on the new task, on all tasks so far, and with fewer samples; states are not changed."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from fedloom.tasks.online.metrics import samples_needed, scores
 
 
 @dataclass(frozen=True)
-class Evaluator:
-    """Asks the experts and marks their answers; it holds the labels, so that they need not.
+class StreamEvaluator:
+    """Scores the experts' predictions; it alone has access to test labels.
 
     Args:
         online: the experiment.
-        bank: its experts.
+        bank: its ensemble of experts.
     """
 
     online: Online
     bank: ExpertEnsemble
 
     def placed(self, arrays: Arrays) -> Arrays:
-        """A split in the experiment's type and place."""
+        """Arrays in the experiment's dtype and on its device."""
         x = arrays.x.to(getattr(torch, self.online.dtype)) if arrays.x.is_floating_point() else arrays.x
         y = arrays.y.to(x.dtype) if arrays.y.is_floating_point() and x.is_floating_point() else arrays.y
         return Arrays(x.to(self.bank.device), y.to(self.bank.device), arrays.classes)
 
     def predict(self, state: State, task: Task, only: Sequence[int], rows: Tensor | None = None) -> Tensor:
-        """What experts say of the task's test samples, [E, N, C], from its training samples (or ``rows`` of them).
+        """Logits on the task's test samples [E, N, C], after adaptation to its training samples (or ``rows`` of them).
 
-        The test set's labels are not handed on.
+        The experts do not receive the test labels.
         """
         train, x = self.placed(task.train), self.placed(task.test).x
         if rows is not None and not len(rows):
@@ -50,16 +50,16 @@ class Evaluator:
         return self.bank.predict(state, support, x, only)
 
     def score(self, logits: Tensor, task: Task, only: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Accuracy and loss of all experts on a task's test samples, from predictions of some; NaN for the others."""
+        """Accuracy and loss [E] on a task's test samples from the logits of some experts; NaN for the others."""
         accuracy, loss = scores(logits, self.placed(task.test).y, self.online.objective[0])
         found = torch.full((2, len(self.online.experts)), float("nan"), dtype=torch.float64)
         found[:, list(only)] = torch.stack([accuracy.cpu(), loss.cpu()]).double()
         return found[0], found[1]
 
     def efficiency(self, state: State, task: Task, p: Tensor) -> dict[str, Any]:
-        """The mixture's accuracy after adapting with the first so many of the task's samples, in random order.
+        """The mixture's accuracy after adapting with each of ``sizes`` samples of the task, in random order.
 
-        Without any sample the models are used as they are. Sizes above the task's own count as the whole task.
+        With 0 samples the models are not adapted; sizes above the task's own use the whole task.
         """
         sizes, only = self.online.measures.sizes, trusted(p, self.online.measures.tolerance)
         shares = p[only] / p[only].sum()
@@ -72,7 +72,7 @@ class Evaluator:
         return {"efficiency/accuracy": found, "efficiency/samples": needed}
 
     def long_term(self, state: State, seen: int, p: Tensor) -> dict[str, float]:
-        """The mixture's accuracy and loss on the first ``seen`` tasks, each adapted to; made anew, a few at once."""
+        """The mixture's mean accuracy and loss on the first ``seen`` tasks, generated again and adapted to."""
         only = trusted(p, self.online.measures.tolerance)
         shares = p[only] / p[only].sum()
         right, loss = torch.zeros(len(only), dtype=torch.float64), torch.zeros(len(only), dtype=torch.float64)
@@ -97,7 +97,7 @@ class Evaluator:
 
 
 def trusted(p: Tensor, tolerance: float) -> list[int]:
-    """The fewest experts that together have all of Hedge's trust but ``tolerance``, in ascending order.
+    """The smallest set of experts whose weights sum to at least 1 - ``tolerance``, in ascending order.
 
     >>> trusted(torch.tensor([0.0005, 0.6, 0.3995]), 0.001)
     [1, 2]

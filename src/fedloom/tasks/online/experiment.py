@@ -1,4 +1,4 @@
-"""An online experiment: experts, a stream of tasks, a model, and what is measured on the way."""
+"""An online experiment: experts, a stream of tasks, a model, and the measurements to take."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ HEDGED = ("error", "loss")
 
 @dataclass(frozen=True)
 class Measures:
-    """What is measured besides the current task metric, and when.
+    """The measurements besides the current task metric, and when they are taken.
 
     Args:
-        ltm_every: tasks between two long-term evaluations; 0 makes one at the end alone.
-        efficiency_every: tasks between two measurements of task learning efficiency; 0 makes none.
-        sizes: the numbers of training samples that are tried there; 0 samples leave the model as it is.
-        target: the accuracy to be reached there.
-        at_once: tasks that a long-term evaluation takes at once.
-        tolerance: experts of which Hedge trusts less than this, all together, are left out of long-term evaluations,
-            whose figures they could not change by more.
+        ltm_every: tasks between long-term evaluations; 0 evaluates at the end only.
+        efficiency_every: tasks between measurements of task learning efficiency; 0 takes none.
+        sizes: numbers of training samples tried in that measurement; 0 does not adapt the model.
+        target: target accuracy of that measurement.
+        at_once: number of tasks that a long-term evaluation processes at once.
+        tolerance: experts whose weights sum to less than this are left out of long-term evaluations, which they cannot
+            change by more.
     """
 
     ltm_every: int = 0
@@ -46,39 +46,38 @@ class Measures:
         if min(self.ltm_every, self.efficiency_every, *self.sizes) < 0 or self.at_once < 1:
             raise ConfigError("measures: intervals and sizes must be at least 0, at_once at least 1.")
         if list(self.sizes) != sorted(set(self.sizes)):
-            raise ConfigError(f"measures: sizes must grow, not {list(self.sizes)}.")
+            raise ConfigError(f"measures: sizes must be increasing, not {list(self.sizes)}.")
         if not 0 < self.target <= 1 or not 0 <= self.tolerance < 1:
             raise ConfigError("measures: target must lie in (0, 1] and tolerance in [0, 1).")
 
 
 @dataclass(frozen=True)
 class Online:
-    """Tasks arrive one by one; each is predicted before it is learnt.
+    """An online experiment: tasks arrive one by one, and each is predicted before it is learned.
 
-    Two equal experiments give the same bits on one machine.
     For every task the experts' models are adapted with its training samples and predict its test samples; the
-    prediction is recorded and scored; only then the learners see the training samples. No learner ever sees a test
-    sample's label, and no task is made before it arrives. What is reported is Hedge's mixture of the experts: with one
-    expert, that expert.
+    predictions are recorded and scored; only then the learners receive the training samples. No learner ever receives a
+    test label, and no task is generated before it arrives. The reported numbers are those of Hedge's mixture of the
+    experts; with a single expert, its own. Equal experiments give identical bits on one machine.
 
     Args:
-        name: what tables and pictures call it.
+        name: label in tables and figures.
         experts: one, or a grid of them.
         stream: the tasks.
-        model: makes a freshly initialised model; called once, under a seed that depends on ``seed`` alone.
-        objective: the terms of the loss; the first one, on the data alone, is what predictions are scored by.
-        hedge: how experts are trusted.
-        hedged: what Hedge counts as an expert's loss on a task: the ``error`` of its predictions on the test samples,
-            which lies in [0, 1] as the theory wants, or their ``loss``. The thesis leaves it open.
-        measures: what else is measured.
-        support: samples of the batch with which a training step adapts; 0 takes all of a task's, as U^t is defined.
-            A query batch then repeats samples that were adapted to, so that a step learns to memorise them: that is
-            why a small batch, as in MAML, is the default. A task's own model always takes all of its samples.
+        model: factory of a freshly initialised model; called once, under a seed that depends on ``seed`` alone.
+        objective: the terms of the loss; predictions are scored by the first one.
+        hedge: the weighting of the experts.
+        hedged: the loss of an expert that Hedge uses: the ``error`` rate of its predictions on the test samples, which
+            lies in [0, 1] as the theory requires, or their ``loss``. The thesis leaves it open.
+        measures: further measurements.
+        support: size of the batch with which a training step adapts; 0 takes all samples of a task, as U^t is defined.
+            With 0 the query batch repeats samples used for adaptation, so that a step learns to memorise them; the
+            default is therefore a small batch, as in MAML. Predictions always adapt with all samples of a task.
         vectorised: whether experts that differ in numbers alone are trained in one vmapped computation.
-        seed: of everything that is random.
+        seed: of all random numbers.
         dtype: ``float32`` or ``float64``.
-        device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``.
-        config: the settings as a person gave them, kept in the run directory.
+        device: ``auto`` (a GPU if available), ``cpu`` or ``cuda``.
+        config: the settings as given, stored in the run directory.
 
     Raises:
         ConfigError: for impossible settings.
@@ -108,10 +107,10 @@ class Online:
             raise ConfigError(f"dtype is {self.dtype!r}, but it must be 'float32' or 'float64'.")
 
     def bank(self) -> ExpertEnsemble:
-        """The experts on their freshly initialised model, which was tried on the first task's shapes.
+        """Make the ensemble on a freshly initialised model, which is tried on inputs of the first task.
 
         Raises:
-            ConfigError: if the model does not take the tasks.
+            ConfigError: if the model does not fit the tasks.
         """
         with torch.random.fork_rng(devices=[]):
             rng.seed_torch(self.seed, "model")
@@ -132,7 +131,7 @@ class Online:
         )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:
-        """What its bits depend on, as plain data; not how long the stream is, nor what is measured."""
+        """The settings that determine the result, as plain data; without the stream's length and the measurements."""
         kinds = {"learners": [repr(e.learner) for e in self.experts], "support": self.support}
         return {
             "name": self.name,
@@ -146,10 +145,10 @@ class Online:
         }
 
     def labels(self) -> list[str]:
-        """The experts in words."""
+        """The labels of the experts."""
         return [expert_label(expert) for expert in self.experts]
 
     def citations(self) -> list[str]:
-        """BibTeX entries, each once."""
+        """BibTeX entries without duplicates."""
         found = [c for e in self.experts for c in (e.learner.citation, e.adaptation.citation)]
         return list(dict.fromkeys([c for c in found if c] + [Hedge.citation] * (len(self.experts) > 1)))

@@ -1,4 +1,4 @@
-"""Hedge: experts are trusted by what their predictions have cost so far."""
+"""Hedge: a mixture of experts, weighted by their cumulative losses."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fedloom.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Hedge:
-    """p_i^{t+1} ∝ p_i^t γ^{ℓ_i^t} from uniform p^1: an expert's coefficient falls with its loss.
+    """p_i^{t+1} ∝ p_i^t γ^{ℓ_i^t} from uniform p^1: an expert's weight falls exponentially with its loss.
 
-    What is suffered is the mixture's loss Σ p_i ℓ_i. For losses in [0, 1] it is, after any number of tasks and against
-    the best of G experts, at most (L_best log(1/γ) + log G) / (1 - γ). Freund and Schapire, 1997; Acar, thesis 2023,
-    algorithm 10, with γ = .1.
+    The loss of the mixture is Σ p_i ℓ_i. For losses in [0, 1] its sum over tasks is at most
+    (L_best log(1/γ) + log G) / (1 - γ), where L_best is that of the best of G experts. Freund and Schapire, 1997; Acar,
+    thesis 2023, algorithm 10, with γ = .1.
 
-    State is the experts' cumulated loss; a loss that is not finite counts as infinite: that expert is never trusted
-    again.
+    The state is the experts' cumulative loss [G]; a loss that is not finite counts as infinite, so that this expert's
+    weight stays 0.
 
     >>> hedge = Hedge()
     >>> total = hedge.update(hedge.init(2), torch.tensor([0.0, 1.0]))
@@ -28,10 +28,10 @@ class Hedge:
     tensor([0.9091, 0.0909], dtype=torch.float64)
 
     Args:
-        gamma: γ, in (0, 1); near 1 all experts stay equal.
-        retire: an expert whose coefficient falls below this is given up: it is neither trained nor asked any more. 0
-            never does that. What is reported changes by no more than this times the number of experts, unless one of
-            them would have come back.
+        gamma: γ, in (0, 1); near 1 all weights stay equal.
+        retire: an expert whose weight falls below this threshold is dropped: it is no longer trained or evaluated. 0
+            drops none. The reported mixture changes by no more than this times the number of experts, unless one of
+            the dropped experts would have recovered.
     """
 
     gamma: float = 0.1
@@ -48,23 +48,23 @@ class Hedge:
             raise ConfigError(f"Hedge's retire must lie in [0, .001), not {self.retire:g}.")
 
     def init(self, experts: int) -> Tensor:
-        """No expert has lost anything yet, float64 [G]."""
+        """The initial cumulative losses, zeros, float64 [G]."""
         return torch.zeros(experts, dtype=torch.float64)
 
     def p(self, total: Tensor) -> Tensor:
-        """The coefficients after cumulated losses ``total`` [G]; uniform if no expert is left."""
+        """The weights p [G] given cumulative losses ``total`` [G]; uniform if all of them are infinite."""
         if bool(torch.isinf(total).all()):
             return torch.full_like(total, 1 / len(total))
         return torch.softmax(log(self.gamma) * total, 0)
 
     def update(self, total: Tensor, losses: Tensor) -> Tensor:
-        """The cumulated losses after another task."""
+        """The cumulative losses [G] after another task."""
         losses = losses.to(total)
         total = total + torch.where(torch.isfinite(losses), losses, float("inf"))
         return torch.where(self.p(total) < self.retire, float("inf"), total)
 
     def active(self, total: Tensor) -> list[int]:
-        """The experts that can still be trusted; all, if none can.
+        """The experts with finite cumulative loss; all of them if there is none.
 
         >>> Hedge().active(torch.tensor([1.0, float("inf")]))
         [0]
@@ -73,7 +73,7 @@ class Hedge:
         return found or list(range(len(total)))
 
     def bound(self, best: float, experts: int) -> float:
-        """The most that the mixture can have lost when the best expert has lost ``best``, with losses in [0, 1].
+        """The upper bound of the mixture's cumulative loss, given that of the best expert; for losses in [0, 1].
 
         >>> round(Hedge().bound(10.0, 24), 2)
         29.12
@@ -82,7 +82,7 @@ class Hedge:
 
 
 def mixed(p: Tensor, values: Tensor) -> float:
-    """Σ p_i v_i over the experts that are trusted at all, since those that are not may have no value.
+    """Σ p_i v_i over the experts with p_i > 0; the others may have no value.
 
     >>> mixed(torch.tensor([1.0, 0.0]), torch.tensor([0.5, float("nan")]))
     0.5

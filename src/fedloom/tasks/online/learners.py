@@ -1,14 +1,14 @@
-"""What a learner is: a frozen record of its settings with pure hooks over explicit state.
+"""Online learners: frozen dataclasses of settings with pure hooks over explicit state.
 
-The life of a learner during the t-th task, after its prediction has been recorded::
+The hooks in the order in which they are called for the t-th task, once its prediction has been recorded::
 
-    tasks(held, t)          which tasks' losses are descended: the new one, and some of those it has kept
-    pull(w, state)          ∇R^t(w), added to the gradient in each of the K steps
-    end(w, state)           the new state, from w^{t+1}
-    keep(held, t, draw)     whose data are still there when the next task comes
+    tasks(held, t)                  the tasks whose mean loss is minimised: the new one and some of those stored
+    regulariser_grad(w, state)      ∇R^t(w), added to the gradient in each of the K steps
+    end(w, state)                   the new state, given w^{t+1}
+    keep(held, t, draw)             the tasks whose data stay stored for the next task
 
-State is a tree of vectors [P] beside the model w [P]. Settings named in ``vmapped_fields`` may be tensors: that is how
-experts that differ in them are trained at once.
+The state is a dict of vectors [P] beside the model w [P]. Settings named in ``vmapped_fields`` may be tensors, so that
+experts that differ only in them are trained in one vmapped computation.
 """
 
 from __future__ import annotations
@@ -26,16 +26,23 @@ from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)
-class Learner:
-    """Base of all learners: every hook with the meaning of "the new task alone, nothing kept, no regulariser"."""
+class OnlineLearner:
+    """Base class; its defaults train on the new task alone, store nothing and use no regulariser.
 
-    trains: ClassVar[bool] = True  # whether the model moves at all
-    adapts: ClassVar[bool] = True  # whether the losses are f∘U, of the adapted model, or f
+    Attributes:
+        trains: whether the model is trained at all.
+        adapts: whether the losses are f∘U, those of the adapted model, rather than f.
+        vmapped_fields: numeric settings in which the experts of one group may differ.
+        citation: BibTeX.
+    """
+
+    trains: ClassVar[bool] = True
+    adapts: ClassVar[bool] = True
     vmapped_fields: ClassVar[tuple[str, ...]] = ()
     citation: ClassVar[str] = ""
 
-    def drawn(self) -> int:
-        """How many of the tasks that count a step draws; 0 takes all."""
+    def tasks_per_step(self) -> int:
+        """The number of tasks drawn per step from ``tasks``; 0 takes all."""
         return 0
 
     def init(self, w: Tensor) -> Tree:
@@ -43,11 +50,11 @@ class Learner:
         return {}
 
     def tasks(self, held: Sequence[int], t: int) -> Sequence[int]:
-        """The tasks whose mean loss is descended."""
+        """The numbers of the tasks whose mean loss is minimised at task ``t``, given those stored."""
         return (t,)
 
-    def pull(self, w: Tensor, state: Tree) -> Tensor | float:
-        """The gradient of the regulariser R^t."""
+    def regulariser_grad(self, w: Tensor, state: Tree) -> Tensor | float:
+        """The gradient of the regulariser R^t at w, [P]."""
         return 0.0
 
     def end(self, w: Tensor, state: Tree) -> Tree:
@@ -55,23 +62,23 @@ class Learner:
         return state
 
     def keep(self, held: Sequence[int], t: int, draw: np.random.Generator) -> Sequence[int]:
-        """The tasks whose data are kept, out of those held and the new one."""
+        """The numbers of the tasks whose data stay stored, out of ``held`` and ``t``."""
         return ()
 
 
-learners = Registry[Learner]("learner")
-"""Every learner by name."""
+learners = Registry[OnlineLearner]("learner")
+"""All learners by name."""
 
 
 def positive(name: str, **settings: float | Tensor) -> None:
-    """Refuse settings that are not above 0 and finite; tensors, one number an expert, were checked as numbers."""
+    """Raise ``ConfigError`` for settings that are not positive and finite; tensors were checked as numbers before."""
     for setting, value in settings.items():
         if not isinstance(value, Tensor) and not 0 < value < float("inf"):
             raise ConfigError(f"learner {name!r}: {setting} must be positive and finite, not {value:g}.")
 
 
 def counted(name: str, **settings: int) -> None:
-    """Refuse counts below 0."""
+    """Raise ``ConfigError`` for counts below 0."""
     for setting, value in settings.items():
         if value < 0:
             raise ConfigError(f"learner {name!r}: {setting} must be at least 0, not {value}.")
@@ -86,22 +93,32 @@ OGD = """@inproceedings{zinkevich2003online,
 
 @learners.register
 @dataclass(frozen=True)
-class Mogd(Learner):
-    """Meta OGD: w^{t+1} is w^t after K gradient steps on f^t∘U^t, and nothing else is remembered.
+class Mogd(OnlineLearner):
+    """Meta OGD: w^{t+1} is w^t after K gradient steps on f^t∘U^t; no other state is kept.
 
-    Online gradient descent on the meta losses; with K = 1 it is Zinkevich's. Acar, thesis 2023, 5.3 and A.1.4, where
-    more than one step is better.
+    Online gradient descent on the meta-losses; K = 1 is Zinkevich's algorithm. Acar, thesis 2023, 5.3 and A.1.4, where
+    more than one step performs better.
     """
 
     citation = OGD
 
 
+class StoresAll(OnlineLearner):
+    """Stores the data of all tasks and trains on them."""
+
+    def tasks(self, held: Sequence[int], t: int) -> Sequence[int]:
+        return (*held, t)
+
+    def keep(self, held: Sequence[int], t: int, draw: np.random.Generator) -> Sequence[int]:
+        return (*held, t)
+
+
 @learners.register
 @dataclass(frozen=True)
-class Ftml(Learner):
-    """Follow the meta leader: K gradient steps on (1/t) Σ_{s≤t} f^s∘U^s, for which all tasks are kept.
+class Ftml(StoresAll):
+    """Follow the meta leader: K gradient steps on (1/t) Σ_{s≤t} f^s∘U^s; all tasks are stored.
 
-    Finn et al., ICML 2019; Acar, thesis 2023, 5.3. The thesis does not say how a step is taken on that mean; as in
+    Finn et al., ICML 2019; Acar, thesis 2023, 5.3. The thesis does not specify how a step on that mean is taken; as in
     Finn et al. it draws tasks uniformly from all those seen. Memory grows with every task.
 
     Args:
@@ -115,44 +132,27 @@ class Ftml(Learner):
     def __post_init__(self) -> None:
         counted("ftml", draws=self.draws)
 
-    def drawn(self) -> int:
-        """As set."""
+    def tasks_per_step(self) -> int:
         return self.draws
-
-    def tasks(self, held: Sequence[int], t: int) -> Sequence[int]:
-        """All."""
-        return (*held, t)
-
-    def keep(self, held: Sequence[int], t: int, draw: np.random.Generator) -> Sequence[int]:
-        """All."""
-        return (*held, t)
 
 
 @learners.register
 @dataclass(frozen=True)
-class Toe(Learner):
+class Toe(StoresAll):
     """Train on everything: K gradient steps on the pooled samples of all tasks seen, with one model for all.
 
-    It learns no initialisation, f instead of f∘U; the model is adapted before it is used, like all the others'. A
+    It minimises f rather than f∘U, so it learns no initialisation; like all others it is adapted before it predicts. A
     mini-batch is drawn uniformly from all samples. Finn et al., ICML 2019; Acar, thesis 2023, 5.3.
     """
 
     adapts = False
     citation = FTML
 
-    def tasks(self, held: Sequence[int], t: int) -> Sequence[int]:
-        """All."""
-        return (*held, t)
-
-    def keep(self, held: Sequence[int], t: int, draw: np.random.Generator) -> Sequence[int]:
-        """All."""
-        return (*held, t)
-
 
 @learners.register
 @dataclass(frozen=True)
-class Fs(Learner):
-    """From scratch: each task adapts the random initial model, which never moves. Acar, thesis 2023, 5.3."""
+class Fs(OnlineLearner):
+    """From scratch: each task adapts the random initial model, which is never trained. Acar, thesis 2023, 5.3."""
 
     trains = False
     citation = FTML

@@ -1,14 +1,14 @@
-"""What online meta-learning is measured by (Acar, thesis 2023, 5.3 and A.1.4).
+"""Metrics of online meta-learning (Acar, thesis 2023, 5.3 and A.1.4).
 
-- **CTM**, the current task metric: the model of before a task is adapted with the task's training samples and tested
-  on its test samples; then the mean over tasks. A running mean so far stands beside it.
-- **LTM**, the long-term task metric: the newest model is adapted to each task seen so far and tested; the mean over
-  those tasks. The thesis computes it in every round and calls (1/T) Σ f^t∘U^t(w^{T+1}) the metric: the figure of a run
-  is therefore its last one, and the mean over the rounds at which it was taken stands beside it.
-- **Task learning efficiency**: how many of a task's training samples the model of before it must be adapted with to
-  reach a given accuracy. Between the sizes that were tried it is interpolated; the thesis leaves that open.
+- **CTM**, the current task metric: the model before learning a task is adapted with the task's training samples and
+  evaluated on its test samples; the mean over tasks. Records also hold the running mean.
+- **LTM**, the long-term task metric: the latest model is adapted to each task seen so far and evaluated; the mean over
+  those tasks. The thesis computes it in every round and defines the metric as (1/T) Σ f^t∘U^t(w^{T+1}): the number of a
+  run is therefore its last value, and the summary also holds the mean over the rounds at which it was measured.
+- **Task learning efficiency**: the number of a task's training samples with which the model must be adapted, before
+  learning the task, to reach a given accuracy; interpolated between the sizes tried, which the thesis leaves open.
 - **Regret** against a fixed model. The best one in hindsight is unknown for networks; against the final model it is
-  Σ f^t∘U^t(w^t) - Σ f^t∘U^t(w^{T+1}), which is a lower bound of the regret of eq. 5.1.
+  Σ f^t∘U^t(w^t) - Σ f^t∘U^t(w^{T+1}), a lower bound of the regret of eq. 5.1.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def scores(logits: Tensor, y: Tensor, term: Term) -> tuple[Tensor, Tensor]:
 
 
 def samples_needed(sizes: Sequence[int], accuracies: Sequence[float], target: float) -> float | None:
-    """How many training samples it takes to reach an accuracy, interpolated between the sizes; None if all are too few.
+    """The number of training samples needed to reach an accuracy, interpolated between sizes; None if none suffices.
 
     >>> samples_needed((0, 10, 20), (0.25, 0.5, 1.0), 0.75)
     15.0
@@ -59,7 +59,7 @@ def samples_needed(sizes: Sequence[int], accuracies: Sequence[float], target: fl
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:
-    """The mean of the last ``window`` values at each place: what pictures show.
+    """A moving average over the last ``window`` values, for figures.
 
     >>> smoothed([0.0, 1.0, 1.0], 2)
     [0.0, 0.5, 1.0]
@@ -71,7 +71,7 @@ def smoothed(values: Sequence[float], window: int) -> list[float]:
 
 
 def regret(losses: Sequence[float], comparator: Sequence[float]) -> float:
-    """Σ f^t∘U^t(w^t) - Σ f^t∘U^t(w), from the losses of both.
+    """Σ f^t∘U^t(w^t) - Σ f^t∘U^t(w), from both sequences of losses.
 
     >>> regret([1.0, 0.5], [0.25, 0.5])
     0.75

@@ -1,4 +1,4 @@
-"""Figures of online runs: CTM and LTM against tasks, and what is kept of them."""
+"""The figure of online runs: CTM, LTM and stored task data against tasks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fedloom.tasks.online.metrics import smoothed
 
 
 def picture(runs: Sequence[tuple[str, Path]], path: Path) -> Path:
-    """Draw run directories into a PNG: CTM (a moving mean of a tenth of the tasks), LTM, and bytes of task data kept.
+    """Draw run directories into a PNG: CTM (a moving average over a tenth of the tasks), LTM, and stored task data.
 
     Args:
         runs: a label and the directory of each.
-        path: where it goes; its folder is made.
+        path: of the PNG; its folder is created.
     """
     groups = labelled(runs)
     window = max(1, *(len(member.runs[0].rows) // 10 for member in groups))
@@ -33,10 +33,10 @@ def picture(runs: Sequence[tuple[str, Path]], path: Path) -> Path:
             partial(curve, key="ctm/accuracy", window=window),
             "accuracy",
             "tasks",
-            f"New task, before it is learnt (CTM, mean of {window})",
+            f"New task, before learning it (CTM, mean of {window})",
             share=True,
         ),
         Panel(partial(curve, key="ltm/accuracy"), "accuracy", "tasks", "All tasks so far (LTM)", share=True),
-        Panel(partial(curve, key="memory/task_bytes", unit=1e6), "MB", "tasks", "Task data kept"),
+        Panel(partial(curve, key="memory/task_bytes", unit=1e6), "MB", "tasks", "Stored task data"),
     ]
     return write(path, png(partial(panels, groups, [row], height=3.4, width=4.6)))

@@ -1,4 +1,4 @@
-"""What a run over a stream says of itself in the end."""
+"""The summary of an online run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fedloom.tasks.online.metrics import regret
 
 
 def summarise(online: Online, history: Sequence[dict[str, Any]], total: Tensor, parameters: int) -> dict[str, Any]:
-    """What ``summary.json`` says of an online run.
+    """The content of ``summary.json`` for an online run.
 
     Args:
         online: the experiment.
         history: one record a task.
-        total: the experts' cumulated losses, as Hedge counts them, float64 [E].
-        parameters: of one model.
+        total: the experts' cumulative losses in Hedge, float64 [E].
+        parameters: their number in one model.
     """
     final = history[-1] if history else {}
     long = [record for record in history if record.get("ltm/accuracy") is not None]

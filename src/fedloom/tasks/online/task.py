@@ -1,4 +1,4 @@
-"""Online runs: every task of the stream is predicted, scored and only then learnt."""
+"""Online runs: every task of the stream is predicted, scored and only then learned."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.store import flat, nested
 from fedloom.experiment.trainer import Record, Task, Trainer
 from fedloom.tasks.online.ensemble import MEMORY, state_bytes, task_bytes
-from fedloom.tasks.online.evaluate import Evaluator
+from fedloom.tasks.online.evaluate import StreamEvaluator
 from fedloom.tasks.online.experiment import Online
 from fedloom.tasks.online.hedge import mixed
 from fedloom.tasks.online.summary import summarise
@@ -31,13 +31,13 @@ FIRST = "0"
 
 @dataclass
 class OnlineResult:
-    """What an online run found.
+    """The result of an online run.
 
     Attributes:
         history: one record a task, as in ``metrics.jsonl``.
         summary: as in ``summary.json``.
         state: the experts' final state.
-        p: how far Hedge trusts each expert in the end, float64 [E].
+        p: Hedge's final weights of the experts, float64 [E].
     """
 
     history: list[Record]
@@ -55,21 +55,21 @@ def run(
     keep: int = 2,
     callbacks: Sequence[Callback] = (),
 ) -> OnlineResult:
-    """Go through the stream, from its start or from a checkpoint.
+    """Run an online experiment, from the start of its stream or from a checkpoint.
 
     Args:
         online: what to run.
         out: run directory; None keeps everything in memory.
         resume: True goes on from the newest checkpoint in ``out``, a path from that checkpoint.
-        checkpoint_every: tasks between checkpoints; one is written at the end and on Ctrl-C in any case. A checkpoint
-            holds what the learner keeps, so that FTML's grow.
-        keep: how many checkpoints stay.
-        callbacks: what looks at the run; a callback's ``on_step`` receives a ``Step``.
+        checkpoint_every: tasks between checkpoints; one is always written at the end and on Ctrl-C. A checkpoint
+            includes the stored tasks, so FTML's checkpoints grow.
+        keep: number of checkpoints to keep.
+        callbacks: observers of the run; ``on_step`` receives a ``StreamStep``.
 
     Raises:
         ConfigError: if the model does not fit the tasks.
         CheckpointError: if ``out`` is taken, cannot be written, or holds another experiment.
-        ClientError: if no expert's predictions are finite any more.
+        ClientError: if no expert's predictions are finite.
         KeyboardInterrupt: on Ctrl-C, after a checkpoint.
     """
     with one_thread():
@@ -78,13 +78,13 @@ def run(
         return OnlineResult(task.history, summary, task.state, online.hedge.p(task.total))
 
 
-class Step(NamedTuple):
-    """A task that is not taken over yet: its record, and what follows it.
+class StreamStep(NamedTuple):
+    """The outcome of a task before it is committed: its record and the state after it.
 
     Attributes:
-        record: what was measured.
+        record: the measurements.
         state: the experts' state after it.
-        total: the experts' cumulated losses after it, float64 [E].
+        total: the experts' cumulative losses after it, float64 [E].
     """
 
     record: Record
@@ -93,7 +93,7 @@ class Step(NamedTuple):
 
 
 class OnlineTask(Task):
-    """A stream as a task of the trainer: a round is one of its tasks."""
+    """An online experiment as a task of the trainer; a round is one task of the stream."""
 
     kind = Kind.ONLINE
     headline = "ctm/accuracy/mean"
@@ -103,7 +103,7 @@ class OnlineTask(Task):
         self.online, self.name, self.rounds, self.seed = online, online.name, len(online.stream), online.seed
         self.config, self.citations = online.config, "\n\n".join(online.citations()) + "\n"
         self.bank = online.bank()
-        self.evaluator = Evaluator(online, self.bank)
+        self.evaluator = StreamEvaluator(online, self.bank)
         self.state = self.bank.init()
         self.total = online.hedge.init(len(online.experts))
 
@@ -113,7 +113,7 @@ class OnlineTask(Task):
         theta = hashlib.sha256(self.bank.init()[FIRST]["w"].cpu().numpy().tobytes()).hexdigest()[:16]
         return {**self.online.describe(), "stream": {"digest": digest}, "model": {"digest": theta}}
 
-    def step(self) -> Step:
+    def step(self) -> StreamStep:
         online, bank, measures, t = self.online, self.bank, self.online.measures, self.round
         task = online.stream[t]
         p = online.hedge.p(self.total)
@@ -121,7 +121,7 @@ class OnlineTask(Task):
         accuracy, loss = self.evaluator.score(self.evaluator.predict(self.state, task, active), task, active)
         finite = torch.isfinite(loss)
         if not bool(finite.any()):
-            raise ClientError(f"at task {t + 1} no expert's predictions are finite any more; lower local.lr.")
+            raise ClientError(f"at task {t + 1} all experts' predictions have become infinite or NaN; lower local.lr.")
         known = [r["ctm/accuracy"] for r in self.history]
         record: Record = {
             "round": t + 1,
@@ -145,9 +145,9 @@ class OnlineTask(Task):
         }
         if _due(t, measures.ltm_every) or t + 1 == self.rounds:
             record |= self.evaluator.long_term(state, t + 1, online.hedge.p(total))
-        return Step(record, state, total)
+        return StreamStep(record, state, total)
 
-    def commit(self, step: Step) -> tuple[Record, dict[str, Columns]]:
+    def commit(self, step: StreamStep) -> tuple[Record, dict[str, Columns]]:
         self.state, self.total, self.round = step.state, step.total, self.round + 1
         return step.record, {}
 
@@ -164,7 +164,7 @@ class OnlineTask(Task):
         self.total, self.round = checkpoint.tensors["hedge"]["total"], checkpoint.round
 
     def _placed(self, place: str, tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A place of the state on the run's device, but for the numbers of the tasks that are held."""
+        """A group's state on the run's device; the numbers of stored tasks stay on the CPU."""
         return {k: v if place != MEMORY and k == "held" else v.to(self.bank.device) for k, v in tree.items()}
 
     def summarise(self, status: Status) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Data sets that a federation makes: synthetic, labelled, at the server."""
+"""Synthesis: labelled synthetic data sets, generated at the server of a federation."""

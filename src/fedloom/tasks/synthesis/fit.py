@@ -1,4 +1,4 @@
-"""A classifier trained to convergence, with augmentation: on a synthetic set, or on real data as a judge of one."""
+"""Training a classifier to convergence, on a synthetic set or on real data, to evaluate synthetic sets."""
 
 from __future__ import annotations
 
@@ -20,26 +20,25 @@ from fedloom.models import models
 
 AUTO = "auto"
 DROP = 0.1  # of the learning rate at a plateau
-BETTER = 0.98  # of the loss before: less is no progress
+BETTER = 0.98  # a window's loss above this fraction of the best is no progress
 
 
 @dataclass(frozen=True)
-class Training:
-    """How a classifier is trained until its loss does not fall any more.
+class ClassifierTraining:
+    """Settings for training a classifier to convergence with Adam.
 
-    Adam takes steps on mini-batches that change at random. When the mean loss over ``window`` steps has not fallen by
-    two per cent for ``patience`` windows, the learning rate drops to a tenth; at the third such plateau, when that mean
-    is below ``loss_tol``, or after ``max_steps`` steps, training is over.
+    When the mean loss over ``window`` steps has not fallen by two per cent for ``patience`` windows, the learning rate
+    drops to a tenth. Training ends at the third such plateau, when the mean loss falls below ``loss_tol``, or after
+    ``max_steps`` steps.
 
     Args:
-        lr: of Adam.
-        batch_size: samples of a step.
-        window: steps over which losses are averaged.
-        patience: windows without progress that make a plateau.
-        loss_tol: the mean loss below which nothing is left to learn.
-        max_steps: steps after which it ends in any case.
-        augment: random changes of the images, as those of an experiment; None shifts them by up to an eighth of their
-            side.
+        lr: initial learning rate of Adam.
+        batch_size: samples of a mini-batch.
+        window: steps over which the loss is averaged.
+        patience: windows without progress that count as a plateau.
+        loss_tol: mean loss below which training ends.
+        max_steps: maximum number of steps.
+        augment: augmentations of the images, as in an experiment; None shifts them by up to an eighth of their side.
 
     Raises:
         ConfigError: for values outside their range.
@@ -54,10 +53,10 @@ class Training:
     augment: tuple[str | Mapping[str, Any], ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.loss_tol < 0:
+            raise ConfigError(f"judge: loss_tol must be at least 0, not {self.loss_tol:g}.")
         if not 0 < self.lr < inf or min(self.batch_size, self.window, self.patience, self.max_steps) < 1:
-            raise ConfigError(
-                "training a judge: lr must be positive, batch_size, window, patience and max_steps at least 1."
-            )
+            raise ConfigError("judge: lr must be positive, and batch_size, window, patience and max_steps at least 1.")
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,9 @@ class Fitted:
 
     Attributes:
         model: the network.
-        steps: how many it took.
-        loss: the mean loss over the last window, on augmented mini-batches.
-        accuracy: on the training samples as they are.
+        steps: number of training steps.
+        loss: mean loss over the last window, on augmented mini-batches.
+        accuracy: on the training samples without augmentation.
     """
 
     model: nn.Module
@@ -78,9 +77,9 @@ class Fitted:
 
 
 def suited(name: str, arrays: Arrays) -> str:
-    """The name of the model: for ``auto``, of a small one that suits the size of the samples.
+    """The name of the classifier; for ``auto``, of a small one chosen by the size of the samples.
 
-    It is ``fedssa_cnn``, which is like LeNet, for images of 16 pixels and more, ``two_cnn`` for smaller ones, and
+    ``auto`` is ``fedssa_cnn``, similar to LeNet, for images of at least 16 pixels, ``two_cnn`` for smaller ones, and
     ``mlp`` for vectors.
 
     >>> suited("auto", Arrays(torch.zeros(1, 1, 8, 8), torch.tensor([0]), classes=10))
@@ -93,32 +92,32 @@ def suited(name: str, arrays: Arrays) -> str:
 
 
 def classifier(name: str, arrays: Arrays) -> nn.Module:
-    """A fresh classifier for such samples, by name or ``auto``."""
+    """Make a freshly initialised classifier for samples like these, by name or ``auto``."""
     return models.make(suited(name, arrays), classes=arrays.classes, inputs=tuple(arrays.x.shape[1:]))
 
 
-def fit(name: str, arrays: Arrays, training: Training, seed: int) -> Fitted:
-    """Train a fresh classifier on ``arrays``, on their device; a function of its arguments alone.
+def fit(name: str, arrays: Arrays, training: ClassifierTraining, seed: int) -> Fitted:
+    """Train a freshly initialised classifier on ``arrays``, on their device; a function of its arguments alone.
 
     Args:
         name: of a model, or ``auto``.
-        arrays: what to train on.
-        training: how.
-        seed: of initialisation, batches and augmentation.
+        arrays: the training samples.
+        training: settings.
+        seed: of initialisation, mini-batches and augmentation.
 
     Raises:
-        ConfigError: if there is nothing to train on, or the model or the augmentation does not suit the data.
+        ConfigError: for no samples, or if the model or the augmentation does not fit the data.
 
     Example:
         >>> from fedloom.data.sources import digits
-        >>> found = fit("mlp", digits().train.take(torch.arange(100)), Training(augment=()), seed=0)
+        >>> found = fit("mlp", digits().train.take(torch.arange(100)), ClassifierTraining(augment=()), seed=0)
         >>> found.accuracy, found.loss < 0.05
         (1.0, True)
     """
     if not len(arrays):
         raise ConfigError("a classifier cannot be trained on no samples.")
     if arrays.y.is_floating_point() or arrays.y.ndim != 1:
-        raise ConfigError("a classifier that judges needs samples with one class number each.")
+        raise ConfigError("a classifier needs samples with one class number each.")
     change = changes(training, arrays)
     with torch.random.fork_rng(devices=[]):
         rng.seed_torch(seed, "judge")
@@ -129,11 +128,11 @@ def fit(name: str, arrays: Arrays, training: Training, seed: int) -> Fitted:
     return Fitted(model, steps, loss, float(right.double().mean()))
 
 
-def changes(training: Training, arrays: Arrays) -> Pipeline | None:
-    """The random changes of such samples; None leaves them as they are.
+def changes(training: ClassifierTraining, arrays: Arrays) -> Pipeline | None:
+    """Make the augmentation for samples like these; None for none.
 
     Raises:
-        ConfigError: for unknown augmentations, and those that do not suit the data.
+        ConfigError: for unknown augmentations, and those that do not fit the data.
     """
     given = training.augment
     if given is None:
@@ -150,9 +149,9 @@ def _batches(count: int, size: int, draws: np.random.Generator) -> Iterator[np.n
 
 
 def _train(
-    model: nn.Module, arrays: Arrays, training: Training, change: Pipeline | None, draws: np.random.Generator
+    model: nn.Module, arrays: Arrays, training: ClassifierTraining, change: Pipeline | None, draws: np.random.Generator
 ) -> tuple[float, int]:
-    """The last window's loss, and the number of steps."""
+    """Train to convergence; returns the last window's loss and the number of steps."""
     optimiser = torch.optim.Adam(model.parameters(), lr=training.lr)
     best, plateaus, stale, step = inf, 0, 0, 0
     losses: list[Tensor] = []
@@ -182,6 +181,6 @@ def _train(
 
 
 def predicted(model: nn.Module, x: Tensor, batch: int = 1000) -> Tensor:
-    """The classes [N] that a classifier in evaluation mode names."""
+    """The classes [N] that a classifier in evaluation mode predicts."""
     with torch.inference_mode():
         return torch.cat([model(part).argmax(1) for part in x.split(batch)])

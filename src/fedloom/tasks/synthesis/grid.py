@@ -1,4 +1,4 @@
-"""Pictures of synthetic images, one row a class, and the range of values in which images lie."""
+"""Figures of synthetic images, one row per class, and the value range of images."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from fedloom.core.federation import Arrays
 from fedloom.data.plots import plot_samples
 
 Range = tuple[tuple[float, ...], tuple[float, ...]]
-"""The least and the greatest value of a pixel, one number a channel."""
+"""The smallest and the largest pixel value, one number per channel."""
 
 SLACK = 0.05  # of the range, by which values may lie outside
 
 
 def value_range(arrays: Arrays) -> Range:
-    """Between which values images lie: 0 and 1, or what these became when the images were normalised.
+    """The value range of images: 0 and 1, normalised as the images are.
 
-    low = (0 - mean) / std and high = (1 - mean) / std for each channel. It is what synthetic images are clipped to, and
-    what ``ConditionalVAE`` and ``ConditionalGAN`` take as ``low`` and ``high``.
+    low = (0 - mean) / std and high = (1 - mean) / std for each channel. Synthetic images are clipped to this range,
+    which is also ``low`` and ``high`` of ``ConditionalVAE`` and ``ConditionalGAN``.
 
     Raises:
-        DataError: if the samples are no images.
+        DataError: if the samples are not images.
 
     Example:
         >>> y = torch.zeros(1, dtype=torch.int64)
@@ -35,7 +35,7 @@ def value_range(arrays: Arrays) -> Range:
         ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     """
     if arrays.x.ndim != 4:
-        raise DataError(f"only images have a range of values; a sample has shape {list(arrays.x.shape[1:])}.")
+        raise DataError(f"only images have a value range; a sample here has shape {list(arrays.x.shape[1:])}.")
     if not arrays.std:
         colours = arrays.x.shape[1]
         return (0.0,) * colours, (1.0,) * colours
@@ -55,41 +55,41 @@ def grid(
     title: str = "",
     each: int = 10,
 ) -> Path:
-    """Draw images into ``path``, one row a class, with ``low`` as black and ``high`` as white.
+    """Draw images into ``path``, one row per class, with ``low`` as black and ``high`` as white.
 
-    All pictures with the same bounds are drawn on the same scale; nothing is stretched to what one happens to hold.
+    Figures with equal bounds share one scale; values are not stretched to the range of a particular set.
 
     Args:
         images: [M, 1 or 3, H, W].
         labels: class numbers [M].
-        path: where to; its suffix says the format, png if it has none.
-        low: the least value of a pixel, one number or one a channel; see ``value_range``.
-        high: the greatest, likewise.
-        classes: how many rows; by default up to the largest label.
-        names: of the classes; their numbers if there are none.
-        title: what stands above.
-        each: images of a class, the first ones.
+        path: of the file; its suffix is the format, png if it has none.
+        low: smallest pixel value, one number or one per channel; see ``value_range``.
+        high: largest pixel value, likewise.
+        classes: number of rows; by default up to the largest label.
+        names: of the classes; by default their numbers.
+        title: of the figure.
+        each: number of images per class, the first ones.
 
     Raises:
-        DataError: for samples that are no images, labels that do not fit, or values outside of the bounds by more than
-            a twentieth of their width.
+        DataError: for samples that are not images, labels that do not fit, or values outside the bounds by more than a
+            twentieth of their width.
     """
     path = Path(path)
     path = path if path.suffix else path.with_suffix(".png")
     images, labels = images.detach().float().cpu(), labels.detach().cpu()
     if images.ndim != 4 or images.shape[1] not in (1, 3) or not len(images):
-        raise DataError(f"a picture needs images [M, 1 or 3, H, W], at least one, not {list(images.shape)}.")
+        raise DataError(f"a figure needs images [M, 1 or 3, H, W], at least one, not {list(images.shape)}.")
     if labels.is_floating_point() or labels.ndim != 1:
-        raise DataError(f"a picture by class needs class numbers [M], not {labels.dtype} {list(labels.shape)}.")
+        raise DataError(f"a figure by class needs class numbers [M], not {labels.dtype} {list(labels.shape)}.")
     least, greatest = (_channels(value, images.shape[1]) for value in (low, high))
     width = greatest - least
     if not bool((width > 0).all()):
-        raise DataError(f"the least value of a pixel must be below the greatest, not {low} and {high}.")
+        raise DataError(f"low must be below high, not {low} and {high}.")
     shown = (images - least[:, None, None]) / width[:, None, None]
     a, b = (float(v) for v in shown.aminmax())
     if a < -SLACK or b > 1 + SLACK:
         found = ", ".join(f"{float(v):.3g}" for v in images.aminmax())
-        raise DataError(f"images to be drawn must lie between {low} and {high}, but their extremes are {found}.")
+        raise DataError(f"images must lie between {low} and {high}, but their extremes are {found}.")
     count = classes or max(len(names), int(labels.max()) + 1)
     path.parent.mkdir(parents=True, exist_ok=True)
     return plot_samples(Arrays(shown.clamp(0, 1), labels, count, tuple(names)), title, path, each)
@@ -98,5 +98,5 @@ def grid(
 def _channels(value: float | Sequence[float], colours: int) -> Tensor:
     given = torch.as_tensor(value, dtype=torch.float32).reshape(-1)
     if len(given) not in (1, colours):
-        raise DataError(f"a bound of the pixels' values is one number or one for each of {colours} channels.")
+        raise DataError(f"low and high are one number, or one for each of the {colours} channels.")
     return given.expand(colours)

@@ -1,4 +1,4 @@
-"""The judge of a synthetic set: what a classifier learns from it, and how its samples compare with real ones."""
+"""Evaluation of synthetic sets: a classifier trained on the set, and comparisons of its samples with real ones."""
 
 from __future__ import annotations
 
@@ -27,27 +27,28 @@ from fedloom.metrics.generation import Features, diversity, manifold, recognised
 from fedloom.metrics.inception import inception
 from fedloom.metrics.membership import membership
 from fedloom.metrics.neighbours import alike, nearest
-from fedloom.tasks.synthesis.fit import AUTO, Fitted, Training, changes, classifier, fit, predicted, suited
+from fedloom.tasks.synthesis.fit import AUTO, ClassifierTraining, Fitted, changes, classifier, fit, predicted, suited
 
-CACHE = "judge"  # the folder of a run directory in which the real-data classifier is kept
-HELD_OUT = 2000  # test samples with which nearest neighbours are compared
-NEIGHBOURS = 5  # of the balls of coverage
+CACHE = "judge"  # the folder in a run directory of the real-data classifier
+HELD_OUT = 2000  # test samples used in the search for copies
+NEIGHBOURS = 5  # k of precision, recall, density and coverage
 
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """When a synthetic set is judged, and with what.
+    """Settings of the evaluation of synthetic sets.
 
     Args:
-        every: rounds between two looks; 0 looks at the end alone.
-        per_class: samples of each class that are drawn from methods with a generator; the others hold their own.
-        classifier: the network that learns from the set, and the one that is trained on real data: a model by name, or
-            ``auto``, a small one that suits the size of the samples.
-        lr: this and the rest: how both are trained until they converge, see ``Training``.
-        batch_size: samples of a step on the synthetic set, a hundred on real data.
-        max_steps: steps at most.
-        augment: random changes of the images; None shifts them by up to an eighth of their side.
-        inception: a file with the weights of Inception; then FID and KID are taken on its features too, at the end.
+        every: rounds between evaluations; 0 evaluates at the end only.
+        per_class: samples of each class drawn from a generator; methods without one hold their own set.
+        classifier: the network trained on the set, and the one trained on real data: the name of a model, or ``auto``
+            for a small one chosen by the size of the samples.
+        lr: initial learning rate of both classifiers, see ``ClassifierTraining``.
+        batch_size: samples of a mini-batch from the synthetic set; 100 on real data.
+        loss_tol: mean loss below which training ends.
+        max_steps: maximum number of training steps.
+        augment: augmentations of the images; null shifts them by up to an eighth of their side.
+        inception: file with the weights of Inception, to compute FID and KID on its features too, at the end.
 
     Raises:
         ConfigError: for values outside their range.
@@ -58,6 +59,7 @@ class EvalConfig:
     classifier: str = AUTO
     lr: float = 2e-3
     batch_size: int = 50
+    loss_tol: float = 1e-3
     max_steps: int = 2000
     augment: tuple[str | Mapping[str, Any], ...] | None = None
     inception: Path | None = None
@@ -67,76 +69,82 @@ class EvalConfig:
             raise ConfigError("judge: every must be at least 0, per_class at least 1.")
         self.training()
 
-    def training(self, batch_size: int | None = None) -> Training:
-        """How classifiers are trained."""
-        return Training(self.lr, batch_size or self.batch_size, max_steps=self.max_steps, augment=self.augment)
+    def training(self, batch_size: int | None = None) -> ClassifierTraining:
+        """The settings of the classifiers' training."""
+        return ClassifierTraining(
+            lr=self.lr,
+            batch_size=batch_size or self.batch_size,
+            loss_tol=self.loss_tol,
+            max_steps=self.max_steps,
+            augment=self.augment,
+        )
 
 
 @dataclass(frozen=True)
 class EvalResult:
-    """What was found of one set.
+    """The evaluation of one synthetic set.
 
     Attributes:
-        numbers: by name, as they stand in a run's records.
-        said: the rest, as plain data: which features were used, numbers by class, sizes.
+        numbers: by name, as in a run's records.
+        details: plain data: the features used, numbers by class, sizes.
     """
 
     numbers: dict[str, float]
-    said: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
 
 
 class SyntheticEvaluator:
-    """Judges synthetic sets of one federation.
+    """Evaluates synthetic sets of one federation.
 
-    A fresh classifier learns from the set until it converges, and is tested on the common test set and on *all* test
-    samples of every client. A second one, trained on all real training data, names the synthetic samples and lends its
-    features to FID, KID, precision, recall, density, coverage and diversity; it is trained once and kept.
+    A freshly initialised classifier is trained on the set to convergence and evaluated on the common test set and on
+    *all* test samples of every client. A second one, trained once on all real training data, classifies the synthetic
+    samples and provides the features for FID, KID, precision, recall, density, coverage and diversity.
 
     Args:
-        federation: whose data the sets imitate. Training samples are those that clients train on; where the common test
-            set is empty, the clients' test samples stand in for it.
-        judging: the settings.
-        seed: of the classifier that learns from the set.
-        cache: a folder in which the real-data classifier is kept; None keeps it in memory.
-        device: where classifiers are trained.
+        federation: of the real data. Training samples are those of the clients that take part; if the common test set
+            is empty, the clients' test samples are used instead.
+        settings: of the evaluation.
+        seed: of the classifier that is trained on the set.
+        cache: folder of the real-data classifier; None keeps it in memory.
+        device: of the classifiers.
 
     Raises:
-        ConfigError: if there are no class numbers, or no real samples besides those trained on.
+        ConfigError: if the data have no classes, or no test samples.
     """
 
     def __init__(
         self,
         federation: Federation,
-        judging: EvalConfig | None = None,
+        settings: EvalConfig | None = None,
         seed: int = 0,
         cache: Path | None = None,
         device: str = "cpu",
     ) -> None:
         y = federation.train.arrays.y
         if y.is_floating_point() or y.ndim != 1:
-            raise ConfigError("a synthetic set is judged by its classes, but these data have none.")
-        self.judging, self.seed, self.cache = judging or EvalConfig(), seed, cache
+            raise ConfigError("synthetic sets are evaluated by class, but these data have no classes.")
+        self.settings, self.seed, self.cache = settings or EvalConfig(), seed, cache
         self.federation = placed(federation, torch.float32, device)
         held = self.federation.held_out
         self.test = self.federation.test if len(self.federation.test) else held.arrays.take(held.index.rows)
         if len(self.test) < 2:
-            raise ConfigError("a synthetic set is judged by samples held out, but there are none; set held_out=0.2.")
-        self.classifier = suited(self.judging.classifier, self.test)
+            raise ConfigError("synthetic sets are evaluated on test samples, but there are none; set held_out=0.2.")
+        self.classifier = suited(self.settings.classifier, self.test)
         with torch.device("meta"):
             classifier(self.classifier, self.test)  # refuses before anything runs, as the next line does
-        changes(self.judging.training(), self.test)
-        self._inception = None if self.judging.inception is None else inception(self.judging.inception)
+        changes(self.settings.training(), self.test)
+        self._inception = None if self.settings.inception is None else inception(self.settings.inception)
 
     @cached_property
     def trained_on(self) -> Arrays:
-        """The real samples on which clients train."""
+        """The real training samples of the clients that take part."""
         split = self.federation.train.first(self.federation.seen)
         return split.arrays.take(split.index.rows)
 
     @cached_property
     def known(self) -> Fitted:
-        """The classifier that was trained on all real training samples; read from the cache if it is there."""
-        arrays, training = self.federation.train.arrays, self.judging.training(100)
+        """The classifier trained on all real training samples, from the cache if it is there."""
+        arrays, training = self.federation.train.arrays, self.settings.training(100)
         path = None if self.cache is None else self.cache / f"real-{self._stamp(training)}.safetensors"
         if path is not None and (found := self._kept(path)) is not None:
             return found
@@ -147,7 +155,7 @@ class SyntheticEvaluator:
             write_whole(path, as_file({**made.model.state_dict(), **facts, "fit.steps": torch.tensor(made.steps)}))
         return made
 
-    def _stamp(self, training: Training) -> str:
+    def _stamp(self, training: ClassifierTraining) -> str:
         arrays = self.federation.train.arrays
         settings = (self.classifier, training, tuple(arrays.x.shape))
         digest = hashlib.blake2b(repr(settings).encode(), digest_size=8)
@@ -159,7 +167,7 @@ class SyntheticEvaluator:
         """The classifier in the cache; None if there is none, or it is damaged."""
         if not path.is_file():
             return None
-        with torch.random.fork_rng(devices=[]):  # initialising a model must not move anybody's random numbers
+        with torch.random.fork_rng(devices=[]):  # initialisation must not change the global random state
             model = classifier(self.classifier, self.test).to(self.test.x.device)
         try:
             stored = load_file(path)
@@ -171,7 +179,7 @@ class SyntheticEvaluator:
 
     @cached_property
     def features(self) -> Features:
-        """The features on which distributions are compared."""
+        """The feature extractor for comparisons of distributions."""
         source = self.federation.provenance.get("source", {}).get("name", "the real data")
         return Features(f"{self.classifier} trained on {source}", self.known.model)
 
@@ -180,29 +188,29 @@ class SyntheticEvaluator:
         """Features of the test samples."""
         return self.features(self.test.x)
 
-    def judge(self, arrays: Arrays, *, thorough: bool = True) -> EvalResult:
-        """Everything that is measured of a set.
+    def evaluate(self, arrays: Arrays, *, thorough: bool = True) -> EvalResult:
+        """Evaluate a set.
 
         Args:
-            arrays: its samples, in the range of the real ones.
-            thorough: whether copies of training samples are looked for, which takes longest.
+            arrays: its samples, in the value range of the real ones.
+            thorough: whether to search for copies of training samples too, which takes longest.
 
         Raises:
             DataError: if the samples have another shape or range than the real ones.
         """
         arrays = replace(arrays, x=arrays.x.to(self.test.x), y=arrays.y.to(self.test.y))
         alike(self.test.x, arrays.x)
-        numbers, said = self._learnt(arrays)
-        more, about = self._seen(arrays)
+        numbers, details = self._utility(arrays)
+        more, about = self._similarity(arrays)
         numbers |= more
-        said |= about
+        details |= about
         if thorough:
-            numbers |= self._copied(arrays) | self._published(arrays)
-        return EvalResult({f"synthetic/{key}": float(value) for key, value in numbers.items()}, said)
+            numbers |= self._copies(arrays) | self._inception_distances(arrays)
+        return EvalResult({f"synthetic/{key}": float(value) for key, value in numbers.items()}, details)
 
-    def _learnt(self, arrays: Arrays) -> tuple[dict[str, float], dict[str, Any]]:
-        """What a fresh classifier learns from the set."""
-        fitted = fit(self.classifier, arrays, self.judging.training(), self.seed)
+    def _utility(self, arrays: Arrays) -> tuple[dict[str, float], dict[str, Any]]:
+        """Performance of a classifier trained on the set."""
+        fitted = fit(self.classifier, arrays, self.settings.training(), self.seed)
         test, split = self.federation.test, self.federation.held_out
         numbers = {"train_accuracy": fitted.accuracy, "train_loss": fitted.loss, "train_steps": fitted.steps}
         if len(test):
@@ -217,10 +225,10 @@ class SyntheticEvaluator:
             shares = np.add.reduceat(right.cpu().numpy().astype(np.float64), starts) / sizes[tested]
             figures = fairness.summary(shares, sizes[tested])
             numbers |= {f"clients/accuracy/{name}": value for name, value in figures.items()}
-        return numbers, {"classifier": self.classifier, "training": asdict(self.judging.training())}
+        return numbers, {"classifier": self.classifier, "training": asdict(self.settings.training())}
 
-    def _seen(self, arrays: Arrays) -> tuple[dict[str, float], dict[str, Any]]:
-        """How the samples compare with real ones, for the real-data classifier."""
+    def _similarity(self, arrays: Arrays) -> tuple[dict[str, float], dict[str, Any]]:
+        """Comparison of the samples with real ones, by the real-data classifier."""
         named = recognised(self.known.model, arrays.x, arrays.y)
         real, made = self._real, self.features(arrays.x)
         distance = kid(real, made)
@@ -237,7 +245,7 @@ class SyntheticEvaluator:
         spread = diversity(self.test.x, self.test.y, arrays.x, arrays.y, arrays.classes)
         inner = diversity(real, self.test.y, made, arrays.y, arrays.classes)
         numbers |= {"diversity": spread.ratio, "diversity_features": inner.ratio}
-        said = {
+        details = {
             "features": self.features.name,
             "features_accuracy": float((predicted(self.known.model, self.test.x) == self.test.y).double().mean()),
             "samples": len(arrays),
@@ -245,16 +253,16 @@ class SyntheticEvaluator:
             "recognised_per_class": _plain(named.per_class),
             "diversity_per_class": _plain(spread.per_class),
         }
-        return numbers, said
+        return numbers, details
 
     def _alike(self, y: np.ndarray) -> np.ndarray:
-        """Rows of real test samples: of each class as many as the set has of it, as far as there are."""
+        """Rows of real test samples: as many of each class as in the set, as far as available."""
         truth, draws = self.test.y.cpu().numpy(), stream(0, "judge", 1)
         rows = [draws.permutation(np.flatnonzero(truth == label))[: (y == label).sum()] for label in np.unique(y)]
         return np.sort(np.concatenate(rows))
 
-    def _copied(self, arrays: Arrays) -> dict[str, float]:
-        """Whether samples are copies of training samples."""
+    def _copies(self, arrays: Arrays) -> dict[str, float]:
+        """Measures of whether samples are copies of training samples."""
         count = len(self.test)
         rows = torch.from_numpy(np.linspace(0, count - 1, min(count, HELD_OUT)).round().astype(np.int64))
         found = membership(self.trained_on.x, self.test.x[rows], arrays.x)
@@ -269,15 +277,15 @@ class SyntheticEvaluator:
             "nearest_of_real": float(found.held_out_to_training.median()),
         }
 
-    def _published(self, arrays: Arrays) -> dict[str, float]:
-        """FID and KID on Inception's features, which published tables rest on, where its weights are at hand."""
+    def _inception_distances(self, arrays: Arrays) -> dict[str, float]:
+        """FID and KID on Inception's features, as in published tables, if its weights are given."""
         if self._inception is None:
             return {}
         real, made = self._inception(pixels(self.test)), self._inception(pixels(arrays))
         return {"inception/fid": fid(real, made), "inception/kid": kid(real, made).mean}
 
     def neighbours(self, arrays: Arrays) -> Arrays:
-        """The real training sample that is nearest to each synthetic one, in pixels, to be looked at beside it."""
+        """The nearest real training sample of each synthetic one, by pixels."""
         found = nearest(arrays.x.to(self.test.x), self.trained_on.x).index[:, 0]
         return self.trained_on.take(found.cpu())
 

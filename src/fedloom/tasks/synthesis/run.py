@@ -1,4 +1,4 @@
-"""Run a method that generates data: look at what it makes while it trains, judge it at the end, and write it."""
+"""Runs of generating methods: evaluate the synthetic set during and after training, and write it."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ SHOWN = 10  # samples of a class in a picture
 
 @dataclass(frozen=True)
 class Synthesis:
-    """What a federation has made.
+    """The result of a synthesis run.
 
     Attributes:
-        result: the run, as of any method.
-        found: the synthetic set, with its provenance.
-        verdict: what the judge says of it.
+        result: of the federated run.
+        found: the synthetic set with its provenance.
+        evaluation: of the set.
     """
 
     result: RunResult
     found: Generated
-    verdict: EvalResult
+    evaluation: EvalResult
 
 
 class EvalObserver(Callback):
-    """Looks at the synthetic set every so many rounds: a picture, and numbers for the round's record.
+    """Evaluates the synthetic set at intervals: a figure, and numbers for the round's record.
 
     Args:
-        experiment: the run.
-        judge: who judges.
-        out: the run directory, for pictures; None draws none.
+        experiment: the experiment.
+        judge: the evaluator.
+        out: run directory, for figures; None draws none.
     """
 
     def __init__(self, experiment: Experiment, judge: SyntheticEvaluator, out: Path | None) -> None:
@@ -60,37 +60,37 @@ class EvalObserver(Callback):
         self.last: tuple[int, Generated, EvalResult] | None = None
 
     def on_step(self, step: RoundStep) -> dict[str, Any]:
-        """Give the numbers of this round, if it is one to look at; in the last round everything is measured."""
+        """The numbers of this round if it is to be evaluated; the last round is evaluated thoroughly."""
         server = step.server
-        every, final = self.judge.judging.every, server.round == self.experiment.rounds
+        every, final = self.judge.settings.every, server.round == self.experiment.rounds
         if not final and (not every or server.round % every):
             return {}
-        found, verdict = self.evaluate(server, thorough=final)
+        found, evaluation = self.evaluate(server, thorough=final)
         if final:
-            self.last = server.round, found, verdict
-        return verdict.numbers
+            self.last = server.round, found, evaluation
+        return evaluation.numbers
 
     @cached_property
     def network(self) -> nn.Module:
-        """A network of the experiment's kind, whatever its parameters; always laid out alike, so that bits are."""
+        """A network of the experiment's architecture, for sampling with the server's parameters."""
         with torch.random.fork_rng(devices=[]):
             return self.experiment.model()
 
     def evaluate(self, server: Server, *, thorough: bool) -> tuple[Generated, EvalResult]:
-        """The set as it stands, drawn and judged."""
+        """Extract and evaluate the current set."""
         real = self.experiment.federation.train.arrays
-        arrays = extract_set(server, self.network, real, self.judge.judging.per_class, self.experiment.seed)
+        arrays = extract_set(server, self.network, real, self.judge.settings.per_class, self.experiment.seed)
         if self.out is not None:
             name = f"{self.experiment.method.name}, round {server.round}"
             picture(arrays, self.out / FIGURES / f"synthetic-{server.round:06d}.png", name)
-        verdict = self.judge.judge(arrays, thorough=thorough)
-        return Generated(arrays, provenance(self.experiment, server.round)), verdict
+        evaluation = self.judge.evaluate(arrays, thorough=thorough)
+        return Generated(arrays, provenance(self.experiment, server.round)), evaluation
 
 
 def synthesize(
     experiment: Experiment,
     out: Path | str | None = None,
-    judging: EvalConfig | None = None,
+    judge: EvalConfig | None = None,
     *,
     cache: Path | None = None,
     resume: bool | Path = False,
@@ -98,24 +98,24 @@ def synthesize(
     keep: int = 2,
     callbacks: Sequence[Callback] = (),
 ) -> Synthesis:
-    """Run a generating method, and judge and write what it has made.
+    """Run a generating method; evaluate and write its synthetic set.
 
-    Besides what every run leaves, the run directory gets ``synthetic.npz``, ``synthetic.parquet``, ``synthetic.json``
-    (everything the judge found), ``figures/synthetic-<round>.png`` for every look, ``figures/synthetic.png`` and
-    ``figures/real.png``. Records of rounds that were looked at have ``synthetic/...``.
+    Besides the usual files, the run directory contains ``synthetic.npz``, ``synthetic.parquet``, ``synthetic.json``
+    (the evaluation), ``figures/synthetic-<round>.png`` for every evaluated round, ``figures/synthetic.png`` and
+    ``figures/real.png``. Records of evaluated rounds have keys ``synthetic/...``.
 
     Args:
         experiment: FedEvg, FedCGAN, FedCVAE, or another method with a synthetic set at the server or a generator.
         out: run directory; None keeps everything in memory.
-        judging: when and how the set is judged.
-        cache: a folder for the real-data classifier, where several runs share one; by default ``judge`` in ``out``.
-        resume: as in ``fedloom.experiment.federated.run``, and the rest likewise.
+        judge: settings of the evaluation.
+        cache: folder of the real-data classifier, if several runs share it; by default ``judge`` in ``out``.
+        resume: as in ``fedloom.experiment.federated.run``, like the rest.
         checkpoint_every: rounds between checkpoints.
-        keep: how many stay.
-        callbacks: what looks at the run.
+        keep: number of checkpoints to keep.
+        callbacks: observers of the run.
 
     Raises:
-        ConfigError: for a method that generates nothing, besides what ``run`` refuses.
+        ConfigError: for a method that generates no samples, besides what ``run`` refuses.
         CheckpointError: as ``run``, or if the results cannot be written.
 
     Example:
@@ -128,24 +128,24 @@ def synthesize(
         ...     methods.fedevg(per_class=2), federate("digits", "iid", clients=2),
         ...     lambda: models.make("energy_cnn", classes=10, inputs=(1, 8, 8), channels=(8, 16)),
         ...     rounds=2, local=Local(steps=2, batch_size=20, lr=0.01), evaluation=Evaluation(what=()))
-        >>> made = synthesize(experiment, judging=EvalConfig(max_steps=50))
+        >>> made = synthesize(experiment, judge=EvalConfig(max_steps=50))
         >>> made.found.arrays.x.shape, made.found.provenance["method"]
         (torch.Size([20, 1, 8, 8]), 'fedevg')
-        >>> 0 <= made.verdict.numbers["synthetic/accuracy"] <= 1
+        >>> 0 <= made.evaluation.numbers["synthetic/accuracy"] <= 1
         True
     """
     require_samples(experiment.method)
     out = None if out is None else Path(out)
-    judging = judging or EvalConfig()
+    judge = judge or EvalConfig()
     if cache is None and out is not None:
         cache = out / CACHE
     with one_thread():
-        judge = SyntheticEvaluator(
-            experiment.federation, judging, experiment.seed, cache, pick_device(experiment.device)
+        evaluator = SyntheticEvaluator(
+            experiment.federation, judge, experiment.seed, cache, pick_device(experiment.device)
         )
-        observer = EvalObserver(experiment, judge, out)
+        observer = EvalObserver(experiment, evaluator, out)
         result = run(
-            replace(experiment, config={**experiment.config, "judge": to_plain(asdict(judging))}),
+            replace(experiment, config={**experiment.config, "judge": to_plain(asdict(judge))}),
             out,
             resume=resume,
             checkpoint_every=checkpoint_every,
@@ -158,25 +158,25 @@ def synthesize(
 def _finish(observer: EvalObserver, result: RunResult, out: Path | None) -> Synthesis:
     server = result.snapshot.server
     if observer.last is not None and observer.last[0] == server.round:
-        _, found, verdict = observer.last
+        _, found, evaluation = observer.last
     else:  # the run had ended before, or stopped early
-        found, verdict = observer.evaluate(server, thorough=True)
+        found, evaluation = observer.evaluate(server, thorough=True)
     if out is not None:
         try:
-            write(found, verdict, observer.judge, out)
+            write(found, evaluation, observer.judge, out)
         except OSError as error:
             raise CheckpointError(
                 f"the synthetic set cannot be written to {out} ({error.strerror or error}); "
                 f"make room and continue with resume={out}."
             ) from error
-    return Synthesis(result, found, verdict)
+    return Synthesis(result, found, evaluation)
 
 
-def write(found: Generated, verdict: EvalResult, judge: SyntheticEvaluator, out: Path) -> None:
-    """The set in both formats, what the judge found, and its picture beside one of real samples."""
+def write(found: Generated, evaluation: EvalResult, judge: SyntheticEvaluator, out: Path) -> None:
+    """Write the set in both formats, its evaluation, and figures of it and of real samples."""
     save_npz(found, out / "synthetic.npz")
     write_whole(out / "synthetic.parquet", parquet(found))
-    about = {"provenance": found.provenance, "numbers": verdict.numbers, **verdict.said}
+    about = {"provenance": found.provenance, "numbers": evaluation.numbers, **evaluation.details}
     write_whole(out / "synthetic.json", (json.dumps(about, indent=1) + "\n").encode())
     name, rounds = found.provenance["method"], found.provenance["rounds"]
     picture(found.arrays, out / FIGURES / LAST, f"{name}, round {rounds}")
@@ -184,7 +184,7 @@ def write(found: Generated, verdict: EvalResult, judge: SyntheticEvaluator, out:
 
 
 def picture(arrays: Arrays, path: Path, title: str) -> None:
-    """Images, one row a class, in their range; nothing for inputs that are no images."""
+    """Draw images, one row per class; does nothing for inputs that are not images."""
     if arrays.x.ndim == 4 and arrays.x.shape[1] in (1, 3):
         low, high = value_range(arrays)
         grid(arrays.x, arrays.y, path, low=low, high=high, classes=arrays.classes, names=arrays.names, title=title,
@@ -192,7 +192,7 @@ def picture(arrays: Arrays, path: Path, title: str) -> None:
 
 
 def provenance(experiment: Experiment, rounds: int) -> dict[str, Any]:
-    """Where a set comes from: method, data, partition, seed, rounds, versions and revision, range."""
+    """The provenance of a set: method, data, partition, seed, rounds, versions, revision and value range."""
     said: Mapping[str, Any] = experiment.federation.provenance
     config, arrays = experiment.config, experiment.federation.train.arrays
     about = ("licence", "citation")

@@ -18,25 +18,25 @@ AT_ONCE = 500
 def sample(
     model: nn.Module, theta: Tensor, per_class: int, seed: int = 0, buffers: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """As many samples of each class as asked for, from G(z, y) or a decoder's x̂(z, y), with z ~ N(0, I).
+    """Draw ``per_class`` samples of each class from G(z, y) or a decoder's x̂(z, y), with z ~ N(0, I).
 
-    Each class has a stream of its own, so that the first samples of a class are the same however many are asked for.
-    Of a variational autoencoder these are the means x̂ of p(x | z, y), without the noise of single pixels.
+    Each class has its own random stream, so that its first samples do not depend on ``per_class``. For a variational
+    autoencoder the samples are the means x̂ of p(x | z, y), without pixel noise.
 
     Args:
-        model: a network like ``ConditionalGAN`` or ``ConditionalVAE``: it has a number of ``classes`` and the length
-            ``latent`` of z, and either generates or decodes. It stays as it is.
-        theta: its parameters [P] as a federation holds them, all shared: ``server.theta``.
+        model: a network like ``ConditionalGAN`` or ``ConditionalVAE``, with the number of ``classes``, the length
+            ``latent`` of z, and a method ``generate`` or ``decode``. It is not modified.
+        theta: its parameters [P], all shared, as in ``server.theta``.
         per_class: samples of each class.
         seed: of z; equal seeds give equal samples.
-        buffers: the model's buffers, where it has some: ``server.buffers``.
+        buffers: the model's buffers, if it has some, as in ``server.buffers``.
 
     Returns:
         x [M, ...] in the data's range, of θ's type and on its device, and labels y [M] in order of class,
         M = classes · per_class.
 
     Raises:
-        ConfigError: if nothing is asked for, the model makes no samples, or θ are not the parameters of this model.
+        ConfigError: if ``per_class`` is below 1, the model cannot generate, or θ does not fit the model.
 
     Example:
         >>> from fedloom.models import ConditionalVAE
@@ -47,11 +47,11 @@ def sample(
         (torch.Size([6, 1, 8, 8]), [0, 0, 1, 1, 2, 2])
     """
     if per_class < 1:
-        raise ConfigError(f"{per_class} samples of each class cannot be made; ask for at least 1.")
+        raise ConfigError(f"per_class must be at least 1, not {per_class}.")
     make = getattr(model, "generate", None) or getattr(model, "decode", None)
     if make is None or not hasattr(model, "latent") or not hasattr(model, "classes"):
         raise ConfigError(
-            f"{type(model).__name__} makes no labelled samples; a network that generates or decodes does."
+            f"{type(model).__name__} cannot generate labelled samples: it has no generate or decode method."
         )
     layout = Layout.of(model)
     buffers = layout.read(model)[1] if buffers is None else buffers

@@ -1,6 +1,6 @@
-"""Uses of a synthetic set in ordinary federated training: every client gets it, or the first model has learnt from it.
+"""Uses of a synthetic set in federated training: shared with every client, or for a warm start of the model.
 
-Both answer the skew of clients' labels with data that everybody may see (Zhao et al., 2018, share real ones).
+Both reduce label skew with data that all clients may see (Zhao et al., 2018, share real data).
 """
 
 from __future__ import annotations
@@ -18,19 +18,17 @@ from fedloom.core.federation import Arrays, Federation, Index, Split
 
 
 def shared(federation: Federation, arrays: Arrays, times: int = 1) -> Federation:
-    """The federation in which every client that takes part trains on a synthetic set besides its own samples.
+    """A federation in which every participating client trains on a synthetic set besides its own samples.
 
-    It is held once, whatever the number of clients; n_i grows by M ``times``. Validation and test samples stay as they
-    are.
+    The set is stored once for all clients; n_i grows by M · ``times``. Validation and test samples do not change.
 
     Args:
-        federation: who holds which real data.
-        arrays: the synthetic set, in their range.
-        times: how often each client lists it, so that it weighs more.
+        federation: of the real data.
+        arrays: the synthetic set of M samples, in the value range of the real data.
+        times: how often each client's samples include the set, to give it more weight.
 
     Raises:
-        DataError: if its samples are of another shape or number of classes, or clients have names of their own for
-            classes.
+        DataError: if its samples have another shape or number of classes, or clients number the classes differently.
 
     Example:
         >>> from fedloom.data import federate
@@ -41,14 +39,14 @@ def shared(federation: Federation, arrays: Arrays, times: int = 1) -> Federation
     """
     split = federation.train
     if split.relabel is not None:
-        raise DataError("clients that have names of their own for the classes cannot share labelled samples.")
+        raise DataError("clients that number the classes differently cannot share labelled samples.")
     if arrays.x.shape[1:] != split.arrays.x.shape[1:] or arrays.classes != split.arrays.classes:
         raise DataError(
             f"the synthetic set has samples of shape {list(arrays.x.shape[1:])} in {arrays.classes} classes, "
             f"the clients' are {list(split.arrays.x.shape[1:])} in {split.arrays.classes}."
         )
     if times < 1:
-        raise DataError(f"a shared set is listed at least once, not {times} times.")
+        raise DataError(f"times must be at least 1, not {times}.")
     more = np.tile(np.arange(len(split.arrays), len(split.arrays) + len(arrays)), times)
     rows = [
         np.concatenate([split.index[client], more]) if client < federation.seen else split.index[client]
@@ -64,7 +62,7 @@ def shared(federation: Federation, arrays: Arrays, times: int = 1) -> Federation
 
 
 def begun(model: nn.Module) -> Callable[[], nn.Module]:
-    """What an experiment takes as ``model``, so that its first server model is a copy of the one given.
+    """A model factory for an experiment whose initial server model is to be a copy of the given one.
 
     Example:
         >>> made = begun(nn.Linear(2, 1))

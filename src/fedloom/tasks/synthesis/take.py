@@ -1,4 +1,4 @@
-"""What a method has generated: a set that the server holds, or one that its model is asked for."""
+"""Extraction of a method's synthetic set: from the server's state, or by sampling its model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedloom.tasks.synthesis.sample import sample
 
 
 def generates(method: Method) -> bool:
-    """Whether there is anything to take: a part with a set at the server, or a model that is no predictor.
+    """Whether the method generates samples: a part holds a set at the server, or the model is not a predictor.
 
     >>> from fedloom import methods
     >>> generates(methods.fedevg()), generates(methods.fedavg())
@@ -22,29 +22,29 @@ def generates(method: Method) -> bool:
 
 
 def require_samples(method: Method) -> None:
-    """Refuse a method that makes no samples.
+    """Check that a method generates samples.
 
     Raises:
-        ConfigError: if it makes none.
+        ConfigError: if it does not.
     """
     if not generates(method):
-        raise ConfigError(f"method {method.name!r} generates nothing; choose one that does, like fedevg or fedcvae.")
+        raise ConfigError(f"method {method.name!r} generates no samples; choose one that does, like fedevg or fedcvae.")
 
 
 def extract_set(server: Server, model: nn.Module, like: Arrays, per_class: int, seed: int) -> Arrays:
-    """The synthetic set of a server, float32 in the range of the real data.
+    """The synthetic set of a server, float32, in the value range of the real data.
 
     Args:
-        server: its state; if a part of it holds samples ``x`` and labels ``y``, those are the set.
-        model: the network, which is sampled with the server's parameters otherwise.
-        like: the real data, for the classes' names and the range.
-        per_class: samples of each class that are drawn from a model.
-        seed: of the draw.
+        server: its state; if a part of it holds samples ``x`` and labels ``y``, these are the set.
+        model: otherwise, the network to sample with the server's parameters.
+        like: the real data, for class names and value range.
+        per_class: samples of each class drawn from the model.
+        seed: of the samples.
     """
     held = next((state for state in server.parts.values() if {"x", "y"} <= state.keys()), None)
     if held is not None:
         x, y = held["x"], held["y"]
-        if "low" in held:  # before the first step samples are normal, and may lie outside
+        if "low" in held:  # before the first step samples are Gaussian and may lie outside
             x = x.clamp(held["low"], held["high"])
     else:
         x, y = sample(model, server.theta, per_class, seed, server.buffers)

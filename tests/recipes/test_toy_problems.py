@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from dataclasses import replace
@@ -11,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.recipes import load
 from torch import Tensor
 
 from fedloom.core.errors import ConfigError
-from fedloom.tasks.distill import toys
-from fedloom.tasks.distill.selective import guided
-from fedloom.tasks.distill.toys import Course, counts, train
+from fedloom.parts.objectives.guidance import budget, guided
 
-RECIPES = Path(__file__).parents[2] / "recipes" / "distill"
+toys = load("distill", "toy_problems")
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +27,36 @@ def line() -> toys.Toy:
 @pytest.fixture(scope="module")
 def plane() -> toys.Toy:
     return toys.gaussians(samples=120, test_samples=120)
+
+
+def drawn() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Student, teacher, labels and guide."""
+    draw = torch.Generator().manual_seed(0)
+    student, teacher = (2 * torch.randn(6, 4, dtype=torch.float64, generator=draw) for _ in range(2))
+    return student, teacher, torch.randint(4, (6,), generator=draw), torch.rand(6, dtype=torch.float64, generator=draw)
+
+
+def test_the_students_pass_has_no_budget_and_the_guides_no_student() -> None:
+    student, teacher, y, g = drawn()
+    s, h = student.clone().requires_grad_(), g.clone().requires_grad_()
+    settings = {"alpha": 0.3, "tau": 4.0, "tau_s": 4.0, "top_k": 2}
+    pass_of_student = toys.lagrangian(s, teacher, y, h.detach(), **settings)
+    both = torch.autograd.grad(pass_of_student, (s, h), allow_unused=True)
+    assert both[0].abs().sum() > 0
+    assert both[1] is None
+    spent = toys.lagrangian(s.detach(), teacher, y, h, delta=0.1, multiplier=5.0, **settings)
+    assert torch.autograd.grad(spent, h)[0].abs().sum() > 0
+    free = toys.lagrangian(s.detach(), teacher, y, h, **settings)
+    assert (spent - free).item() == pytest.approx(5 * budget(student, y, g, 0.1).item(), abs=1e-12)
+
+
+def test_labels_alone_and_the_teacher_alone_are_the_ends_of_alpha() -> None:
+    student, teacher, y, g = drawn()
+    settings = {"tau": 4.0, "tau_s": 3.0, "top_k": 2}
+    labels = toys.lagrangian(student, teacher, y, g, alpha=1.0, **settings)
+    torch.testing.assert_close(labels, torch.nn.functional.cross_entropy(student, y))
+    far = toys.lagrangian(student, teacher, y, g, alpha=0.0, **settings)
+    torch.testing.assert_close(far, guided(student, teacher, g, 4.0, 3.0, 2).mean())
 
 
 def test_a_student_is_one_interval(line: toys.Toy) -> None:
@@ -54,10 +82,10 @@ def test_the_teacher_knows_both_intervals_and_the_best_student_only_one(line: to
 
 def test_places_are_named(line: toys.Toy) -> None:
     where = torch.tensor([[2.0, 3.0], [2.3, 6.5], [5.0, 7.0], [4.7, 7.1], [0.0, 9.0]])
-    assert counts(line, where) == {"A": 1, "B": 1, "C": 2, "none": 1}
+    assert toys.counts(line, where) == {"A": 1, "B": 1, "C": 2, "none": 1}
 
 
-def by_hand(toy: toys.Toy, course: Course, p: Tensor, g: Tensor) -> Tensor:
+def by_hand(toy: toys.Toy, course: toys.Course, p: Tensor, g: Tensor) -> Tensor:
     """The student's loss of one start, once more."""
     logits = toy.student(p, toy.train.x)
     labels = -logits.log_softmax(-1)[torch.arange(len(g)), toy.train.y].mean()
@@ -69,8 +97,8 @@ def by_hand(toy: toys.Toy, course: Course, p: Tensor, g: Tensor) -> Tensor:
 def test_all_starts_at_once_are_each_start_alone(problem: str, request: pytest.FixtureRequest) -> None:
     """torch.func.vmap against a plain optimiser on one start after the other."""
     toy: toys.Toy = request.getfixturevalue(problem)
-    course = Course(alpha=0.3, tau=2.0, rounds=3, passes=2)
-    found = train(toy, course, starts=4)
+    course = toys.Course(alpha=0.3, tau=2.0, rounds=3, passes=2)
+    found = toys.train(toy, course, starts=4)
     for number in range(4):
         p = found.path[0, number].clone().requires_grad_()
         optimiser = torch.optim.SGD([p], lr=0.1, momentum=0.9, weight_decay=0.01)
@@ -84,21 +112,21 @@ def test_all_starts_at_once_are_each_start_alone(problem: str, request: pytest.F
 
 
 def test_a_guide_that_may_help_no_class_changes_nothing(line: toys.Toy) -> None:
-    course = Course(alpha=0.1, tau=4.0, rounds=4)
-    plain = train(line, course, starts=5)
-    idle = train(line, replace(course, guide=True, top_k=0), starts=5)
+    course = toys.Course(alpha=0.1, tau=4.0, rounds=4)
+    plain = toys.train(line, course, starts=5)
+    idle = toys.train(line, replace(course, guide=True, top_k=0), starts=5)
     torch.testing.assert_close(idle.parameters, plain.parameters, rtol=0, atol=1e-6)
-    helped = train(line, replace(course, guide=True, top_k=2, lam_max=0.1), starts=5)
+    helped = toys.train(line, replace(course, guide=True, top_k=2, lam_max=0.1), starts=5)
     assert (helped.parameters - plain.parameters).abs().max() > 1e-3
     assert plain.help.abs().max() == 0
 
 
 def test_equal_seeds_are_equal_runs_and_courses_share_their_starts(plane: toys.Toy) -> None:
-    course = Course(alpha=0.1, tau=2.0, guide=True, rounds=3)
-    one, again = (train(plane, course, starts=3) for _ in range(2))
+    course = toys.Course(alpha=0.1, tau=2.0, guide=True, rounds=3)
+    one, again = (toys.train(plane, course, starts=3) for _ in range(2))
     assert one.parameters.equal(again.parameters)
-    assert one.path[0].equal(train(plane, Course(rounds=1), starts=3).path[0])
-    assert not one.path[0].equal(train(plane, Course(rounds=1), starts=3, seed=1).path[0])
+    assert one.path[0].equal(toys.train(plane, toys.Course(rounds=1), starts=3).path[0])
+    assert not one.path[0].equal(toys.train(plane, toys.Course(rounds=1), starts=3, seed=1).path[0])
     assert one.multipliers == [0.1, *one.multipliers[1:]]
     assert one.path.shape == (4, 3, 17)
     assert one.help.shape == (3, 120)
@@ -106,7 +134,7 @@ def test_equal_seeds_are_equal_runs_and_courses_share_their_starts(plane: toys.T
 
 def test_the_network_is_that_of_torch(plane: toys.Toy) -> None:
     """Linear, batch norm, ReLU, linear: in training mode on the training samples, with their statistics on others."""
-    p = train(plane, Course(rounds=1), starts=1).parameters[0]
+    p = toys.train(plane, toys.Course(rounds=1), starts=1).parameters[0]
     net = torch.nn.Sequential(
         torch.nn.Linear(2, 2, bias=False), torch.nn.BatchNorm1d(2, momentum=1.0), torch.nn.ReLU(), torch.nn.Linear(2, 3)
     )
@@ -130,7 +158,7 @@ def test_disk_finds_the_minimum_that_others_seldom_find() -> None:
     """The effect itself, with fewer starts and samples than in the recipe."""
     toy, ends = toys.intervals(samples=500), {}
     for name in ("KD", "DiSK"):
-        ends[name] = counts(toy, train(toy, toys.COURSES["intervals"][name], starts=8).parameters)
+        ends[name] = toys.counts(toy, toys.train(toy, toys.COURSES["intervals"][name], starts=8).parameters)
     assert ends["DiSK"]["C"] >= ends["KD"]["C"] + 2
     assert ends["DiSK"]["C"] >= 6
 
@@ -140,12 +168,11 @@ def test_disk_finds_the_minimum_that_others_seldom_find() -> None:
 )
 def test_courses_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
-        Course(**wrong)  # type: ignore[arg-type]
+        toys.Course(**wrong)  # type: ignore[arg-type]
 
 
-def test_the_recipe_writes_counts_tables_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(RECIPES))
-    recipe = importlib.import_module("toys")
+def test_the_recipe_writes_counts_tables_and_figures(tmp_path: Path) -> None:
+    recipe = load("distill", "toys")
     assert recipe.main(["--starts", "3", "--rounds", "2", "--samples", "60", "--out", str(tmp_path)]) == 0
     kept = json.loads((tmp_path / "toys.json").read_text())
     assert set(kept["toys"]) == set(recipe.TITLES)
@@ -163,8 +190,7 @@ def test_the_recipe_writes_counts_tables_and_figures(tmp_path: Path, monkeypatch
 
 @pytest.mark.skipif("FEDLOOM_DATA" not in os.environ, reason="FEDLOOM_DATA names no folder with Fashion-MNIST")
 def test_the_federated_recipe_runs_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(RECIPES))
-    recipe = importlib.import_module("federated")
+    recipe = load("distill", "federated")
     monkeypatch.setattr(recipe, "SAMPLES", 300)
     where = ["--seeds", "0", "--epochs", "1", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
     for rounds in ("2", "4"):

@@ -21,8 +21,7 @@ from fedloom.core import rng
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.data.sources import sources
-from fedloom.tasks.distill.schedule import multiplier
-from fedloom.tasks.distill.selective import lagrangian
+from fedloom.parts.objectives.guidance import budget, guided, multiplier
 
 KAPPA, SCALE = 2.5, 15.0  # κ and c of the problem on the line
 Student = Callable[[Tensor, Tensor], Tensor]  # (parameters [P], inputs [N, d]) -> logits [N, C]
@@ -62,6 +61,52 @@ class Toy:
         """On the test samples, [S]."""
         x, y = self.test.x, self.test.y
         return vmap(lambda p: (self.student(p, x).argmax(-1) == y).float().mean())(parameters)
+
+
+def lagrangian(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    y: Tensor,
+    g: Tensor,
+    *,
+    alpha: float,
+    tau: float,
+    tau_s: float,
+    top_k: int,
+    delta: float = 0.0,
+    multiplier: float | Tensor = 0.0,
+) -> Tensor:
+    """α L_CE(s) + (1 - α) L_dist(s, g) + λ L_budget(s, g), eq. (6.5), one number [].
+
+    Without ``multiplier`` it is what the student descends, with it what the guide does; who descends it detaches the
+    other: ``student_logits.detach()`` for the guide's pass, ``g.detach()`` for the student's.
+
+    Args:
+        student_logits: [N, C].
+        teacher_logits: [N, C].
+        y: classes [N].
+        g: the guide [N], in [0, 1].
+        alpha: α in [0, 1], the weight of the labels.
+        tau: τ > 0, the teacher's temperature.
+        tau_s: τ_s > 0, the student's.
+        top_k: K.
+        delta: δ ≥ 0.
+        multiplier: λ ≥ 0.
+
+    >>> said, y, g = torch.zeros(1, 2), torch.tensor([0]), torch.zeros(1)
+    >>> lagrangian(said, said, y, g, alpha=0.5, tau=1.0, tau_s=1.0, top_k=1)  # log 2 of either
+    tensor(0.6931)
+    >>> lagrangian(said, said, y, g + 0.5, alpha=0.0, tau=1.0, tau_s=1.0, top_k=1, multiplier=2.0)  # half; 2·½ log 2
+    tensor(1.0397)
+    """
+    parts = []  # what weighs nothing is not computed
+    if alpha > 0:
+        parts.append(alpha * F.cross_entropy(student_logits, y))
+    if alpha < 1:
+        parts.append((1 - alpha) * guided(student_logits, teacher_logits, g, tau, tau_s, top_k).mean())
+    if isinstance(multiplier, Tensor) or multiplier:
+        parts.append(multiplier * budget(student_logits, y, g, delta))
+    return torch.stack(parts).sum()
 
 
 @dataclass(frozen=True)
@@ -125,7 +170,7 @@ class Course:
 
 
 @dataclass
-class Trained:
+class ToyRuns:
     """Where all starts ended, and how they came there.
 
     Attributes:
@@ -143,7 +188,7 @@ class Trained:
     multipliers: list[float] = field(default_factory=list)
 
 
-def train(toy: Toy, course: Course, starts: int = 100, seed: int = 0) -> Trained:
+def train(toy: Toy, course: Course, starts: int = 100, seed: int = 0) -> ToyRuns:
     """All starts at once; equal starts for every course of the same seed.
 
     >>> toy = intervals(samples=60)
@@ -182,7 +227,7 @@ def train(toy: Toy, course: Course, starts: int = 100, seed: int = 0) -> Trained
             p = keep(p - course.lr * mp)
         path.append(p)
         means.append(g.mean(0))
-    return Trained(p, helps(q), torch.stack(path), torch.stack(means), multipliers)
+    return ToyRuns(p, helps(q), torch.stack(path), torch.stack(means), multipliers)
 
 
 def counts(toy: Toy, parameters: Tensor) -> dict[str, int]:

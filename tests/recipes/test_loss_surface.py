@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.recipes import load
 from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.layout import Layout
-from fedloom.experiment.landscape import Plane, barrier, cross_entropy, losses_of, picture, segment, surface
+
+recipe = load("superfed", "loss_surface")
 
 
 def three(size: int = 7) -> Tensor:
@@ -25,7 +27,7 @@ def bowl(theta: Tensor) -> Tensor:
 
 def test_the_plane_holds_its_three_models_and_keeps_their_distances() -> None:
     models = three()
-    plane = Plane.through(*models)
+    plane = recipe.Plane.through(*models)
     torch.testing.assert_close(plane.axes @ plane.axes.T, torch.eye(2, dtype=torch.float64))
     torch.testing.assert_close(plane.models(plane.points), models)
     torch.testing.assert_close(torch.cdist(plane.points, plane.points), torch.cdist(models, models))
@@ -33,8 +35,8 @@ def test_the_plane_holds_its_three_models_and_keeps_their_distances() -> None:
 
 def test_a_quadratic_on_a_plane_is_the_quadratic_of_its_coordinates() -> None:
     """‖θ(a, b) - c‖² = ‖(a, b) - (a_c, b_c)‖² + the squared distance of c from the plane."""
-    plane = Plane.through(*three())
-    found = surface(bowl, plane, steps=5, margin=0.3)
+    plane = recipe.Plane.through(*three())
+    found = recipe.surface(bowl, plane, steps=5, margin=0.3)
     low, high = plane.points.min(0).values.numpy(), plane.points.max(0).values.numpy()
     np.testing.assert_allclose([found.a[0], found.b[0]], low - 0.3 * (high - low), rtol=1e-6)
     np.testing.assert_allclose([found.a[-1], found.b[-1]], high + 0.3 * (high - low), rtol=1e-6)
@@ -47,24 +49,24 @@ def test_a_quadratic_on_a_plane_is_the_quadratic_of_its_coordinates() -> None:
 
 @pytest.mark.parametrize("batch", [2, 3, 100])
 def test_several_models_at_once_give_the_same_losses(batch: int) -> None:
-    plane = Plane.through(*three())
-    one, several = (surface(bowl, plane, steps=4, batch=size).losses for size in (1, batch))
+    plane = recipe.Plane.through(*three())
+    one, several = (recipe.surface(bowl, plane, steps=4, batch=size).losses for size in (1, batch))
     np.testing.assert_allclose(one, several, rtol=1e-12)
 
 
 def test_a_loss_may_be_any_function_when_models_come_one_by_one() -> None:
     """Even one that leaves PyTorch, which no batched pass could run."""
-    found = losses_of(lambda theta: torch.tensor(float(np.abs(theta.numpy()).max())), three())
+    found = recipe.losses_of(lambda theta: torch.tensor(float(np.abs(theta.numpy()).max())), three())
     np.testing.assert_allclose(found, three().abs().max(1).values.numpy())
 
 
 def test_segments_end_at_their_models_and_the_barrier_is_the_rise_above_the_line() -> None:
     first, second, _ = three()
     at = np.linspace(0, 1, 11)
-    found = segment(bowl, first, second, at.tolist(), batch=4)
+    found = recipe.segment(bowl, first, second, at.tolist(), batch=4)
     np.testing.assert_allclose(found[[0, -1]], [float(bowl(first)), float(bowl(second))], rtol=1e-6)
-    assert barrier(found) == 0.0  # convex
-    assert abs(barrier(-found) - 0.25 * float((first - second).square().sum())) < 1e-5  # at the middle
+    assert recipe.barrier(found) == 0.0  # convex
+    assert abs(recipe.barrier(-found) - 0.25 * float((first - second).square().sum())) < 1e-5  # at the middle
 
 
 def test_the_cross_entropy_of_a_classifier_is_a_function_of_its_vector() -> None:
@@ -73,24 +75,24 @@ def test_the_cross_entropy_of_a_classifier_is_a_function_of_its_vector() -> None
     x, y = torch.randn(6, 3), torch.tensor([0, 1, 0, 1, 1, 0])
     layout = Layout.of(net)
     theta, _ = layout.read(net)
-    loss = cross_entropy(net, layout, x, y)
+    loss = recipe.cross_entropy(net, layout, x, y)
     net.eval()
     torch.testing.assert_close(loss(theta), F.cross_entropy(net(x), y))
-    found = losses_of(loss, torch.stack([theta, theta + 0.1, theta]), batch=2)
+    found = recipe.losses_of(loss, torch.stack([theta, theta + 0.1, theta]), batch=2)
     assert found[0] == pytest.approx(found[2])
     assert found[0] != pytest.approx(found[1])
 
 
 def test_the_width_of_a_valley_is_the_share_of_the_grid_below_a_level() -> None:
-    plane = Plane.through(torch.zeros(2), torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
-    found = surface(lambda theta: theta.sum(), plane, steps=2, margin=0.0)
+    plane = recipe.Plane.through(torch.zeros(2), torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
+    found = recipe.surface(lambda theta: theta.sum(), plane, steps=2, margin=0.0)
     assert [found.share_below(level) for level in (-0.1, 0.0, 1.0, 2.0)] == [0.0, 0.25, 0.75, 1.0]
 
 
 @pytest.mark.parametrize("highest", [None, 1.0, -5.0])
 def test_a_picture_is_drawn(tmp_path: Path, highest: float | None) -> None:
-    plane = Plane.through(*three())
-    picture(surface(bowl, plane, steps=4), tmp_path / "new" / "bowl.png", ("w", "v", "u"), highest)
+    plane = recipe.Plane.through(*three())
+    recipe.picture(recipe.surface(bowl, plane, steps=4), tmp_path / "new" / "bowl.png", ("w", "v", "u"), highest)
     assert (tmp_path / "new" / "bowl.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -98,10 +100,10 @@ def test_impossible_planes_and_grids_are_refused() -> None:
     a, b, _ = three()
     for models in ((a, b, a), (a, a, b), (a, b, a + 3 * (b - a))):
         with pytest.raises(ConfigError, match="line"):
-            Plane.through(*models)
+            recipe.Plane.through(*models)
     with pytest.raises(ConfigError, match=r"\[7\], \[7\], \[5\]"):
-        Plane.through(a, b, a[:5])
-    plane = Plane.through(*three())
+        recipe.Plane.through(a, b, a[:5])
+    plane = recipe.Plane.through(*three())
     for wrong in ((1, 0.1, 1), (4, -0.1, 1), (4, 0.1, 0)):
         with pytest.raises(ConfigError):
-            surface(bowl, plane, *wrong)
+            recipe.surface(bowl, plane, *wrong)
