@@ -179,6 +179,41 @@ preset(
     Method("aaggff_d", CE, mixing=mixing.AAggFFD()),
     "AAggFF for devices: p_i ∝ exp(-√(log K) Σ ğ_i / (Ľ√(t+1))), doubly robust gradients ğ. Hahn et al., ICML 2024.",
 )
+# mixing that survives hostile clients; method.mixing=krum and so on makes any other method do so
+preset(
+    Method("coordinate_median", CE, mixing=mixing.CoordinateMedian()),
+    "Δ_j = median_i Δ_ij in every coordinate: survives fewer than half of the clients. Yin et al., ICML 2018.",
+)
+preset(
+    Method("trimmed_mean", CE, mixing=mixing.TrimmedMean()),
+    "The mean of every coordinate without its largest and smallest values: survives that many. Yin et al., ICML 2018.",
+)
+preset(
+    Method("krum", CE, mixing=mixing.Krum()),
+    "The one update that lies closest to its n - f - 2 nearest neighbours. Blanchard et al., NeurIPS 2017.",
+    names={"mixing.selected": ""},
+)
+preset(
+    Method("multi_krum", CE, mixing=mixing.Krum(selected=None)),
+    "The mean of the n - f updates that lie closest to their n - f - 2 nearest neighbours. Blanchard et al., 2017.",
+)
+preset(
+    Method("rfa", CE, mixing=mixing.GeometricMedian()),
+    "Robust federated averaging: geometric median of the updates, by smoothed Weiszfeld steps. Pillutla et al., 2022.",
+)
+preset(
+    Method("centred_clipping", CE, mixing=mixing.CentredClipping()),
+    "v ← v + mean of Δ_i - v clipped to length τ, from the last round's v; θ ← θ - v. Karimireddy et al., ICML 2021.",
+)
+preset(
+    Method("norm_bounding", CE, mixing=mixing.NormBounding()),
+    "FedAvg with updates clipped at the server: Δ = Σ (n_i/n) min(1, C/‖Δ_i‖) Δ_i. Sun et al. 2019.",
+)
+preset(
+    Method("fltrust", CE, mixing=mixing.FLTrust()),
+    "Updates as long as the server's own, weighted by their cosine with it if positive. Cao et al., NDSS 2021.",
+    "The server's data are those of one client, which takes part in every round. All clients in all rounds.",
+)
 # networks of different sizes
 preset(
     Method("fedhen", CE, personal=personal.EarlyExitSlice(), mixing=mixing.Uniform()),
