@@ -24,7 +24,8 @@ from fedloom.core.documentation import documentation
 from fedloom.core.errors import nearest
 from fedloom.core.method import Method
 from fedloom.core.registry import Registry
-from fedloom.parts import adaptation, drift, mixing, objectives, personal, server
+from fedloom.core.slots import SEVERAL
+from fedloom.parts import adaptation, drift, mixing, objectives, personal, server, uplink
 
 CE = (objectives.CrossEntropy(),)
 MCMAHAN = """@inproceedings{mcmahan2017fedavg,
@@ -71,8 +72,9 @@ def preset(
             for place, field in places[name]:
                 changes[place][field] = value
         new = {place: replace(part, **changes[place]) for place, part in parts.items()}  # pyright: ignore
-        terms = tuple(new.pop(place) for place in parts if place.startswith("objective."))
-        return replace(method, objective=terms, **new)
+        for slot in SEVERAL:
+            new[slot] = tuple(new.pop(place) for place in parts if place.startswith(f"{slot}."))
+        return replace(method, **new)
 
     compose.__name__ = compose.__qualname__ = method.name
     compose.__doc__ = "\n\n".join(filter(None, [summary, note, "\n".join(["Args:", *lines] if lines else [])]))
@@ -178,6 +180,18 @@ preset(
 preset(
     Method("aaggff_d", CE, mixing=mixing.AAggFFD()),
     "AAggFF for devices: p_i ∝ exp(-√(log K) Σ ğ_i / (Ľ√(t+1))), doubly robust gradients ğ. Hahn et al., ICML 2024.",
+)
+# less to send; method.uplink=[top_k] and so on makes any other method do so
+preset(
+    Method("fedpaq", CE, mixing=mixing.Uniform(), uplink=(uplink.QSGD(),)),
+    "The unweighted mean of updates quantised to few bits a number without bias. Reisizadeh et al., AISTATS 2020.",
+    names={"uplink.0.slices": ""},
+)
+# less to know; method.uplink=clip_noise makes any other method private whose uploads have bounds
+preset(
+    Method("dp_fedavg", CE, mixing=mixing.Uniform(), uplink=(uplink.ClipNoise(),)),
+    "Client-level differential privacy: updates clipped to C, N(0, z²C²) on their sum. McMahan et al., ICLR 2018.",
+    "Clipping adapts with ``quantile`` (Andrew et al. 2021); ε needs the extra ``privacy``.",
 )
 # mixing that survives hostile clients; method.mixing=krum and so on makes any other method do so
 preset(
