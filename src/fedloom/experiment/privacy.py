@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import import_module
 from importlib.util import find_spec
 from math import exp, inf, sqrt
 from typing import Any
@@ -48,14 +49,12 @@ class Accountant:
         """ε of so many rounds."""
         if self.kind == "poisson":
             return self._poisson(rounds)
-        import dp_accounting
-        from dp_accounting import rdp
-
+        dp: Any = import_module("dp_accounting")
         if self.kind == "local" or self.cohort == self.clients:
-            return dp_accounting.get_epsilon_gaussian(self.noise / (2 * sqrt(rounds)), self.delta)
-        accountant = rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
-        gaussian = dp_accounting.GaussianDpEvent(self.noise / 2)
-        round_ = dp_accounting.SampledWithoutReplacementDpEvent(self.clients, int(self.cohort), gaussian)
+            return float(dp.get_epsilon_gaussian(self.noise / (2 * sqrt(rounds)), self.delta))
+        accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+        gaussian = dp.GaussianDpEvent(self.noise / 2)
+        round_ = dp.SampledWithoutReplacementDpEvent(self.clients, int(self.cohort), gaussian)
         return float(accountant.compose(round_, rounds).get_epsilon(self.delta))
 
     def _poisson(self, rounds: int) -> float:
@@ -78,10 +77,8 @@ class Accountant:
 
     @cached_property
     def _one_round(self) -> Any:
-        from dp_accounting.pld import privacy_loss_distribution
-
-        q = self.cohort / self.clients
-        return privacy_loss_distribution.from_gaussian_mechanism(self.noise, sampling_prob=q)
+        distributions: Any = import_module("dp_accounting.pld.privacy_loss_distribution")
+        return distributions.from_gaussian_mechanism(self.noise, sampling_prob=self.cohort / self.clients)
 
 
 def private_uplink(experiment: Experiment) -> ClipNoise | None:

@@ -56,7 +56,7 @@ class ClipNoise(Uplink):
     clip: float = 1.0
     noise: float = 1.0
     noise_at: Literal["server", "client"] = "server"
-    bounds: Mapping[str, float] = field(default_factory=dict)
+    bounds: Mapping[str, float] = field(default_factory=dict, hash=False)
     quantile: float | None = None
     clip_lr: float = 0.2
     count_noise: float | None = None
