@@ -16,15 +16,12 @@ Every method is also a function of this module, ``methods.feddyn(alpha=0.1)``, w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
-from inspect import Parameter, Signature
-from typing import Any, get_type_hints
 
-from fedloom.core.documentation import documentation
 from fedloom.core.errors import nearest
 from fedloom.core.method import Method
+from fedloom.core.preset import factory
 from fedloom.core.registry import Registry
-from fedloom.parts import adaptation, drift, mixing, objectives, personal, server
+from fedloom.parts import adaptation, drift, mixing, objectives, personal, server, uplink
 
 CE = (objectives.CrossEntropy(),)
 MCMAHAN = """@inproceedings{mcmahan2017fedavg,
@@ -43,42 +40,8 @@ make = methods.make
 def preset(
     method: Method, summary: str, note: str = "", names: Mapping[str, str] | None = None
 ) -> Callable[..., Method]:
-    """Register a row of the table as a function of the parts' settings, with name, signature and docstring.
-
-    Args:
-        method: the composition, with all settings at their defaults.
-        summary: one line on what it does.
-        note: further sentences: the place in the paper, requirements.
-        names: the method's name for a setting, by place and field like ``server.lr``; "" fixes the setting. A setting
-            that several parts have under one name is set in all of them.
-    """
-    parts, names, places = method.parts, names or {}, dict[str, list[tuple[str, str]]]()
-    parameters, lines = [], []
-    for place, part in parts.items():
-        types, helps = get_type_hints(type(part)), documentation(type(part))[1]
-        for field in fields(part):  # pyright: ignore[reportArgumentType]
-            name = names.get(f"{place}.{field.name}", field.name)
-            places.setdefault(name, []).append((place, field.name))
-            if name and len(places[name]) == 1:
-                default, kind = getattr(part, field.name), Parameter.POSITIONAL_OR_KEYWORD
-                parameters.append(Parameter(name, kind, default=default, annotation=types[field.name]))
-                lines.append(f"    {name}: {helps.get(field.name, '')}")
-    signature = Signature(parameters, return_annotation=Method)
-
-    def compose(*values: Any, **settings: Any) -> Method:
-        changes: dict[str, dict[str, Any]] = {place: {} for place in parts}
-        for name, value in signature.bind(*values, **settings).arguments.items():
-            for place, field in places[name]:
-                changes[place][field] = value
-        new = {place: replace(part, **changes[place]) for place, part in parts.items()}  # pyright: ignore
-        terms = tuple(new.pop(place) for place in parts if place.startswith("objective."))
-        return replace(method, objective=terms, **new)
-
-    compose.__name__ = compose.__qualname__ = method.name
-    compose.__doc__ = "\n\n".join(filter(None, [summary, note, "\n".join(["Args:", *lines] if lines else [])]))
-    compose.__annotations__ = {p.name: p.annotation for p in parameters}
-    compose.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
-    return methods.register(compose)
+    """Register a row of the table, as ``fedloom.core.preset.factory`` makes a function of it."""
+    return methods.register(factory(method, summary, note, names))
 
 
 def __getattr__(name: str) -> Callable[..., Method]:
@@ -178,6 +141,53 @@ preset(
 preset(
     Method("aaggff_d", CE, mixing=mixing.AAggFFD()),
     "AAggFF for devices: p_i ∝ exp(-√(log K) Σ ğ_i / (Ľ√(t+1))), doubly robust gradients ğ. Hahn et al., ICML 2024.",
+)
+# less to send; method.uplink=[top_k] and so on makes any other method do so
+preset(
+    Method("fedpaq", CE, mixing=mixing.Uniform(), uplink=(uplink.QSGD(),)),
+    "The unweighted mean of updates quantised to few bits a number without bias. Reisizadeh et al., AISTATS 2020.",
+    names={"uplink.0.slices": ""},
+)
+# less to know; method.uplink=clip_noise makes any other method private whose uploads have bounds
+preset(
+    Method("dp_fedavg", CE, mixing=mixing.Uniform(), uplink=(uplink.ClipNoise(),)),
+    "Client-level differential privacy: updates clipped to C, N(0, z²C²) on their sum. McMahan et al., ICLR 2018.",
+    "Clipping adapts with ``quantile`` (Andrew et al. 2021); ε needs the extra ``privacy``.",
+)
+# mixing that survives hostile clients; method.mixing=krum and so on makes any other method do so
+preset(
+    Method("coordinate_median", CE, mixing=mixing.CoordinateMedian()),
+    "Δ_j = median_i Δ_ij in every coordinate: survives fewer than half of the clients. Yin et al., ICML 2018.",
+)
+preset(
+    Method("trimmed_mean", CE, mixing=mixing.TrimmedMean()),
+    "The mean of every coordinate without its largest and smallest values: survives that many. Yin et al., ICML 2018.",
+)
+preset(
+    Method("krum", CE, mixing=mixing.Krum()),
+    "The one update that lies closest to its n - f - 2 nearest neighbours. Blanchard et al., NeurIPS 2017.",
+    names={"mixing.selected": ""},
+)
+preset(
+    Method("multi_krum", CE, mixing=mixing.Krum(selected=None)),
+    "The mean of the n - f updates that lie closest to their n - f - 2 nearest neighbours. Blanchard et al., 2017.",
+)
+preset(
+    Method("rfa", CE, mixing=mixing.GeometricMedian()),
+    "Robust federated averaging: geometric median of the updates, by smoothed Weiszfeld steps. Pillutla et al., 2022.",
+)
+preset(
+    Method("centred_clipping", CE, mixing=mixing.CentredClipping()),
+    "v ← v + mean of Δ_i - v clipped to length τ, from the last round's v; θ ← θ - v. Karimireddy et al., ICML 2021.",
+)
+preset(
+    Method("norm_bounding", CE, mixing=mixing.NormBounding()),
+    "FedAvg with updates clipped at the server: Δ = Σ (n_i/n) min(1, C/‖Δ_i‖) Δ_i. Sun et al. 2019.",
+)
+preset(
+    Method("fltrust", CE, mixing=mixing.FLTrust()),
+    "Updates as long as the server's own, weighted by their cosine with it if positive. Cao et al., NDSS 2021.",
+    "The server's data are those of one client, which takes part in every round. All clients in all rounds.",
 )
 # networks of different sizes
 preset(

@@ -22,7 +22,23 @@ from fedloom.core.method import Method
 from fedloom.experiment.federated import run
 from fedloom.parts.adaptation import Maml, Prototypes
 from fedloom.parts.drift import FedCMDrift, FedDCDrift, FedDynDrift, FedNovaDrift, FedSplitDrift, Scaffold
-from fedloom.parts.mixing import AFL, QFFL, TERM, AAggFFD, AAggFFS, FedMGDA, Proportional, Uniform
+from fedloom.parts.mixing import (
+    AFL,
+    QFFL,
+    TERM,
+    AAggFFD,
+    AAggFFS,
+    CentredClipping,
+    CoordinateMedian,
+    FedMGDA,
+    FLTrust,
+    GeometricMedian,
+    Krum,
+    NormBounding,
+    Proportional,
+    TrimmedMean,
+    Uniform,
+)
 from fedloom.parts.objectives import CrossEntropy, ElasticNet, PropFair, Proximal
 from fedloom.parts.personal import APFL, Ditto, PrivateHead, Subspace
 from fedloom.parts.server import SGD, Adagrad, Adam, Extrapolated, Yogi
@@ -72,6 +88,14 @@ SLOTS: dict[str, dict[str, Filling]] = {
         "afl": ({"mixing": AFL(0.5)}, {"mixing": slots.AFL}),
         "aaggff_s": ({"mixing": AAggFFS("normal")}, {"mixing": slots.AAggFFS}),
         "aaggff_d": ({"mixing": AAggFFD("weibull")}, {"mixing": slots.AAggFFD}),
+        "median": ({"mixing": CoordinateMedian()}, {"mixing": slots.CoordinateMedian}),
+        "trimmed_mean": ({"mixing": TrimmedMean(0.3)}, {"mixing": slots.TrimmedMean}),
+        "krum": ({"mixing": Krum(0.25)}, {"mixing": slots.Krum}),
+        "multi_krum": ({"mixing": Krum(0.25, None)}, {"mixing": slots.MultiKrum}),
+        "rfa": ({"mixing": GeometricMedian()}, {"mixing": slots.GeometricMedian}),
+        "norm_bounding": ({"mixing": NormBounding(0.2)}, {"mixing": slots.NormBounding}),
+        "centred_clipping": ({"mixing": CentredClipping(0.2, 2)}, {"mixing": slots.CentredClipping}),
+        "fltrust": ({"mixing": FLTrust()}, {"mixing": slots.FLTrust}),
     },
     "server": {
         "none": ({}, {}),

@@ -16,10 +16,11 @@ from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import RunResult, run
 from fedloom.methods import make, methods
 from fedloom.parts.drift import FedDynDrift, Scaffold
-from fedloom.parts.mixing import Uniform
+from fedloom.parts.mixing import CoordinateMedian, Uniform
 from fedloom.parts.objectives import CrossEntropy, Proximal
 from fedloom.parts.personal import PrivateBody, PrivateHead
 from fedloom.parts.server import SGD, Adam
+from fedloom.parts.uplink import QSGD, ClipNoise, RandomK, SecureSum, SignCompression, TopK
 
 SERVED = Local(epochs=2, batch_size=4, lr=0.2, lr_decay=0.9, weight_decay=0.01, clip=0.9)
 PLAIN = Local(epochs=2, batch_size=4, lr=0.1, lr_decay=0.9)
@@ -28,6 +29,33 @@ EVERYTHING = Evaluation(what=("global", "clients", "average", "train"))
 # Combinations of parts that no named method has.
 MIXED = {
     "feddyn+head+adam": Method("a", (CrossEntropy(),), FedDynDrift(0.1), PrivateHead(), server=Adam(0.05)),
+    "feddyn+top_k+qsgd": Method(
+        "c", (CrossEntropy(),), FedDynDrift(0.1), mixing=Uniform(), uplink=(TopK(0.3), QSGD(4))
+    ),
+    "feddyn+private": Method(
+        "e", (CrossEntropy(),), FedDynDrift(0.1), mixing=Uniform(), uplink=(ClipNoise(0.5, 0.1, quantile=0.5),)
+    ),
+    "scaffold+private+masked": Method(
+        "g",
+        (CrossEntropy(),),
+        Scaffold(),
+        mixing=Uniform(),
+        uplink=(ClipNoise(0.5, 0.1, quantile=0.5), SecureSum()),
+    ),
+    "median+locally private": Method(
+        "f",
+        (CrossEntropy(),),
+        Scaffold(),
+        mixing=CoordinateMedian(),
+        uplink=(ClipNoise(noise=0.1, noise_at="client", bounds={"update": 0.5, "drift/control": 1.0}),),
+    ),
+    "scaffold+random_k+sign": Method(
+        "d",
+        (CrossEntropy(),),
+        Scaffold(),
+        mixing=Uniform(),
+        uplink=(RandomK(0.5, ("drift/control",)), SignCompression()),
+    ),
     "scaffold+prox+body+momentum": Method(
         "b", (CrossEntropy(), Proximal(0.1)), Scaffold(), PrivateBody(), mixing=Uniform(), server=SGD(0.9, 0.5)
     ),

@@ -21,6 +21,7 @@ OTHER_DEFAULTS = {
     "pfldyn": {"drift.alpha": 0.1},
     "superfed_lm": {"personal.layers": True},
     "fedavgm": {"server.momentum": 0.9},
+    "multi_krum": {"mixing.selected": None},
     "fedevg_kept": {"objective.1.magnitude": 0.1},
 }
 

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from fedloom.config.schema import CommandSchema, Config, read, run_directory
 from fedloom.core.errors import CheckpointError, ConfigError
-from fedloom.core.slots import SLOTS
+from fedloom.core.slots import SEVERAL, SLOTS
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.lock import Lock
 from fedloom.experiment.rundir import RunDirectory
@@ -215,7 +215,7 @@ def _names(configs: Sequence[Config], titles: Sequence[str]) -> list[tuple[str, 
 def _in_title(key: str) -> bool:
     """Whether the title of a run includes the value of this key: the method, the learner, or a replaced slot."""
     first, _, rest = key.partition(".")
-    return first in ("method", "learner") and rest in ("", "name", *(slot for slot in SLOTS if slot != "objective"))
+    return first in ("method", "learner") and rest in ("", "name", *(slot for slot in SLOTS if slot not in SEVERAL))
 
 
 def _short(value: Any) -> str:

@@ -15,16 +15,17 @@ def markdown() -> str:
     """One row per method: its parts that are not the identity, and its summary.
 
     >>> markdown().splitlines()[0]
-    '| method | objective | drift | personal | adaptation | mixing | server | in words |'
+    '| method | objective | drift | personal | adaptation | mixing | server | uplink | in words |'
     """
     rows = [["method", *SLOTS, "in words"], ["---"] * (len(SLOTS) + 2)]
     for entry in methods:
         made = entry.make()
-        terms = " + ".join(label(term).replace("_", " ") for term in made.objective)
-        slots = [getattr(made, slot) for slot in SLOTS if slot != "objective"]
-        others = ["" if part.is_identity else label(part) for part in slots]
+        filled = [getattr(made, slot) for slot in SLOTS]
+        parts = [part if isinstance(part, tuple) else () if part.is_identity else (part,) for part in filled]
+        names = [" + ".join(label(part) for part in several) for several in parts]
+        names[0] = names[0].replace("_", " ")
         words = entry.summary.replace("|", "\\|")
-        rows.append([f"`{entry.name}`", terms, *others, words])
+        rows.append([f"`{entry.name}`", *names, words])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

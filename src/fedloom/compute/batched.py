@@ -22,11 +22,11 @@ from fedloom.compute.cohort.pointwise import Dropout
 from fedloom.compute.live import Live
 from fedloom.compute.lockstep import Lockstep
 from fedloom.core import rng
-from fedloom.core.aggregate import UPDATE, Fold, even_blocks, fold
+from fedloom.core.aggregate import Fold, even_blocks, fold
 from fedloom.core.client import Broadcast, ClientWork, Result, State, Vectors, load
 from fedloom.core.context import Context
 from fedloom.core.engine import States
-from fedloom.core.parts import Part
+from fedloom.core.parts import UPDATE, Part
 from fedloom.core.plan import ClientPlan
 
 LONGEST = 25  # largest block: more clients would not fit into the caches
@@ -64,7 +64,13 @@ def has_plain_rounds(plan: ClientPlan) -> bool:
 def needs_only_sums(plan: ClientPlan) -> bool:
     """Whether no client's own update or state is needed."""
     method = plan.method
-    own = method.hooks["end"] or method.hooks["init_client"] or method.uploading or plan.private_size
+    own = (
+        method.hooks["end"]
+        or method.hooks["send"]
+        or method.hooks["init_client"]
+        or method.uploading
+        or plan.private_size
+    )
     return not (own or plan.report_models or method.needs("updates") or plan.layout.buffers)
 
 
@@ -184,7 +190,7 @@ class _Block:
         plan, down = self.plan, self.down
         batches = [plan.local.batches(plan.data.index[c], plan.seed, down.round, c) for c in self.clients]
         schedule = BatchSchedule.of(batches)
-        hooked = plan.method.hooks["begin"] or plan.method.hooks["grad"] or plan.method.hooks["end"]
+        hooked = any(plan.method.hooks[hook] for hook in ("begin", "grad", "end", "send"))
         try:
             contexts = [job.begin(len(each)) if hooked else {} for job, each in zip(self.jobs, batches, strict=True)]
             rule = self._rule([contexts[number] for number in schedule.order])

@@ -12,7 +12,7 @@ from fedloom.config.schema import CommandSchema, Config
 from fedloom.config.sections import Choice, MethodChoice, Record, Terms, arguments, sections_of
 from fedloom.core.federation import Federation
 from fedloom.core.method import Method
-from fedloom.core.slots import SLOTS
+from fedloom.core.slots import SEVERAL, SLOTS
 from fedloom.data import federate, noises, partitions, targets
 from fedloom.engines import engines
 from fedloom.experiment.experiment import Experiment
@@ -23,7 +23,7 @@ from fedloom.tasks.synthesis.judge import EvalConfig
 from fedloom.tasks.synthesis.take import require_samples
 
 METHOD = MethodChoice(
-    methods, slots={slot: (Terms if slot == "objective" else Choice)(registry) for slot, registry in SLOTS.items()}
+    methods, slots={slot: (Terms if slot in SEVERAL else Choice)(registry) for slot, registry in SLOTS.items()}
 )
 FEDERATION = sections_of(federate, ("source",), partition=partitions, noise=noises, target=targets)
 CONDITIONS = sections_of(Experiment, ("method", "federation", "model", "config"), engine=engines, compute=computes)

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.client import Result
-from fedloom.core.parts import Reduce
+from fedloom.core.client import BUFFERS, Result
+from fedloom.core.parts import UPDATE, Reduce
 from fedloom.core.plan import ClientPlan
 from fedloom.core.tree import Tree
 
@@ -24,7 +24,6 @@ LONGEST = 6  # default block size: larger blocks save little and leave cores idl
 SHARE = 16  # a block holds at most 1/16 of its cohort
 LAST = 4  # and at most 1/4 of the members not yet assigned
 EVEN = 4  # equal blocks come in multiples of this, so that every core gets as many
-UPDATE, BUFFERS = "update", "buffers"
 
 
 def blocks(members: int) -> list[range]:
@@ -76,6 +75,11 @@ class Traffic:
             self.up_params += t.numel()
             self.bytes += t.numel() * t.element_size()
 
+    def count(self, numbers: int, nbytes: int) -> None:
+        """Count an upload of so many numbers in so many bytes."""
+        self.up_params += numbers
+        self.bytes += nbytes
+
     def add(self, other: Traffic) -> None:
         """Add the counts of ``other``."""
         self.down_params += other.down_params
@@ -117,7 +121,11 @@ class Fold:
         )  # fmt: skip
         if result.failure is not None:
             return
-        self.sent.up((result.update, result.buffers, *(t for tree in result.uploads.values() for t in tree.values())))
+        if result.sent is None:
+            uploads = (t for tree in result.uploads.values() for t in tree.values())
+            self.sent.up((result.update, result.buffers, *uploads))
+        else:
+            self.sent.count(*result.sent)
         all_updates = plan.method.needs("updates")
         self._fold(UPDATE, result.update, weight, all_updates)
         if len(result.buffers) or all_updates:
@@ -133,6 +141,8 @@ class Fold:
             self.kept.setdefault(slot, []).append(value.clone())
         if weight is None:
             return
+        if not value.is_floating_point():
+            weight = 1  # of a ring, in which an uplink takes plain sums and reduces them itself
         if slot in self.sums:
             self.sums[slot].add_(value, alpha=weight)
         else:
@@ -153,7 +163,8 @@ class Fold:
     def mean(self, slot: str, divisor: float, p: np.ndarray, how: Reduce = Reduce.MIX) -> Tensor:
         """The reduced slice: its sum over ``divisor``; where uploads were kept, Σ p_i x_i or (``ALL``) their stack."""
         if slot in self.sums:
-            return self.sums[slot] * (1 / divisor)
+            total = self.sums[slot]
+            return total * (1 / divisor) if total.is_floating_point() else total
         if how is Reduce.ALL:
             return torch.stack(self.kept[slot])
         mixed = float(p[0]) * self.kept[slot][0]

@@ -19,13 +19,15 @@ from torch import Tensor
 from fedloom.core import rng, tree
 from fedloom.core.batches import minibatch
 from fedloom.core.context import Batch, Context, Model
-from fedloom.core.parts import Paired
+from fedloom.core.message import Message, Slice
+from fedloom.core.parts import UPDATE, Paired
 from fedloom.core.plan import ClientPlan
 from fedloom.core.step import TrainState, descend, paired_gradients
 from fedloom.core.tree import Tree
 from fedloom.core.views import LayerViews, SharedPrivate, StepInfo, mixed
 
 State = dict[str, Tree]  # a client's state: the part's place -> its tree
+BUFFERS = "buffers"  # the slot of batch statistics in every message that has any
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Broadcast:
         theta: θ^t, the shared parameters [P].
         buffers: the shared buffers [buffers].
         parts: the ``downloads`` of each part's server state, by place.
+        invited: the numbers of all clients that it is sent to.
     """
 
     round: int
@@ -45,6 +48,7 @@ class Broadcast:
     theta: Tensor
     buffers: Tensor
     parts: State
+    invited: tuple[int, ...] = ()
 
 
 class FailureKind(StrEnum):
@@ -95,6 +99,7 @@ class Result:
         uploads: uploaded slices by place of their part; shapes are the part's own.
         state: the client's new state.
         moved: θ^t - θ_i [P] before any part changed it, if the plan has ``report_models``.
+        sent: numbers and bytes that left the client, where an uplink changed them.
         loss: mean training loss over the local steps.
         failure: set if the client is left out; all other fields are then void.
     """
@@ -105,6 +110,7 @@ class Result:
     uploads: State = field(default_factory=dict)
     state: State = field(default_factory=dict)
     moved: Tensor | None = None
+    sent: tuple[int, int] | None = None
     loss: float = float("nan")
     failure: Failure | None = None
 
@@ -155,7 +161,7 @@ def contexts(
     return {
         place: Context(
             down.theta, down.parts.get(place, {}), state.get(place, {}), (local or {}).get(place, {}), size, steps,
-            down.lr, down.round, plan.facts, counts, own,
+            down.lr, down.round, plan.facts, counts, own, client, down.invited,
         )
         for place in plan.method.parts
     }  # fmt: skip
@@ -277,7 +283,33 @@ class ClientWork:
         if plan.private_size and plan.method.personal.kept:
             result.state["personal"] = {"private": at.theta[split:].clone(), "buffers": at.buffers[buffers:].clone()}
         result.update = update
-        return self._checked(result)
+        result = self._checked(result)
+        if plan.method.hooks["send"] and result.failure is None:
+            self._send(result, seen)
+            result = self._checked(result)
+        return result
+
+    def _send(self, result: Result, seen: Mapping[str, Context]) -> None:
+        """Let the uplinks change in turn what leaves the client."""
+        self.stage = "send"
+        message: Message = {UPDATE: Slice.of(result.update)}
+        if len(result.buffers):
+            message[BUFFERS] = Slice.of(result.buffers)
+        for place, uploads in result.uploads.items():
+            message |= {f"{place}/{name}": Slice.of(value) for name, value in uploads.items()}
+        for place, part in self.plan.method.hooks["send"]:
+            draws = rng.stream(self.plan.seed, place, self.down.round, self.client)
+            sent = part.send(seen[place], message, draws)
+            message = sent.message | {f"{place}/{name}": Slice.of(value) for name, value in sent.uploads.items()}
+            if sent.state:
+                result.state[place] = sent.state
+        result.sent = sum(one.numbers for one in message.values()), sum(one.nbytes for one in message.values())
+        result.update = message.pop(UPDATE).value
+        result.buffers = message.pop(BUFFERS, Slice.of(result.buffers)).value
+        result.uploads = {}
+        for slot, one in message.items():
+            place, _, name = slot.rpartition("/")
+            result.uploads.setdefault(place, {})[name] = one.value
 
     def _checked(self, result: Result) -> Result:
         """The result, or a failure if any of its values is not finite."""

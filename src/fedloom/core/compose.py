@@ -12,7 +12,7 @@ from fedloom.core.parts import Part
 from fedloom.core.registry import Entry, Registry
 from fedloom.core.renamed import hint
 from fedloom.core.settings import from_plain, to_plain, validate
-from fedloom.core.slots import SLOTS, label, objectives
+from fedloom.core.slots import SEVERAL, SLOTS, label
 
 
 def resolve_method(methods: Registry[Method], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def resolve_method(methods: Registry[Method], given: Mapping[str, Any]) -> dict[
     preset = _preset(methods, found)
     for slot in SLOTS:
         if given.get(slot):
-            found[slot] = (_terms if slot == "objective" else _part)(preset, slot, given[slot])
+            found[slot] = (_terms if slot in SEVERAL else _part)(preset, slot, given[slot])
     return found
 
 
@@ -57,8 +57,8 @@ def compose(methods: Registry[Method], resolved: Mapping[str, Any]) -> Method:
     name = preset.name
     for slot in (slot for slot in SLOTS if slot in resolved):
         own, given = getattr(preset, slot), resolved[slot]
-        if slot == "objective":
-            parts[slot] = tuple(_make(objectives[term], settings) for term, settings in given.items())
+        if slot in SEVERAL:
+            parts[slot] = tuple(_make(SLOTS[slot][term], settings) for term, settings in given.items())
             before, after = [label(term) for term in own], list(given)
             name += "".join(f"-{term}" for term in before if term not in after)
             name += "".join(f"+{term}" for term in after if term not in before)
@@ -91,20 +91,20 @@ def _part(preset: Method, slot: str, given: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _terms(preset: Method, slot: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The objective's terms by name, each with all its settings."""
-    own = {label(term): term for term in preset.objective}
+    """The parts of a slot that holds several, like the objective's terms, by name, each with all its settings."""
+    registry, own = SLOTS[slot], {label(term): term for term in getattr(preset, slot)}
     settings = {term: values for term, values in given.items() if term != "name"}
-    names = given.get("name", [*own, *(term for term in settings if term not in objectives)])  # unknown: raises below
+    names = given.get("name", [*own, *(term for term in settings if term not in registry)])  # unknown: raises below
     for term in settings:
         if term not in names:
             raise ConfigError(
-                f"the objective of method {preset.name!r} has no term {term!r}; add it with "
-                f"method.objective=[{', '.join([*own, term])}]."
+                f"the {slot} of method {preset.name!r} has no part {term!r}; add it with "
+                f"method.{slot}=[{', '.join([*own, term])}]."
             )
-    if not names:
+    if not names and slot == "objective":
         raise ConfigError("method.objective is empty; it needs a term with a loss on the data, like cross_entropy.")
     return {
-        term: _settings(objectives[term], own.get(term), f"method.objective.{term}.", settings.get(term, {}))
+        term: _settings(registry[term], own.get(term), f"method.{slot}.{term}.", settings.get(term, {}))
         for term in names
     }
 

@@ -75,6 +75,7 @@ class Facts(NamedTuple):
         clients: K, the number of clients.
         rounds: T.
         seed: the experiment's seed.
+        expected_cohort: E|S_t| if each client takes part independently with one probability; None if |S_t| is fixed.
     """
 
     inputs: tuple[int, ...]
@@ -84,6 +85,7 @@ class Facts(NamedTuple):
     clients: int
     rounds: int
     seed: int
+    expected_cohort: float | None = None
 
 
 class Context(NamedTuple):
@@ -101,6 +103,8 @@ class Context(NamedTuple):
         facts: public facts of the experiment.
         label_counts: number of the client's training samples of each class [C], if a part needs it.
         samples: all of the client's training samples, if a part needs them.
+        client: the client's number.
+        invited: numbers of all clients that were sent the model in this round.
     """
 
     received: Tensor
@@ -114,6 +118,8 @@ class Context(NamedTuple):
     facts: Facts
     label_counts: Tensor | None = None
     samples: Batch | None = None
+    client: int = 0
+    invited: Sequence[int] = ()
 
 
 NO_ROUND = Context(  # for losses evaluated outside a federated round
@@ -142,6 +148,7 @@ class RoundInfo:
         updates: the members' uploaded updates Δ_i [P], if a part needs all of them.
         buffers: the members' buffers after local work [buffers], alongside ``updates``.
         server_data: the server's unlabelled inputs and the model, if a part needs them.
+        invited: numbers of all clients that were sent the model, whether they arrived or not.
     """
 
     t: int
@@ -157,6 +164,7 @@ class RoundInfo:
     updates: Sequence[Tensor] = field(default_factory=tuple)
     buffers: Sequence[Tensor] = field(default_factory=tuple)
     server_data: ServerData | None = None
+    invited: Sequence[int] = ()
 
     @classmethod
     def of_cohort(

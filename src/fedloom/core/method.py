@@ -7,20 +7,23 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.parts import (
     HOOKS,
+    UPDATE,
     Adaptation,
     Drift,
     Mixing,
     Paired,
     Part,
     Personal,
+    Reduce,
     ServerOptimizer,
     Term,
+    Uplink,
     overrides,
 )
-from fedloom.core.slots import SLOTS, label
+from fedloom.core.slots import SEVERAL, SLOTS, label
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Method:
         adaptation: how a model is adapted to a client before it is used.
         mixing: how the mixing coefficients p are chosen.
         server: the server optimiser.
+        uplink: the transforms, in order, of everything that leaves a client.
         pooled: train on the pooled data of all clients (centralised training, the papers' oracle); no communication.
         citation: BibTeX of the paper.
 
@@ -49,6 +53,7 @@ class Method:
     adaptation: Adaptation = field(default_factory=Adaptation)
     mixing: Mixing = field(default_factory=Mixing)
     server: ServerOptimizer = field(default_factory=ServerOptimizer)
+    uplink: tuple[Uplink, ...] = ()
     pooled: bool = False
     citation: str = ""
 
@@ -83,11 +88,53 @@ class Method:
                         f"but personal {label(self.personal)!r} shares none."
                     )
 
+        for uplink in self.uplink:
+            self._check(uplink)
+
+    def _check(self, uplink: Uplink) -> None:
+        """Refuse what an uplink cannot cover, by name."""
+        mine = f"uplink {label(uplink)!r}"
+        if self.pooled:
+            raise ConfigError(f"method {self.name!r} trains at one place, so nothing goes through {mine}.")
+        for slot in uplink.covered:
+            if slot not in self.slots:
+                raise ConfigError(f"{mine}: nothing called {slot!r} is uploaded; {nearest(slot, self.slots)}")
+        for place, part in self.parts.items():
+            if isinstance(part, Uplink):
+                continue
+            other = f"{place} {label(part)!r}"
+            single = part.needs.updates or part.needs.losses or Reduce.ALL in part.uploads.values()
+            if uplink.only_sums and single:
+                raise ConfigError(f"{other} needs every client's own upload, of which {mine} shows the server the sum.")
+            if uplink.is_private:
+                unbounded = [name for name in part.uploads if name not in (UPDATE, *part.boundable)]
+                if unbounded or part.needs.losses:
+                    what = f"{unbounded[0]!r}" if unbounded else "the client's loss"
+                    raise ConfigError(f"{other} sends {what}, which has no bound that {mine} could keep private.")
+        if not uplink.only_sums:
+            return
+        if not all(later.keeps_bounds for later in self.uplink[self.uplink.index(uplink) + 1 :]):
+            raise ConfigError(f"{mine} must be the last uplink, since what comes after it may undo what it promises.")
+        if not self.mixing.is_uniform:
+            raise ConfigError(
+                f"mixing {label(self.mixing)!r} does not weight a cohort's clients alike, as the sums of {mine} do; "
+                "choose method.mixing=uniform."
+            )
+
+    @cached_property
+    def slots(self) -> tuple[str, ...]:
+        """The slices that leave a client, besides batch statistics: ``update``, and ``<place>/<name>`` of parts."""
+        parts = {place: part for place, part in self.parts.items() if not isinstance(part, Uplink)}
+        return UPDATE, *(f"{place}/{n}" for place, part in parts.items() for n in part.uploads if n != UPDATE)
+
     @cached_property
     def parts(self) -> dict[str, Part]:
-        """All parts by place: ``objective.0``, ``objective.1``, ..., then the other slots."""
-        terms: dict[str, Part] = {f"objective.{i}": term for i, term in enumerate(self.objective)}
-        return terms | {slot: getattr(self, slot) for slot in SLOTS if slot != "objective"}
+        """All parts by place: ``objective.0``, ``objective.1``, ..., then the other slots, ``uplink.0``, ..."""
+        found: dict[str, Part] = {}
+        for slot in SLOTS:
+            filled = getattr(self, slot)
+            found |= {f"{slot}.{i}": part for i, part in enumerate(filled)} if slot in SEVERAL else {slot: filled}
+        return found
 
     @cached_property
     def hooks(self) -> dict[str, list[tuple[str, Any]]]:

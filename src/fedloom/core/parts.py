@@ -1,8 +1,8 @@
 """The base classes of all parts: what a part of a method may do, and when.
 
-A federated method is a composition of parts, one per slot (objective, drift, personal, adaptation, mixing, server). A
-part is a frozen record of its settings; its hooks are pure functions over explicit state, and all of them are optional.
-The life of a part during a round::
+A federated method is a composition of parts, by slot (objective, drift, personal, adaptation, mixing, server, uplink).
+A part is a frozen record of its settings; its hooks are pure functions over explicit state, and all of them are
+optional. The life of a part during a round::
 
     server                                          client i (one of the cohort S_t)
     ------                                          --------------------------------
@@ -10,7 +10,9 @@ The life of a part during a round::
     the state's ``downloads``  ------------------>  begin(ctx) -> constants of this round's local work
                                                     every step: on_step(ctx, model, batch, draws), then
                                                     loss(out, batch, ctx), grad(g, w, ctx), step, prox(w, lr, ctx)
-    combine  (mixing: p, and a step of its own) <-  end(ctx, Δ_i, model) -> new state, uploads, Δ_i
+                                                    end(ctx, Δ_i, model) -> new state, uploads, Δ_i
+    receive  (uplink: noise on sums)            <-  send(ctx, message, draws) -> the message that leaves the client
+    combine  (mixing: p, and a step of its own)
     correct  (objective, drift, personal)
     step     (server optimiser)
     refine   (training at the server)
@@ -31,8 +33,11 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.context import Batch, Context, Facts, Forward, Model, Output, RoundInfo
+from fedloom.core.message import Message, Sent
 from fedloom.core.tree import Tree
 from fedloom.core.views import RegGrad, SharedPrivate, StepInfo, View
+
+UPDATE = "update"  # the slot of the update Δ_i [P] in every message
 
 
 class Reduce(Enum):
@@ -91,6 +96,13 @@ class ClientEnd(NamedTuple):
     update: Tensor
 
 
+class Reduced(NamedTuple):
+    """A slice at the server, reduced over the cohort, and how that was done."""
+
+    value: Tensor
+    how: Reduce
+
+
 Halves = tuple[Tree, Tensor]  # what a server half returns: the part's new state, and the update Δ [P] (or θ [P])
 
 
@@ -105,6 +117,8 @@ class Part:
         uploads: how each slice returned by ``end`` is reduced. The name ``update`` stands for the updates themselves,
             which are sent anyway: another reduction of them costs no communication.
         downloads: the entries of the part's server state that are sent to every client of the cohort.
+        boundable: the slices that may be clipped to a bound, so that noise can cover them; a private uplink refuses the
+            others.
         affine: ``grad`` is a·g + b·w + k with scalars a, b and a vector k [P] that are constant during a round, so that
             a compute may fold it into the step.
         citation: BibTeX of the paper.
@@ -114,6 +128,7 @@ class Part:
     affine: ClassVar[bool] = False
     uploads: ClassVar[Mapping[str, Reduce]] = {}
     downloads: ClassVar[tuple[str, ...]] = ()
+    boundable: ClassVar[tuple[str, ...]] = ()
     citation: ClassVar[str] = ""
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
@@ -293,7 +308,12 @@ class Mixing(Part):
     """The choice of the mixing coefficients p over the cohort; the identity is p_i = n_i / Σ n.
 
     If a client fails later in the round, its coefficient is redistributed in proportion to the others'.
+
+    Attributes:
+        is_uniform: p_i = 1/|S_t|, whatever clients hold or send.
     """
+
+    is_uniform: ClassVar[bool] = False
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """Return the policy's new state and p, float64 [|S|], on the simplex."""
@@ -313,9 +333,51 @@ class ServerOptimizer(Part):
         return state, update
 
 
+@dataclass(frozen=True)
+class Uplink(Part):
+    """Transforms everything that leaves a client: compression, clipping, noise, masks. Several are applied in order.
+
+    Attributes:
+        keeps_bounds: whether it may follow one that bounds slices: the server reads what was given to it.
+    """
+
+    keeps_bounds: ClassVar[bool] = False
+
+    @property
+    def only_sums(self) -> bool:
+        """Whether the server is to see sums over the cohort and no single upload."""
+        return False
+
+    @property
+    def is_private(self) -> bool:
+        """Whether every slice that leaves a client must be ``boundable``."""
+        return False
+
+    @property
+    def covered(self) -> tuple[str, ...]:
+        """The slots that it works on, where it is told them one by one."""
+        return ()
+
+    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> Sent:
+        """Return the new client state, the message that leaves the client, and slices of the part's own.
+
+        Random numbers come from ``draws``, a stream that depends on the seed, the part, the round and the client alone.
+        """
+        return Sent(ctx.state, message, {})
+
+    def receive(
+        self, state: Tree, received: Mapping[str, Reduced], uploads: Tree, info: RoundInfo
+    ) -> tuple[Tree, dict[str, Tensor]]:
+        """Return the new server state, and by slot the reduced slices that change; ``uploads`` are the part's own.
+
+        ``update`` is Σ p_i Δ_i [P]; where a part reduces the updates in another way, that is ``<place>/update``.
+        """
+        return state, {}
+
+
 HOOKS = (
     "init_server", "init_client", "begin", "on_step", "loss", "grad", "prox", "end",
-    "combine", "correct", "step", "refine",
+    "send", "receive", "combine", "correct", "step", "refine",
 )  # fmt: skip
 
 

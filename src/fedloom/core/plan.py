@@ -45,6 +45,7 @@ class ClientPlan:
         make: a factory for the model with other initial parameters.
         rounds: T, if known.
         cohort: the usual |S_t|, if known.
+        expected_cohort: E|S_t| if each client takes part independently with one probability; None if |S_t| is fixed.
         submodel: the level that this plan is for, if clients have several.
 
     Raises:
@@ -66,6 +67,7 @@ class ClientPlan:
     make: Callable[[], nn.Module] | None = None
     rounds: int = 0
     cohort: int = 0
+    expected_cohort: float | None = None
     submodel: Submodel | None = None
 
     def __post_init__(self) -> None:
@@ -74,6 +76,12 @@ class ClientPlan:
             raise ConfigError(
                 f"method {method.name!r} calls the model several times in a step, which would change its buffer "
                 f"{buffers[0].name!r}; choose a model without batch statistics, like one with group normalisation."
+            )
+        strict = [label(uplink) for uplink in method.uplink if uplink.is_private or uplink.only_sums]
+        if strict and buffers:
+            raise ConfigError(
+                f"uplink {strict[0]!r} does not cover the batch statistics in buffer {buffers[0].name!r}; choose "
+                "a model without them, like one with group normalisation."
             )
         makes = "part" in inspect.signature(self.model.forward).parameters
         if method.hooks["loss"] and not method.answers and not makes:
@@ -100,7 +108,9 @@ class ClientPlan:
         mean, std = (self.theta0.new_tensor(values or default).reshape(shape) for values, default in
                      ((arrays.mean, 0.0), (arrays.std, 1.0)))  # fmt: skip
         low, high = (0 - mean) / std, (1 - mean) / std
-        return Facts(tuple(arrays.x.shape[1:]), arrays.classes, low, high, len(self.data), self.rounds, self.seed)
+        shape = tuple(arrays.x.shape[1:])
+        clients, expected = len(self.data), self.expected_cohort
+        return Facts(shape, arrays.classes, low, high, clients, self.rounds, self.seed, expected)
 
     @cached_property
     def levels(self) -> tuple[ClientPlan, ...]:

@@ -3,7 +3,8 @@
 ::
 
     down    = broadcast(server)                             what the cohort receives
-    total   = engine.run(down, cohort)                      begin / step / end at the clients, folded as they arrive
+    total   = engine.run(down, cohort)                      begin / step / end / send at clients, folded as they arrive
+    Σ p_i Δ_i = receive(total)                              uplink: noise on sums
     Δ       = combine(Σ p_i Δ_i)                            mixing: the coefficients p, and a step of its own
     Δ       = correct(Δ)                                    objective, drift, personal: FedDyn's h/α, SCAFFOLD's c, ...
     θ       = refine(θ - step(Δ))                           server optimiser; then training at the server
@@ -22,11 +23,12 @@ import numpy as np
 from torch import Tensor
 
 from fedloom.core import rng, tree
-from fedloom.core.aggregate import BUFFERS, UPDATE, Fold, Traffic
-from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
+from fedloom.core.aggregate import Fold, Traffic
+from fedloom.core.client import BUFFERS, Broadcast, Failure, FailureKind, Result, State
 from fedloom.core.context import RoundInfo
 from fedloom.core.engine import Engine
 from fedloom.core.errors import ClientError
+from fedloom.core.parts import UPDATE, Reduce, Reduced
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server_data import ServerData
 from fedloom.core.submodels import mean_over_holders
@@ -125,7 +127,7 @@ def federated_round(
     work = _Cohort(plan, engine, server, InitialStates(plan, server, store), report)
 
     # broadcast
-    down = server.broadcast(plan)
+    down = replace(server.broadcast(plan), invited=tuple(cohort.tolist()))
     present = work.present(down, drop_rate)
     members = cohort[present]
     info = work.info(members, server_data)
@@ -142,7 +144,7 @@ def federated_round(
         _refuse_if_broken(report, len(members))
         return idle, report
 
-    # combine
+    # the coefficients of those that arrived
     kept = [total.kept for total in totals]
     info = info.restrict(arrived, *([u for one in kept for u in one.get(slot, ())] for slot in (UPDATE, BUFFERS)))
     if weights is None:
@@ -156,6 +158,22 @@ def federated_round(
     info = replace(info, p=p)
     report.p[np.flatnonzero(present)[arrived]] = p
     delta, buffers, uploads = work.mix(totals, weights, arrived, info)
+
+    # receive
+    for place, part in reversed(method.hooks["receive"]):
+        received = {UPDATE: Reduced(delta, Reduce.MIX)} | {
+            f"{owner}/{name}": Reduced(uploads[owner][name], how)
+            for owner, other in method.uploading
+            if owner != place
+            for name, how in other.uploads.items()
+        }
+        states[place], changed = part.receive(states.get(place, {}), received, uploads.get(place, {}), info)
+        delta = changed.pop(UPDATE, delta)
+        for slot, value in changed.items():
+            owner, _, name = slot.rpartition("/")
+            uploads[owner][name] = value
+
+    # combine
     info = replace(info, mixed=delta)
     for place, part in method.hooks["combine"]:
         states[place], delta = part.combine(states.get(place, {}), delta, uploads.get(place, {}), info)
@@ -220,8 +238,9 @@ class _Cohort:
         samples = plan.data.index.offsets[members + 1] - plan.data.index.offsets[members]
         steps = np.array([plan.local.steps_for(int(n)) for n in samples], dtype=np.int64)
         return RoundInfo(
-            t, plan.local.rate(t), members, samples, steps, plan.facts, self.server.theta, server_data=server_data
-        )
+            t, plan.local.rate(t), members, samples, steps, plan.facts, self.server.theta, server_data=server_data,
+            invited=self.report.cohort.tolist(),
+        )  # fmt: skip
 
     def present(self, down: Broadcast, drop_rate: float) -> np.ndarray:
         """Mask [|S|] of the members that remain after the broadcast; records F_i(θ^t) if a part needs it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedloom.core.parts import Adaptation, Drift, Mixing, Part, Personal, ServerOptimizer, Term
+from fedloom.core.parts import Adaptation, Drift, Mixing, Part, Personal, ServerOptimizer, Term, Uplink
 from fedloom.core.registry import Registry
 
 objectives: Registry[Term] = Registry("objective")
@@ -11,6 +11,7 @@ personals: Registry[Personal] = Registry("personal")
 adaptations: Registry[Adaptation] = Registry("adaptation")
 mixings: Registry[Mixing] = Registry("mixing")
 servers: Registry[ServerOptimizer] = Registry("server")
+uplinks: Registry[Uplink] = Registry("uplink")
 
 SLOTS: dict[str, Registry] = {
     "objective": objectives,
@@ -19,7 +20,9 @@ SLOTS: dict[str, Registry] = {
     "adaptation": adaptations,
     "mixing": mixings,
     "server": servers,
+    "uplink": uplinks,
 }
+SEVERAL = ("objective", "uplink")  # slots that hold any number of parts, in order
 
 drifts.register(name="none")(Drift)
 personals.register(name="none")(Personal)

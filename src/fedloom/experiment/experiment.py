@@ -217,3 +217,10 @@ class Experiment:
     def cohort_size(self) -> int:
         """|S_t| for fixed sampling; its mean for Bernoulli sampling."""
         return cohort_size(self.federation.seen, self.participation, self.cohort)
+
+    @property
+    def expected_cohort(self) -> float | None:
+        """E|S_t| where every client comes with the same probability by itself; None where |S_t| is fixed."""
+        if self.sampling == "fixed":
+            return None
+        return float(self.cohort or self.participation * self.federation.seen)

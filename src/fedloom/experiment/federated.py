@@ -18,7 +18,7 @@ from fedloom.core.engine import Engine
 from fedloom.core.local import cohort_size, draw_cohort
 from fedloom.core.round import Report, Server, federated_round, received_losses
 from fedloom.engines import engines
-from fedloom.experiment import atomic, fingerprint
+from fedloom.experiment import atomic, fingerprint, privacy
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.evaluate import Evaluator
@@ -100,7 +100,8 @@ class FederatedTask(Task):
 
     def __init__(self, experiment: Experiment, out: Path | None = None) -> None:
         super().__init__()
-        self.experiment, self.out = experiment, out
+        self.experiment = experiment = privacy.calibrated(experiment)
+        self.out = out
         method = experiment.method
         self.kind = Kind.SYNTHESIS if "judge" in experiment.config else Kind.FEDERATED
         self.name, self.rounds, self.seed = method.name, experiment.rounds, experiment.seed
@@ -116,11 +117,14 @@ class FederatedTask(Task):
         self.sent = Traffic()
         self.engine: Engine | None = None
         last = LastModels.of(self.plan, self.federation.seen) if "average" in experiment.evaluation.what else None
+        self.accountant = privacy.accountant(experiment)
         server = Server.initial(self.plan, self.plan.theta0.to(device), self.plan.buffers0.to(device))
         store, self.warnings = make_store(
             experiment.client_state, self.plan, server, self._reach(), None if out is None else out / CLIENTS
         )
         self.state = Snapshot(server, store, last)
+        if self.accountant is None and privacy.private_uplink(experiment):
+            self.warnings.append(privacy.MISSING)
 
     def open(self) -> None:
         experiment = self.experiment
@@ -180,6 +184,8 @@ class FederatedTask(Task):
             record |= measured
             if clients is not None:
                 tables["clients"] = clients
+        if self.accountant is not None:
+            record["privacy/epsilon"] = self.accountant.epsilon(server.round)
         record |= {
             "comm/down_params": here.down_params,
             "comm/up_params": here.up_params,
@@ -205,6 +211,8 @@ class FederatedTask(Task):
 
     def summarise(self, status: Status) -> dict[str, Any]:
         about = summarise(self.experiment, self.plan, self.history, self.failures)
+        if self.accountant is not None:
+            about["privacy"] = {"neighbours": self.accountant.neighbours, **asdict(self.accountant)}
         return about | {"warnings": warnings(self.history, self.failures)}
 
     def write(self, directory: RunDirectory, status: Status) -> None:

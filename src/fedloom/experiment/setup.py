@@ -42,6 +42,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
         make=experiment.model,
         rounds=experiment.rounds,
         cohort=1 if experiment.method.pooled else experiment.cohort_size,
+        expected_cohort=experiment.expected_cohort,
         teacher=_teacher(experiment, federation, device),
     )
     _private(experiment.method, plan)

@@ -30,6 +30,7 @@ class Scaffold(Drift):
     needs = Needs(shared=True, plain_sgd=True)
     uploads = {"control": Reduce.SHARE}  # noqa: RUF012
     downloads = ("c",)
+    boundable = ("control",)
     affine = True
     citation = """@inproceedings{karimireddy2020scaffold,
   title={{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},

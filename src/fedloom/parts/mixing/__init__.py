@@ -3,8 +3,13 @@
 from fedloom.parts.mixing.aaggff_d import AAggFFD
 from fedloom.parts.mixing.aaggff_s import AAggFFS
 from fedloom.parts.mixing.afl import AFL
+from fedloom.parts.mixing.clipped import CentredClipping, NormBounding
 from fedloom.parts.mixing.fedmgda import FedMGDA
 from fedloom.parts.mixing.fixed import Fixed
+from fedloom.parts.mixing.fltrust import FLTrust
+from fedloom.parts.mixing.geometric_median import GeometricMedian
+from fedloom.parts.mixing.krum import Krum
+from fedloom.parts.mixing.order_statistics import CoordinateMedian, TrimmedMean
 from fedloom.parts.mixing.proportional import Proportional
 from fedloom.parts.mixing.q_ffl import QFFL
 from fedloom.parts.mixing.ssa import SelfSupervised
@@ -18,11 +23,18 @@ __all__ = [
     "TERM",
     "AAggFFD",
     "AAggFFS",
+    "CentredClipping",
     "Confidence",
+    "CoordinateMedian",
+    "FLTrust",
     "FedMGDA",
     "Fixed",
+    "GeometricMedian",
+    "Krum",
+    "NormBounding",
     "Proportional",
     "SelfSupervised",
     "Similarity",
+    "TrimmedMean",
     "Uniform",
 ]

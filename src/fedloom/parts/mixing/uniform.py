@@ -21,5 +21,7 @@ class Uniform(Mixing):
     array([0.5, 0.5])
     """
 
+    is_uniform = True
+
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         return state, np.full(len(info.cohort), 1 / len(info.cohort))

@@ -1,0 +1,54 @@
+"""A method as a function of the settings of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from inspect import Parameter, Signature
+from typing import Any, get_type_hints
+
+from fedloom.core.documentation import documentation
+from fedloom.core.method import Method
+from fedloom.core.slots import SEVERAL
+
+
+def factory(
+    method: Method, summary: str, note: str = "", names: Mapping[str, str] | None = None
+) -> Callable[..., Method]:
+    """Return a function that makes the method from its parts' settings, with name, signature and docstring.
+
+    Args:
+        method: the composition, with all settings at their defaults.
+        summary: one line on what it does.
+        note: further sentences: the place in the paper, requirements.
+        names: the method's name for a setting, by place and field like ``server.lr``; "" fixes the setting. A setting
+            that several parts have under one name is set in all of them.
+    """
+    parts, names, places = method.parts, names or {}, dict[str, list[tuple[str, str]]]()
+    parameters, lines = [], []
+    for place, part in parts.items():
+        types, helps = get_type_hints(type(part)), documentation(type(part))[1]
+        for field in fields(part):  # pyright: ignore[reportArgumentType]
+            name = names.get(f"{place}.{field.name}", field.name)
+            places.setdefault(name, []).append((place, field.name))
+            if name and len(places[name]) == 1:
+                default, kind = getattr(part, field.name), Parameter.POSITIONAL_OR_KEYWORD
+                parameters.append(Parameter(name, kind, default=default, annotation=types[field.name]))
+                lines.append(f"    {name}: {helps.get(field.name, '')}")
+    signature = Signature(parameters, return_annotation=Method)
+
+    def compose(*values: Any, **settings: Any) -> Method:
+        changes: dict[str, dict[str, Any]] = {place: {} for place in parts}
+        for name, value in signature.bind(*values, **settings).arguments.items():
+            for place, field in places[name]:
+                changes[place][field] = value
+        new = {place: replace(part, **changes[place]) for place, part in parts.items()}  # pyright: ignore
+        for slot in SEVERAL:
+            new[slot] = tuple(new.pop(place) for place in parts if place.startswith(f"{slot}."))
+        return replace(method, **new)
+
+    compose.__name__ = compose.__qualname__ = method.name
+    compose.__doc__ = "\n\n".join(filter(None, [summary, note, "\n".join(["Args:", *lines] if lines else [])]))
+    compose.__annotations__ = {p.name: p.annotation for p in parameters}
+    compose.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
+    return compose

@@ -1,0 +1,114 @@
+"""Updates of bounded length: around zero (norm bounding) or around the last aggregate (centred clipping)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.context import Facts, RoundInfo
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Halves, Mixing, Needs
+from fedloom.core.slots import mixings
+from fedloom.core.tree import Tree
+
+
+def factors(updates: Tensor, centre: Tensor, radius: float) -> Tensor:
+    """min(1, C/‖Δ_i - v‖) [n] for updates [n, P], a centre v [P] and a radius C.
+
+    >>> factors(torch.tensor([[3.0, 4.0], [0.0, 1.0]]), torch.zeros(2), 2.0)
+    tensor([0.4000, 1.0000])
+    """
+    distances = torch.linalg.vector_norm(updates - centre, dim=1)
+    return radius / distances.clamp(min=radius)
+
+
+@mixings.register(name="norm_bounding")
+@dataclass(frozen=True)
+class NormBounding(Mixing):
+    """Δ = Σ (n_i/n) min(1, C/‖Δ_i‖) Δ_i: no update counts for more than a length of C.
+
+    Breakdown point: none; every hostile client moves the result, but by no more than (n_i/n) C. With C = ∞ it is the
+    mean weighted by samples. The recorded p_i is proportional to (n_i/n) min(1, C/‖Δ_i‖). All updates of a cohort are
+    held at once. Sun, Kairouz, Suresh & McMahan 2019, section 4, without their noise, which is an uplink.
+
+    Args:
+        radius: C > 0.
+    """
+
+    radius: float = 1.0
+
+    needs = Needs(updates=True, shared=True)
+    citation = """@article{sun2019backdoor, title={Can You Really Backdoor Federated Learning?},
+  author={Sun, Ziteng and Kairouz, Peter and Suresh, Ananda Theertha and McMahan, H. Brendan},
+  journal={arXiv preprint arXiv:1911.07963}, year={2019}}"""
+
+    def __post_init__(self) -> None:
+        if not self.radius > 0:
+            raise ConfigError(f"mixing 'norm_bounding' needs a positive radius, not {self.radius:g}.")
+
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
+        """The clipped weights made to sum to 1; their sum is kept for the step that follows."""
+        if self.radius == float("inf"):
+            return {"sum": torch.tensor(1.0)}, info.samples / info.samples.sum()
+        flat = torch.stack(list(info.updates)).double()
+        kept = factors(flat, torch.zeros_like(flat[0]), self.radius).cpu().numpy()
+        raw = info.samples / info.samples.sum() * kept
+        return {"sum": torch.tensor(raw.sum(), dtype=torch.float64)}, raw / raw.sum()
+
+    def combine(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        """The bounded mean."""
+        return {}, state["sum"].to(update) * update
+
+
+@mixings.register(name="centred_clipping")
+@dataclass(frozen=True)
+class CentredClipping(Mixing):
+    """v ← v + (1/n) Σ min(1, τ/‖Δ_i - v‖) (Δ_i - v), L times from the last round's Δ; the new Δ is v.
+
+    Breakdown point: none within a round: f hostile clients of n move Δ, but by no more than Lτf/n, whatever they send,
+    from where it would be if they had sent v. The first round starts from 0. With τ = ∞ and L = 1 it is the
+    unweighted mean. All clients count alike; the recorded p_i is proportional to min(1, τ/‖Δ_i - v‖) in the last step.
+    All updates of a cohort are held at once. Karimireddy, He & Jaggi, ICML 2021, algorithm 2; their clients upload
+    momentum, which our updates stand for, and the bound on a run of rounds asks for it.
+
+    Args:
+        radius: τ > 0.
+        steps: L ≥ 1.
+    """
+
+    radius: float = 1.0
+    steps: int = 1
+
+    needs = Needs(updates=True, shared=True)
+    citation = """@inproceedings{karimireddy2021history,
+  title={Learning from History for {Byzantine} Robust Optimization},
+  author={Karimireddy, Sai Praneeth and He, Lie and Jaggi, Martin},
+  booktitle={International Conference on Machine Learning}, year={2021}}"""
+
+    def __post_init__(self) -> None:
+        if not self.radius > 0:
+            raise ConfigError(f"mixing 'centred_clipping' needs a positive radius, not {self.radius:g}.")
+        if self.steps < 1:
+            raise ConfigError(f"mixing 'centred_clipping' needs steps of at least 1, not {self.steps}.")
+
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
+        """v = 0 [P]."""
+        return {"centre": torch.zeros_like(theta)}
+
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
+        """The clipping factors made to sum to 1; the new centre is kept."""
+        flat = torch.stack(list(info.updates)).double()
+        if self.radius == float("inf"):
+            return {"centre": flat.mean(0).to(state["centre"])}, np.full(len(flat), 1 / len(flat))
+        centre, kept = state["centre"].double(), flat.new_ones(len(flat))
+        for _ in range(self.steps):
+            kept = factors(flat, centre, self.radius)
+            centre = centre + kept @ (flat - centre) / len(flat)
+        return {"centre": centre.to(state["centre"])}, (kept / kept.sum()).cpu().numpy()
+
+    def combine(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        """The centre."""
+        return state, state["centre"]

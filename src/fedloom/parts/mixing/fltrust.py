@@ -1,0 +1,69 @@
+"""FLTrust: updates count as far as they point where the server's own does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.context import RoundInfo
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Halves, Mixing, Needs
+from fedloom.core.slots import mixings
+from fedloom.core.tree import Tree
+
+
+@mixings.register(name="fltrust")
+@dataclass(frozen=True)
+class FLTrust(Mixing):
+    """Δ = Σ s_i (‖Δ_0‖/‖Δ_i‖) Δ_i / Σ s_i with trust scores s_i = max(cos(Δ_i, Δ_0), 0), Δ_0 the server's own update.
+
+    The server's data set lies at one client, the root, which trains like all others, takes part in every round and is
+    not mixed itself. If it drops out of a round nothing is learnt in that round; if nobody is trusted, Δ = 0.
+
+    Breakdown point: any number of hostile clients; the result is never longer than ‖Δ_0‖ and never points away from
+    Δ_0, and a client whose update does (cos ≤ 0) has p_i = 0 exactly. Inside that half space hostile clients still
+    choose. All updates of a cohort are held at once. Cao, Fang, Liu & Gong, NDSS 2021, section IV; the paper's root
+    data set belongs to the server, which trains with the clients' settings: the same thing, said as a client.
+
+    Args:
+        root: number of the client that holds the server's data.
+    """
+
+    root: int = 0
+
+    needs = Needs(updates=True, shared=True, full_participation=True)
+    citation = """@inproceedings{cao2021fltrust,
+  title={{FLTrust}: {Byzantine}-robust Federated Learning via Trust Bootstrapping},
+  author={Cao, Xiaoyu and Fang, Minghong and Liu, Jia and Gong, Neil Zhenqiang},
+  booktitle={Network and Distributed System Security Symposium}, year={2021}}"""
+
+    def __post_init__(self) -> None:
+        if self.root < 0:
+            raise ConfigError(f"mixing 'fltrust': root is {self.root}, but clients are numbered from 0.")
+
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
+        """s_i/‖Δ_i‖ made to sum to 1; what the mixture is multiplied with is kept for the step that follows."""
+        if self.root >= info.facts.clients:
+            raise ConfigError(f"mixing 'fltrust': root is {self.root}, but there are {info.facts.clients} clients.")
+        at = np.flatnonzero(info.cohort == self.root)
+        n = len(info.cohort)
+        if not len(at):
+            return {"scale": torch.tensor(0.0)}, np.full(n, np.nan)
+        flat = torch.stack(list(info.updates)).double()
+        norms = torch.linalg.vector_norm(flat, dim=1).cpu().numpy()
+        inner = (flat @ flat[at[0]]).cpu().numpy()
+        length = norms[at[0]]
+        scores = np.divide(inner, norms * length, out=np.zeros(n), where=norms * length > 0).clip(min=0)
+        scores[at[0]] = 0
+        raw = np.divide(scores, norms, out=np.zeros(n), where=norms > 0)
+        if raw.sum() == 0:
+            return {"scale": torch.tensor(0.0)}, np.full(n, 1 / n)
+        scale = torch.tensor(length * raw.sum() / scores.sum(), dtype=torch.float64)
+        return {"scale": scale}, raw / raw.sum()
+
+    def combine(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        """The mixture of updates as long as the root's."""
+        return {}, state["scale"].to(update) * update

@@ -1,0 +1,60 @@
+"""Krum and multi-Krum: the updates that lie closest to most others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedloom.core.context import RoundInfo
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Mixing, Needs
+from fedloom.core.slots import mixings
+from fedloom.core.tree import Tree
+
+
+@mixings.register(name="krum")
+@dataclass(frozen=True)
+class Krum(Mixing):
+    """The mean of the m updates with the least scores s_i = Σ ‖Δ_i - Δ_j‖² over the n - f - 2 nearest j ≠ i.
+
+    m = 1 is Krum, more is multi-Krum. f = ⌊ρn⌋ of the n clients are taken to be hostile.
+
+    Breakdown point: as long as at most f are hostile and n ≥ 2f + 3, an update that is farther from every honest one
+    than honest ones are from each other by a factor that depends on n alone is not among the m ≤ n - f chosen: its
+    p_i is 0. In a cohort too small for that (n < 2f + 3, after drop-outs) scores take the nearest update alone, and
+    nothing is promised. All clients count alike. All updates of a cohort are held at once. Blanchard, El Mhamdi,
+    Guerraoui & Stainer, NeurIPS 2017, sections 4 and 6; equal scores go to the client with the lower number.
+
+    Args:
+        hostile: ρ in [0, 1/2), the largest share of hostile clients to be survived.
+        selected: m; null takes n - f.
+    """
+
+    hostile: float = 0.2
+    selected: int | None = 1
+
+    needs = Needs(updates=True, shared=True)
+    citation = """@inproceedings{blanchard2017krum,
+  title={Machine Learning with Adversaries: {Byzantine} Tolerant Gradient Descent},
+  author={Blanchard, Peva and El Mhamdi, El Mahdi and Guerraoui, Rachid and Stainer, Julien},
+  booktitle={Advances in Neural Information Processing Systems}, volume={30}, year={2017}}"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.hostile < 0.5:
+            raise ConfigError(f"mixing 'krum' needs a hostile share in [0, 0.5), not {self.hostile:g}.")
+        if self.selected is not None and self.selected < 1:
+            raise ConfigError(f"mixing 'krum' needs at least 1 selected update, not {self.selected}.")
+
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
+        """Equal shares of the m chosen clients, and 0 for all others."""
+        flat = torch.stack(list(info.updates)).double()
+        n = len(flat)
+        f = int(self.hostile * n + 1e-9)
+        squares = torch.stack([(flat - one).square().sum(1) for one in flat])
+        nearest = squares.sort(dim=1).values[:, 1 : 1 + max(n - f - 2, 1)]  # the first is the client itself
+        chosen = nearest.sum(1).sort(stable=True).indices[: min(self.selected or n - f, n)].cpu().numpy()
+        p = np.zeros(n)
+        p[chosen] = 1 / len(chosen)
+        return state, p

@@ -1,0 +1,170 @@
+"""Client-level differential privacy: everything that leaves a client is clipped, and Gaussian noise is added."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import exp, inf, sqrt
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core import rng
+from fedloom.core.client import BUFFERS
+from fedloom.core.context import Context, Facts, RoundInfo
+from fedloom.core.errors import ConfigError
+from fedloom.core.message import Message, Sent
+from fedloom.core.parts import UPDATE, Needs, Reduce, Reduced, Uplink
+from fedloom.core.slots import uplinks
+from fedloom.core.tree import Tree
+
+
+@uplinks.register(name="clip_noise")
+@dataclass(frozen=True)
+class ClipNoise(Uplink):
+    """x ← x min(1, C/‖x‖) at the client, x all slices that it uploads; and noise of standard deviation zC on Σ_S x_i.
+
+    With ``noise_at=server`` (central privacy) the sum over the cohort gets the noise once: the mean becomes
+    (Σ_S x_i + N(0, z²C²I))/m with m = |S_t| where cohorts have a fixed size, and m = E|S_t| where clients come at
+    random (``sampling=bernoulli``). With ``noise_at=client`` (local privacy) every client adds N(0, z²C²I) itself.
+    Parts of a method that use one upload twice, like FedDyn's h, see the same noise. C = ∞ with z = 0 is the identity.
+
+    With ``quantile`` γ the bound follows the γ-quantile of the clients' norms: C ← C exp(-η(b̃ - γ)), b̃ the share of
+    clients with ‖x‖ ≤ C, measured with noise N(0, σ_b²) on their number. The sum then gets more noise,
+    z_Δ = (z⁻² - (2σ_b)⁻²)^{-1/2}, so that both together cost what z alone does.
+
+    What is promised is in docs/trust.md; ε is in every round's record if ``dp-accounting`` is installed. Parts that
+    upload what has no bound are refused, as are mixing coefficients that depend on what clients hold, and batch
+    statistics. McMahan, Ramage, Talwar & Zhang, ICLR 2018; Andrew, Thakkar, McMahan & Ramaswamy, NeurIPS 2021,
+    algorithm 1.
+
+    Args:
+        clip: C > 0, of the joint norm of all slices; the first one where it adapts.
+        noise: z ≥ 0, the noise multiplier.
+        noise_at: ``server`` or ``client``.
+        bounds: a bound for each slice by its slot, like ``{update: 1.0, drift/control: 0.5}``, in place of the joint
+            one; with k slices the noise on a slice is z√k times its bound.
+        quantile: γ in (0, 1), to which share of clients C adapts; null keeps C.
+        clip_lr: η > 0 of C.
+        count_noise: σ_b > z/2; null takes max(m/20, z).
+        delta: δ of the ε that is reported.
+        epsilon: if given, the ε that all rounds together may spend; z is found from it.
+    """
+
+    clip: float = 1.0
+    noise: float = 1.0
+    noise_at: Literal["server", "client"] = "server"
+    bounds: Mapping[str, float] = field(default_factory=dict, hash=False)
+    quantile: float | None = None
+    clip_lr: float = 0.2
+    count_noise: float | None = None
+    delta: float = 1e-5
+    epsilon: float | None = None
+
+    needs = Needs(shared=True)
+    citation = """@inproceedings{mcmahan2018dprnn, title={Learning Differentially Private Recurrent Language Models},
+  author={McMahan, H. Brendan and Ramage, Daniel and Talwar, Kunal and Zhang, Li},
+  booktitle={International Conference on Learning Representations}, year={2018}}
+@inproceedings{andrew2021adaptive, title={Differentially Private Learning with Adaptive Clipping},
+  author={Andrew, Galen and Thakkar, Om and McMahan, H. Brendan and Ramaswamy, Swaroop},
+  booktitle={Advances in Neural Information Processing Systems}, volume={34}, year={2021}}"""
+
+    def __post_init__(self) -> None:
+        mine = "uplink 'clip_noise'"
+        if not (self.clip > 0 and all(bound > 0 for bound in self.bounds.values())):
+            raise ConfigError(f"{mine} needs positive bounds.")
+        if not 0 <= self.noise < inf:
+            raise ConfigError(f"{mine} needs a finite noise of at least 0, not {self.noise:g}.")
+        if self.is_private and (self.clip == inf if not self.bounds else inf in self.bounds.values()):
+            raise ConfigError(f"{mine}: noise is a multiple of the bound, which must be finite.")
+        if not 0 < self.delta < 1 or not (self.epsilon is None or 0 < self.epsilon < inf):
+            raise ConfigError(f"{mine} needs a delta in (0, 1) and a positive, finite epsilon.")
+        if self.quantile is None:
+            return
+        if not (0 < self.quantile < 1 and 0 < self.clip_lr < inf):
+            raise ConfigError(f"{mine} needs a quantile in (0, 1) and a positive clip_lr.")
+        if self.bounds or self.noise_at == "client" or self.clip == inf:
+            raise ConfigError(f"{mine} adapts one finite bound, with noise at the server.")
+        if self.count_noise is not None and not self.noise / 2 < self.count_noise < inf:
+            raise ConfigError(f"{mine} needs a count_noise above noise/2 = {self.noise / 2:g}.")
+
+    @property
+    def is_private(self) -> bool:
+        return self.noise > 0 or self.epsilon is not None
+
+    @property
+    def only_sums(self) -> bool:
+        return self.is_private and self.noise_at == "server"
+
+    @property
+    def covered(self) -> tuple[str, ...]:
+        return tuple(self.bounds)
+
+    @property
+    def uploads(self) -> Mapping[str, Reduce]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether ‖x‖ ≤ C, as ±1/2, where C adapts."""
+        return {} if self.quantile is None else {"below": Reduce.MEAN}
+
+    @property
+    def downloads(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """C, where it adapts."""
+        return () if self.quantile is None else ("clip",)
+
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
+        """The first C."""
+        return {} if self.quantile is None else {"clip": torch.tensor(self.clip, dtype=torch.float64)}
+
+    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> Sent:
+        """The clipped message, with the client's own noise where it adds it."""
+        slots = [slot for slot in message if slot != BUFFERS]
+        clip = float(ctx.down["clip"]) if self.quantile is not None else self.clip
+        if missing := [slot for slot in slots if self.bounds and slot not in self.bounds]:
+            raise ConfigError(f"uplink 'clip_noise' has no bound for {missing[0]!r}; give one in bounds.")
+        norms = {slot: float(torch.linalg.vector_norm(message[slot].value, dtype=torch.float64)) for slot in slots}
+        joint = sqrt(sum(norm**2 for norm in norms.values()))
+        for slot in slots:
+            norm, bound = (norms[slot], self.bounds[slot]) if self.bounds else (joint, clip)
+            value = message[slot].value
+            if norm > bound:
+                value = value * (bound / norm)
+            if self.noise_at == "client" and self.noise:
+                value = value + self._std(slot, clip) * _normal(draws, value)
+            message = message | {slot: message[slot]._replace(value=value)}
+        bit = next(iter(message.values())).value.new_tensor(0.5 if joint <= clip else -0.5)
+        return Sent({}, message, {} if self.quantile is None else {"below": bit})
+
+    def receive(
+        self, state: Tree, received: Mapping[str, Reduced], uploads: Tree, info: RoundInfo
+    ) -> tuple[Tree, dict[str, Tensor]]:
+        """Sums with the server's noise, and the next C."""
+        cohort, expected = len(info.cohort), info.facts.expected_cohort
+        m = cohort if expected is None or not self.noise else expected
+        clip, extra = self.clip, 1.0
+        if self.quantile is not None:
+            clip = float(state["clip"])
+            count_noise = max(m / 20, self.noise) if self.count_noise is None else self.count_noise
+            extra = 1 / sqrt(1 - (self.noise / (2 * count_noise)) ** 2)
+            draw = rng.stream(info.facts.seed, "private count", info.t).standard_normal()
+            share = (float(uploads["below"]) * cohort + (count_noise * draw if self.noise else 0)) / m + 0.5
+            state = {"clip": state["clip"] * exp(-self.clip_lr * (share - self.quantile))}
+        if not self.only_sums:
+            return state, {}
+        changed, noises = dict[str, Tensor](), dict[str, Tensor]()
+        for slot, (value, how) in received.items():
+            sent = UPDATE if slot.endswith(f"/{UPDATE}") else slot
+            if sent not in noises:
+                draws = rng.stream(info.facts.seed, f"privacy of {sent}", info.t)
+                noises[sent] = extra * self._std(sent, clip) * _normal(draws, value)
+            kept, size = (1.0, info.facts.clients) if how is Reduce.SHARE else (cohort / m, m)
+            changed[slot] = kept * value + noises[sent] / size
+        return state, changed
+
+    def _std(self, slot: str, clip: float) -> float:
+        """The standard deviation of the noise on the sum of a slice."""
+        return self.noise * (self.bounds[slot] * sqrt(len(self.bounds)) if self.bounds else clip)
+
+
+def _normal(draws: np.random.Generator, like: Tensor) -> Tensor:
+    return torch.from_numpy(np.asarray(draws.standard_normal(tuple(like.shape)))).to(like)

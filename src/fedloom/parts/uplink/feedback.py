@@ -1,0 +1,37 @@
+"""Compression of some slices of a message, with or without the memory of what was not sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from fedloom.core.message import Message, Slice
+from fedloom.core.tree import Tree
+
+Compressor = Callable[[Slice], Slice]
+
+
+def compressed(message: Message, slices: Sequence[str], compress: Compressor) -> Message:
+    """The message with the named slices compressed; empty ones stay as they are."""
+    return message | {slot: compress(message[slot]) for slot in slices if message[slot].value.numel()}
+
+
+def with_feedback(state: Tree, message: Message, slices: Sequence[str], compress: Compressor) -> tuple[Tree, Message]:
+    """The new memory and the message, with the named slices compressed after what was not sent before is added.
+
+    With memory e and a slice x, C(x + e) is sent and e ← x + e - C(x + e). Seide et al. 2014; Karimireddy et al., ICML
+    2019, algorithm 1.
+    """
+
+    def total(slot: str) -> Tensor:
+        before = state.get(_key(slot))
+        return message[slot].value if before is None else message[slot].value + before
+
+    corrected = message | {slot: message[slot]._replace(value=total(slot)) for slot in slices}
+    sent = compressed(corrected, slices, compress)
+    return {_key(slot): corrected[slot].value - sent[slot].value for slot in slices}, sent
+
+
+def _key(slot: str) -> str:
+    return slot.replace("/", " ")  # a state's names are parts of paths

@@ -1,0 +1,110 @@
+"""Quantisation: a client sends few bits of every number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.context import Context
+from fedloom.core.errors import ConfigError
+from fedloom.core.message import Message, Sent, Slice
+from fedloom.core.parts import UPDATE, Needs, Uplink
+from fedloom.core.slots import uplinks
+from fedloom.core.tree import Tree
+from fedloom.parts.uplink.feedback import compressed, with_feedback
+
+
+@uplinks.register(name="qsgd")
+@dataclass(frozen=True)
+class QSGD(Uplink):
+    """C(x)_j = ‖x‖ sign(x_j) ξ_j/s, with ξ_j one of the two whole numbers beside s|x_j|/‖x‖, at random.
+
+    s = 2^{b-1} - 1, so that a number and its sign fit into b bits; the norm is sent beside them. Unbiased, and
+    E ‖C(x) - x‖² ≤ min(P/s², √P/s) ‖x‖². Alistarh, Grubic, Li, Tomioka & Vojnovic, NeurIPS 2017, section 3.1, lemma
+    3.1, without their Elias coding: every number takes b bits.
+
+    Args:
+        bits: b ≥ 2, bits of a number.
+        slices: what is compressed: ``update``, and by place and name what parts upload besides, like ``drift/control``.
+    """
+
+    bits: int = 8
+    slices: tuple[str, ...] = (UPDATE,)
+
+    needs = Needs(shared=True)
+    citation = """@inproceedings{alistarh2017qsgd,
+  title={{QSGD}: Communication-Efficient {SGD} via Gradient Quantization and Encoding},
+  author={Alistarh, Dan and Grubic, Demjan and Li, Jerry and Tomioka, Ryota and Vojnovic, Milan},
+  booktitle={Advances in Neural Information Processing Systems}, volume={30}, year={2017}}"""
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.bits <= 24:
+            raise ConfigError(f"uplink 'qsgd' needs between 2 and 24 bits a number, not {self.bits}.")
+
+    @property
+    def covered(self) -> tuple[str, ...]:
+        return self.slices
+
+    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> Sent:
+        """The quantised slices."""
+        return Sent({}, compressed(message, self.slices, lambda x: self.compress(x, draws)), {})
+
+    def compress(self, x: Slice, draws: np.random.Generator) -> Slice:
+        """C(x)."""
+        value = x.value.double()
+        norm, s = torch.linalg.vector_norm(value), 2 ** (self.bits - 1) - 1
+        sent = Slice(x.value, x.numbers, self.bits, x.extra + 8 * x.value.element_size())
+        if not (0 < norm < float("inf")):  # a message that diverged is found to be so afterwards
+            return sent
+        scaled = value.abs() * (s / norm)
+        low = scaled.floor()
+        coin = torch.from_numpy(draws.random(tuple(value.shape))).to(value.device)
+        level = low + (coin < scaled - low)
+        return sent._replace(value=(value.sign() * level * (norm / s)).to(x.value.dtype))
+
+
+@uplinks.register(name="sign")
+@dataclass(frozen=True)
+class SignCompression(Uplink):
+    """C(x)_j = (‖x‖₁/P) sign(x_j): one bit a number, and one scale.
+
+    A contraction: ‖x - C(x)‖² = (1 - ‖x‖₁²/(P‖x‖²)) ‖x‖². With ``feedback`` a client keeps what it has not sent, e, and
+    adds it to what it would send next: C(x + e) goes out and e ← x + e - C(x + e); without it, the scaled sign does not
+    converge in general. The sign of 0 is 1. Karimireddy, Rebjock, Stich & Jaggi, ICML 2019, algorithm 1.
+
+    Args:
+        feedback: whether what is not sent is kept for later.
+        slices: what is compressed: ``update``, and by place and name what parts upload besides, like ``drift/control``.
+    """
+
+    feedback: bool = True
+    slices: tuple[str, ...] = (UPDATE,)
+
+    needs = Needs(shared=True)
+    citation = """@inproceedings{karimireddy2019feedback,
+  title={Error Feedback Fixes {SignSGD} and other Gradient Compression Schemes},
+  author={Karimireddy, Sai Praneeth and Rebjock, Quentin and Stich, Sebastian U. and Jaggi, Martin},
+  booktitle={International Conference on Machine Learning}, year={2019}}"""
+
+    def init_client(self, theta: Tensor) -> Tree:
+        """e = 0 for the update."""
+        return {UPDATE: torch.zeros_like(theta)} if self.feedback and UPDATE in self.slices else {}
+
+    @property
+    def covered(self) -> tuple[str, ...]:
+        return self.slices
+
+    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> Sent:
+        """The signs."""
+        if not self.feedback:
+            return Sent({}, compressed(message, self.slices, self.compress), {})
+        return Sent(*with_feedback(ctx.state, message, self.slices, self.compress), {})
+
+    def compress(self, x: Slice) -> Slice:
+        """C(x)."""
+        ones = torch.ones_like(x.value)
+        value = x.value.abs().mean() * torch.where(x.value < 0, -ones, ones)
+        return Slice(value, x.numbers, 1, x.extra + 8 * x.value.element_size())

@@ -1,0 +1,96 @@
+"""Masks that cancel in the sum over the cohort, so that the server learns sums and no single upload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core import rng
+from fedloom.core.context import Context, RoundInfo
+from fedloom.core.errors import ConfigError
+from fedloom.core.message import Message, Sent, Slice
+from fedloom.core.parts import UPDATE, Needs, Reduce, Reduced, Uplink
+from fedloom.core.slots import uplinks
+from fedloom.core.tree import Tree
+
+RING = 2**63  # numbers lie in [-2^63, 2^63) and wrap around
+
+
+@uplinks.register(name="secure_sum")
+@dataclass(frozen=True)
+class SecureSum(Uplink):
+    """y_i = round(2^f x_i) + Σ_{j>i} m_ij - Σ_{j<i} m_ij mod 2^64, with m_ij uniform, known to i and j alone.
+
+    In the ring the masks cancel exactly: Σ_S y_i = Σ_S round(2^f x_i), which the server divides by 2^f; a sum over n
+    clients is off by n 2^{-f-1} at most. Where clients drop out after they were sent the model, those who arrived tell
+    the server their masks with them, which it takes off. Sums need equal weights, so mixing is ``uniform``; parts that
+    need single uploads are refused, as are batch statistics. It follows ``clip_noise``, never precedes it.
+
+    This is the arithmetic of Bonawitz et al., CCS 2017, section 4, with masks drawn from the run's seed in place of
+    agreed keys: the bits are those of the protocol, the secrecy is not. A deployment takes its transport's protocol;
+    key agreement and secret shares are not counted as communication. A client draws |S_t| - 1 masks as long as its
+    upload.
+
+    Args:
+        fraction_bits: f.
+    """
+
+    fraction_bits: int = 24
+
+    needs = Needs(shared=True)
+    keeps_bounds = True
+    citation = """@inproceedings{bonawitz2017secure,
+  title={Practical Secure Aggregation for Privacy-Preserving Machine Learning},
+  author={Bonawitz, Keith and Ivanov, Vladimir and Kreuter, Ben and Marcedone, Antonio and McMahan, H. Brendan and Patel, Sarvar and Ramage, Daniel and Segal, Aaron and Seth, Karn},
+  booktitle={ACM SIGSAC Conference on Computer and Communications Security}, year={2017}}"""  # noqa: E501
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.fraction_bits <= 48:
+            raise ConfigError(f"uplink 'secure_sum' needs between 1 and 48 fraction_bits, not {self.fraction_bits}.")
+
+    @property
+    def only_sums(self) -> bool:
+        return True
+
+    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> Sent:
+        """The masked message."""
+        others = [int(other) for other in ctx.invited if other != ctx.client]
+        masked: Message = {}
+        for slot, one in message.items():
+            scaled = (one.value.double() * 2.0**self.fraction_bits).round()
+            if not bool((scaled.abs() * len(ctx.invited) < RING).all()):
+                raise ValueError(f"{slot} is too large for a ring of 64 bits with {self.fraction_bits} fraction_bits")
+            value = scaled.long()
+            for other in others:
+                value = value + _mask(ctx.facts.seed, slot, ctx.round, ctx.client, other, value)
+            masked[slot] = Slice.of(value)
+        return Sent({}, masked, {})
+
+    def receive(
+        self, state: Tree, received: Mapping[str, Reduced], uploads: Tree, info: RoundInfo
+    ) -> tuple[Tree, dict[str, Tensor]]:
+        """The sums without what is left of masks, as numbers and reduced as declared."""
+        arrived = [int(client) for client in info.cohort]
+        lost = sorted({int(client) for client in info.invited} - set(arrived))
+        found: dict[str, Tensor] = {}
+        for slot, (value, how) in received.items():
+            sent = UPDATE if slot.endswith(f"/{UPDATE}") else slot
+            for client in arrived:
+                for other in lost:
+                    value = value - _mask(info.facts.seed, sent, info.t, client, other, value)
+            divisor = info.facts.clients if how is Reduce.SHARE else len(arrived)
+            found[slot] = (value.double() / (2.0**self.fraction_bits * divisor)).to(info.received)
+        return state, found
+
+
+def _mask(seed: int, slot: str, round: int, client: int, other: int, like: Tensor) -> Tensor:
+    """The mask that a client adds for another, int64 with the shape of ``like``; the other one adds its opposite."""
+    draws = rng.stream(seed, f"mask of {slot}", round, min(client, other), max(client, other))
+    mask = np.asarray(draws.integers(-RING, RING, size=tuple(like.shape), dtype=np.int64))
+    if client > other:
+        np.negative(mask, out=mask)
+    return torch.from_numpy(mask).to(like.device)

@@ -1,0 +1,131 @@
+"""Sparsification: a client sends few coordinates of what it would upload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log2
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.context import Context
+from fedloom.core.errors import ConfigError
+from fedloom.core.message import Message, Sent, Slice
+from fedloom.core.parts import UPDATE, Needs, Uplink
+from fedloom.core.slots import uplinks
+from fedloom.core.tree import Tree
+from fedloom.parts.uplink.feedback import compressed, with_feedback
+
+SEED_BITS = 64
+
+
+def _count(fraction: float, size: int) -> int:
+    """k = ⌈fraction · P⌉."""
+    return min(max(ceil(fraction * size - 1e-9), 1), size)
+
+
+def _check(name: str, fraction: float) -> None:
+    if not 0 < fraction <= 1:
+        raise ConfigError(f"uplink {name!r} needs a fraction in (0, 1], not {fraction:g}.")
+
+
+@uplinks.register(name="top_k")
+@dataclass(frozen=True)
+class TopK(Uplink):
+    """The k = ⌈fraction · P⌉ coordinates of largest magnitude are sent, the others are 0.
+
+    A contraction: ‖x - C(x)‖² ≤ (1 - k/P) ‖x‖². With ``feedback`` a client keeps what it has not sent, e, and adds it
+    to what it would send next: C(x + e) goes out and e ← x + e - C(x + e). Sent are k numbers and their positions, as
+    ⌈log₂ P⌉ bits each or one bit a coordinate, whatever is less. fraction = 1 is the identity. Of equal magnitudes the
+    first positions are sent. Stich, Cordonnier & Jaggi, NeurIPS 2018, definition 2.1 and algorithm 1.
+
+    Args:
+        fraction: k/P, in (0, 1].
+        feedback: whether what is not sent is kept for later.
+        slices: what is compressed: ``update``, and by place and name what parts upload besides, like ``drift/control``.
+    """
+
+    fraction: float = 0.01
+    feedback: bool = True
+    slices: tuple[str, ...] = (UPDATE,)
+
+    needs = Needs(shared=True)
+    citation = """@inproceedings{stich2018sparsified, title={Sparsified {SGD} with Memory},
+  author={Stich, Sebastian U. and Cordonnier, Jean-Baptiste and Jaggi, Martin},
+  booktitle={Advances in Neural Information Processing Systems}, volume={31}, year={2018}}"""
+
+    def __post_init__(self) -> None:
+        _check("top_k", self.fraction)
+
+    def init_client(self, theta: Tensor) -> Tree:
+        """e = 0 for the update."""
+        return {UPDATE: torch.zeros_like(theta)} if self.feedback and UPDATE in self.slices else {}
+
+    @property
+    def covered(self) -> tuple[str, ...]:
+        return self.slices
+
+    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> Sent:
+        """The sparse slices."""
+        if not self.feedback:
+            return Sent({}, compressed(message, self.slices, self.compress), {})
+        return Sent(*with_feedback(ctx.state, message, self.slices, self.compress), {})
+
+    def compress(self, x: Slice) -> Slice:
+        """C(x)."""
+        flat = x.value.flatten()
+        size = len(flat)
+        k = _count(self.fraction, size)
+        if k == size:
+            return x
+        kept = flat.abs().sort(descending=True, stable=True).indices[:k]
+        sparse = torch.zeros_like(flat)
+        sparse[kept] = flat[kept]
+        return Slice(sparse.view_as(x.value), k, x.bits, x.extra + min(k * ceil(log2(size)), size))
+
+
+@uplinks.register(name="random_k")
+@dataclass(frozen=True)
+class RandomK(Uplink):
+    """k = ⌈fraction · P⌉ random coordinates are sent, multiplied by P/k; the others are 0.
+
+    Unbiased: E C(x) = x and E ‖C(x) - x‖² = (P/k - 1) ‖x‖². Positions are drawn from a seed of 64 bits that is sent
+    with the k numbers. fraction = 1 is the identity. Wangni, Wang, Liu & Zhang, NeurIPS 2018, with equal probabilities.
+
+    Args:
+        fraction: k/P, in (0, 1].
+        slices: what is compressed: ``update``, and by place and name what parts upload besides, like ``drift/control``.
+    """
+
+    fraction: float = 0.1
+    slices: tuple[str, ...] = (UPDATE,)
+
+    needs = Needs(shared=True)
+    citation = """@inproceedings{wangni2018sparsification,
+  title={Gradient Sparsification for Communication-Efficient Distributed Optimization},
+  author={Wangni, Jianqiao and Wang, Jialei and Liu, Ji and Zhang, Tong},
+  booktitle={Advances in Neural Information Processing Systems}, volume={31}, year={2018}}"""
+
+    def __post_init__(self) -> None:
+        _check("random_k", self.fraction)
+
+    @property
+    def covered(self) -> tuple[str, ...]:
+        return self.slices
+
+    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> Sent:
+        """The sparse slices."""
+        return Sent({}, compressed(message, self.slices, lambda x: self.compress(x, draws)), {})
+
+    def compress(self, x: Slice, draws: np.random.Generator) -> Slice:
+        """C(x)."""
+        flat = x.value.flatten()
+        size = len(flat)
+        k = _count(self.fraction, size)
+        if k == size:
+            return x
+        kept = torch.from_numpy(draws.choice(size, k, replace=False)).to(flat.device)
+        sparse = torch.zeros_like(flat)
+        sparse[kept] = flat[kept] * (size / k)
+        return Slice(sparse.view_as(x.value), k, x.bits, x.extra + SEED_BITS)

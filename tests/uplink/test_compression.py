@@ -1,0 +1,167 @@
+"""Compressors: their law on one vector, the memory of what was not sent, and the bytes that are counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.runs import assert_same_run, go, leaves
+
+from fedloom.config.federated import build_method, resolve
+from fedloom.core.context import NO_ROUND
+from fedloom.core.errors import ConfigError
+from fedloom.core.message import Message, Slice
+from fedloom.core.parts import Uplink
+from fedloom.methods import make
+from fedloom.parts.uplink import QSGD, RandomK, SignCompression, TopK
+
+P = 40
+X = np.random.default_rng(0).normal(size=P) * np.linspace(0.1, 3, P)
+
+
+def sent(part: Uplink, x: np.ndarray = X, seed: int = 0, state: Any = None) -> tuple[Slice, dict[str, torch.Tensor]]:
+    """What becomes of an update, and the client's new state."""
+    message: Message = {"update": Slice.of(torch.from_numpy(x))}
+    done = part.send(NO_ROUND._replace(state=state or {}), message, np.random.default_rng(seed))
+    return done.message["update"], done.state
+
+
+def many(part: Uplink, draws: int = 20000) -> np.ndarray:
+    """Independent draws of C(x) [draws, P]."""
+    return np.array([sent(part, seed=seed)[0].value.numpy() for seed in range(draws)])
+
+
+def test_top_k_keeps_the_largest_and_contracts_as_promised() -> None:
+    for fraction in (0.01, 0.1, 0.33, 0.9, 1.0):
+        k = max(1, ceil(fraction * P - 1e-9))
+        found = sent(TopK(fraction, feedback=False))[0].value.numpy()
+        expected = np.where(np.abs(X) >= np.sort(np.abs(X))[-k], X, 0)
+        np.testing.assert_array_equal(found, expected)
+        assert np.sum((X - found) ** 2) <= (1 - k / P) * np.sum(X**2)
+
+
+def test_signs_have_one_scale_and_contract_as_promised() -> None:
+    found = sent(SignCompression(feedback=False))[0].value.numpy()
+    np.testing.assert_allclose(found, np.abs(X).mean() * np.where(X < 0, -1, 1), rtol=1e-14)
+    rate = 1 - np.abs(X).sum() ** 2 / (P * np.sum(X**2))
+    np.testing.assert_allclose(np.sum((X - found) ** 2), rate * np.sum(X**2), rtol=1e-12)
+
+
+@pytest.mark.parametrize("part", [TopK(0.1), SignCompression()], ids=["top_k", "sign"])
+def test_what_is_not_sent_is_sent_later(part: Uplink) -> None:
+    """Stich et al., algorithm 1, in NumPy: nothing is lost, Σ C(x + e) + e = Σ x in every round."""
+    draw, state, e, total, arrived = np.random.default_rng(1), None, np.zeros(P), np.zeros(P), np.zeros(P)
+    for _ in range(5):
+        x = draw.normal(size=P)
+        if isinstance(part, TopK):
+            kept = np.abs(x + e) >= np.sort(np.abs(x + e))[-4]
+            c = np.where(kept, x + e, 0)
+        else:
+            c = np.abs(x + e).mean() * np.sign(x + e)
+        found, state = sent(part, x, state=state)
+        np.testing.assert_allclose(found.value.numpy(), c, rtol=1e-13)
+        e, total, arrived = x + e - c, total + x, arrived + found.value.numpy()
+        np.testing.assert_allclose(arrived + state["update"].numpy(), total, atol=1e-12)
+
+
+def test_random_k_is_unbiased_with_the_variance_of_its_docstring() -> None:
+    draws = many(RandomK(0.25))
+    k = 10
+    assert ((draws != 0).sum(1) == k).all()
+    error = np.abs(draws.mean(0) - X) / (np.abs(X) * np.sqrt(P / k - 1) / np.sqrt(len(draws)))
+    assert error.max() < 4.5
+    np.testing.assert_allclose(np.mean(np.sum((draws - X) ** 2, 1)), (P / k - 1) * np.sum(X**2), rtol=0.02)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 8])
+def test_qsgd_rounds_at_random_to_its_levels_without_bias(bits: int) -> None:
+    draws, s = many(QSGD(bits)), 2 ** (bits - 1) - 1
+    norm = np.linalg.norm(X)
+    levels = draws * s / norm
+    np.testing.assert_allclose(levels, levels.round(), atol=1e-9)
+    assert np.abs(levels - X * s / norm).max() < 1 + 1e-9
+    share = np.abs(X) * s / norm % 1
+    variance = share * (1 - share) * (norm / s) ** 2
+    assert (np.abs(draws.mean(0) - X) / np.sqrt(variance / len(draws))).max() < 4.5
+    squared = np.mean(np.sum((draws - X) ** 2, 1))
+    np.testing.assert_allclose(squared, variance.sum(), rtol=0.02)
+    assert squared <= min(P / s**2, np.sqrt(P) / s) * norm**2
+
+
+def test_bytes_are_those_of_numbers_positions_and_scales() -> None:
+    double = 64
+    assert sent(TopK(0.1))[0].nbytes == (4 * double + min(4 * 6, P)) // 8
+    assert sent(TopK(0.9))[0].nbytes == (36 * double + P) // 8  # a bit a coordinate is less than 36 positions
+    assert sent(RandomK(0.1))[0].nbytes == (4 * double + 64) // 8
+    assert sent(QSGD(4))[0].nbytes == (P * 4 + double) // 8
+    assert sent(SignCompression())[0].nbytes == (P + double) // 8
+    plain = go("fedavg").history[0]
+    size = plain["comm/up_params"] // 6
+    squeezed = go(replace(make("fedavg"), uplink=(TopK(0.3), QSGD(4)))).history[0]
+    k = ceil(0.3 * size)
+    each = ceil((k * 4 + min(k * 5, size) + double) / 8)
+    assert plain["comm/bytes"] - squeezed["comm/bytes"] == 6 * (8 * size - each)
+    assert squeezed["comm/up_params"] == 6 * k
+    assert squeezed["comm/down_params"] == plain["comm/down_params"]
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedmgda", "superfed_mm", "heterofl"])
+@pytest.mark.parametrize("part", [TopK(1.0), RandomK(1.0)], ids=["top_k", "random_k"])
+def test_everything_sent_is_the_identity_bit_for_bit(name: str, part: Uplink) -> None:
+    method, settings = make(name), {"cohort": 5, "drop_rate": 0.1, "seed": 4, "compute": "live"}
+    plain, through = go(method, **settings), go(replace(method, uplink=(part,)), **settings)
+    own = {key: value for key, value in leaves(through.snapshot) if "uplink" not in key}
+    for key, value in leaves(plain.snapshot):
+        assert torch.equal(own.pop(key), value), key
+    assert not own
+    assert [r["comm/bytes"] for r in plain.history] == [r["comm/bytes"] for r in through.history]
+
+
+def test_other_slices_are_compressed_if_they_are_named() -> None:
+    both = replace(make("scaffold"), uplink=(TopK(0.1, slices=("update", "drift/control")),))
+    one = replace(make("scaffold"), uplink=(TopK(0.1),))
+    assert go(both).history[0]["comm/up_params"] < go(one).history[0]["comm/up_params"]
+    memory = {key.rpartition("/")[2] for key, _ in leaves(go(both).snapshot) if "uplink" in key}
+    assert memory == {"update", "drift control"}
+    with pytest.raises(ConfigError, match="nothing called 'drift/controls' is uploaded; did you mean 'drift/control'"):
+        replace(make("scaffold"), uplink=(TopK(0.1, slices=("drift/controls",)),))
+
+
+def test_compression_is_chosen_by_name_with_settings() -> None:
+    method = build_method(resolve(["method=feddyn", "method.uplink=[top_k, qsgd]", "method.uplink.qsgd.bits=4"]))
+    assert method.name == "feddyn+top_k+qsgd"
+    assert method.uplink == (TopK(), QSGD(4))
+    assert build_method(resolve(["method=fedpaq", "method.uplink.qsgd.bits=5"])) == make("fedpaq", bits=5)
+    with pytest.raises(ConfigError, match="unknown uplink 'topk'; did you mean 'top_k'"):
+        resolve(["method=fedavg", "method.uplink=topk"])
+
+
+def test_memory_survives_a_checkpoint(tmp_path: Any) -> None:
+    from helpers.runs import experiment
+
+    from fedloom.experiment.federated import run
+
+    method = replace(make("fedavg"), uplink=(TopK(0.2), QSGD(4)))
+    whole = run(experiment(method, rounds=4, cohort=3))
+    run(experiment(method, rounds=2, cohort=3), tmp_path / "run")
+    assert_same_run(whole, run(experiment(method, rounds=4, cohort=3), tmp_path / "run", resume=True))
+
+
+@pytest.mark.parametrize(
+    ("part", "settings"),
+    [(TopK, {"fraction": 0.0}), (TopK, {"fraction": 1.1}), (RandomK, {"fraction": -1.0}), (QSGD, {"bits": 1})],
+)
+def test_impossible_settings_are_refused(part: Any, settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"uplink '.*' needs"):
+        part(**settings)
+
+
+def test_nothing_goes_through_an_uplink_where_nothing_leaves() -> None:
+    with pytest.raises(ConfigError, match="trains at one place"):
+        replace(make("centralised"), uplink=(TopK(),))
+    with pytest.raises(ConfigError, match=r"uplink.0 'top_k' works on shared parameters, but personal .* shares none"):
+        replace(make("local"), uplink=(TopK(),))
