@@ -23,6 +23,7 @@ from helpers.nested import two_ends, wide_net
 from helpers.networks import Flattening, linear_layers, tanh_net, teacher_net
 
 QUIET = Evaluation(what=())
+GENTLE: dict[str, dict[str, Any]] = {"pfedme": {"lam": 3.0}}  # instead of defaults that ask for smaller learning rates
 
 
 def experiment(method: Method | str = "fedavg", **changes: Any) -> Experiment:
@@ -32,7 +33,7 @@ def experiment(method: Method | str = "fedavg", **changes: Any) -> Experiment:
     with clients of several levels a net that can be cut. One without a predictor gets two networks that make samples,
     linear ones in the place of linear layers, and nothing is evaluated.
     """
-    made = methods.make(method) if isinstance(method, str) else method
+    made = methods.make(method, **GENTLE.get(method, {})) if isinstance(method, str) else method
     settings: dict[str, Any] = {
         "federation": None,
         "model": tanh_net,
