@@ -100,9 +100,7 @@ def refuse(method: Method, layout: Layout) -> None:
                 f"{place} {label(part)!r} {why}, but with {mine} clients train networks of different size."
             )
     if method.pooled:
-        raise ConfigError(
-            f"method {method.name!r} trains on pooled data, but {mine} splits a network among clients."
-        )
+        raise ConfigError(f"method {method.name!r} trains on pooled data, but {mine} splits a network among clients.")
     if layout.buffers:
         raise ConfigError(
             f"{mine} cannot mix the buffer {layout.buffers[0].name!r} of networks of different size; "

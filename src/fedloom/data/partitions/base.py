@@ -48,6 +48,11 @@ class Partition(ABC):
         """The client of every row of the common test set, int [N], where the partition ``deals_test``."""
         raise DataError(f"partition {self.name!r} does not say who holds which row of the common test set.")
 
+    @property
+    def outputs(self) -> int | None:
+        """How many class numbers clients use, where these are their own and fewer than the classes."""
+        return None
+
     def relabelling(self, clients: int, classes: int, rng: np.random.Generator) -> np.ndarray | None:
         """What each client calls each class, int [K, C]; None if all use the common numbers."""
         return None
