@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,32 @@ METHODS: dict[str, dict[str, float]] = {  # registered methods and their setting
     "SuPerFed-MM": {"mu": 0.01, "nu": 1.0},
     "SuPerFed-LM": {"mu": 0.01, "nu": 1.0},
 }
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What the thesis' text and the authors' scripts say differently.
+
+    Args:
+        decay: of the learning rate, a round.
+        starts: L/T, by method.
+        nus: ν, by method.
+        network: by its name.
+        suffix: of the files with the results.
+    """
+
+    decay: float
+    starts: Mapping[str, float]
+    nus: Mapping[str, float]
+    network: str
+    suffix: str
+
+
+MM, LM = "SuPerFed-MM", "SuPerFed-LM"
+TEXT = Protocol(0.99, {MM: START, LM: START}, {MM: 1.0, LM: 1.0}, "two_nn", "")
+SCRIPTS = Protocol(0.999, {MM: 0.2, LM: 0.4}, {MM: 1.0, LM: 2.0}, "two_nn_superfed", "_scripts")
+SETTINGS = {"scripts": SCRIPTS, "text": TEXT}
+
 PROTOCOLS = {  # what a client of SuPerFed deploys, and the keys of a run's records
     "validation": ("clients/{}/mean", "clients/{}/std"),
     "lambda 0": ("lambda/0/{}/mean", None),
@@ -51,9 +77,9 @@ PROTOCOLS = {  # what a client of SuPerFed deploys, and the keys of a run's reco
 }
 
 
-def two_nn() -> nn.Module:
+def two_nn(network: str = "two_nn") -> nn.Module:
     """The network for MNIST."""
-    return models.make("two_nn", classes=10, inputs=(1, 28, 28))
+    return models.make(network, classes=10, inputs=(1, 28, 28))
 
 
 def experiment(
@@ -72,7 +98,7 @@ def experiment(
     """A method under the thesis' settings (by default on MNIST), measured at all clients ``looks`` times.
 
     SuPerFed's local models are trained after the share ``start`` of the rounds, L/T. ``settings`` replace some of the
-    method's own. A method that reads gradients from displacements has no momentum.
+    method's own.
     """
     late = {"start_round": int(start * rounds)} if name.startswith("SuPerFed") else {}
     method = methods.make(folder(name), **{**METHODS[name], **late, **(settings or {})})
@@ -82,7 +108,7 @@ def experiment(
         model,
         rounds=rounds,
         cohort=5,
-        local=replace(local, momentum=0.0) if method.needs("plain_sgd") else local,
+        local=local,
         evaluation=Evaluation(what=("clients",), every=max(rounds // looks, 1), metrics=metrics),
         seed=seed,
     )

@@ -161,7 +161,7 @@ def contexts(
     return {
         place: Context(
             down.theta, down.parts.get(place, {}), state.get(place, {}), (local or {}).get(place, {}), size, steps,
-            down.lr, down.round, plan.facts, counts, own, client, down.invited,
+            down.lr, down.round, plan.facts, counts, own, client, down.invited, plan.effective_steps(steps),
         )
         for place in plan.method.parts
     }  # fmt: skip
@@ -186,7 +186,9 @@ def load(plan: ClientPlan, down: Broadcast, client: int | None, state: State, at
     private = state.get("personal", {})
     at.theta[:split].copy_(down.theta)
     if plan.private_size and not (client is None and plan.is_paired):
-        own = private["private"] if private else plan.first_private(client or 0, down.theta, down.round)
+        personal = plan.method.personal
+        kept = private and not (isinstance(personal, Paired) and personal.restarts)
+        own = private["private"] if kept else plan.first_private(client or 0, down.theta, down.round)
         at.theta[split:].copy_(own)
     if plan.is_paired:
         at.model.copy_(down.theta)
@@ -200,6 +202,7 @@ class ClientWork:
     def __init__(self, plan: ClientPlan, down: Broadcast, client: int, state: State) -> None:
         self.plan, self.down, self.client, self.state = plan, down, client, state
         self.stage = "receiving the model"
+        self.moved_private = not plan.is_paired  # a second model that no view moved is as it starts, and is not kept
 
     def run(self, at: Vectors) -> LocalWork:
         """Train the received model in the given memory; the generator returns the client's result."""
@@ -251,6 +254,7 @@ class ClientWork:
                 descend(plan, trained, grad, lr, ask.contexts, view)
                 values.append(value)
                 continue
+            self.moved_private |= bool(view.private)
             pair = SharedPrivate(*at.theta.split([split, size, len(extra)]))
             if view.data:
                 mixed(pair, view.at, at.model, layers)
@@ -280,7 +284,7 @@ class ClientWork:
         for place, _ in plan.method.hooks["init_client"]:  # a state that no hook returned is unchanged
             if place not in result.state and self.state.get(place):
                 result.state[place] = self.state[place]
-        if plan.private_size and plan.method.personal.kept:
+        if plan.private_size and plan.method.personal.kept and (self.moved_private or self.state.get("personal")):
             result.state["personal"] = {"private": at.theta[split:].clone(), "buffers": at.buffers[buffers:].clone()}
         result.update = update
         result = self._checked(result)

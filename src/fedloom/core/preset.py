@@ -42,7 +42,7 @@ def factory(
         for name, value in signature.bind(*values, **settings).arguments.items():
             for place, field in places[name]:
                 changes[place][field] = value
-        new = {place: replace(part, **changes[place]) for place, part in parts.items()}  # pyright: ignore
+        new: dict[str, Any] = {place: replace(part, **changes[place]) for place, part in parts.items()}  # pyright: ignore
         for slot in SEVERAL:
             new[slot] = tuple(new.pop(place) for place in parts if place.startswith(f"{slot}."))
         return replace(method, **new)
