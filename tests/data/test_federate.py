@@ -91,7 +91,7 @@ def test_a_source_may_bring_its_own_federation() -> None:
     made = federate(source, "iid", 4)
     brought = Source("brought", source.train, source.test, "-", "", federation=made)
     assert federate(brought, "natural") is made
-    with pytest.raises(DataError, match="4 clients of its own; 5 were asked for"):
+    with pytest.raises(DataError, match="4 clients of its own, not 5"):
         federate(brought, "natural", 5)
 
 

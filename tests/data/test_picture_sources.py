@@ -110,7 +110,7 @@ def test_bad_pictures_get_one_sentence(tmp_path: Path, monkeypatch: pytest.Monke
     bad = tmp_path / "CINIC-10/train/bird/n00.png"
     whole = bad.read_bytes()
     bad.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"bird/n00.png is damaged or not a picture"):
+    with pytest.raises(DataError, match=r"bird/n00.png is damaged or not an image"):
         make()
     picture(bad, 33)
     with pytest.raises(DataError, match=r"is 33 by 33 pixels, but 32 by 32 are expected"):
@@ -124,7 +124,7 @@ def test_bad_pictures_get_one_sentence(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(DataError, match="other classes than the training images"):
         make()
     (tmp_path / "CINIC-10/test/zebra/n00.png").unlink()
-    with pytest.raises(DataError, match="holds no pictures"):
+    with pytest.raises(DataError, match="holds no images"):
         make()
     (tmp_path / "CINIC-10" / "test").rename(tmp_path / "CINIC-10" / "elsewhere")
     with pytest.raises(DataError, match=r"expected CINIC-10/test/ in .*datashare.ed.ac.uk.*md5 6ee4d0c9"):
@@ -257,7 +257,7 @@ def test_celeba(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'Smiling'"):
         sources.make("celeba", root=str(tmp_path), attribute="Smile")
     (home / "list_attr_celeba.txt").write_text("\n".join([str(len(names)), "Bald Smiling Young", *rows[1:]]) + "\n")
-    with pytest.raises(DataError, match="do not list the same pictures"):
+    with pytest.raises(DataError, match="do not list the same images"):
         sources.make("celeba", root=str(tmp_path), size=20)
 
 

@@ -76,7 +76,7 @@ def federate(
             raise ConfigError(f"{source.name} comes with clients of its own: it takes no unseen, noise or target.")
         if clients not in (None, len(source.federation)):
             count = len(source.federation)
-            raise DataError(f"{source.name} comes with {count} clients of its own; {clients} were asked for.")
+            raise DataError(f"{source.name} comes with {count} clients of its own, not {clients}.")
         return source.federation
 
     labels = class_numbers(source.train.y)

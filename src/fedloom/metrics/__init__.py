@@ -1,39 +1,26 @@
-"""Figures that a run or a report states: pure functions on numbers, which know nothing of runs.
+"""Metrics of predictions, clients, curves and generated data, as pure functions of numbers.
 
 >>> rounds_to_target([0.5, 0.8], [1, 2], target=0.8)
 2
 """
 
-from fedloom.metrics.communication import fedavg_rounds, parameters_to_target, rounds_to_target
-from fedloom.metrics.curves import best_round, final_round, final_smoothed, smoothed
+from fedloom.metrics.curves import (
+    Direction,
+    Values,
+    best_round,
+    fedavg_rounds,
+    final_round,
+    final_smoothed,
+    parameters_to_target,
+    rounds_to_target,
+    smoothed,
+)  # fmt: skip
 from fedloom.metrics.fairness import best, gini, parity_gap, quantiles, summary, weighted_mean, worst
 from fedloom.metrics.measures import Predictions, direction, predictions
 from fedloom.metrics.prediction import auroc, ece, mce, reliability, top_k
-from fedloom.metrics.values import Direction, Values
 
 __all__ = [
-    "Direction",
-    "Predictions",
-    "Values",
-    "auroc",
-    "best",
-    "best_round",
-    "direction",
-    "ece",
-    "fedavg_rounds",
-    "final_round",
-    "final_smoothed",
-    "gini",
-    "mce",
-    "parameters_to_target",
-    "parity_gap",
-    "predictions",
-    "quantiles",
-    "reliability",
-    "rounds_to_target",
-    "smoothed",
-    "summary",
-    "top_k",
-    "weighted_mean",
-    "worst",
-]
+    "Direction", "Predictions", "Values", "auroc", "best", "best_round", "direction", "ece", "fedavg_rounds",
+    "final_round", "final_smoothed", "gini", "mce", "parameters_to_target", "parity_gap", "predictions",
+    "quantiles", "reliability", "rounds_to_target", "smoothed", "summary", "top_k", "weighted_mean", "worst",
+]  # fmt: skip

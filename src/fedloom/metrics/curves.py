@@ -1,45 +1,76 @@
-"""One number for a curve over rounds: its last, its best, its smoothed value. They are different figures.
+"""Figures of a curve over rounds: final, best and smoothed values, and the rounds and communication to a target.
 
-Rounds without a value (not evaluated, or NaN) are passed over.
+Rounds without a value (not evaluated, or NaN) are skipped.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedloom.core.errors import ConfigError
-from fedloom.metrics.values import Direction, Values, sign, vector
+
+Values: TypeAlias = Sequence[float] | NDArray[np.floating] | NDArray[np.integer] | Tensor
+Direction: TypeAlias = Literal["max", "min"]
+"""``max`` if higher values are better (accuracy), ``min`` if lower ones are (loss)."""
 
 
-def _points(values: Values, rounds: Values) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The values that exist and their rounds."""
-    v, r = vector(values), vector(rounds)
+def vector(values: Values) -> NDArray[np.float64]:
+    """A float64 copy of the values, [N]; None becomes NaN.
+
+    >>> vector([1, None, 3.5])
+    array([1. , nan, 3.5])
+    """
+    if isinstance(values, Tensor):
+        values = values.detach().to("cpu", torch.float64).numpy()
+    return np.array(values, dtype=np.float64).reshape(-1)
+
+
+def sign(direction: str) -> float:
+    """1 for ``max`` and -1 for ``min``, so that ``sign * value`` is to be maximised.
+
+    Raises:
+        ConfigError: for another direction.
+
+    >>> sign("max"), sign("min")
+    (1.0, -1.0)
+    """
+    if direction not in ("max", "min"):
+        raise ConfigError(f"a metric's direction is 'max' (higher is better) or 'min', not {direction!r}.")
+    return 1.0 if direction == "max" else -1.0
+
+
+def _points(values: Values, others: Values, what: str = "rounds") -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The values that are not NaN, and the others at the same positions."""
+    v, r = vector(values), vector(others)
     if len(v) != len(r):
-        raise ConfigError(f"there are {len(v)} values but {len(r)} rounds.")
+        raise ConfigError(f"there are {len(v)} values but {len(r)} {what}.")
     known = ~np.isnan(v)
     return v[known], r[known]
 
 
 def final_round(values: Values, rounds: Values) -> tuple[int, float] | None:
-    """The last round with a value, and the value: what is reported unless something else is said.
+    """The last round with a value, and the value; None if there is none.
 
-    Example:
-        >>> final_round([0.5, 0.8, float("nan")], [1, 2, 3])
-        (2, 0.8)
+    >>> final_round([0.5, 0.8, float("nan")], [1, 2, 3])
+    (2, 0.8)
     """
     v, r = _points(values, rounds)
     return (int(r[-1]), float(v[-1])) if len(v) else None
 
 
 def best_round(values: Values, rounds: Values, direction: Direction = "max") -> tuple[int, float] | None:
-    """The first round with the best value, and the value: optimistic, since the test set chose the round.
+    """The first round with the best value, and the value: optimistic, since the test set selects the round.
 
-    Example:
-        >>> best_round([0.5, 0.9, 0.8, 0.9], [1, 2, 3, 4])
-        (2, 0.9)
-        >>> best_round([2.0, 1.5], [10, 20], direction="min")
-        (20, 1.5)
+    >>> best_round([0.5, 0.9, 0.8, 0.9], [1, 2, 3, 4])
+    (2, 0.9)
+    >>> best_round([2.0, 1.5], [10, 20], direction="min")
+    (20, 1.5)
     """
     v, r = _points(values, rounds)
     if not len(v):
@@ -49,17 +80,16 @@ def best_round(values: Values, rounds: Values, direction: Direction = "max") -> 
 
 
 def smoothed(values: Values, decay: float = 0.9) -> NDArray[np.float64]:
-    """Exponential moving average: s_1 = v_1, s_t = decay · s_{t−1} + (1 − decay) · v_t.
+    """Exponential moving average s_1 = v_1, s_t = decay · s_{t-1} + (1 - decay) · v_t.
 
-    A missing value leaves the average as it was; before the first value it is NaN.
+    A missing value repeats the average; before the first value it is NaN.
 
     Args:
         values: the curve.
         decay: weight of the past, in [0, 1).
 
-    Example:
-        >>> smoothed([1.0, 0.0, float("nan"), 1.0], decay=0.5)
-        array([1.  , 0.5 , 0.5 , 0.75])
+    >>> smoothed([1.0, 0.0, float("nan"), 1.0], decay=0.5)
+    array([1.  , 0.5 , 0.5 , 0.75])
     """
     if not 0 <= decay < 1:
         raise ConfigError(f"the decay of a moving average lies in [0, 1), not {decay}.")
@@ -73,11 +103,70 @@ def smoothed(values: Values, decay: float = 0.9) -> NDArray[np.float64]:
 
 
 def final_smoothed(values: Values, rounds: Values, decay: float = 0.9) -> tuple[int, float] | None:
-    """The last round with a value, and the moving average there.
+    """The last round with a value, and the moving average there; None if there is none.
 
-    Example:
-        >>> final_smoothed([1.0, 0.0], [1, 2], decay=0.5)
-        (2, 0.5)
+    >>> final_smoothed([1.0, 0.0], [1, 2], decay=0.5)
+    (2, 0.5)
     """
     v, r = _points(values, rounds)
     return (int(r[-1]), float(smoothed(v, decay)[-1])) if len(v) else None
+
+
+def _at_target(values: Values, others: Values, target: float, direction: Direction, what: str) -> float | None:
+    v, other = _points(values, others, what)
+    s = sign(direction)
+    reached = np.flatnonzero(s * v >= s * target)
+    return float(other[reached[0]]) if len(reached) else None
+
+
+def rounds_to_target(values: Values, rounds: Values, target: float, direction: Direction = "max") -> int | None:
+    """The first round in which the curve reaches the target (equality counts); None if it never does.
+
+    Args:
+        values: the curve, NaN where it was not evaluated.
+        rounds: the round of each value.
+        target: the value to reach.
+        direction: ``max`` to reach it from below (accuracy), ``min`` from above (loss).
+
+    >>> rounds_to_target([0.5, 0.79, 0.81, 0.78], [10, 20, 30, 40], target=0.8)
+    30
+    >>> rounds_to_target([0.5, 0.6], [10, 20], target=0.8) is None
+    True
+    """
+    found = _at_target(values, rounds, target, direction, "rounds")
+    return None if found is None else int(found)
+
+
+def parameters_to_target(
+    values: Values, parameters: Values, target: float, direction: Direction = "max"
+) -> float | None:
+    """Number of parameters transmitted until the curve reaches the target; None if it never does.
+
+    Args:
+        values: the curve, NaN where it was not evaluated.
+        parameters: cumulative number of parameters transmitted up to each value.
+        target: the value to reach.
+        direction: ``max`` for accuracy, ``min`` for loss.
+
+    >>> parameters_to_target([0.5, 0.9], [1000, 2000], target=0.8)
+    2000.0
+    """
+    return _at_target(values, parameters, target, direction, "counts of parameters")
+
+
+def fedavg_rounds(uploaded: float, model: int, cohort: float) -> float:
+    """Uploads in units of one FedAvg round, uploaded / (model · cohort).
+
+    FedAvg has the value t after t rounds; SCAFFOLD, which uploads a second model, 2t.
+
+    Args:
+        uploaded: total number of parameters uploaded by all clients.
+        model: number of parameters of a model.
+        cohort: clients per round.
+
+    >>> fedavg_rounds(uploaded=2 * 100 * 10 * 7, model=100, cohort=10)
+    14.0
+    """
+    if model <= 0 or cohort <= 0:
+        raise ConfigError(f"a FedAvg round needs a model and a cohort, not {model} parameters and {cohort} clients.")
+    return uploaded / (model * cohort)

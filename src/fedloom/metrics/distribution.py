@@ -1,4 +1,4 @@
-"""Distances of two distributions of features: Fréchet (FID) and kernel (KID)."""
+"""Distances between distributions of features: Fréchet (FID) and kernel (KID)."""
 
 from __future__ import annotations
 
@@ -24,20 +24,15 @@ def _matrices(real: Tensor, synthetic: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fid(real: Tensor, synthetic: Tensor) -> float:
-    """The Fréchet distance of two normal distributions with the features' moments (Heusel et al., 2017).
+    """Fréchet distance of real [N, d] and synthetic [M, d] features, taken as Gaussian (Heusel et al., 2017).
 
-    FID = ‖μ - μ'‖² + tr(Σ + Σ' - 2 (ΣΣ')^½), with the unbiased covariances. With centred features A [N, d] and B [M, d]
-    the trace of the root is the sum of the singular values of ABᵀ / ((N - 1)(M - 1))^½; it is computed from triangular
-    factors of A and B, so that covariances of 100 samples, which have no full rank, make no difficulty.
-
-    It is biased upwards by few samples: compare at equal numbers, or take ``kid``.
-
-    Args:
-        real: features [N, d].
-        synthetic: features [M, d].
+    FID = ‖μ - μ'‖² + tr(Σ + Σ' - 2 (ΣΣ')^½) with unbiased covariances. For centred features A [N, d] and B [M, d] the
+    trace of the root is the sum of the singular values of ABᵀ / ((N - 1)(M - 1))^½, computed from triangular factors of
+    A and B, which works for rank-deficient covariances of few samples. Few samples bias it upwards: compare at equal
+    numbers, or use ``kid``.
 
     Raises:
-        DataError: for images, other widths, or fewer than two samples of either.
+        DataError: for images, features of different dimension, or fewer than two samples of either set.
 
     Example:
         >>> x = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 2.0], [2.0, 2.0]])
@@ -55,29 +50,29 @@ def fid(real: Tensor, synthetic: Tensor) -> float:
 
 
 class Kid(NamedTuple):
-    """The kernel distance: its mean over subsets, and its standard deviation over them."""
+    """Mean and standard deviation of the kernel distance over subsets."""
 
     mean: float
     std: float
 
 
 def kid(real: Tensor, synthetic: Tensor, *, subsets: int = 100, size: int = 1000, seed: int = 0) -> Kid:
-    """The kernel distance with k(a, b) = (⟨a, b⟩ / d + 1)³, without bias (Bińkowski et al., 2018).
+    """Unbiased kernel distance of features with k(a, b) = (⟨a, b⟩ / d + 1)³ (Bińkowski et al., 2018).
 
     KID = Σ_{i≠j} k(a_i, a_j) / (m(m - 1)) + Σ_{i≠j} k(b_i, b_j) / (m(m - 1)) - 2 Σ_{i,j} k(a_i, b_j) / m², averaged
-    over subsets of m samples of each, drawn without replacement. Its expectation is 0 for equal distributions, however
-    few samples there are; single values may be negative.
+    over subsets of m samples of each set, drawn without replacement. Its expectation is 0 for equal distributions,
+    whatever the number of samples; values may be negative.
 
     Args:
         real: features [N, d].
         synthetic: features [M, d].
-        subsets: how many; one is enough, and is all that is taken, if both sets are of m samples.
-        size: m; no more than there are of either.
+        subsets: number of subsets; a single one is used if both sets have m samples.
+        size: m, at most N and M.
         seed: of the draws.
 
     Raises:
         ConfigError: for fewer than one subset, or a size below 2.
-        DataError: for images, other widths, or fewer than two samples of either.
+        DataError: for images, features of different dimension, or fewer than two samples of either set.
 
     Example:
         >>> x = torch.tensor([[0.0], [1.0]])

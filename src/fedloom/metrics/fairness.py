@@ -1,6 +1,6 @@
-"""How evenly a metric is spread over clients.
+"""Summaries of a metric over clients: weighted mean, worst and best clients, Gini coefficient, gaps, quantiles.
 
-Clients without a value (NaN: they had no samples to be tested on) are left out of every figure.
+Clients without a value (NaN: they have no test samples) are left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.core.errors import ConfigError
-from fedloom.metrics.values import Direction, Values, sign, vector
+from fedloom.metrics.curves import Direction, Values, sign, vector
 
 NAN = float("nan")
 
@@ -23,7 +23,7 @@ def _known(values: Values) -> NDArray[np.float64]:
 
 
 def weighted_mean(values: Values, weights: Values) -> float:
-    """Σ w_i x_i / Σ w_i, with the clients' sample counts as w: the mean over samples instead of clients.
+    """Weighted mean Σ w_i x_i / Σ w_i; with the clients' sample counts as w, the mean over samples.
 
     Example:
         >>> weighted_mean([0.5, 1.0, float("nan")], [3, 1, 9])
@@ -38,7 +38,7 @@ def weighted_mean(values: Values, weights: Values) -> float:
 
 
 def worst(values: Values, share: float = 0.1, direction: Direction = "max") -> float:
-    """Mean over the worst ``share`` of the clients: max(1, ⌊share · K⌋) of the K with a value.
+    """Mean over the worst fraction ``share`` of the K clients with a value: max(1, ⌊share · K⌋) of them.
 
     Example:
         >>> worst([0.9, 0.2, 0.4, 0.8], share=0.5)
@@ -55,7 +55,7 @@ def worst(values: Values, share: float = 0.1, direction: Direction = "max") -> f
 
 
 def best(values: Values, share: float = 0.1, direction: Direction = "max") -> float:
-    """Mean over the best ``share`` of the clients: max(1, ⌊share · K⌋) of the K with a value.
+    """Mean over the best fraction ``share`` of the K clients with a value: max(1, ⌊share · K⌋) of them.
 
     Example:
         >>> best([0.9, 0.2, 0.4, 0.8])
@@ -65,9 +65,9 @@ def best(values: Values, share: float = 0.1, direction: Direction = "max") -> fl
 
 
 def gini(values: Values) -> float:
-    """The Gini coefficient Σ_i Σ_j |x_i − x_j| / (2 K² x̄) of non-negative values: 0 when all are equal.
+    """Gini coefficient Σ_i Σ_j |x_i − x_j| / (2 K² x̄) of non-negative values, 0 if all are equal.
 
-    Tables often print it times 100. It is NaN when there is no client or the mean is 0.
+    It is NaN if there is no client or the mean is 0. Tables often print it times 100.
 
     Example:
         >>> gini([1.0, 1.0, 1.0]), gini([0.0, 0.0, 0.0, 1.0])
@@ -81,12 +81,12 @@ def gini(values: Values) -> float:
 
 
 def parity_gap(values: Values, groups: Sequence[object] | None = None, weights: Values | None = None) -> float:
-    """Best minus worst group mean (ΔAG); without ``groups`` every client is a group of its own.
+    """Difference of the best and the worst group mean (ΔAG); without ``groups`` every client is its own group.
 
     Args:
         values: the metric of each client [K].
         groups: the group of each client [K].
-        weights: weight of each client within its group [K], such as its samples; by default 1.
+        weights: weight of each client within its group [K], such as its sample count; by default 1.
 
     Example:
         >>> parity_gap([0.5, 0.75, 1.0])
@@ -107,7 +107,7 @@ def parity_gap(values: Values, groups: Sequence[object] | None = None, weights: 
 
 
 def quantiles(values: Values, at: Sequence[float] = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)) -> dict[float, float]:
-    """The quantile curve: the value below which a share of the clients lies, linearly interpolated.
+    """Quantiles over the clients, linearly interpolated.
 
     Example:
         >>> quantiles([0.0, 1.0, 2.0], at=(0.0, 0.5, 0.75))
@@ -119,16 +119,16 @@ def quantiles(values: Values, at: Sequence[float] = (0.0, 0.1, 0.25, 0.5, 0.75, 
 
 
 def summary(values: Values, weights: Values | None = None, direction: Direction = "max") -> dict[str, float]:
-    """Every figure at once, by the names under which a run stores them (``clients/accuracy/<name>``).
+    """All summaries by the names under which a run stores them (``clients/accuracy/<name>``).
 
     Args:
-        values: the metric of each client [K]; NaN where a client has none.
-        weights: samples of each client [K], for ``weighted``; by default all equal.
-        direction: which end is the worst one.
+        values: the metric of each client [K]; NaN for a client without one.
+        weights: sample count of each client [K], for ``weighted``; by default equal.
+        direction: whether higher or lower values are better.
 
     Returns:
-        ``clients`` (how many have a value), ``mean``, ``weighted``, ``std`` (over the clients as a whole population,
-        divided by K), ``worst10``, ``best10``, ``worst``, ``best``, ``gini``, ``gap`` (best minus worst client), and
+        ``clients`` (the number with a value), ``mean``, ``weighted``, ``std`` (of the population, divided by K),
+        ``worst10``, ``best10``, ``worst``, ``best``, ``gini``, ``gap`` (best minus worst client), and
         the quantiles ``q10``, ``q25``, ``q50``, ``q75``, ``q90``.
 
     Example:

@@ -1,8 +1,6 @@
-"""How good generated data are: distances of distributions (FID, KID), fidelity and diversity, and recognisability.
+"""Metrics of generated data: distances between distributions, fidelity, diversity and recognisability.
 
-Measures are functions of tensors: images [N, C, H, W], or features [N, d] that a named extractor made of them. What
-features were used belongs to every such number; ``quality`` says it in its result. ``membership`` asks whether images
-are copies of training images.
+All are functions of images [N, C, H, W] or of features [N, d] from a named extractor, whose name ``quality`` records.
 
 >>> torch.manual_seed(0) and None
 >>> real, same = torch.randn(200, 8), torch.randn(200, 8)
@@ -35,13 +33,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Features:
-    """A named map from images [N, ...] to features [N, d].
+    """A named feature extractor: images [N, ...] to features [N, d] on the images' device.
 
     Args:
-        name: what the features are, for example ``resnet10 trained on mnist`` or ``inception``; results carry it.
-        module: a network; its ``features(x)`` is taken if it has one, its output otherwise. It is run in evaluation
-            mode, without gradients, and left in the mode in which it was.
-        batch: images at once.
+        name: of the features, for example ``resnet10 trained on mnist`` or ``inception``; results record it.
+        module: a network, run in evaluation mode without gradients; ``features(x)`` if it has it, otherwise its output.
+        batch: images per forward pass.
 
     Example:
         >>> Features("pixels", nn.Flatten())(torch.zeros(3, 1, 2, 2)).shape
@@ -53,7 +50,6 @@ class Features:
     batch: int = 500
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Features [N, d] of images [N, ...], on the images' device."""
         extract: Callable[[Tensor], Tensor] = getattr(self.module, "features", self.module)
         return _batched(self.module, extract, x, self.batch).flatten(1)
 
@@ -74,7 +70,7 @@ def _batched(module: nn.Module, function: Callable[[Tensor], Tensor], x: Tensor,
 
 
 class Manifold(NamedTuple):
-    """Fidelity and diversity by balls that reach to the k-th nearest neighbour; all but density are shares."""
+    """Fidelity and diversity from k-nearest-neighbour balls; all but density are fractions."""
 
     precision: float
     recall: float
@@ -83,22 +79,22 @@ class Manifold(NamedTuple):
 
 
 def manifold(real: Tensor, synthetic: Tensor, k: int = 5) -> Manifold:
-    """Precision, recall, density and coverage by nearest neighbours, in pixels or in features.
+    """Precision, recall, density and coverage by nearest neighbours, in pixels or features.
 
-    With B(x) the ball around x that reaches to its k-th nearest neighbour in its own set:
+    With B(x) the ball around x up to its k-th nearest neighbour in its own set:
 
-    - precision: the share of synthetic samples in some B(real); recall: the share of real samples in some B(synthetic)
+    - precision: fraction of synthetic samples in some B(real); recall: fraction of real samples in some B(synthetic)
       (Kynkäänniemi et al., 2019);
-    - density: Σ_j Σ_i 1[synthetic_j in B(real_i)] / (k M), 1 in expectation for equal distributions; coverage: the
-      share of B(real) that hold a synthetic sample (Naeem et al., 2020).
+    - density: Σ_j Σ_i 1[synthetic_j in B(real_i)] / (k M), 1 in expectation for equal distributions; coverage: fraction
+      of the B(real) that contain a synthetic sample (Naeem et al., 2020).
 
-    For N = M samples of one distribution coverage is 1 - Π_{l<k} (N - 1 - l) / (2N - 1 - l) in expectation, .97 for
-    k = 5; it is less the fewer synthetic samples there are. So compare at equal numbers, best with as many real ones.
+    For N = M samples of one distribution the expected coverage is 1 - Π_{l<k} (N - 1 - l) / (2N - 1 - l), .97 for k =
+    5; it falls with the number of synthetic samples. Compare at equal numbers, ideally as many as there are real ones.
 
     Args:
         real: [N, ...].
         synthetic: [M, ...] of the same shape and range.
-        k: which neighbour the balls reach to; Kynkäänniemi et al. take 3, Naeem et al. 5.
+        k: number of the neighbour; 3 in Kynkäänniemi et al., 5 in Naeem et al.
 
     Raises:
         ConfigError: if a set has no k + 1 samples.
@@ -111,7 +107,7 @@ def manifold(real: Tensor, synthetic: Tensor, k: int = 5) -> Manifold:
     """
     alike(real, synthetic)
     if min(len(real), len(synthetic)) <= k:
-        raise ConfigError(f"balls to the neighbour number k = {k} need more than {k} samples of each set.")
+        raise ConfigError(f"balls to the k-th neighbour with k = {k} need more than {k} samples of each set.")
     counts, covered = within(synthetic, real, nearest(real, real, k, own=True).distance[:, -1])
     recalled, _ = within(real, synthetic, nearest(synthetic, synthetic, k, own=True).distance[:, -1])
     shares = [(flags > 0).double().mean() for flags in (counts, recalled, covered)]
@@ -121,13 +117,13 @@ def manifold(real: Tensor, synthetic: Tensor, k: int = 5) -> Manifold:
 
 @dataclass(frozen=True)
 class Diversity:
-    """How far apart the samples of a class lie, synthetic over real; NaN for a class with fewer than two samples.
+    """Mean pairwise distances within each class; NaN for a class with fewer than two samples.
 
     Attributes:
         ratio: Σ_c synthetic_c / Σ_c real_c over the classes that have both.
         per_class: synthetic_c / real_c.
-        synthetic: the mean distance of two synthetic samples of each class.
-        real: the mean distance of two real samples of each class.
+        synthetic: mean pairwise distance of the synthetic samples of each class.
+        real: mean pairwise distance of the real samples of each class.
     """
 
     ratio: float
@@ -139,18 +135,18 @@ class Diversity:
 def diversity(
     real: Tensor, real_labels: Tensor, synthetic: Tensor, labels: Tensor, classes: int, *, most: int = 1000
 ) -> Diversity:
-    """Mean pairwise distance within each class, synthetic over real: 1 for data as diverse as real, 0 for one image.
+    """Ratio of the mean pairwise distance within classes, synthetic over real: 1 if as diverse, 0 for a single image.
 
-    d_c = 2 / (n_c (n_c - 1)) Σ_{i<j} ‖x_i - x_j‖ over the samples of class c, in pixels or in features. It needs no
-    equal numbers, since a mean over pairs has no bias. Noise adds to it: read it beside ``recognised``.
+    d_c = 2 / (n_c (n_c - 1)) Σ_{i<j} ‖x_i - x_j‖ over the samples of class c, in pixels or features, which is unbiased
+    for any number of samples. Noise increases it: read it together with ``recognised``.
 
     Args:
         real: [N, ...].
         real_labels: class numbers [N].
         synthetic: [M, ...] of the same shape and range.
         labels: class numbers [M].
-        classes: how many there are.
-        most: real samples of a class that are looked at, evenly spaced.
+        classes: number of classes.
+        most: largest number of real samples used per class, evenly spaced.
 
     Raises:
         DataError: if the sets cannot be compared, or labels are missing.
@@ -181,12 +177,12 @@ def diversity(
 
 @dataclass(frozen=True)
 class Recognised:
-    """How many synthetic samples a classifier names as they are labelled.
+    """Agreement of a classifier with the labels of synthetic samples.
 
     Attributes:
-        share: of all samples.
-        per_class: of each class's; NaN for a class without any.
-        confidence: the mean probability that it gives to the label.
+        share: fraction of all samples.
+        per_class: fraction of each class; NaN for a class without samples.
+        confidence: mean probability of the label.
     """
 
     share: float
@@ -195,16 +191,16 @@ class Recognised:
 
 
 def recognised(classifier: nn.Module, x: Tensor, y: Tensor, *, batch: int = 500) -> Recognised:
-    """The share of synthetic samples that a classifier trained on real data labels as their class.
+    """Fraction of synthetic samples that a classifier trained on real data assigns to their class.
 
     Args:
-        classifier: gives logits [N, C]; it is run in evaluation mode and left as it was.
-        x: synthetic samples [M, ...], in the range of the data on which the classifier was trained.
+        classifier: gives logits [N, C]; run in evaluation mode.
+        x: synthetic samples [M, ...] in the range of the classifier's training data.
         y: their class numbers [M].
-        batch: samples at once.
+        batch: samples per forward pass.
 
     Raises:
-        DataError: if labels are missing.
+        DataError: if there are no samples, or not as many labels.
 
     Example:
         >>> logits = torch.tensor([[2.0, 1.0], [0.0, 3.0], [5.0, 0.0]])
@@ -222,20 +218,7 @@ def recognised(classifier: nn.Module, x: Tensor, y: Tensor, *, batch: int = 500)
 
 @dataclass(frozen=True)
 class Quality:
-    """What features say of a synthetic set, with the name of the features.
-
-    Attributes:
-        features: which they are.
-        real: number of real samples.
-        synthetic: number of synthetic samples.
-        fid: see ``fid``.
-        kid: its mean over subsets; see ``kid``.
-        kid_std: its deviation over them.
-        precision: this and the next three: see ``manifold``.
-        recall: the share of real samples near synthetic ones.
-        density: how many balls hold a synthetic sample, over k.
-        coverage: the share of real samples' balls with a synthetic sample.
-    """
+    """FID, KID (mean and deviation) and ``Manifold`` of a synthetic set, with the name of the features used."""
 
     features: str
     real: int
@@ -250,13 +233,13 @@ class Quality:
 
 
 def quality(real: Tensor, synthetic: Tensor, features: Features, *, k: int = 5, seed: int = 0) -> Quality:
-    """FID, KID, precision, recall, density and coverage of synthetic images, on features of the given kind.
+    """FID, KID, precision, recall, density and coverage of synthetic images in the given features.
 
     Args:
-        real: images [N, C, H, W] that took no part in training.
+        real: images [N, C, H, W] that were not trained on.
         synthetic: images [M, C, H, W] in the same range.
-        features: what extracts features.
-        k: which neighbour the balls of ``manifold`` reach to.
+        features: the extractor.
+        k: number of the neighbour in ``manifold``.
         seed: of KID's subsets.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Inception features for FID and KID, from a file of weights that is at hand."""
+"""Inception features for FID and KID, from a local file of weights."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from fedloom.core.errors import ConfigError
 from fedloom.metrics.generation import Features
 
 SIDE = 299
-PUBLISHED = 1008  # outputs of the network with which FID was published; torchvision's has 1000
+PUBLISHED = 1008  # outputs of the original FID network; torchvision's has 1000
 _AVERAGED = ("Mixed_5b", "Mixed_5c", "Mixed_5d", "Mixed_6b", "Mixed_6c", "Mixed_6d", "Mixed_6e", "Mixed_7b")
 _GREATEST = "Mixed_7c"
 
 
 def inception(weights: str | Path, batch: int = 50) -> Features:
-    """The 2048 features before the last layer of Inception-v3, of images [N, 1 or 3, H, W] with values from 0 to 1.
+    """The 2048 features before the last layer of Inception-v3, of images [N, 1 or 3, H, W] in 0..1.
 
-    Two files of weights are known, and told apart by the size of their last layer: that of the network with which FID
-    was published, as converted for PyTorch (``pt_inception-2015-12-05``, of pytorch-fid and torch-fidelity), and
-    torchvision's own. Only the first gives FIDs near published ones; the features' name says which it is. Images are
-    brought to 299 by 299 bilinearly, and grey ones are repeated in three channels. The published network pools a little
-    otherwise than torchvision's: averages leave the border out, and the last block takes maxima.
+    Two files of weights are supported and told apart by the size of their last layer: the original FID network
+    converted for PyTorch (``pt_inception-2015-12-05``, of pytorch-fid and torch-fidelity), and torchvision's own. Only
+    the first gives FIDs comparable to published ones; the name of the features says which it is. Images are resized to
+    299 by 299 bilinearly, and grey ones repeated in three channels. The original network's pooling differs from
+    torchvision's: averages exclude the padding, and the last block takes maxima.
 
     Args:
-        weights: the file, as saved by ``torch.save`` of a state dict; nothing is downloaded.
-        batch: images at once.
+        weights: a state dict saved by ``torch.save``; nothing is downloaded.
+        batch: images per forward pass.
 
     Raises:
         ConfigError: if torchvision or the file is missing, or the file does not hold such weights.
@@ -70,14 +70,13 @@ def _named(state: Any, path: str) -> tuple[str, nn.Module]:
 
 
 class Scaled(nn.Module):
-    """Brings images in 0..1 to what the network takes: three channels, 299 by 299, -1 to 1."""
+    """Features [N, 2048] of images [N, 1 or 3, H, W] in 0..1, rescaled to three channels, 299 by 299, -1..1."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features [N, 2048] of images [N, 1 or 3, H, W]."""
         if x.ndim != 4 or x.shape[1] not in (1, 3) or float(x.amin()) < -0.01 or float(x.amax()) > 1.01:
             raise ConfigError("Inception features need images [N, 1 or 3, H, W] with values from 0 to 1.")
         x = F.interpolate(x.expand(-1, 3, -1, -1), (SIDE, SIDE), mode="bilinear", align_corners=False)
@@ -85,9 +84,9 @@ class Scaled(nn.Module):
 
 
 def as_published(net: nn.Module) -> None:
-    """Change the pooling of torchvision's Inception-v3 to that of the network with which FID was published.
+    """Change the pooling of torchvision's Inception-v3 to that of the original FID network.
 
-    Every block pools its input before the branch ``branch_pool``; here that branch pools the block's input itself.
+    Every block pools its input before the branch ``branch_pool``; here hooks make that branch pool the block's input.
     """
 
     def change(block: nn.Module, greatest: bool) -> None:

@@ -1,6 +1,6 @@
-"""Metrics by name, from one forward pass: what each needs of the logits is kept, and values are taken over any group.
+"""Metrics by name from one forward pass, over all samples or over groups of them.
 
-Labels may be one a sample, or one a position of a sequence: every metric then counts positions, not sequences.
+With one label per position of a sequence, every metric counts positions, not sequences.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedloom.core.errors import ConfigError, nearest
+from fedloom.metrics.curves import Direction
 from fedloom.metrics.prediction import auroc, ece, mce
-from fedloom.metrics.values import Direction
 
 Array = NDArray[Any]
 NAMED = ("accuracy", "auroc", "ece", "mce")
@@ -28,10 +28,7 @@ _LOWER = {"ece", "mce", "std", "gini", "gap"}
 
 
 def check(names: Sequence[str]) -> None:
-    """Refuse names of metrics that do not exist.
-
-    Raises:
-        ConfigError: for an unknown name.
+    """Raise a ``ConfigError`` for an unknown name of a metric.
 
     >>> check(["accuracy", "top5", "auc"])
     Traceback (most recent call last):
@@ -44,7 +41,7 @@ def check(names: Sequence[str]) -> None:
 
 
 def direction(key: str) -> Direction:
-    """Whether the number of this name in a run's record is the better the higher or the lower.
+    """Whether higher or lower values of this key of a run's records are better.
 
     >>> direction("global/accuracy"), direction("clients/loss/mean"), direction("clients/ece/worst10")
     ('max', 'min', 'min')
@@ -55,13 +52,13 @@ def direction(key: str) -> Direction:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What is kept of predictions for n samples.
+    """Sufficient statistics of predictions on n samples.
 
     Attributes:
-        count: labels counted in each sample [n]: 1, or the positions of a sequence without padding.
-        sums: for ``loss``, ``accuracy`` and ``topK`` the sum over each sample's counted labels [n].
-        kept: for ``auroc``, ``ece`` and ``mce`` scores or confidences, and labels or outcomes, of the counted labels
-            [Σ count, ...].
+        count: number of labels in each sample [n]: 1, or the positions of a sequence without padding.
+        sums: for ``loss``, ``accuracy`` and ``topK``, the sum over each sample's labels [n].
+        kept: for ``auroc``, ``ece`` and ``mce``, the scores or confidences [Σ count, ...] and the labels or outcomes
+            [Σ count] of all labels.
     """
 
     count: Array
@@ -70,7 +67,7 @@ class Predictions:
 
     @staticmethod
     def joined(parts: Sequence[Predictions]) -> Predictions:
-        """Several parts, one after the other."""
+        """Concatenate several parts."""
         return Predictions(
             np.concatenate([part.count for part in parts]),
             {k: np.concatenate([part.sums[k] for part in parts]) for k in parts[0].sums},
@@ -81,12 +78,12 @@ class Predictions:
         )
 
     def value(self, name: str) -> float:
-        """The metric over all samples; NaN where it has none (accuracy of a regression, AUROC of one class)."""
+        """The metric over all samples; NaN if undefined (accuracy of a regression, AUROC of one class)."""
         n = len(self.count)
         return float(self.by_group(name, np.array([0, n]))[0]) if n else float("nan")
 
     def by_group(self, name: str, offsets: Array) -> NDArray[np.float64]:
-        """The metric of each group of samples [G]; group g holds rows ``offsets[g]:offsets[g + 1]``, at least one."""
+        """The metric of each group [G]; group g is the non-empty range of rows ``offsets[g]:offsets[g + 1]``."""
         if name in self.sums:
             total, n = (np.add.reduceat(a, offsets[:-1]) for a in (self.sums[name], self.count))
             return np.divide(total, n, out=np.full(len(n), np.nan), where=n > 0)
@@ -97,17 +94,17 @@ class Predictions:
 
 
 def predictions(names: Sequence[str], out: Tensor, y: Tensor, padding: int | None = None) -> Predictions:
-    """What the metrics need of one batch.
+    """The statistics of one batch.
 
     Args:
-        names: the metrics asked for; the loss always comes with them.
+        names: metrics to compute, in addition to the loss.
         out: logits [B, C], or [B, T, C] for sequences; predictions [B, ...] for a regression.
-        y: class numbers [B] or [B, T]; numbers [B, ...] for a regression, whose loss is ½‖out - y‖².
-        padding: a label that marks positions not to be counted.
+        y: class numbers [B] or [B, T]; targets [B, ...] for a regression, with the loss ½‖out - y‖².
+        padding: label of positions that do not count.
 
     Example:
-        >>> said = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0]])
-        >>> found = predictions(["accuracy", "top2"], said, torch.tensor([0, 1]))
+        >>> logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0]])
+        >>> found = predictions(["accuracy", "top2"], logits, torch.tensor([0, 1]))
         >>> found.value("accuracy"), found.value("top2")
         (0.5, 1.0)
     """
@@ -136,7 +133,7 @@ def predictions(names: Sequence[str], out: Tensor, y: Tensor, padding: int | Non
         sure = _numpy(p.amax(-1)[counted]), _numpy(right[counted])
         kept |= {name: sure for name in names if name in ("ece", "mce")}
         if "auroc" in names:
-            # the log odds order two classes as their probabilities do, without ties where those are 0 or 1
+            # log odds order samples like probabilities, without ties where those round to 0 or 1
             scores = (out[..., 1] - out[..., 0]).double() if out.shape[-1] == 2 else p
             kept["auroc"] = (_numpy(scores[counted]), y[counted].cpu().numpy())
     sums = {name: _numpy(_per_sample(torch.where(counted, v, 0))) for name, v in columns.items()}

@@ -1,4 +1,4 @@
-"""Whether generated images are copies of training images: distances to them, against those of images held out."""
+"""A membership test: are generated images copies of training images? By distances, relative to held-out images."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from fedloom.metrics.prediction import auroc
 
 @dataclass(frozen=True)
 class Membership:
-    """How near synthetic images come to training images, and whether nearer than fresh images of the same kind do.
+    """Result of ``membership``.
 
     Attributes:
-        copies: the share of synthetic images whose r(x) is below the ``quantile`` of r over held-out images; without
-            copying it is about ``quantile``.
-        near: the share whose distance to the training images is below the ``quantile`` of the held-out images' own
-            distances to them. Smooth averages count here, too; they are no copies.
-        quantile: of the held-out images, on which both rest.
-        auc: how often r of a synthetic image is below that of a held-out image: .5 without copying, 1 for copies alone.
-        members: the share of training images among the real images that are nearest to some synthetic image.
-        expected: that share without copying, n / (n + h).
-        p_value: the probability of so many training images among them, or more, without copying.
-        to_training: each synthetic image's distance to its nearest training image [M].
-        to_held_out: and to its nearest held-out image [M].
-        held_out_to_training: the distance of each held-out image that was looked at to its nearest training image.
-        index: the nearest training image of each synthetic one [M], to be looked at beside it.
+        copies: fraction of synthetic images whose r(x) is below the ``quantile`` of r over held-out images; about
+            ``quantile`` without copying.
+        near: fraction whose distance to the training images is below the ``quantile`` of the held-out images'
+            distances. It includes smooth averages, which are no copies.
+        quantile: the quantile used for both.
+        auc: probability that r of a synthetic image is below that of a held-out image; .5 without copying, 1 for
+            copies alone.
+        members: fraction of training images among the real images that are nearest to some synthetic image.
+        expected: the same fraction without copying, n / (n + h).
+        p_value: probability of at least so many training images among them without copying.
+        to_training: distance of each synthetic image to its nearest training image [M].
+        to_held_out: distance of each synthetic image to its nearest held-out image [M].
+        held_out_to_training: distance of each reference held-out image to its nearest training image.
+        index: row of the training image nearest to each synthetic image [M].
     """
 
     copies: float
@@ -48,26 +49,25 @@ class Membership:
 def membership(
     training: Tensor, held_out: Tensor, synthetic: Tensor, *, quantile: float = 0.01, most: int = 2000
 ) -> Membership:
-    """Are synthetic images copies of training images? A check by nearest neighbours, in pixels or in features.
+    """Test by nearest neighbours, in pixels or features, whether synthetic images are copies of training images.
 
-    With d(x, T) the distance to the nearest training image and d(x, H) that to the nearest held-out image (for a
-    held-out image: to the nearest other one), r(x) = d(x, T) / (d(x, T) + d(x, H)) is small for a copy, wherever in the
-    space it lies, and whatever the sizes of the two sets: it is judged by the r of held-out images, which are fresh.
+    With the distances d(x, T) to the nearest training image and d(x, H) to the nearest held-out image (for a held-out
+    image, to the nearest other one), r(x) = d(x, T) / (d(x, T) + d(x, H)) is small for a copy, wherever it lies and
+    whatever the sizes of the sets. The r of held-out images are the reference.
 
-    The test: if synthetic images do not depend on which real images were trained on, then the D different real images
-    that are nearest to some synthetic image are training images as often as chance has it, a hypergeometric number.
-    That is exact also where synthetic images are alike and share their neighbours. It rests on held-out images that
-    come from the same distribution as the training images.
+    The test: if synthetic images do not depend on which real images were trained on, the number of training images
+    among the D distinct real images nearest to some synthetic image is hypergeometric. This is exact even if synthetic
+    images resemble each other and share neighbours, provided that held-out and training images have one distribution.
 
-    A synthetic set that passes may still leak in other ways; distances in pixels do not see shifted or recoloured
-    copies, for which features are the better space.
+    Passing the test does not exclude other leaks. Distances in pixels miss shifted or recoloured copies; use features
+    for those.
 
     Args:
-        training: images [n, ...] that took part in training.
-        held_out: images [h, ...] of the same kind that did not.
-        synthetic: images [M, ...], of the same shape and range.
-        quantile: how unusual a fresh image must be to count as a copy.
-        most: held-out images whose own distances are taken, evenly spaced; all are looked at as neighbours.
+        training: training images [n, ...].
+        held_out: images [h, ...] of the same kind that were not trained on.
+        synthetic: images [M, ...] of the same shape and range.
+        quantile: threshold on the held-out images' values.
+        most: number of held-out images that serve as reference, evenly spaced; all serve as neighbours.
 
     Raises:
         ConfigError: for a quantile that is not between 0 and 1, or fewer than two held-out images.
@@ -119,5 +119,5 @@ def membership(
 
 
 def _share(a: Tensor, b: Tensor) -> Tensor:
-    """a / (a + b), and 1/2 where both are zero."""
+    """a / (a + b), or 1/2 where both are zero."""
     return torch.where(a + b > 0, a / (a + b).clamp_min(torch.finfo(a.dtype).tiny), 0.5)

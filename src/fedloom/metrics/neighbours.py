@@ -1,8 +1,8 @@
-"""Distances between two sets of images or features, in pieces: nearest neighbours, spread, and a check of their range.
+"""Nearest neighbours, balls and mean distances between sets of images or features, in blocks.
 
-Distances are Euclidean over all values of a sample. ‖a - b‖² = ‖a‖² + ‖b‖² - 2⟨a, b⟩ is taken in float64, after the
-mean of ``b`` is taken away, since in float32 the difference would hide how near a near copy is; 60 000 images of 784
-pixels against 100 take seconds, with no more than a piece of the matrix in memory.
+Distances are Euclidean over all values of a sample. ‖a - b‖² = ‖a‖² + ‖b‖² - 2⟨a, b⟩ is computed in float64 after
+subtraction of the mean of ``b``, since cancellation in float32 would hide how close a near copy is. Only one block of
+the distance matrix is in memory; 60 000 images of 784 pixels against 100 take seconds.
 """
 
 from __future__ import annotations
@@ -14,25 +14,17 @@ from torch import Tensor
 
 from fedloom.core.errors import ConfigError, DataError
 
-ROWS = 2048  # of either set at once
-SLACK = 0.05  # of the real images' range, by which synthetic ones may lie outside
+ROWS = 2048  # rows of either set per block
+SLACK = 0.05  # tolerance of values outside the real images' range, as a fraction of it
 
 
 def alike(real: Tensor, synthetic: Tensor, names: tuple[str, str] = ("real", "synthetic")) -> None:
-    """Refuse two sets that cannot be compared: samples of other shapes, or images in another range of values.
+    """Raise a ``DataError`` unless two sets [N, ...] and [M, ...] have samples of one shape and values in one range.
 
-    The range is that of the real images. It is another one if synthetic values lie outside of it by more than a
-    twentieth of its width, if the real images are bytes and the synthetic ones fractions, or if the real ones have
-    negative values (-1 to 1, or normalised) and the synthetic ones have none. Features [N, d] are compared by shape
-    alone.
-
-    Args:
-        real: [N, ...].
-        synthetic: [M, ...].
-        names: what the two are called in a sentence of refusal.
-
-    Raises:
-        DataError: if they differ, if a set is empty, or if it holds NaN or infinity.
+    Ranges differ if synthetic values lie outside the real images' range by more than a twentieth of its width, if real
+    images are bytes and synthetic ones fractions, or if real images have negative values and synthetic ones have none.
+    Features [N, d] are compared by shape alone. Empty sets, NaN and infinity are errors too; ``names`` are the names of
+    the two sets in error sentences.
 
     Example:
         >>> alike(torch.rand(9, 1, 4, 4), 255 * torch.rand(5, 1, 4, 4))
@@ -64,12 +56,7 @@ def alike(real: Tensor, synthetic: Tensor, names: tuple[str, str] = ("real", "sy
 
 @dataclass(frozen=True)
 class Nearest:
-    """The k nearest others of each sample, nearest first.
-
-    Attributes:
-        distance: to them [N, k], float64.
-        index: row numbers of them [N, k].
-    """
+    """The k nearest neighbours of each sample, nearest first: distances [N, k], float64, and row numbers [N, k]."""
 
     distance: Tensor
     index: Tensor
@@ -85,11 +72,11 @@ def nearest(queries: Tensor, others: Tensor, k: int = 1, *, own: bool = False) -
     Args:
         queries: samples [N, ...].
         others: samples [M, ...] of the same shape.
-        k: how many.
-        own: whether ``others`` are the queries themselves, none of which is then its own neighbour.
+        k: number of neighbours.
+        own: whether ``others`` are the queries themselves, which are then not their own neighbours.
 
     Raises:
-        ConfigError: if there are not so many others.
+        ConfigError: if there are fewer than k others.
         DataError: if samples differ in shape.
 
     Example:
@@ -108,7 +95,7 @@ def nearest(queries: Tensor, others: Tensor, k: int = 1, *, own: bool = False) -
         best = Nearest(a.new_empty(len(a), 0), torch.empty(len(a), 0, dtype=torch.int64, device=a.device))
         for begin in range(0, len(others), ROWS):
             b = _flat(others[begin : begin + ROWS], centre)
-            squares = torch.addmm(b.square().sum(1), a, b.T, alpha=-2)  # [A, B], without ‖a‖², which orders nothing
+            squares = torch.addmm(b.square().sum(1), a, b.T, alpha=-2)  # [A, B], without ‖a‖², which keeps the order
             if own and start == begin:
                 squares.diagonal().fill_(torch.inf)
             least = squares.topk(min(k, len(b)), largest=False)
@@ -127,15 +114,12 @@ def _mean(x: Tensor) -> Tensor:
 
 
 def within(queries: Tensor, others: Tensor, radii: Tensor) -> tuple[Tensor, Tensor]:
-    """Which balls hold which samples, counted: 1[‖q - o‖ ≤ r_o] summed over the balls, and whether a ball is hit.
+    """Number of balls that contain each query, int64 [N], and whether each ball contains any query, bool [M].
 
     Args:
         queries: samples [N, ...].
-        others: the balls' centres [M, ...].
-        radii: of the balls [M].
-
-    Returns:
-        How many balls hold each query, int64 [N]; and whether a ball holds any query, bool [M].
+        others: centres of the balls [M, ...].
+        radii: radii of the balls [M].
 
     Example:
         >>> counts, hit = within(torch.tensor([[0.0], [9.0]]), torch.tensor([[1.0], [5.0]]), torch.tensor([1.0, 2.0]))
@@ -157,7 +141,7 @@ def within(queries: Tensor, others: Tensor, radii: Tensor) -> tuple[Tensor, Tens
 
 
 def spread(x: Tensor) -> float:
-    """The mean distance of two different samples, 2 / (N(N - 1)) Σ_{i<j} ‖x_i - x_j‖; NaN for fewer than two.
+    """Mean pairwise distance 2 / (N(N - 1)) Σ_{i<j} ‖x_i - x_j‖; NaN for fewer than two samples.
 
     >>> spread(torch.tensor([[0.0], [1.0], [3.0]]))
     2.0

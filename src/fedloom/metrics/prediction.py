@@ -1,4 +1,4 @@
-"""How good predictions are beyond accuracy: ranking (AUROC, top-k) and calibration (ECE, MCE)."""
+"""Metrics of predictions beyond accuracy: ranking (AUROC, top-k) and calibration (ECE, MCE)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ def _rows(scores: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.float64], ND
 
 
 def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
-    """The area under the ROC curve: how often a positive is scored above a negative; equal scores count one half.
+    """Area under the ROC curve, by scikit-learn; with C > 2 columns, the mean of one-vs-rest over the classes present.
 
-    With C > 2 columns it is the mean, over the classes that are present, of class against rest. It is NaN when all
-    labels are the same, or a score is NaN. By scikit-learn.
+    It is NaN if all labels are equal or a score is NaN.
 
     Args:
-        scores: of the positive class [n], or of every class [n, C]; any number that grows with its probability.
+        scores: of the positive class [n], or of every class [n, C]; any increasing function of the probability.
         labels: class numbers [n].
 
     Example:
@@ -45,17 +44,17 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
     pairs = [(positive, score) for positive, score in pairs if positive.any() and not positive.all()]
     if not pairs or np.isnan(s).any():
         return NAN
-    top = np.finfo(np.float64).max  # in place of infinite scores, which are refused
+    top = np.finfo(np.float64).max  # replaces infinite scores, which scikit-learn rejects
     return float(np.mean([roc_auc_score(positive, score.clip(-top, top)) for positive, score in pairs]))
 
 
 def top_k(scores: ArrayLike, labels: ArrayLike, k: int = 5) -> float:
-    """The share of samples whose label is among the k classes with the highest scores.
+    """Fraction of samples whose label is among the k classes with the highest scores.
 
     Args:
         scores: of every class [n, C].
         labels: class numbers [n].
-        k: how many guesses are allowed.
+        k: number of guesses.
 
     Example:
         >>> top_k([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]], [1, 2], k=2)
@@ -69,14 +68,14 @@ def top_k(scores: ArrayLike, labels: ArrayLike, k: int = 5) -> float:
 
 
 def reliability(confidence: ArrayLike, correct: ArrayLike, bins: int = BINS) -> NDArray[np.float64]:
-    """The reliability diagram: share of samples, mean confidence and accuracy [bins, 3] in bins of equal width.
+    """Reliability diagram: fraction of samples, mean confidence and accuracy of bins of equal width, [bins, 3].
 
-    Bins are closed above, as in Guo et al. (2017); an empty one holds share 0 and NaN.
+    Bins are closed above, as in Guo et al. (2017); an empty bin has fraction 0 and NaN otherwise.
 
     Args:
         confidence: probability of the predicted class [n].
-        correct: whether it was right [n].
-        bins: how many.
+        correct: whether the prediction was right [n].
+        bins: number of bins.
 
     Example:
         >>> reliability([0.2, 0.9, 1.0], [0, 1, 0], bins=2).round(2)
@@ -94,12 +93,7 @@ def reliability(confidence: ArrayLike, correct: ArrayLike, bins: int = BINS) -> 
 
 
 def ece(confidence: ArrayLike, correct: ArrayLike, bins: int = BINS) -> float:
-    """Expected calibration error Σ_b (|b|/n) |accuracy(b) - confidence(b)| over bins of equal width (Guo et al., 2017).
-
-    Args:
-        confidence: probability of the predicted class [n].
-        correct: whether it was right [n].
-        bins: how many.
+    """Expected calibration error Σ_b (|b|/n) |accuracy(b) - confidence(b)|, with the bins of ``reliability``.
 
     Example:
         >>> ece([0.75, 0.75, 0.75, 0.75], [1, 1, 1, 0])
@@ -112,12 +106,7 @@ def ece(confidence: ArrayLike, correct: ArrayLike, bins: int = BINS) -> float:
 
 
 def mce(confidence: ArrayLike, correct: ArrayLike, bins: int = BINS) -> float:
-    """Maximum calibration error: the largest |accuracy(b) - confidence(b)| of a bin that is not empty.
-
-    Args:
-        confidence: probability of the predicted class [n].
-        correct: whether it was right [n].
-        bins: how many.
+    """Maximum calibration error: the largest |accuracy(b) - confidence(b)| over non-empty bins of ``reliability``.
 
     Example:
         >>> mce([0.5, 1.0], [0, 1], bins=2)

@@ -1,7 +1,7 @@
-"""Regret of mixing coefficients: what a sequence of decisions lost against the best fixed one.
+"""Regret of mixing coefficients against the best fixed decision.
 
-In round t a policy commits itself to p^t, then sees the response r^t and suffers ℓ_t(p^t) = -log(1 + ⟨p^t, r^t⟩) (Hahn
-2024, eq. 3.3). Its regret after T rounds is Σ ℓ_t(p^t) - min_p Σ ℓ_t(p) over the simplex (eq. 3.5). Responses come from
+In round t a policy commits to p^t, then sees the response r^t and suffers ℓ_t(p^t) = -log(1 + ⟨p^t, r^t⟩) (Hahn 2024,
+eq. 3.3). Its regret after T rounds is Σ ℓ_t(p^t) - min_p Σ ℓ_t(p) over the simplex (eq. 3.5). Responses come from
 losses by ``fedloom.parts.mixing.responses.respond``.
 
 >>> always_first, responses = np.array([[1.0, 0.0]] * 4), np.array([[0.0, 1.0]] * 4)
@@ -25,7 +25,7 @@ Vector = NDArray[np.float64]
 
 
 def _rounds(values: ArrayLike, what: str) -> Matrix:
-    """Finite numbers, one row a round and one column a client."""
+    """Finite numbers [rounds, clients]."""
     matrix = np.asarray(values, dtype=np.float64)
     if matrix.ndim != 2 or not matrix.shape[1]:
         raise ConfigError(f"{what} are numbers [rounds, clients], not an array of shape {list(matrix.shape)}.")
@@ -63,10 +63,10 @@ def decision_losses(decisions: ArrayLike, responses: ArrayLike) -> Vector:
 
 
 def played(used: ArrayLike) -> Matrix:
-    """The decisions in the order in which they were committed: p^1 = 1/K, then each but the last [T, K].
+    """The decisions in the order of commitment, [T, K]: p^1 = 1/K, then all recorded ones but the last.
 
-    AAggFF decides after it saw a round's responses and mixes the same round with the result; what is recorded in round
-    t is p^{t+1}, and regret is counted for p^t.
+    AAggFF decides after it sees a round's responses and mixes the same round with the result: p^{t+1} is recorded in
+    round t, and regret is that of p^t.
 
     >>> played([[0.2, 0.8], [0.0, 1.0]])
     array([[0.5, 0.5],
@@ -77,14 +77,14 @@ def played(used: ArrayLike) -> Matrix:
 
 
 def best_fixed(responses: ArrayLike, tolerance: float = 1e-11) -> Vector:
-    """argmin over the simplex of -Σ log(1 + ⟨p, r^t⟩) [K], by an interior point method.
+    """argmin over the simplex of -Σ_t log(1 + ⟨p, r^t⟩) [K], by an interior-point method.
 
-    With R = 1 + r, Σ log⟨p, R^t⟩ - T Σ p over p ≥ 0 has the same solution, without the equation Σ p = 1. At p the best
-    value is at most T(max_i (1/T) Σ R^t_i/⟨p, R^t⟩ - 1) better: the method stops when that is certified to be small.
+    With R = 1 + r, maximising Σ log⟨p, R^t⟩ - T Σ p over p ≥ 0 has the same solution without the constraint Σ p = 1.
+    The optimality gap at p is at most T(max_i (1/T) Σ R^t_i/⟨p, R^t⟩ - 1), which is the stopping criterion.
 
     Args:
         responses: r [T, K] > -1.
-        tolerance: of the mean decision loss.
+        tolerance: bound on the gap in the mean decision loss.
 
     Raises:
         ConfigError: for responses that are not finite numbers [T, K] above -1.
@@ -114,7 +114,7 @@ def best_fixed(responses: ArrayLike, tolerance: float = 1e-11) -> Vector:
 
 
 def _inside(at: Vector, step: Vector) -> float:
-    """The longest share of a step, up to the whole, that leaves everything positive."""
+    """The largest step size, at most 1, that keeps everything positive."""
     falling = step < 0
     return min(1.0, 0.99 * float((-at[falling] / step[falling]).min())) if falling.any() else 1.0
 
@@ -125,8 +125,8 @@ def regret(decisions: ArrayLike, responses: ArrayLike, every_prefix: bool = Fals
     Args:
         decisions: p [T, K], each committed before the round's response was seen (see ``played``).
         responses: r [T, K].
-        every_prefix: p* is the best for rounds 1..t instead of 1..T: T convex programmes, and R_t ≥ 0 for every t if
-            only one decision was ever made; with one p* for all rounds only R_T is a regret, and R_t may be negative.
+        every_prefix: whether p* is the best for rounds 1..t (T convex programmes) instead of 1..T. With one p* for all
+            rounds only R_T is a regret, and R_t may be negative.
 
     Raises:
         ConfigError: for shapes that do not fit, or responses of -1 and below.
@@ -147,12 +147,12 @@ def regret(decisions: ArrayLike, responses: ArrayLike, every_prefix: bool = Fals
 def regret_of_losses(
     decisions: ArrayLike, losses: ArrayLike, respond: Callable[[Vector], Vector], every_prefix: bool = False
 ) -> Vector:
-    """The curve ``regret`` from the losses F_i(θ^t) of all clients [T, K], for policies that only saw these.
+    """``regret`` from the losses F_i(θ^t) of all clients, for policies that see losses.
 
     Args:
         decisions: p [T, K], each committed before the round's losses were seen (see ``played``).
         losses: F [T, K].
-        respond: from a round's losses [K] to its responses [K], in general a CDF of F_i/F̄.
+        respond: maps a round's losses [K] to responses [K], usually by a CDF of F_i/F̄.
         every_prefix: as in ``regret``.
 
     Raises:
@@ -166,7 +166,7 @@ def regret_of_losses(
 
 
 def lipschitz(low: float, high: float) -> float:
-    """L = C2/(1 + C1): no entry of the gradient -r/(1 + ⟨p, r⟩) is larger for r in [C1, C2]; Hahn 2024, lemma 3.1.
+    """L = C2/(1 + C1), the largest entry of the gradient -r/(1 + ⟨p, r⟩) for r in [C1, C2] (Hahn 2024, lemma 3.1).
 
     Raises:
         ConfigError: unless 0 ≤ C1 ≤ C2.
@@ -180,17 +180,12 @@ def lipschitz(low: float, high: float) -> float:
 
 
 def silo_bound(rounds: float, clients: int, lipschitz: float) -> float:
-    """2LK(1 + log(1 + T/(16K))) after T rounds, for AAggFF-S; Hahn 2024, theorem 3.1.
+    """Regret bound 2LK(1 + log(1 + T/(16K))) of AAggFF-S after T rounds (Hahn 2024, theorem 3.1).
 
-    L is that of lemma 3.1 (``lipschitz``). The proof takes ℓ(q) ≥ ℓ(p) + ⟨g, q - p⟩ + (β/2)⟨g, q - p⟩² from lemma 3.10,
-    which asks for β ≤ 1/2, while β = 1/(4L): it covers L ≥ 1/2. The inequality itself is true for L > 0.3 with C1 = 0,
-    so for up to three clients with the usual C2 = 1/K. Below, the bound is no law: decision losses become linear as
-    L → 0, and the regret of linear losses grows as √T. It does exceed the bound at K = 2, L = 1e-4, T = 5000.
-
-    Args:
-        rounds: T ≥ 0.
-        clients: K.
-        lipschitz: L.
+    L is that of lemma 3.1 (``lipschitz``). The proof uses ℓ(q) ≥ ℓ(p) + ⟨g, q - p⟩ + (β/2)⟨g, q - p⟩² from lemma 3.10,
+    which requires β ≤ 1/2, while β = 1/(4L): it covers L ≥ 1/2. The inequality itself holds for L > 0.3 with C1 = 0, so
+    for up to three clients with the usual C2 = 1/K. For smaller L the bound can fail: decision losses become linear as
+    L → 0, and the regret of linear losses grows as √T. It exceeds the bound at K = 2, L = 1e-4, T = 5000.
 
     >>> round(silo_bound(100, 5, lipschitz(0.0, 1 / 5)), 3)
     3.622
@@ -199,17 +194,12 @@ def silo_bound(rounds: float, clients: int, lipschitz: float) -> float:
 
 
 def device_bound(rounds: float, clients: int, lipschitz: float) -> float:
-    """2L√(T log K) after T rounds, for AAggFF-D with all clients in all rounds; Hahn 2024, theorem 3.2.
+    """Regret bound 2L√(T log K) of AAggFF-D after T rounds with all clients (Hahn 2024, theorem 3.2).
 
-    The proof is that of p^{t+1} ∝ exp(-Σ_τ g_τ √(log K)/(L√(t+1))) with the gradient g itself and the L of lemma 3.1.
-    The algorithm takes Ľ for L and, for all clients as well, the gradient made linear at r̄, whose direction does not
-    depend on p. So it is the bound 2Ľ√(T log K) on linear losses ⟨p, g̃⟩ that always holds for it; its regret in the
+    The proof covers p^{t+1} ∝ exp(-Σ_τ g_τ √(log K)/(L√(t+1))) with the exact gradient g and the L of lemma 3.1. The
+    algorithm uses Ľ for L and, even with all clients, the gradient linearised at r̄, whose direction does not depend on
+    p. What always holds for it is therefore the bound 2Ľ√(T log K) on the linear losses ⟨p, g̃⟩; its regret in the
     decision loss may grow linearly with T.
-
-    Args:
-        rounds: T ≥ 0.
-        clients: K.
-        lipschitz: L, or Ľ for the linear losses.
 
     >>> round(device_bound(100, 5, lipschitz(0.0, 1.0)), 3)
     25.373

@@ -49,12 +49,8 @@ def residual(
         stem: channels of the first convolution.
         widths: channels of each stage.
         repeats: blocks of each stage.
-        classes: number of classes.
-        inputs: (channels, height, width) of one image, of any size.
-        norm: ``group`` or ``batch``.
-        groups: groups of channels in group normalisation.
-        activation: ``relu`` or ``swish``.
-        spectral: whether the head is a ``SpectralLinear``.
+
+    The other settings are those of all models.
 
     Example:
         >>> import torch

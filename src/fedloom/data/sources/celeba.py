@@ -58,7 +58,7 @@ def celeba(
     count = Counter(who.values())
     known = sorted(person for person, n in count.items() if n >= least)[:people]
     if not known:
-        raise DataError(f"{identities} lists nobody with at least {least} pictures.")
+        raise DataError(f"{identities} lists no person with at least {least} images.")
     lines = attributes.read_text().splitlines()
     heads = lines[1].split() if len(lines) > 1 else []
     if attribute not in heads:
@@ -71,7 +71,7 @@ def celeba(
             raise DataError(f"{attributes}, line {line}: expected a picture and {len(heads)} times 1 or -1.")
         rows.append((words[0], words[column] == "1", who[words[0]]))
     if len(rows) != sum(count[person] for person in known):
-        raise DataError(f"{attributes} and {identities} do not list the same pictures.")
+        raise DataError(f"{attributes} and {identities} do not list the same images.")
     names, labels, owners = zip(*sorted(rows, key=lambda row: (row[2], row[0])), strict=True)
     x = read_images("CelebA", [folder / name for name in names], size, folder.parent / f"fedloom-{size}.npz")
     y = np.array(labels, dtype=np.int64)

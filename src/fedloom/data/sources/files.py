@@ -180,5 +180,5 @@ def check_memory(title: str, needed: int) -> None:
     if needed > there:
         raise DataError(
             f"{title} needs {needed / 1e9:.1f} GB of memory, but there are {there / 1e9:.1f} GB; "
-            "choose smaller pictures or fewer of them."
+            "choose smaller images or fewer of them."
         )

@@ -74,7 +74,7 @@ def by_class(folder: Path, inner: str = "") -> tuple[list[Path], np.ndarray, lis
             raise DataError(f"{home.parent} has no folder {inner!r}.")
         paths = sorted(e.name for e in os.scandir(home) if e.name.lower().endswith(SUFFIXES) and e.name[0] != ".")
         if not paths:
-            raise DataError(f"{home} holds no pictures ({', '.join(SUFFIXES)}).")
+            raise DataError(f"{home} holds no images ({', '.join(SUFFIXES)}).")
         found.append([home / path for path in paths])
     return [path for paths in found for path in paths], np.repeat(np.arange(len(found)), list(map(len, found))), names
 
@@ -96,7 +96,7 @@ def read_images(
         DataError: if an image is missing, damaged or of a rejected size, or memory cannot hold them.
     """
     if not size or size < 1:
-        raise DataError(f"{title}: pictures need a size of at least 1 pixel, not {size}.")
+        raise DataError(f"{title}: images need a size of at least 1 pixel, not {size}.")
     check_memory(title, 5 * len(paths) * size * size * 3)
     if lost := next((path for path in paths if not path.is_file()), None):
         raise DataError(f"{title} is not whole: there is no file {lost}.")
@@ -131,4 +131,4 @@ def read_image(path: Path, size: int, crop: bool = False, resize: bool = True) -
     except DataError:
         raise
     except Exception as error:  # each decoder fails in its own ways
-        raise DataError(f"{path} is damaged or not a picture ({error}).") from error
+        raise DataError(f"{path} is damaged or not an image ({error}).") from error
