@@ -98,7 +98,7 @@ def test_debug_prints_the_traceback_of_a_client_that_failed(cli: Callable[..., A
         return begin(self, steps)
 
     monkeypatch.setattr(ClientWork, "begin", stumble)
-    words = ("run", "method=fedavg", "clients=4", "participation=1", "rounds=2", "local.epochs=1", "-q")
+    words = ("run", "method=fedavg", "clients=4", "participation=1", "rounds=2", "local.epochs=1", "compute=live", "-q")
     plain, debug = cli(*words, "out=a"), cli(*words, "out=b", "--debug")
     assert plain.code == debug.code == 0
     assert "Traceback" not in plain.err
