@@ -63,14 +63,14 @@ MISTAKES = {
     "run -m method=fedavg device=cpu,gpu": "unknown device 'gpu'",
     "run augment=crp": "unknown augmentation 'crp'; did you mean 'crop'?",
     "run trackers=[tensorbord]": "unknown tracker 'tensorbord'; did you mean 'tensorboard'?",
-    "list nix": "nothing named 'nix'",
+    "list nix": "no list and no entry named 'nix'",
     "list methods feddin": "there is no method 'feddin'; did you mean 'feddyn'?",
     "list methods feddyn fedavg": "one kind and one name",
     "partition clients=5000": "more clients than samples",
     "partition --out x.foo": "no known format",
     "report": "at least one run directory",
     "report nix": "is not a run directory",
-    "report .": "there is none inside",
+    "report .": "and contains none",
 }
 
 
@@ -98,7 +98,7 @@ def test_debug_prints_the_traceback_of_a_client_that_failed(cli: Callable[..., A
         return begin(self, steps)
 
     monkeypatch.setattr(ClientWork, "begin", stumble)
-    words = ("run", "method=fedavg", "clients=4", "participation=1", "rounds=2", "local.epochs=1", "-q")
+    words = ("run", "method=fedavg", "clients=4", "participation=1", "rounds=2", "local.epochs=1", "compute=live", "-q")
     plain, debug = cli(*words, "out=a"), cli(*words, "out=b", "--debug")
     assert plain.code == debug.code == 0
     assert "Traceback" not in plain.err

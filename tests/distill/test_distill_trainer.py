@@ -301,7 +301,7 @@ def test_networks_that_cannot_be_brought_together_are_refused(vectors: Problem, 
         distill.run(vectors.experiment(semckd()))
     with pytest.raises(ConfigError, match="Linear has none"):
         distill.run(images._replace(student=lambda: nn.Linear(64, 3)).experiment(kd()))
-    with pytest.raises(ConfigError, match="does not take inputs"):
+    with pytest.raises(ConfigError, match="does not accept inputs"):
         distill.run(images._replace(student=vectors.student).experiment(kd()))
     with pytest.raises(ConfigError, match="learns from a teacher"):
         replace(vectors.experiment(kd()), teacher=None)

@@ -78,10 +78,10 @@ def table(rows: Rows) -> Table:
 def remarks(rows: Rows) -> list[str]:
     """Explanations of the columns."""
     summaries = [summary for _, summary in rows]
-    selection = "best on validation samples" if any("best" in summary for summary in summaries) else "last"
-    told = [
-        f"accuracy: on test samples, of the {selection} model; best on test: selected on test samples, as published."
-    ]
+    selection = (
+        "selected on validation samples" if any("best" in summary for summary in summaries) else "of the last round"
+    )
+    told = [f"accuracy: test accuracy of the model {selection}; best on test: of the model selected on test samples."]
     if any(summary.get("protocol") == "published" for summary in summaries):
         told.append("budget=published: methods differ in student passes; with budget=passes these are equal.")
     if any(summary.get("forwards") for summary in summaries):

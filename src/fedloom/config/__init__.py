@@ -1,8 +1,8 @@
-"""Configuration: from what a person types to an experiment.
+"""Configuration: from command-line words and recipes to an experiment.
 
-What can be set is read from the signatures of what is registered (methods, parts, data, partitions, models, engines)
-and of the records of conditions; a default stands in one place only. A command's configuration is a ``CommandSchema``;
-the functions here are those of ``fedloom run``.
+Keys, types and defaults are read from the signatures of registered factories (methods, parts, data, partitions, models,
+engines) and of the dataclasses of conditions; every default is written once. A command's configuration is a
+``CommandSchema``; the functions here are those of ``fedloom run``.
 
 >>> experiment = build(resolve(["method=feddyn", "method.mixing=by_samples", "rounds=3"]))
 >>> experiment.method.name, experiment.rounds

@@ -1,4 +1,4 @@
-"""Parts of a configuration that commands share: data, models, checkpoints and trackers."""
+"""Sections of the configuration that all commands share: data, model, checkpoints and trackers."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ MODEL = Choice(models, hidden=("classes", "inputs", "low", "high"))  # these fol
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """When checkpoints are written, and how many are kept.
+    """Settings of checkpoints.
 
     Args:
-        every: rounds between two checkpoints; one is also written at the end and on Ctrl-C.
-        keep: how many are kept.
+        every: rounds between checkpoints; one is also written at the end and on Ctrl-C.
+        keep: number of checkpoints to keep.
     """
 
     every: int = 10
@@ -46,7 +46,7 @@ def tracking(trackers: tuple[str, ...] = ()) -> list[Tracker]:
     """Make trackers.
 
     Args:
-        trackers: what gets every round's record besides the run directory: any of tensorboard and mlflow.
+        trackers: log every round's record to these, besides the run directory: tensorboard, mlflow.
     """
     return make_trackers(trackers)
 
@@ -56,10 +56,10 @@ COMMON: Mapping[str, Section] = {"checkpoint": Record(Checkpoints), **sections_o
 
 
 def run_settings(config: Config) -> dict[str, Any]:
-    """Arguments of every task's ``run``: checkpoint intervals, and trackers as callbacks.
+    """The arguments of every task's ``run``: checkpoint settings, and trackers as callbacks.
 
     Raises:
-        ConfigError: for impossible checkpoints, an unknown tracker, or one whose library is not installed.
+        ConfigError: for invalid checkpoint settings, an unknown tracker, or one whose library is not installed.
     """
     checkpoints = COMMON["checkpoint"].instantiate(config["checkpoint"])
     callbacks = tracking(tuple(config["trackers"]))
@@ -67,7 +67,7 @@ def run_settings(config: Config) -> dict[str, Any]:
 
 
 class Shared:
-    """A cache of data for the runs of a sweep: equal settings are built once.
+    """A cache of data for the runs of a sweep; equal settings are built once.
 
     >>> shared, made = Shared(), []
     >>> for settings in ({"seed": 1}, {"seed": 2}, {"seed": 1}):
@@ -88,13 +88,13 @@ class Shared:
 
 
 def model_factory(values: Mapping[str, Any], arrays: Arrays) -> Callable[[], nn.Module]:
-    """A factory of models for some data, tried on the meta device first, so that a model that does not fit is refused.
+    """Make a model factory for given data; it is tried on the meta device, to detect invalid settings.
 
     Raises:
-        ConfigError: for impossible settings.
+        ConfigError: for invalid settings.
     """
     known: dict[str, Any] = {"classes": arrays.classes, "inputs": tuple(arrays.x.shape[1:])}
-    if arrays.std:  # between which values pixels lie; 0 and 1 otherwise
+    if arrays.std:  # the value range of normalised pixels; [0, 1] otherwise
         pairs = list(zip(arrays.mean, arrays.std, strict=True))
         known |= {"low": tuple((0 - m) / s for m, s in pairs), "high": tuple((1 - m) / s for m, s in pairs)}
     fixed = {name: value for name, value in known.items() if name in models[values["name"]].parameters}

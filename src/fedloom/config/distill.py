@@ -23,11 +23,11 @@ from fedloom.tasks.distill.methods import ce
 from fedloom.tasks.distill.training import SGDConfig
 
 PENDING = Path("still to be trained")
-"""Stands for a teacher in an experiment that is only checked."""
+"""Placeholder for a teacher that is not trained yet, in experiments that are only checked."""
 
 
 class Teacher(Choice):
-    """A model by its name, which is trained first, or the run directory of a trained one."""
+    """The name of a model to train first, or the run directory of a trained one."""
 
     def nest(self, key: str, rest: Sequence[str], value: Any) -> Tree:
         return super().nest(key, rest, value["run"] if isinstance(value, Mapping) and "run" in value else value)
@@ -42,12 +42,12 @@ class Teacher(Choice):
         return {"run": str(Path(name).expanduser().resolve())}
 
 
-def on_the_spot(teacher_epochs: int = 20, split_seed: int = 0) -> None:
-    """Settings of the split and of a teacher that is trained on the spot, the same for runs with different seeds.
+def shared_settings(teacher_epochs: int = 20, split_seed: int = 0) -> None:
+    """Settings of the data split and of a teacher that is trained first, which do not depend on ``seed``.
 
     Args:
-        teacher_epochs: passes of a teacher that is trained on the spot.
-        split_seed: of the split and of such a teacher.
+        teacher_epochs: passes over the data of a teacher that is trained first.
+        split_seed: seed of the data split and of such a teacher.
     """
 
 
@@ -64,7 +64,7 @@ DISTILL = CommandSchema(
         "model": MODEL,
         "teacher": Teacher(models, hidden=MODEL.hidden),
         **SPLITS,
-        **sections_of(on_the_spot),
+        **sections_of(shared_settings),
         **CONDITIONS,
         "teacher_training": TRAINING,
         **COMMON,
@@ -84,13 +84,13 @@ DISTILL = CommandSchema(
 
 
 def build(config: Config, shared: Shared | None = None) -> DistillExperiment:
-    """The experiment of a configuration; what is impossible is refused here.
+    """Build and check the experiment of a configuration.
 
-    Where the teacher is to be trained first (``build_teacher``), it is ``PENDING``.
+    If the teacher is to be trained first (``build_teacher``), it is ``PENDING``.
 
     Raises:
-        ConfigError: for impossible settings.
-        DataError: for data that are missing or too few.
+        ConfigError: for invalid settings.
+        DataError: for missing or insufficient data.
     """
     values = config.values
     data = _splits(config, shared)
@@ -114,7 +114,7 @@ def build(config: Config, shared: Shared | None = None) -> DistillExperiment:
 
 
 def build_teacher(config: Config, shared: Shared | None = None) -> DistillExperiment:
-    """The training of a teacher on the spot."""
+    """Build the experiment that trains the teacher."""
     values = config.values
     data = _splits(config, shared)
     kept = {"method": {"name": "ce", "warm": False}, "data": values["data"], "model": values["teacher"]}
@@ -133,7 +133,7 @@ def build_teacher(config: Config, shared: Shared | None = None) -> DistillExperi
 
 
 def _splits(config: Config, shared: Shared | None) -> Splits:
-    """The data, divided; equal ones once among those that share."""
+    """The data splits, from the cache if they are there."""
     shared = shared or Shared()
 
     def split(settings: Mapping[str, Any]) -> Splits:

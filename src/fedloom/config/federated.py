@@ -65,7 +65,7 @@ RUN = CommandSchema(
     },
     comparison=lambda named: (
         "method=fedavg,feddyn",
-        *(() if {"data", "evaluation"} & named else ("evaluation.target=0.9",)),  # which both reach on the digits
+        *(() if {"data", "evaluation"} & named else ("evaluation.target=0.9",)),  # both reach it on the digits
     ),
     may_change=("engine", "compute", "device", "client_state", "checkpoint", "trackers"),
     may_grow="rounds",
@@ -85,7 +85,7 @@ resolve, sweep = RUN.resolve, RUN.sweep
 
 
 def build(config: Config, shared: Shared | None = None) -> Experiment:
-    """The experiment that a configuration describes; the cheapest checks come first.
+    """Build the experiment of a configuration; the cheapest checks come first.
 
     >>> experiment = build(resolve(["method=feddyn", "method.mixing=by_samples", "clients=5"]))
     >>> experiment.method.name, len(experiment.federation), experiment.rounds
@@ -93,11 +93,11 @@ def build(config: Config, shared: Shared | None = None) -> Experiment:
 
     Args:
         config: of ``fedloom run`` or ``fedloom synthesize``.
-        shared: the cache of a sweep, so that equal federations are built once.
+        shared: the cache of a sweep, in which equal federations are built once.
 
     Raises:
-        ConfigError: for parts or settings that are impossible together.
-        DataError: for data that are missing or a partition that is impossible.
+        ConfigError: for invalid or incompatible parts or settings.
+        DataError: for missing data or an impossible partition.
     """
     values = config.values
     method = build_method(config)
@@ -109,10 +109,10 @@ def build(config: Config, shared: Shared | None = None) -> Experiment:
 
 
 def build_synthesis(config: Config, shared: Shared | None = None) -> Experiment:
-    """The experiment of ``fedloom synthesize``, whose method makes samples.
+    """Build the experiment of ``fedloom synthesize``.
 
     Raises:
-        ConfigError: for a method that makes none, besides what ``build`` refuses.
+        ConfigError: for a method that generates no samples, and as ``build``.
     """
     require_samples(build_method(config))
     JUDGE.instantiate(config["judge"])
@@ -120,12 +120,12 @@ def build_synthesis(config: Config, shared: Shared | None = None) -> Experiment:
 
 
 def build_method(config: Config) -> Method:
-    """The method alone."""
+    """Build the method alone."""
     return METHOD.instantiate(config["method"])
 
 
 def build_federation(config: Config, shared: Shared | None = None) -> Federation:
-    """The data, dealt to clients; equal ones are built once among those that share."""
+    """Build the federation, or take it from the cache."""
     shared = shared or Shared()
 
     def deal(settings: Mapping[str, Any]) -> Federation:

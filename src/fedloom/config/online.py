@@ -1,4 +1,4 @@
-"""The configuration of ``fedloom online``: a list of values in learner, adaptation or local is a grid of experts."""
+"""The configuration of ``fedloom online``; lists of values in learner, adaptation or local form a grid of experts."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ ONLINE = CommandSchema(
 
 
 def build(config: Config, shared: Shared | None = None) -> Online:
-    """The experiment that a configuration describes.
+    """Build the experiment of a configuration.
 
     >>> online = build(ONLINE.resolve(["learner.alpha=[1,5]", "adaptation.lr=[.3,.1]", "tasks=9"]))
     >>> len(online.experts), len(online.stream)
     (4, 9)
 
     Raises:
-        ConfigError: for impossible settings.
-        DataError: for data that are missing, or too few for such tasks.
+        ConfigError: for invalid settings.
+        DataError: for missing data, or too few for such tasks.
     """
     values = config.values
     source = (shared or Shared())("source", values["data"], DATA.instantiate)
@@ -77,12 +77,12 @@ def build(config: Config, shared: Shared | None = None) -> Online:
         config=values,
         **arguments(Online, CONDITIONS, values),
     )
-    online.bank()  # refuses a model that does not suit the tasks or the learners
+    online.bank()  # raises if the model does not fit the tasks or the learners
     return online
 
 
 def _experts(values: Mapping[str, Any]) -> tuple[ExpertConfig, ...]:
-    """The product of all lists of settings."""
+    """The experts: the product of all lists of settings."""
     made, over = {}, {}
     for key, section in EXPERT.items():
         given = values[key]
