@@ -38,7 +38,7 @@ class Method:
         adaptation: how a model is adapted to a client before it is used.
         mixing: how the mixing coefficients p are chosen.
         server: the server optimiser.
-        uplink: the transforms, in order, of everything that leaves a client.
+        uplink: transforms, in order, of everything that leaves a client.
         pooled: train on the pooled data of all clients (centralised training, the papers' oracle); no communication.
         citation: BibTeX of the paper.
 
@@ -92,7 +92,7 @@ class Method:
             self._check(uplink)
 
     def _check(self, uplink: Uplink) -> None:
-        """Refuse what an uplink cannot cover, by name."""
+        """Raise ``ConfigError`` if an uplink cannot cover a slice of the method."""
         mine = f"uplink {label(uplink)!r}"
         if self.pooled:
             raise ConfigError(f"method {self.name!r} trains at one place, so nothing goes through {mine}.")

@@ -45,7 +45,7 @@ class ClientPlan:
         make: a factory for the model with other initial parameters.
         rounds: T, if known.
         cohort: the usual |S_t|, if known.
-        expected_cohort: E|S_t| if each client takes part independently with one probability; None if |S_t| is fixed.
+        expected_cohort: E|S_t| if clients participate independently with equal probability; None if |S_t| is fixed.
         submodel: the level that this plan is for, if clients have several.
 
     Raises:

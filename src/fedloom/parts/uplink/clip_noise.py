@@ -104,20 +104,20 @@ class ClipNoise(Uplink):
 
     @property
     def uploads(self) -> Mapping[str, Reduce]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether ‖x‖ ≤ C, as ±1/2, where C adapts."""
+        """Whether ‖x‖ ≤ C, as ±1/2, if C adapts."""
         return {} if self.quantile is None else {"below": Reduce.MEAN}
 
     @property
     def downloads(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """C, where it adapts."""
+        """C, if it adapts."""
         return () if self.quantile is None else ("clip",)
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
-        """The first C."""
+        """The initial C."""
         return {} if self.quantile is None else {"clip": torch.tensor(self.clip, dtype=torch.float64)}
 
     def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> Sent:
-        """The clipped message, with the client's own noise where it adds it."""
+        """The clipped message, with the client's own noise under local privacy."""
         slots = [slot for slot in message if slot != BUFFERS]
         clip = float(ctx.down["clip"]) if self.quantile is not None else self.clip
         if missing := [slot for slot in slots if self.bounds and slot not in self.bounds]:
