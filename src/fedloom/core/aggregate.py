@@ -76,7 +76,7 @@ class Traffic:
             self.bytes += t.numel() * t.element_size()
 
     def count(self, numbers: int, nbytes: int) -> None:
-        """Count an upload of so many numbers in so many bytes."""
+        """Count an upload of ``numbers`` scalars in ``nbytes`` bytes."""
         self.up_params += numbers
         self.bytes += nbytes
 

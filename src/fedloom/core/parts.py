@@ -118,8 +118,8 @@ class Part:
         uploads: how each slice returned by ``end`` is reduced. The name ``update`` stands for the updates themselves,
             which are sent anyway: another reduction of them costs no communication.
         downloads: the entries of the part's server state that are sent to every client of the cohort.
-        boundable: the slices that may be clipped to a bound, so that noise can cover them; a private uplink refuses the
-            others.
+        boundable: the slices that may be clipped to a norm bound, so that noise can cover them; a private uplink
+            rejects all others.
         affine: ``grad`` is a·g + b·w + k with scalars a, b and a vector k [P] that are constant during a round, so that
             a compute may fold it into the step.
         citation: BibTeX of the paper.
