@@ -105,8 +105,8 @@ class Context(NamedTuple):
         samples: all of the client's training samples, if a part needs them.
         client: the client's number.
         invited: numbers of all clients that received the model in this round.
-        effective_steps: ‖a‖₁: along a constant gradient g, this round's steps move the model by -η_t·‖a‖₁·g; τ_i without
-            momentum.
+        effective_steps: ‖a‖₁: along a constant gradient g, this round's steps move the model by -η_t·‖a‖₁·g; τ_i
+            without momentum.
     """
 
     received: Tensor
@@ -142,7 +142,7 @@ class RoundInfo:
         lr: η_t, the local learning rate of this round.
         cohort: client numbers, int64 [|S|].
         samples: n_i, int64 [|S|].
-        effective_steps: ‖a_i‖₁, the members' numbers of local steps τ_i, and more with momentum, float64 [|S|].
+        effective_steps: ‖a_i‖₁, float64 [|S|]; the numbers of local steps τ_i without momentum.
         facts: public facts; K is ``facts.clients`` and T is ``facts.rounds``.
         received: θ^t [P].
         p: mixing coefficients, float64 [|S|]; None until they are chosen.

@@ -250,7 +250,7 @@ class Paired(Personal):
         return 1.0
 
     def chooses(self, samples: int) -> bool:
-        """Whether so many validation samples are enough to choose λ by, where ``deployed`` leaves it open; else .5."""
+        """Whether this many validation samples suffice to choose λ, if ``deployed`` leaves it open; else λ = 0.5."""
         return samples > 0
 
 

@@ -161,12 +161,12 @@ class ClientPlan:
 
     @property
     def memory(self) -> int:
-        """Number of optimiser state scalars per parameter; none where the method takes plain gradient steps."""
+        """Number of optimiser state scalars per parameter; 0 if the method takes plain gradient steps."""
         personal = self.method.personal
         return 0 if isinstance(personal, Paired) and personal.plain else self.local.memory
 
     def effective_steps(self, steps: int) -> float:
-        """‖a‖₁ of so many local steps; see ``Local.effective_steps``."""
+        """‖a‖₁ of the given number of local steps; see ``Local.effective_steps``."""
         return self.local.effective_steps(steps) if self.memory else float(steps)
 
     @cached_property
