@@ -161,7 +161,7 @@ def test_impossible_settings_are_refused(part: Any, settings: dict[str, Any]) ->
 
 
 def test_nothing_goes_through_an_uplink_where_nothing_leaves() -> None:
-    with pytest.raises(ConfigError, match="trains at one place"):
+    with pytest.raises(ConfigError, match="trains on pooled data"):
         replace(make("centralised"), uplink=(TopK(),))
     with pytest.raises(ConfigError, match=r"uplink.0 'top_k' works on shared parameters, but personal .* shares none"):
         replace(make("local"), uplink=(TopK(),))

@@ -153,7 +153,7 @@ REFUSED = {
     "krum": "mixing 'krum' needs every client's own upload",
     "fedexp": "server 'exp' sends 'squares', which has no bound",
     "fedsplit": "drift '.*' sends 'new', which has no bound",
-    "fedavg": "mixing 'by_samples' does not weight a cohort's clients alike",
+    "fedavg": "mixing 'by_samples' does not give all clients of a cohort equal weight",
     "feddf": "server 'ensemble' needs every client's own upload",
 }
 

@@ -15,7 +15,7 @@ computes: Registry[ComputeFactory] = Registry("compute")
 
 @computes.register
 def auto() -> ComputeFactory:
-    """Choose ``batched`` on the CPU wherever a plan has a batched form, and ``live`` otherwise.
+    """Choose ``batched`` on the CPU for plans that have a batched form, else ``live``.
 
     The choice depends on the plan alone, never on the number of cores, so that a run has the same bits everywhere.
     """
@@ -43,7 +43,7 @@ def batched() -> ComputeFactory:
 
 
 def resolved(name: str, plan: ClientPlan) -> str:
-    """The compute that does a plan's work under a name: bits depend on it, unlike on the engine."""
+    """The name of the compute that actually steps the plan; unlike the engine, it affects rounding."""
     if name == "auto":
         name = "batched" if plan.device == "cpu" else "live"
     return "live" if name == "batched" and reason_against_batched(plan) else name

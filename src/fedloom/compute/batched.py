@@ -88,7 +88,7 @@ class Batched:
         self.sums = needs_only_sums(plan)
 
     def blocks(self, members: int) -> list[range]:
-        """Equal blocks, as long as memory allows."""
+        """Blocks of equal size, as large as memory allows."""
         return even_blocks(members, self.longest)
 
     def work(self, down: Broadcast, clients: Sequence[int], states: Sequence[State]) -> Iterator[Result]:
@@ -114,7 +114,7 @@ class Batched:
         return self.live.losses(down, clients, states)
 
     def constants(self, clients: int) -> Tensor:
-        """Memory for the constants of a block's corrections, [clients, P], reused in every round."""
+        """A buffer for the constants of a block's corrections, [clients, P], reused in every round."""
         if self._constants is None:
             self._constants = rows(self.longest, self.plan.layout.size, self.plan.theta0)
             self.zero = torch.zeros_like(self.plan.theta0)

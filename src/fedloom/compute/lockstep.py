@@ -124,7 +124,7 @@ class Lockstep:
                     continue
                 out = self._output([each[row] for each in leaves], size, width, ask.batch.twin is not None)
                 out = companions(plan, self.live, out, ask.batch.x, ask.at, plan.buffers0)
-                before = self._enter(row)  # terms may run the module at other parameters
+                before = self._enter(row)  # terms may evaluate the module at other parameters
                 losses[row] = loss(plan, out, ask.batch, ask.contexts)
                 self._leave(row, before)
             total = torch.stack([*losses, 0 * leaves[0].sum()]).sum()  # a loss may not depend on the outputs

@@ -23,7 +23,7 @@ from fedloom.core.tree import Tree
 LONGEST = 6  # default block size: larger blocks save little and leave cores idle at the end of a round
 SHARE = 16  # a block holds at most 1/16 of its cohort
 LAST = 4  # and at most 1/4 of the members not yet assigned
-EVEN = 4  # equal blocks come in multiples of this, so that every core gets as many
+EVEN = 4  # the number of even blocks is a multiple of this, so that all cores get equally many
 
 
 def blocks(members: int) -> list[range]:
@@ -44,7 +44,7 @@ def blocks(members: int) -> list[range]:
 
 
 def even_blocks(members: int, longest: int) -> list[range]:
-    """Cut a cohort into blocks of equal length, up to one member; their number is a multiple of ``EVEN``.
+    """Cut a cohort into blocks whose sizes differ by at most one; their number is a multiple of ``EVEN``.
 
     >>> [len(block) for block in even_blocks(100, 16)], [len(block) for block in even_blocks(10, 16)]
     ([13, 13, 13, 13, 12, 12, 12, 12], [3, 3, 2, 2])
@@ -76,7 +76,7 @@ class Traffic:
             self.bytes += t.numel() * t.element_size()
 
     def count(self, numbers: int, nbytes: int) -> None:
-        """Count an upload of so many numbers in so many bytes."""
+        """Count an upload of ``numbers`` scalars in ``nbytes`` bytes."""
         self.up_params += numbers
         self.bytes += nbytes
 

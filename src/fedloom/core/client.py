@@ -40,7 +40,7 @@ class Broadcast:
         theta: θ^t, the shared parameters [P].
         buffers: the shared buffers [buffers].
         parts: the ``downloads`` of each part's server state, by place.
-        invited: the numbers of all clients that it is sent to.
+        invited: the numbers of all clients that receive it.
     """
 
     round: int
@@ -99,7 +99,7 @@ class Result:
         uploads: uploaded slices by place of their part; shapes are the part's own.
         state: the client's new state.
         moved: θ^t - θ_i [P] before any part changed it, if the plan has ``report_models``.
-        sent: numbers and bytes that left the client, where an uplink changed them.
+        sent: number of scalars and bytes actually uploaded, if an uplink changed them.
         loss: mean training loss over the local steps.
         failure: set if the client is left out; all other fields are then void.
     """
@@ -294,7 +294,7 @@ class ClientWork:
         return result
 
     def _send(self, result: Result, seen: Mapping[str, Context]) -> None:
-        """Let the uplinks change in turn what leaves the client."""
+        """Apply the uplinks, in order, to everything that leaves the client."""
         self.stage = "send"
         message: Message = {UPDATE: Slice.of(result.update)}
         if len(result.buffers):

@@ -91,7 +91,7 @@ def _part(preset: Method, slot: str, given: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _terms(preset: Method, slot: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of a slot that holds several, like the objective's terms, by name, each with all its settings."""
+    """The parts of a slot that holds several, such as the objective's terms, by name, each with all its settings."""
     registry, own = SLOTS[slot], {label(term): term for term in getattr(preset, slot)}
     settings = {term: values for term, values in given.items() if term != "name"}
     names = given.get("name", [*own, *(term for term in settings if term not in registry)])  # unknown: raises below

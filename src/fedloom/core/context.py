@@ -75,7 +75,7 @@ class Facts(NamedTuple):
         clients: K, the number of clients.
         rounds: T.
         seed: the experiment's seed.
-        expected_cohort: E|S_t| if each client takes part independently with one probability; None if |S_t| is fixed.
+        expected_cohort: E|S_t| if clients participate independently with equal probability; None if |S_t| is fixed.
     """
 
     inputs: tuple[int, ...]
@@ -104,9 +104,9 @@ class Context(NamedTuple):
         label_counts: number of the client's training samples of each class [C], if a part needs it.
         samples: all of the client's training samples, if a part needs them.
         client: the client's number.
-        invited: numbers of all clients that were sent the model in this round.
-        effective_steps: ‖a‖₁: along a constant gradient g, this round's steps move the model by -η_t·‖a‖₁·g; the number
-            of steps, and more with momentum.
+        invited: numbers of all clients that received the model in this round.
+        effective_steps: ‖a‖₁: along a constant gradient g, this round's steps move the model by -η_t·‖a‖₁·g; τ_i
+            without momentum.
     """
 
     received: Tensor
@@ -142,7 +142,7 @@ class RoundInfo:
         lr: η_t, the local learning rate of this round.
         cohort: client numbers, int64 [|S|].
         samples: n_i, int64 [|S|].
-        effective_steps: ‖a_i‖₁, the members' numbers of local steps τ_i, and more with momentum, float64 [|S|].
+        effective_steps: ‖a_i‖₁, float64 [|S|]; the numbers of local steps τ_i without momentum.
         facts: public facts; K is ``facts.clients`` and T is ``facts.rounds``.
         received: θ^t [P].
         p: mixing coefficients, float64 [|S|]; None until they are chosen.
@@ -151,7 +151,7 @@ class RoundInfo:
         updates: the members' uploaded updates Δ_i [P], if a part needs all of them.
         buffers: the members' buffers after local work [buffers], alongside ``updates``.
         server_data: the server's unlabelled inputs and the model, if a part needs them.
-        invited: numbers of all clients that were sent the model, whether they arrived or not.
+        invited: numbers of all clients that received the model, whether their results arrived or not.
     """
 
     t: int

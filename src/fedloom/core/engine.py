@@ -23,7 +23,7 @@ class Compute(Protocol):
         ...
 
     def blocks(self, members: int) -> list[range]:
-        """The blocks of a cohort, a function of its size alone."""
+        """The blocks of a cohort, as a function of its size alone."""
         ...
 
     @property

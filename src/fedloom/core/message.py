@@ -1,4 +1,4 @@
-"""What a client sends in a round: its slices, and how much of a channel each one takes."""
+"""The message that a client sends in a round: its slices, and the channel capacity that each one uses."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fedloom.core.tree import Tree
 
 
 class Slice(NamedTuple):
-    """One tensor of a message, as the server will read it, and what is really sent for it.
+    """One tensor of a message as the server reads it, and the size of its encoding.
 
     Attributes:
-        value: the tensor; its shape is that of the slice as a part uploaded it.
-        numbers: how many numbers are sent.
-        bits: of each of them.
-        extra: bits beside them, of positions or a scale.
+        value: the tensor, in the shape in which a part uploaded it.
+        numbers: number of scalars sent.
+        bits: bits per scalar.
+        extra: further bits, for positions or a scale.
     """
 
     value: Tensor
@@ -27,12 +27,12 @@ class Slice(NamedTuple):
 
     @classmethod
     def of(cls, value: Tensor) -> Slice:
-        """A tensor sent as it is."""
+        """A tensor sent without encoding."""
         return cls(value, value.numel(), 8 * value.element_size())
 
     @property
     def nbytes(self) -> int:
-        """Whole bytes that are sent.
+        """Size of the encoding in whole bytes.
 
         >>> import torch
         >>> Slice.of(torch.zeros(3)).nbytes, Slice(torch.zeros(100), 10, 4, extra=70).nbytes
@@ -45,7 +45,7 @@ Message = dict[str, Slice]  # by slot: ``update`` [P], ``buffers``, and ``<place
 
 
 class Sent(NamedTuple):
-    """What an uplink makes of a message: its new client state, the message, and slices of its own for the server."""
+    """The result of an uplink: its new client state, the message, and slices of its own for the server."""
 
     state: Tree
     message: Message

@@ -38,7 +38,7 @@ class Method:
         adaptation: how a model is adapted to a client before it is used.
         mixing: how the mixing coefficients p are chosen.
         server: the server optimiser.
-        uplink: the transforms, in order, of everything that leaves a client.
+        uplink: transforms, in order, of everything that leaves a client.
         pooled: train on the pooled data of all clients (centralised training, the papers' oracle); no communication.
         citation: BibTeX of the paper.
 
@@ -92,10 +92,10 @@ class Method:
             self._check(uplink)
 
     def _check(self, uplink: Uplink) -> None:
-        """Refuse what an uplink cannot cover, by name."""
+        """Raise ``ConfigError`` if an uplink cannot cover a slice of the method."""
         mine = f"uplink {label(uplink)!r}"
         if self.pooled:
-            raise ConfigError(f"method {self.name!r} trains at one place, so nothing goes through {mine}.")
+            raise ConfigError(f"method {self.name!r} trains on pooled data, so nothing passes {mine}.")
         for slot in uplink.covered:
             if slot not in self.slots:
                 raise ConfigError(f"{mine}: nothing called {slot!r} is uploaded; {nearest(slot, self.slots)}")
@@ -117,8 +117,8 @@ class Method:
             raise ConfigError(f"{mine} must be the last uplink, since what comes after it may undo what it promises.")
         if not self.mixing.is_uniform:
             raise ConfigError(
-                f"mixing {label(self.mixing)!r} does not weight a cohort's clients alike, as the sums of {mine} do; "
-                "choose method.mixing=uniform."
+                f"mixing {label(self.mixing)!r} does not give all clients of a cohort equal weight, as {mine} "
+                "requires; choose method.mixing=uniform."
             )
 
     @cached_property

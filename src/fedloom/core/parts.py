@@ -98,7 +98,7 @@ class ClientEnd(NamedTuple):
 
 
 class Reduced(NamedTuple):
-    """A slice at the server, reduced over the cohort, and how that was done."""
+    """A slice reduced over the cohort, at the server, and how it was reduced."""
 
     value: Tensor
     how: Reduce
@@ -118,8 +118,8 @@ class Part:
         uploads: how each slice returned by ``end`` is reduced. The name ``update`` stands for the updates themselves,
             which are sent anyway: another reduction of them costs no communication.
         downloads: the entries of the part's server state that are sent to every client of the cohort.
-        boundable: the slices that may be clipped to a bound, so that noise can cover them; a private uplink refuses the
-            others.
+        boundable: the slices that may be clipped to a norm bound, so that noise can cover them; a private uplink
+            rejects all others.
         affine: ``grad`` is a·g + b·w + k with scalars a, b and a vector k [P] that are constant during a round, so that
             a compute may fold it into the step.
         citation: BibTeX of the paper.
@@ -220,7 +220,7 @@ class Personal(Part):
         return False
 
     def private_in(self, model: nn.Module) -> Callable[[str], bool]:
-        """Return ``private`` for this model; overridden by parts that go by the type of layer instead of its name."""
+        """Return ``private`` for this model; parts that select by layer type rather than by name override it."""
         return self.private
 
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
@@ -250,7 +250,7 @@ class Paired(Personal):
         return 1.0
 
     def chooses(self, samples: int) -> bool:
-        """Whether so many validation samples are enough to choose λ by, where ``deployed`` leaves it open; else .5."""
+        """Whether this many validation samples suffice to choose λ, if ``deployed`` leaves it open; else λ = 0.5."""
         return samples > 0
 
 
@@ -320,7 +320,7 @@ class Mixing(Part):
     If a client fails later in the round, its coefficient is redistributed in proportion to the others'.
 
     Attributes:
-        is_uniform: p_i = 1/|S_t|, whatever clients hold or send.
+        is_uniform: p_i = 1/|S_t|, independent of the clients' data and uploads.
     """
 
     is_uniform: ClassVar[bool] = False
@@ -345,17 +345,17 @@ class ServerOptimizer(Part):
 
 @dataclass(frozen=True)
 class Uplink(Part):
-    """Transforms everything that leaves a client: compression, clipping, noise, masks. Several are applied in order.
+    """A transform of everything that leaves a client: compression, clipping, noise, masks. Several apply in order.
 
     Attributes:
-        keeps_bounds: whether it may follow one that bounds slices: the server reads what was given to it.
+        keeps_bounds: whether it may follow a transform that bounds slices, because the server reads what it was given.
     """
 
     keeps_bounds: ClassVar[bool] = False
 
     @property
     def only_sums(self) -> bool:
-        """Whether the server is to see sums over the cohort and no single upload."""
+        """Whether the server may only see sums over the cohort, no single upload."""
         return False
 
     @property
@@ -365,22 +365,22 @@ class Uplink(Part):
 
     @property
     def covered(self) -> tuple[str, ...]:
-        """The slots that it works on, where it is told them one by one."""
+        """The slots that it transforms, if they are listed in its settings."""
         return ()
 
     def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> Sent:
         """Return the new client state, the message that leaves the client, and slices of the part's own.
 
-        Random numbers come from ``draws``, a stream that depends on the seed, the part, the round and the client alone.
+        ``draws`` is a random stream that depends only on the seed, the part, the round and the client.
         """
         return Sent(ctx.state, message, {})
 
     def receive(
         self, state: Tree, received: Mapping[str, Reduced], uploads: Tree, info: RoundInfo
     ) -> tuple[Tree, dict[str, Tensor]]:
-        """Return the new server state, and by slot the reduced slices that change; ``uploads`` are the part's own.
+        """Return the new server state, and the changed reduced slices by slot; ``uploads`` are the part's own.
 
-        ``update`` is Σ p_i Δ_i [P]; where a part reduces the updates in another way, that is ``<place>/update``.
+        ``update`` is Σ p_i Δ_i [P]; if a part reduces the updates differently, that slice is ``<place>/update``.
         """
         return state, {}
 

@@ -45,7 +45,7 @@ class ClientPlan:
         make: a factory for the model with other initial parameters.
         rounds: T, if known.
         cohort: the usual |S_t|, if known.
-        expected_cohort: E|S_t| if each client takes part independently with one probability; None if |S_t| is fixed.
+        expected_cohort: E|S_t| if clients participate independently with equal probability; None if |S_t| is fixed.
         submodel: the level that this plan is for, if clients have several.
 
     Raises:
@@ -161,12 +161,12 @@ class ClientPlan:
 
     @property
     def memory(self) -> int:
-        """Number of optimiser state scalars per parameter; none where the method takes plain gradient steps."""
+        """Number of optimiser state scalars per parameter; 0 if the method takes plain gradient steps."""
         personal = self.method.personal
         return 0 if isinstance(personal, Paired) and personal.plain else self.local.memory
 
     def effective_steps(self, steps: int) -> float:
-        """‖a‖₁ of so many local steps; see ``Local.effective_steps``."""
+        """‖a‖₁ of the given number of local steps; see ``Local.effective_steps``."""
         return self.local.effective_steps(steps) if self.memory else float(steps)
 
     @cached_property

@@ -24,7 +24,7 @@ class View(NamedTuple):
         shared: step size of w relative to the learning rate; 0 freezes it, momentum included.
         private: likewise for v, or for the private parameters of a method that splits one model.
         data: whether there is a loss on the data; otherwise g is zero and only ``regulariser_grad`` contributes, which
-            is neither clipped nor joined by weight decay.
+            is neither clipped nor weight-decayed.
     """
 
     at: float | list[float] = 0.0

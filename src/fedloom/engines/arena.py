@@ -1,7 +1,7 @@
 """Client states in shared memory, where they stay from round to round.
 
-A state outlives its round. In an arena a worker writes it once, the driver keeps a view of it, and the next worker
-reads it there: the driver never copies a state.
+A worker writes a state once, the driver keeps a view of it, and the next worker reads it in place: the driver never
+copies states.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ NORESERVE = 0x4000 if sys.platform == "linux" else 0  # address space beyond the
 
 
 class Arena:
-    """Shared memory for client states, cut into places of one size; the system commits only pages that are touched.
+    """Shared memory for client states, divided into places of equal size; pages are committed on first use.
 
-    The driver takes a place before the work that fills it; the place is free again when no tensor in it is left. If no
-    place is free, a state travels like any other value.
+    The driver reserves a place before the work that fills it; the place is free again when no tensor in it is
+    referenced. If none is free, a state is sent like any other value.
 
     Args:
         count: number of places.
-        nbytes: size of a place.
+        nbytes: size of a place in bytes.
 
     >>> arena = Arena(1, 1000)
     >>> place, owner = arena.take()
@@ -41,14 +41,14 @@ class Arena:
         flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NORESERVE
         try:
             self.memory: mmap.mmap | None = mmap.mmap(-1, count * self.nbytes, flags) if count else None
-        except OSError:  # the system grants no address space beyond its memory
+        except OSError:  # the system grants no more address space than it has memory
             self.memory = None
         self.free = list(reversed(range(count))) if self.memory else []
         self.owners: weakref.WeakValueDictionary[int, memoryview] = weakref.WeakValueDictionary()
         self.base = self.view((1,), torch.uint8, 0).data_ptr() if self.memory else 0
 
     def take(self) -> tuple[int, memoryview] | None:
-        """A free place and its owner, which keeps it until tensors do; None if there is none."""
+        """A free place and its owner, which holds the place while tensors reference it; None if there is none."""
         if not self.free or self.memory is None:
             return None
         place = self.free.pop()
@@ -58,7 +58,7 @@ class Arena:
         return place, owner
 
     def put(self, place: int, state: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-        """A state with its tensors moved to a place, but for those that lie in the arena already or find no room."""
+        """The state with its tensors moved to a place, except those already in the arena and those that do not fit."""
         end = place * self.nbytes
         stop = end + self.nbytes
         moved: dict[str, dict[str, Tensor]] = {}
@@ -72,13 +72,13 @@ class Arena:
         return moved
 
     def address(self, value: Tensor) -> int | None:
-        """Where a tensor lies, in bytes from the beginning; None if it is elsewhere, or not in one piece."""
+        """The offset of a tensor in bytes; None if it is outside the arena or not contiguous."""
         at = value.data_ptr() - self.base
         inside = self.memory is not None and 0 <= at < len(self.memory)
         return at if inside and value.is_contiguous() else None
 
     def view(self, shape: tuple[int, ...], dtype: torch.dtype, at: int) -> Tensor:
-        """The tensor at an address; it keeps its place."""
+        """The tensor at an address; it keeps its place reserved."""
         place, offset = divmod(at, self.nbytes)
         owner = self.owners.get(place)
         memory, offset = (self.memory, at) if owner is None else (owner, offset)

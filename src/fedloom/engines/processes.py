@@ -36,13 +36,13 @@ from fedloom.engines.arena import Arena
 from fedloom.engines.shared import Segment
 from fedloom.engines.worker import BlockTask, serve
 
-QUEUED = 2  # tasks a worker holds: one under way, one waiting, so that it never idles
-ATTEMPTS = 2  # before the last one, by itself
-PAUSE = 0.2  # seconds before that, in which memory may become free
-WORKERS = 64  # as many may always be asked for, and on large machines some for each core
-VECTORS = 8  # room for what a client brings and leaves behind, each as long as the model
-LARGE = 1 << 16  # bytes of a model from which on client states have places in the arena
-ADDRESSES = 1 << 36  # bytes of address space of the arena at most
+QUEUED = 2  # tasks per worker: one running, one waiting, so that it never idles
+ATTEMPTS = 2  # before the last one, alone
+PAUSE = 0.2  # seconds before the last attempt, in which memory may become free
+WORKERS = 64  # largest number of workers; on large machines four per core
+VECTORS = 8  # model-sized vectors reserved per client for its state and results
+LARGE = 1 << 16  # bytes of a model from which client states are kept in the arena
+ADDRESSES = 1 << 36  # largest address space of the arena, in bytes
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Processes:
         places = len(plan.data) + slots * longest if stateful else 0
         self.arena = Arena(min(places, ADDRESSES // max(vectors, 1)), vectors)
         self.slots = [Segment(longest * (vectors + (1 << 20)), self.arena) for _ in range(slots)]
-        self.owners: list[list[memoryview]] = [[] for _ in range(slots)]  # of the places that a slot's task fills
+        self.owners: list[list[memoryview]] = [[] for _ in range(slots)]  # of the places that a task fills
         self.suspects: deque[BlockTask] = deque()
         self.workers: list[Worker] = []
         self._fill()
@@ -244,7 +244,7 @@ class Processes:
             self._give(self.workers[number], task)
 
     def _by_itself(self, task: BlockTask, down: Broadcast) -> tuple[BlockTask, Fold]:
-        """The last attempts at a task, while nobody else works; a member at which the worker dies now is left out.
+        """The last attempts at a task, while no other worker runs; a member at which the worker dies is left out.
 
         Members that are stepped together have the same bits only together, so they are tried one by one only if the
         worker dies again.

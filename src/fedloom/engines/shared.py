@@ -51,7 +51,7 @@ class Segment:
         return file.getvalue(), packer.end
 
     def load(self, message: bytes, copy: bool = False) -> Any:
-        """The value, its tensors views of this memory or, with ``copy``, copies; those in the arena stay there."""
+        """The value; its tensors are views of this memory or, with ``copy``, copies; those in the arena stay there."""
         unpacker = _Unpacker(io.BytesIO(message))
         unpacker.segment, unpacker.copy = self, copy
         return unpacker.load()

@@ -1,4 +1,4 @@
-"""The worker's side of the multi-process engine: receive a block, do its work, return its fold."""
+"""The worker of the multi-process engine: receive a block, do its work, return its fold."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class BlockTask:
         deaths: number of workers that died, by position of the member.
         lost: the failures of members at which too many workers died.
         alone: whether members run one by one, to find the one that kills its worker.
-        places: where in the arena their new states go, as far as it has room.
+        places: places in the arena for their new states, as far as there is room.
     """
 
     number: int
@@ -58,11 +58,11 @@ class BlockTask:
 
 
 def _die_with_parent(parent: int) -> None:
-    """Be killed when the parent is gone, where the system offers it; elsewhere the closed pipe tells a worker."""
+    """Ask the system to kill this process when its parent ends; elsewhere, a closed pipe tells a worker."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before that
+    if os.getppid() != parent:  # it died before the call
         os._exit(1)
 
 
@@ -75,7 +75,7 @@ def serve(
     inherited: list[Connection],
     parent: int,
 ) -> None:
-    """A worker's life: receive tasks until the pipe closes."""
+    """The main loop of a worker: receive tasks until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _die_with_parent(parent)
@@ -106,12 +106,12 @@ def _work(plan: ClientPlan, computes: list[Compute], segment: Segment, slots: li
 
 
 def _or_error(work: Callable[[], Any], sentence: str) -> Any:
-    """What ``work`` returns, or a fault in a part, which no other worker would mend, as an error to hand over."""
+    """The result of ``work``, or a ``ClientError`` for an exception in a part, which any worker would raise."""
     try:
         return work()
     except Exception as error:
-        told = f"{sentence}: {type(error).__name__}: {error}."
-        return ClientError(told, "".join(traceback.format_exception(error)))
+        message = f"{sentence}: {type(error).__name__}: {error}."
+        return ClientError(message, "".join(traceback.format_exception(error)))
 
 
 def _folded(plan: ClientPlan, compute: Compute, down: Broadcast, task: BlockTask, slot: Segment) -> Fold:

@@ -37,7 +37,7 @@ class Callback:
         """Called once, before the first round of this process."""
 
     def on_step(self, step: Any) -> Mapping[str, Any]:
-        """Return extra numbers for the round's record, given what ``Task.step`` returned, before it is committed.
+        """Return extra numbers for the round's record, given what the task's ``step`` returned, before it is committed.
 
         They must be a function of ``step`` alone, so that a resumed run reproduces them. Ctrl-C may interrupt this
         hook, and the round is then discarded.

@@ -236,7 +236,7 @@ class Experiment:
 
     @property
     def expected_cohort(self) -> float | None:
-        """E|S_t| where every client comes with the same probability by itself; None where |S_t| is fixed."""
+        """E|S_t| for Bernoulli sampling; None if |S_t| is fixed."""
         if self.sampling == "fixed":
             return None
         return float(self.cohort or self.participation * self.federation.seen)

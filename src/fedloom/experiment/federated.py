@@ -31,7 +31,7 @@ from fedloom.experiment.setup import make_plan, make_server_data, placed
 from fedloom.experiment.snapshot import Snapshot
 from fedloom.experiment.store import CLIENTS, collect_garbage, make_store
 from fedloom.experiment.summary import headline, should_stop, summarise, warnings
-from fedloom.experiment.trainer import Record, Task, Trainer
+from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 
 
 class RoundStep(NamedTuple):
@@ -91,7 +91,7 @@ def run(
         return task.result(summary)
 
 
-class FederatedTask(Task):
+class FederatedTask(TrainerTask):
     """An experiment as a task: its state is a ``Snapshot``, a step is one round.
 
     Args:

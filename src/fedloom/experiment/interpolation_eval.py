@@ -83,9 +83,9 @@ def deployed(
 ) -> tuple[Values, dict[str, float]]:
     """Evaluate every tested client's deployed interpolation on its own test samples.
 
-    If λ is free, each client deploys the λ that is best on its validation samples, or .5 if the method finds these too
-    few; a client whose v was never trained has w alone. Then the results for λ = 0, .5 and 1 are reported as well, and
-    those for the λ that is best on the client's *test* samples, as in some published tables (``as_published``).
+    If λ is free, each client deploys the λ that is best on its validation samples, or .5 if the method considers these
+    too few; a client whose v was never trained deploys w. Then the results for λ = 0, .5 and 1 are reported as well,
+    and those for the λ that is best on the client's *test* samples, as in some published tables (``as_published``).
 
     Returns:
         Each client's metrics with the column ``lambda``, and further numbers for the round's record.

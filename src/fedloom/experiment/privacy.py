@@ -1,4 +1,4 @@
-"""What a run with private uplinks has spent: ε for a δ by the accountants of ``dp-accounting``."""
+"""Privacy accounting for runs with private uplinks: ε for a given δ, by the accountants of ``dp-accounting``."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ MISSING = "ε is not known: its accountant is in dp-accounting; pip install 'fed
 class Accountant:
     """The privacy of a number of rounds with Gaussian noise on sums of clipped uploads.
 
-    Three kinds of rounds, with neighbouring federations as each allows: ``poisson``, where every client comes with
-    probability q by itself (one client more or less; privacy loss distributions); ``fixed``, where |S_t| of K clients
-    are drawn without replacement (one client's data replaced, which moves a sum by 2C; Rényi divergences, or the exact
-    Gaussian mechanism if all take part); and ``local``, where every client adds its own noise and may take part in all
-    rounds (its data replaced; the exact Gaussian mechanism).
+    Three kinds of rounds, with the neighbouring relation that each allows: ``poisson``, where every client participates
+    independently with probability q (add or remove one client; privacy loss distributions); ``fixed``, where |S_t| of K
+    clients are drawn without replacement (replace one client's data, which changes a sum by up to 2C; Rényi
+    divergences, or the exact Gaussian mechanism with full participation); and ``local``, where every client adds its
+    own noise and may participate in all rounds (replace its data; the exact Gaussian mechanism).
 
     Args:
-        kind: of the rounds.
-        noise: z > 0.
+        kind: the kind of rounds.
+        noise: z > 0, the noise multiplier.
         clients: K.
-        cohort: |S_t|, or the expected one.
+        cohort: |S_t|, or its expectation.
         delta: δ.
     """
 
@@ -42,11 +42,11 @@ class Accountant:
 
     @property
     def neighbours(self) -> str:
-        """How neighbouring federations differ."""
+        """The neighbouring relation, in words."""
         return "one client more or less" if self.kind == "poisson" else "one client's data replaced"
 
     def epsilon(self, rounds: int) -> float:
-        """ε of so many rounds."""
+        """ε after the given number of rounds."""
         if self.kind == "poisson":
             return self._poisson(rounds)
         dp: Any = import_module("dp_accounting")
@@ -58,9 +58,9 @@ class Accountant:
         return float(accountant.compose(round_, rounds).get_epsilon(self.delta))
 
     def _poisson(self, rounds: int) -> float:
-        """ε where an empty cohort is drawn anew: each round is within (1-q)^K of a Poisson sample in total variation.
+        """ε if empty cohorts are redrawn: each round is within (1-q)^K of a Poisson sample in total variation.
 
-        That costs (1 + e^ε) T (1-q)^K of δ.
+        This costs (1 + e^ε) T (1-q)^K of δ.
         """
         composed = self._one_round.self_compose(rounds)
         redrawn = rounds * (1 - self.cohort / self.clients) ** self.clients
@@ -82,10 +82,10 @@ class Accountant:
 
 
 def private_uplink(experiment: Experiment) -> ClipNoise | None:
-    """The uplink of an experiment that makes it private, if there is one.
+    """The private uplink of an experiment, or None.
 
     Raises:
-        ConfigError: if there are two, whose noise nobody adds up.
+        ConfigError: if there are two, since their noise cannot be composed.
     """
     found = [uplink for uplink in experiment.method.uplink if isinstance(uplink, ClipNoise) and uplink.is_private]
     if len(found) > 1:
@@ -94,7 +94,7 @@ def private_uplink(experiment: Experiment) -> ClipNoise | None:
 
 
 def accountant(experiment: Experiment) -> Accountant | None:
-    """The accountant of an experiment; None if it is not private, or the library is missing."""
+    """The accountant of an experiment; None if it is not private, or the library is not installed."""
     part = private_uplink(experiment)
     if part is None or find_spec("dp_accounting") is None:
         return None
@@ -104,10 +104,10 @@ def accountant(experiment: Experiment) -> Accountant | None:
 
 
 def calibrated(experiment: Experiment) -> Experiment:
-    """The experiment with the least noise, to a thousandth, with which all rounds spend no more than a target ε.
+    """The experiment with the smallest noise (to a thousandth) for which all rounds stay within the target ε.
 
     Raises:
-        ConfigError: if there is a target, but no library that knows the noise for it.
+        ConfigError: if there is a target, but the library is not installed.
     """
     part = private_uplink(experiment)
     if part is None or part.epsilon is None:

@@ -23,7 +23,7 @@ from fedloom.experiment.runtime import environment
 Record = dict[str, Any]
 
 
-class Task(ABC):
+class TrainerTask(ABC):
     """What is trained, round by round: it holds the state, and the trainer does everything else.
 
     Attributes:
@@ -113,7 +113,7 @@ class Trainer:
 
     def __init__(
         self,
-        task: Task,
+        task: TrainerTask,
         out: Path | str | None = None,
         *,
         checkpoint_every: int = 10,

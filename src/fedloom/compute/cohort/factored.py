@@ -71,10 +71,10 @@ class FactoredLinear(CohortLayer):
         moved = self.moved[:count]
         if self.velocity is None:
             if rule.weight_decay:
-                moved.mul_(rule.kept)
+                moved.mul_(rule.decay_factor)
             moved.flatten(0, 1).index_add_(0, self.at, grad.flatten(0, 1), alpha=rule.lr)
-            self.scale.append(rule.kept * scale)
-            self.pull.append(rule.kept * pull - rule.lr)
+            self.scale.append(rule.decay_factor * scale)
+            self.pull.append(rule.decay_factor * pull - rule.lr)
         else:
             velocity = self.velocity[:count].mul_(rule.momentum)
             if rule.weight_decay:

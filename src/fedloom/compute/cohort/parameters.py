@@ -33,7 +33,7 @@ class SGDRule:
     constant: Tensor | None = None
 
     @property
-    def kept(self) -> float:
+    def decay_factor(self) -> float:
         """1 - ηd, the factor on a weight in a step without momentum."""
         return 1 - self.lr * self.weight_decay
 
@@ -96,7 +96,7 @@ class Parameter:
             self._velocity_matrix[:count].baddbmm_(left.mT, right, beta=rule.momentum)
             self._move(count, rule)
         else:
-            self.matrix[:count].baddbmm_(left.mT, right, beta=rule.kept, alpha=-rule.lr)
+            self.matrix[:count].baddbmm_(left.mT, right, beta=rule.decay_factor, alpha=-rule.lr)
             self._shift(count, rule)
 
     def take(self, grad: Tensor) -> None:
@@ -113,7 +113,7 @@ class Parameter:
         else:
             value = self.value[:count]
             if rule.weight_decay:
-                value.mul_(rule.kept)
+                value.mul_(rule.decay_factor)
             value.add_(grad, alpha=-rule.lr)
             self._shift(count, rule)
 

@@ -38,7 +38,7 @@ class Scope:
 
 
 def _mean(name: str, title: str) -> tuple[Scope, Scope]:
-    """A mean of models on the common test set, and as clients adapt or deploy it."""
+    """The evaluations of a mean of models: on the common test set, and as adapted or deployed by clients."""
     at_clients = f"{title}, at the clients, mean over clients"
     return (
         Scope(name, title, f"{name}/accuracy", f"{name}/loss"),
@@ -86,7 +86,7 @@ def _levels(groups: Sequence[RunGroup], scope: Scope) -> list[Scope]:
 def scopes(groups: Sequence[RunGroup]) -> list[Scope]:
     """The evaluations for which there are data, the most important first.
 
-    The first is another model than the server's if any run's summary has it as its headline.
+    The first is that of another model than the server's if any run's summary has it as its headline.
     """
     named = {str(run.summary.get("headline", "")) for run in all_runs(groups)}
     first = next((scope for scope in SCOPES[1:] if scope.accuracy in named), SCOPES[0])

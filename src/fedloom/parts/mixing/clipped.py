@@ -1,4 +1,4 @@
-"""Updates of bounded length: around zero (norm bounding) or around the last aggregate (centred clipping)."""
+"""Aggregation of clipped updates: around zero (norm bounding) or around the last aggregate (centred clipping)."""
 
 from __future__ import annotations
 
@@ -28,14 +28,17 @@ def factors(updates: Tensor, centre: Tensor, radius: float) -> Tensor:
 @mixings.register(name="norm_bounding")
 @dataclass(frozen=True)
 class NormBounding(Mixing):
-    """Δ = Σ (n_i/n) min(1, C/‖Δ_i‖) Δ_i: no update counts for more than a length of C.
+    """Δ = Σ (n_i/n) min(1, C/‖Δ_i‖) Δ_i: every update is clipped to length C.
 
-    Breakdown point: none; every hostile client moves the result, but by no more than (n_i/n) C. With C = ∞ it is the
-    mean weighted by samples. The recorded p_i is proportional to (n_i/n) min(1, C/‖Δ_i‖). All updates of a cohort are
-    held at once. Sun, Kairouz, Suresh & McMahan 2019, section 4, without their noise, which is an uplink.
+    Breakdown point: none; every hostile client moves the result, but by at most (n_i/n) C. C = ∞ is the mean weighted
+    by samples. The recorded p_i is proportional to (n_i/n) min(1, C/‖Δ_i‖). All updates of the cohort are held in
+    memory. Sun, Kairouz, Suresh & McMahan 2019, section 4, without their noise, which is an uplink here.
 
     Args:
         radius: C > 0.
+
+    Raises:
+        ConfigError: if C is not positive.
     """
 
     radius: float = 1.0
@@ -50,7 +53,7 @@ class NormBounding(Mixing):
             raise ConfigError(f"mixing 'norm_bounding' needs a positive radius, not {self.radius:g}.")
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
-        """The clipped weights made to sum to 1; their sum is kept for the step that follows."""
+        """The clipped weights normalised to sum to 1; their sum is kept for ``combine``."""
         if self.radius == float("inf"):
             return {"sum": torch.tensor(1.0)}, info.samples / info.samples.sum()
         flat = torch.stack(list(info.updates)).double()
@@ -59,7 +62,7 @@ class NormBounding(Mixing):
         return {"sum": torch.tensor(raw.sum(), dtype=torch.float64)}, raw / raw.sum()
 
     def combine(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        """The bounded mean."""
+        """The mean of the clipped updates."""
         return {}, state["sum"].to(update) * update
 
 
@@ -68,15 +71,18 @@ class NormBounding(Mixing):
 class CentredClipping(Mixing):
     """v ← v + (1/n) Σ min(1, τ/‖Δ_i - v‖) (Δ_i - v), L times from the last round's Δ; the new Δ is v.
 
-    Breakdown point: none within a round: f hostile clients of n move Δ, but by no more than Lτf/n, whatever they send,
-    from where it would be if they had sent v. The first round starts from 0. With τ = ∞ and L = 1 it is the
-    unweighted mean. All clients count alike; the recorded p_i is proportional to min(1, τ/‖Δ_i - v‖) in the last step.
-    All updates of a cohort are held at once. Karimireddy, He & Jaggi, ICML 2021, algorithm 2; their clients upload
-    momentum, which our updates stand for, and the bound on a run of rounds asks for it.
+    Breakdown point: none within a round: f hostile clients of n move Δ, whatever they send, but by at most Lτf/n from
+    the result if they had sent v. The first round starts from 0. τ = ∞ with L = 1 is the unweighted mean. All clients
+    have equal weight; the recorded p_i is proportional to min(1, τ/‖Δ_i - v‖) in the last step. All updates of the
+    cohort are held in memory. Karimireddy, He & Jaggi, ICML 2021, algorithm 2. Their clients upload momentum, for which
+    updates stand here; the paper's bound over many rounds requires it.
 
     Args:
         radius: τ > 0.
         steps: L ≥ 1.
+
+    Raises:
+        ConfigError: if a setting is out of range.
     """
 
     radius: float = 1.0
@@ -99,7 +105,7 @@ class CentredClipping(Mixing):
         return {"centre": torch.zeros_like(theta)}
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
-        """The clipping factors made to sum to 1; the new centre is kept."""
+        """The clipping factors normalised to sum to 1; the new centre is kept for ``combine``."""
         flat = torch.stack(list(info.updates)).double()
         if self.radius == float("inf"):
             return {"centre": flat.mean(0).to(state["centre"])}, np.full(len(flat), 1 / len(flat))
@@ -110,5 +116,5 @@ class CentredClipping(Mixing):
         return {"centre": centre.to(state["centre"])}, (kept / kept.sum()).cpu().numpy()
 
     def combine(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        """The centre."""
+        """The new centre v."""
         return state, state["centre"]

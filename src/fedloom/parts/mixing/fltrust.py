@@ -1,4 +1,4 @@
-"""FLTrust: updates count as far as they point where the server's own does."""
+"""FLTrust: updates are weighted by their cosine similarity to the server's own update."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from fedloom.core.tree import Tree
 class FLTrust(Mixing):
     """Δ = Σ s_i (‖Δ_0‖/‖Δ_i‖) Δ_i / Σ s_i with trust scores s_i = max(cos(Δ_i, Δ_0), 0), Δ_0 the server's own update.
 
-    The server's data set lies at one client, the root, which trains like all others, takes part in every round and is
-    not mixed itself. If it drops out of a round nothing is learnt in that round; if nobody is trusted, Δ = 0.
+    The server's data set is held by one client, the root, which trains like all others, participates in every round and
+    is not mixed itself. If it drops out, the round has no effect; if no client is trusted, Δ = 0.
 
-    Breakdown point: any number of hostile clients; the result is never longer than ‖Δ_0‖ and never points away from
-    Δ_0, and a client whose update does (cos ≤ 0) has p_i = 0 exactly. Inside that half space hostile clients still
-    choose. All updates of a cohort are held at once. Cao, Fang, Liu & Gong, NDSS 2021, section IV; the paper's root
-    data set belongs to the server, which trains with the clients' settings: the same thing, said as a client.
+    Breakdown point: any number of hostile clients: the result is never longer than ‖Δ_0‖ and never points away from
+    Δ_0, and a client whose update does (cos ≤ 0) has p_i = 0 exactly. Within that half space hostile clients can still
+    choose the direction. All updates of the cohort are held in memory. Cao, Fang, Liu & Gong, NDSS 2021, section IV,
+    where the root data set belongs to the server, which trains on it with the clients' settings: equivalent to a root
+    client.
 
     Args:
         root: number of the client that holds the server's data.
@@ -45,7 +46,7 @@ class FLTrust(Mixing):
             raise ConfigError(f"mixing 'fltrust': root is {self.root}, but clients are numbered from 0.")
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
-        """s_i/‖Δ_i‖ made to sum to 1; what the mixture is multiplied with is kept for the step that follows."""
+        """s_i/‖Δ_i‖ normalised to sum to 1; the factor of the mixture is kept for ``combine``."""
         if self.root >= info.facts.clients:
             raise ConfigError(f"mixing 'fltrust': root is {self.root}, but there are {info.facts.clients} clients.")
         at = np.flatnonzero(info.cohort == self.root)
@@ -65,5 +66,5 @@ class FLTrust(Mixing):
         return {"scale": scale}, raw / raw.sum()
 
     def combine(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        """The mixture of updates as long as the root's."""
+        """The weighted sum of the updates, rescaled to the root's length."""
         return {}, state["scale"].to(update) * update

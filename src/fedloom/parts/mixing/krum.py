@@ -1,4 +1,4 @@
-"""Krum and multi-Krum: the updates that lie closest to most others."""
+"""Krum and multi-Krum: the updates that are closest to most others."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from fedloom.core.tree import Tree
 @mixings.register(name="krum")
 @dataclass(frozen=True)
 class Krum(Mixing):
-    """The mean of the m updates with the least scores s_i = Σ ‖Δ_i - Δ_j‖² over the n - f - 2 nearest j ≠ i.
+    """The mean of the m updates with the smallest scores s_i = Σ ‖Δ_i - Δ_j‖² over the n - f - 2 nearest j ≠ i.
 
-    m = 1 is Krum, more is multi-Krum. f = ⌊ρn⌋ of the n clients are taken to be hostile.
+    m = 1 is Krum, m > 1 multi-Krum. f = ⌊ρn⌋ of the n clients are assumed hostile.
 
-    Breakdown point: as long as at most f are hostile and n ≥ 2f + 3, an update that is farther from every honest one
-    than honest ones are from each other by a factor that depends on n alone is not among the m ≤ n - f chosen: its
-    p_i is 0. In a cohort too small for that (n < 2f + 3, after drop-outs) scores take the nearest update alone, and
-    nothing is promised. All clients count alike. All updates of a cohort are held at once. Blanchard, El Mhamdi,
-    Guerraoui & Stainer, NeurIPS 2017, sections 4 and 6; equal scores go to the client with the lower number.
+    Breakdown point: if at most f are hostile and n ≥ 2f + 3, an update that is farther from every honest one than
+    honest ones are from each other, by a factor that depends only on n, is not among the m ≤ n - f selected: its p_i is
+    0. In smaller cohorts (n < 2f + 3, after drop-outs) scores use the single nearest update, without a guarantee. All
+    clients have equal weight. All updates of the cohort are held in memory. Blanchard, El Mhamdi, Guerraoui & Stainer,
+    NeurIPS 2017, sections 4 and 6; ties are broken by client number.
 
     Args:
-        hostile: ρ in [0, 1/2), the largest share of hostile clients to be survived.
-        selected: m; null takes n - f.
+        hostile: ρ in [0, 1/2), the largest fraction of hostile clients to tolerate.
+        selected: m; None means n - f.
+
+    Raises:
+        ConfigError: if a setting is out of range.
     """
 
     hostile: float = 0.2
@@ -48,7 +51,7 @@ class Krum(Mixing):
             raise ConfigError(f"mixing 'krum' needs at least 1 selected update, not {self.selected}.")
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
-        """Equal shares of the m chosen clients, and 0 for all others."""
+        """Equal weights of the m selected clients, 0 for all others."""
         flat = torch.stack(list(info.updates)).double()
         n = len(flat)
         f = int(self.hostile * n + 1e-9)

@@ -21,10 +21,10 @@ CITATION = """@inproceedings{yin2018byzantine,
 
 
 def middle(updates: Tensor, cut: int) -> tuple[Tensor, np.ndarray]:
-    """The mean of each coordinate without its ``cut`` smallest and ``cut`` largest values, from updates [n, P].
+    """The mean of each coordinate without its ``cut`` smallest and ``cut`` largest values, of updates [n, P].
 
     Returns:
-        The means [P]; and the share of the values in them that came from each row, float64 [n].
+        The means [P]; and the fraction of the averaged values that came from each row, float64 [n].
 
     >>> middle(torch.tensor([[1.0, 9.0], [2.0, 8.0], [99.0, 7.0]]), cut=1)
     (tensor([2., 8.]), array([0., 1., 0.]))
@@ -38,19 +38,19 @@ def middle(updates: Tensor, cut: int) -> tuple[Tensor, np.ndarray]:
 @mixings.register(name="median")
 @dataclass(frozen=True)
 class CoordinateMedian(Mixing):
-    """Δ_j = median_i Δ_ij in every coordinate j; the mean of the two middle values where the cohort is even.
+    """Δ_j = median_i Δ_ij in every coordinate j; the mean of the two middle values if the cohort size is even.
 
-    Breakdown point: with f hostile clients of n, every coordinate stays between the least and the largest value of the
-    honest ones as long as f ≤ ⌈n/2⌉ - 1, whatever the hostile ones send. All clients count alike, whatever their size.
-    The recorded p_i is the share of coordinates that client i decided. All updates of a cohort are held at once. Yin,
-    Chen, Ramchandran & Bartlett, ICML 2018, definition 1.
+    Breakdown point: with f hostile clients of n, every coordinate stays between the smallest and the largest honest
+    value as long as f ≤ ⌈n/2⌉ - 1, whatever the hostile clients send. All clients have equal weight, whatever their
+    size. The recorded p_i is the fraction of coordinates whose median client i holds. All updates of the cohort are
+    held in memory. Yin, Chen, Ramchandran & Bartlett, ICML 2018, definition 1.
     """
 
     needs = Needs(updates=True, shared=True)
     citation = CITATION
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
-        """The shares of coordinates; the median itself is kept for the step that follows."""
+        """The fractions of coordinates; the median itself is kept for ``combine``."""
         median, p = middle(torch.stack(list(info.updates)), (len(info.updates) - 1) // 2)
         return {"update": median}, p
 
@@ -64,13 +64,16 @@ class CoordinateMedian(Mixing):
 class TrimmedMean(Mixing):
     """Δ_j = mean of Δ_ij in every coordinate j without its b smallest and b largest values, b = ⌊βn⌋.
 
-    Breakdown point: with f hostile clients of n, every coordinate stays between the least and the largest value of the
-    honest ones as long as f ≤ b, whatever the hostile ones send. All clients count alike, whatever their size; β = 0
-    is the unweighted mean. The recorded p_i is the share of the values averaged that came from client i. All updates of
-    a cohort are held at once. Yin, Chen, Ramchandran & Bartlett, ICML 2018, definition 2.
+    Breakdown point: with f hostile clients of n, every coordinate stays between the smallest and the largest honest
+    value as long as f ≤ b, whatever the hostile clients send. All clients have equal weight, whatever their size; β = 0
+    is the unweighted mean. The recorded p_i is the fraction of the averaged values that came from client i. All updates
+    of the cohort are held in memory. Yin, Chen, Ramchandran & Bartlett, ICML 2018, definition 2.
 
     Args:
-        trim: β in [0, 1/2), the share that is cut off at either end.
+        trim: β in [0, 1/2), the fraction trimmed at either end.
+
+    Raises:
+        ConfigError: if β is out of range.
     """
 
     trim: float = 0.2
@@ -83,7 +86,7 @@ class TrimmedMean(Mixing):
             raise ConfigError(f"mixing 'trimmed_mean' needs a trim in [0, 0.5), not {self.trim:g}.")
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
-        """The shares of values; the trimmed mean itself is kept for the step that follows."""
+        """The fractions of values; the trimmed mean itself is kept for ``combine``."""
         mean, p = middle(torch.stack(list(info.updates)), int(self.trim * len(info.updates) + 1e-9))
         return {"update": mean}, p
 

@@ -30,7 +30,8 @@ class Subspace(Paired):
     algorithms 2.3 and 2.4, eqs. (2.3)-(2.6); Hahn, Jeong & Lee, KDD 2022.
 
     A client with at least ``min_validation`` validation samples deploys the λ in {0, 0.1, ..., 1} that is best on them,
-    others λ = 0.5: a handful of samples cannot choose among eleven. A client whose v was never trained deploys w.
+    others λ = 0.5, since a handful of samples cannot distinguish eleven values. A client whose v was never trained
+    deploys w.
 
     Args:
         layers: use one λ per layer.

@@ -84,7 +84,7 @@ class PFedMe(Paired):
         self._bounded("personal_lr", self.personal_lr)
 
     def check(self, local: Local) -> None:
-        """Refuse ηλ ≥ 2."""
+        """Raise ``ConfigError`` if ηλ ≥ 2."""
         self._bounded("the local learning rate", local.lr)
 
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:

@@ -1,4 +1,4 @@
-"""Transforms of what leaves a client: compression, privacy and masks."""
+"""Uplinks: transforms of what leaves a client, for compression, privacy and secure aggregation."""
 
 from fedloom.parts.uplink.clip_noise import ClipNoise
 from fedloom.parts.uplink.quantised import QSGD, SignCompression

@@ -24,33 +24,35 @@ from fedloom.core.tree import Tree
 @uplinks.register(name="clip_noise")
 @dataclass(frozen=True)
 class ClipNoise(Uplink):
-    """x ← x min(1, C/‖x‖) at the client, x all slices that it uploads; and noise of standard deviation zC on Σ_S x_i.
+    """x ← x min(1, C/‖x‖) at the client, x all slices that it uploads; Σ_S x_i gets noise of standard deviation zC.
 
-    With ``noise_at=server`` (central privacy) the sum over the cohort gets the noise once: the mean becomes
-    (Σ_S x_i + N(0, z²C²I))/m with m = |S_t| where cohorts have a fixed size, and m = E|S_t| where clients come at
-    random (``sampling=bernoulli``). With ``noise_at=client`` (local privacy) every client adds N(0, z²C²I) itself.
-    Parts of a method that use one upload twice, like FedDyn's h, see the same noise. C = ∞ with z = 0 is the identity.
+    With ``noise_at=server`` (central privacy) the noise is added once, to the sum over the cohort: the mean becomes
+    (Σ_S x_i + N(0, z²C²I))/m with m = |S_t| for cohorts of fixed size, and m = E|S_t| for random ones
+    (``sampling=bernoulli``). With ``noise_at=client`` (local privacy) every client adds N(0, z²C²I) itself. Parts that
+    use an upload twice, like FedDyn's h, see the same noise. C = ∞ with z = 0 is the identity.
 
-    With ``quantile`` γ the bound follows the γ-quantile of the clients' norms: C ← C exp(-η(b̃ - γ)), b̃ the share of
-    clients with ‖x‖ ≤ C, measured with noise N(0, σ_b²) on their number. The sum then gets more noise,
-    z_Δ = (z⁻² - (2σ_b)⁻²)^{-1/2}, so that both together cost what z alone does.
+    With ``quantile`` γ the bound tracks the γ-quantile of the clients' norms: C ← C exp(-η(b̃ - γ)), b̃ the fraction of
+    clients with ‖x‖ ≤ C, measured with noise N(0, σ_b²) on their number. The sum then gets more noise, z_Δ = (z⁻² -
+    (2σ_b)⁻²)^{-1/2}, so that both together cost as much privacy as z alone.
 
-    What is promised is in docs/trust.md; ε is in every round's record if ``dp-accounting`` is installed. Parts that
-    upload what has no bound are refused, as are mixing coefficients that depend on what clients hold, and batch
-    statistics. McMahan, Ramage, Talwar & Zhang, ICLR 2018; Andrew, Thakkar, McMahan & Ramaswamy, NeurIPS 2021,
-    algorithm 1.
+    docs/trust.md states the guarantees; every round's record has ε if ``dp-accounting`` is installed. Parts that upload
+    unbounded slices, mixing coefficients that depend on clients' data, and batch statistics are rejected. McMahan,
+    Ramage, Talwar & Zhang, ICLR 2018; Andrew, Thakkar, McMahan & Ramaswamy, NeurIPS 2021, algorithm 1.
 
     Args:
-        clip: C > 0, of the joint norm of all slices; the first one where it adapts.
+        clip: C > 0, bound of the joint norm of all slices; its initial value if it adapts.
         noise: z ≥ 0, the noise multiplier.
         noise_at: ``server`` or ``client``.
-        bounds: a bound for each slice by its slot, like ``{update: 1.0, drift/control: 0.5}``, in place of the joint
-            one; with k slices the noise on a slice is z√k times its bound.
-        quantile: γ in (0, 1), to which share of clients C adapts; null keeps C.
-        clip_lr: η > 0 of C.
-        count_noise: σ_b > z/2; null takes max(m/20, z).
-        delta: δ of the ε that is reported.
-        epsilon: if given, the ε that all rounds together may spend; z is found from it.
+        bounds: one bound per slice, like ``{update: 1.0, drift/control: 0.5}``, instead of the joint one; with k slices
+            the noise on a slice is z√k times its bound.
+        quantile: γ in (0, 1), the quantile that C tracks; None keeps C fixed.
+        clip_lr: η > 0, learning rate of C.
+        count_noise: σ_b > z/2; None means max(m/20, z).
+        delta: δ of the reported ε.
+        epsilon: if given, the privacy budget of all rounds together, from which z is computed.
+
+    Raises:
+        ConfigError: if a setting is out of range.
     """
 
     clip: float = 1.0
@@ -104,20 +106,20 @@ class ClipNoise(Uplink):
 
     @property
     def uploads(self) -> Mapping[str, Reduce]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether ‖x‖ ≤ C, as ±1/2, where C adapts."""
+        """Whether ‖x‖ ≤ C, as ±1/2, if C adapts."""
         return {} if self.quantile is None else {"below": Reduce.MEAN}
 
     @property
     def downloads(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """C, where it adapts."""
+        """C, if it adapts."""
         return () if self.quantile is None else ("clip",)
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
-        """The first C."""
+        """The initial C."""
         return {} if self.quantile is None else {"clip": torch.tensor(self.clip, dtype=torch.float64)}
 
     def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> Sent:
-        """The clipped message, with the client's own noise where it adds it."""
+        """The clipped message, with the client's own noise under local privacy."""
         slots = [slot for slot in message if slot != BUFFERS]
         clip = float(ctx.down["clip"]) if self.quantile is not None else self.clip
         if missing := [slot for slot in slots if self.bounds and slot not in self.bounds]:

@@ -1,4 +1,4 @@
-"""Compression of some slices of a message, with or without the memory of what was not sent."""
+"""Compression of some slices of a message, with or without error feedback."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Compressor = Callable[[Slice], Slice]
 
 
 def compressed(message: Message, slices: Sequence[str], compress: Compressor) -> Message:
-    """The message with the named slices compressed; empty ones stay as they are."""
+    """The message with the named slices compressed; empty ones are unchanged."""
     return message | {slot: compress(message[slot]) for slot in slices if message[slot].value.numel()}
 
 
 def with_feedback(state: Tree, message: Message, slices: Sequence[str], compress: Compressor) -> tuple[Tree, Message]:
-    """The new memory and the message, with the named slices compressed after what was not sent before is added.
+    """The new memory, and the message with the named slices compressed after adding the memory of what was not sent.
 
     With memory e and a slice x, C(x + e) is sent and e ← x + e - C(x + e). Seide et al. 2014; Karimireddy et al., ICML
     2019, algorithm 1.

@@ -1,4 +1,4 @@
-"""Quantisation: a client sends few bits of every number."""
+"""Quantisation: few bits per number."""
 
 from __future__ import annotations
 
@@ -20,15 +20,19 @@ from fedloom.parts.uplink.feedback import compressed, with_feedback
 @uplinks.register(name="qsgd")
 @dataclass(frozen=True)
 class QSGD(Uplink):
-    """C(x)_j = ‖x‖ sign(x_j) ξ_j/s, with ξ_j one of the two whole numbers beside s|x_j|/‖x‖, at random.
+    """C(x)_j = ‖x‖ sign(x_j) ξ_j/s, with ξ_j one of the two integers next to s|x_j|/‖x‖, at random.
 
-    s = 2^{b-1} - 1, so that a number and its sign fit into b bits; the norm is sent beside them. Unbiased, and
-    E ‖C(x) - x‖² ≤ min(P/s², √P/s) ‖x‖². Alistarh, Grubic, Li, Tomioka & Vojnovic, NeurIPS 2017, section 3.1, lemma
-    3.1, without their Elias coding: every number takes b bits.
+    s = 2^{b-1} - 1, so that a number and its sign fit into b bits; the norm is sent in addition. Unbiased, and E ‖C(x)
+    - x‖² ≤ min(P/s², √P/s) ‖x‖². Alistarh, Grubic, Li, Tomioka & Vojnovic, NeurIPS 2017, section 3.1, lemma 3.1,
+    without their Elias coding: every number takes b bits.
 
     Args:
-        bits: b ≥ 2, bits of a number.
-        slices: what is compressed: ``update``, and by place and name what parts upload besides, like ``drift/control``.
+        bits: b ≥ 2, bits per number.
+        slices: the slices to compress: ``update``, and by place and name other uploads of parts, like
+            ``drift/control``.
+
+    Raises:
+        ConfigError: if b is out of range.
     """
 
     bits: int = 8
@@ -69,15 +73,16 @@ class QSGD(Uplink):
 @uplinks.register(name="sign")
 @dataclass(frozen=True)
 class SignCompression(Uplink):
-    """C(x)_j = (‖x‖₁/P) sign(x_j): one bit a number, and one scale.
+    """C(x)_j = (‖x‖₁/P) sign(x_j): one bit per number, and one scale.
 
-    A contraction: ‖x - C(x)‖² = (1 - ‖x‖₁²/(P‖x‖²)) ‖x‖². With ``feedback`` a client keeps what it has not sent, e, and
-    adds it to what it would send next: C(x + e) goes out and e ← x + e - C(x + e); without it, the scaled sign does not
+    A contraction: ‖x - C(x)‖² = (1 - ‖x‖₁²/(P‖x‖²)) ‖x‖². With ``feedback`` a client remembers what was not sent, e,
+    and adds it to its next upload: C(x + e) is sent and e ← x + e - C(x + e); without it, the scaled sign does not
     converge in general. The sign of 0 is 1. Karimireddy, Rebjock, Stich & Jaggi, ICML 2019, algorithm 1.
 
     Args:
-        feedback: whether what is not sent is kept for later.
-        slices: what is compressed: ``update``, and by place and name what parts upload besides, like ``drift/control``.
+        feedback: use error feedback.
+        slices: the slices to compress: ``update``, and by place and name other uploads of parts, like
+            ``drift/control``.
     """
 
     feedback: bool = True

@@ -1,4 +1,4 @@
-"""Masks that cancel in the sum over the cohort, so that the server learns sums and no single upload."""
+"""Secure aggregation: masks that cancel in the sum over the cohort, so that the server learns only sums."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ class SecureSum(Uplink):
     """y_i = round(2^f x_i) + Σ_{j>i} m_ij - Σ_{j<i} m_ij mod 2^64, with m_ij uniform, known to i and j alone.
 
     In the ring the masks cancel exactly: Σ_S y_i = Σ_S round(2^f x_i), which the server divides by 2^f; a sum over n
-    clients is off by n 2^{-f-1} at most. Where clients drop out after they were sent the model, those who arrived tell
-    the server their masks with them, which it takes off. Sums need equal weights, so mixing is ``uniform``; parts that
-    need single uploads are refused, as are batch statistics. It follows ``clip_noise``, never precedes it.
+    clients has an error of at most n 2^{-f-1}. If clients drop out after receiving the model, the others reveal their
+    masks with them to the server, which subtracts these. Sums need equal weights, so mixing must be ``uniform``; parts
+    that need single uploads, and batch statistics, are rejected. It may follow ``clip_noise`` but not precede it.
 
-    This is the arithmetic of Bonawitz et al., CCS 2017, section 4, with masks drawn from the run's seed in place of
-    agreed keys: the bits are those of the protocol, the secrecy is not. A deployment takes its transport's protocol;
-    key agreement and secret shares are not counted as communication. A client draws |S_t| - 1 masks as long as its
-    upload.
+    This is the arithmetic of Bonawitz et al., CCS 2017, section 4, with masks drawn from the run's seed instead of
+    agreed keys: the bits are those of the protocol, the secrecy is not. A deployment must use a real protocol; key
+    agreement and secret shares are not counted as communication. A client draws |S_t| - 1 masks as long as its upload.
 
     Args:
         fraction_bits: f.
+
+    Raises:
+        ConfigError: if f is out of range.
     """
 
     fraction_bits: int = 24
@@ -73,7 +75,7 @@ class SecureSum(Uplink):
     def receive(
         self, state: Tree, received: Mapping[str, Reduced], uploads: Tree, info: RoundInfo
     ) -> tuple[Tree, dict[str, Tensor]]:
-        """The sums without what is left of masks, as numbers and reduced as declared."""
+        """The unmasked sums, converted to floats and reduced as declared."""
         arrived = [int(client) for client in info.cohort]
         lost = sorted({int(client) for client in info.invited} - set(arrived))
         found: dict[str, Tensor] = {}
@@ -88,7 +90,7 @@ class SecureSum(Uplink):
 
 
 def _mask(seed: int, slot: str, round: int, client: int, other: int, like: Tensor) -> Tensor:
-    """The mask that a client adds for another, int64 with the shape of ``like``; the other one adds its opposite."""
+    """The mask that one client adds for another, int64 in the shape of ``like``; the other adds its negative."""
     draws = rng.stream(seed, f"mask of {slot}", round, min(client, other), max(client, other))
     mask = np.asarray(draws.integers(-RING, RING, size=tuple(like.shape), dtype=np.int64))
     if client > other:

@@ -1,4 +1,4 @@
-"""Sparsification: a client sends few coordinates of what it would upload."""
+"""Sparsification: only some coordinates are sent."""
 
 from __future__ import annotations
 
@@ -33,17 +33,21 @@ def _check(name: str, fraction: float) -> None:
 @uplinks.register(name="top_k")
 @dataclass(frozen=True)
 class TopK(Uplink):
-    """The k = ⌈fraction · P⌉ coordinates of largest magnitude are sent, the others are 0.
+    """Only the k = ⌈fraction · P⌉ coordinates of largest magnitude are sent; the others are 0.
 
-    A contraction: ‖x - C(x)‖² ≤ (1 - k/P) ‖x‖². With ``feedback`` a client keeps what it has not sent, e, and adds it
-    to what it would send next: C(x + e) goes out and e ← x + e - C(x + e). Sent are k numbers and their positions, as
-    ⌈log₂ P⌉ bits each or one bit a coordinate, whatever is less. fraction = 1 is the identity. Of equal magnitudes the
-    first positions are sent. Stich, Cordonnier & Jaggi, NeurIPS 2018, definition 2.1 and algorithm 1.
+    A contraction: ‖x - C(x)‖² ≤ (1 - k/P) ‖x‖². With ``feedback`` a client remembers what was not sent, e, and adds it
+    to its next upload: C(x + e) is sent and e ← x + e - C(x + e). k numbers are sent with their positions, as ⌈log₂ P⌉
+    bits each or one bit per coordinate, whichever is smaller. fraction = 1 is the identity. Ties go to the first
+    positions. Stich, Cordonnier & Jaggi, NeurIPS 2018, definition 2.1 and algorithm 1.
 
     Args:
         fraction: k/P, in (0, 1].
-        feedback: whether what is not sent is kept for later.
-        slices: what is compressed: ``update``, and by place and name what parts upload besides, like ``drift/control``.
+        feedback: use error feedback.
+        slices: the slices to compress: ``update``, and by place and name other uploads of parts, like
+            ``drift/control``.
+
+    Raises:
+        ConfigError: if the fraction is out of range.
     """
 
     fraction: float = 0.01
@@ -90,12 +94,16 @@ class TopK(Uplink):
 class RandomK(Uplink):
     """k = ⌈fraction · P⌉ random coordinates are sent, multiplied by P/k; the others are 0.
 
-    Unbiased: E C(x) = x and E ‖C(x) - x‖² = (P/k - 1) ‖x‖². Positions are drawn from a seed of 64 bits that is sent
-    with the k numbers. fraction = 1 is the identity. Wangni, Wang, Liu & Zhang, NeurIPS 2018, with equal probabilities.
+    Unbiased: E C(x) = x and E ‖C(x) - x‖² = (P/k - 1) ‖x‖². Positions are derived from a 64-bit seed that is sent with
+    the k numbers. fraction = 1 is the identity. Wangni, Wang, Liu & Zhang, NeurIPS 2018, with equal probabilities.
 
     Args:
         fraction: k/P, in (0, 1].
-        slices: what is compressed: ``update``, and by place and name what parts upload besides, like ``drift/control``.
+        slices: the slices to compress: ``update``, and by place and name other uploads of parts, like
+            ``drift/control``.
+
+    Raises:
+        ConfigError: if the fraction is out of range.
     """
 
     fraction: float = 0.1

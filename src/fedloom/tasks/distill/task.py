@@ -21,7 +21,7 @@ from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.rundir import Columns, Kind, RunDirectory, Status, Table
 from fedloom.experiment.runtime import one_thread, pick_device
 from fedloom.experiment.teacher import load_teacher
-from fedloom.experiment.trainer import Record, Task, Trainer
+from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.parts.objectives.guidance import multiplier
 from fedloom.tasks.distill import work
 from fedloom.tasks.distill.experiment import DistillExperiment
@@ -83,7 +83,7 @@ def run(
         return task.result(trainer.run(resume, or_begin=True))
 
 
-class DistillTask(Task):
+class DistillTask(TrainerTask):
     """A distillation as a task of the trainer; a round is a pass of the warm start, or passes of guide and student.
 
     Args:

@@ -19,7 +19,7 @@ from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.rundir import Columns, Kind, Status
 from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.store import flat, nested
-from fedloom.experiment.trainer import Record, Task, Trainer
+from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.tasks.online.ensemble import MEMORY, state_bytes, task_bytes
 from fedloom.tasks.online.evaluate import StreamEvaluator
 from fedloom.tasks.online.experiment import Online
@@ -92,7 +92,7 @@ class StreamStep(NamedTuple):
     total: Tensor
 
 
-class OnlineTask(Task):
+class OnlineTask(TrainerTask):
     """An online experiment as a task of the trainer; a round is one task of the stream."""
 
     kind = Kind.ONLINE
