@@ -44,6 +44,7 @@ def experiment(method: Method | str = "fedavg", **changes: Any) -> Experiment:
         "dtype": "float64",
         "device": "cpu",
         "engine": "serial",
+        "compute": "live",  # the reference: laws hold to the bit within one compute
     }
     settings |= changes
     if settings["federation"] is None:
