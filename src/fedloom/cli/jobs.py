@@ -154,7 +154,7 @@ def _read_plan(schema: CommandSchema, parent: Path) -> RunPlan:
     home = parent.resolve()
     for name, about in read(parent / PLAN).items():
         directory = parent / name
-        if directory.resolve() != home and directory.resolve().parent != home:
+        if not name.isprintable() or home not in (directory.resolve(), directory.resolve().parent):
             raise CheckpointError(f"{parent / PLAN} has a run {name!r}, but all runs must lie in this folder.")
         if not isinstance(about, dict) or not isinstance(about.get("config"), dict) or "label" not in about:
             raise CheckpointError(f"{parent / PLAN} says nothing of run {name!r}: label and config are missing.")

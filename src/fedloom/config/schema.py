@@ -274,7 +274,11 @@ def run_directory(resume: Path) -> Path:
 def interpolate(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The tree with references like ``${seed}`` replaced by what they refer to."""
     try:
-        return yaml.resolve(to_plain(tree))
+        plain = to_plain(tree)
+    except TypeError as error:
+        raise ConfigError(f"a setting has a value that cannot be used: {error}.") from error
+    try:
+        return yaml.resolve(plain)
     except (OmegaConfBaseException, ValueError, RecursionError) as error:
         raise ConfigError(f"a reference cannot be resolved: {str(error).splitlines()[0]}.") from error
 

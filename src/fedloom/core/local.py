@@ -10,6 +10,8 @@ import numpy as np
 from fedloom.core import rng
 from fedloom.core.errors import ConfigError
 
+LONGEST = 10_000_000  # epochs or steps of a round, whose batches are drawn before it begins
+
 
 @dataclass(frozen=True)
 class Local:
@@ -57,8 +59,8 @@ class Local:
 
     def __post_init__(self) -> None:
         checks = {
-            "epochs must be at least 1": self.epochs >= 1,
-            "steps must be at least 1": self.steps is None or self.steps >= 1,
+            f"epochs must lie between 1 and {LONGEST:,}": 1 <= self.epochs <= LONGEST,
+            f"steps must lie between 1 and {LONGEST:,}": self.steps is None or 1 <= self.steps <= LONGEST,
             "batch_size must be at least 1, or 0 for all data at once": self.batch_size >= 0,
             "lr must be positive and finite": 0 < self.lr < float("inf"),
             "lr_decay must lie in (0, 1]": 0 < self.lr_decay <= 1,

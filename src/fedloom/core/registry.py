@@ -108,8 +108,8 @@ class Registry(Generic[T]):
         return add if factory is None else add(factory)
 
     def __getitem__(self, name: str) -> Entry[T]:
-        if name not in self._entries:
-            raise ConfigError(f"unknown {self.kind} {name!r}; {hint(self.kind, name, self._entries)}")
+        if not isinstance(name, str) or name not in self._entries:
+            raise ConfigError(f"unknown {self.kind} {name!r}; {hint(self.kind, str(name), self._entries)}")
         return self._entries[name]
 
     def __iter__(self) -> Iterator[Entry[T]]:

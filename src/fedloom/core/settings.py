@@ -17,6 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.renamed import hint
 
+LARGEST = 2**63 - 1
 EMPTY = inspect.Parameter.empty
 Parameters = Mapping[str, inspect.Parameter]
 
@@ -117,6 +118,8 @@ def convert(key: str, value: Any, annotation: Any) -> Any:
     except TypeError:
         if get_origin(annotation) is Literal and isinstance(value, str):
             raise ConfigError(f"{key} is {value!r}; {nearest(value, map(str, get_args(annotation)))}") from None
+        if isinstance(value, int | float) and LARGEST < abs(value) < math.inf:
+            raise ConfigError(f"{key} is {value:.3g}, but whole numbers go up to {LARGEST:.3g}.") from None
         raise ConfigError(f"{key} is {format_value(value)}, but it must be {expected(annotation)}.") from None
 
 
@@ -137,10 +140,12 @@ def _convert(value: Any, annotation: Any) -> Any:
         return value
     elif annotation in (int, float) and isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isnan(value) and (annotation is float or (math.isfinite(value) and value == value // 1)):
+            if annotation is int and abs(value) > LARGEST:
+                raise TypeError
             return annotation(value)
     elif annotation is str and isinstance(value, str | int | float) and not isinstance(value, bool):
         return str(value)
-    elif annotation is Path and isinstance(value, str | Path):
+    elif annotation is Path and isinstance(value, str | Path) and "\0" not in str(value):
         return Path(value).expanduser()
     elif origin in (tuple, list, Sequence):
         items = [value] if isinstance(value, str | int | float | Mapping) else value

@@ -30,7 +30,11 @@ def load(path: Path) -> Any:
     """
     text = path.read_text(encoding="utf-8")
     _measure(text)
-    return OmegaConf.to_container(OmegaConf.create(text) if text.strip() else OmegaConf.create({}), resolve=False)
+    try:
+        found: Any = OmegaConf.create(text) if text.strip() else OmegaConf.create({})
+    except AssertionError:  # of OmegaConf, for a number
+        raise yaml.YAMLError("it holds one value alone") from None
+    return OmegaConf.to_container(found, resolve=False)
 
 
 def _measure(text: str) -> None:

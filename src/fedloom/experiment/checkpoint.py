@@ -22,7 +22,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from fedloom.core.errors import CheckpointError
+from fedloom.core.errors import CheckpointError, FedLoomError
 from fedloom.experiment import atomic
 
 FORMAT = 2
@@ -98,11 +98,13 @@ def refusing(path: Path) -> Iterator[None]:
     """Turn errors raised in the block into a ``CheckpointError`` that names ``path`` and the previous checkpoint."""
     try:
         yield
-    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+    except FedLoomError:
+        raise
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, SafetensorError) as error:
         found = available(path.parent)
         earlier = found[: found.index(path)] if path in found else []
         advice = f"continue from the one before it with resume={earlier[-1]}" if earlier else "there is none before it"
-        reason = str(error) or type(error).__name__
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise CheckpointError(f"the checkpoint {path} cannot be used ({reason}); {advice}.") from error
 
 
@@ -121,12 +123,16 @@ def read(path: Path) -> Checkpoint:
         raise ValueError("manifest.json was altered: its checksum differs")
     tensors: dict[str, dict[str, Tensor]] = {}
     for name, facts in manifest["files"].items():
+        if Path(name).name != name:
+            raise ValueError(f"manifest.json names a file elsewhere: {name!r}")
         blob = (path / name).read_bytes()
         if len(blob) != facts["bytes"]:
             raise ValueError(f"{name} has {len(blob)} bytes instead of {facts['bytes']}")
         if hashlib.sha256(blob).hexdigest() != facts["sha256"]:
             raise ValueError(f"{name} was altered: its checksum differs")
         tensors[name.removesuffix(".safetensors")] = load_tensors(blob)
+    if not isinstance(manifest["round"], int) or manifest["round"] < 0 or not isinstance(manifest["facts"], dict):
+        raise ValueError("manifest.json holds no round or no facts")
     return Checkpoint(manifest["round"], tensors, manifest["facts"])
 
 

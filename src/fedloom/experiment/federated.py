@@ -215,6 +215,8 @@ class FederatedTask(TrainerTask):
         self.state = self.state.restored(checkpoint, self.out)
         self.round = checkpoint.round
         self.sent = Traffic(**checkpoint.facts["traffic"])
+        if not all(isinstance(count, int) for count in vars(self.sent).values()):
+            raise ValueError("its traffic is not counted in whole numbers")
         self.failures = [Failure(**failure) for failure in checkpoint.facts["failures"]]
 
     def collect_garbage(self, folder: Path) -> None:

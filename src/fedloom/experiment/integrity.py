@@ -19,14 +19,17 @@ def missing(records: Sequence[Record], tables: Mapping[str, Mapping[str, np.ndar
         tables: the columns of each parquet file; empty if there is no file.
         round: number of completed rounds.
 
-    >>> missing([{"round": 1}, {"round": 4}], {}, 4)
+    >>> missing([{"round": 1, "seconds": 1.0}, {"round": 4, "seconds": 1.0}], {}, 4)
     'metrics.jsonl lacks rounds 2 to 3'
-    >>> missing([{"round": 1, "train/loss": 0.5}, {"round": 1, "train/loss": 0.4}], {}, 1)
+    >>> records = [{"round": 1, "seconds": 1.0, "train/loss": loss} for loss in (0.5, 0.4)]
+    >>> missing(records, {}, 1)
     'metrics.jsonl has two different records of round 1'
     """
     past = [record for record in records if record["round"] <= round]
     by_round: dict[int, Record] = {}
     for record in past:
+        if not isinstance(record.get("seconds"), int | float):
+            return f"metrics.jsonl has a damaged record of round {record['round']}"
         if _numbers(by_round.setdefault(record["round"], record)) != _numbers(record):
             return f"metrics.jsonl has two different records of round {record['round']}"
     if gaps := set(range(1, round + 1)) - by_round.keys():

@@ -122,6 +122,9 @@ def _targets(method: Method, federation: Federation, out: Tensor) -> None:
                 f"{place.partition('.')[0]} {label(term)!r} compares outputs with {wanted}, but the targets of these "
                 f"data are {kind}; choose method.objective=[{other}]."
             )
+    if kind == "classes" and out.ndim != y.ndim + 1:
+        each = "one class" if out.ndim == 2 else f"a class at each of {list(out.shape[1:-1])} places"
+        raise ConfigError(f"the model predicts {each}, but each sample has labels of shape {list(y.shape[1:])}.")
     if kind == "numbers" and out[0].numel() != y[:1].numel():
         raise ConfigError(f"the model has {out[0].numel()} outputs, but each sample has {y[:1].numel()} targets.")
 

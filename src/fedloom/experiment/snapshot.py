@@ -64,7 +64,7 @@ class Snapshot:
         parts = dict(checkpoint.tensors["server"])
         shared, buffers = parts.pop("shared"), parts.pop("buffers")
         mine = self.server.theta
-        if shared.shape != mine.shape or shared.dtype != mine.dtype:
+        if [(t.shape, t.dtype) for t in (shared, buffers)] != [(t.shape, t.dtype) for t in (mine, self.server.buffers)]:
             raise ValueError("it belongs to another model")
         device = self.server.buffers.device
         states = {place: {k: v.to(device) for k, v in t.items()} for place, t in nested(parts).items()}

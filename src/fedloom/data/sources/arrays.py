@@ -11,10 +11,13 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
 from fedloom.data.sources.base import Source, natural_clients, sources
 from fedloom.data.sources.formats import read_npz
 from fedloom.data.sources.images import to_images
+
+CLASSES = 1_000_000
 
 
 @sources.register
@@ -39,7 +42,7 @@ def npz(path: str, classes: int | None = None) -> Source:
         classes=classes,
         clients=found.get("client_train"),
         clients_test=found.get("client_test"),
-        names=[str(name) for name in found.get("names", ())],
+        names=[str(name) for name in np.ravel(found.get("names", ()))],
         name=Path(path).stem,
         settings={"path": str(path)},
     )
@@ -80,29 +83,83 @@ def from_tensors(
     >>> source.group_names, source.groups.tolist(), len(source.test)
     (('ann', 'bob'), [0, 1, 0, 0], 0)
     """
-    x, y = inputs(x), targets(y)
-    u, v = (x[:0], y[:0]) if x_test is None or y_test is None else (inputs(x_test), targets(y_test))
+    if (x_test is None) != (y_test is None):
+        lacks, there = ("x_test", "y_test") if x_test is None else ("y_test", "x_test")
+        raise DataError(f"{name}: there is {there} but no {lacks}; give both or neither.")
+    x, y = inputs(x, f"{name}: x_train"), targets(y, f"{name}: y_train")
+    u, v = (x[:0], y[:0])
+    if x_test is not None and y_test is not None:
+        u, v = inputs(x_test, f"{name}: x_test"), targets(y_test, f"{name}: y_test")
     if classes is None:
         largest = -1 if y.is_floating_point() or not y.numel() else int(max(y.max(), v.max() if v.numel() else -1))
         classes = len(names) or largest + 1 or 1
+    if not 1 <= classes <= CLASSES:
+        raise DataError(
+            f"{name}: there would be {classes:,} classes, each with an output of the model, but there may be 1 to "
+            f"{CLASSES:,}; number them from 0 on."
+        )
+    for ids in (clients, clients_test):
+        if ids is not None and np.asarray(ids).dtype.kind == "f" and np.isnan(np.asarray(ids)).any():
+            raise DataError(f"{name}: some samples have NaN for their client; give each a number or a name.")
     train, test = (Arrays(a, b, classes, tuple(names)) for a, b in ((x, y), (u, v)))
     groups = {} if clients is None else natural_clients(clients, clients_test)
     return Source(name, train, test, licence, citation, **groups, settings=settings or {})
 
 
-def inputs(x: Tensor | np.ndarray) -> Tensor:
-    """Inputs as models take them: images [N, C, H, W] in 0..1, floats as float32, integers as int64."""
+def inputs(x: Tensor | np.ndarray, what: str = "x") -> Tensor:
+    """Inputs as models take them: images [N, C, H, W] in 0..1, floats as float32, integers as int64.
+
+    Raises:
+        DataError: for arrays without numbers or rows; ``what`` names them.
+    """
     if (
         isinstance(x, np.ndarray)
         and x.dtype == np.uint8
         and (x.ndim == 3 or (x.ndim == 4 and x.shape[-1] in (1, 3, 4)))
     ):
         return to_images(x)
-    x = torch.as_tensor(x)
+    x = numbers(x, what)
     return x.to(torch.float32 if x.is_floating_point() else torch.int64)
 
 
-def targets(y: Tensor | np.ndarray) -> Tensor:
-    """Class numbers as int64, real targets as float32."""
-    y = torch.as_tensor(y)
-    return y.to(torch.float32 if y.is_floating_point() else torch.int64)
+def targets(y: Tensor | np.ndarray, what: str = "y") -> Tensor:
+    """Class numbers as int64, real targets as float32, all of them finite.
+
+    Raises:
+        DataError: for anything else; ``what`` names it.
+    """
+    y = numbers(y, what)
+    y = y.to(torch.float32 if y.is_floating_point() else torch.int64)
+    if y.is_floating_point() and not bool(torch.isfinite(y).all()):
+        raise DataError(f"{what} holds NaN, infinity or numbers beyond float32.")
+    return y
+
+
+def numbers(array: Tensor | np.ndarray, what: str) -> Tensor:
+    """An array of someone's as a tensor.
+
+    >>> numbers(np.array(["cat", "dog"]), "y_train")
+    Traceback (most recent call last):
+    ...
+    fedloom.core.errors.DataError: y_train holds text (<U3), but only numbers and truth values will do.
+
+    Raises:
+        DataError: if it has no rows to count, or holds no real numbers.
+    """
+    if isinstance(array, Tensor):
+        kind, shown = ("c" if array.is_complex() else "f"), str(array.dtype)
+    else:
+        array = np.asarray(array)
+        kind, shown = array.dtype.kind, str(array.dtype)
+    if kind not in "buif":
+        told = {"U": "text", "S": "text", "O": "Python objects", "c": "complex numbers"}.get(kind, "no plain numbers")
+        raise DataError(f"{what} holds {told} ({shown}), but only numbers and truth values will do.")
+    if array.ndim == 0:
+        raise DataError(f"{what} is a single number, but it must have a row for each sample.")
+    if isinstance(array, np.ndarray):
+        if kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
+            raise DataError(f"{what} holds numbers beyond 64-bit integers.")
+        if kind == "f" and array.dtype.itemsize > 8:
+            array = array.astype(np.float64)
+        array = torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False)))
+    return array

@@ -52,6 +52,14 @@ class Source:
         for split, arrays, groups in (("training", self.train, self.groups), ("test", self.test, self.groups_test)):
             if groups is not None and len(groups) != len(arrays):
                 raise DataError(f"{self.name}: there are {len(arrays)} {split} samples but {len(groups)} client ids.")
+        if len(self.test):
+            for what in ("x", "y"):
+                train, test = getattr(self.train, what), getattr(self.test, what)
+                if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
+                    raise DataError(
+                        f"{self.name}: a training sample has {what} of shape {list(train.shape[1:])} and type "
+                        f"{train.dtype}, but a test sample {list(test.shape[1:])} and {test.dtype}."
+                    )
 
     def describe(self) -> dict[str, Any]:
         """Name, settings, licence and citation as plain data."""
