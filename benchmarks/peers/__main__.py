@@ -6,11 +6,12 @@
 W1: TwoNN, 1000 clients of 60 samples, cohort 100, batch 10, 1 epoch.   W3: the same with cohort 10 and 5 epochs.
 CNN: the FedDyn CNN, 100 clients of 500 images (3x32x32), cohort 10, batch 50, 1 epoch.
 
-Each framework is installed from PyPI into an environment of its own under ``--envs`` (once), and runs there in a process
-of its own with FedAvg as it provides it. Everybody gets the same random data, first model, cohorts and order of samples,
-and does one round when its turn comes, alone on the machine; the first round warms up and does not count. ``bare`` is
-plain PyTorch on two processes (``bare.py``). A ratio compares two rounds of one turn (above 1: faster than ``bare``) and
-is the median over turns, with its quartiles. In the end all models must agree with the bare one's within ``TOLERANCE``.
+Each framework is installed from PyPI into an environment of its own under ``--envs`` (once), and runs there in a
+process of its own with FedAvg as it provides it. Everybody gets the same random data, first model, cohorts and order
+of samples, and does one round when its turn comes, alone on the machine; the first round warms up and does not count.
+``bare`` is plain PyTorch on two processes (``bare.py``). A ratio compares two rounds of one turn (above 1: faster than
+``bare``) and is the median over turns, with its quartiles. In the end all models must agree: the distance to the bare
+model is less than ``TOLERANCE`` of the way that it has come.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -33,7 +35,7 @@ from environments import PEERS, prepare, versions
 from workload import SETTINGS, write
 
 HERE = Path(__file__).parent
-TOLERANCE = 1e-4  # of the largest difference between two weights after all rounds, in single precision
+TOLERANCE = 0.05  # in single precision, where a unit may be switched on in one order of summation and off in another
 SCRIPTS = {
     "bare": "bare.py", "fedloom": "with_fedloom.py", "pfl": "with_pfl.py", "flower": "with_flower.py",
     "fedlab": "with_fedlab.py", "fedjax": "with_fedjax.py",
@@ -82,15 +84,17 @@ class Contestant:
             self.process.kill()
 
     def _ask(self, what: str) -> str:
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         try:
             print(what, file=self.process.stdin, flush=True)
             answer = self.process.stdout.readline()
         except BrokenPipeError:
             answer = ""
         if not answer:
-            lines = [line for line in self.log.read_text().strip().splitlines() if line.strip()]
-            raise RuntimeError(lines[-1] if lines else "it ended without a word")
+            log = self.log.read_text()
+            told = re.findall(r"^[\w.]*(?:Error|Exception)\b.*", log, re.MULTILINE) or log.strip().splitlines()
+            raise RuntimeError(told[-1] if told else "it ended without a word")
         return answer
 
 
@@ -118,20 +122,24 @@ def compare(name: str, pythons: dict[str, Path], repeats: int) -> dict[str, Any]
         with np.load(folder / "model.npz") as held:
             start = [held[key] for key in held.files]
     bare = models["bare"]
-    moved = max(float(np.abs(a - b).max()) for a, b in zip(start, bare, strict=True))
-    found: dict[str, Any] = {"largest_change": moved, "failed": failed}
+    found: dict[str, Any] = {"failed": failed}
     for peer, model in models.items():
         turns = [b / s for b, s in zip(seconds["bare"][1:], seconds[peer][1:], strict=True)]
         low, middle, high = statistics.quantiles(turns, n=4)
-        difference = max(float(np.abs(a - b).max()) for a, b in zip(model, bare, strict=True))
+        difference = distance(model, bare) / distance(start, bare)
         found[peer] = {
             "seconds": round(statistics.median(seconds[peer][1:]), 4),
             "times_bare": round(middle, 3),
             "quartiles": [round(low, 3), round(high, 3)],
-            "difference": difference,
+            "difference": float(f"{difference:.2g}"),
             "same_model": difference < TOLERANCE,
         }
     return found
+
+
+def distance(one: list[np.ndarray], other: list[np.ndarray]) -> float:
+    """The Euclidean distance of two models."""
+    return float(np.sqrt(sum(np.square(a.astype(np.float64) - b).sum() for a, b in zip(one, other, strict=True))))
 
 
 def table(results: dict[str, Any]) -> str:

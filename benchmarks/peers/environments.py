@@ -14,13 +14,13 @@ PEERS: dict[str, list[str]] = {
     "pfl": ["pfl", TORCH],
     "flower": ["flwr[simulation]", TORCH],
     "fedlab": ["fedlab", TORCH],
-    "fedjax": ["fedjax", "jax<0.11"],
+    "fedjax": ["fedjax", "jax==0.4.25", "jaxlib==0.4.25", "dm-haiku<0.0.13", "numpy<2", "scipy<1.13"],  # of its time
     "blazefl": ["blazefl", TORCH],
 }
 
 
 def prepare(peer: str, folder: Path) -> tuple[Path | None, str]:
-    """The interpreter of a framework's environment, which is made where it is missing; or None, and why there is none."""
+    """The interpreter of a framework's environment, made where it is missing; or None, and the reason."""
     place = folder / peer
     python, done = place / "bin" / "python", place / "installed"
     if peer == "blazefl" and sys.version_info < (3, 14):

@@ -10,11 +10,11 @@ from unittest.mock import MagicMock
 sys.modules |= {name: MagicMock() for name in ("torchvision", "torchvision.transforms", "torchvision.datasets")}
 # only its data sets need torchvision, whose build has to match that of torch
 
-import torch
-from fedlab.contrib.algorithm.fedavg import FedAvgSerialClientTrainer, FedAvgServerHandler
-from fedlab.core.standalone import StandalonePipeline
-from turns import Turns
-from workload import LR, read
+import torch  # noqa: E402
+from fedlab.contrib.algorithm.fedavg import FedAvgSerialClientTrainer, FedAvgServerHandler  # noqa: E402
+from fedlab.core.standalone import StandalonePipeline  # noqa: E402
+from turns import Turns  # noqa: E402
+from workload import LR, read  # noqa: E402
 
 
 class TakeTurns(StandalonePipeline):

@@ -6,6 +6,9 @@ import sys
 from dataclasses import replace
 
 import torch
+from turns import Turns
+from workload import LR, read
+
 from fedloom import methods
 from fedloom.compute import computes
 from fedloom.core.federation import Arrays, Index, Split
@@ -15,8 +18,6 @@ from fedloom.core.round import Server, federated_round
 from fedloom.engines import engines
 from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.store import MemoryStore
-from turns import Turns
-from workload import LR, read
 
 
 def main() -> None:

@@ -86,6 +86,7 @@ def main() -> None:
         model,
         NNTrainHyperParams(local_num_epochs=1, local_learning_rate=LR, local_batch_size=work.batch),
         callbacks=[TakeTurns(turns)],
+        send_metrics_to_platform=False,
     )
     if FIRST:
         turns.finish([parameter.detach().numpy() for parameter in module.parameters()])

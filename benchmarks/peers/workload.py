@@ -81,6 +81,7 @@ def network(name: str) -> Any:
 def write(folder: Path, name: str, rounds: int) -> None:
     """Make a setting's files; cohorts and batches are those that FedLoom draws."""
     import torch
+
     from fedloom.core.local import Local, draw_cohort
 
     wanted = SETTINGS[name]
