@@ -8,6 +8,8 @@ thread, over the same batches in the same order, with a fresh optimiser and a st
 all models. All contestants take turns on the same cohort in one process tree; a ratio compares two rounds of one turn
 (above 1: faster than the floor, or than the serial engine with live modules) and is the median over turns; noise is the
 floor's interquartile range over its median, and ``steal`` the share of time that the hypervisor gave to others.
+``reached`` are the floating point operations and bytes of plain SGD over what ``limits.py`` measures of the machine: a
+compute that factors layers does fewer of either.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from limits import limits
 from torch import nn
 
 from fedloom import methods
@@ -104,6 +107,9 @@ def compare(name: str, repeats: int, contestants: dict[str, tuple[str, str]]) ->
     for _, close in rounds.values():
         close()
     low, middle, high = statistics.quantiles(seconds["floor"], n=4)
+    limit = limits(model, tuple(split.arrays.x.shape[1:]), local.batch_size)
+    steps = size * local.steps_for(round(plan.mean_size))
+    cores = {label: engine_cores(label) for label in seconds}
 
     def ratios(base: str) -> dict[str, float]:
         pairs = {label: zip(seconds[base], s, strict=True) for label, s in seconds.items() if label != base}
@@ -115,7 +121,14 @@ def compare(name: str, repeats: int, contestants: dict[str, tuple[str, str]]) ->
         "seconds": {label: round(statistics.median(s), 4) for label, s in seconds.items()},
         "times_the_floor": ratios("floor"),
         "times_serial": ratios("serial"),
+        "limits_of_a_core": {key: float(f"{value:.3g}") for key, value in vars(limit).items()},
+        "reached": {label: limit.reached(steps / statistics.median(s), cores[label]) for label, s in seconds.items()},
     }
+
+
+def engine_cores(label: str) -> int:
+    """How many cores a contestant computes on."""
+    return len(os.sched_getaffinity(0)) if label.startswith(("processes", "auto")) else 1
 
 
 def stolen() -> float:

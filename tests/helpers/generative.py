@@ -35,8 +35,8 @@ class Dense(nn.Module):
         self.layers = nn.Sequential(nn.Linear(into + CLASSES, WIDTH), act, nn.Linear(WIDTH, out))
 
     def forward(self, x: Tensor, y: Tensor | None) -> Tensor:
-        y = torch.zeros(len(x), dtype=torch.int64) if y is None else y
-        return self.layers(torch.cat([x, (y[:, None] == torch.arange(CLASSES)).to(x.dtype)], 1))
+        y = torch.zeros(len(x), dtype=torch.int64, device=x.device) if y is None else y
+        return self.layers(torch.cat([x, (y[:, None] == torch.arange(CLASSES, device=y.device)).to(x.dtype)], 1))
 
 
 class DenseVAE(nn.Module):

@@ -189,7 +189,7 @@ class _Block:
         """Train all clients; None if their corrections differ in a coefficient."""
         plan, down = self.plan, self.down
         batches = [plan.local.batches(plan.data.index[c], plan.seed, down.round, c) for c in self.clients]
-        schedule = BatchSchedule.of(batches)
+        schedule = BatchSchedule.of(batches).to(plan.data.arrays.x.device)
         hooked = any(plan.method.hooks[hook] for hook in ("begin", "grad", "end", "send"))
         try:
             contexts = [job.begin(len(each)) if hooked else {} for job, each in zip(self.jobs, batches, strict=True)]
@@ -203,7 +203,7 @@ class _Block:
                 load(plan, down, self.clients[number], self.jobs[number].state, self._vectors(self.net.theta[row]))
         clients = torch.tensor(self.clients)[torch.from_numpy(schedule.order)]
         flat = schedule.rows.flatten()
-        owners = clients.repeat_interleave(schedule.rows.shape[1]).to(plan.data.arrays.y.device)
+        owners = clients.repeat_interleave(schedule.rows.shape[1]).to(flat.device)
         x = plan.data.arrays.x[flat].unflatten(0, schedule.rows.shape)
         y = plan.data.labels(flat, owners).unflatten(0, schedule.rows.shape)
         theta = None if plan.has_private else down.theta

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedloom.compute.cohort import CohortNet, Draws, SGDRule, cross_entropy
+from fedloom.core import rng
 from fedloom.core.client import Answer, Broadcast, ClientWork, LocalWork, Request, Result, Vectors
 from fedloom.core.context import Output
 from fedloom.core.objective import Net, companions, loss
@@ -72,14 +73,16 @@ class Lockstep:
         """If layers are random, switch PyTorch's generator to the client's stream; return the state to restore."""
         if self.draws is None:
             return None
-        before = torch.get_rng_state()
-        torch.set_rng_state(self.draws.generators[row].get_state())
+        default = rng.default_generator(self.plan.device)
+        before = default.get_state()
+        default.set_state(self.draws.generators[row].get_state())
         return before
 
     def _leave(self, row: int, before: Tensor | None) -> None:
         if self.draws is not None and before is not None:
-            self.draws.generators[row].set_state(torch.get_rng_state())
-            torch.set_rng_state(before)
+            default = rng.default_generator(self.plan.device)
+            self.draws.generators[row].set_state(default.get_state())
+            default.set_state(before)
 
     def _answers(self, asks: list[Request | None], rows: list[int]) -> list[Answer]:
         """Gradients [P] and losses [] of the open requests; rows without a request compute on padding."""

@@ -46,3 +46,11 @@ def seed_torch(seed: int, purpose: str, *counters: int) -> None:
     torch.default_generator.manual_seed(value)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(value)
+
+
+def default_generator(device: str) -> torch.Generator:
+    """The generator from which modules on a device draw, like dropout."""
+    place = torch.device(device)
+    if place.type != "cuda":
+        return torch.default_generator
+    return torch.cuda.default_generators[torch.cuda.current_device() if place.index is None else place.index]

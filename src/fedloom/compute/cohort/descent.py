@@ -72,7 +72,7 @@ def train(
     Args:
         net: the network, with room for at least C clients.
         theta: the common starting point θ [P]; None if each client starts from its row of the net.
-        schedule: the clients' mini-batches.
+        schedule: the clients' mini-batches, on the device of the samples.
         x: the samples [C, n, ...] of the schedule's ``rows``.
         y: their labels [C, n, ...].
         rule: the update rule; its constant is in the schedule's order.
@@ -130,8 +130,8 @@ def _step(net: CohortNet, program: Program, x: Tensor, y: Tensor, weights: Tenso
 def _taken(values: Tensor, places: Tensor) -> Tensor:
     """Every client's values at the given positions: from [C, n, ...] to [c, B, ...]."""
     count, width = places.shape
-    at = places + values.shape[1] * torch.arange(count)[:, None]
-    return values.flatten(0, 1).index_select(0, at.flatten().to(values.device)).view(count, width, *values.shape[2:])
+    at = places + values.shape[1] * torch.arange(count, device=places.device)[:, None]
+    return values.flatten(0, 1).index_select(0, at.flatten()).view(count, width, *values.shape[2:])
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def _windows(schedule: BatchSchedule, x: Tensor) -> Iterator[_Window]:
         while at < len(schedule.places) and (at == start or samples + schedule.places[at].shape[1] <= WINDOW):
             places = schedule.places[at]
             width = places.shape[1]
-            inputs.append(torch.arange(samples, samples + width).expand(len(places), -1))
+            inputs.append(torch.arange(samples, samples + width, device=places.device).expand(len(places), -1))
             seen.append(torch.cat([places, places.new_zeros(count - len(places), width)]))
             samples, at = samples + width, at + 1
         steps = (schedule.steps[:count] - start).clip(max=at - start).tolist()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -54,6 +54,10 @@ class BatchSchedule:
             places.append(torch.from_numpy(at))
             weights.append(torch.from_numpy((np.arange(at.shape[1]) < sizes) / sizes))
         return cls(order, torch.from_numpy(rows), places, weights, steps[order])
+
+    def to(self, device: torch.device | str) -> BatchSchedule:
+        """The schedule with its numbers of samples on the device where the samples lie."""
+        return replace(self, rows=self.rows.to(device), places=[places.to(device) for places in self.places])
 
 
 def _filled(rows: Sequence[np.ndarray], by: str) -> np.ndarray:

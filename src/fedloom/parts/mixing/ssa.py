@@ -118,7 +118,7 @@ class SelfSupervised(Mixing):
             for epoch in range(self.epochs)
             for rows in data.order(info.t, epoch).to(able.device).split(self.batch_size)
         )
-        a = torch.zeros(int(able.sum()), dtype=torch.float64, device=able.device)
+        a = torch.zeros(views[0][0].shape[1], dtype=torch.float64, device=able.device)
         p = np.zeros(len(models))
         p[able.cpu().numpy()] = self.learnt(a, batches).cpu().numpy()
         return state, p

@@ -1,0 +1,96 @@
+"""FedAvg in pfl-research, on two processes as ``torchrun`` would start them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from typing import Any
+
+if "RANK" not in os.environ:  # before PyTorch is there
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    os.environ |= {
+        "TORCHELASTIC_RUN_ID": "peers", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+    }  # fmt: skip
+    second = {"RANK": "1", "LOCAL_RANK": "1"}
+    subprocess.Popen([sys.executable, *sys.argv], env=os.environ | second, stdin=subprocess.DEVNULL, stdout=2)
+
+import torch
+import torch.nn.functional as F
+from pfl.aggregate.simulate import SimulatedBackend
+from pfl.algorithm.base import NNAlgorithmParams
+from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.callback.base import TrainingProcessCallback
+from pfl.data.dataset import Dataset
+from pfl.data.federated_dataset import FederatedDataset
+from pfl.hyperparam.base import NNTrainHyperParams
+from pfl.metrics import Metrics
+from pfl.model.pytorch import PyTorchModel
+from turns import Turns
+from workload import LR, read
+
+FIRST = os.environ["RANK"] == "0"
+
+
+class TakeTurns(TrainingProcessCallback):
+    """Waits between rounds; the second process waits for the first one."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
+
+    def wait(self) -> bool:
+        """Whether there is another turn, for both processes."""
+        go = torch.tensor(int(self.turns.wait()) if FIRST else 0)
+        torch.distributed.broadcast(go, 0)
+        self.turns.start()
+        return bool(go)
+
+    def on_train_begin(self, *, model: Any) -> Metrics:
+        self.wait()
+        return Metrics()
+
+    def after_central_iteration(
+        self, aggregate_metrics: Any, model: Any, *, central_iteration: int
+    ) -> tuple[bool, Metrics]:
+        if FIRST:
+            self.turns.done()
+        return not self.wait(), Metrics()
+
+
+def main() -> None:
+    """Do rounds until there are no more turns."""
+    torch.set_num_threads(1)
+    turns, work = Turns(), read(sys.argv[1])
+    x, y = torch.from_numpy(work.x), torch.from_numpy(work.y)
+    module = work.module()
+    module.loss = lambda inputs, labels: F.cross_entropy(module(inputs), labels)
+    module.metrics = lambda inputs, labels: {}
+    model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
+    rounds, cohort = work.cohorts.shape
+    users = iter((r, c) for r in range(rounds) for c in range(cohort))
+
+    def samples(user: tuple[int, int]) -> Dataset:
+        at = torch.from_numpy(work.order[user])
+        return Dataset([x[at], y[at]], user_id=str(user))
+
+    data = FederatedDataset(samples, lambda: next(users))
+    FederatedAveraging().run(
+        NNAlgorithmParams(
+            central_num_iterations=rounds + 1, evaluation_frequency=10**9, train_cohort_size=cohort, val_cohort_size=0
+        ),
+        SimulatedBackend(data, data),
+        model,
+        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=LR, local_batch_size=work.batch),
+        callbacks=[TakeTurns(turns)],
+        send_metrics_to_platform=False,
+    )
+    if FIRST:
+        turns.finish([parameter.detach().numpy() for parameter in module.parameters()])
+
+
+if __name__ == "__main__":
+    main()

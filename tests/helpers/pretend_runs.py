@@ -1,0 +1,114 @@
+"""Runs experiments on the pretended device and prints, as JSON, how each of them ended and where the host waited.
+
+    python pretend_runs.py COMPUTE [METHOD ...]
+
+It is a process of its own, because the device stays registered with PyTorch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fedloom.core.local import Local
+from fedloom.experiment import federated
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.methods import make, methods
+from helpers.federations import classes
+from helpers.pretend import DEVICE, PretendDevice
+from helpers.runs import experiment
+
+EVERYTHING = Evaluation(what=("global", "clients", "average", "train", "received"))
+QUIET = Evaluation(what=())
+SHORT = Local(batch_size=4, lr=0.2)
+ADAM = Local(steps=3, batch_size=4, lr=0.01, optimizer="adam", weight_decay=0.1)
+MOMENTUM = Local(epochs=2, batch_size=4, lr=0.1, momentum=0.9, weight_decay=0.1)
+CLIPPED = Local(epochs=2, batch_size=4, lr=0.1, momentum=0.9, clip=1.0)
+
+
+class HostGenerator(torch.Generator):
+    """A generator that serves the device from the host."""
+
+    def __new__(cls, device: str = "cpu") -> HostGenerator:
+        return super().__new__(cls)
+
+
+class Misplaced(nn.Linear):
+    """A layer that adds numbers on the host to its output."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.ones(3, dtype=x.dtype)
+
+
+def pictures() -> nn.Module:
+    """A small network with one layer of each kind."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(16, 8), nn.LayerNorm(8), nn.Dropout(0.5), nn.Linear(8, 3),
+    )  # fmt: skip
+
+
+def sized(name: str, **changes: Any) -> Experiment:
+    """A short experiment with a method, on the device."""
+    method = make(name)
+    cohort = None if method.needs("full_participation") else 3
+    conditions = {"cohort": cohort, "rounds": 2, "local": SHORT, "device": DEVICE, "evaluation": EVERYTHING}
+    return experiment(method, **conditions | changes)
+
+
+def cases(compute: str) -> dict[str, Callable[[], Experiment]]:
+    """All experiments by name: the methods, and settings of local training, layers and data."""
+    images: dict[str, Any] = {"model": pictures, "federation": classes(shape=(1, 6, 6))}
+    others: dict[str, tuple[str, dict[str, Any]]] = {
+        "a tensor on the host": ("fedavg", {"model": lambda: Misplaced(4, 3)}),
+        "no evaluation": ("fedavg", {"evaluation": QUIET}),
+        "momentum": ("fedavg", {"local": MOMENTUM}),
+        "clipping": ("feddyn", {"local": CLIPPED}),
+        "adam": ("fedavg", {"local": ADAM}),
+        "layers": ("fedavg", images),
+        "layers, step by step": ("feddyn", images | {"local": CLIPPED}),
+    }
+    named = {name: (name, {}) for name in methods.names()} | others
+    return {
+        name: lambda method=method, changes=changes: sized(method, compute=compute, **changes)
+        for name, (method, changes) in named.items()
+    }
+
+
+def outcome(make: Callable[[], Experiment]) -> dict[str, Any]:
+    """An experiment's error in words, empty if it has none, and the lines of code at which the host waited."""
+    device, error = PretendDevice(), ""
+    try:
+        wanted = make()
+        with device:
+            failures = federated.run(wanted).failures
+        error = failures[0].trace or str(failures[0]) if failures else ""
+    except Exception as raised:
+        error = getattr(raised, "trace", "") or "".join(traceback.format_exception(raised))
+    return {"error": error, "waits": [[*lines, count] for lines, count in device.waits.items()]}
+
+
+def main() -> None:
+    """Run what is asked for, or everything."""
+    compute, *names = sys.argv[1:]
+    logging.disable()
+    federated.pick_device = lambda wanted: wanted
+    torch.Generator = HostGenerator  # type: ignore[misc]
+    torch.set_num_threads(1)
+    torch.autograd.set_multithreading_enabled(False)  # its threads are those of known devices
+    made = cases(compute)
+    json.dump({name: outcome(made[name]) for name in names or made}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
