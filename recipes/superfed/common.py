@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +71,7 @@ def experiment(
     """A method under the thesis' settings (by default on MNIST), measured at all clients ``looks`` times.
 
     SuPerFed's local models are trained after the share ``start`` of the rounds, L/T. ``settings`` replace some of the
-    method's own. A method that reads gradients from displacements has no momentum.
+    method's own.
     """
     late = {"start_round": int(start * rounds)} if name.startswith("SuPerFed") else {}
     method = methods.make(folder(name), **{**METHODS[name], **late, **(settings or {})})
@@ -82,7 +81,7 @@ def experiment(
         model,
         rounds=rounds,
         cohort=5,
-        local=replace(local, momentum=0.0) if method.needs("plain_sgd") else local,
+        local=local,
         evaluation=Evaluation(what=("clients",), every=max(rounds // looks, 1), metrics=metrics),
         seed=seed,
     )

@@ -61,8 +61,8 @@ SLOTS: dict[str, dict[str, Filling]] = {
         "feddyn, equal": ({"drift": FedDynDrift(0.4, False)}, {"drift": slots.FedDynEqual}),
         "fednova": ({"drift": FedNovaDrift()}, {"drift": slots.FedNova}),
         "fedcm": ({"drift": FedCMDrift(0.4)}, {"drift": slots.FedCM}),
-        "feddc": ({"drift": FedDCDrift(0.3)}, {"drift": slots.FedDC}),
-        "feddc, all": ({"drift": FedDCDrift(0.3, average_over_all=True)}, {"drift": slots.FedDCAll}),
+        "feddc": ({"drift": FedDCDrift(0.3, average_over_all=False)}, {"drift": slots.FedDC}),
+        "feddc, all": ({"drift": FedDCDrift(0.3)}, {"drift": slots.FedDCAll}),
         "fedsplit": ({"drift": FedSplitDrift(1.5, True)}, {"drift": slots.FedSplit}),
         "fedsplit, all": ({"drift": FedSplitDrift(1.5)}, {"drift": slots.FedSplitAll}),
     },
@@ -111,8 +111,8 @@ LOCALS = {
     "epochs": Local(epochs=2, batch_size=4, lr=0.1, lr_decay=0.8),
     "steps": Local(steps=5, batch_size=6, lr=0.08, weight_decay=0.05, clip=0.9),
     "momentum": Local(epochs=1, batch_size=3, lr=0.05, momentum=0.6),
+    "nesterov": Local(epochs=1, batch_size=4, lr=0.05, momentum=0.5, nesterov=True),
 }
-PLAIN_SGD = {"scaffold", "fednova", "feddc", "feddc, all"}
 TWO_MODELS = {"ditto", "apfl", "superfed"}
 
 
@@ -131,12 +131,11 @@ class Composition:
     @property
     def possible(self) -> bool:
         """Whether parts may go together, and the oracle says how: the loss that mixings read is a cross entropy."""
-        plain = self.drift not in PLAIN_SGD or self.local != "momentum"
         adapts = self.adaptation == "none" or self.personal not in TWO_MODELS
         reads = self.objective != "propfair" or (self.adaptation == "none" and self.mixing in ("by_samples", "uniform"))
         # the oracle's proximal map follows the steps of one shared model
         one = self.objective != "elastic_net" or self.personal == "none"
-        return plain and adapts and reads and one
+        return adapts and reads and one
 
     def filled(self, side: int) -> dict[str, Any]:
         """Parts (0) or rules (1) of all slots."""
@@ -165,6 +164,14 @@ def assert_follows_the_round(chosen: Composition) -> None:
 
 
 PAIRS = [Composition(drift=drift, mixing=mixing) for drift, mixing in product(SLOTS["drift"], SLOTS["mixing"])]
+
+
+HEAVY = [Composition(drift=drift, local=local) for drift, local in product(SLOTS["drift"], ("momentum", "nesterov"))]
+
+
+@pytest.mark.parametrize("chosen", HEAVY, ids=lambda c: f"{c.drift}, {c.local}")
+def test_every_drift_with_momentum(chosen: Composition) -> None:
+    assert_follows_the_round(chosen)
 
 
 @pytest.mark.parametrize("chosen", PAIRS, ids=lambda c: f"{c.drift} x {c.mixing}")

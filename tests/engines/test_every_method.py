@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from helpers.federations import SIZES
-from helpers.runs import assert_same_run, experiment, leaves
+from helpers.runs import GENTLE, assert_same_run, experiment, leaves
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
@@ -84,7 +84,7 @@ def _large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def conditions(name: str, engine: str = "serial", settings: Any = None, **changes: Any) -> Experiment:
-    method = MIXED[name] if name in MIXED else make(name)
+    method = MIXED[name] if name in MIXED else make(name, **GENTLE.get(name, {}))
     cohort = None if method.needs("full_participation") else 5
     defaults = {"cohort": cohort, "rounds": 3, "drop_rate": 0.15, "local": SERVED, "evaluation": EVERYTHING, "seed": 11}
     return experiment(method, engine=engine, engine_settings=settings or {}, **defaults | changes)

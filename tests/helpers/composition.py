@@ -194,7 +194,7 @@ def trained(world: World, rules: Rules) -> tuple[Vector, Numbers]:
         visits = []
         for i in who:
             task = task_of(world, rules, t, i, lr)
-            visit = slots.Visit(i, lr, len(task.batches), theta, world.n[i] / world.n.mean())
+            visit = slots.Visit(i, lr, world.reach(len(task.batches)), theta, world.n[i] / world.n.mean())
 
             def along(w: Vector, g: Vector, visit: slots.Visit = visit) -> Vector:
                 return drift.along(visit, w, g + rules.mu * (w - visit.received))

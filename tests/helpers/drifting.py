@@ -10,7 +10,7 @@ import numpy as np
 from helpers.reference import Found, Vector, World, average
 
 
-def feddc(world: World, alpha: float = 0.01, gradient: bool = True, average_over_all: bool = False) -> Found:
+def feddc(world: World, alpha: float = 0.01, gradient: bool = True, average_over_all: bool = True) -> Found:
     """Updates are θ_i - θ^t; the server mixes models, not displacements."""
     theta, g = world.start, np.zeros_like(world.start)
     own = {i: np.zeros_like(theta) for i in range(world.clients)}
@@ -18,9 +18,9 @@ def feddc(world: World, alpha: float = 0.01, gradient: bool = True, average_over
     for t, rate, cohort in world.schedule():
         models = {}
         for i in cohort:
-            steps = len(world.local.batches(world.federation.train.index[i], world.seed, t, i))
+            steps = world.reach(len(world.local.batches(world.federation.train.index[i], world.seed, t, i)))
 
-            def correct(slope: Vector, w: Vector, i: int = i, at: Vector = theta, k: int = steps) -> Vector:
+            def correct(slope: Vector, w: Vector, i: int = i, at: Vector = theta, k: float = steps) -> Vector:
                 pull = (own[i] - g) / (rate * k) if gradient else 0.0  # noqa: B023
                 return slope + alpha * (drift[i] + w - at) + pull
 
@@ -91,7 +91,7 @@ def fedcm(world: World, alpha: float = 0.1) -> Found:
         for i in cohort:
             model, taken = world.train(theta, i, t, rate, lambda g, w, d=direction: alpha * g + (1 - alpha) * d)
             moved = moved + world.n[i] / total * (theta - model)
-            steps += world.n[i] / total * taken
+            steps += world.n[i] / total * world.reach(taken)
         direction = moved / (rate * steps)
         theta = theta - moved
     return Found(theta, states={"server/drift/direction": direction})

@@ -116,7 +116,7 @@ def pflscaf(world: World) -> Found:
         for i in cohort:
             gap = c - own[i]
             models[i] = trained(world, slope, theta, i, t, rate, lambda g, w, gap=gap: g + gap)
-            steps = world.local.steps_for(int(world.n[i]))
+            steps = world.reach(world.local.steps_for(int(world.n[i])))
             new[i] = own[i] - c + (theta - models[i]) / (steps * rate)
         c = c + sum(new[i] - own[i] for i in cohort) / world.clients
         own |= new

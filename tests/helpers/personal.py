@@ -64,14 +64,22 @@ def ditto(world: World, lam: float = 0.1) -> Found:
     return rounds(world, work)
 
 
-def pfedme(world: World, lam: float = 15.0, steps: int = 5, personal_lr: float = 1.0, beta: float = 1.0) -> Found:
-    def work(world: World, i: int, t: int, lr: float, theta: Vector, v: Vector) -> tuple[Vector, Vector]:
-        w, pace = theta, Pace(world, lr)
+def pfedme(world: World, lam: float = 15.0, steps: int = 5, personal_lr: float = 0.09, beta: float = 1.0) -> Found:
+    """T. Dinh et al. 2020, algorithm 1: w_{i,0} = w^t; θ̃ solves min h_i(θ; w_{i,r}, D) by K steps of gradient descent.
+
+    The first solution starts at w^t, each other one at the last. F_i has the weight decay, and its gradient is clipped.
+    """
+    decay, clip = world.local.weight_decay, world.local.clip
+
+    def work(world: World, i: int, t: int, eta: float, received: Vector, last_visit: Vector) -> tuple[Vector, Vector]:
+        w = solution = received
         for rows in batches(world, i, t):
             for _ in range(steps):
-                (v,) = pace.step({"v": (v, world.gradient(v, rows) + lam * (v - w))}, personal_lr)
-            (w,) = pace.step({"w": (w, lam * (w - v))})
-        return w, v
+                g = world.gradient(solution, rows) + lam * (solution - w)
+                g = g if clip is None else g * min(1.0, clip / (np.linalg.norm(g) + 1e-6))
+                solution = solution - personal_lr * (g + decay * solution)
+            w = w - eta * lam * (w - solution)
+        return w, solution
 
     return rounds(world, work, lr=beta)
 

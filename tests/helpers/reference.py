@@ -89,6 +89,14 @@ class World:
         o = np.tanh(x @ w1.T + b1) @ rest[: c * h].reshape(c, h).T + rest[c * h :]
         return float(np.mean(np.log(np.exp(o).sum(1)) - o[np.arange(len(y)), y]))
 
+    def reach(self, steps: int) -> float:
+        """How far so many steps go along a constant unit gradient, in learning rates: SGD itself, on one number."""
+        at, velocity, beta = 0.0, 0.0, self.local.momentum
+        for _ in range(steps):
+            velocity = beta * velocity + 1
+            at += 1 + beta * velocity if self.local.nesterov else velocity
+        return at
+
     def train(
         self, theta: Vector, client: int, t: int, rate: float, correct: Correct = lambda g, theta: g, rows: Any = None,
         gradient: Callable[[Vector, Vector], Vector] | None = None,
@@ -150,7 +158,7 @@ def scaffold(world: World) -> Found:
         for i in cohort:
             shift = c - own[i]
             models[i], steps = world.train(theta, i, t, rate, lambda g, w, shift=shift: g + shift)
-            new[i] = own[i] - c + (theta - models[i]) / (steps * rate)
+            new[i] = own[i] - c + (theta - models[i]) / (world.reach(steps) * rate)
         c = c + sum(new[i] - own[i] for i in cohort) / world.clients
         own |= new
         theta = average(world, theta, models, uniform=True)
@@ -183,8 +191,8 @@ def fednova(world: World) -> Found:
         normalised, effective = np.zeros_like(theta), 0.0
         for i in cohort:
             model, steps = world.train(theta, i, t, rate)
-            normalised = normalised + world.n[i] / total * (theta - model) / steps
-            effective += world.n[i] / total * steps
+            normalised = normalised + world.n[i] / total * (theta - model) / world.reach(steps)
+            effective += world.n[i] / total * world.reach(steps)
         theta = theta - effective * normalised
     return Found(theta)
 

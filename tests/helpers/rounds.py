@@ -29,8 +29,8 @@ def round_info(
     n = np.asarray(samples, dtype=np.int64)
     who = np.arange(len(n)) if cohort is None else np.asarray(cohort, dtype=np.int64)
     usual: dict[str, Any] = {
-        "t": 0, "lr": 0.1, "cohort": who, "samples": n, "steps": np.ones_like(n), "facts": facts(clients or len(n)),
-        "received": torch.zeros(0, dtype=torch.float64),
+        "t": 0, "lr": 0.1, "cohort": who, "samples": n, "effective_steps": np.ones(len(n)),
+        "facts": facts(clients or len(n)), "received": torch.zeros(0, dtype=torch.float64),
         "losses": None if losses is None else np.asarray(losses, dtype=np.float64),
     }  # fmt: skip
     return RoundInfo(**usual | others)

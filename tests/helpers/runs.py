@@ -23,6 +23,7 @@ from helpers.nested import two_ends, wide_net
 from helpers.networks import Flattening, linear_layers, normed, tanh_net, teacher_net
 
 QUIET = Evaluation(what=())
+GENTLE: dict[str, dict[str, Any]] = {"pfedme": {"lam": 3.0}}  # instead of defaults that ask for smaller learning rates
 
 
 def experiment(method: Method | str = "fedavg", **changes: Any) -> Experiment:
@@ -33,7 +34,7 @@ def experiment(method: Method | str = "fedavg", **changes: Any) -> Experiment:
     a predictor gets two networks that make samples, linear ones in the place of linear layers, and nothing is
     evaluated.
     """
-    made = methods.make(method) if isinstance(method, str) else method
+    made = methods.make(method, **GENTLE.get(method, {})) if isinstance(method, str) else method
     settings: dict[str, Any] = {
         "federation": None,
         "model": tanh_net,

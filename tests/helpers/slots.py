@@ -12,11 +12,14 @@ from helpers.reference import Vector
 
 @dataclass
 class Visit:
-    """One client's work in one round: what it received, where it ended, what it uploads."""
+    """One client's work in one round: what it received, where it ended, what it uploads.
+
+    ``steps`` is how many plain steps go as far as its own along a constant gradient: their number, or more.
+    """
 
     client: int
     lr: float
-    steps: int
+    steps: float
     received: Vector
     size: float  # n_i over the mean of all clients
     model: Vector = field(default_factory=lambda: np.zeros(0))

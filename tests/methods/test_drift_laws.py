@@ -55,7 +55,7 @@ def test_feddc_with_zero_drift_is_fedavg() -> None:
 
 def test_feddc_without_penalty_still_adds_its_drifts_and_is_not_fedavg() -> None:
     """The first step is then twice FedAvg's: Δ_i - h_i with h_i = -Δ_i."""
-    free, plain = (go(m, **PARTIAL | {"rounds": 1}) for m in (feddc(alpha=0.0), UNIFORM))
+    free, plain = (go(m, **PARTIAL | {"rounds": 1}) for m in (feddc(alpha=0.0, average_over_all=False), UNIFORM))
     np.testing.assert_allclose(theta(free) - start(), 2 * (theta(plain) - start()), rtol=0, atol=1e-12)
 
 
@@ -70,7 +70,7 @@ def test_first_local_work_of_feddc_is_that_of_fedprox() -> None:
     """With h = g = 0: the drift learned in round one is the displacement of FedProx, and the step is twice it."""
     once = PARTIAL | {"rounds": 1}
     prox = Method("prox", (CrossEntropy(), Proximal(0.7)), mixing=Uniform())
-    found, expected = go(feddc(0.7), **once), theta(go(prox, **once)) - start()
+    found, expected = go(feddc(0.7, average_over_all=False), **once), theta(go(prox, **once)) - start()
     np.testing.assert_allclose(theta(found) - start(), 2 * expected, rtol=0, atol=1e-12)
     np.testing.assert_allclose(states(found)["server/drift/g"], expected, rtol=0, atol=1e-12)
 
@@ -79,7 +79,7 @@ def test_first_local_work_of_feddc_is_that_of_fedprox() -> None:
 def test_feddc_without_gradient_term_over_everyone_is_feddyn(cohort: int | None) -> None:
     """(α/2)‖h_i + θ - θ^t‖² is FedDyn's term with linear part -αh_i, clients counting equally."""
     conditions = PARTIAL | {"cohort": cohort}
-    dc = go(feddc(0.3, gradient=False, average_over_all=True), **conditions)
+    dc = go(feddc(0.3, gradient=False), **conditions)
     dyn = go(feddyn(0.3, size_weighted=False), **conditions)
     np.testing.assert_allclose(theta(dc), theta(dyn), rtol=0, atol=1e-11)
     a, b = states(dc), states(dyn)
@@ -99,9 +99,9 @@ def test_both_means_of_feddc_agree_when_everybody_comes() -> None:
 def test_price_of_feddc() -> None:
     """G down, g_i up beside θ_i + h_i; nothing more than FedAvg without the gradient term."""
     drifts = {
-        "both": FedDCDrift(),
-        "no gradient": FedDCDrift(gradient=False),
-        "everyone": FedDCDrift(average_over_all=True),
+        "both": FedDCDrift(average_over_all=False),
+        "no gradient": FedDCDrift(gradient=False, average_over_all=False),
+        "everyone": FedDCDrift(),
         "held": FedDCDrift(decouple=False),
     }
     prices = {"both": (2, 2), "no gradient": (1, 1), "everyone": (2, 1), "held": (2, 1)}
@@ -115,7 +115,7 @@ def test_feddc_uses_the_rate_really_applied() -> None:
     """With one full-batch step of rate η_t, θ_i = θ^t - η_t(∇F_i + αh_i) - (g_i - g): the rate cancels in the last."""
     problem, alpha, rate = quadratics(), 0.3, 0.4
     local = Local(steps=1, batch_size=0, lr=rate, lr_decay=0.5)
-    result = problem.run(squares(FedDCDrift(alpha), Uniform()), 3, local)
+    result = problem.run(squares(FedDCDrift(alpha, average_over_all=False), Uniform()), 3, local)
     clients = range(len(problem.n))
     at, g = np.zeros(DIM), np.zeros(DIM)
     own, drift = np.zeros((len(clients), DIM)), np.zeros((len(clients), DIM))
@@ -355,12 +355,12 @@ def test_values_outside_their_range_are_refused(make, sentence: str) -> None:
         make()
 
 
-def test_momentum_is_refused_only_where_displacements_are_read_as_gradients() -> None:
-    heavy = Local(epochs=1, batch_size=4, momentum=0.5)
-    with pytest.raises(ConfigError, match=r"drift 'dc'.*momentum 0"):
-        go(feddc(), local=heavy)
+def test_adam_is_refused_only_where_displacements_are_read_as_gradients() -> None:
+    adam = Local(epochs=1, batch_size=4, lr=0.01, optimizer="adam")
+    with pytest.raises(ConfigError, match=r"drift 'dc'.*by sgd, not adam"):
+        go(feddc(), local=adam)
     for method in (feddc(gradient=False), fedsplit(), feddecorr()):
-        assert np.isfinite(theta(go(method, local=heavy))).all()
+        assert np.isfinite(theta(go(method, local=adam))).all()
 
 
 def test_they_compose_with_a_server_optimiser() -> None:

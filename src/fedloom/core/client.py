@@ -161,7 +161,7 @@ def contexts(
     return {
         place: Context(
             down.theta, down.parts.get(place, {}), state.get(place, {}), (local or {}).get(place, {}), size, steps,
-            down.lr, down.round, plan.facts, counts, own, client, down.invited,
+            down.lr, down.round, plan.facts, counts, own, client, down.invited, plan.effective_steps(steps),
         )
         for place in plan.method.parts
     }  # fmt: skip
@@ -186,7 +186,9 @@ def load(plan: ClientPlan, down: Broadcast, client: int | None, state: State, at
     private = state.get("personal", {})
     at.theta[:split].copy_(down.theta)
     if plan.private_size and not (client is None and plan.is_paired):
-        own = private["private"] if private else plan.first_private(client or 0, down.theta, down.round)
+        personal = plan.method.personal
+        kept = private and not (isinstance(personal, Paired) and personal.restarts)
+        own = private["private"] if kept else plan.first_private(client or 0, down.theta, down.round)
         at.theta[split:].copy_(own)
     if plan.is_paired:
         at.model.copy_(down.theta)

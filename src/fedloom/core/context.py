@@ -105,6 +105,8 @@ class Context(NamedTuple):
         samples: all of the client's training samples, if a part needs them.
         client: the client's number.
         invited: numbers of all clients that were sent the model in this round.
+        effective_steps: ‖a‖₁: along a constant gradient g, this round's steps move the model by -η_t·‖a‖₁·g; the number
+            of steps, and more with momentum.
     """
 
     received: Tensor
@@ -120,6 +122,7 @@ class Context(NamedTuple):
     samples: Batch | None = None
     client: int = 0
     invited: Sequence[int] = ()
+    effective_steps: float = 1.0
 
 
 NO_ROUND = Context(  # for losses evaluated outside a federated round
@@ -139,7 +142,7 @@ class RoundInfo:
         lr: η_t, the local learning rate of this round.
         cohort: client numbers, int64 [|S|].
         samples: n_i, int64 [|S|].
-        steps: τ_i, numbers of local steps, int64 [|S|].
+        effective_steps: ‖a_i‖₁, the members' numbers of local steps τ_i, and more with momentum, float64 [|S|].
         facts: public facts; K is ``facts.clients`` and T is ``facts.rounds``.
         received: θ^t [P].
         p: mixing coefficients, float64 [|S|]; None until they are chosen.
@@ -155,7 +158,7 @@ class RoundInfo:
     lr: float
     cohort: np.ndarray
     samples: np.ndarray
-    steps: np.ndarray
+    effective_steps: np.ndarray
     facts: Facts
     received: Tensor
     p: np.ndarray | None = None
@@ -174,7 +177,7 @@ class RoundInfo:
         facts = NO_ROUND.facts._replace(clients=clients)
         known = None if losses is None else np.asarray(losses, dtype=np.float64)
         return cls(
-            0, 1.0, np.asarray(cohort), np.asarray(samples), np.ones(len(cohort), dtype=np.int64), facts,
+            0, 1.0, np.asarray(cohort), np.asarray(samples), np.ones(len(cohort)), facts,
             torch.zeros(0), losses=known,
         )  # fmt: skip
 
@@ -184,7 +187,7 @@ class RoundInfo:
             self,
             cohort=self.cohort[rows],
             samples=self.samples[rows],
-            steps=self.steps[rows],
+            effective_steps=self.effective_steps[rows],
             losses=None if self.losses is None else self.losses[rows],
             updates=updates,
             buffers=buffers,

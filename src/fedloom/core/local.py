@@ -84,6 +84,19 @@ class Local:
         """η_t for round t."""
         return self.lr * self.lr_decay ** (round // self.decay_every)
 
+    def effective_steps(self, steps: int) -> float:
+        """‖a‖₁: so many SGD steps along a constant gradient g move the model by -η_t·‖a‖₁·g.
+
+        Without momentum that is their number k, and [k - β(1 - β^k)/(1 - β)]/(1 - β) with heavy-ball momentum β; with
+        Nesterov's it is k + β times the latter. Wang et al., NeurIPS 2020 (FedNova), §4.2.
+
+        >>> Local(momentum=0.5).effective_steps(2), Local().effective_steps(2)
+        (2.5, 2.0)
+        """
+        beta = self.momentum
+        heavy = (steps - beta * (1 - beta**steps) / (1 - beta)) / (1 - beta)
+        return steps + beta * heavy if self.nesterov else heavy
+
     def steps_for(self, samples: int) -> int:
         """Number of local steps of a client with n_i samples."""
         if not samples:

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.context import Batch, Context, Facts, Forward, Model, Output, RoundInfo
+from fedloom.core.local import Local
 from fedloom.core.message import Message, Sent
 from fedloom.core.tree import Tree
 from fedloom.core.views import RegGrad, SharedPrivate, StepInfo, View
@@ -68,7 +69,7 @@ class Needs:
         updates: all updates of the cohort at once, instead of a running sum.
         full_participation: every client in every round.
         shared: at least one shared parameter.
-        plain_sgd: local steps without momentum, because the part infers gradients from displacements.
+        sgd: local steps of SGD, with or without momentum, because the part infers gradients from displacements.
     """
 
     output: bool = True
@@ -85,7 +86,7 @@ class Needs:
     updates: bool = False
     full_participation: bool = False
     shared: bool = False
-    plain_sgd: bool = False
+    sgd: bool = False
 
 
 class ClientEnd(NamedTuple):
@@ -130,6 +131,9 @@ class Part:
     downloads: ClassVar[tuple[str, ...]] = ()
     boundable: ClassVar[tuple[str, ...]] = ()
     citation: ClassVar[str] = ""
+
+    def check(self, local: Local) -> None:
+        """Raise a ``ConfigError`` if the part cannot work with these settings of local training."""
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         """Return the part's server state before the first round; ``theta`` is θ⁰ [P]."""
@@ -229,6 +233,8 @@ class Paired(Personal):
     """Base class of parts that give a client a second model v beside the shared w; see ``fedloom.core.views``."""
 
     fresh: ClassVar[bool] = False  # v starts from another random initialisation, not from the received model
+    restarts: ClassVar[bool] = False  # v starts so in every round; what is kept of it is for deployment
+    plain: ClassVar[bool] = False  # all steps are θ ← θ - ηg, whatever the momentum or optimiser of local training
 
     @property
     def extras(self) -> tuple[float, ...]:

@@ -159,6 +159,16 @@ class ClientPlan:
         changed = hooks["grad"] or hooks["prox"] or local.clip or local.weight_decay or local.memory
         return not (self.has_views or self.is_meta or changed)
 
+    @property
+    def memory(self) -> int:
+        """Number of optimiser state scalars per parameter; none where the method takes plain gradient steps."""
+        personal = self.method.personal
+        return 0 if isinstance(personal, Paired) and personal.plain else self.local.memory
+
+    def effective_steps(self, steps: int) -> float:
+        """‖a‖₁ of so many local steps; see ``Local.effective_steps``."""
+        return self.local.effective_steps(steps) if self.memory else float(steps)
+
     @cached_property
     def decay_commutes(self) -> bool:
         """Whether a multiple of θ in the gradient is equivalent to weight decay: nothing happens in between."""

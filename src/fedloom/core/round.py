@@ -236,7 +236,7 @@ class _Cohort:
         """The record of the round as known before local work."""
         plan, t = self.plan, self.server.round
         samples = plan.data.index.offsets[members + 1] - plan.data.index.offsets[members]
-        steps = np.array([plan.local.steps_for(int(n)) for n in samples], dtype=np.int64)
+        steps = np.array([plan.effective_steps(plan.local.steps_for(int(n))) for n in samples])
         return RoundInfo(
             t, plan.local.rate(t), members, samples, steps, plan.facts, self.server.theta, server_data=server_data,
             invited=self.report.cohort.tolist(),

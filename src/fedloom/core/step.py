@@ -36,7 +36,7 @@ class TrainState:
     @classmethod
     def of(cls, plan: ClientPlan, theta: Tensor) -> TrainState:
         """The state at the start of a round, with a fresh optimiser."""
-        memory = theta.new_zeros(plan.local.memory * len(theta)) if plan.local.memory else None
+        memory = theta.new_zeros(plan.memory * len(theta)) if plan.memory else None
         return cls(theta, plan.layout.shared_size, memory)
 
 
@@ -89,9 +89,10 @@ def _descend(
         (slice(trained.shared, trained.shared + len(private)), private, view.private, decay[1]),
     ]
     pieces = [piece for piece in pieces if piece[2] and len(piece[1])]
-    factor = None if plan.local.clip is None else (plan.local.clip / (_norm(pieces) + 1e-6)).clamp(max=1.0)
+    clip, usual = (plan.local.clip, plan.local.weight_decay) if view.data else (None, 0.0)
+    factor = None if clip is None else (clip / (_norm(pieces) + 1e-6)).clamp(max=1.0)
     for where, grad, speed, more in pieces:
-        _move(plan.local, trained, grad if factor is None else grad * factor, lr * speed, where, more)
+        _move(plan.local, trained, grad if factor is None else grad * factor, lr * speed, where, usual + more)
     if view.shared:
         for place, part in plan.method.hooks["prox"]:
             part.prox(w, lr * view.shared, seen[place])
@@ -104,25 +105,26 @@ def _norm(pieces: list[tuple[slice, Tensor, float, float]]) -> Tensor:
     return torch.stack([grad.square().sum() for _, grad, _, _ in pieces]).sum().sqrt()
 
 
-def _move(local: Local, trained: TrainState, grad: Tensor, lr: float, where: slice, more: float) -> None:
-    """Weight decay, momentum and the step for a slice of the trained values; ``more`` is added to the weight decay."""
-    if local.optimizer == "adam":
-        _adam(local, trained, grad, lr, where)
+def _move(local: Local, trained: TrainState, grad: Tensor, lr: float, where: slice, decay: float) -> None:
+    """Weight decay, momentum or Adam, and the step for a slice of the trained values; plain SGD without a memory."""
+    if trained.memory is not None and local.optimizer == "adam":
+        _adam(local, trained, grad, lr, where, decay)
         return
     buffers = [] if trained.memory is None else [trained.memory[where]]
+    momentum = local.momentum if buffers else 0.0
     torch._fused_sgd_(  # pyright: ignore[reportPrivateImportUsage]  # one pass over memory instead of three
-        [trained.theta[where]], [grad], buffers, weight_decay=local.weight_decay + more, momentum=local.momentum,
-        lr=lr, dampening=0.0, nesterov=local.nesterov, maximize=False, is_first_step=False,
+        [trained.theta[where]], [grad], buffers, weight_decay=decay, momentum=momentum,
+        lr=lr, dampening=0.0, nesterov=local.nesterov and momentum > 0, maximize=False, is_first_step=False,
     )  # fmt: skip
 
 
-def _adam(local: Local, trained: TrainState, grad: Tensor, lr: float, where: slice) -> None:
+def _adam(local: Local, trained: TrainState, grad: Tensor, lr: float, where: slice, decay: float) -> None:
     """m ← β₁m + (1-β₁)g, s ← β₂s + (1-β₂)g², θ ← θ - η m̂ / (√ŝ + 1e-8), with m̂ = m/(1-β₁ⁿ), ŝ = s/(1-β₂ⁿ)."""
     assert trained.memory is not None
     theta = trained.theta[where]
     first, second = (moment[where] for moment in trained.memory.split(len(trained.theta)))
-    if local.weight_decay:
-        grad = grad.add(theta, alpha=local.weight_decay)
+    if decay:
+        grad = grad.add(theta, alpha=decay)
     one, two = (1 - beta ** (trained.step + 1) for beta in (local.beta1, local.beta2))
     first.mul_(local.beta1).add_((1 - local.beta1) * grad)
     second.mul_(local.beta2).add_((1 - local.beta2) * grad.square())

@@ -23,7 +23,8 @@ class View(NamedTuple):
         at: λ, a number or a list with one per layer [L].
         shared: step size of w relative to the learning rate; 0 freezes it, momentum included.
         private: likewise for v, or for the private parameters of a method that splits one model.
-        data: whether there is a loss on the data; otherwise g is zero and only ``regulariser_grad`` contributes.
+        data: whether there is a loss on the data; otherwise g is zero and only ``regulariser_grad`` contributes, which
+            is neither clipped nor joined by weight decay.
     """
 
     at: float | list[float] = 0.0

@@ -100,7 +100,7 @@ def after_training(experiment: Experiment, result: RunResult, policy: Mixing | N
         data = here.data(views=policy.needs.views)
         samples = here.federation.train.index.sizes[here.clients]
         info = RoundInfo(
-            here.round, 0.0, here.clients, samples, np.zeros_like(samples), here.plan.facts,
+            here.round, 0.0, here.clients, samples, np.zeros(len(samples)), here.plan.facts,
             torch.zeros_like(here.models[0]), updates=[-theta for theta in here.models], buffers=list(here.buffers),
             server_data=data,
         )  # fmt: skip

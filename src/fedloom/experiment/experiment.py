@@ -193,12 +193,13 @@ class Experiment:
                 f"method {self.method.name!r} learns from no teacher; leave teacher= out, "
                 "or add a term that uses one, like method.objective=[cross_entropy,distillation]."
             )
-        if self.method.needs("plain_sgd") and self.local.memory:
-            has = f"not {self.local.momentum:g}" if self.local.momentum else f"not {self.local.optimizer}"
+        if self.method.needs("sgd") and self.local.optimizer != "sgd":
             raise ConfigError(
-                f"{self.method.who_needs('plain_sgd')} reads gradients from displacements and so needs "
-                f"local momentum 0, {has}."
+                f"{self.method.who_needs('sgd')} reads gradients from displacements and so needs local training "
+                f"by sgd, not {self.local.optimizer}."
             )
+        for part in self.method.parts.values():
+            part.check(self.local)
         judged = [
             name for name in ("global", "clients", "average", "train", "received") if name in self.evaluation.what
         ]

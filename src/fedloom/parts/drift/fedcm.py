@@ -24,8 +24,8 @@ class FedCMDrift(Drift):
         d ← Σ p_i Δ_i / (η_t Σ p_i τ_i)
 
     d [P] is zero in the first round and is broadcast, so a round costs 1.5 times FedAvg's communication. α = 1 is
-    FedAvg. The paper assumes equal numbers τ of local steps; if they differ, their weighted mean replaces τ. Xu, Wang,
-    Wang & Yao 2021, algorithm 2.
+    FedAvg. The paper assumes equal numbers τ of local steps; if they differ, their weighted mean replaces τ, and with
+    local momentum ‖a_i‖₁ replaces τ_i (``info.effective_steps``). Xu, Wang, Wang & Yao 2021, algorithm 2.
 
     Args:
         alpha: α in (0, 1].
@@ -55,4 +55,4 @@ class FedCMDrift(Drift):
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         assert info.p is not None
         assert info.mixed is not None
-        return {"direction": info.mixed / (info.lr * float(info.p @ info.steps))}, update
+        return {"direction": info.mixed / (info.lr * float(info.p @ info.effective_steps))}, update

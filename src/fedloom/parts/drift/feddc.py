@@ -26,15 +26,17 @@ class FedDCDrift(Drift):
 
     with the new h_i. All vectors are [P]. The updates g_i and g are displacements *towards* the new model, the negative
     of the library's Δ_i = θ^t - θ_i: about -ηk times a gradient, so that the last term adds ∇F - ∇F_i to the client's
-    gradient, as in SCAFFOLD. η is the decayed rate of the round. h_i, g_i and g start at zero: the first round's local
-    work is FedProx's with μ = α. Gao et al., CVPR 2022, algorithm 1.
+    gradient, as in SCAFFOLD. Of the paper's two readings of that term it is the one of its public code: g_i is the
+    client's last displacement, g the mixed one of the last round's cohort. η is the decayed rate of the round; with
+    local momentum ‖a‖₁ replaces k (``ctx.effective_steps``). h_i, g_i and g start at zero: the first round's local work
+    is FedProx's with μ = α. Gao et al., CVPR 2022, algorithm 1.
 
-    g is broadcast and g_i uploaded beside θ_i + h_i: a round costs twice FedAvg's communication; without the gradient
-    term, the same as FedAvg's. At a fixed point θ_i = θ^t and h_i = -∇F_i/α, so Σ p_i ∇F_i = 0: with full participation
-    it is the minimiser for any number of local steps. With partial participation Σ_S p_i h_i does not vanish there, and
-    θ fluctuates with the spread of ∇F_i/α; ``average_over_all=True`` adds the mean of all K clients' h_i instead, as
-    published experiments do (g_i is then not sent), and converges. Without the gradient term that is FedDyn with equal
-    weights, whose linear terms are -αh_i.
+    At a fixed point θ_i = θ^t and h_i = -∇F_i/α, so Σ p_i ∇F_i = 0: with full participation it is the minimiser for any
+    number of local steps. With partial participation Σ_S p_i h_i, which the algorithm box adds
+    (``average_over_all=False``), does not vanish there, and θ fluctuates with the spread of ∇F_i/α. The default adds
+    the mean of all K clients' h_i instead, as the authors' experiments do, and converges. Without the gradient term
+    that is FedDyn with equal weights, whose linear terms are -αh_i. With it g is broadcast; g_i is uploaded beside θ_i + h_i
+    only where the cohort's drift is added, and a round then costs twice FedAvg's communication.
 
     α = 0 alone is not FedAvg, since drifts are still added to the models: the first step is twice as long.
     ``decouple=False`` keeps h_i = 0; without the gradient term this is FedProx, and with α = 0 FedAvg.
@@ -52,7 +54,7 @@ class FedDCDrift(Drift):
     alpha: float = 0.01
     gradient: bool = True
     decouple: bool = True
-    average_over_all: bool = False
+    average_over_all: bool = True
 
     downloads = ("g",)
     affine = True
@@ -67,8 +69,8 @@ class FedDCDrift(Drift):
 
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Plain SGD if displacements are used as gradients."""
-        return Needs(shared=True, plain_sgd=self.gradient)
+        """SGD if displacements are used as gradients."""
+        return Needs(shared=True, sgd=self.gradient)
 
     @property
     def uploads(self) -> Mapping[str, Reduce]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -94,7 +96,7 @@ class FedDCDrift(Drift):
         centre = ctx.state["h"] - ctx.received if self.decouple else -ctx.received
         constant = self.alpha * centre
         if self.gradient:
-            constant = constant + (ctx.state["g"] - ctx.down["g"]) / (ctx.steps * ctx.lr)
+            constant = constant + (ctx.state["g"] - ctx.down["g"]) / (ctx.effective_steps * ctx.lr)
         return {"pull": constant}
 
     def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:

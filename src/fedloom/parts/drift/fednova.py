@@ -15,25 +15,26 @@ from fedloom.core.tree import Tree
 @drifts.register(name="normalized")
 @dataclass(frozen=True)
 class FedNovaDrift(Drift):
-    """Clients upload Δ_i/τ_i, their update per local step; the server takes τ_eff = Σ p_i τ_i such steps.
+    """Clients upload Δ_i/‖a_i‖₁, their update per local step; the server takes τ_eff = Σ p_i ‖a_i‖₁ such steps.
 
-    Δ = (Σ p_i τ_i) Σ p_i Δ_i/τ_i. This removes the objective inconsistency by which clients with more local steps pull
-    the solution towards their own; with equal τ_i it is FedAvg. Wang et al., NeurIPS 2020, eq. (6) for plain SGD, where
-    ‖a_i‖₁ = τ_i; with clipping or a proximal term it is an approximation. With a constant learning rate η it converges
-    to within O(η) of the minimiser, whereas FedAvg's bias does not vanish with η.
+    Δ = (Σ p_i ‖a_i‖₁) Σ p_i Δ_i/‖a_i‖₁, where ‖a_i‖₁ is the number of local steps τ_i, or with local momentum β
+    [τ_i - β(1 - β^τ_i)/(1 - β)]/(1 - β). This removes the objective inconsistency by which clients with more local
+    steps pull the solution towards their own; with equal τ_i it is FedAvg. Wang et al., NeurIPS 2020, eq. (6); with
+    clipping or a proximal term it is an approximation. With a constant learning rate η it converges to within O(η) of
+    the minimiser, whereas FedAvg's bias does not vanish with η.
     """
 
-    needs = Needs(shared=True, plain_sgd=True)
+    needs = Needs(shared=True, sgd=True)
     citation = """@inproceedings{wang2020fednova,
   title={Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization},
   author={Wang, Jianyu and Liu, Qinghua and Liang, Hao and Joshi, Gauri and Poor, H. Vincent},
   booktitle={Advances in Neural Information Processing Systems}, year={2020}}"""
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
-        """Δ_i/τ_i."""
-        return ClientEnd({}, {}, update / ctx.steps)
+        """Δ_i/‖a_i‖₁."""
+        return ClientEnd({}, {}, update / ctx.effective_steps)
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        """Σ p_i τ_i times the mixed update; the server knows every τ_i."""
+        """Σ p_i ‖a_i‖₁ times the mixed update; the server knows every ‖a_i‖₁."""
         assert info.p is not None
-        return state, float(info.p @ info.steps) * update
+        return state, float(info.p @ info.effective_steps) * update

@@ -20,14 +20,17 @@ class Scaffold(Drift):
 
     After k local steps with learning rate η_t (option II of the paper)::
 
-        c_i⁺ = c_i - c + (θ^t - θ_i) / (k η_t)           c ← c + (1/K) Σ_{i∈S} (c_i⁺ - c_i)
+        c_i⁺ = c_i - c + (θ^t - θ_i) / (a η_t)           c ← c + (1/K) Σ_{i∈S} (c_i⁺ - c_i)
+
+    a is k, as published, and with local momentum FedNova's ‖a‖₁ (``ctx.effective_steps``), by which a constant gradient
+    moves the model: c_i⁺ is then that gradient still.
 
     c [P] is broadcast and c_i⁺ - c_i [P] uploaded, so a round costs twice FedAvg's communication. η_t is the decayed
     rate of the round. With zero control variates (the first round) it is FedAvg. Karimireddy et al., ICML 2020,
     algorithm 1.
     """
 
-    needs = Needs(shared=True, plain_sgd=True)
+    needs = Needs(shared=True, sgd=True)
     uploads = {"control": Reduce.SHARE}  # noqa: RUF012
     downloads = ("c",)
     boundable = ("control",)
@@ -55,7 +58,7 @@ class Scaffold(Drift):
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         """c_i⁺, and c_i⁺ - c_i for the server."""
-        change = update / (ctx.steps * ctx.lr) - ctx.down["c"]
+        change = update / (ctx.effective_steps * ctx.lr) - ctx.down["c"]
         return ClientEnd({"c": ctx.state["c"] + change}, {"control": change}, update)
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedloom.core.context import Context
 from fedloom.core.errors import ConfigError
+from fedloom.core.local import Local
 from fedloom.core.parts import Needs, Paired
 from fedloom.core.slots import personals
 from fedloom.core.views import RegGrad, SharedPrivate, StepInfo, View
@@ -52,24 +53,27 @@ class Ditto(Paired):
 class PFedMe(Paired):
     """pFedMe: v approximates argmin_v F_i(v) + (λ/2)‖v - w‖² by K steps on one mini-batch, then w ← w - ηλ(w - v).
 
-    The second step is a gradient step on the Moreau envelope of F_i, whose gradient is λ(w - v̂). v [P] continues from
-    the previous mini-batch; it starts as the first model that the client received, and is deployed (w, if the client
-    never participated). The server's part of the method is θ ← (1 - β)θ + β·mean, which is server SGD with learning
-    rate β. T. Dinh, Tran & Nguyen, NeurIPS 2020, algorithm 1.
+    The second step is a gradient step on the Moreau envelope of F_i, whose gradient is λ(w - v̂). When the model
+    arrives, w and v are both θ^t [P], and within the round v continues from the previous mini-batch. Both loops are
+    plain gradient descent, whatever the momentum or optimiser of local training; weight decay and clipping belong to
+    F_i. A client deploys v (w, if it never participated). The server's part of the method is θ ← (1 - β)θ + β·mean,
+    which is server SGD with learning rate β. T. Dinh, Tran & Nguyen, NeurIPS 2020, algorithm 1.
 
     Args:
         lam: λ > 0; the published runs use 15.
         steps: K ≥ 1, inner steps per mini-batch.
-        personal_lr: learning rate of v relative to the local one.
+        personal_lr: learning rate of v, which does not decay; below 2/λ.
 
     Raises:
-        ConfigError: if a setting is out of range.
+        ConfigError: if a setting is out of range, or a loop cannot converge whatever F_i is: personal_lr·λ ≥ 2, ηλ ≥ 2.
     """
 
     lam: float = 15.0
     steps: int = 5
-    personal_lr: float = 1.0
+    personal_lr: float = 0.09
 
+    restarts = True
+    plain = True
     needs = Needs(shared=True)
     citation = """@inproceedings{dinh2020pfedme, title={Personalized Federated Learning with Moreau Envelopes},
   author={T. Dinh, Canh and Tran, Nguyen H. and Nguyen, Tuan Dung}, booktitle={NeurIPS}, year={2020}}"""
@@ -77,11 +81,24 @@ class PFedMe(Paired):
     def __post_init__(self) -> None:
         if not (0 < self.lam < float("inf") and self.steps >= 1 and 0 < self.personal_lr < float("inf")):
             raise ConfigError("personal 'pfedme': lam and personal_lr must be positive and finite, steps at least 1.")
+        self._bounded("personal_lr", self.personal_lr)
+
+    def check(self, local: Local) -> None:
+        """Refuse ηλ ≥ 2."""
+        self._bounded("the local learning rate", local.lr)
 
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """K steps of v at v, then one of w without data."""
-        return (*[View(1.0, shared=0.0, private=self.personal_lr)] * self.steps, View(private=0.0, data=False))
+        inner = View(1.0, shared=0.0, private=self.personal_lr / ctx.lr)
+        return (*[inner] * self.steps, View(private=0.0, data=False))
 
     def regulariser_grad(self, view: View, at: SharedPrivate, task: Tensor, ctx: Context) -> RegGrad:
         """λ(v - w) for v or λ(w - v) for w, whichever moves."""
         return RegGrad((self.lam, -self.lam, 0.0), (self.lam, -self.lam, 0.0))
+
+    def _bounded(self, name: str, rate: float) -> None:
+        if rate * self.lam >= 2:
+            raise ConfigError(
+                f"personal 'pfedme': {name} is {rate:g}, but with lam {self.lam:g} steps of {2 / self.lam:.3g} or more "
+                "diverge; lower one of them."
+            )

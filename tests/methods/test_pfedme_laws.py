@@ -1,0 +1,102 @@
+"""pFedMe: its outer step is a gradient step on the Moreau envelope, and a visit depends on the received model alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from helpers.federations import classes
+from helpers.runs import experiment, go, leaves, theta
+from methods.test_convex import quadratics
+from torch import Tensor
+
+from fedloom.core.context import Batch, Context, Output
+from fedloom.core.errors import ConfigError
+from fedloom.core.local import Local
+from fedloom.core.method import Method
+from fedloom.core.parts import Term
+from fedloom.experiment.federated import FederatedTask
+from fedloom.methods import make
+from fedloom.parts.objectives import CrossEntropy, SquaredError
+from fedloom.parts.personal import PFedMe
+
+HEAVY = Local(epochs=2, batch_size=4, lr=0.2, momentum=0.8)
+
+
+@dataclass(frozen=True)
+class Flat(Term):
+    """A loss that is the same everywhere."""
+
+    def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
+        return 0 * out.logits.sum(1)
+
+
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+def test_where_the_loss_is_constant_returning_clients_change_nothing(engine: str) -> None:
+    """Though the server's model has moved since their last visit, here by half of the clients with a loss."""
+
+    @dataclass(frozen=True)
+    class Half(Term):
+        def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
+            return CrossEntropy().loss(out, batch, ctx) * float(ctx.round == 1)
+
+    for term, moves in ((Flat(), False), (Half(), True)):
+        method = Method("m", (term,), personal=PFedMe(3.0))
+        ends = [theta(go(method, local=HEAVY, rounds=t, cohort=4, seed=3, engine=engine)) for t in (1, 2, 3, 5)]
+        assert np.array_equal(ends[0], ends[1]) != moves
+        assert np.array_equal(ends[1], ends[2])
+        assert np.array_equal(ends[2], ends[3])
+
+
+@pytest.mark.parametrize("compute", ["live", "batched"])
+def test_a_visit_does_not_depend_on_the_model_that_was_kept(compute: str) -> None:
+    """A second round from stored models that were tampered with ends where it would have ended."""
+    ends = []
+    for shift in (0.0, 10.0):
+        task = FederatedTask(experiment(make("pfedme", lam=3.0), local=HEAVY, compute=compute))
+        task.open()
+        task.commit(task.step())
+        for _, state in task.state.store:
+            state["personal"]["private"] += shift
+        task.commit(task.step())
+        ends.append(task.state.server.theta)
+        task.close()
+    assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_outer_step_is_a_gradient_step_on_the_moreau_envelope(steps: int) -> None:
+    """With inner problems solved: w ← w - η∇M(w), ∇M(w) = λ(w - prox(w)), prox(w) = (A + λI)⁻¹(b + λw)."""
+    problem, lam, rate, beta = quadratics(), 2.0, 0.3, 0.6
+    method = replace(
+        make("pfedme", beta=beta), objective=(SquaredError(),), personal=PFedMe(lam, steps=200, personal_lr=0.4)
+    )
+    result = problem.run(method, 4, Local(steps=steps, batch_size=0, lr=rate, momentum=0.9))
+    p, at = problem.n / problem.n.sum(), np.zeros(len(problem.b[0]))
+    for _ in range(4):
+        ends = []
+        for a, b in zip(problem.a, problem.b, strict=True):
+            w = at
+            for _ in range(steps):
+                solution = np.linalg.solve(a + lam * np.eye(len(b)), b + lam * w)
+                w = w - rate * lam * (w - solution)
+            ends.append(w)
+        at = (1 - beta) * at + beta * p @ np.array(ends)
+    np.testing.assert_allclose(theta(result), at, rtol=0, atol=1e-12)
+
+
+def test_momentum_changes_nothing() -> None:
+    plain = replace(HEAVY, momentum=0.0)
+    adam = replace(plain, optimizer="adam")
+    ends = [dict(leaves(go(make("pfedme", lam=3.0), local=local).snapshot)) for local in (HEAVY, plain, adam)]
+    for other in ends[1:]:
+        assert all(np.array_equal(value, other[key]) for key, value in ends[0].items())
+
+
+def test_rates_at_which_a_loop_cannot_converge_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"personal_lr is 0\.2, but with lam 15 steps of 0\.133 or more diverge"):
+        make("pfedme", personal_lr=0.2)
+    with pytest.raises(ConfigError, match=r"the local learning rate is 0\.2, but with lam 15"):
+        experiment(make("pfedme"), local=Local(lr=0.2), federation=classes())
