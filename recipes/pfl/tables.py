@@ -126,7 +126,7 @@ def experiment(made: Method, federation: Federation, scale: Scale, seed: int, ro
         rounds=rounds,
         participation=0.1,
         local=Local(steps=scale.steps, batch_size=scale.batch, lr=0.1, lr_decay=0.997, weight_decay=1e-3, clip=10),
-        evaluation=Evaluation(what=("average",), every=scale.rounds, metric="average/accuracy"),
+        evaluation=Evaluation(what=("average",), every=scale.rounds),
         seed=seed,
         device="cpu",
     )

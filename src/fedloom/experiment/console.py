@@ -19,6 +19,11 @@ HEADLINES = (
     "global/accuracy",
     "clients/accuracy/mean",
     "average/accuracy",
+    "average/accuracy/mean",
+    "cohort/accuracy",
+    "cohort/accuracy/mean",
+    "server_average/accuracy",
+    "server_average/accuracy/mean",
     "global/loss",
     "train/loss",
     "ctm/accuracy/mean",
@@ -30,13 +35,25 @@ WORDS = {
     "global/accuracy": "accuracy",
     "clients/accuracy/mean": "clients",
     "average/accuracy": "average",
+    "average/accuracy/mean": "average, adapted",
+    "cohort/accuracy": "cohort",
+    "cohort/accuracy/mean": "cohort, adapted",
+    "server_average/accuracy": "server average",
+    "server_average/accuracy/mean": "server average, clients",
     "global/loss": "test loss",
     "train/loss": "loss",
     "ctm/accuracy/mean": "CTM",
     "ltm/accuracy": "LTM",
 }
 
-LEVEL = re.compile(r"(?P<scope>global|average|clients)/(?P<level>[^/]+)/accuracy(/mean)?")
+MEANS = {
+    "average/accuracy": "average model",
+    "cohort/accuracy": "cohort's model",
+    "server_average/accuracy": "server average",
+}
+"""Columns for means of models; if clients adapt or keep models, the mean over clients."""
+
+LEVEL = re.compile(r"(?P<scope>global|average|cohort|clients)/(?P<level>[^/]+)/accuracy(/mean)?")
 """The accuracy of one level's network in a record, if clients train networks of different sizes."""
 
 
@@ -52,7 +69,7 @@ def watched(record: Mapping[str, Any], first: str = HEADLINES[0]) -> dict[str, s
     found: dict[str, str] = {}
     for key in (first, *(key for key in HEADLINES if key != first)):
         if record.get(key) is not None:
-            found[key] = words[key]
+            found[key] = words.get(key, key.replace("/", " "))
         for other, value in record.items():
             match = LEVEL.fullmatch(other)
             if match and value is not None and "accuracy" in key and match["scope"] == key.partition("/")[0]:
@@ -163,7 +180,8 @@ def results(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
         rows: a label and the summary of each run.
     """
     first = HEADLINES[0]
-    if any(summary.get("headline", first) != first for _, summary in rows):  # one column must compare all runs
+    leading = {summary.get("headline", first) for _, summary in rows}
+    if not leading <= {first, *MEANS}:  # one column must compare all runs
         first = HEADLINES[1]
     columns = [_columns(summary, first) for _, summary in rows]
     heads = dict.fromkeys(head for column in columns for head, text in column.items() if text != ABSENT)
@@ -186,7 +204,8 @@ def _columns(summary: Mapping[str, Any], first: str) -> dict[str, str]:
     levels = [key for key in watched(final) if LEVEL.fullmatch(key)]
     server = {"accuracy" if first == HEADLINES[0] else "server model": number("accuracy", final.get("global/accuracy"))}
     server |= {watched(final)[key]: number(key, final[key]) for key in levels if not key.startswith("clients/")}
-    server |= {"average model": number("accuracy", final.get("average/accuracy"))}
+    for key, word in MEANS.items():
+        server |= {word: number("accuracy", final.get(f"{key}/mean", final.get(key)))}
     clients = {"clients": number("accuracy", final.get("clients/accuracy/mean"))}
     clients |= {watched(final)[key]: number(key, final[key]) for key in levels if key.startswith("clients/")}
     clients |= {"worst 10 %": number("accuracy", final.get("clients/accuracy/worst10"))}

@@ -1,6 +1,8 @@
-"""Evaluation of the server model, of every client's deployed model, and of the average of all last models."""
+"""Evaluation of the server model, of every client's deployed model, and of means of models over clients or rounds."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,8 +14,9 @@ from fedloom.core.plan import ClientPlan
 from fedloom.core.round import Server, Store
 from fedloom.experiment import batched_eval, interpolation_eval
 from fedloom.experiment.experiment import Evaluation
-from fedloom.experiment.last_models import LastModels
+from fedloom.experiment.last_models import ClientModels
 from fedloom.experiment.loaded import LoadedModel, owned_labels
+from fedloom.experiment.snapshot import Snapshot
 from fedloom.metrics import Predictions, direction, fairness
 
 
@@ -119,28 +122,27 @@ class Evaluator(LoadedModel):
     def _by_client(self, found: Predictions, offsets: np.ndarray) -> dict[str, np.ndarray]:
         return {metric: found.by_group(metric, offsets) for metric in (*self.settings.metrics, "loss")}
 
-    def measure(
-        self, server: Server, store: Store, last: LastModels | None
-    ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
+    def measure(self, state: Snapshot) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
         """All configured evaluations: numbers for the round's record, and the table of clients."""
+        record, table = self.deployed(state.server, state.store)
+        for name, models in state.client_models.items():
+            record |= self.mean(name, models, state)
+        if state.averaged is not None:
+            numbers, _ = self.deployed(state.averaged.server(state.server), state.store)
+            record |= _renamed(numbers, "server_average")
+        return record, table
+
+    def deployed(self, server: Server, store: Store) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
+        """The evaluations of a server model: ``clients`` with their table, ``global``, ``train``."""
         record: dict[str, float] = {}
         table = None
         on, federation = self.settings.what, self.federation
         if "clients" in on and len(federation.held_out.index.rows):
-            numbers, table = self.clients(server, store)
-            record |= numbers
-        for number, (evaluator, level) in enumerate(zip(self.levels, self.plan.levels, strict=False)):
-            if "average" in on and last is not None and last.members(number):
-                evaluator.load(last.mean(number), server.buffers)
-                record |= evaluator.on("/".join(filter(None, ("average", evaluator.name))), federation.test)
+            record, table = self.clients(server, store)
+        for evaluator, level in zip(self.levels, self.plan.levels, strict=False):
             if "global" in on and evaluator.name:
                 evaluator.load(level.own(server.theta), server.buffers)
                 record |= evaluator.on(f"global/{evaluator.name}", federation.test)
-        if "average" in on and last is not None and not self.levels:
-            mean = last.mean()
-            split = self.plan.layout.shared_size
-            self.load(mean[:split], mean[split:])
-            record |= self.on("average", federation.test)
         if "global" in on or "train" in on:
             self.load(server.theta, server.buffers)
         if "global" in on:
@@ -150,3 +152,37 @@ class Evaluator(LoadedModel):
             numbers = self.on("train", split.arrays, split.index.rows, owned_labels(split))
             record |= {f"global/{key.replace('/', '_')}": value for key, value in numbers.items()}
         return record, table
+
+    def mean(self, name: str, models: ClientModels, state: Snapshot) -> dict[str, float]:
+        """The mean of clients' models on the common test set; where the method adapts, what every client makes of it.
+
+        Nothing where nobody's model counts.
+        """
+        server, split, federation = state.server, self.plan.layout.shared_size, self.federation
+        if self.levels:
+            record: dict[str, float] = {}
+            for number, evaluator in enumerate(self.levels):
+                if models.members(number):
+                    evaluator.load(models.mean(number), server.buffers)
+                    record |= evaluator.on("/".join(filter(None, (name, evaluator.name))), federation.test)
+            return record
+        if not models.members(0):
+            return {}
+        mean = models.mean().to(server.theta.device)
+        if self.plan.method.adaptation.is_identity:
+            self.load(mean[:split], mean[split:])
+            return self.on(name, federation.test)
+        if not len(federation.held_out.index.rows):
+            return {}
+        beside = replace(server, theta=mean[:split], buffers=mean[split:])
+        return _renamed(self.clients(beside, state.store)[0], name)
+
+
+def _renamed(record: dict[str, float], scope: str) -> dict[str, float]:
+    """Numbers of another model under its name: ``global/accuracy`` and ``clients/accuracy/mean`` lose their first word.
+
+    >>> _renamed({"global/loss": 1.0, "clients/accuracy/mean": 0.5, "unseen/accuracy/mean": 0.4}, "average")
+    {'average/loss': 1.0, 'average/accuracy/mean': 0.5, 'average/unseen/accuracy/mean': 0.4}
+    """
+    short = {key: key.removeprefix("global/").removeprefix("clients/") for key in record}
+    return {f"{scope}/{short[key]}": value for key, value in record.items()}

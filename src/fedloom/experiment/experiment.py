@@ -16,7 +16,7 @@ from fedloom.core.method import Method
 from fedloom.data.augment import Augmentation, pipeline
 from fedloom.metrics import measures
 
-EVALUATIONS = ("global", "clients", "average", "train", "received")
+EVALUATIONS = ("global", "clients", "average", "cohort", "train", "received")
 ROUNDS = 100_000_000
 CLIENT_STATE = ("auto", "memory", "disk")
 
@@ -28,8 +28,10 @@ class Evaluation:
     Args:
         what: any of ``global`` (the server model on the common test set), ``clients`` (each client's deployed model on
             its own test samples), ``average`` (the mean of all clients' last models on the common test set; only
-            reported, never fed back), ``train`` (the server model on all training data) and ``received`` (the cohort's
-            losses F_i(θ^t) before local work and Σ p_i F_i in every round, also for methods that do not need them).
+            reported, never fed back), ``cohort`` (likewise the mean of this round's models), ``train`` (the server
+            model on all training data) and ``received`` (the cohort's losses F_i(θ^t) before local work and Σ p_i F_i
+            in every round, also for methods that do not need them). If the method adapts models, every client adapts
+            and tests ``average`` and ``cohort`` as in ``clients``: ``average/accuracy/mean`` and so on.
         every: rounds between evaluations; the last round is always evaluated.
         target: target value of ``metric``, for rounds-to-target: in (0, 1] for an accuracy, positive for a loss.
         metric: the metric used for the target, early stopping and the best round, like ``global/accuracy``.
@@ -40,6 +42,8 @@ class Evaluation:
             objective's other terms), any of ``accuracy``, ``auroc`` (one-vs-rest mean for several classes), ``top5``
             or another k, ``ece`` and ``mce`` (calibration errors, 15 bins). In sequences, every position counts.
         padding: the label of sequence positions that are ignored.
+        server_average: ρ in (0, 1): the average of the server models of all rounds with weights ρ^(t-s) is evaluated
+            beside the last one as ``server_average/...`` and saved as ``model_average.safetensors``; 0: none.
     """
 
     what: tuple[str, ...] = ("global", "clients")
@@ -51,6 +55,7 @@ class Evaluation:
     batch_size: int = 1000
     metrics: tuple[str, ...] = ("accuracy",)
     padding: int | None = None
+    server_average: float = 0.0
 
     def __post_init__(self) -> None:
         for name in self.what:
@@ -59,11 +64,14 @@ class Evaluation:
         measures.check(self.metrics)
         if self.every < 1 or self.batch_size < 1 or self.patience < 0:
             raise ConfigError("evaluation: every and batch_size must be at least 1, patience at least 0.")
+        if not 0 <= self.server_average < 1:
+            raise ConfigError(f"evaluation.server_average is {self.server_average:g}, but it must lie in [0, 1).")
         if self.stop_at_target and self.target is None:
             raise ConfigError("evaluation: stop_at_target needs a target.")
         scope = "train" if self.metric.startswith("global/train_") else self.metric.partition("/")[0]
         scope = "clients" if scope in ("seen", "unseen") else scope
-        if (self.target is not None or self.patience) and scope not in self.what and self.metric != "train/loss":
+        scopes = {*self.what, "server_average" if self.server_average else ""}
+        if (self.target is not None or self.patience) and scope not in scopes and self.metric != "train/loss":
             raise ConfigError(
                 f"the target or patience uses the metric {self.metric!r}, which is never measured: "
                 f"evaluation.what is {', '.join(self.what) or 'empty'}."
@@ -200,9 +208,13 @@ class Experiment:
             )
         for part in self.method.parts.values():
             part.check(self.local)
-        judged = [
-            name for name in ("global", "clients", "average", "train", "received") if name in self.evaluation.what
-        ]
+        metric = self.evaluation.metric
+        if metric in ("average/accuracy", "cohort/accuracy") and not self.method.adaptation.is_identity:
+            raise ConfigError(
+                f"method {self.method.name!r} adapts models, so that {metric} is measured client by client; "
+                f"take {metric}/mean."
+            )
+        judged = [name for name in EVALUATIONS if name in self.evaluation.what]
         if not self.method.answers and judged:
             raise ConfigError(
                 f"method {self.method.name!r} trains no predictor that evaluation.what={judged[0]} could measure; "

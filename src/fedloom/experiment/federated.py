@@ -13,7 +13,7 @@ from torch import nn
 
 from fedloom.compute import computes, reason_against_batched
 from fedloom.core.aggregate import Traffic
-from fedloom.core.client import Failure
+from fedloom.core.client import Failure, Result
 from fedloom.core.engine import Engine
 from fedloom.core.local import cohort_size, draw_cohort
 from fedloom.core.round import Report, Server, federated_round, received_losses
@@ -23,9 +23,10 @@ from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.experiment import Experiment
-from fedloom.experiment.last_models import LastModels
+from fedloom.experiment.last_models import CohortModels, LastModels
 from fedloom.experiment.rundir import Columns, Kind, RunDirectory, Status
 from fedloom.experiment.runtime import one_thread, pick_device
+from fedloom.experiment.server_average import ServerAverage
 from fedloom.experiment.setup import make_plan, make_server_data, placed
 from fedloom.experiment.snapshot import Snapshot
 from fedloom.experiment.store import CLIENTS, collect_garbage, make_store
@@ -106,7 +107,7 @@ class FederatedTask(Task):
         self.kind = Kind.SYNTHESIS if "judge" in experiment.config else Kind.FEDERATED
         self.name, self.rounds, self.seed = method.name, experiment.rounds, experiment.seed
         self.config, self.citations = experiment.config, "\n\n".join(method.citations()) + "\n"
-        self.headline = headline(method)
+        self.headline = headline(method, experiment.evaluation)
         device = "cpu" if experiment.engine == "processes" else pick_device(experiment.device)
         federation = experiment.federation.pooled() if method.pooled else experiment.federation
         self.federation = placed(federation, getattr(torch, experiment.dtype), device)
@@ -116,13 +117,16 @@ class FederatedTask(Task):
         self.failures: list[Failure] = []
         self.sent = Traffic()
         self.engine: Engine | None = None
-        last = LastModels.of(self.plan, self.federation.seen) if "average" in experiment.evaluation.what else None
+        on, seen = experiment.evaluation, self.federation.seen
+        last = LastModels.of(self.plan, seen) if "average" in on.what else None
+        models = CohortModels.of(self.plan, seen) if "cohort" in on.what else None
         self.accountant = privacy.accountant(experiment)
         server = Server.initial(self.plan, self.plan.theta0.to(device), self.plan.buffers0.to(device))
         store, self.warnings = make_store(
             experiment.client_state, self.plan, server, self._reach(), None if out is None else out / CLIENTS
         )
-        self.state = Snapshot(server, store, last)
+        averaged = ServerAverage.of(on.server_average, server) if on.server_average else None
+        self.state = Snapshot(server, store, last, models, averaged)
         if self.accountant is None and privacy.private_uplink(experiment):
             self.warnings.append(privacy.MISSING)
 
@@ -144,11 +148,16 @@ class FederatedTask(Task):
         return should_stop(self.history, self.experiment.evaluation)
 
     def step(self) -> RoundStep:
-        experiment, server, last = self.experiment, self.state.server, self.state.last
+        experiment, server, means = self.experiment, self.state.server, [*self.state.client_models.values()]
         assert self.engine is not None
         cohort = self._cohort(server.round)
-        if last is not None:
-            last.pending.clear()
+        for models in means:
+            models.begin()
+
+        def observe(result: Result) -> None:
+            for models in means:
+                models.observe(server, result)
+
         moved, report = federated_round(
             self.plan,
             self.engine,
@@ -157,7 +166,7 @@ class FederatedTask(Task):
             cohort,
             drop_rate=experiment.drop_rate,
             server_data=self.server_data,
-            observe=(lambda result: None) if last is None else (lambda result: last.observe(server, result)),
+            observe=observe,
         )
         if "received" in experiment.evaluation.what and report.losses is None:  # for the record only
             report.losses = received_losses(self.plan, self.engine, server, self.state.store, cohort)
@@ -167,8 +176,10 @@ class FederatedTask(Task):
         experiment, state, (server, report) = self.experiment, self.state, step
         state.store.update(report.states)  # first: if the disk is full, the round is not committed
         state.server, self.round = server, server.round
-        if state.last is not None:
-            state.last.commit()
+        for models in state.client_models.values():
+            models.commit()
+        if state.averaged is not None:
+            state.averaged.add(server)
         self.failures += report.failures
         here = Traffic() if experiment.method.pooled else report.traffic
         self.sent = Traffic(*(a + b for a, b in zip(vars(self.sent).values(), vars(here).values(), strict=True)))
@@ -180,7 +191,7 @@ class FederatedTask(Task):
             rows["loss"] = np.full(len(report.cohort), np.nan) if report.losses is None else report.losses
         tables = {"mixing": rows}
         if server.round % experiment.evaluation.every == 0 or server.round == experiment.rounds:
-            measured, clients = self.evaluator.measure(server, state.store, state.last)
+            measured, clients = self.evaluator.measure(state)
             record |= measured
             if clients is not None:
                 tables["clients"] = clients
@@ -216,12 +227,14 @@ class FederatedTask(Task):
         return about | {"warnings": warnings(self.history, self.failures)}
 
     def write(self, directory: RunDirectory, status: Status) -> None:
-        layout, server = self.plan.layout, self.state.server
-        named = layout.named(
-            torch.cat([server.theta, self.plan.theta0[layout.shared_size :]]),
-            torch.cat([server.buffers, self.plan.buffers0[layout.shared_buffers :]]),
-        )
-        atomic.write_whole(directory.path / "model.safetensors", atomic.as_file(named))
+        layout, server, averaged = self.plan.layout, self.state.server, self.state.averaged
+        models = {"model": server} | ({} if averaged is None else {"model_average": averaged.server(server)})
+        for name, one in models.items():
+            named = layout.named(
+                torch.cat([one.theta, self.plan.theta0[layout.shared_size :]]),
+                torch.cat([one.buffers, self.plan.buffers0[layout.shared_buffers :]]),
+            )
+            atomic.write_whole(directory.path / f"{name}.safetensors", atomic.as_file(named))
 
     def result(self, summary: dict[str, Any]) -> RunResult:
         """The result of the run, with the final server model."""

@@ -1,8 +1,9 @@
-"""Each client's last model, for the average over all clients."""
+"""Means of clients' models: of all clients' last models, and of the models of one round."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 import torch
@@ -14,37 +15,24 @@ from fedloom.core.round import Server
 
 
 @dataclass
-class LastModels:
-    """Each client's last model and the sum over all K clients, for the ``average`` evaluation only.
-
-    A client that has not participated counts with the initial model, as in the published curves of FedDyn. The sum is
-    kept in float64 and updated by differences, so that a round costs O(cohort).
+class ClientModels:
+    """Base class of sums over clients' models, parameters and buffers in one vector.
 
     Attributes:
         initial: the initial shared parameters and buffers, [P + buffers]; with levels, those of all levels,
             concatenated.
         clients: K.
         plan: the plan if clients have levels, else None.
-        models: last models of the clients that have participated, shaped as ``initial`` (with levels, their level's
-            segment).
-        total: Σ over all clients, float64, shaped as ``initial``.
-        pending: models of the current round, not committed yet.
+        total: the sum, float64, shaped as ``initial``.
     """
 
     initial: Tensor
     clients: int
     plan: ClientPlan | None = None  # where clients have levels
-    models: dict[int, Tensor] = field(default_factory=dict)
     total: Tensor = field(init=False)
-    pending: dict[int, Tensor] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.total = self.initial.double().clone()
-        for number in range(len(self.levels) or 1):
-            self.total[self.segment(number)] *= self.members(number)
 
     @classmethod
-    def of(cls, plan: ClientPlan, clients: int) -> LastModels:
+    def of(cls, plan: ClientPlan, clients: int) -> Self:
         """The state before any client has participated."""
         if plan.has_levels:
             return cls(torch.cat([level.theta0 for level in plan.levels]).cpu(), clients, plan)
@@ -63,29 +51,84 @@ class LastModels:
         ends = np.cumsum([0, *(len(level.theta0) for level in self.levels)])
         return slice(int(ends[number]), int(ends[number + 1]))
 
+    def level(self, client: int) -> int:
+        """The level of a client."""
+        return 0 if self.plan is None else int(self.plan.level[client])
+
     def members(self, number: int) -> int:
         """Number of clients of a level."""
         return self.clients if self.plan is None else int((self.plan.level[: self.clients] == number).sum())
 
-    def where(self, client: int) -> slice:
-        """The slice of a client's level."""
-        return self.segment(0 if self.plan is None else int(self.plan.level[client]))
-
-    def observe(self, server: Server, result: Result) -> None:
-        """Store a client's model of this round; it takes effect at ``commit``."""
+    def arrived(self, server: Server, result: Result) -> Tensor:
+        """A client's model of this round."""
         received = server.theta if self.plan is None else self.plan.received(result.client, server.theta)
         assert result.moved is not None
-        theta = received - result.moved
-        self.pending[result.client] = torch.cat([theta, result.buffers]).cpu()
-
-    def commit(self) -> None:
-        """End the round: its models become the last ones."""
-        for client, model in self.pending.items():
-            at = self.where(client)
-            self.total[at] += model.double() - self.models.get(client, self.initial[at]).double()
-            self.models[client] = model
-        self.pending.clear()
+        return torch.cat([received - result.moved, result.buffers]).cpu()
 
     def mean(self, number: int = 0) -> Tensor:
         """The average model, parameters and buffers in one vector; with levels, over the clients of that level."""
         return (self.total[self.segment(number)] / self.members(number)).to(self.initial.dtype)
+
+
+@dataclass
+class LastModels(ClientModels):
+    """Each client's last model and the sum over all K clients, for the ``average`` evaluation only.
+
+    A client that has not participated counts with the initial model, as in the published curves of FedDyn. The sum is
+    updated by differences, so that a round costs O(cohort).
+
+    Attributes:
+        models: last models of the clients that have participated, shaped as ``initial`` (with levels, their level's
+            segment).
+        pending: models of the current round, not committed yet.
+    """
+
+    models: dict[int, Tensor] = field(default_factory=dict)
+    pending: dict[int, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.total = self.initial.double().clone()
+        for number in range(len(self.levels) or 1):
+            self.total[self.segment(number)] *= self.members(number)
+
+    def begin(self) -> None:
+        """Start a round: discard the models of an unfinished one."""
+        self.pending.clear()
+
+    def observe(self, server: Server, result: Result) -> None:
+        """Store a client's model of this round; it takes effect at ``commit``."""
+        self.pending[result.client] = self.arrived(server, result)
+
+    def commit(self) -> None:
+        """End the round: its models become the last ones."""
+        for client, model in self.pending.items():
+            at = self.segment(self.level(client))
+            self.total[at] += model.double() - self.models.get(client, self.initial[at]).double()
+            self.models[client] = model
+        self.pending.clear()
+
+
+@dataclass
+class CohortModels(ClientModels):
+    """The sum of the models of one round's cohort, for the ``cohort`` evaluation."""
+
+    def __post_init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a round."""
+        self.total = torch.zeros_like(self.initial, dtype=torch.float64)
+        self.count = [0] * (len(self.levels) or 1)
+
+    def observe(self, server: Server, result: Result) -> None:
+        """Add the model of a client of this round."""
+        number = self.level(result.client)
+        self.total[self.segment(number)] += self.arrived(server, result)
+        self.count[number] += 1
+
+    def commit(self) -> None:
+        """End the round; its mean can be measured."""
+
+    def members(self, number: int) -> int:
+        """Number of clients of a level that arrived in this round."""
+        return self.count[number]

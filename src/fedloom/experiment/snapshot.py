@@ -11,7 +11,8 @@ from torch import Tensor
 from fedloom.core.errors import CheckpointError
 from fedloom.core.round import Server
 from fedloom.experiment.checkpoint import Checkpoint
-from fedloom.experiment.last_models import LastModels
+from fedloom.experiment.last_models import CohortModels, LastModels
+from fedloom.experiment.server_average import ServerAverage
 from fedloom.experiment.store import CLIENTS, ClientStore, flat, nested
 
 
@@ -23,11 +24,21 @@ class Snapshot:
         server: θ [P], buffers and the parts' server states.
         store: the client states.
         last: the clients' last models, if their average is evaluated.
+        cohort: the models of the last round's cohort, if their mean is evaluated; not part of a checkpoint.
+        averaged: the average of the server model over the rounds, if it is evaluated.
     """
 
     server: Server
     store: ClientStore
     last: LastModels | None = None
+    cohort: CohortModels | None = None
+    averaged: ServerAverage | None = None
+
+    @property
+    def client_models(self) -> dict[str, LastModels | CohortModels]:
+        """The means of clients' models that are evaluated, by the names of their evaluations."""
+        both = {"average": self.last, "cohort": self.cohort}
+        return {name: models for name, models in both.items() if models is not None}
 
     def checkpoint(self, facts: dict[str, Any]) -> Checkpoint:
         """The snapshot as a checkpoint."""
@@ -39,6 +50,8 @@ class Snapshot:
         if self.last is not None:
             models = {str(client): model for client, model in self.last.models.items()}
             tensors["average"] = {"total": self.last.total, **models}
+        if self.averaged is not None:
+            tensors["server_average"] = {"model": self.averaged.model}
         return Checkpoint(server.round, tensors, facts)
 
     def restored(self, checkpoint: Checkpoint, out: Path) -> Snapshot:
@@ -73,4 +86,13 @@ class Snapshot:
             models = dict(checkpoint.tensors["average"])
             last.total = models.pop("total")
             last.models = {int(client): model for client, model in models.items()}
-        return Snapshot(server, store, last)
+        averaged = self.averaged
+        if averaged is not None:
+            if "server_average" not in checkpoint.tensors:
+                raise CheckpointError(
+                    f"the run in {out} did not average its server model, so that cannot begin now; "
+                    "leave evaluation.server_average out."
+                )
+            model = checkpoint.tensors["server_average"]["model"].to(device)
+            averaged = replace(averaged, model=model, rounds=server.round)
+        return Snapshot(server, store, last, self.cohort, averaged)

@@ -16,12 +16,15 @@ from fedloom.metrics import best_round, fedavg_rounds, parameters_to_target, rou
 LEFT_OUT = 0.1  # fraction of updates left out above which the summary warns
 
 
-def headline(method: Method) -> str:
+def headline(method: Method, evaluation: Evaluation) -> str:
     """The metric by which a run of the method is judged.
 
-    The server model's accuracy; but if clients keep private models or parts of one, or adapt what they receive, the
+    The accuracy that ``evaluation.metric`` names, if that is not the default, like that of the ``average`` model. Else
+    the server model's accuracy; but if clients keep private models or parts of one, or adapt what they receive, the
     mean accuracy of their deployed models, since the server model is then not deployed.
     """
+    if evaluation.metric != Evaluation.metric and "accuracy" in evaluation.metric.split("/"):
+        return evaluation.metric
     personal = method.personal
     own = (
         isinstance(personal, Paired)
@@ -70,7 +73,7 @@ def summarise(
     best = best_round(values, rounds, direction) if values else None
     asked = sum(record["cohort"] for record in history)
     summary: dict[str, Any] = {
-        "headline": headline(experiment.method),
+        "headline": headline(experiment.method, settings),
         "parameters": plan.layout.size,
         "clients": len(experiment.federation),
         "best": None if best is None else {"metric": settings.metric, "round": best[0], "value": best[1]},

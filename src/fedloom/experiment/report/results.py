@@ -37,6 +37,15 @@ class Scope:
     loss: str
 
 
+def _mean(name: str, title: str) -> tuple[Scope, Scope]:
+    """A mean of models on the common test set, and as clients adapt or deploy it."""
+    at_clients = f"{title}, at the clients, mean over clients"
+    return (
+        Scope(name, title, f"{name}/accuracy", f"{name}/loss"),
+        Scope(f"{name}_clients", at_clients, f"{name}/accuracy/mean", f"{name}/loss/mean"),
+    )
+
+
 SCOPES = (
     Scope("global", "Server model on the common test set", "global/accuracy", "global/loss"),
     Scope(
@@ -45,18 +54,21 @@ SCOPES = (
         "clients/accuracy/mean",
         "clients/loss/mean",
     ),
-    Scope("average", "Average of all clients' last models", "average/accuracy", "average/loss"),
+    *_mean("average", "Average of all clients' last models"),
+    *_mean("cohort", "Mean of the models of a round's cohort"),
+    *_mean("server_average", "Exponential average of the server model"),
     Scope("ctm", "Each new task before it is learnt, mean over the tasks so far", "ctm/accuracy/mean", "ctm/loss/mean"),
     Scope("ltm", "All tasks so far", "ltm/accuracy", "ltm/loss"),
     Scope("training", "Server model on all training data", "global/train_accuracy", "global/train_loss"),
     Scope("train", "Clients during their local training", "train/accuracy", "train/loss"),
 )
 
-_LEVEL = re.compile(r"(global|average|clients)/([^/]+)/accuracy(?:/mean)?")
+_LEVEL = re.compile(r"(global|average|cohort|clients)/([^/]+)/accuracy(?:/mean)?")
 _OF_LEVEL = {
     "global": "Server model of level {} on the common test set",
     "clients": "Deployed models of the clients of level {} on their own test data, mean over clients",
     "average": "Average of the last models of the clients of level {}",
+    "cohort": "Mean of the models of the cohort's clients of level {}",
 }
 
 
@@ -74,10 +86,11 @@ def _levels(groups: Sequence[RunGroup], scope: Scope) -> list[Scope]:
 def scopes(groups: Sequence[RunGroup]) -> list[Scope]:
     """The evaluations for which there are data, the most important first.
 
-    That is the clients' models if any run's summary has them as its headline, else the server's.
+    The first is another model than the server's if any run's summary has it as its headline.
     """
-    personal = any(str(run.summary.get("headline", "")).startswith("clients/") for run in all_runs(groups))
-    ordered = sorted(SCOPES, key=lambda scope: scope.name != ("clients" if personal else "global"))
+    named = {str(run.summary.get("headline", "")) for run in all_runs(groups)}
+    first = next((scope for scope in SCOPES[1:] if scope.accuracy in named), SCOPES[0])
+    ordered = sorted(SCOPES, key=lambda scope: scope != first)
     every = [scope for head in ordered for scope in (head, *_levels(groups, head))]
     return [scope for scope in every if has(groups, scope.accuracy) or has(groups, scope.loss)]
 

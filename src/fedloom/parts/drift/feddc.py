@@ -35,8 +35,8 @@ class FedDCDrift(Drift):
     number of local steps. With partial participation Σ_S p_i h_i, which the algorithm box adds
     (``average_over_all=False``), does not vanish there, and θ fluctuates with the spread of ∇F_i/α. The default adds
     the mean of all K clients' h_i instead, as the authors' experiments do, and converges. Without the gradient term
-    that is FedDyn with equal weights, whose linear terms are -αh_i. With it g is broadcast; g_i is uploaded beside θ_i + h_i
-    only where the cohort's drift is added, and a round then costs twice FedAvg's communication.
+    that is FedDyn with equal weights, whose linear terms are -αh_i. With it g is broadcast; g_i is uploaded beside
+    θ_i + h_i only if the cohort's drift is added, and a round then costs twice FedAvg's communication.
 
     α = 0 alone is not FedAvg, since drifts are still added to the models: the first step is twice as long.
     ``decouple=False`` keeps h_i = 0; without the gradient term this is FedProx, and with α = 0 FedAvg.
