@@ -155,9 +155,9 @@ def test_the_number_to_read_follows_the_method(name: str):
         or isinstance(made.personal, PrivateNorm)
     )
     own = (kept and made.personal.kept) or not made.adaptation.is_identity
-    assert headline(made) == ("clients/accuracy/mean" if own else "global/accuracy")
-    assert headline(made).partition("/")[0] in Evaluation().what
+    assert headline(made, Evaluation()) == ("clients/accuracy/mean" if own else "global/accuracy")
+    assert headline(made, Evaluation()).partition("/")[0] in Evaluation().what
     if name in ("fedavg", "fedhen", "heterofl", "aaggff_d"):
-        assert headline(made) == "global/accuracy"
+        assert headline(made, Evaluation()) == "global/accuracy"
     if name in ("ditto", "superfed_mm", "fedper", "lg_fedavg", "fedrep", "fedbn", "p_avg_proto", "per_fedavg"):
-        assert headline(made) == "clients/accuracy/mean"
+        assert headline(made, Evaluation()) == "clients/accuracy/mean"

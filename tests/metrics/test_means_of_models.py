@@ -91,9 +91,7 @@ def test_means_of_methods_that_adapt_are_adapted_by_every_client() -> None:
     assert "average/accuracy" not in record
 
 
-@pytest.mark.parametrize(
-    ("engine", "compute"), [("processes", "live"), ("serial", "batched"), ("processes", "batched")]
-)
+@pytest.mark.parametrize(("engine", "compute"), [*product(("serial", "processes"), ("live", "batched"))])
 @pytest.mark.parametrize("name", ["feddyn", "fedper"])
 def test_engines_and_computes_agree(name: str, engine: str, compute: str) -> None:
     reference = go(name, evaluation=ALL, **WHERE)

@@ -46,13 +46,13 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "drop rate -1": (lambda: experiment(drop_rate=-0.5), r"drop_rate is -0\.5, but it must lie in \[0, 1\)"),
     "dtype": (lambda: experiment(dtype="float16"), r"unknown dtype 'float16'; did you mean 'float"),
     "no samples": (lambda: experiment(federation=starved()), r"2 clients have no training samples; .* client 2"),
-    "scaffold and momentum": (
-        lambda: experiment("scaffold", local=Local(momentum=0.9)),
-        r"drift 'scaffold' .* local momentum 0, not 0\.9",
+    "scaffold and adam": (
+        lambda: experiment("scaffold", local=Local(optimizer="adam")),
+        r"drift 'scaffold' .* by sgd, not adam",
     ),
-    "fednova and momentum": (
-        lambda: experiment("fednova", local=Local(momentum=0.9)),
-        r"drift 'normalized' .* local momentum 0, not 0\.9",
+    "fednova and adam": (
+        lambda: experiment("fednova", local=Local(optimizer="adam")),
+        r"drift 'normalized' .* by sgd, not adam",
     ),
     "evaluation": (lambda: Evaluation(what=("globl",)), r"unknown evaluation 'globl'; did you mean 'global'\?"),
     "every": (lambda: Evaluation(every=0), r"every and batch_size must be at least 1, patience at least 0"),
