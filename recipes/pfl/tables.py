@@ -12,7 +12,8 @@ run. FedAvg, FedDyn and SCAFFOLD are trained as they are, and looked at as they 
 
 Other than published (``--scale thesis`` undoes all of it): images are averaged to 16 by 16; the CNN has 6 and 16
 channels and 120 and 84 dense units (published: 64, 64, 384, 192); 50 clients (100) hold 250 training images each (500)
-and take 25 steps (50) on batches of 25 (50) a round, for 40 rounds (1000); a short run has 6 rounds (100), MAML takes
+and take 25 steps (50) on batches of 25 (50) a round, for 40 rounds (1000); a short run has 30 rounds (100), in which a
+client is visited three times; MAML takes
 one inner step (1 or 5), and the learning rate found for Per-FedAvg serves all methods with MAML (each its own). Runs
 that were interrupted go on where they were.
 """
@@ -68,7 +69,7 @@ class Scale:
 ONE_STEP = ((0.1, 1), (0.01, 1))
 STEPS = (*ONE_STEP, (0.1, 5), (0.01, 5))
 SCALES = {
-    "reduced": Scale(50, 250, 25, 25, 40, 6, 4, 2, ONE_STEP, partial(models.make, "fedssa_cnn", padding="same")),
+    "reduced": Scale(50, 250, 25, 25, 40, 30, 4, 2, ONE_STEP, partial(models.make, "fedssa_cnn", padding="same")),
     "thesis": Scale(100, 500, 50, 50, 1000, 100, 5, 1, STEPS, partial(models.make, "feddyn_cnn")),
 }
 ALPHAS = (0.1, 0.01)
@@ -109,14 +110,17 @@ def averaged(cifar: Source, by: int) -> Source:
     return replace(cifar, train=change(cifar.train), test=change(cifar.test))
 
 
-def data(cifar: Source, split: str, classes: int, scale: Scale, seed: int) -> Federation:
-    """``acid`` or ``alid`` with so many classes a client; 100 test images each."""
-    windows = partitions.make(split, classes=classes, samples=scale.samples, test_samples=100)
+def data(cifar: Source, split: str, classes: int, scale: Scale, seed: int, names: str = "all") -> Federation:
+    """``acid`` or ``alid`` with so many classes a client; 100 test images each; ``names`` of classes are ALID's."""
+    own = {"names": names} if split == "alid" else {}
+    windows = partitions.make(split, classes=classes, samples=scale.samples, test_samples=100, **own)
     federation = federate(cifar, windows, clients=scale.clients, seed=seed)
     return replace(federation, test=federation.test.take(torch.arange(100)))  # clients' own test images count here
 
 
-def experiment(made: Method, federation: Federation, scale: Scale, seed: int, rounds: int) -> Experiment:
+def experiment(
+    made: Method, federation: Federation, scale: Scale, seed: int, rounds: int, augment: Sequence[str] = ()
+) -> Experiment:
     """One training run; ``average`` keeps every client's last model, whose mean the thesis reports."""
     inputs = tuple(federation.train.arrays.x.shape[1:])
     return Experiment(
@@ -127,6 +131,7 @@ def experiment(made: Method, federation: Federation, scale: Scale, seed: int, ro
         participation=0.1,
         local=Local(steps=scale.steps, batch_size=scale.batch, lr=0.1, lr_decay=0.997, weight_decay=1e-3, clip=10),
         evaluation=Evaluation(what=("average",), every=scale.rounds),
+        augment=tuple(augment),
         seed=seed,
         device="cpu",
     )
@@ -161,8 +166,7 @@ def trained(
             if words == " + MAML" and upto < total:
                 continue  # it costs more than training
             point = look(chosen, server, result, adaptation)
-            if upto == total:
-                point |= {f"average {k}": v for k, v in look(chosen, mean, result, adaptation).items()}
+            point |= {f"average {k}": v for k, v in look(chosen, mean, result, adaptation).items()}
             curve = curves.setdefault(name + words, {"round": [], "cost": round(spent), "failures": 0, "seconds": 0})
             curve["round"].append(server.round)
             curve |= {"failures": len(result.failures), "left_out": common.left_out(result.history)}
@@ -209,6 +213,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", choices=common.NAMES, default="cifar10")
     parser.add_argument("--classes", type=int, nargs="+", choices=(3, 5, 7), default=[5], help="classes a client")
     parser.add_argument("--splits", nargs="+", choices=("acid", "alid"), default=["acid", "alid"])
+    parser.add_argument("--names", choices=("all", "local"), default="all", help="what ALID's clients name: see Alid")
+    parser.add_argument("--augment", nargs="*", choices=("crop", "flip"), default=[], help="as the authors' code has")
     parser.add_argument("--only", nargs="+", choices=common.METHODS, default=list(common.METHODS))
     parser.add_argument("--scale", choices=SCALES, default="reduced")
     parser.add_argument("--rounds", type=int, help="instead of the scale's own")
@@ -218,14 +224,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--table", action="store_true", help="only write them again")
     args = parser.parse_args(arguments)
     named = "" if args.data == "cifar10" else f"{args.data}_"
+    named += "".join(f"{word}_" for word in (*args.augment, *(["local"] if args.names == "local" else [])))
     stem = f"tables_{named}{args.scale}".removesuffix("_reduced")
     if args.table:
         common.report(args.out / f"{stem}.json", {})
         return common.verdict(common.read(args.out / f"{stem}.json"))
     scale = SCALES[args.scale]
     scale = replace(scale, rounds=args.rounds or scale.rounds, trial=args.trial or scale.trial)
-    said = {"data": "cifar10", "scale": "reduced"}
-    chosen_words = (f" --{key} {vars(args)[key]}" for key, usual in said.items() if vars(args)[key] != usual)
+    said = {"data": "cifar10", "scale": "reduced", "names": "all"}
+    chosen_words = [f" --{key} {vars(args)[key]}" for key, usual in said.items() if vars(args)[key] != usual]
+    chosen_words += [" ".join([" --augment", *args.augment])] if args.augment else []
     command = f"python recipes/pfl/tables.py{''.join(chosen_words)}"
     facts = {"machine": common.machine(), "command": command, "seed": args.seed, "every": scale.every}
     facts["data"] = args.data
@@ -233,13 +241,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         images = averaged(sources.make(args.data), scale.shrink)
         for classes in args.classes:
             for split in args.splits:
-                federation = data(images, split, classes, scale, args.seed)
+                federation = data(images, split, classes, scale, args.seed, args.names)
                 where = args.runs / f"{named}{args.scale}_{split}_{classes}" / f"seed{args.seed}"
                 picked = settings(args.only, federation, scale, args.seed, where / "trials")
                 inner = tuple(picked["inner"])
                 for name in args.only:
                     made = method(name, picked["alpha"].get(name, 0.1), inner)
-                    chosen = experiment(made, federation, scale, args.seed, scale.rounds)
+                    chosen = experiment(made, federation, scale, args.seed, scale.rounds, args.augment)
                     curves = trained(name, chosen, scale, inner, where / common.folder(name))
                     cell = {"picked": picked, "rounds": scale.rounds, "curves": curves}
                     common.report(args.out / f"{stem}.json", facts, f"{split} {classes}", cell)

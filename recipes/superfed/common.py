@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,32 @@ METHODS: dict[str, dict[str, float]] = {  # registered methods and their setting
     "SuPerFed-MM": {"mu": 0.01, "nu": 1.0},
     "SuPerFed-LM": {"mu": 0.01, "nu": 1.0},
 }
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What the thesis' text and the authors' scripts say differently.
+
+    Args:
+        decay: of the learning rate, a round.
+        starts: L/T, by method.
+        nus: ν, by method.
+        network: by its name.
+        suffix: of the files with the results.
+    """
+
+    decay: float
+    starts: Mapping[str, float]
+    nus: Mapping[str, float]
+    network: str
+    suffix: str
+
+
+MM, LM = "SuPerFed-MM", "SuPerFed-LM"
+TEXT = Protocol(0.99, {MM: START, LM: START}, {MM: 1.0, LM: 1.0}, "two_nn", "")
+SCRIPTS = Protocol(0.999, {MM: 0.2, LM: 0.4}, {MM: 1.0, LM: 2.0}, "two_nn_superfed", "_scripts")
+SETTINGS = {"scripts": SCRIPTS, "text": TEXT}
+
 PROTOCOLS = {  # what a client of SuPerFed deploys, and the keys of a run's records
     "validation": ("clients/{}/mean", "clients/{}/std"),
     "lambda 0": ("lambda/0/{}/mean", None),
@@ -50,9 +77,9 @@ PROTOCOLS = {  # what a client of SuPerFed deploys, and the keys of a run's reco
 }
 
 
-def two_nn() -> nn.Module:
+def two_nn(network: str = "two_nn") -> nn.Module:
     """The network for MNIST."""
-    return models.make("two_nn", classes=10, inputs=(1, 28, 28))
+    return models.make(network, classes=10, inputs=(1, 28, 28))
 
 
 def experiment(

@@ -137,6 +137,33 @@ def test_alid_is_acid_with_one_permutation_per_client_for_training_and_test() ->
     assert len({f.provenance["fingerprint"] for f in (acid, alid, other)}) == 3
 
 
+def test_alid_with_local_names_has_as_many_outputs_as_a_client_has_classes() -> None:
+    """Names 0 ... s - 1, one for each of a client's classes, the same in training and test; nobody loses a sample."""
+    source, kinds = pools(train=500, test=100), (Alid(5, 50, 10), Alid(5, 50, 10, names="local"))
+    common, local = (federate(source, kind, 100, seed=1, held_out="common", validation=0.1) for kind in kinds)
+    assert local.classes == 5
+    assert common.classes == 10
+    orders = set()
+    splits = [(getattr(common, name), getattr(local, name)) for name in ("train", "validation", "held_out")]
+    for k in range(100):
+        names = {}
+        for a, b in splits:
+            assert np.array_equal(a.index[k], b.index[k])
+            rows = torch.from_numpy(b.index[k])
+            for number, name in zip(a.arrays.y[rows].tolist(), b.client(k).y.tolist(), strict=True):
+                assert names.setdefault(number, name) == name
+        assert sorted(names) == sorted((k + j) % 10 for j in range(5))
+        assert sorted(names.values()) == list(range(5))
+        orders.add(tuple(names[(k + j) % 10] for j in range(5)))
+    assert len(orders) > 30
+    assert len(local.test) == 1000
+    assert int(local.test.y.max()) == 4
+    with pytest.raises(ConfigError, match="no names 'own'"):
+        Alid(names="own")
+    with pytest.raises(ConfigError, match="takes no label noise and no target"):
+        federate(source, kinds[1], 100, held_out="common", noise="symmetric")
+
+
 def test_pooled_alid_keeps_what_each_client_calls_its_samples() -> None:
     source = pools(train=50, test=20)
     alid = federate(source, Alid(5, 20, 5), 10, held_out="common", unseen=0.2)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.federations import classes
 from helpers.networks import Split
-from helpers.runs import experiment, go, theta
+from helpers.runs import go, theta
 from torch import Tensor, nn
 
 from fedloom.core.context import NO_ROUND, Context
@@ -18,7 +18,6 @@ from fedloom.core.method import Method
 from fedloom.core.plan import ClientPlan
 from fedloom.core.views import SharedPrivate, StepInfo, View
 from fedloom.experiment.experiment import Evaluation
-from fedloom.experiment.federated import run
 from fedloom.experiment.interpolation_eval import GRID
 from fedloom.methods import make
 from fedloom.parts.drift import FedDynDrift
@@ -171,11 +170,26 @@ def test_validation_chooses_the_mixture() -> None:
     federation = type(federation)(
         federation.train, federation.held_out, federation.held_out, federation.test, federation.names
     )
-    made = experiment("superfed_mm", federation=federation, local=LOCAL, rounds=2,
-                      evaluation=Evaluation(what=("clients",)))  # fmt: skip
-    record = run(made).history[-1]
+    on = {"federation": federation, "local": LOCAL, "rounds": 2, "evaluation": Evaluation(what=("clients",))}
+    record = go(make("superfed_mm", min_validation=2), **on).history[-1]
     # Here the validation samples are the test samples, so that both choices agree.
     assert record["clients/accuracy/mean"] == record["as_published/accuracy/mean"]
+    record = go(make("superfed_mm", min_validation=3), **on).history[-1]
+    assert record["clients/accuracy/mean"] == record["lambda/0.5/accuracy/mean"]
+
+
+def test_a_client_whose_own_model_was_never_trained_deploys_the_shared_one() -> None:
+    """It took part before L alone, so that it keeps nothing; what it would have started from is drawn again later."""
+    method, on = make("superfed_mm", start_round=3), Evaluation(what=("global", "clients"))
+    early = go(method, rounds=3, local=LOCAL, cohort=4, evaluation=on, seed=3)
+    assert all("personal" not in state for _, state in early.snapshot.store)
+    late = go(method, rounds=4, local=LOCAL, cohort=4, evaluation=on, seed=3)
+    kept = {client for client, state in late.snapshot.store if "personal" in state}
+    assert len(kept) == 4
+    assert "lambda/0.5/accuracy/mean" in early.history[0]
+    everyone = go(make("superfed_mm", start_round=3), rounds=3, local=LOCAL, evaluation=on).history[-1]
+    shared = go(make("fedprox", mu=0.01), rounds=3, local=LOCAL, evaluation=on).history[-1]
+    assert everyone["clients/loss/mean"] == pytest.approx(shared["clients/loss/mean"], abs=1e-12)
 
 
 def test_the_grid_is_the_papers() -> None:

@@ -46,10 +46,10 @@ def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("digits")
 def test_table_2_3_and_its_pictures(tmp_path: Path, recipe: Recipe) -> None:
     out, runs = tmp_path / "out", tmp_path / "runs"
-    where = ("--runs", runs, "--out", out)
+    where, by = ("--runs", runs, "--out", out), ("--settings", "text")
     some = ("FedAvg", "FedPer", "APFL", "SuPerFed-MM")
-    assert recipe("table_2_3", *where, "--clients", 100, "--rounds", 1, "--only", *some) == 0
-    assert recipe("table_2_3", *where, "--clients", 100, "--rounds", 2, "--only", *some[2:]) == 0
+    assert recipe("table_2_3", *where, *by, "--clients", 100, "--rounds", 1, "--only", *some) == 0
+    assert recipe("table_2_3", *where, *by, "--clients", 100, "--rounds", 2, "--only", *some[2:]) == 0
     cells = json.loads((out / "table_2_3.json").read_text())["runs"]["100"]
     assert {name: (cell["rounds"], cell["at"]) for name, cell in cells.items()} == {
         "FedAvg": (1, [1]),
@@ -66,7 +66,7 @@ def test_table_2_3_and_its_pictures(tmp_path: Path, recipe: Recipe) -> None:
     assert "99.19 (0.92)" in text, "the published figure of APFL"
     assert "## 100 clients, 1, 2 rounds" in text
     assert (out / "table_2_3.png").read_bytes().startswith(b"\x89PNG")
-    assert recipe("table_2_3", "--table", "--runs", tmp_path / "none", "--out", out) == 0
+    assert recipe("table_2_3", "--table", "--runs", tmp_path / "none", "--out", out, *by) == 0
     assert (out / "table_2_3.md").read_text() == text
 
     before = (runs / "k100" / "apfl" / "seed0" / "metrics.jsonl").read_text()
@@ -240,8 +240,12 @@ def test_the_recipes_run_the_published_settings(recipe: Recipe, monkeypatch: pyt
         made = shelf.experiment(name, federation, rounds=8, seed=0)
         local = made.local
         assert (made.cohort, local.epochs, local.batch_size, local.lr, local.lr_decay) == (5, 10, 10, 0.01, 0.99)
-        assert (local.momentum, local.weight_decay) == (0.0 if name == "SCAFFOLD" else 0.9, 1e-4)
+        assert (local.momentum, local.weight_decay) == (0.9, 1e-4)
         assert made.evaluation.every == 2
+        for settings, decay in ((shelf.TEXT, 0.99), (shelf.SCRIPTS, 0.999)):
+            assert table.experiment(name, federation, 20, 0, settings).local.lr_decay == decay
+    late = [table.experiment(f"SuPerFed-{kind}", federation, 20, 0, shelf.SCRIPTS).method for kind in ("MM", "LM")]
+    assert [(made.personal.start_round, made.personal.nu) for made in late] == [(4, 1.0), (8, 2.0)]
 
 
 @pytest.mark.parametrize("name", ["table_2_3", "table_2_6", "table_2_7", "figure_2_5", "landscape"])

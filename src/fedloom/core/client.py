@@ -202,6 +202,7 @@ class ClientWork:
     def __init__(self, plan: ClientPlan, down: Broadcast, client: int, state: State) -> None:
         self.plan, self.down, self.client, self.state = plan, down, client, state
         self.stage = "receiving the model"
+        self.moved_private = not plan.is_paired  # a second model that no view moved is as it starts, and is not kept
 
     def run(self, at: Vectors) -> LocalWork:
         """Train the received model in the given memory; the generator returns the client's result."""
@@ -253,6 +254,7 @@ class ClientWork:
                 descend(plan, trained, grad, lr, ask.contexts, view)
                 values.append(value)
                 continue
+            self.moved_private |= bool(view.private)
             pair = SharedPrivate(*at.theta.split([split, size, len(extra)]))
             if view.data:
                 mixed(pair, view.at, at.model, layers)
@@ -282,7 +284,7 @@ class ClientWork:
         for place, _ in plan.method.hooks["init_client"]:  # a state that no hook returned is unchanged
             if place not in result.state and self.state.get(place):
                 result.state[place] = self.state[place]
-        if plan.private_size and plan.method.personal.kept:
+        if plan.private_size and plan.method.personal.kept and (self.moved_private or self.state.get("personal")):
             result.state["personal"] = {"private": at.theta[split:].clone(), "buffers": at.buffers[buffers:].clone()}
         result.update = update
         result = self._checked(result)

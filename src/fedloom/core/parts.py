@@ -249,6 +249,10 @@ class Paired(Personal):
         """Return λ of the deployed model (1 - λ)w + λv; None if each client chooses it on its validation samples."""
         return 1.0
 
+    def chooses(self, samples: int) -> bool:
+        """Whether so many validation samples are enough to choose λ by, where ``deployed`` leaves it open; else .5."""
+        return samples > 0
+
 
 @dataclass(frozen=True)
 class Submodels(Personal):

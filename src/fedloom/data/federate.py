@@ -116,7 +116,7 @@ def federate(
         first = np.bincount(labels[train[0]], minlength=classes)
         test, unlabelled = target.draw(source.test, labels_of_test(source, "a target"), first, stream(seed, "target"))
 
-    return Federation(
+    made = Federation(
         train=Split(pool, train, calls),
         validation=Split(source.train, kept, calls),
         held_out=Split(where, held, calls),
@@ -145,6 +145,27 @@ def federate(
             "fingerprint": fingerprint(train, kept, held, *([] if relabel is None else [relabel])),
         },
     )
+    if partition.outputs is None:
+        return made
+    if not (noise.is_identity and target.is_identity):
+        raise ConfigError(f"partition {partition.name!r} with local names takes no label noise and no target.")
+    return with_own_labels(made, partition.outputs)
+
+
+def with_own_labels(federation: Federation, classes: int) -> Federation:
+    """The federation with labels as their owners call them, from so many; the common test set is the clients' own."""
+    splits = (federation.train, federation.validation, federation.held_out)
+    changed: dict[int, Arrays] = {}
+    for arrays in {id(split.arrays): split.arrays for split in splits}.values():
+        y = torch.zeros_like(arrays.y)
+        for split in (split for split in splits if split.arrays is arrays):
+            y[torch.from_numpy(split.index.rows)] = split.labels(
+                torch.from_numpy(split.index.rows), torch.from_numpy(split.index.owners)
+            )
+        changed[id(arrays)] = replace(arrays, y=y, classes=classes, names=())
+    train, validation, held_out = (Split(changed[id(split.arrays)], split.index) for split in splits)
+    test = held_out.arrays.take(held_out.index.rows)
+    return replace(federation, train=train, validation=validation, held_out=held_out, test=test)
 
 
 def count_unseen(clients: int, share: float) -> int:

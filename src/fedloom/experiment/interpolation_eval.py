@@ -83,30 +83,29 @@ def deployed(
 ) -> tuple[Values, dict[str, float]]:
     """Evaluate every tested client's deployed interpolation on its own test samples.
 
-    If λ is free, each client deploys the λ that is best on its validation samples, or .5 without any. Then the results
-    for λ = 0, .5 and 1 are reported as well, and those for the λ that is best on the client's *test* samples, as in
-    some published tables (``as_published``).
+    If λ is free, each client deploys the λ that is best on its validation samples, or .5 if the method finds these too
+    few; a client whose v was never trained has w alone. Then the results for λ = 0, .5 and 1 are reported as well, and
+    those for the λ that is best on the client's *test* samples, as in some published tables (``as_published``).
 
     Returns:
         Each client's metrics with the column ``lambda``, and further numbers for the round's record.
     """
     personal, size = loaded.plan.method.personal, loaded.plan.layout.size
     split, validation = federation.held_out, federation.validation
+    assert isinstance(personal, Paired)
     fixed = np.zeros(len(tested))
-    free = False
+    free = personal.deployed(torch.tensor(personal.extras)) is None
     for number, client in enumerate(tested):
         state = (store.get(int(client)) or {}).get("personal")
         if state is not None:
-            assert isinstance(personal, Paired)
             at = personal.deployed(state["private"][size:])
-            free |= at is None
             fixed[number] = 0.5 if at is None else at
     if not free:
         return scores(loaded, server, store, split, tested, fixed) | {"lambda": fixed}, {}
     metric = (*loaded.settings.metrics, "loss")[0]
     on_test = sweep(loaded, server, store, split, tested)
     chosen = np.full(len(tested), GRID.index(0.5))
-    judged = np.flatnonzero(validation.index.sizes[tested])
+    judged = np.flatnonzero([personal.chooses(int(n)) for n in validation.index.sizes[tested]])
     if len(judged):
         chosen[judged] = best(sweep(loaded, server, store, validation, tested[judged]), metric)
     chosen[fixed == 0] = 0

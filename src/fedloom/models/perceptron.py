@@ -76,3 +76,31 @@ def two_nn(*, classes: int, inputs: tuple[int, ...], width: int = 200) -> Classi
     """
     positive("two_nn", "width", width)
     return _layers("two_nn", classes, inputs, (width, width))
+
+
+@models.register
+def two_nn_superfed(*, classes: int, inputs: tuple[int, ...], width: int = 200) -> Classifier:
+    """The TwoNN of SuPerFed's public code: three hidden layers of 200 ReLU units, no biases, Xavier's normal start.
+
+    Args:
+        classes: number of classes.
+        inputs: shape of one sample; it is flattened.
+        width: units in each hidden layer.
+
+    Raises:
+        ConfigError: for sizes below one.
+
+    Example:
+        >>> sum(p.numel() for p in two_nn_superfed(classes=10, inputs=(1, 28, 28)).parameters())
+        238800
+    """
+    widths = [flat("two_nn_superfed", classes, inputs), *[positive("two_nn_superfed", "width", width)] * 3]
+    body = nn.Sequential(nn.Flatten())
+    for before, after in pairwise(widths):
+        body.extend([nn.Linear(before, after, bias=False), nn.ReLU()])
+    model = Classifier(body, width, classes)
+    model.head = nn.Linear(width, classes, bias=False)
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.xavier_normal_(layer.weight)
+    return model

@@ -10,7 +10,7 @@ import numpy as np
 from numpy import ndarray
 from numpy.random import Generator
 
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.errors import ConfigError, DataError, nearest
 from fedloom.data.grouping import rank_within, shuffled_by_label
 from fedloom.data.partitions.base import Partition, partitions
 
@@ -77,12 +77,34 @@ class Alid(Acid):
     Client k labels class c as π_k(c), with one permutation π_k of all classes for its training and test samples. A
     model that does not adapt to the client cannot do better than chance.
 
+    Args:
+        names: ``all``, a permutation of the numbers of all classes; or ``local``, as published: client k calls its s
+            classes 0 ... s - 1, in an order of its own, and the model has s outputs. Then the labels of all samples
+            are those of their owners, and of the common test set what was dealt to clients remains.
+
     >>> labels = Alid().relabelling(4, 3, np.random.default_rng(0))
     >>> labels.shape, np.sort(labels, axis=1)[2].tolist()
     ((4, 3), [0, 1, 2])
     """
 
+    names: str = "all"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.names not in ("all", "local"):
+            raise ConfigError(f"partition 'alid' has no names {self.names!r}; {nearest(self.names, ('all', 'local'))}")
+
+    @property
+    def outputs(self) -> int | None:
+        """See ``Partition.outputs``."""
+        return self.classes if self.names == "local" else None
+
     def relabelling(self, clients: int, classes: int, rng: Generator) -> ndarray:
+        if self.names == "local":
+            own = (np.arange(classes) - np.arange(clients)[:, None]) % classes  # of client i, class i mod C is number 0
+            turned = rng.permuted(np.tile(np.arange(self.classes), (clients, 1)), axis=1)
+            rest = np.tile(np.arange(self.classes, classes), (clients, 1))
+            return np.take_along_axis(np.concatenate([turned, rest], axis=1), own, axis=1)
         return rng.permuted(np.tile(np.arange(classes), (clients, 1)), axis=1)
 
 

@@ -51,6 +51,11 @@ class Partition(ABC):
         """The client of every row of the common test set, int [N]; only where ``deals_test``."""
         raise DataError(f"partition {self.name!r} does not assign rows of the common test set to clients.")
 
+    @property
+    def outputs(self) -> int | None:
+        """How many class numbers clients use, where these are their own and fewer than the classes."""
+        return None
+
     def relabelling(self, clients: int, classes: int, rng: Generator) -> ndarray | None:
         """Each client's own label of each class, int [K, C]; None if all clients use the common labels."""
         return None

@@ -29,14 +29,15 @@ class Subspace(Paired):
     the ν term. Each client's v starts from its own random initialisation, and only w is communicated. Hahn 2024,
     algorithms 2.3 and 2.4, eqs. (2.3)-(2.6); Hahn, Jeong & Lee, KDD 2022.
 
-    A client deploys the λ in {0, 0.1, ..., 1} that is best on its validation samples (0.5 without any); a client that
-    never participated deploys w.
+    A client with at least ``min_validation`` validation samples deploys the λ in {0, 0.1, ..., 1} that is best on them,
+    others λ = 0.5: a handful of samples cannot choose among eleven. A client whose v was never trained deploys w.
 
     Args:
         layers: use one λ per layer.
         mu: μ ≥ 0.
         nu: ν ≥ 0.
         start_round: L, the round from which v is trained; the paper uses about 0.4 of all rounds.
+        min_validation: validation samples that a client needs to choose its λ.
 
     Raises:
         ConfigError: if a setting is out of range.
@@ -46,6 +47,7 @@ class Subspace(Paired):
     mu: float = 0.01
     nu: float = 1.0
     start_round: int = 0
+    min_validation: int = 50
 
     fresh = True
     random = True
@@ -76,6 +78,9 @@ class Subspace(Paired):
 
     def deployed(self, extra: Tensor) -> float | None:
         return None
+
+    def chooses(self, samples: int) -> bool:
+        return samples >= max(self.min_validation, 1)
 
 
 @personals.register(name="apfl")
