@@ -6,7 +6,17 @@
 
 from fedloom.metrics.communication import fedavg_rounds, parameters_to_target, rounds_to_target
 from fedloom.metrics.curves import best_round, final_round, final_smoothed, smoothed
-from fedloom.metrics.fairness import best, gini, parity_gap, quantiles, summary, weighted_mean, worst
+from fedloom.metrics.fairness import (
+    best,
+    divergence_from_uniform,
+    gini,
+    hardest_weight,
+    parity_gap,
+    quantiles,
+    summary,
+    weighted_mean,
+    worst,
+)
 from fedloom.metrics.measures import Predictions, direction, predictions
 from fedloom.metrics.prediction import auroc, ece, mce, reliability, top_k
 from fedloom.metrics.values import Direction, Values
@@ -19,11 +29,13 @@ __all__ = [
     "best",
     "best_round",
     "direction",
+    "divergence_from_uniform",
     "ece",
     "fedavg_rounds",
     "final_round",
     "final_smoothed",
     "gini",
+    "hardest_weight",
     "mce",
     "parameters_to_target",
     "parity_gap",

@@ -13,7 +13,7 @@ from fedloom.models.early_exit import EarlyExit, Shallow, exit_cnn, in_exit
 from fedloom.models.generative import ConditionalGAN, ConditionalVAE
 from fedloom.models.layers import SpectralLinear
 from fedloom.models.mobile import mobilenet, mobilenet_v2, shufflenet_v2
-from fedloom.models.perceptron import logistic, mlp, two_nn
+from fedloom.models.perceptron import logistic, mlp, two_nn, two_nn_superfed
 from fedloom.models.preactivated import preact_exit18, preact_resnet18, preact_resnet34, wide_resnet
 from fedloom.models.residual import (
     energy_resnet,
