@@ -36,5 +36,5 @@ __all__ = [
     "logistic", "m5", "macs", "mlp", "mobilenet", "mobilenet_v2", "models", "preact_exit18", "preact_resnet18",
     "preact_resnet34", "resnet8x4", "resnet10", "resnet10_l", "resnet10_m", "resnet10_s", "resnet10_xs",
     "resnet10_xxs", "resnet18", "resnet32x4", "resnet34", "shufflenet_v2", "stacked_lstm", "timm", "two_cnn",
-    "two_nn", "vgg9", "wide_resnet",
+    "two_nn", "two_nn_superfed", "vgg9", "wide_resnet",
 ]  # fmt: skip
