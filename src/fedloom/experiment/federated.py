@@ -193,7 +193,7 @@ class FederatedTask(Task):
             rows["loss"] = np.full(len(report.cohort), np.nan) if report.losses is None else report.losses
         tables = {"mixing": rows}
         if server.round % experiment.evaluation.every == 0 or server.round == experiment.rounds:
-            measured, clients = self.evaluator.measure(state)
+            measured, clients = self.evaluator.measure(server, state.store, state.client_models, state.averaged)
             record |= measured
             if clients is not None:
                 tables["clients"] = clients

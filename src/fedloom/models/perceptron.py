@@ -46,7 +46,7 @@ def logistic(*, classes: int, inputs: tuple[int, ...], zero: bool = True, one_lo
     if one_logit and classes != 2:
         raise ConfigError(f"model 'logistic' with one logit is for 2 classes, not {classes}; leave one_logit out.")
     if one_logit:
-        model.head = OneLogit(model.head.in_features)
+        model.head = OneLogit(model.head.in_features)  # pyright: ignore[reportAttributeAccessIssue]
     if zero:
         with torch.no_grad():
             for parameter in model.parameters():

@@ -194,9 +194,11 @@ def _weights(run: RunData, accuracy: np.ndarray) -> dict[str, float]:
     """What the mixing coefficients gave to the clients that are worst in the end, and how far they are from equal."""
     if not len(run.mixing):
         return {}
-    p = run.mixing.groupby("client")["p"].sum()
-    kl = [divergence_from_uniform(one.to_numpy()) for _, one in run.mixing.groupby("round")["p"] if one.sum() > 0]
-    given = p.reindex(run.clients["client"]).fillna(0.0).to_numpy(np.float64)
+    client, t, p = (run.mixing[name].to_numpy() for name in ("client", "round", "p"))
+    rounds = [p[t == one] for one in np.unique(t)]
+    kl = [divergence_from_uniform(one) for one in rounds if one.sum() > 0]
+    tested = run.clients["client"].to_numpy()
+    given = np.bincount(client, p, minlength=int(tested.max()) + 1)[tested]
     return {"hardest": hardest_weight(accuracy, given), "kl": float(np.mean(kl)) if kl else float("nan")}
 
 
