@@ -52,7 +52,8 @@ GRIDS: dict[str, tuple[str, dict[str, tuple]]] = {  # the paper's; FedMGDA+ also
 class Setting:
     """A data set, how it is dealt to clients, its model and its training; a cohort of 0 is all clients (silos).
 
-    ``lrs`` and ``cdfs`` are the paper's where there is one; several are tried on the tuning seed.
+    ``lrs`` and ``cdfs`` are the paper's where there is one; several are tried on the tuning seed. With ``standardised``
+    every client's features are scaled by the means and deviations of its own training samples, seed by seed.
     """
 
     words: str
@@ -68,6 +69,7 @@ class Setting:
     partition: Partition = field(default_factory=lambda: Natural(min_size=5))
     source_settings: Mapping[str, Any] = field(default_factory=dict)
     model_settings: Mapping[str, Any] = field(default_factory=dict)
+    standardised: bool = False
 
     @property
     def aaggff(self) -> str:
@@ -85,6 +87,12 @@ SILOS = {
     "heart": Setting(
         "Heart disease, 4 hospitals, logistic regression",
         "heart", "logistic", 200, sgd(0.999, 2), (0.01,), ("frechet",), "auroc", model_settings={"zero": False},
+    ),
+    "heart_published": Setting(
+        "Heart disease, all 920 patients, 4 hospitals, logistic regression with one logit",
+        "heart", "logistic", 200, sgd(0.999, 2), (0.01,), ("frechet",),
+        source_settings={"missing": "mean", "standardised": "none"},
+        model_settings={"zero": False, "one_logit": True}, standardised=True,
     ),
     "berka": Setting(
         "Berka, 7 regions, logistic regression",
@@ -150,7 +158,23 @@ def load(name: str) -> Source:
 def deal(name: str, seed: int) -> Federation:
     """Who holds what; a fifth of each client's samples is for its test."""
     setting = SETTINGS[name]
-    return federate(load(name), setting.partition, setting.clients, seed, held_out=0.2)
+    made = federate(load(name), setting.partition, setting.clients, seed, held_out=0.2)
+    return scaled(made) if setting.standardised else made
+
+
+def scaled(federation: Federation) -> Federation:
+    """Every client's samples by the means and deviations of its own training samples; all lie in one pool."""
+    train, held_out = federation.train, federation.held_out
+    assert train.arrays is held_out.arrays
+    x = train.arrays.x.clone()
+    for client in range(len(federation)):
+        known = train.arrays.x[torch.from_numpy(train.index[client])].double()
+        deviation = known.std(0, correction=0)
+        deviation[deviation == 0] = 1
+        own = torch.from_numpy(np.concatenate([train.index[client], held_out.index[client]]))
+        x[own] = ((train.arrays.x[own].double() - known.mean(0)) / deviation).to(x)
+    arrays = replace(train.arrays, x=x)
+    return replace(federation, train=replace(train, arrays=arrays), held_out=replace(held_out, arrays=arrays))
 
 
 def grid(name: str, method: str) -> list[dict[str, Any]]:
@@ -267,14 +291,20 @@ def figures(where: Path, metric: str) -> dict[str, Any]:
     clients, mixing = parquet.read_table(where / "clients.parquet"), parquet.read_table(where / "mixing.parquet")
     values = clients[metric].to_numpy()[clients["round"].to_numpy() == history[-1]["round"]]
     known = np.sort(values[np.isfinite(values)])
-    summary = fairness.summary(values)
+    at_end = clients["round"].to_numpy() == history[-1]["round"]
+    summary = fairness.summary(values, clients["n"].to_numpy()[at_end])
     rounds, p = mixing["round"].to_numpy(), mixing["p"].to_numpy()
     largest = [p[rounds == t].max() for t in np.unique(rounds)]
     last, losses = (mixing[column].to_numpy()[rounds == rounds.max()] for column in ("p", "loss"))
     spread = known if len(known) <= 21 else np.quantile(known, np.linspace(0, 1, 21))
     objective = np.array([np.nan if r["mixing/objective"] is None else r["mixing/objective"] for r in history])
+    given = np.bincount(mixing["client"].to_numpy(), p, minlength=int(clients["client"].to_numpy().max()) + 1)
+    told = [r["mixing/kl"] for r in history if r.get("mixing/kl") is not None]
     return {
         **{key: round(summary[key], 6) for key in FIGURES},
+        "weighted": round(summary["weighted"], 6),
+        "hardest_p": round(fairness.hardest_weight(values, given[clients["client"].to_numpy()[at_end]]), 4),
+        "kl": round(float(np.mean(told)), 5) if told else None,
         "rounds": len(history),
         "clients": np.round(spread, 4).tolist(),
         "largest_p": round(float(np.mean(largest)), 4),

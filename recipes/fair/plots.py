@@ -23,6 +23,7 @@ COLOURS = {
     "FedAvg": "#444444", "AFL": "#d9902f", "q-FedAvg": "#0b6e99", "TERM": "#5b9f47", "FedMGDA+": "#8a5fa8",
     "PropFair": "#b58a6a", "AAggFF": "#c1272d", "uniform": "#aaaaaa",
 }  # fmt: skip
+WEIGHTS = {"weighted": "weighted by samples", "hardest_p": "weight of worst 10 %", "kl": "KL(p, uniform)"}
 COLUMNS = {"mean": "average", "worst10": "worst 10 %", "best10": "best 10 %", "gini": "Gini", "gap": "ΔAG"}
 SMALLER = ("gini", "gap")  # is better
 
@@ -48,6 +49,15 @@ def best(rows: Mapping[str, Sequence[float]], smaller: bool) -> list[str]:
     means = {name: round(100 * fmean(values), 2) for name, values in rows.items() if len(values)}
     goal = (min if smaller else max)(means.values(), default=None)
     return [name for name, value in means.items() if value == goal]
+
+
+def weights(runs: Mapping[str, Any]) -> list[str]:
+    """The sample-weighted mean, the weight of the worst clients and KL of a method; ``-`` in results without them."""
+    known = [run for run in runs.values() if run.get("kl") is not None]
+    if not known:
+        return ["-"] * len(WEIGHTS)
+    means = {key: fmean(run[key] for run in known) for key in WEIGHTS}
+    return [f"{100 * means['weighted']:.2f}", f"{100 * means['hardest_p']:.1f}", f"{means['kl']:.3f}"]
 
 
 def body(rows: Mapping[str, Mapping[str, Sequence[float]]], columns: Mapping[str, str]) -> list[list[str]]:
@@ -97,8 +107,12 @@ def comparison(name: str, title: str, results: dict[str, Any], out: Path) -> Non
             "-" if method == "PropFair" else spread([max(r["last_losses"]) for r in runs.values()], 1)
             for method, runs in found["runs"].items()
         ]
-        lines = [[*r, *cells] for r, *cells in zip(body(rows, COLUMNS), hardest, largest, picked, strict=True)]
-        header = ["method", *COLUMNS.values(), "largest F", "largest p", "setting"]
+        beside = [weights(runs) for runs in found["runs"].values()]
+        lines = [
+            [*r, *more, *cells]
+            for r, more, *cells in zip(body(rows, COLUMNS), beside, hardest, largest, picked, strict=True)
+        ]
+        header = ["method", *COLUMNS.values(), *WEIGHTS.values(), "largest F", "largest p", "setting"]
         if setting.cohort:  # the last round's five clients say nothing of the others
             header, lines = [*header[:-3], *header[-2:]], [[*line[:-3], *line[-2:]] for line in lines]
         said += [table(header, lines)]

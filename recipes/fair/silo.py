@@ -21,7 +21,7 @@ import compare
 RECIPE = compare.Comparison(
     name="silo",
     title="Fair methods between silos (tables 3.6 and 3.8)",
-    methods=("FedAvg", "AFL", "q-FedAvg", "TERM", "FedMGDA+", "PropFair", "AAggFF"),
+    methods=("FedAvg", "uniform", "AFL", "q-FedAvg", "TERM", "FedMGDA+", "PropFair", "AAggFF"),
     data=tuple(common.SILOS),
     usual=("heart",),
     command="FEDLOOM_DATA=... python recipes/fair/silo.py",

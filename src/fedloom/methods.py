@@ -126,7 +126,7 @@ preset(
 )
 preset(
     Method("propfair", (objectives.PropFair(),)),
-    "Proportional fairness: local steps on -log(M - ℓ), its tangent where M - ℓ < ε; the mean weighted by samples.",
+    "Proportional fairness: local steps on -log(M - ℓ), a line where M - ℓ < ε; the mean weighted by samples.",
     "Zhang et al., 2022, as its authors run it. With cross entropy and the mixing part ``propfair``, the factor "
     "1/(M - F) goes into the mixing coefficients instead (Hahn 2024, table 3.2).",
 )

@@ -36,7 +36,7 @@ def q_ffl(world: World, q: float = 1.0) -> Found:
     return Found(theta)
 
 
-def propfair(world: World, M: float = 2.0, eps: float = 0.2) -> Found:
+def propfair(world: World, M: float = 2.0, eps: float = 0.2, beyond: str = "published") -> Found:
     theta = world.start
     for t, rate, cohort in world.schedule():
         models = {}
@@ -44,7 +44,8 @@ def propfair(world: World, M: float = 2.0, eps: float = 0.2) -> Found:
             batches = iter(world.local.batches(world.federation.train.index[i], world.seed, t, i))
 
             def correct(g: Vector, w: Vector, batches: Any = batches) -> Vector:
-                return g / max(M - world.loss_on(w, next(batches)), eps)
+                room = M - world.loss_on(w, next(batches))
+                return g / (room if room >= eps else M if beyond == "published" else eps)
 
             models[i], _ = world.train(theta, i, t, rate, correct)
         theta = average(world, theta, models)
@@ -98,24 +99,28 @@ def faces_of(h: Vector, c: Vector, otherwise: Vector) -> Vector:
     return best
 
 
-def aaggff_s(world: World, cdf: str = "normal") -> Found:
+def aaggff_s(world: World, cdf: str = "normal", prior: str = "uniform") -> Found:
     """The whole history is kept, and the programme solved by trying every face of the simplex."""
     k = world.clients
     bound = 1 / k
-    decisions, gradients = [np.full(k, 1 / k)], []
+    first = world.n / world.n.sum() if prior == "samples" else np.full(k, 1 / k)
+    decisions, gradients = [first], []
 
     def decide(losses: Vector) -> Vector:
         r = cumulative(cdf, losses / losses.mean()) / k
         gradients.append(-r / (1 + decisions[-1] @ r))
         h = 4 * k * bound * np.eye(k) + sum(np.outer(g, g) for g in gradients) / (4 * bound)
-        c = sum(g - g * (g @ q) / (4 * bound) for g, q in zip(gradients, decisions, strict=True))
+        c = (
+            sum(g - g * (g @ q) / (4 * bound) for g, q in zip(gradients, decisions, strict=True))
+            - 4 * k * bound * first
+        )
         decisions.append(faces_of(h, c, decisions[-1]))
         return decisions[-1]
 
     return chosen(world, decide)
 
 
-def aaggff_d(world: World, cdf: str = "weibull") -> Found:
+def aaggff_d(world: World, cdf: str = "weibull", prior: str = "uniform", step: str = "published") -> Found:
     k, size = world.clients, world.cohort
     share = size / k
     p, total, theta = np.full(k, 1 / k), np.zeros(k), world.start
@@ -128,10 +133,15 @@ def aaggff_d(world: World, cdf: str = "weibull") -> Found:
             estimate[i] = (1 - 1 / share) * mean + response / share
         level = p.sum() * mean
         total = total - estimate / (1 + level) + mean * (p @ (estimate - mean)) / (1 + level) ** 2
-        p = np.exp(-np.sqrt(np.log(k)) * total / ((share + 2) * np.sqrt(t + 2)))
+        eta = np.sqrt(np.log(k)) / ((share + 2) * np.sqrt(t + 2))
+        if step == "visits":  # t + 1 rounds, each with its share of the clients
+            eta = min(1.0, np.sqrt(np.log(k) / ((t + 1) * share)))
+        p = np.exp(-eta * total)
         p = p / p.sum()
+        own, p = p, p * world.n if prior == "samples" else p
         models = {i: world.train(theta, i, t, rate)[0] for i in cohort}
         theta = sum(p[i] * models[i] for i in cohort) / sum(p[i] for i in cohort)
+        p = own
     return Found(theta)
 
 

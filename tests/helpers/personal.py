@@ -44,7 +44,9 @@ def rounds(world: World, work: Work, extras: tuple[float, ...] = (), lr: float =
         models = {}
         for i in cohort:
             v = own.get(i, np.concatenate([world.start if fresh else theta, extras]))
-            models[i], own[i] = work(world, i, t, rate, theta, v)
+            models[i], new = work(world, i, t, rate, theta, v)
+            if new is not v:  # a model that was not trained is not kept
+                own[i] = new
         theta = theta - lr * (theta - average(world, theta, models))
     return Found(theta, states={f"client {i}/personal/private": v for i, v in own.items()})
 

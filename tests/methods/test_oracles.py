@@ -79,7 +79,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedcvae": [{"latent": 2, "beta": 2.0}, {"latent": 3, "likelihood": "gaussian", "variance": 0.5, "beta": 0.2}],
     "term": [{"lam": 4.0}, {"lam": -2.0}],
     "q_ffl": [{"q": 0.0}, {"q": 0.3}, {"q": 5.0}],
-    "propfair": [{"M": 5.0}, {"M": 1.0, "eps": 0.3}],
+    "propfair": [{"M": 5.0}, {"M": 1.0, "eps": 0.3}, {"M": 1.0, "eps": 0.3, "beyond": "tangent"}],
     "fedmgda": [{"eps": 1.0, "lr": 0.3}, {"eps": 0.05, "lr": 0.5}, {"eps": 0.0}],
     "afl": [{"step": 0.0}, {"step": 1.0}],
     "per_fedavg": [{"lr": 0.5, "steps": 3}, {"lr": 0.5, "second_order": False}, {"steps": 0}],
@@ -110,8 +110,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"weights": "raw", "beta": 0.3, "repulsion": 0.4, "magnitude": 0.2},
         {"per_class": 1, "beta": 0.2, "clip": False},
     ],
-    "aaggff_s": [{"cdf": "weibull"}, {"cdf": "gumbel"}],
-    "aaggff_d": [{"cdf": "frechet"}, {"cdf": "normal"}],
+    "aaggff_s": [{"cdf": "weibull"}, {"cdf": "gumbel"}, {"prior": "samples"}],
+    "aaggff_d": [{"cdf": "frechet"}, {"cdf": "normal"}, {"prior": "samples"}, {"step": "visits"}],
 }
 
 CASES = [(name, settings) for name in methods.names() for settings in (GENTLE.get(name, {}), *SETTINGS.get(name, []))]

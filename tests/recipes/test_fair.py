@@ -48,6 +48,17 @@ def recipe(trials: ModuleType, tmp_path: Path) -> Callable[..., Path]:
     return run
 
 
+def test_patients_are_scaled_by_their_own_hospitals_training_patients(trials: ModuleType) -> None:
+    for seed in (0, 2):
+        made = trials.deal("heart_published", seed)
+        assert len(made.train.index.rows) + len(made.held_out.index.rows) == 160
+        for client in range(4):
+            x = made.train.client(client).x.double()
+            assert np.abs(x.mean(0).numpy()).max() < 1e-6
+            deviations = x.std(0, correction=0).numpy()
+            assert (np.isclose(deviations, 1, atol=1e-5) | (deviations == 0)).all()
+
+
 def hospitals(folder: Path) -> None:
     """Forty patients each, sick when they are old."""
     folder.mkdir(parents=True)
@@ -87,12 +98,14 @@ def test_silo_chooses_on_its_own_seed_and_compares(recipe: Callable[..., Path], 
         best = max(tried, key=lambda one: (one["worst10"], one["mean"]))
         assert best["point"] == f"{method} {trials.text(found['chosen'][method])}, rate 0.01"
     runs = found["runs"]
-    assert list(runs) == ["FedAvg", "AFL", "q-FedAvg", "TERM", "FedMGDA+", "PropFair", "AAggFF"]
+    assert list(runs) == ["FedAvg", "uniform", "AFL", "q-FedAvg", "TERM", "FedMGDA+", "PropFair", "AAggFF"]
     assert all(list(seeds) == ["2", "4"] for seeds in runs.values())  # never the tuning seed
     assert all(run["rounds"] == ROUNDS and run["failures"] == 0 for seeds in runs.values() for run in seeds.values())
     assert all(sum(run["last_p"]) == pytest.approx(1, abs=1e-3) for run in runs["AAggFF"].values())
 
+    assert all(run["kl"] == pytest.approx(0, abs=1e-5) for run in runs["uniform"].values())
     text = (out / "silo.md").read_text()
+    assert "weight of worst 10 %" in text
     assert re.search(r"\| FedAvg \| .* \| - \|\n", text)
     assert re.search(r"\| AAggFF \| .* \| frechet \|\n", text)
     assert "| FedAvg | 84.42 | 65.22 |" in text  # the paper's

@@ -110,23 +110,26 @@ class Live:
         return np.array(found)
 
     def _loss_of_received(self, down: Broadcast, client: int) -> float:
-        """The mean loss of the loaded model on all training data of the client, before local work."""
+        """The mean loss of the loaded model before local work, on all training (or validation) data of the client."""
         plan = self.plan
-        rows = torch.from_numpy(plan.data.index[client])
+        judged = plan.data if plan.validation is None else plan.validation
+        rows = torch.from_numpy(judged.index[client])
         self.live.module.eval()
         total = 0.0
         with torch.no_grad():
             seen: dict[str, Context] = work.contexts(plan, down, {}, client, 1)
             if plan.is_meta:
-                return self._adapted_loss(Batch(plan.data.arrays.x[rows], plan.data.labels(rows, client)), seen)
+                own = torch.from_numpy(plan.data.index[client])
+                support = Batch(plan.data.arrays.x[own], plan.data.labels(own, client))
+                return self._adapted_loss(support, Batch(judged.arrays.x[rows], judged.labels(rows, client)), seen)
             for number, part in enumerate(rows.split(EVALUATION_BATCH)):
-                x = plan.data.arrays.x[part]
-                data = Batch(x, plan.data.labels(part, client), twin=x if plan.has_twin else None)
+                x = judged.arrays.x[part]
+                data = Batch(x, judged.labels(part, client), twin=x if plan.has_twin else None)
                 work.on_step(plan, seen, client, down.round, -1 - number, self.net.model, data)  # steps count from 0
                 total += len(part) * float(loss(plan, self._outputs(data), data, seen))
         return total / len(rows)
 
-    def _adapted_loss(self, data: Batch, seen: Mapping[str, Context]) -> float:
-        adapted = objective(self.plan, self.net, self.live.buffers, data, data, seen)
+    def _adapted_loss(self, support: Batch, query: Batch, seen: Mapping[str, Context]) -> float:
+        adapted = objective(self.plan, self.net, self.live.buffers, support, query, seen)
         value: Tensor = adapted(self.live.theta)
         return float(value)

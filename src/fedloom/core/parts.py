@@ -66,6 +66,7 @@ class Needs:
         target: unlabelled inputs of the target distribution, at the server.
         views: random augmented views of those inputs.
         losses: every cohort member's training loss of the received model, before local work.
+        validation: these losses on the members' validation samples instead.
         updates: all updates of the cohort at once, instead of a running sum.
         full_participation: every client in every round.
         shared: at least one shared parameter.
@@ -83,6 +84,7 @@ class Needs:
     target: bool = False
     views: bool = False
     losses: bool = False
+    validation: bool = False
     updates: bool = False
     full_participation: bool = False
     shared: bool = False

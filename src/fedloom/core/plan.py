@@ -47,6 +47,7 @@ class ClientPlan:
         cohort: the usual |S_t|, if known.
         expected_cohort: E|S_t| if clients participate independently with equal probability; None if |S_t| is fixed.
         submodel: the level that this plan is for, if clients have several.
+        validation: the clients' validation samples, if a part needs their losses there.
 
     Raises:
         ConfigError: if the method cannot train such a model.
@@ -69,6 +70,7 @@ class ClientPlan:
     cohort: int = 0
     expected_cohort: float | None = None
     submodel: Submodel | None = None
+    validation: Split | None = None
 
     def __post_init__(self) -> None:
         method, buffers = self.method, self.layout.buffers

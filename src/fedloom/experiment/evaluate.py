@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from fedloom.experiment import batched_eval, interpolation_eval
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.last_models import ClientModels
 from fedloom.experiment.loaded import LoadedModel, owned_labels
-from fedloom.experiment.snapshot import Snapshot
+from fedloom.experiment.server_average import ServerAverage
 from fedloom.metrics import Predictions, direction, fairness
 
 
@@ -122,13 +123,15 @@ class Evaluator(LoadedModel):
     def _by_client(self, found: Predictions, offsets: np.ndarray) -> dict[str, np.ndarray]:
         return {metric: found.by_group(metric, offsets) for metric in (*self.settings.metrics, "loss")}
 
-    def measure(self, state: Snapshot) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
+    def measure(
+        self, server: Server, store: Store, means: Mapping[str, ClientModels], averaged: ServerAverage | None = None
+    ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
         """All configured evaluations: numbers for the round's record, and the table of clients."""
-        record, table = self.deployed(state.server, state.store)
-        for name, models in state.client_models.items():
-            record |= self.mean(name, models, state)
-        if state.averaged is not None:
-            numbers, _ = self.deployed(state.averaged.server(state.server), state.store)
+        record, table = self.deployed(server, store)
+        for name, models in means.items():
+            record |= self.mean(name, models, server, store)
+        if averaged is not None:
+            numbers, _ = self.deployed(averaged.server(server), store)
             record |= _renamed(numbers, "server_average")
         return record, table
 
@@ -153,12 +156,12 @@ class Evaluator(LoadedModel):
             record |= {f"global/{key.replace('/', '_')}": value for key, value in numbers.items()}
         return record, table
 
-    def mean(self, name: str, models: ClientModels, state: Snapshot) -> dict[str, float]:
-        """Evaluate the mean of clients' models on the common test set; if the method adapts, as every client adapts it.
+    def mean(self, name: str, models: ClientModels, server: Server, store: Store) -> dict[str, float]:
+        """The mean of clients' models on the common test set; where the method adapts, what every client makes of it.
 
-        Empty if there is no model to average.
+        Nothing where nobody's model counts.
         """
-        server, split, federation = state.server, self.plan.layout.shared_size, self.federation
+        split, federation = self.plan.layout.shared_size, self.federation
         if self.levels:
             record: dict[str, float] = {}
             for number, evaluator in enumerate(self.levels):
@@ -175,11 +178,11 @@ class Evaluator(LoadedModel):
         if not len(federation.held_out.index.rows):
             return {}
         beside = replace(server, theta=mean[:split], buffers=mean[split:])
-        return _renamed(self.clients(beside, state.store)[0], name)
+        return _renamed(self.clients(beside, store)[0], name)
 
 
 def _renamed(record: dict[str, float], scope: str) -> dict[str, float]:
-    """Metrics of another model under its name: ``global/accuracy`` and ``clients/accuracy/mean`` lose their first word.
+    """Numbers of another model under its name: ``global/accuracy`` and ``clients/accuracy/mean`` lose their first word.
 
     >>> _renamed({"global/loss": 1.0, "clients/accuracy/mean": 0.5, "unseen/accuracy/mean": 0.4}, "average")
     {'average/loss': 1.0, 'average/accuracy/mean': 0.5, 'average/unseen/accuracy/mean': 0.4}

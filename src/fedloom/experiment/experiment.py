@@ -209,6 +209,12 @@ class Experiment:
                 f"{self.method.who_needs('sgd')} reads gradients from displacements and so needs local training "
                 f"by sgd, not {self.local.optimizer}."
             )
+        kept = self.federation.validation.first(self.federation.seen)
+        if self.method.needs("validation") and not kept.index.sizes.all():
+            raise ConfigError(
+                f"{self.method.who_needs('validation')} takes responses on validation samples, but some clients have "
+                "none; set some aside, with validation=0.1, or take response=train."
+            )
         for part in self.method.parts.values():
             part.check(self.local)
         metric = self.evaluation.metric

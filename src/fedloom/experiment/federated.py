@@ -32,6 +32,7 @@ from fedloom.experiment.snapshot import Snapshot
 from fedloom.experiment.store import CLIENTS, collect_garbage, make_store
 from fedloom.experiment.summary import headline, should_stop, summarise, warnings
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
+from fedloom.metrics import divergence_from_uniform
 
 
 class RoundStep(NamedTuple):
@@ -187,11 +188,12 @@ class FederatedTask(TrainerTask):
         rows: Columns = {"client": report.cohort, "p": report.p}
         if report.losses is not None:
             record["mixing/objective"] = global_objective(report)
+            record["mixing/kl"] = divergence_from_uniform(report.p) if report.p.any() else float("nan")
         if experiment.method.needs("losses") or "received" in experiment.evaluation.what:
             rows["loss"] = np.full(len(report.cohort), np.nan) if report.losses is None else report.losses
         tables = {"mixing": rows}
         if server.round % experiment.evaluation.every == 0 or server.round == experiment.rounds:
-            measured, clients = self.evaluator.measure(state)
+            measured, clients = self.evaluator.measure(server, state.store, state.client_models, state.averaged)
             record |= measured
             if clients is not None:
                 tables["clients"] = clients

@@ -37,6 +37,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
         plan,
         theta0=plan.theta0.to(device),
         buffers0=plan.buffers0.to(device),
+        validation=federation.validation.first(federation.seen) if experiment.method.needs("validation") else None,
         report_models=bool({"average", "cohort"} & set(experiment.evaluation.what)),
         augment=pipeline(experiment.augment, data.arrays) if experiment.augment else None,
         make=experiment.model,

@@ -118,6 +118,38 @@ def quantiles(values: Values, at: Sequence[float] = (0.0, 0.1, 0.25, 0.5, 0.75, 
     return {float(q): float(v) for q, v in zip(at, found, strict=True)}
 
 
+def divergence_from_uniform(p: Values) -> float:
+    """KL(p ‖ uniform) = Σ p_i log(n p_i) of n coefficients, in nats: 0 for equal ones, log n for all weight on one.
+
+    Example:
+        >>> divergence_from_uniform([0.25] * 4), round(divergence_from_uniform([1.0, 0.0]), 4)
+        (0.0, 0.6931)
+    """
+    x = vector(p)
+    x = x / x.sum()
+    used = x[x > 0]
+    return float((used * np.log(len(x) * used)).sum())
+
+
+def hardest_weight(values: Values, weights: Values, share: float = 0.1, direction: Direction = "max") -> float:
+    """The share of all weight on the hardest clients: the worst max(1, ⌊share · K⌋) of the K with a value.
+
+    With the clients' coefficients summed over rounds as ``weights``, equal coefficients give about ``share``.
+
+    Example:
+        >>> hardest_weight([0.9, 0.2, 0.4, 0.8], [1, 2, 1, 1], share=0.25)
+        0.4
+    """
+    x, w = vector(values), vector(weights)
+    if len(x) != len(w):
+        raise ConfigError(f"there are {len(x)} values but {len(w)} weights.")
+    known = ~np.isnan(x)
+    order = np.argsort(sign(direction) * x[known], kind="stable")
+    total = w[known].sum()
+    count = max(1, floor(share * len(order) + 1e-9))
+    return float(w[known][order[:count]].sum() / total) if total > 0 else NAN
+
+
 def summary(values: Values, weights: Values | None = None, direction: Direction = "max") -> dict[str, float]:
     """All summaries by the names under which a run stores them (``clients/accuracy/<name>``).
 

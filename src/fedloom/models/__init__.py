@@ -13,7 +13,7 @@ from fedloom.models.early_exit import EarlyExit, Shallow, exit_cnn, in_exit
 from fedloom.models.generative import ConditionalGAN, ConditionalVAE
 from fedloom.models.layers import SpectralLinear
 from fedloom.models.mobile import mobilenet, mobilenet_v2, shufflenet_v2
-from fedloom.models.perceptron import logistic, mlp, two_nn
+from fedloom.models.perceptron import logistic, mlp, two_nn, two_nn_superfed
 from fedloom.models.preactivated import preact_exit18, preact_resnet18, preact_resnet34, wide_resnet
 from fedloom.models.residual import (
     energy_resnet,
@@ -36,5 +36,5 @@ __all__ = [
     "logistic", "m5", "macs", "mlp", "mobilenet", "mobilenet_v2", "models", "preact_exit18", "preact_resnet18",
     "preact_resnet34", "resnet8x4", "resnet10", "resnet10_l", "resnet10_m", "resnet10_s", "resnet10_xs",
     "resnet10_xxs", "resnet18", "resnet32x4", "resnet34", "shufflenet_v2", "stacked_lstm", "timm", "two_cnn",
-    "two_nn", "vgg9", "wide_resnet",
+    "two_nn", "two_nn_superfed", "vgg9", "wide_resnet",
 ]  # fmt: skip

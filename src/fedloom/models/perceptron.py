@@ -5,19 +5,37 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError, nearest
 from fedloom.models.classifier import Classifier, flat, models, positive
 
 
+class OneLogit(nn.Module):
+    """A linear map to one number z [B], as the logits (0, z) [B, 2] of two classes."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [B, 2] of features [B, width]."""
+        z = self.linear(x)
+        return torch.cat([torch.zeros_like(z), z], dim=-1)
+
+
 @models.register
-def logistic(*, classes: int, inputs: tuple[int, ...], zero: bool = True) -> Classifier:
+def logistic(*, classes: int, inputs: tuple[int, ...], zero: bool = True, one_logit: bool = False) -> Classifier:
     """Multinomial logistic regression; with weight decay a strongly convex problem.
 
     Args:
         inputs: shape of one sample; it is flattened.
         zero: whether to start at θ = 0, as convex experiments do, instead of PyTorch's random initialisation.
+        one_logit: of two classes, learn the difference of their logits alone, with half the parameters. Two logits take
+            steps of twice the length in that difference.
+
+    Raises:
+        ConfigError: for sizes below one, or one logit of other than two classes.
 
     Example:
         >>> model = logistic(classes=5, inputs=(30,))
@@ -25,10 +43,14 @@ def logistic(*, classes: int, inputs: tuple[int, ...], zero: bool = True) -> Cla
         (0.0, 155)
     """
     model = Classifier(nn.Flatten(), flat("logistic", classes, inputs), classes)
+    if one_logit and classes != 2:
+        raise ConfigError(f"model 'logistic' with one logit is for 2 classes, not {classes}; leave one_logit out.")
+    if one_logit:
+        model.head = OneLogit(model.head.in_features)  # pyright: ignore[reportAttributeAccessIssue]
     if zero:
         with torch.no_grad():
-            model.head.weight.zero_()
-            model.head.bias.zero_()
+            for parameter in model.parameters():
+                parameter.zero_()
     return model
 
 

@@ -22,7 +22,7 @@ from fedloom.experiment.report.tables import (
     group_table,
     words,
 )
-from fedloom.metrics import Direction, best_round, final_smoothed, summary
+from fedloom.metrics import Direction, best_round, divergence_from_uniform, final_smoothed, hardest_weight, summary
 
 EMA = 0.9
 
@@ -175,12 +175,31 @@ _FAIRNESS: tuple[tuple[str, str, Direction], ...] = (
 )
 
 
+_WEIGHTS: tuple[tuple[str, str, Format], ...] = (
+    ("hardest", "weight of the worst 10 %, %", as_percent),
+    ("kl", "KL(p ‖ uniform)", as_number),
+)
+
+
 def _fairness(run: RunData) -> dict[str, float]:
     """Fairness metrics of the last evaluated round; empty without ``clients.parquet`` or any accuracy."""
     if not len(run.clients) or not np.isfinite(run.clients["accuracy"].astype(float)).any():
         return {}
     samples = run.clients["n"].to_numpy(np.float64) if "n" in run.clients else None
-    return summary(run.clients["accuracy"].to_numpy(np.float64), samples)
+    accuracy = run.clients["accuracy"].to_numpy(np.float64)
+    return summary(accuracy, samples) | _weights(run, accuracy)
+
+
+def _weights(run: RunData, accuracy: np.ndarray) -> dict[str, float]:
+    """What the mixing coefficients gave to the clients that are worst in the end, and how far they are from equal."""
+    if not len(run.mixing):
+        return {}
+    client, t, p = (run.mixing[name].to_numpy() for name in ("client", "round", "p"))
+    rounds = [p[t == one] for one in np.unique(t)]
+    kl = [divergence_from_uniform(one) for one in rounds if one.sum() > 0]
+    tested = run.clients["client"].to_numpy()
+    given = np.bincount(client, p, minlength=int(tested.max()) + 1)[tested]
+    return {"hardest": hardest_weight(accuracy, given), "kl": float(np.mean(kl)) if kl else float("nan")}
 
 
 def fairness_table(groups: Sequence[RunGroup]) -> ReportTable | None:
@@ -192,6 +211,10 @@ def fairness_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     for key, title, better in _FAIRNESS:
         stats = per_run(groups, lambda run, key=key: figures[run.path].get(key))
         columns.append(column(title, stats, as_percent, better))
+    for key, title, form in _WEIGHTS:
+        stats = per_run(groups, lambda run, key=key: figures[run.path].get(key))
+        if any(stat.finite for stat in stats):
+            columns.append(column(title, stats, form))
     return group_table(
         groups,
         "fairness",
@@ -200,7 +223,9 @@ def fairness_table(groups: Sequence[RunGroup]) -> ReportTable | None:
         "Computed from clients.parquet for each run, then mean ± sample standard deviation over seeds. The weighted "
         "mean weighs clients by their samples; std is over clients (population); worst and best 10 % are means over "
         "max(1, ⌊0.1 K⌋) clients; the parity gap is best minus worst client. Clients without test samples are left "
-        "out.",
+        "out. Weight of the worst 10 %: the share of all mixing coefficients of the run that the clients got that are "
+        "worst in the end, 10 % if all clients' are equal; KL: of a round's coefficients against equal ones, mean over "
+        "rounds.",
     )
 
 

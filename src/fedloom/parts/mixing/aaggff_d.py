@@ -9,12 +9,14 @@ import numpy as np
 import torch
 
 from fedloom.core.context import RoundInfo
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.parts import Mixing, Needs
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
 from fedloom.parts.mixing.simplex import Vector
+
+STEPS = ("published", "visits")
 
 
 def doubly_robust(r: Vector, members: np.ndarray, clients: int, level: float | None = None) -> Vector:
@@ -58,6 +60,11 @@ class AAggFFD(Mixing):
         shape: shape parameter of the distribution; 0 means its default (2 for Weibull, else 1).
         c1: C1 ≥ 0, lower bound of the responses.
         c2: C2 > C1, upper bound of the responses; 0 means C.
+        response: samples on which the losses F_i are taken: ``train`` or ``validation``, which local work never sees.
+        prior: the coefficients without a tilt: ``uniform``, as published, or ``samples``, n_i/n: then equal responses
+            give FedAvg.
+        step: ``published``, or ``visits``: the largest step √(log K / visits) ≤ 1 with the clients' mean number of
+            visits, for gradients that are bounded where a client was sampled.
 
     Raises:
         ConfigError: for an unknown distribution, or settings out of range.
@@ -68,14 +75,25 @@ class AAggFFD(Mixing):
     shape: float = 0.0
     c1: float = 0.0
     c2: float = 0.0
+    response: str = "train"
+    prior: str = "uniform"
+    step: str = "published"
 
-    needs = Needs(losses=True)
     citation = responses.CITATION
 
     def __post_init__(self) -> None:
+        responses.check_samples(self.response)
+        responses.check_prior(self.prior)
+        if self.step not in STEPS:
+            raise ConfigError(f"unknown step {self.step!r}; {nearest(self.step, STEPS)}")
         responses.check(self.cdf, self.scale, self.shape)
         if not (0 <= self.c1 < float("inf") and (self.c2 == 0 or self.c1 < self.c2 < float("inf"))):
             raise ConfigError(f"mixing 'aaggff_d' needs 0 <= c1 < c2, not {self.c1:g} and {self.c2:g}.")
+
+    @property
+    def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Losses on the samples of ``response``."""
+        return responses.needs(self.response)
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """One step of follow-the-regularised-leader on this round's responses, restricted to the cohort."""
@@ -89,6 +107,9 @@ class AAggFFD(Mixing):
         rounds = int(state["rounds"]) + 1 if state else 1
         total[members] -= (r - mean) / (share * (1 + mean))
         bound = high / (1 + self.c1) + 2 * (high - self.c1) / (share * (1 + self.c1))
-        score = -sqrt(log(k)) * total[members] / (bound * sqrt(rounds + 1))
-        p = np.exp(score - score.max())
+        if self.step == "visits":
+            score = -min(1.0, sqrt(log(k) / (rounds * share))) * total[members] * share / high
+        else:
+            score = -sqrt(log(k)) * total[members] / (bound * sqrt(rounds + 1))
+        p = np.exp(score - score.max()) * (info.samples if self.prior == "samples" else 1)
         return {"total": torch.from_numpy(total), "rounds": torch.tensor(rounds)}, p / p.sum()

@@ -13,7 +13,7 @@ from fedloom.core.parts import Mixing, Needs
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
-from fedloom.parts.mixing.restrict import restrict_to_cohort
+from fedloom.parts.mixing.restrict import by_samples, restrict_to_cohort
 from fedloom.parts.mixing.simplex import Vector, minimise
 
 
@@ -38,6 +38,9 @@ class AAggFFS(Mixing):
         shape: shape parameter of the distribution; 0 means its default (2 for Weibull, else 1).
         c1: C1 ≥ 0, lower bound of the responses.
         c2: C2 > C1, upper bound of the responses; 0 means 1/K.
+        response: samples on which the losses F_i are taken: ``train`` or ``validation``, which local work never sees.
+        prior: the coefficients without a tilt: ``uniform``, as published, or ``samples``, n_i/n: then equal responses
+            give FedAvg.
 
     Raises:
         ConfigError: for an unknown distribution, or settings out of range.
@@ -48,14 +51,22 @@ class AAggFFS(Mixing):
     shape: float = 0.0
     c1: float = 0.0
     c2: float = 0.0
+    response: str = "train"
+    prior: str = "uniform"
 
-    needs = Needs(losses=True, full_participation=True)
     citation = responses.CITATION
 
     def __post_init__(self) -> None:
+        responses.check_samples(self.response)
+        responses.check_prior(self.prior)
         responses.check(self.cdf, self.scale, self.shape)
         if not (0 <= self.c1 < float("inf") and (self.c2 == 0 or self.c1 < self.c2 < float("inf"))):
             raise ConfigError(f"mixing 'aaggff_s' needs 0 <= c1 < c2, not {self.c1:g} and {self.c2:g}.")
+
+    @property
+    def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Losses on the samples of ``response``."""
+        return responses.needs(self.response, full_participation=True)
 
     def constants(self, clients: int) -> tuple[float, float, float]:
         """C2, α and β for K clients."""
@@ -69,7 +80,9 @@ class AAggFFS(Mixing):
         k = info.facts.clients
         high, alpha, beta = self.constants(k)
         known = {name: value.cpu().numpy() for name, value in state.items()}
-        p = known.get("p", np.full(k, 1 / k))
+        first = by_samples(info.samples, info.cohort, k) if self.prior == "samples" else np.full(k, 1 / k)
+        first = known.get("first", first)
+        p = known.get("p", first)
         found = responses.respond(info.losses, self.cdf, self.scale, self.shape, self.c1, high)
         r = np.full(k, found.mean())
         r[info.cohort] = found
@@ -77,6 +90,8 @@ class AAggFFS(Mixing):
         outer = known.get("outer", np.zeros((k, k))) + np.outer(g, g)  # Σ gg^T
         total = known.get("total", np.zeros(k)) + g  # Σ g
         cross = known.get("cross", np.zeros(k)) + g * (g @ p)  # Σ g⟨g, p_τ⟩
-        new = minimise(alpha * np.eye(k) + beta * outer, total - beta * cross, p)
+        new = minimise(alpha * np.eye(k) + beta * outer, total - beta * cross - alpha * (first - 1 / k), p)
         kept = {"outer": outer, "total": total, "cross": cross, "p": new}
+        if self.prior == "samples":
+            kept["first"] = first
         return {name: torch.from_numpy(value) for name, value in kept.items()}, restrict_to_cohort(new, info.cohort)

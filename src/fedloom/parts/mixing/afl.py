@@ -12,6 +12,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Mixing, Needs
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
+from fedloom.parts.mixing import responses
 from fedloom.parts.mixing.restrict import by_samples, restrict_to_cohort
 from fedloom.parts.mixing.simplex import project
 
@@ -26,21 +27,28 @@ class AFL(Mixing):
 
     Args:
         step: γ ≥ 0; 0 gives FedAvg.
+        response: samples on which the losses F_i are taken: ``train`` or ``validation``, which local work never sees.
 
     Raises:
         ConfigError: if γ is negative or not finite.
     """
 
     step: float = 0.1
+    response: str = "train"
 
-    needs = Needs(losses=True, full_participation=True)
     citation = """@inproceedings{mohri2019afl, title={Agnostic Federated Learning},
   author={Mohri, Mehryar and Sivek, Gary and Suresh, Ananda Theertha},
   booktitle={International Conference on Machine Learning}, year={2019}}"""
 
     def __post_init__(self) -> None:
+        responses.check_samples(self.response)
         if not 0 <= self.step < float("inf"):
             raise ConfigError(f"mixing 'afl' needs a finite step of at least 0, not {self.step:g}.")
+
+    @property
+    def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Losses on the samples of ``response``."""
+        return responses.needs(self.response, full_participation=True)
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """The projected ascent step, restricted to the clients present."""

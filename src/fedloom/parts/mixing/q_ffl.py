@@ -13,6 +13,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Halves, Mixing, Needs
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
+from fedloom.parts.mixing import responses
 from fedloom.parts.mixing.simplex import exponentiated
 
 SMALLEST = 1e-10  # lower bound of losses in denominators
@@ -29,21 +30,28 @@ class QFFL(Mixing):
 
     Args:
         q: q ≥ 0; 0 gives FedAvg.
+        response: samples on which the losses F_i are taken: ``train`` or ``validation``, which local work never sees.
 
     Raises:
         ConfigError: if q is negative or not finite.
     """
 
     q: float = 1.0
+    response: str = "train"
 
-    needs = Needs(losses=True, updates=True, shared=True)
     citation = """@inproceedings{li2020qffl, title={Fair Resource Allocation in Federated Learning},
   author={Li, Tian and Sanjabi, Maziar and Beirami, Ahmad and Smith, Virginia},
   booktitle={International Conference on Learning Representations}, year={2020}}"""
 
     def __post_init__(self) -> None:
+        responses.check_samples(self.response)
         if not 0 <= self.q < float("inf"):
             raise ConfigError(f"mixing 'q_ffl' needs a finite q of at least 0, not {self.q:g}.")
+
+    @property
+    def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Losses on the samples of ``response``."""
+        return responses.needs(self.response, updates=True, shared=True)
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """One exponentiated step from n_i/n with response q log F; p_i/F_i is kept for ``combine``."""

@@ -8,6 +8,7 @@ import numpy as np
 from scipy.special import expit, ndtr
 
 from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.parts import Needs
 from fedloom.parts.mixing.simplex import Vector
 
 CITATION = """@inproceedings{hahn2024aaggff,
@@ -29,6 +30,30 @@ CDFS: dict[str, Cdf] = {
 
 SHAPES = {"weibull": 2.0}
 """Default shapes other than 1."""
+
+
+SAMPLES = ("train", "validation")
+"""The samples on which a policy may take the losses F_i."""
+
+
+def needs(response: str, **others: bool) -> Needs:
+    """The requirements of a policy that takes losses on these samples."""
+    return Needs(losses=True, validation=response == "validation", **others)
+
+
+def check_samples(response: str) -> None:
+    """Raise a ``ConfigError`` for samples that there are none of."""
+    if response not in SAMPLES:
+        raise ConfigError(f"unknown samples for responses {response!r}; {nearest(response, SAMPLES)}")
+
+
+PRIORS = ("uniform", "samples")
+
+
+def check_prior(prior: str) -> None:
+    """Raise a ``ConfigError`` for an unknown prior."""
+    if prior not in PRIORS:
+        raise ConfigError(f"unknown prior {prior!r}; {nearest(prior, PRIORS)}")
 
 
 def check(cdf: str, scale: float, shape: float) -> None:

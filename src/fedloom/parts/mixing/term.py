@@ -11,6 +11,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Mixing, Needs
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
+from fedloom.parts.mixing import responses
 from fedloom.parts.mixing.simplex import exponentiated
 
 
@@ -23,21 +24,28 @@ class TERM(Mixing):
 
     Args:
         lam: λ, finite; negative values favour small losses, 0 gives FedAvg.
+        response: samples on which the losses F_i are taken: ``train`` or ``validation``, which local work never sees.
 
     Raises:
         ConfigError: if λ is not finite.
     """
 
     lam: float = 1.0
+    response: str = "train"
 
-    needs = Needs(losses=True)
     citation = """@inproceedings{li2021term, title={Tilted Empirical Risk Minimization},
   author={Li, Tian and Beirami, Ahmad and Sanjabi, Maziar and Smith, Virginia},
   booktitle={International Conference on Learning Representations}, year={2021}}"""
 
     def __post_init__(self) -> None:
+        responses.check_samples(self.response)
         if not np.isfinite(self.lam):
             raise ConfigError(f"mixing 'term' needs a finite lam, not {self.lam:g}.")
+
+    @property
+    def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Losses on the samples of ``response``."""
+        return responses.needs(self.response)
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """One exponentiated step from n_i/n with response F and ζ = 1/λ."""

@@ -10,22 +10,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.core.context import Batch, Context, Output
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.parts import Term
 from fedloom.core.slots import objectives
+
+SLOPES = ("published", "tangent")
 
 
 @objectives.register(name="propfair")
 @dataclass(frozen=True)
 class PropFair(Term):
-    """-log_ε(M - ℓ) of a batch's mean cross entropy ℓ, with log_ε(u) = log u for u ≥ ε and its tangent at ε below.
+    """-log_ε(M - ℓ) of a batch's mean cross entropy ℓ, with log_ε(u) = log u for u ≥ ε and a straight line below.
 
-    The gradient is that of ℓ divided by max(M - ℓ, ε): clients with larger losses take larger steps. The term replaces
-    cross entropy. Zhang, Malekmohammadi, Chen & Yu, 2022.
+    The gradient is that of ℓ divided by M - ℓ: clients with larger losses take larger steps. Where M - ℓ < ε it is that
+    of ℓ divided by M, as in the authors' code, or by ε, the tangent, with which a model whose loss starts beyond M
+    takes 1/ε times FedAvg's steps. The term replaces cross entropy. Zhang, Malekmohammadi, Chen & Yu, 2022.
 
     Args:
         M: M > 0, an upper bound of the losses.
         eps: ε > 0.
+        beyond: the slope where M - ℓ < ε: ``published`` (1/M) or ``tangent`` (1/ε).
 
     Raises:
         ConfigError: if a setting is out of range.
@@ -33,6 +37,7 @@ class PropFair(Term):
 
     M: float = 2.0
     eps: float = 0.2
+    beyond: str = "published"
 
     citation = """@article{zhang2022propfair, title={Proportional Fairness in Federated Learning},
   author={Zhang, Guojun and Malekmohammadi, Saber and Chen, Xi and Yu, Yaoliang},
@@ -42,11 +47,14 @@ class PropFair(Term):
         if not (0 < self.M < float("inf") and 0 < self.eps < float("inf")):
             raise ConfigError(f"objective 'propfair' needs a positive M and eps, not {self.M:g} and {self.eps:g}.")
 
+        if self.beyond not in SLOPES:
+            raise ConfigError(f"objective 'propfair' has no slope {self.beyond!r}; {nearest(self.beyond, SLOPES)}")
+
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         """A scalar for the batch, []."""
         each = F.cross_entropy(out.logits.movedim(-1, 1), batch.y, reduction="none")
         each = each.flatten(1).mean(1) if each.ndim > 1 else each
         mean = each.mean() if batch.mask is None else (each * batch.mask).sum() / batch.mask.sum().clamp(min=1)
         room = self.M - mean
-        tangent = log(self.eps) + (room - self.eps) / self.eps
-        return -torch.where(room >= self.eps, room.clamp(min=self.eps).log(), tangent)
+        line = log(self.eps) + (room - self.eps) / (self.M if self.beyond == "published" else self.eps)
+        return -torch.where(room >= self.eps, room.clamp(min=self.eps).log(), line)

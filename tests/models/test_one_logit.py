@@ -1,0 +1,44 @@
+"""Binary logistic regression with one logit: half the parameters, and half as fast as two logits."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from helpers.federations import classes
+from helpers.runs import experiment
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.local import Local
+from fedloom.experiment.federated import run
+from fedloom.models import models
+
+MODEL = partial(models.make, "logistic", classes=2, inputs=(4,))
+
+
+@pytest.mark.parametrize("compute", ["live", "batched"])
+def test_one_logit_at_twice_the_rate_is_two_logits(compute: str) -> None:
+    """Two logits move apart by twice the step; from zero both stay opposite, so that their difference is the one."""
+    predicted = []
+    for one, rate in ((True, 0.2), (False, 0.1)):
+        made = experiment(
+            "fedavg", federation=classes(labels=2), model=partial(MODEL, one_logit=one), compute=compute,
+            local=Local(epochs=2, batch_size=4, lr=rate),
+        )  # fmt: skip
+        model = run(made).model.double()
+        with torch.no_grad():
+            predicted.append(model(made.federation.test.x).softmax(1).numpy())
+    np.testing.assert_allclose(*predicted, rtol=0, atol=1e-12)
+    assert np.ptp(predicted[0]) > 0.1
+
+
+def test_one_logit_is_for_two_classes() -> None:
+    model = MODEL(one_logit=True)
+    assert sum(p.numel() for p in model.parameters()) == 5
+    x = torch.randn(3, 4)
+    assert torch.equal(model(x), model.head(model.features(x)))
+    assert (model(x)[:, 0] == 0).all()
+    with pytest.raises(ConfigError, match="one logit is for 2 classes, not 3"):
+        models.make("logistic", classes=3, inputs=(4,), one_logit=True)
