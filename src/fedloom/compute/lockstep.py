@@ -56,11 +56,13 @@ class Lockstep:
         self.net.descend(None)
         return [client.result for client in clients if client.result is not None]
 
-    def _go_on(self, clients: list[_Client], row: int, answer: Answer | None) -> None:
-        """Advance a client to its next request or its end; an exception becomes a failure."""
+    def _go_on(self, clients: list[_Client], row: int, answer: Answer | Exception | None) -> None:
+        """Advance a client to its next request or its end; an exception, in its loss too, becomes a failure."""
         client = clients[row]
         before = self._enter(row)
         try:
+            if isinstance(answer, Exception):
+                client.work.throw(answer)
             client.ask = next(client.work) if answer is None else client.work.send(answer)
         except StopIteration as done:
             client.ask, client.result = None, done.value
@@ -84,19 +86,20 @@ class Lockstep:
             self.draws.generators[row].set_state(default.get_state())
             default.set_state(before)
 
-    def _answers(self, asks: list[Request | None], rows: list[int]) -> list[Answer]:
-        """Gradients [P] and losses [] of the open requests; rows without a request compute on padding."""
+    def _answers(self, asks: list[Request | None], rows: list[int]) -> list[Answer | Exception]:
+        """Gradients [P] and losses [] of the open requests, or what went wrong; other rows compute on padding."""
         sizes = [0 if ask is None else len(ask.batch.x) for ask in asks]
         if self.draws is not None:
             self.net.draw_from(Draws(self.draws.generators, sizes))
         outputs = self.net.forward(_inputs(asks, sizes))
+        errors: dict[int, Exception] = {}
         if self.closed:
             losses, grads = self._cross_entropy(asks, sizes, outputs)
         else:
-            losses, grads = self._objective(asks, sizes, outputs)
+            losses, grads = self._objective(asks, sizes, outputs, errors)
         self.net.backward(*grads)
         plain = self.rule is not None
-        return [(None if plain else self.net.grad[row], losses[row]) for row in rows]
+        return [errors.get(row) or (None if plain else self.net.grad[row], losses[row]) for row in rows]
 
     def _cross_entropy(
         self, asks: list[Request | None], sizes: list[int], outputs: tuple[Tensor, ...]
@@ -115,9 +118,9 @@ class Lockstep:
         return losses, grads
 
     def _objective(
-        self, asks: list[Request | None], sizes: list[int], outputs: tuple[Tensor, ...]
+        self, asks: list[Request | None], sizes: list[int], outputs: tuple[Tensor, ...], errors: dict[int, Exception]
     ) -> tuple[list[Tensor], list[Tensor | None]]:
-        """The losses [] of all rows and their gradients with respect to the outputs, by autograd per objective."""
+        """The losses [] of all rows and their gradients by the outputs, by autograd; exceptions go to ``errors``."""
         plan, width = self.plan, max(sizes)
         leaves = [each.detach().requires_grad_() for each in outputs]
         losses = [torch.zeros((), dtype=plan.layout.dtype, device=outputs[0].device)] * len(asks)
@@ -126,10 +129,15 @@ class Lockstep:
                 if ask is None:
                     continue
                 out = self._output([each[row] for each in leaves], size, width, ask.batch.twin is not None)
-                out = companions(plan, self.live, out, ask.batch.x, ask.at, plan.buffers0)
-                before = self._enter(row)  # terms may evaluate the module at other parameters
-                losses[row] = loss(plan, out, ask.batch, ask.contexts)
-                self._leave(row, before)
+                before = None
+                try:
+                    out = companions(plan, self.live, out, ask.batch.x, ask.at, plan.buffers0)
+                    before = self._enter(row)  # terms may evaluate the module at other parameters
+                    losses[row] = loss(plan, out, ask.batch, ask.contexts)
+                except Exception as error:
+                    errors[row] = error
+                finally:
+                    self._leave(row, before)
             total = torch.stack([*losses, 0 * leaves[0].sum()]).sum()  # a loss may not depend on the outputs
         grads = torch.autograd.grad(total, leaves, materialize_grads=True)
         return [each.detach() for each in losses], list(grads)

@@ -30,7 +30,8 @@ from fedloom.metrics.measures import Predictions, direction, predictions
 from fedloom.metrics.prediction import auroc, ece, mce, reliability, top_k
 
 __all__ = [
-    "Direction", "Predictions", "Values", "auroc", "best", "best_round", "direction", "divergence_from_uniform", "ece",
-    "fedavg_rounds", "final_round", "final_smoothed", "gini", "hardest_weight", "mce", "parameters_to_target", "parity_gap",
-    "predictions", "quantiles", "reliability", "rounds_to_target", "smoothed", "summary", "top_k", "weighted_mean", "worst",
+    "Direction", "Predictions", "Values", "auroc", "best", "best_round", "direction", "divergence_from_uniform",
+    "ece", "fedavg_rounds", "final_round", "final_smoothed", "gini", "hardest_weight", "mce", "parameters_to_target",
+    "parity_gap", "predictions", "quantiles", "reliability", "rounds_to_target", "smoothed", "summary", "top_k",
+    "weighted_mean", "worst",
 ]  # fmt: skip
