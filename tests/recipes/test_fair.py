@@ -109,7 +109,7 @@ def test_silo_chooses_on_its_own_seed_and_compares(recipe: Callable[..., Path], 
     assert re.search(r"\| FedAvg \| .* \| - \|\n", text)
     assert re.search(r"\| AAggFF \| .* \| frechet \|\n", text)
     assert "| FedAvg | 84.42 | 65.22 |" in text  # the paper's
-    assert text.count(" of 2 |") == 6
+    assert text.count(" of 2 |") == 7
     assert (out / "silo.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -31,7 +31,8 @@ def middle(updates: Tensor, cut: int) -> tuple[Tensor, np.ndarray]:
     """
     n = len(updates)
     values, rows = updates.sort(dim=0, stable=True)
-    taken = rows[cut : n - cut].flatten().bincount(minlength=n).double()
+    kept = rows[cut : n - cut].flatten()
+    taken = kept.new_zeros(n).scatter_add_(0, kept, torch.ones_like(kept)).double()
     return values[cut : n - cut].mean(dim=0), (taken / taken.sum()).cpu().numpy()
 
 
