@@ -179,7 +179,7 @@ def test_what_makes_no_samples_is_refused() -> None:
     at, _ = Layout.of(net).read(net)
     for sentence, change in [
         ("per_class must be at least 1, not 0", {"per_class": 0}),
-        ("makes no labelled samples", {"model": tanh_net()}),
+        ("cannot generate labelled samples", {"model": tanh_net()}),
         ("not those of this model", {"theta": at[:-1]}),
         ("not those of this model", {"buffers": torch.zeros(3)}),
     ]:
