@@ -31,6 +31,7 @@ from fedloom.metrics.prediction import auroc, ece, mce, reliability, top_k
 
 __all__ = [
     "Direction", "Predictions", "Values", "auroc", "best", "best_round", "direction", "divergence_from_uniform", "ece",
-    "fedavg_rounds", "final_round", "final_smoothed", "gini", "hardest_weight", "mce", "parameters_to_target", "parity_gap",
-    "predictions", "quantiles", "reliability", "rounds_to_target", "smoothed", "summary", "top_k", "weighted_mean", "worst",
+    "fedavg_rounds", "final_round", "final_smoothed", "gini", "hardest_weight", "mce", "parameters_to_target",
+    "parity_gap", "predictions", "quantiles", "reliability", "rounds_to_target", "smoothed", "summary", "top_k",
+    "weighted_mean", "worst",
 ]  # fmt: skip
