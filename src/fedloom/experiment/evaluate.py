@@ -157,9 +157,9 @@ class Evaluator(LoadedModel):
         return record, table
 
     def mean(self, name: str, models: ClientModels, server: Server, store: Store) -> dict[str, float]:
-        """The mean of clients' models on the common test set; where the method adapts, what every client makes of it.
+        """Evaluate the mean of clients' models on the common test set; if the method adapts, as every client adapts it.
 
-        Nothing where nobody's model counts.
+        Empty if there is no model to average.
         """
         split, federation = self.plan.layout.shared_size, self.federation
         if self.levels:
@@ -182,7 +182,7 @@ class Evaluator(LoadedModel):
 
 
 def _renamed(record: dict[str, float], scope: str) -> dict[str, float]:
-    """Numbers of another model under its name: ``global/accuracy`` and ``clients/accuracy/mean`` lose their first word.
+    """Metrics of another model under its name: ``global/accuracy`` and ``clients/accuracy/mean`` lose their first word.
 
     >>> _renamed({"global/loss": 1.0, "clients/accuracy/mean": 0.5, "unseen/accuracy/mean": 0.4}, "average")
     {'average/loss': 1.0, 'average/accuracy/mean': 0.5, 'average/unseen/accuracy/mean': 0.4}
