@@ -119,8 +119,8 @@ def test_learning_rate(lr: float, decay: float, every: int, round: int) -> None:
 
 
 IMPOSSIBLE = {
-    "epochs must lie between 1 and": {"epochs": 0},
-    "steps must lie between 1 and": {"steps": 0},
+    "epochs must lie between 1 and 10,000,000": {"epochs": 0},
+    "steps must lie between 1 and 10,000,000": {"steps": 0},
     "batch_size must be at least 1, or 0 for all data at once": {"batch_size": -1},
     "lr must be positive and finite": {"lr": 0.0},
     r"lr_decay must lie in \(0, 1\]": {"lr_decay": 1.1},

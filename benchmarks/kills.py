@@ -1,0 +1,152 @@
+"""Killing runs and their workers at random moments: what is left, and whether the bits are the same.
+
+    python benchmarks/kills.py [--kills 120] [--seed 0] [--out benchmarks/results/kills.json]
+
+For each engine and method, a run is begun in a process of its own and killed with SIGKILL at a random moment, again and
+again, continued each time; with the processes engine also single workers are, chosen at random, while the parent goes
+on. In the end the run directory must say what that of an undisturbed run says, bit for bit, no process of the run may
+be alive, and no shared memory or half-written file may be left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedloom.config import build, resolve
+from fedloom.core.errors import CheckpointError
+from fedloom.experiment.callbacks import Callback
+from fedloom.experiment.experiment import Experiment
+from fedloom.experiment.federated import run
+from fedloom.experiment.rundir import RunDirectory
+
+METHODS, ENGINES = ("scaffold", "feddyn", "fedper"), ("serial", "processes")
+ROUNDS, PAUSE = 12, 0.02  # seconds after each round, so that kills fall into rounds and between them
+SETTINGS = ("clients=12", "participation=0.5", "model.hidden=[16]", "local.batch_size=20", "evaluation.every=3")
+
+
+class Slow(Callback):
+    """Leaves time for being killed."""
+
+    def on_round(self, record: Mapping[str, Any]) -> None:
+        """Sleep."""
+        time.sleep(PAUSE)
+
+
+def experiment(method: str, engine: str) -> Experiment:
+    """A small run on the digits."""
+    words = [f"method={method}", f"rounds={ROUNDS}", f"engine={engine}", *SETTINGS]
+    return build(resolve([*words, "engine.workers=2"] if engine == "processes" else words))
+
+
+def begin(method: str, engine: str, out: Path) -> int:
+    """Go on with the run, or begin it, in a child; returns its number."""
+    number = os.fork()
+    if number:
+        return number
+    os.setpgid(0, 0)  # workers have the same group
+    settings: dict[str, Any] = {"checkpoint_every": 2, "callbacks": [Slow()]}
+    try:
+        try:
+            run(experiment(method, engine), out, resume=RunDirectory(out).begun, **settings)
+        except CheckpointError as error:
+            print(error, file=sys.stderr)
+            os._exit(1)
+    except BaseException as error:
+        print(repr(error), file=sys.stderr)
+        os._exit(2)
+    os._exit(0)
+
+
+def alive(group: int) -> list[int]:
+    """Processes of a group that are no zombies."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def contents(out: Path) -> dict[str, Any]:
+    """What a run directory says, but for times and checkpoints."""
+    directory = RunDirectory(out)
+    records = [{k: v for k, v in record.items() if k != "seconds"} for record in directory.metrics()]
+    tables = {name: {k: v.tobytes() for k, v in directory.table(name).items()} for name in ("clients", "mixing")}
+    return {"records": records, "tables": tables, "model": (out / "model.safetensors").read_bytes()}
+
+
+def disturb(method: str, engine: str, kills: int, draw: np.random.Generator, folder: Path) -> dict[str, Any]:
+    """Kill parents and workers of one run until enough have died; runs that come to their end begin anew."""
+    run(experiment(method, "serial"), folder / "whole", checkpoint_every=2)
+    expected, shared = contents(folder / "whole"), set(os.listdir("/dev/shm"))
+    found = {"parents": 0, "workers": 0, "runs": 0, "orphans": 0, "failures": 0, "same": True, "left_over": 0}
+    while found["parents"] + found["workers"] < kills or found["runs"] == 0:
+        out = folder / f"run-{found['runs']}"
+        ended = False
+        while not ended:
+            parent = begin(method, engine, out)
+            moment = time.monotonic() + float(draw.uniform(0.02, 0.5))
+            hunted = engine == "processes" and draw.random() < 0.5  # a worker, and the parent goes on
+            spared = found["parents"] + found["workers"] >= kills
+            while os.waitpid(parent, os.WNOHANG) == (0, 0):
+                time.sleep(0.002)
+                if spared or time.monotonic() < moment:
+                    continue
+                workers = [number for number in alive(parent) if number != parent]
+                if hunted and workers:
+                    os.kill(int(draw.choice(workers)), signal.SIGKILL)
+                    found["workers"] += 1
+                    moment = time.monotonic() + float(draw.uniform(0.1, 0.5))
+                elif not hunted:
+                    os.kill(parent, signal.SIGKILL)
+                    os.waitpid(parent, 0)
+                    found["parents"] += 1
+                    break
+            deadline = time.monotonic() + 10
+            while alive(parent) and time.monotonic() < deadline:
+                time.sleep(0.005)
+            found["orphans"] += len(alive(parent))
+            ended = RunDirectory(out).begun and RunDirectory(out).status.ended
+        found["runs"] += 1
+        found["failures"] += len(RunDirectory(out).failures)
+        found["same"] &= contents(out) == expected
+        found["left_over"] += len(list(out.rglob(".*"))) + len(set(os.listdir("/dev/shm")) - shared)
+    return found
+
+
+def main() -> None:
+    """Disturb every method on every engine, and write a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=120)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/kills.json"))
+    arguments = parser.parse_args()
+    draw, cells = np.random.default_rng(arguments.seed), [(m, e) for m in METHODS for e in ENGINES]
+    table = []
+    for method, engine in cells:
+        with tempfile.TemporaryDirectory() as folder:
+            row = disturb(method, engine, -(-arguments.kills // len(cells)), draw, Path(folder))
+        table.append({"method": method, "engine": engine, **row})
+        print(table[-1], flush=True)
+    about = {"kills": sum(row["parents"] + row["workers"] for row in table), "seed": arguments.seed}
+    about |= {"machine": platform.machine(), "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
+    arguments.out.write_text(json.dumps({**about, "table": table}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
