@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 help:
 	@echo "make demo    set up, then train FedAvg and FedDyn on real digits and compare them (in ./runs)"
 	@echo "make test    set up, then run all tests and doctests"
-	@echo "make quick   set up, then run the tests that are not marked slow"
+	@echo "make quick   set up, then run one case of every test that is not marked slow"
 	@echo "make check   lint, types and import contracts"
 
 setup: $(VENV)/.installed
@@ -27,7 +27,7 @@ test: setup
 	$(BIN)/python -m pytest -n auto -q
 
 quick: setup
-	$(BIN)/python -m pytest -n auto -q -m "not slow"
+	$(BIN)/python -m pytest -n auto -q --quick
 
 lint: setup
 	$(BIN)/ruff check src tests benchmarks recipes

@@ -62,8 +62,9 @@ class Lockstep:
         before = self._enter(row)
         try:
             if isinstance(answer, Exception):
-                client.work.throw(answer)
-            client.ask = next(client.work) if answer is None else client.work.send(answer)
+                client.ask = client.work.throw(answer)
+            else:
+                client.ask = next(client.work) if answer is None else client.work.send(answer)
         except StopIteration as done:
             client.ask, client.result = None, done.value
         except Exception as error:
