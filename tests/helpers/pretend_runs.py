@@ -26,7 +26,7 @@ from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.methods import make, methods
 from helpers.federations import classes
 from helpers.pretend import DEVICE, PretendDevice
-from helpers.runs import experiment
+from helpers.runs import GENTLE, experiment
 
 EVERYTHING = Evaluation(what=("global", "clients", "average", "train", "received"))
 QUIET = Evaluation(what=())
@@ -60,7 +60,7 @@ def pictures() -> nn.Module:
 
 def sized(name: str, **changes: Any) -> Experiment:
     """A short experiment with a method, on the device."""
-    method = make(name)
+    method = make(name, **GENTLE.get(name, {}))
     cohort = None if method.needs("full_participation") else 3
     conditions = {"cohort": cohort, "rounds": 2, "local": SHORT, "device": DEVICE, "evaluation": EVERYTHING}
     return experiment(method, **conditions | changes)
