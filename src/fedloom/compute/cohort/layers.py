@@ -6,6 +6,7 @@ shape [c, B, channels, height, width] and are stored channels-last.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,7 @@ class Draws:
     rows: list[int]
 
 
-class CohortLayer:
+class CohortLayer(ABC):
     """One layer of C clients; ``forward`` stores what ``backward`` needs.
 
     Attributes:
@@ -47,9 +48,9 @@ class CohortLayer:
     input_gradient = True
     draws: Draws | None = None
 
+    @abstractmethod
     def backward(self, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the inputs, from that of the output; parameter gradients are applied or stored on the way."""
-        raise NotImplementedError
 
 
 Lookup = Callable[[str], Parameter | None]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from fedloom.core.message import Message, Slice
+from fedloom.core.context import Context
+from fedloom.core.message import Message, Sent, Slice
+from fedloom.core.parts import UPDATE, Uplink
 from fedloom.core.tree import Tree
 
 Compressor = Callable[[Slice], Slice]
@@ -35,3 +39,33 @@ def with_feedback(state: Tree, message: Message, slices: Sequence[str], compress
 
 def _key(slot: str) -> str:
     return slot.replace("/", " ")  # a state's names are parts of paths
+
+
+class WithFeedback(Uplink):
+    """Base class of compressors C that may remember what they did not send.
+
+    Attributes:
+        feedback: whether they do.
+        slices: the slices that are compressed.
+    """
+
+    feedback: bool
+    slices: tuple[str, ...]
+
+    def init_client(self, theta: Tensor) -> Tree:
+        """e = 0 for the update."""
+        return {UPDATE: torch.zeros_like(theta)} if self.feedback and UPDATE in self.slices else {}
+
+    @property
+    def covered(self) -> tuple[str, ...]:
+        return self.slices
+
+    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> Sent:
+        """The compressed slices, and the new memory."""
+        if not self.feedback:
+            return Sent({}, compressed(message, self.slices, self.compress), {})
+        return Sent(*with_feedback(ctx.state, message, self.slices, self.compress), {})
+
+    def compress(self, x: Slice) -> Slice:
+        """C(x); the identity unless overridden."""
+        return x

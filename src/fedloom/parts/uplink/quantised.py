@@ -6,15 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedloom.core.context import Context
 from fedloom.core.errors import ConfigError
 from fedloom.core.message import Message, Sent, Slice
 from fedloom.core.parts import UPDATE, Needs, Uplink
 from fedloom.core.slots import uplinks
-from fedloom.core.tree import Tree
-from fedloom.parts.uplink.feedback import compressed, with_feedback
+from fedloom.parts.uplink.feedback import WithFeedback, compressed
 
 
 @uplinks.register(name="qsgd")
@@ -72,7 +70,7 @@ class QSGD(Uplink):
 
 @uplinks.register(name="sign")
 @dataclass(frozen=True)
-class SignCompression(Uplink):
+class SignCompression(WithFeedback):
     """C(x)_j = (‖x‖₁/P) sign(x_j): one bit per number, and one scale.
 
     A contraction: ‖x - C(x)‖² = (1 - ‖x‖₁²/(P‖x‖²)) ‖x‖². With ``feedback`` a client remembers what was not sent, e,
@@ -93,20 +91,6 @@ class SignCompression(Uplink):
   title={Error Feedback Fixes {SignSGD} and other Gradient Compression Schemes},
   author={Karimireddy, Sai Praneeth and Rebjock, Quentin and Stich, Sebastian U. and Jaggi, Martin},
   booktitle={International Conference on Machine Learning}, year={2019}}"""
-
-    def init_client(self, theta: Tensor) -> Tree:
-        """e = 0 for the update."""
-        return {UPDATE: torch.zeros_like(theta)} if self.feedback and UPDATE in self.slices else {}
-
-    @property
-    def covered(self) -> tuple[str, ...]:
-        return self.slices
-
-    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> Sent:
-        """The signs."""
-        if not self.feedback:
-            return Sent({}, compressed(message, self.slices, self.compress), {})
-        return Sent(*with_feedback(ctx.state, message, self.slices, self.compress), {})
 
     def compress(self, x: Slice) -> Slice:
         """C(x)."""

@@ -7,15 +7,13 @@ from math import ceil, log2
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedloom.core.context import Context
 from fedloom.core.errors import ConfigError
 from fedloom.core.message import Message, Sent, Slice
 from fedloom.core.parts import UPDATE, Needs, Uplink
 from fedloom.core.slots import uplinks
-from fedloom.core.tree import Tree
-from fedloom.parts.uplink.feedback import compressed, with_feedback
+from fedloom.parts.uplink.feedback import WithFeedback, compressed
 
 SEED_BITS = 64
 
@@ -32,7 +30,7 @@ def _check(name: str, fraction: float) -> None:
 
 @uplinks.register(name="top_k")
 @dataclass(frozen=True)
-class TopK(Uplink):
+class TopK(WithFeedback):
     """Only the k = ⌈fraction · P⌉ coordinates of largest magnitude are sent; the others are 0.
 
     A contraction: ‖x - C(x)‖² ≤ (1 - k/P) ‖x‖². With ``feedback`` a client remembers what was not sent, e, and adds it
@@ -61,20 +59,6 @@ class TopK(Uplink):
 
     def __post_init__(self) -> None:
         _check("top_k", self.fraction)
-
-    def init_client(self, theta: Tensor) -> Tree:
-        """e = 0 for the update."""
-        return {UPDATE: torch.zeros_like(theta)} if self.feedback and UPDATE in self.slices else {}
-
-    @property
-    def covered(self) -> tuple[str, ...]:
-        return self.slices
-
-    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> Sent:
-        """The sparse slices."""
-        if not self.feedback:
-            return Sent({}, compressed(message, self.slices, self.compress), {})
-        return Sent(*with_feedback(ctx.state, message, self.slices, self.compress), {})
 
     def compress(self, x: Slice) -> Slice:
         """C(x)."""
