@@ -1,6 +1,6 @@
 """What a deployment costs: the server's own work per answer, and a round over Flower on loopback.
 
-    python benchmarks/deployment.py
+    python benchmarks/deployment.py --out benchmarks/results/deployment.json
 
 First, a cohort of answers that are ready, as the server reads, checks and folds them. Second, rounds of FedAvg with
 four nodes, TLS and node keys, split into the slowest node's work and everything else; medians over rounds. Third, the
@@ -9,13 +9,19 @@ time of one look for messages, of which every idle node takes one per second.
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import platform
 import resource
 import statistics
 import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -114,14 +120,27 @@ def rounds(folder: Path, hidden: str) -> dict[str, float]:
 
 
 def main() -> None:
+    """Run everything and print it; write JSON if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
     torch.set_num_threads(1)
+    machine = {"cores": len(os.sched_getaffinity(0)), "machine": platform.machine(), "torch": torch.__version__}
+    results: dict[str, Any] = {
+        "command": "python benchmarks/deployment.py",
+        "machine": machine,
+        "flwr": version("flwr"),
+    }
     for name, hidden in HIDDEN.items():
         size, milliseconds, memory = answers(hidden)
-        print(f"{name} ({size:,}): {milliseconds:.2f} ms of the server per answer, {memory:.0f} MB at most")
+        results[name] = {"parameters": size, "server_ms_per_answer": round(milliseconds, 2), "peak_mb": round(memory)}
+        print(name, results[name], flush=True)
     for name, hidden in HIDDEN.items():
         with tempfile.TemporaryDirectory() as folder:
-            found = rounds(Path(folder), hidden)
-        print(f"{name}: " + ", ".join(f"{key} {value:,.4g}" for key, value in found.items()))
+            results[name] |= {key: float(f"{value:.4g}") for key, value in rounds(Path(folder), hidden).items()}
+        print(name, results[name], flush=True)
+    if args.out:
+        args.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -150,6 +150,21 @@ class One(Mixing):
         return state, (info.cohort == self.client).astype(float)
 
 
+def experiment_on(federation: Federation, method: Method, scale: Scale, seed: int) -> Experiment:
+    """A method under the paper's conditions on these data."""
+    shape = {"classes": federation.classes, "inputs": tuple(federation.train.arrays.x.shape[1:])}
+    return Experiment(
+        method,
+        federation,
+        lambda: models.make("fedssa_cnn", **shape),
+        rounds=scale.rounds,
+        local=Local(epochs=scale.epochs, batch_size=64, lr=scale.lr),
+        views=VIEWS,
+        evaluation=Evaluation(what=("global", "average"), every=scale.rounds),
+        seed=seed,
+    )
+
+
 @dataclass
 class Runs:
     """Where runs are kept, how large they are, and the processor's seconds that this process has spent on them."""
@@ -160,19 +175,7 @@ class Runs:
 
     def experiment(self, name: str, partition: str, clients: int, target: str, seed: int) -> Experiment:
         """A method under the paper's conditions, at this scale."""
-        federation = deal(partition, clients, target, seed, self.scale)
-        arrays, scale = federation.train.arrays, self.scale
-        shape = {"classes": arrays.classes, "inputs": tuple(arrays.x.shape[1:])}
-        return Experiment(
-            METHODS[name](),
-            federation,
-            lambda: models.make("fedssa_cnn", **shape),
-            rounds=scale.rounds,
-            local=Local(epochs=scale.epochs, batch_size=64, lr=scale.lr),
-            views=VIEWS,
-            evaluation=Evaluation(what=("global", "average"), every=scale.rounds),
-            seed=seed,
-        )
+        return experiment_on(deal(partition, clients, target, seed, self.scale), METHODS[name](), self.scale, seed)
 
     def where(self, name: str, partition: str, clients: int, target: str, seed: int) -> Path:
         """The run directory."""

@@ -20,19 +20,16 @@ from typing import Any
 
 import common
 import numpy as np
-from common import ADAM, DESCENT, VIEWS, Scale
+from common import ADAM, DESCENT, Scale
 
 from fedloom import methods
 from fedloom.core.federation import Federation, Unlabelled
-from fedloom.core.local import Local
 from fedloom.data import federate
 from fedloom.data.partitions import Niid1
 from fedloom.data.targets import Imbalanced, Skew, Target, UniformLabels
 from fedloom.experiment.ensemble import after_training
-from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
-from fedloom.experiment.target import ClassModels
-from fedloom.models import models
+from fedloom.tasks.target.model import ClassModels
 
 NAME = "heads"
 CLIENTS = 5
@@ -57,17 +54,7 @@ def dealt(order: str, seed: int, scale: Scale, target: Target | None = None) -> 
 def look(order: str, seed: int, scale: Scale) -> dict[str, dict[str, Any]]:
     """By target: each way's accuracy and the client that weighs most in it, and what the check says."""
     federation = dealt(order, seed, scale)
-    shape = {"classes": federation.classes, "inputs": tuple(federation.train.arrays.x.shape[1:])}
-    experiment = Experiment(
-        methods.fedavg(),
-        federation,
-        lambda: models.make("fedssa_cnn", **shape),
-        rounds=scale.rounds,
-        local=Local(epochs=scale.epochs, batch_size=64, lr=scale.lr),
-        views=VIEWS,
-        evaluation=Evaluation(what=("global", "average"), every=scale.rounds),
-        seed=seed,
-    )
+    experiment = common.experiment_on(federation, methods.fedavg(), scale, seed)
     result, found = run(experiment), {}
     known = ClassModels(result.trained)
     for name, target in TARGETS.items():

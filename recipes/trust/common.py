@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable
@@ -56,6 +57,15 @@ def mlp(arrays: Arrays) -> Callable[[], torch.nn.Module]:
 def local(epochs: int = 5) -> Local:
     """Plain SGD."""
     return Local(epochs=epochs, batch_size=10, lr=0.1)
+
+
+def parser(told: str | None) -> argparse.ArgumentParser:
+    """The options of all studies."""
+    made = argparse.ArgumentParser(description=told, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--data", default="digits")
+    made.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    made.add_argument("--table", action="store_true", help="only write table and picture")
+    return made
 
 
 class Stored:

@@ -14,7 +14,6 @@ With other data than the digits, the first 6000 training and 1200 test images ar
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -158,11 +157,8 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, and write table and picture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="digits")
+    parser = common.parser(__doc__)
     parser.add_argument("--target", type=float, default=0.9)
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(common.SEEDS))
-    parser.add_argument("--table", action="store_true", help="only write table and picture")
     given = parser.parse_args(arguments)
     path = common.RESULTS / f"compressed_{given.data}.json"
     stored = common.Stored(path, f"python recipes/trust/compressed.py --data {given.data} --target {given.target:g}")

@@ -18,7 +18,6 @@ With other data than the digits, the first 6000 training and 1200 test images ar
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -283,11 +282,8 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, and write tables and picture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="digits")
+    parser = common.parser(__doc__)
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(common.SEEDS))
-    parser.add_argument("--table", action="store_true", help="only write tables and picture")
     given = parser.parse_args(arguments)
     study = Study(given.data, given.rounds or (ROUNDS if given.data == "digits" else 20))
     stored = study.stored

@@ -20,7 +20,6 @@ With other data than the digits, the first 6000 training and 1200 test images ar
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -176,11 +175,8 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, and write table and picture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="digits")
+    parser = common.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(common.SEEDS))
-    parser.add_argument("--table", action="store_true", help="only write table and picture")
     given = parser.parse_args(arguments)
     path = common.RESULTS / f"private_{given.data}.json"
     stored = common.Stored(path, f"python recipes/trust/private.py --data {given.data}")

@@ -15,7 +15,7 @@ from fedloom.compute.live import Live
 from fedloom.core.aggregate import Fold, blocks
 from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.round import InitialStates
-from fedloom.engines.actor import Actor, Block
+from fedloom.engines.actor import Actor, RemoteBlock
 from fedloom.engines.cluster import Hands, Member
 from fedloom.engines.packed import LARGE, nbytes, pack, unpack
 from fedloom.engines.serial import Serial
@@ -74,7 +74,7 @@ def test_a_chain_of_workers_has_the_sums_of_folds_in_order(name: str) -> None:
         worker.plan, worker.computes = plan, [Live(plan)]
     for number, cut in enumerate(blocks(6)):
         members = cohort[cut.start : cut.stop].tolist()
-        task = Block(number, 0, members, weights[cut.start : cut.stop], [states(c) for c in members], keep=True)
+        task = RemoteBlock(number, 0, members, weights[cut.start : cut.stop], [states(c) for c in members], keep=True)
         rest = unpack(workers[number % 2].fold(0, pack(down), pack(task)))
         assert not rest.sums
         assert [result.client for result in rest.results] == members
@@ -97,7 +97,7 @@ def test_a_worker_answers_faults_in_a_part_with_a_sentence(monkeypatch: pytest.M
 
     monkeypatch.setattr(worker.computes[0], "losses", stumble)
     down = pack(machine.state.server.broadcast(machine.plan))
-    found = unpack(worker.losses(0, down, pack(Block(0, 0, [1], None, [{}]))))
+    found = unpack(worker.losses(0, down, pack(RemoteBlock(0, 0, [1], None, [{}]))))
     assert isinstance(found, ClientError)
     assert str(found) == "round 0: training losses cannot be computed: RuntimeError: the sample is cursed."
 

@@ -17,10 +17,10 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 import fedloom as fl
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.targets import Skew, UniformLabels
-from fedloom.experiment.discriminant import TEMPERATURES, ClassSums, Discriminant
-from fedloom.experiment.label_shift import LabelShiftCheck, fitted, log_likelihood, target_prior
-from fedloom.experiment.target import ABSENT, ClassModels
 from fedloom.experiment.trained import TrainedRun
+from fedloom.tasks.target.discriminant import TEMPERATURES, ClassSums, Discriminant
+from fedloom.tasks.target.label_shift import LabelShiftCheck, fitted, log_likelihood, target_prior
+from fedloom.tasks.target.model import ABSENT, ClassModels
 
 
 @pytest.mark.parametrize(("ones", "share"), [(45, 0.3), (30, 0.0), (20, 0.0), (80, 1.0), (95, 1.0), (55, 0.5)])

@@ -12,7 +12,7 @@ from fedloom.api import load
 from fedloom.cli.predict import read, run_and_files
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.console import relpath
-from fedloom.experiment.target import ClassModels, TargetModel
+from fedloom.tasks.target.model import ClassModels, TargetModel
 
 
 def command(arguments: argparse.Namespace) -> int:

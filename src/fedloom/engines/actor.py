@@ -15,32 +15,22 @@ import numpy as np
 import torch
 
 from fedloom.core.aggregate import Fold
-from fedloom.core.client import Broadcast, State
+from fedloom.core.client import Broadcast
 from fedloom.core.engine import Compute, ComputeFactory
 from fedloom.core.errors import ClientError
 from fedloom.core.plan import ClientPlan
 from fedloom.engines.packed import Packed, pack, unpack
-from fedloom.engines.worker import or_error
+from fedloom.engines.worker import Block, or_error
 
 
-@dataclass(frozen=True)
-class Block:
-    """The work of one block.
+@dataclass
+class RemoteBlock(Block):
+    """A block at a worker on some node.
 
     Attributes:
-        number: the block's position in its cohort.
-        level: the level of its members.
-        clients: its members.
-        weights: their mixing coefficients, float64 [members], if known.
-        states: their states.
         keep: whether its sums stay with the worker.
     """
 
-    number: int
-    level: int
-    clients: list[int]
-    weights: np.ndarray | None
-    states: list[State]
     keep: bool = False
 
 
@@ -77,7 +67,7 @@ class Actor:
     def fold(self, round: int, down: Packed, block: Packed) -> Packed:
         """The fold of a block; without its sums if these stay here."""
         received = self._receive(round, down)
-        task: Block = unpack(block, self.device)
+        task: RemoteBlock = unpack(block, self.device)
         compute = self.computes[task.level]
         work = partial(compute.fold, received, task.clients, task.states, task.weights)
         return pack(self._kept(task, or_error(work, f"round {received.round}: uploads do not fold")))
@@ -85,7 +75,7 @@ class Actor:
     def work(self, round: int, down: Packed, block: Packed) -> Packed:
         """The results of a block's members."""
         received = self._receive(round, down)
-        task: Block = unpack(block, self.device)
+        task: RemoteBlock = unpack(block, self.device)
         work = partial(self.computes[task.level].work, received, task.clients, task.states)
         return pack(or_error(lambda: list(work()), f"round {received.round}: local work failed"))
 
@@ -101,7 +91,7 @@ class Actor:
     def losses(self, round: int, down: Packed, block: Packed) -> Packed:
         """Training losses of the received model."""
         received = self._receive(round, down)
-        task: Block = unpack(block, self.device)
+        task: RemoteBlock = unpack(block, self.device)
         states = dict(zip(task.clients, task.states, strict=True))
         work = partial(self.computes[task.level].losses, received, np.array(task.clients), states.__getitem__)
         return pack(or_error(work, f"round {received.round}: training losses cannot be computed"))
@@ -113,7 +103,7 @@ class Actor:
         assert self.down is not None
         return self.down
 
-    def _kept(self, task: Block, folded: Fold | ClientError) -> Fold | ClientError:
+    def _kept(self, task: RemoteBlock, folded: Fold | ClientError) -> Fold | ClientError:
         if task.keep and isinstance(folded, Fold):
             self.kept[task.number] = Fold(folded.sums)
             return replace(folded, sums={})

@@ -32,7 +32,7 @@ from fedloom.core.engine import Compute, ComputeFactory, Engine, States, Traits
 from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.federation import Index, Split
 from fedloom.core.plan import ClientPlan
-from fedloom.engines.actor import Block
+from fedloom.engines.actor import RemoteBlock
 from fedloom.engines.cluster import Cluster, Hands, Job, Member
 from fedloom.engines.packed import Packed, nbytes, pack, unpack
 
@@ -145,11 +145,11 @@ class _Blocks:
         self.cut = self.compute.blocks(len(clients))
         self.broadcast = next(engine.numbers), engine.cluster.ray.put(pack(down))
 
-    def block(self, number: int, members: range, keep: bool = False) -> Block:
+    def block(self, number: int, members: range, keep: bool = False) -> RemoteBlock:
         """Consecutive members of the cohort, with their states."""
         clients = self.clients[members.start : members.stop].tolist()
         part = None if self.weights is None else self.weights[members.start : members.stop]
-        return Block(number, self.level, clients, part, [self.states(client) for client in clients], keep)
+        return RemoteBlock(number, self.level, clients, part, [self.states(client) for client in clients], keep)
 
     def job(self, method: str, number: int, members: range, keep: bool = False) -> Job:
         """The call of a worker's method for such members; their states are read when it is dealt."""

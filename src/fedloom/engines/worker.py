@@ -29,8 +29,8 @@ PR_SET_PDEATHSIG = 1
 
 
 @dataclass
-class BlockTask:
-    """The work of one block, and the slot through which its data go.
+class Block:
+    """The work of one block.
 
     Attributes:
         number: the block's position in its cohort.
@@ -38,11 +38,6 @@ class BlockTask:
         clients: its members.
         weights: their mixing coefficients, float64 [members], if known.
         states: their states.
-        slot: index of the slot, whose mark is the position of the member being worked on.
-        deaths: number of workers that died, by position of the member.
-        lost: the failures of members at which too many workers died.
-        alone: whether members run one by one, to find the one that kills its worker.
-        places: places in the arena for their new states, as far as there is room.
     """
 
     number: int
@@ -50,6 +45,20 @@ class BlockTask:
     clients: list[int]
     weights: np.ndarray | None
     states: list[State]
+
+
+@dataclass
+class BlockTask(Block):
+    """A block, and the slot through which its data go.
+
+    Attributes:
+        slot: index of the slot, whose mark is the position of the member being worked on.
+        deaths: number of workers that died, by position of the member.
+        lost: the failures of members at which too many workers died.
+        alone: whether members run one by one, to find the one that kills its worker.
+        places: places in the arena for their new states, as far as there is room.
+    """
+
     slot: int
     deaths: Counter[int] = field(default_factory=Counter)
     lost: dict[int, Result] = field(default_factory=dict)

@@ -167,9 +167,9 @@ class SearchTask(TrainerTask):
     # --- running it
 
     def step(self) -> Record:
-        todo = self._next()
-        assert todo is not None
-        role, candidate, seed = todo
+        upcoming = self._next()
+        assert upcoming is not None
+        role, candidate, seed = upcoming
         return self._candidate() if role == "candidate" else self._compare(role, candidate, seed)
 
     def _candidate(self) -> Record:

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.targets import CLASSES
-from fedloom.experiment.discriminant import ClassSums, Discriminant
-from fedloom.experiment.label_shift import LabelShiftCheck, TargetPrior, target_prior
 from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.trained import DeployedModel, TrainedRun
+from fedloom.tasks.target.discriminant import ClassSums, Discriminant
+from fedloom.tasks.target.label_shift import LabelShiftCheck, TargetPrior, target_prior
 
 ABSENT = -1e4  # the logit's bias of a class with share 0
 

@@ -1,0 +1,1 @@
+"""Models for the unlabelled data of somebody else, from a finished run."""
