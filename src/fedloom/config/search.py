@@ -54,12 +54,12 @@ def build(config: Config, shared: Shared | None = None) -> SearchExperiment:
         return RUN.complete({**given, "method": {"name": candidate["method"], **taken}, **changes}, words)
 
     def make(candidate: Candidate, seed: int, validate: bool) -> Experiment:
-        evaluation = {**config["evaluation"], "what": [settings.goal.partition("/")[0]], "target": None, "patience": 0}
-        if not validate:
-            return build_run(Config(complete(candidate, seed=seed, evaluation=evaluation)), shared)
         first = next(iter(settings.milestones(config["rounds"])), config["rounds"])
-        changes = {"seed": seed, "validation": settings.validation, "evaluation": {**evaluation, "every": first}}
-        made = build_run(Config(complete(candidate, **changes)), shared)
+        evaluation = {"what": [settings.goal.partition("/")[0]], "every": first, "target": None, "patience": 0}
+        changes = {"seed": seed, "evaluation": {**config["evaluation"], **evaluation}}
+        if not validate:
+            return build_run(Config(complete(candidate, **changes)), shared)
+        made = build_run(Config(complete(candidate, validation=settings.validation, **changes)), shared)
         return replace(made, federation=shared(f"validating {seed}", {}, lambda _: validating(made.federation)))
 
     names, misfits = _fitting(make, settings, config["seed"])

@@ -55,7 +55,9 @@ class Krum(Mixing):
         flat = torch.stack(list(info.updates)).double()
         n = len(flat)
         f = int(self.hostile * n + 1e-9)
-        squares = torch.stack([(flat - one).square().sum(1) for one in flat])
+        products = flat @ flat.T
+        lengths = products.diagonal()
+        squares = (lengths[:, None] + lengths - 2 * products).fill_diagonal_(-1)  # one's own is the least
         nearest = squares.sort(dim=1).values[:, 1 : 1 + max(n - f - 2, 1)]  # the first is the client itself
         chosen = nearest.sum(1).sort(stable=True).indices[: min(self.selected or n - f, n)].cpu().numpy()
         p = np.zeros(n)
