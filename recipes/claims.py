@@ -80,7 +80,7 @@ def reached(target: float) -> Measure:
     """Transmissions until the average model has an accuracy, in rounds of FedAvg."""
 
     def measure(run: Any, _: Mapping[str, Any]) -> float:
-        hit = next((at for at, value in enumerate(run["average"], 1) if value >= target), None)
+        hit = next((at for at, value in enumerate(run["average"], 1) if value is not None and value >= target), None)
         return AtLeast(run["rounds"] * run["cost"]) if hit is None else hit * run["cost"]
 
     return measure

@@ -80,6 +80,27 @@ def test_mnist_runs_goes_on_and_writes_the_table_again(
 
 
 @pytest.mark.slow
+def test_cifar_runs_and_says_what_the_paper_sent(
+    tmp_path: Path, recipe: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random, out = np.random.default_rng(0), tmp_path / "out"
+    x, y = random.integers(0, 255, (200, 32, 32, 3), dtype=np.uint8), np.arange(200) % 10
+    np.savez(tmp_path / "cifar10.npz", x_train=x, y_train=y, x_test=x[:20], y_test=y[:20])
+    monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path))
+    chosen = ("--settings", "cifar10_dir3_all", "cifar10_iid", "--only", "SCAFFOLD", "--rounds", 1, "--seeds", 0)
+    assert recipe("cifar", *chosen, "--runs", tmp_path / "runs", "--out", out) == 0
+    text = (out / "cifar10_dir3_all.md").read_text()
+    assert text.startswith("# CIFAR-10, 100 clients, 100 % participation, Dirichlet .3")
+    assert "| 80.2 % | SCAFFOLD | 2+ | 504 |" in text
+    found = json.loads((out / "cifar10_iid.json").read_text())["runs"]["SCAFFOLD"]["seed0"]
+    assert (found["rounds"], found["cost"], found["average"]) == (1, 2, [found["average"][0]])
+    (out / "cifar10_iid.md").unlink()
+    assert recipe("cifar", "--table", "--runs", tmp_path / "none", "--out", out) == 0
+    assert (out / "cifar10_iid.md").exists()
+    assert not (out / "cifar100_iid.md").exists()
+
+
+@pytest.mark.slow
 def test_mnist_says_what_is_missing(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "FEDLOOM_DATA"} | {"HOME": "/nonexistent"}
     command = [sys.executable, str(FOLDER / "mnist_dirichlet.py"), "--runs", str(tmp_path), "--out", str(tmp_path)]

@@ -1,0 +1,190 @@
+"""A comparison of FedDyn, SCAFFOLD, FedAvg and FedProx by what they transmit until a target accuracy, seed by seed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import common
+import matplotlib
+
+from fedloom.core.federation import Federation
+from fedloom.core.local import Local
+from fedloom.core.method import Method
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.federated import run
+from fedloom.models import models
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method with its local work, the rounds that we give it, and what the paper sent to reach each target."""
+
+    method: Method
+    work: dict[str, int]
+    rounds: int
+    published: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Study:
+    """One setting of the paper: 100 clients, each in a round with probability ``participation``, their average model.
+
+    Attributes:
+        name: of the files of results, and of the folder of runs.
+        title: of the page.
+        command: what writes the results.
+        targets: two test accuracies, the higher one first; a run is ended when the average model reaches that.
+        cases: the methods.
+        model, parameters: the network and its size.
+        local: local settings that all methods share.
+        deal: the data of a seed.
+        every: rounds from one evaluation to the next.
+        ylim: the range of accuracies in the picture, in percent.
+    """
+
+    name: str
+    title: str
+    command: str
+    targets: tuple[float, float]
+    cases: Mapping[str, Case]
+    model: str
+    parameters: int
+    local: Callable[..., Local]
+    deal: Callable[[int], Federation]
+    participation: float = 0.1
+    every: int = 1
+    ylim: tuple[float, float] = (0.0, 100.0)
+
+    def experiment(
+        self, name: str, seed: int, rounds: int | None = None, engine: str = "auto", target: float | None = None
+    ) -> Experiment:
+        """A method in this setting, stopped when the average model reaches the target."""
+        case, federation = self.cases[name], self.deal(seed)
+        inputs = tuple(federation.train.arrays.x.shape[1:])
+        return Experiment(
+            case.method,
+            federation,
+            lambda: models.make(self.model, classes=federation.classes, inputs=inputs),
+            rounds=rounds or case.rounds,
+            participation=self.participation,
+            sampling="bernoulli",
+            local=self.local(**case.work),
+            evaluation=Evaluation(
+                what=("average", "global"),
+                metric="average/accuracy",
+                target=target or self.targets[0],
+                stop_at_target=True,
+                every=self.every,
+            ),
+            engine=engine,
+            seed=seed,
+        )
+
+    def collect(self, runs: Path, stored: dict[str, Any]) -> dict[str, Any]:
+        """What the run directories hold, finished or not, over what is stored."""
+        found = dict(stored.get("runs", {}))
+        for config in sorted(runs.glob("*/*/config.yaml")):
+            lines = config.with_name("metrics.jsonl").read_text().splitlines(keepends=True)
+            history = [json.loads(line) for line in lines if line.endswith("\n")]
+            name, seed = config.parts[-3:-1]
+            found.setdefault(name, {})[seed] = common.compact(history, self.parameters, "accuracy")
+        return {"command": self.command, **stored, "runs": found}
+
+    def tables(self, results: dict[str, Any]) -> str:
+        """The results beside the paper's."""
+        high = f"{100 * self.targets[0]:.1f} %"
+        text = [f"# {self.title}", ""]
+        text += [
+            "Parameters transmitted until the target test accuracy, in rounds of FedAvg (a round of SCAFFOLD costs"
+        ]
+        text += [
+            "2): one number a seed; `x+`: not reached when x had been sent, where the run was ended. A run also ends"
+        ]
+        text += [
+            f"when the average model has {high}, so that `+` for the server model then says only: later than that."
+        ]
+        for model, words in common.MODELS.items():
+            rows = []
+            for number, target in enumerate(self.targets):
+                for name, case in self.cases.items():
+                    runs = results["runs"].get(name, {}).values()
+                    sent = [(common.reached(r, model, target, "max"), r["rounds"] * r["cost"]) for r in runs]
+                    best = [max(v for v in r[model] if v is not None) for r in runs if r["rounds"]]
+                    reach = f"{100 * min(best):.2f} to {100 * max(best):.2f} %" if best else "-"
+                    ours = ", ".join(common.shown(*one) for one in sent) or "-"
+                    rows.append([f"{100 * target:.1f} %", name, ours, case.published[number], reach])
+            header = ["target", "method", "transmitted, by seed", "paper (average model)", "best accuracy in the run"]
+            text += ["", f"## {words[0].upper()}{words[1:]}", "", common.table(header, rows)]
+        text += ["", "## Runs", ""]
+        rows = [
+            [name, str(case.rounds), *(" ".join(f"{seed}:{r['rounds']}" for seed, r in runs.items()) or "-",)]
+            for name, case in self.cases.items()
+            for runs in [{k.removeprefix("seed"): v for k, v in results["runs"].get(name, {}).items()}]
+        ]
+        text += [common.table(["method", "rounds at most", "rounds done (seed:rounds)"], rows), ""]
+        text += [f"`{results['command']}`", "", f"{results['machine']}.", *common.notes(results)]
+        return "\n".join(text)
+
+    def picture(self, results: dict[str, Any], path: Path) -> None:
+        """Test accuracy of the average model (left) and of the server model against transmissions, one line a seed."""
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+
+        figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+        for axis, (model, words) in zip(axes, common.MODELS.items(), strict=True):
+            for name, runs in results["runs"].items():
+                for number, r in enumerate(runs.values()):
+                    sent = [r["cost"] * (t + 1) for t in range(r["rounds"])]
+                    values = [float("nan") if v is None else 100 * v for v in r[model]]
+                    label = name if not number else None
+                    axis.plot(sent, values, color=common.COLOURS[name], linewidth=0.8, alpha=0.8, label=label)
+            for target in self.targets:
+                axis.axhline(100 * target, color="grey", linewidth=0.6, linestyle=":")
+            axis.set(title=words, xlabel="transmissions (rounds of FedAvg)", ylim=self.ylim)
+        axes[0].set_ylabel("test accuracy, %")
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=110)
+        pyplot.close(figure)
+
+    def report(self, runs: Path, out: Path, machine: dict[str, str]) -> dict[str, Any]:
+        """Bring the stored results up to date, and write tables and picture from them."""
+        stored = out / f"{self.name}.json"
+        results = self.collect(runs, {"machine": "", **common.read(stored), **machine})
+        common.write(stored, results)
+        common.write(out / f"{self.name}.md", self.tables(results))
+        self.picture(results, out / f"{self.name}.png")
+        return results
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Run what is missing, seed by seed; the exit code."""
+        runs = args.runs / self.name
+        if args.table:
+            return common.verdict(self.report(runs, args.out, machine={}))
+        results: dict[str, Any] = {}
+        for seed in args.seeds:
+            for name in args.only:
+                where = runs / name / f"seed{seed}"
+                chosen = self.experiment(name, seed, args.rounds, args.engine, args.target)
+                run(chosen, where, resume=where.exists(), checkpoint_every=25)
+                results = self.report(runs, args.out, {"machine": common.machine()})
+        return common.verdict(results)
+
+
+def parser(told: str | None, names: Sequence[str]) -> argparse.ArgumentParser:
+    """The options of all studies."""
+    made = argparse.ArgumentParser(description=told, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    made.add_argument("--only", nargs="+", choices=names, default=list(names))
+    made.add_argument("--rounds", type=int, help="instead of each method's own limit")
+    made.add_argument("--target", type=float, help="where a run may stop, instead of the higher target")
+    made.add_argument("--engine", default="auto", help="auto, serial or processes")
+    made.add_argument("--runs", type=Path, default=Path("runs/feddyn"), help="run directories")
+    made.add_argument("--out", type=Path, default=common.RESULTS, help="tables, picture and compact results")
+    made.add_argument("--table", action="store_true", help="only write them again")
+    return made
