@@ -12,6 +12,7 @@ paired by outer seed.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,7 +50,13 @@ def outcome(data: str, name: str, seed: int) -> dict[str, Any]:
     """One search: what it chose, and the scores of that and of FedAvg on seeds of their own."""
     folder = RUNS / data / f"{name}-{seed}"
     words = [*COMMON, *DATA[data], *SEARCHES[name], f"seed={seed}"]
-    found = search(build(SEARCH.resolve(words)), folder, resume=folder.exists())
+    known = [
+        json.loads(line)
+        for other in SEARCHES
+        if other != name and (records := RUNS / data / f"{other}-{seed}" / "metrics.jsonl").exists()
+        for line in records.read_text().splitlines()
+    ]
+    found = search(build(SEARCH.resolve(words)), folder, resume=folder.exists(), known=known)
     by_role = {row["role"]: row for row in found["ranking"]}
     chosen, plain = by_role[found["chosen"]], by_role[REFERENCE]
     return {

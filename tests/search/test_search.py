@@ -110,6 +110,17 @@ def test_interrupted_anywhere_and_resumed_it_tries_and_finds_the_same(finished: 
     assert history(folder) == history(finished)
 
 
+def test_what_another_search_ran_is_taken_over_and_changes_nothing(finished: Path, tmp_path: Path) -> None:
+    known, told, alone = RunDirectory(finished).metrics(), tmp_path / "told", tmp_path / "alone"
+    search(made("search.sampler=random"), told, known=known)
+    search(made("search.sampler=random"), alone)
+    assert history(told) == history(alone)
+    taken, ran = (RunDirectory(folder).metrics() for folder in (told, alone))
+    named = [record["candidate"]["method"] for record in taken].index("term")  # the last that both searches begin with
+    minutes = [[record["minutes"] for record in records[: named + 1]] for records in (known, taken, ran)]
+    assert minutes[0] == minutes[1] != minutes[2]
+
+
 def test_another_search_is_not_continued(finished: Path) -> None:
     with pytest.raises(CheckpointError, match="another experiment"):
         search(made("search.eta=3"), finished, resume=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -80,6 +80,7 @@ def search(
     checkpoint_every: int = 1,
     keep: int = 2,
     callbacks: Sequence[Callback] = (),
+    known: Sequence[Record] = (),
 ) -> dict[str, Any]:
     """Run a search, from the start or where it stopped; returns its summary.
 
@@ -90,9 +91,11 @@ def search(
         checkpoint_every: runs between checkpoints.
         keep: number of checkpoints to keep.
         callbacks: observers; they see one record per run.
+        known: records of another search with the same data, conditions and seed, which differs in its sampler, slots or
+            budget. Runs that both begin with, and comparisons of the same candidates, are taken over, not repeated.
     """
     with one_thread():
-        task = SearchTask(experiment, None if out is None else Path(out))
+        task = SearchTask(experiment, None if out is None else Path(out), known)
         return Trainer(task, out, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks).run(resume)
 
 
@@ -102,12 +105,14 @@ class SearchTask(TrainerTask):
     Args:
         experiment: the search.
         out: run directory.
+        known: records of another search, as in ``search``.
     """
 
     kind, name, headline = Kind.SEARCH, "search", "score"
 
-    def __init__(self, experiment: SearchExperiment, out: Path | None = None) -> None:
+    def __init__(self, experiment: SearchExperiment, out: Path | None = None, known: Sequence[Record] = ()) -> None:
         super().__init__()
+        self.known = known
         self.experiment, self.settings, self.out = experiment, experiment.settings, out
         self.seed, self.config, self.citations = experiment.seed, experiment.config, ""
         self.maximise = direction(self.settings.goal) == "max"
@@ -202,7 +207,9 @@ class SearchTask(TrainerTask):
         def make() -> Experiment:
             return self.experiment.make(candidate, self.seed, True)
 
-        outcome = attempt(make, candidate["method"], self.settings.goal, self.milestones, goes_on, limit)
+        outcome = self._taken_over(candidate)
+        if outcome is None:
+            outcome = attempt(make, candidate["method"], self.settings.goal, self.milestones, goes_on, limit)
         if outcome.state == "complete" and not outcome.scores:
             raise ConfigError(f"search.goal is {self.settings.goal!r}, which is not measured; {outcome.reason}")
         drawn = {"params": trial.params, "ranges": {k: distribution_to_json(d) for k, d in trial.distributions.items()}}
@@ -215,8 +222,18 @@ class SearchTask(TrainerTask):
             **drawn,
         }
 
+    def _taken_over(self, candidate: Candidate) -> Outcome | None:
+        """What the other search found for the next candidate, if it had tried the same ones before."""
+        others = [record for record in self.known if record["stage"] == "search"][: len(self.tried) + 1]
+        same = [record["candidate"] for record in others] == [*(r["candidate"] for r in self.tried), candidate]
+        return _outcome(others[-1]) if same else None
+
     def _compare(self, role: str, candidate: Candidate, seed: int) -> Record:
         """Run a candidate to its end on a held-out seed, tested on test samples."""
+        for record in self.known:
+            if (record["stage"], record["candidate"], record["seed"]) == ("compare", candidate, seed):
+                return {"stage": "compare", "role": role, "seed": seed, "candidate": candidate,
+                        **_plain(_outcome(record))}  # fmt: skip
         outcome = Outcome(candidate["method"])
         try:
             experiment = self.experiment.make(candidate, seed, False)
@@ -288,6 +305,12 @@ def _plain(outcome: Outcome) -> Record:
     """An outcome as JSON: the last score under ``score``, NaN as null."""
     scores = {str(round): None if math.isnan(x) else x for round, x in outcome.scores.items()}
     return {**asdict(outcome), "scores": scores, "score": next(reversed(scores.values()), None)}
+
+
+def _outcome(record: Record) -> Outcome:
+    """The outcome in a record."""
+    scores = {int(round): math.nan if x is None else x for round, x in record["scores"].items()}
+    return Outcome(**{field.name: record[field.name] for field in fields(Outcome)} | {"scores": scores})
 
 
 def _trial(record: Record) -> optuna.trial.FrozenTrial:
