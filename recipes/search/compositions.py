@@ -32,11 +32,11 @@ DATA: Mapping[str, tuple[str, ...]] = {
     "digits": ("data=digits", "partition=dirichlet", "partition.alpha=0.1", "clients=20", "participation=0.5",
                "model=mlp", "rounds=27", "search.budget=540"),
     "fashion_mnist": ("data=fashion_mnist", "partition=dirichlet", "partition.alpha=0.1", "clients=100",
-                      "participation=0.1", "model=two_nn", "rounds=27", "search.budget=540", "local.batch_size=50"),
+                      "participation=0.1", "model=two_nn", "rounds=27", "search.budget=900", "local.batch_size=50"),
     "mnist_by_writer": ("data=mnist", "partition=natural", "model=two_nn", "participation=0.05", "rounds=27",
-                      "search.budget=540"),
+                      "search.budget=900"),
     "shakespeare": ("data=shakespeare", "partition=natural", "model=stacked_lstm", "participation=0.05", "rounds=9",
-                    "search.budget=180"),
+                    "search.budget=300"),
 }  # fmt: skip
 SEARCHES: Mapping[str, tuple[str, ...]] = {
     "compositions": (),
@@ -51,10 +51,9 @@ def outcome(data: str, name: str, seed: int) -> dict[str, Any]:
     folder = RUNS / data / f"{name}-{seed}"
     words = [*COMMON, *DATA[data], *SEARCHES[name], f"seed={seed}"]
     known = [
-        json.loads(line)
-        for other in SEARCHES
-        if other != name and (records := RUNS / data / f"{other}-{seed}" / "metrics.jsonl").exists()
-        for line in records.read_text().splitlines()
+        [json.loads(line) for line in records.read_text().splitlines()]
+        for records in sorted((RUNS / data).glob(f"*-{seed}/metrics.jsonl"))
+        if records.parent != folder
     ]
     found = search(build(SEARCH.resolve(words)), folder, resume=folder.exists(), known=known)
     by_role = {row["role"]: row for row in found["ranking"]}

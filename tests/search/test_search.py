@@ -112,7 +112,7 @@ def test_interrupted_anywhere_and_resumed_it_tries_and_finds_the_same(finished: 
 
 def test_what_another_search_ran_is_taken_over_and_changes_nothing(finished: Path, tmp_path: Path) -> None:
     known, told, alone = RunDirectory(finished).metrics(), tmp_path / "told", tmp_path / "alone"
-    search(made("search.sampler=random"), told, known=known)
+    search(made("search.sampler=random"), told, known=[[], known])
     search(made("search.sampler=random"), alone)
     assert history(told) == history(alone)
     taken, ran = (RunDirectory(folder).metrics() for folder in (told, alone))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -80,7 +81,7 @@ def search(
     checkpoint_every: int = 1,
     keep: int = 2,
     callbacks: Sequence[Callback] = (),
-    known: Sequence[Record] = (),
+    known: Sequence[Sequence[Record]] = (),
 ) -> dict[str, Any]:
     """Run a search, from the start or where it stopped; returns its summary.
 
@@ -91,7 +92,7 @@ def search(
         checkpoint_every: runs between checkpoints.
         keep: number of checkpoints to keep.
         callbacks: observers; they see one record per run.
-        known: records of another search with the same data, conditions and seed, which differs in its sampler, slots or
+        known: records of other searches with the same data, conditions and seed, which differ in sampler, slots or
             budget. Runs that both begin with, and comparisons of the same candidates, are taken over, not repeated.
     """
     with one_thread():
@@ -105,12 +106,14 @@ class SearchTask(TrainerTask):
     Args:
         experiment: the search.
         out: run directory.
-        known: records of another search, as in ``search``.
+        known: records of other searches, as in ``search``.
     """
 
     kind, name, headline = Kind.SEARCH, "search", "score"
 
-    def __init__(self, experiment: SearchExperiment, out: Path | None = None, known: Sequence[Record] = ()) -> None:
+    def __init__(
+        self, experiment: SearchExperiment, out: Path | None = None, known: Sequence[Sequence[Record]] = ()
+    ) -> None:
         super().__init__()
         self.known = known
         self.experiment, self.settings, self.out = experiment, experiment.settings, out
@@ -223,14 +226,17 @@ class SearchTask(TrainerTask):
         }
 
     def _taken_over(self, candidate: Candidate) -> Outcome | None:
-        """What the other search found for the next candidate, if it had tried the same ones before."""
-        others = [record for record in self.known if record["stage"] == "search"][: len(self.tried) + 1]
-        same = [record["candidate"] for record in others] == [*(r["candidate"] for r in self.tried), candidate]
-        return _outcome(others[-1]) if same else None
+        """What another search found for the next candidate, if it had tried the same ones before."""
+        mine = [*(record["candidate"] for record in self.tried), candidate]
+        for records in self.known:
+            others = [record for record in records if record["stage"] == "search"][: len(mine)]
+            if [record["candidate"] for record in others] == mine:
+                return _outcome(others[-1])
+        return None
 
     def _compare(self, role: str, candidate: Candidate, seed: int) -> Record:
         """Run a candidate to its end on a held-out seed, tested on test samples."""
-        for record in self.known:
+        for record in chain.from_iterable(self.known):
             if (record["stage"], record["candidate"], record["seed"]) == ("compare", candidate, seed):
                 return {"stage": "compare", "role": role, "seed": seed, "candidate": candidate,
                         **_plain(_outcome(record))}  # fmt: skip
@@ -310,7 +316,9 @@ def _plain(outcome: Outcome) -> Record:
 def _outcome(record: Record) -> Outcome:
     """The outcome in a record."""
     scores = {int(round): math.nan if x is None else x for round, x in record["scores"].items()}
-    return Outcome(**{field.name: record[field.name] for field in fields(Outcome)} | {"scores": scores})
+    return Outcome(
+        **{field.name: record[field.name] for field in fields(Outcome) if field.name != "scores"}, scores=scores
+    )
 
 
 def _trial(record: Record) -> optuna.trial.FrozenTrial:
