@@ -180,8 +180,9 @@ def spend(results: dict[str, Any], spent: Mapping[str, float]) -> None:
 
 
 def foot(results: dict[str, Any]) -> list[str]:
-    """The last lines of a page: command, seed, machine, time and notes."""
-    text = ["", f"`{results['command']}`, seed {results['seed']}. {results.get('machine', '')}."]
+    """The last lines of a page: command, seed if there is one, machine, time and notes."""
+    seed = f", seed {results['seed']}" if "seed" in results else ""
+    text = ["", f"`{results['command']}`{seed}. {results.get('machine', '')}."]
     if spent := results.get("core_seconds"):
         text += [f"The runs took at least {sum(spent.values()) / 60:.0f} minutes of one core."]
     return [*text, *notes(results)]

@@ -4,10 +4,10 @@
     python recipes/superfed/landscape.py --table              # page again, from the stored results
 
 The three models are the server's and two clients' own ones, as they are after the runs of ``table_2_3.py`` with 100
-clients (gone on with where they are unfinished): of SuPerFed the local models v that never left the clients; FedAvg has
-none, so that two clients do one more piece of local work. The loss is the cross entropy on 1000 common test images of
-all ten classes. As the planes have different scales, the page also says how far one can go from the server's model
-towards a client's until that loss has risen by .1.
+clients and 24 rounds (gone on with where they are unfinished): of SuPerFed the local models v that never left the
+clients; FedAvg has none, so that two clients do one more piece of local work. The loss is the cross entropy on 1000
+common test images of all ten classes. As the planes have different scales, the page also says how far one can go from
+the server's model towards a client's until that loss has risen by .1.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.setup import make_plan, placed
 
 METHODS = ("FedAvg", "SuPerFed-MM", "SuPerFed-LM")
-CLIENTS, IMAGES, RISE = 100, 1000, 0.1
+CLIENTS, ROUNDS, IMAGES, RISE = 100, 24, 1000, 0.1
 
 
 def own_models(plan: ClientPlan, result: RunResult) -> list[Tensor]:
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--rounds", type=int, default=pathological.ROUNDS[CLIENTS])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--steps", type=int, default=25, help="places along each axis")
     parser.add_argument("--runs", type=Path, default=Path("runs/superfed/table_2_3"), help="run directories")
     parser.add_argument("--out", type=Path, default=common.RESULTS)

@@ -1,29 +1,32 @@
 """MNIST, two classes a client, K = 50, 100, 500: eleven methods at all clients (Hahn, thesis, table 2.3).
 
-    FEDLOOM_DATA=... python recipes/superfed/table_2_3.py [--seed 0] [--only FedAvg APFL] [--clients 100] [--rounds 5]
+    FEDLOOM_DATA=... python recipes/superfed/table_2_3.py [--seeds 0 1 2] [--only FedAvg APFL] [--clients 500]
     FEDLOOM_DATA=... python recipes/superfed/table_2_3.py --settings text
     python recipes/superfed/table_2_3.py --table              # table and picture again, from the stored results
 
 As published: five clients a round, 10 epochs in batches of 10, learning rate .01, momentum .9, weight decay 1e-4; a
 fifth of each client's images are its test set. FedProx has mu .01, APFL alpha .25, Ditto lambda .1, pFedMe lambda 15
-and five inner steps, FedRep nine epochs for the head and one for the body, SuPerFed mu .01. With 500 clients there are
-500 rounds as published. The thesis' text (``--settings text``) and the authors' scripts differ: the rate decays by .99
-or .999 a round, nu is 1 or 1 (MM) and 2 (LM), L is .4 T or .2 T (MM) and .4 T (LM), TwoNN has two hidden layers or
-three without biases. With .99 the rate has fallen to .0013 when the local models of 500 rounds are first trained.
+and five inner steps, FedRep nine epochs for the head and one for the body, SuPerFed mu .01; 500 rounds. The thesis'
+text (``--settings text``) and the authors' scripts differ: the rate decays by .99 or .999 a round, nu is 1 or 1 (MM)
+and 2 (LM), L is .4 T or .2 T (MM) and .4 T (LM), TwoNN has two hidden layers or three without biases. With .99 the
+rate has fallen to .0013 when the local models of 500 rounds are first trained.
 
-Other than published: 24 rounds with 100 clients and 12 with 50, and a tenth of each client's images are set aside to
-choose its lambda. As so few rounds let a client take part about once, the table also shows the clients that took part
-alone. Runs that were interrupted go on from their last checkpoint.
+Other than published: a tenth of each client's images are set aside; who has 50 or more of them chooses its lambda by
+them, others take .5. A run costs one to seven minutes of a core with 500 clients, five times as much with 100. Runs
+that were interrupted go on from their last checkpoint. The stored results of the text's settings have 24 rounds with
+100 clients and 12 with 50, where a client takes part about once: tables also show the clients that took part alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import common
@@ -35,8 +38,9 @@ from fedloom.core.federation import Federation
 from fedloom.data import Source, federate, sources
 from fedloom.data.partitions import Pathological
 from fedloom.experiment.experiment import Experiment
+from fedloom.metrics.comparison import paired
 
-ROUNDS = {500: 500, 100: 24, 50: 12}
+ROUNDS = {500: 500, 100: 500, 50: 500}
 PUBLISHED = {  # mean and standard deviation of top-1 over clients, K = 50, 100, 500
     "FedAvg": ((95.69, 2.39), (89.78, 11.30), (96.04, 4.74)),
     "FedProx": ((95.13, 2.67), (93.25, 6.12), (96.50, 4.52)),
@@ -71,58 +75,94 @@ def data(mnist: Source, clients: int, seed: int) -> Federation:
     return federate(mnist, Pathological(classes=2), clients=clients, seed=seed, validation=0.1, held_out=0.2)
 
 
-def collect(runs: Path, stored: dict[str, Any], seed: int, chosen: Protocol = TEXT) -> dict[str, Any]:
+def collect(runs: Path, stored: dict[str, Any], chosen: Protocol = TEXT) -> dict[str, Any]:
     """What the run directories hold, finished or not, over what is stored."""
-    found = {"command": "python recipes/superfed/table_2_3.py", "notes": [], "seed": seed, "runs": {}, **stored}
+    found = {"command": "python recipes/superfed/table_2_3.py", "notes": [], "runs": {}, **stored}
     for clients in sorted(ROUNDS):
         for name in PUBLISHED:
-            where = place(runs, clients, name, seed, chosen)
-            if new := common.cell(where):
-                found["runs"].setdefault(str(clients), {})[name] = new
+            for where in sorted(place(runs, clients, name, 0, chosen).parent.glob("seed*")):
+                if new := common.cell(where):
+                    by_seed = found["runs"].setdefault(str(clients), {}).setdefault(name, {})
+                    by_seed[where.name.removeprefix("seed")] = new
     return found
+
+
+def last(runs: Mapping[str, Any], *path: str) -> dict[str, float]:
+    """A figure of a method's runs in percent, the last one of a curve, by seed."""
+    found: dict[str, float] = {}
+    for seed, run in runs.items():
+        for key in path:
+            run = run.get(key, {})
+        if run:
+            found[seed] = 100 * (run[-1] if isinstance(run, list) else run)
+    return found
+
+
+def average(values: Mapping[str, float], digits: int = 2) -> str:
+    """Mean ± standard error over seeds.
+
+    >>> average({"0": 98.0, "1": 98.2}), average({"0": 98.0}), average({})
+    ('98.10 ± 0.10', '98.00', '-')
+    """
+    if not values:
+        return "-"
+    error = f" ± {stdev(values.values()) / len(values) ** 0.5:.{digits}f}" if len(values) > 1 else ""
+    return f"{fmean(values.values()):.{digits}f}{error}"
+
+
+def gain(values: Mapping[str, float], others: Mapping[str, float]) -> str:
+    """The gain paired by seed, with its 95 % interval where there are seeds for one."""
+    found = paired(dict(values), dict(others))
+    interval = f" ({found['low']:+.2f} to {found['high']:+.2f})" if found["seeds"] > 1 else ""
+    return f"{found['mean']:+.2f}{interval}" if found["seeds"] else "-"
 
 
 def tables(results: dict[str, Any]) -> str:
     """The results beside the published ones."""
     text = ["# Personal models on MNIST, two classes a client (Hahn, thesis, table 2.3)", ""]
-    text += ["Top-1 accuracy in percent, mean and in brackets standard deviation over clients, of what each client"]
+    text += ["Top-1 accuracy in percent of what each client deploys after the last round, mean ± standard error over"]
+    text += ["seeds: over all clients (in brackets the standard deviation over clients), and over those that took part"]
+    text += ["at least once. A client that never took part deploys the server's model (with the initial private half"]
     text += [
-        "deploys after the last round: over all clients, and over those that took part at least once. A client that"
+        "where there is one). Gains over FedAvg are paired by seed, with 95 % intervals. SuPerFed's clients choose"
     ]
-    text += [
-        "never took part deploys the server's model (with the initial private half where there is one). SuPerFed's"
-    ]
-    text += ["clients choose λ on validation images of their own."]
+    text += ["λ on 50 validation images of their own, or take λ = .5 if they have fewer; in results of the text's"]
+    text += ["settings they chose by any number."]
     for number, clients in enumerate(sorted(ROUNDS)):
-        if not (runs := results["runs"].get(str(clients))):
+        if not (cells := results["runs"].get(str(clients))):
             continue
-        done = sorted({run["rounds"] for run in runs.values()})
-        rows = []
+        done = sorted({run["rounds"] for runs in cells.values() for run in runs.values()})
+        rows, plain = [], last(cells.get("FedAvg", {}), "validation", "mean")
         for name, paper in PUBLISHED.items():
-            if run := runs.get(name):
-                part = run["took part"]
-                inside = f"{common.percent(part.get('in'), part.get('in_std'))}, {part['count']:g} clients"
-                published = f"{paper[number][0]:.2f} ({paper[number][1]:.2f})"
-                rows.append([name, str(run["rounds"]), common.shown(run, "validation"), inside, published])
-        header = ["method", "rounds", "all clients", "those that took part", "published, 500 rounds"]
-        text += [
-            "",
-            f"## {clients} clients, {', '.join(map(str, done)) or 'no'} rounds",
-            "",
-            common.table(header, rows),
-        ]
+            if runs := cells.get(name):
+                accuracy, spread = (last(runs, "validation", key) for key in ("mean", "std"))
+                part, count = last(runs, "took part", "in"), fmean(run["took part"]["count"] for run in runs.values())
+                rows.append([
+                    name, ", ".join(sorted(runs)), ", ".join(str(run["rounds"]) for _, run in sorted(runs.items())),
+                    f"{average(accuracy)} ({fmean(spread.values()):.2f})",
+                    "" if name == "FedAvg" else gain(accuracy, plain),
+                    f"{average(part)}, {count:g} clients", f"{paper[number][0]:.2f} ({paper[number][1]:.2f})",
+                ])  # fmt: skip
+        header = [
+            "method", "seeds", "rounds", "all clients", "gain over FedAvg", "those that took part",
+            "published, 500 rounds",
+        ]  # fmt: skip
+        words = f"{clients} clients, {', '.join(map(str, done))} rounds"
+        text += ["", f"## {words}", "", common.table(header, rows)]
     rows = [
-        [str(clients), name, *(common.shown(run, protocol) for protocol in common.PROTOCOLS)]
+        [str(clients), name, *(average(last(runs, protocol, "mean")) for protocol in common.PROTOCOLS)]
         for clients in sorted(ROUNDS)
-        for name, run in results["runs"].get(str(clients), {}).items()
-        if "lambda .5" in run
+        for name, runs in results["runs"].get(str(clients), {}).items()
+        if any("lambda .5" in run for run in runs.values())
     ]
     text += ["", "## What a client of SuPerFed deploys: three protocols and the ends", ""]
     text += [
-        "`validation`: the λ of 0, .1, ..., 1 that is best on the client's validation images. `lambda .5`: the middle"
+        "`validation`: what a client deploys. `lambda .5`: the middle for everybody. `as published`: the λ of 0, .1,"
     ]
-    text += ["for everybody. `as published`: the λ that is best on the client's *test* images, which no client could"]
-    text += ["choose; the published figures of SuPerFed are of this kind.", ""]
+    text += [
+        "..., 1 that is best on the client's *test* images, which no client could choose; the published figures of"
+    ]
+    text += ["SuPerFed are of this kind.", ""]
     text += [common.table(["clients", "method", *common.PROTOCOLS], rows)]
     return "\n".join([*text, *common.foot(results)])
 
@@ -134,29 +174,29 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
     figure, axes = pyplot.subplots(1, len(ROUNDS), figsize=(11, 4), sharey=True, layout="constrained")
     for number, (axis, clients) in enumerate(zip(axes, sorted(ROUNDS), strict=True)):
-        runs = results["runs"].get(str(clients), {})
+        cells = results["runs"].get(str(clients), {})
         for at, name in enumerate(PUBLISHED):
-            if run := runs.get(name):
+            if runs := cells.get(name):
                 colour = "#c1272d" if name.startswith("SuPerFed") else "#888888"
-                axis.barh(at, 100 * run["validation"]["mean"][-1], color=colour, alpha=0.5)
-                axis.plot(100 * run["took part"].get("in", float("nan")), at, "o", color=colour)
+                accuracy, part = last(runs, "validation", "mean"), last(runs, "took part", "in")
+                axis.barh(at, fmean(accuracy.values()), color=colour, alpha=0.5)
+                axis.plot(list(part.values()), [at] * len(part), "o", color=colour, markersize=4)
         axis.plot([value[number][0] for value in PUBLISHED.values()], np.arange(len(PUBLISHED)), "k|", markersize=10)
         axis.set(title=f"{clients} clients", xlabel="top-1 accuracy, %", xlim=(15, 101))
     axes[0].set_yticks(range(len(PUBLISHED)), list(PUBLISHED))
     axes[0].invert_yaxis()
-    figure.suptitle("bar: all clients, dot: those that took part, |: published, 500 rounds", fontsize=9)
+    figure.suptitle("bar: all clients, dots: those that took part, by seed, |: published, 500 rounds", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
 
 def report(
-    runs: Path, out: Path, seed: int, facts: dict[str, Any], spent: dict[str, float] | None = None,
-    chosen: Protocol = TEXT,
-) -> None:  # fmt: skip
+    runs: Path, out: Path, facts: dict[str, Any], spent: dict[str, float] | None = None, chosen: Protocol = TEXT
+) -> None:
     """Bring the stored results up to date, and write table and picture from them."""
     path = out / f"table_2_3{chosen.suffix}.json"
-    results = collect(runs, common.read(path), seed, chosen) | facts
+    results = collect(runs, common.read(path), chosen) | facts
     common.spend(results, spent or {})
     common.write(path, results)
     common.write(path.with_suffix(".md"), tables(results))
@@ -167,7 +207,7 @@ def report(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, the numbers of clients one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", choices=PUBLISHED, default=list(PUBLISHED))
     parser.add_argument("--clients", type=int, nargs="+", choices=ROUNDS, default=list(ROUNDS))
     parser.add_argument("--settings", choices=common.SETTINGS, default="scripts", help="the scripts' or the text's")
@@ -179,16 +219,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = common.SETTINGS[args.settings]
     stored = args.out / f"table_2_3{chosen.suffix}.json"
     if args.table:
-        report(args.runs, args.out, args.seed, {}, chosen=chosen)
+        report(args.runs, args.out, {}, chosen=chosen)
         return common.verdict(common.read(stored))
     mnist = sources.make("mnist")
-    for clients in args.clients:
-        federation = data(mnist, clients, args.seed)
+    for clients, seed in product(args.clients, args.seeds):
+        federation = data(mnist, clients, seed)
         for name in args.only:
-            made = experiment(name, federation, args.rounds or ROUNDS[clients], args.seed, chosen)
-            seconds = common.done(made, place(args.runs, clients, name, args.seed, chosen))[1]
-            facts = {"machine": common.machine(), "seed": args.seed}
-            report(args.runs, args.out, args.seed, facts, {f"{name}, {clients}": seconds}, chosen)
+            made = experiment(name, federation, args.rounds or ROUNDS[clients], seed, chosen)
+            seconds = common.done(made, place(args.runs, clients, name, seed, chosen))[1]
+            report(args.runs, args.out, {"machine": common.machine()}, {f"{name}, {clients}": seconds}, chosen)
     return common.verdict(common.read(stored))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -47,11 +48,16 @@ def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_table_2_3_and_its_pictures(tmp_path: Path, recipe: Recipe) -> None:
     out, runs = tmp_path / "out", tmp_path / "runs"
-    where, by = ("--runs", runs, "--out", out), ("--settings", "text")
+    where, by = ("--runs", runs, "--out", out), ("--settings", "text", "--seeds", 0)
     some = ("FedAvg", "FedPer", "APFL", "SuPerFed-MM")
     assert recipe("table_2_3", *where, *by, "--clients", 100, "--rounds", 1, "--only", *some) == 0
     assert recipe("table_2_3", *where, *by, "--clients", 100, "--rounds", 2, "--only", *some[2:]) == 0
-    cells = json.loads((out / "table_2_3.json").read_text())["runs"]["100"]
+    assert recipe("table_2_3", *where, *by, 1, "--clients", 100, "--rounds", 1, "--only", *some[:2]) == 0
+    found = json.loads((out / "table_2_3.json").read_text())["runs"]["100"]
+    assert {name: list(runs) for name, runs in found.items()} == {
+        "FedAvg": ["0", "1"], "FedPer": ["0", "1"], "APFL": ["0"], "SuPerFed-MM": ["0"]
+    }  # fmt: skip
+    cells = {name: runs["0"] for name, runs in found.items()}
     assert {name: (cell["rounds"], cell["at"]) for name, cell in cells.items()} == {
         "FedAvg": (1, [1]),
         "FedPer": (1, [1]),
@@ -66,6 +72,7 @@ def test_table_2_3_and_its_pictures(tmp_path: Path, recipe: Recipe) -> None:
     text = (out / "table_2_3.md").read_text()
     assert "99.19 (0.92)" in text, "the published figure of APFL"
     assert "## 100 clients, 1, 2 rounds" in text
+    assert re.search(r"\| FedPer \| 0, 1 \| 1, 1 \| \S+ ± \S+ \(\S+\) \| \S+ \(\S+ to \S+\) \|", text)
     assert (out / "table_2_3.png").read_bytes().startswith(b"\x89PNG")
     assert recipe("table_2_3", "--table", "--runs", tmp_path / "none", "--out", out, *by) == 0
     assert (out / "table_2_3.md").read_text() == text
