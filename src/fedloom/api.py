@@ -30,6 +30,13 @@ from fedloom.parts.objectives.custom import LossFunction
 
 Model = Callable[[], nn.Module] | nn.Module | str
 
+ELSEWHERE = {
+    Kind.DISTILL: "its student is read with fl.distill.load(path)",
+    Kind.ONLINE: "its learner is read with fl.online.load(path)",
+    Kind.SEARCH: "load one of the runs that it compared, in the folder runs inside it",
+}
+"""What reads the runs that ``load`` does not."""
+
 
 def run(
     method: Experiment | Method | str,
@@ -98,16 +105,22 @@ def load(
         conditions: likewise.
 
     Raises:
-        ConfigError: if it is no federated run, or one begun in Python and the arguments are missing.
+        ConfigError: if it is a run of another kind (the message says what reads it), or one begun in Python and the
+            arguments are missing.
         CheckpointError: if it is not a run directory, holds another experiment, or has no checkpoint that can be read.
         DataError: if the run's data are not on this machine.
     """
     if not isinstance(path, str | Path):
         raise ConfigError(f"load needs the path of a run directory, not {type(path).__name__}.")
     directory = RunDirectory(path)
+    if directory.path.is_file():
+        raise ConfigError(
+            f"{path} is a file, but load takes run directories; the tensors of an exported model are read with "
+            "safetensors.torch.load_file, and fit the module of the run's model."
+        )
     stored, kind = directory.config(), directory.kind
-    if kind not in (Kind.FEDERATED, Kind.SYNTHESIS):
-        raise ConfigError(f"{directory.path} is a run of fedloom {COMMANDS[kind]}; load reads those of fedloom run.")
+    if kind in ELSEWHERE:
+        raise ConfigError(f"{path} is a run of fedloom {COMMANDS[kind]}; {ELSEWHERE[kind]}.")
     if method is not None:
         return federated.load(_experiment(method, federation, model, conditions, loss), path)
     if "method" not in stored:

@@ -14,7 +14,7 @@ from fedloom.core.parts import Drift
 from fedloom.experiment.federated import run
 from fedloom.methods import methods as presets
 from fedloom.parts.mixing import Uniform
-from fedloom.parts.objectives import CrossEntropy, Proximal
+from fedloom.parts.objectives import BinaryCrossEntropy, CrossEntropy, Proximal, WeightedCrossEntropy
 from fedloom.parts.personal import PrivateHead
 from fedloom.parts.server import Adam
 from fedloom.parts.uplink import TopK
@@ -34,6 +34,10 @@ CE = (CrossEntropy(),)
         (Method("fedavg", CE, mixing=Uniform(), uplink=(TopK(0.1),)), "fedavg+uniform+top_k"),
         (Method("fedavg", CE, pooled=True), "fedavg+pooled"),
         (replace(methods.feddyn(), server=Adam(), name="mine"), "mine"),
+        (replace(methods.feddyn(), name="feddyn+adam"), "feddyn"),
+        (replace(methods.feddyn(), name="fedavg+tuned"), "fedavg+tuned"),
+        (methods.fedprox().with_loss(WeightedCrossEntropy((1.0, 2.0, 3.0))), "fedprox+weighted_cross_entropy"),
+        (replace(methods.fedlc(), objective=CE), "fedlc-calibrated+cross_entropy"),
         (methods.feddyn(alpha=0.5), "feddyn"),
     ],
 )
@@ -59,3 +63,9 @@ def test_every_preset_keeps_its_name(name: str) -> None:
 def test_the_command_lines_names_are_the_same() -> None:
     made = build(resolve(["method=feddyn", "method.server=adam", "clients=2"])).method
     assert made.name == experiment(replace(methods.feddyn(), server=Adam())).method.name == "feddyn+adam"
+
+
+def test_another_loss_gives_the_same_name_everywhere() -> None:
+    words = ["method=fedprox", "method.objective=[binary_cross_entropy,proximal]", "clients=2"]
+    made = build(resolve(words)).method
+    assert made.name == methods.fedprox().with_loss(BinaryCrossEntropy()).name == "fedprox+binary_cross_entropy"

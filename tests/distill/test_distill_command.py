@@ -7,10 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from omegaconf import OmegaConf
 
+import fedloom as fl
 from fedloom.config.distill import DISTILL
+from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.data import sources
 
 Cli = Callable[..., Any]
 QUICK = ("epochs=4", "teacher_epochs=2", "teacher.hidden=[16]")
@@ -138,3 +143,29 @@ def test_help(cli: Cli):
     out = cli("distill", "--help").out
     assert "budget=published" in out
     assert max(map(len, out.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("method", ["ce", "simkd"])
+def test_the_student_is_loaded_predicts_and_is_exported(method: str, cli: Cli, tmp_path: Path) -> None:
+    assert cli("distill", "-q", f"method={method}", "out=there", "epochs=2", *QUICK[1:]).code == 0
+    run, test = fl.distill.load("there"), sources.make("digits").test
+    found = run.model.evaluate(test.x, test.y)
+    chosen = run.summary["selected"]
+    assert found["accuracy"] == pytest.approx(chosen["accuracy"], abs=1e-12)
+    assert found["cross_entropy"] == pytest.approx(run.history["global/cross_entropy"][chosen["round"] - 1], rel=1e-5)
+    np.savez("test.npz", x=test.x.numpy(), y=test.y.numpy())
+    code, out, err = cli("predict", "run=there", "test.npz")
+    assert (code, [int(line) for line in out.split()]) == (0, run.model.predict(test.x).tolist())
+    assert f"accuracy {found['accuracy']:.4g}" in err
+    assert cli("export", "run=there", "--format", "torch-export", "--out", "student.pt2").code == 0
+    exported = torch.export.load("student.pt2").module()
+    torch.testing.assert_close(exported(test.x[:7]), run.model.outputs(test.x[:7]))
+    assert "leave out --client" in cli("predict", "run=there", "test.npz", "--client", "1").err
+    with pytest.raises(ConfigError, match=r"run of fedloom distill; its student is read with fl\.distill\.load"):
+        fl.load("there")
+    with pytest.raises(ConfigError, match=r"load takes run directories; .* safetensors"):
+        fl.load("there/model.safetensors")
+    summary = json.loads(Path("there/summary.json").read_text())
+    Path("there/summary.json").write_text(json.dumps({**summary, "status": "interrupted"}))
+    with pytest.raises(CheckpointError, match="has not ended"):
+        fl.distill.load("there")

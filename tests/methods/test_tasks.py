@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from fedloom.core.context import NO_ROUND, Batch, Output
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import run
+from fedloom.experiment.rundir import RunDirectory
 from fedloom.methods import methods
 from fedloom.parts.objectives import BinaryCrossEntropy, WeightedCrossEntropy, loss
 
@@ -113,6 +115,30 @@ def test_class_weights_of_a_loss_module_are_pytorch_s() -> None:
     assert result.history[-1]["global/loss"] == pytest.approx(float(tested))
     means = [exact(result.model(d.x), d.y).item() for d in map(federation.held_out.client, range(len(federation)))]
     assert result.history[-1]["clients/loss/mean"] == pytest.approx(np.mean(means))
+
+
+def test_a_loss_that_needs_label_counts_is_reported_as_the_cross_entropy_that_it_is(tmp_path: Path) -> None:
+    given = experiment("fedlc", rounds=1, evaluation=Evaluation())
+    result = run(given, tmp_path / "run")
+    record, test = result.history[-1], given.federation.test
+    z = result.model(test.x.to(next(result.model.parameters()).dtype)).detach().double().numpy()
+    entropy = np.log(np.exp(z).sum(1)) - z[np.arange(len(z)), test.y.numpy()]
+    assert record["global/cross_entropy"] == pytest.approx(entropy.mean())
+    assert not [key for key in record if (key.endswith("/loss") and key != "train/loss") or "clients/loss" in key]
+    table = RunDirectory(tmp_path / "run").clients()
+    assert "loss" not in table
+    assert record["clients/cross_entropy/mean"] == pytest.approx(table["cross_entropy"].mean())
+    assert set(result.trained.client(0).evaluate(test.x, test.y)) == {"accuracy", "cross_entropy"}
+    with pytest.raises(ConfigError, match="global/loss is not measured; take global/cross_entropy"):
+        experiment("fedlc", evaluation=Evaluation(metric="global/loss", patience=2))
+
+
+def test_propfair_reports_its_own_loss_and_the_cross_entropy_if_wanted() -> None:
+    given = experiment("propfair", rounds=1, evaluation=Evaluation(metrics=("cross_entropy",), batch_size=7))
+    record = run(given).history[-1]
+    room = 2 - record["global/cross_entropy"]
+    wanted = -np.log(room) if room >= 0.2 else -(np.log(0.2) + (room - 0.2) / 2)
+    assert record["global/loss"] == pytest.approx(wanted)
 
 
 def test_a_loss_of_sequences_gets_positions() -> None:

@@ -20,7 +20,7 @@ from fedloom.models import models
 def test_the_partition_and_the_bins_of_the_calibration_error(tmp_path: Path) -> None:
     federation = federate("digits", "dirichlet", clients=5, seed=1)
     make = lambda: models.make("logistic", classes=10, inputs=(1, 8, 8))  # noqa: E731
-    evaluation = Evaluation(("global",), metrics=("accuracy", "ece"))
+    evaluation = Evaluation(("global", "clients"), metrics=("accuracy", "ece"))
     result = run(Experiment(methods.fedavg(), federation, make, rounds=2, evaluation=evaluation), tmp_path / "run")
     figures = {figure["name"]: figure for figure in drawn(build([tmp_path / "run"], tmp_path / "page"))}
 
@@ -40,3 +40,27 @@ def test_the_partition_and_the_bins_of_the_calibration_error(tmp_path: Path) -> 
     assert share @ np.abs(sure - right) == pytest.approx(record["global/ece"])
     (line,) = figures["reliability"]["series"]
     np.testing.assert_allclose([line["x"][0], line["y"]], [sure[share > 0], right[share > 0]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["fedper", "superfed_mm", "heterofl", "fedavg"])
+def test_the_bins_of_all_clients_models_are_those_of_their_predictions(method: str, tmp_path: Path) -> None:
+    federation = federate("digits", "dirichlet", clients=4, seed=1, validation=0.2)
+    make = lambda: models.make("mlp", classes=10, inputs=(1, 8, 8), hidden=(6,))  # noqa: E731
+    evaluation = Evaluation(("clients",), metrics=("accuracy", "ece"))
+    made = Experiment(methods.make(method), federation, make, rounds=2, evaluation=evaluation)
+    result = run(made, tmp_path / "run")
+    sure, right = [], []
+    for client in range(4):
+        own = federation.held_out.client(client)
+        p = result.trained.client(client).outputs(own.x).double().softmax(1)
+        sure.append(p.amax(1).numpy())
+        right.append((p.argmax(1) == own.y).numpy())
+    confidence, correct = np.concatenate(sure), np.concatenate(right)
+    wanted = np.zeros((15, 3))
+    for low in range(15):
+        inside = (confidence > low / 15) & (confidence <= (low + 1) / 15)
+        if inside.any():
+            wanted[low] = inside.mean(), confidence[inside].mean(), correct[inside].mean()
+    np.testing.assert_allclose(result.history[-1]["clients/reliability"], wanted, atol=1e-6)
+    names = {figure["name"] for figure in drawn(build([tmp_path / "run"], tmp_path / "page"))}
+    assert ("reliability_clients" in names, "reliability" in names) == (True, False)

@@ -37,6 +37,18 @@ def test_a_stopped_run_is_complete_and_goes_on_to_the_same_bits(tmp_path: Path) 
     assert_same_run(run(given), run(given, tmp_path / "run", resume=True))
 
 
+def test_a_run_that_is_killed_in_its_first_round_has_the_partition(tmp_path: Path) -> None:
+    class Killed(fl.Callback):
+        def on_step(self, step: Any) -> Mapping[str, Any]:
+            raise MemoryError
+
+    given = experiment("fedavg")
+    with pytest.raises(MemoryError):
+        run(given, tmp_path / "run", callbacks=[Killed()])
+    stored = RunDirectory(tmp_path / "run").table("partition")
+    assert stored["samples"].sum() == given.federation.train.index.sizes.sum()
+
+
 def test_early_stopping_waits_for_its_patience() -> None:
     class Fake(fl.Callback):
         def on_step(self, step: Any) -> Mapping[str, Any]:

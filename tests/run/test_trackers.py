@@ -19,7 +19,13 @@ COMMANDS = {
     "online": ("learner=moml", "tasks=2"),
     "distill": ("method=ce", "epochs=1", "model=logistic"),
     "synthesize": ("rounds=1", "clients=2", "judge.max_steps=2"),
-}
+    "search": (
+        "clients=3", "rounds=2", "model=logistic", "search.budget=6", "search.methods=[fedavg]", "search.seeds=2",
+    ),
+    "deploy local": ("method=fedavg", "rounds=1", "model=logistic", "--nodes", "2"),
+}  # fmt: skip
+NEEDS = {"search": "optuna", "deploy local": "flwr"}
+WRITTEN = {"synthesize": "synthetic.npz", "search": "winner.yaml"}
 RUN = COMMANDS["run"]
 PACKAGES = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
 
@@ -51,13 +57,36 @@ def read_mlflow(out: str) -> Any:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_tensorboard_in_every_command(command: str) -> None:
     pytest.importorskip("tensorboard")
-    assert main([command, "-q", "out=there", "trackers=[tensorboard]", *COMMANDS[command]]) == 0
+    pytest.importorskip(NEEDS.get(command, "torch"))
+    assert main([*command.split(), "-q", "out=there", "trackers=[tensorboard]", *COMMANDS[command]]) == 0
     found = read_tensorboard("there")
     assert found.Tags()["scalars"]
     texts = found.Tags()["tensors"]
     assert {"settings/text_summary", "tags/text_summary", "status/text_summary"} <= set(texts)
     (status,) = found.Tensors("status/text_summary")
     assert status.tensor_proto.string_val == [b"finished"]
+
+
+@pytest.mark.slow
+def test_every_run_of_a_sweep_is_tracked() -> None:
+    pytest.importorskip("tensorboard")
+    assert main(["run", "-m", "-q", "out=there", "trackers=[tensorboard]", *RUN, "seed=1,2"]) == 0
+    for seed in (1, 2):
+        assert read_tensorboard(f"there/fedavg-{seed}").Tags()["scalars"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["synthesize", "search"])
+def test_mlflow_has_the_files_that_a_command_writes(command: str) -> None:
+    pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    pytest.importorskip(NEEDS.get(command, "torch"))
+    assert main([command, "-q", "out=there", "trackers=[mlflow]", *COMMANDS[command]]) == 0
+    one = read_mlflow("there")
+    assert (one.info.status, one.data.tags["status"]) == ("FINISHED", "finished")
+    names = {path.name for path in Path("there/mlflow").rglob("*") if path.is_file()}
+    assert {"config.yaml", "summary.json", WRITTEN.get(command, "model.safetensors")} <= names
+    assert not any(name.startswith("mlflow.db") for name in names)
 
 
 @pytest.mark.slow

@@ -209,6 +209,11 @@ def test_paired_intervals_are_those_of_scipy() -> None:
     assert (wide["low"], wide["high"]) == pytest.approx((interval.low, interval.high))
 
 
+def test_methods_without_a_loss_to_compare_are_left_out_of_a_search_for_the_least_loss() -> None:
+    found = made("search.goal=clients/loss/mean", "search.methods=[fedavg,fedlc]")
+    assert found.misfits == {"fedlc": "the loss of 'fedlc' cannot be computed outside training."}
+
+
 def test_the_front_is_what_nothing_beats() -> None:
     points = [tuple(p) for p in np.random.default_rng(2).random((40, 2))]
     beaten = {i for i, j in itertools.permutations(range(40), 2)
@@ -220,6 +225,7 @@ def test_the_front_is_what_nothing_beats() -> None:
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [
+        ("evaluation.patience=3", "ends the others by search.eta; leave out evaluation.patience"),
         ("search.goal=clients/acuracy/mean", "which is not measured; measured are: clients/loss/mean"),
         ("search.also=[local.epochs]", "a positive real number is needed"),
         ("search.also=[nothing]", "there is no such key"),

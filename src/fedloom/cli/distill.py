@@ -13,6 +13,7 @@ from rich.text import Text
 from fedloom.cli.command import Command, Rows
 from fedloom.cli.jobs import Job, RunPlan
 from fedloom.cli.report import page
+from fedloom.config.build import run_settings
 from fedloom.config.distill import DISTILL, PENDING, build, build_teacher
 from fedloom.config.schema import Config
 from fedloom.experiment.console import ABSENT, count, duration, figures, number
@@ -45,7 +46,8 @@ def _teacher(job: Job, batch: RunPlan, progress: NullProgress) -> Path:
     place = batch.parent / ("teacher" if number == 0 else f"teacher-{number + 1}")
     if not RunDirectory(place).status.ended:
         label, progress.label = progress.label, "teacher"
-        run(build_teacher(job.config), place, resume=True, callbacks=[progress])
+        trackers = run_settings(job.config)["callbacks"]
+        run(build_teacher(job.config), place, resume=True, callbacks=[progress, *trackers])
         progress.label = label
     return place
 

@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from fedloom import distill
 from fedloom.api import load
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.console import relpath
+from fedloom.experiment.rundir import Kind, RunDirectory
 from fedloom.experiment.trained import DeployedModel
 
 Files = dict[str, np.ndarray]
@@ -42,7 +44,12 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def chosen(path: Path, client: str | None) -> DeployedModel:
-    """The model of a client, by its number or name, or the server's."""
+    """The model of a client, by its number or name, or the server's; of a distillation, the student."""
+    directory = RunDirectory(path)
+    if directory.begun and directory.kind is Kind.DISTILL:
+        if client is not None:
+            raise ConfigError(f"{path} is a run of fedloom distill, which trains one model; leave out --client.")
+        return distill.load(path).model
     run = load(path)
     if client is None:
         return run.server

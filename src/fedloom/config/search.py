@@ -46,6 +46,12 @@ def build(config: Config, shared: Shared | None = None) -> SearchExperiment:
         raise ConfigError('a search needs Optuna; install it with: pip install "fedloom[search]".')
     shared = shared or Shared()
     settings: SearchSettings = SETTINGS.instantiate(config["search"])
+    for key in ("patience", "stop_at_target"):
+        if config["evaluation"][key]:
+            raise ConfigError(
+                f"a search compares candidates after equal rounds and ends the others by search.eta; leave out "
+                f"evaluation.{key}."
+            )
     taken = {slot: value for slot, value in config["method"].items() if slot in SLOTS}
 
     def complete(candidate: Candidate, **changes: Any) -> dict[str, Any]:
@@ -60,6 +66,8 @@ def build(config: Config, shared: Shared | None = None) -> SearchExperiment:
         if not validate:
             return build_run(Config(complete(candidate, **changes)), shared)
         made = build_run(Config(complete(candidate, validation=settings.validation, **changes)), shared)
+        if made.method.test_loss is None and "loss" in settings.goal.split("/"):
+            raise ConfigError(f"the loss of {made.method.name!r} cannot be computed outside training.")
         return replace(made, federation=shared(f"validating {seed}", {}, lambda _: validating(made.federation)))
 
     names, misfits = _fitting(make, settings, config["seed"])

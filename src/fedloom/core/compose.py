@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -64,28 +65,22 @@ def compose(methods: Registry[Method], resolved: Mapping[str, Any]) -> Method:
 
 
 def named(methods: Registry[Method], method: Method) -> Method:
-    """The method under a name that tells its parts: one called like a preset, but of other parts, is renamed.
+    """The method under a name that tells its parts, ``Method.changes``; a name of one's own is kept.
 
     >>> from fedloom.methods import methods
-    >>> from fedloom.parts.server import Adam
-    >>> named(methods, replace(methods.make("feddyn"), server=Adam())).name
-    'feddyn+adam'
+    >>> from fedloom.parts.server import SGD, Adam
+    >>> composed = named(methods, replace(methods.make("feddyn"), server=Adam()))
+    >>> composed.name, named(methods, replace(composed, server=SGD())).name
+    ('feddyn+adam', 'feddyn+sgd')
+    >>> named(methods, replace(composed, name="mine")).name
+    'mine'
     """
-    if method.name not in methods:
+    preset, *changes = re.split(r"[+-]", method.name)
+    known = {"pooled", *map(label, method.objective), *(name for slot in SLOTS.values() for name in slot.names())}
+    if preset not in methods or not known.issuperset(changes):
         return method
-    preset, name = methods.make(method.name), method.name
-    for slot in SLOTS:
-        own, now = ([*map(label, _several(getattr(one, slot)))] for one in (preset, method))
-        gone, come = ([part for part in a if part not in b] for a, b in ((own, now), (now, own)))
-        if slot in SEVERAL or come == ["none"]:
-            name += "".join(f"-{part}" for part in gone)
-        name += "".join(f"+{part}" for part in come if part != "none")
-    name += "+pooled" * (method.pooled and not preset.pooled) + "-pooled" * (preset.pooled and not method.pooled)
+    name = preset + method.changes(methods.make(preset))
     return method if name == method.name else replace(method, name=name)
-
-
-def _several(parts: Part | tuple[Part, ...]) -> tuple[Part, ...]:
-    return parts if isinstance(parts, tuple) else (parts,)
 
 
 def _preset(methods: Registry[Method], resolved: Mapping[str, Any]) -> Method:

@@ -118,7 +118,36 @@ class Method:
                 f"method {self.name!r} has a loss of its own ({', '.join(map(label, kept))}) instead of the cross "
                 "entropy, so loss= cannot replace it; choose another method."
             )
-        return replace(self, name=f"{self.name}+{label(term)}", objective=(term, *kept))
+        made = replace(self, objective=(term, *kept))
+        return replace(made, name=self.name + made.changes(self))
+
+    def changes(self, base: Method) -> str:
+        """The parts in which the method differs from another one, as the end of a name.
+
+        Parts that came follow a plus, in the order of the slots; parts that went without another in their place follow
+        a minus. A cross entropy in whose place there is another loss goes unsaid.
+
+        >>> from fedloom.methods import make
+        >>> from fedloom.parts.server import Adam
+        >>> fedavg = make("fedavg")
+        >>> fedadam = replace(fedavg, server=Adam())
+        >>> fedadam.changes(fedavg), fedavg.changes(fedadam)
+        ('+adam', '-adam')
+        """
+        found = ""
+        for slot in SLOTS:
+            terms: list[tuple[Part, ...]] = []
+            for method in (base, self):
+                filled = getattr(method, slot)
+                terms.append(filled if isinstance(filled, tuple) else (filled,))
+            before, now = ([*map(label, one)] for one in terms)
+            gone, come = [part for part in before if part not in now], [part for part in now if part not in before]
+            if any(overrides(part, "loss") for part in terms[1] if label(part) in come):
+                gone = [part for part in gone if part != "cross_entropy"]
+            if slot in SEVERAL or come == ["none"]:
+                found += "".join(f"-{part}" for part in gone)
+            found += "".join(f"+{part}" for part in come if part != "none")
+        return found + "+pooled" * (self.pooled and not base.pooled) + "-pooled" * (base.pooled and not self.pooled)
 
     def _check(self, uplink: Uplink) -> None:
         """Raise ``ConfigError`` if an uplink cannot cover a slice of the method."""
@@ -189,7 +218,8 @@ class Method:
     def test_loss(self) -> Callable[[Tensor, Tensor], Tensor] | None:
         """The loss (outputs, targets) -> [B] or [] that evaluations report: the sum of the terms' ``test_loss``.
 
-        None if no term has one, as where the loss needs a teacher or the client's label counts.
+        None if no term has one, as where the loss needs a teacher or the client's label counts; evaluations then report
+        the cross entropy, and call it so.
         """
         terms = [term for term in self.objective if type(term).test_loss is not Term.test_loss]
         if len(terms) == 1:

@@ -207,7 +207,7 @@ class Collected:
         out = torch.cat([logits for logits, _ in self.waiting], 1)
         y = torch.cat([y for _, y in self.waiting])
         many = y.expand(self.count, *y.shape).flatten(0, 1)
-        self.parts.append(self.loaded.predictions(out.flatten(0, 1), many).split(self.count))
+        self.parts.append(self.loaded.measurement.predictions(out.flatten(0, 1), many).split(self.count))
         self.waiting.clear()
 
     def found(self) -> list[Predictions]:

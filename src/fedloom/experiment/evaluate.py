@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +17,10 @@ from fedloom.core.round import Server, Store
 from fedloom.experiment import batched_eval, interpolation_eval
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.last_models import ClientModels
-from fedloom.experiment.loaded import LoadedModel, owned_labels
+from fedloom.experiment.loaded import RELIABILITY, LoadedModel, Values, owned_labels
 from fedloom.experiment.server_average import ServerAverage
 from fedloom.metrics import Predictions, direction, fairness
+from fedloom.metrics.prediction import reliability_of
 
 
 class Evaluator(LoadedModel):
@@ -37,7 +39,7 @@ class Evaluator(LoadedModel):
         levels = plan.levels if plan.has_levels else ()
         self.levels = [Evaluator(level, federation, settings) for level in levels]
 
-    def clients(self, server: Server, store: Store) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    def clients(self, server: Server, store: Store) -> tuple[dict[str, Any], Values]:
         """Evaluate every client's deployed model on its own test samples; return a summary and one row per client.
 
         A shared model, or one per level, takes one pass over all samples; private, adapted and interpolated models are
@@ -47,24 +49,27 @@ class Evaluator(LoadedModel):
         rows, sizes = split.index.rows, split.index.sizes
         tested = np.flatnonzero(sizes)
         n, offsets = sizes[tested], np.concatenate([[0], np.cumsum(sizes[tested])])
-        record: dict[str, float] = {}
+        record: dict[str, Any] = {}
         adapts, whole = not self.plan.method.adaptation.is_identity, self.plan.layout.size
         if self.plan.is_paired:
             values, record = interpolation_eval.deployed(self, self.federation, server, store, tested)
         elif self.levels:
             values = self.by_level(server, tested)
         elif adapts or self.plan.layout.shared_size < whole:
-            values = self._by_client(self.own(server, store, tested), offsets)
+            values = self.by_client(self.own(server, store, tested), offsets)
         else:
             self.load(server.theta, server.buffers)
-            values = self._by_client(self.scores(split.arrays, rows, owned_labels(split)), offsets)
+            values = self.by_client(self.scores(split.arrays, rows, owned_labels(split)), offsets)
+        bins = values.pop(RELIABILITY, None)
+        if bins is not None:  # of all clients' samples, for the page; empty bins as zeros
+            record[f"clients/{RELIABILITY}"] = np.nan_to_num(reliability_of(bins.sum(0))).tolist()
         table = {"client": tested, "n": n, **values}
         return record | self.summary(table), table
 
-    def summary(self, table: Mapping[str, np.ndarray]) -> dict[str, float]:
+    def summary(self, table: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Mean loss and the fairness of every metric in a table of clients (``client``, ``n``, ``loss``, metrics)."""
         tested, n = table["client"], table["n"]
-        record = {"clients/loss/mean": float(table["loss"].mean())}
+        record = {f"clients/{self.measurement.loss_name}/mean": float(table["loss"].mean())}
         groups = {"clients": np.ones(len(tested), dtype=bool)}
         if self.federation.unseen:
             new = tested >= self.federation.seen
@@ -107,10 +112,10 @@ class Evaluator(LoadedModel):
         assert isinstance(personal, Submodels)
         return np.array([personal.level(int(client)) for client in clients])
 
-    def by_level(self, server: Server, tested: np.ndarray) -> dict[str, np.ndarray]:
+    def by_level(self, server: Server, tested: np.ndarray) -> Values:
         """Metrics and loss of each tested client's level network on its own test samples, float64 [clients] each."""
         split, levels = self.federation.held_out, self.level_of(tested)
-        values = {metric: np.full(len(tested), np.nan) for metric in (*self.settings.metrics, "loss")}
+        values: Values = {}
         for number, (evaluator, level) in enumerate(zip(self.levels, self.plan.levels, strict=False)):
             of = np.flatnonzero(levels == number)
             if len(of):
@@ -119,12 +124,9 @@ class Evaluator(LoadedModel):
                 owners = torch.from_numpy(np.repeat(tested[of], index.sizes)).to(split.arrays.y.device)
                 labels = None if split.relabel is None else split.labels(torch.from_numpy(index.rows), owners)
                 found = evaluator.scores(split.arrays, index.rows, labels)
-                for metric, column in self._by_client(found, index.offsets).items():
-                    values[metric][of] = column
+                for metric, column in self.by_client(found, index.offsets).items():
+                    values.setdefault(metric, np.full((len(tested), *column.shape[1:]), np.nan))[of] = column
         return values
-
-    def _by_client(self, found: Predictions, offsets: np.ndarray) -> dict[str, np.ndarray]:
-        return {metric: found.by_group(metric, offsets) for metric in (*self.settings.metrics, "loss")}
 
     def measure(
         self,
@@ -133,7 +135,7 @@ class Evaluator(LoadedModel):
         means: Mapping[str, ClientModels],
         averaged: ServerAverage | None = None,
         at_clients: Mapping[str, np.ndarray] | None = None,
-    ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray] | None]:
         """All configured evaluations: numbers for the round's record, and the table of clients.
 
         ``at_clients`` is that table if clients measured their models themselves (``Engine.evaluate``).
@@ -146,11 +148,13 @@ class Evaluator(LoadedModel):
         if averaged is not None:
             numbers, _ = self.deployed(averaged.server(server), store)
             record |= _renamed(numbers, "server_average")
+        if table is not None:
+            table[self.measurement.loss_name] = table.pop("loss")
         return record, table
 
-    def deployed(self, server: Server, store: Store) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
+    def deployed(self, server: Server, store: Store) -> tuple[dict[str, Any], dict[str, np.ndarray] | None]:
         """The evaluations of a server model: ``clients`` with their table, ``global``, ``train``."""
-        record: dict[str, float] = {}
+        record: dict[str, Any] = {}
         table = None
         on, federation = self.settings.what, self.federation
         if "clients" in on and len(federation.held_out.index.rows):
@@ -178,14 +182,14 @@ class Evaluator(LoadedModel):
                 right += int((self.live.module(x).argmax(-1) == y).sum())
         return right / len(arrays)
 
-    def mean(self, name: str, models: ClientModels, server: Server, store: Store) -> dict[str, float]:
+    def mean(self, name: str, models: ClientModels, server: Server, store: Store) -> dict[str, Any]:
         """Evaluate the mean of clients' models on the common test set; if the method adapts, as every client adapts it.
 
         Empty if there is no model to average.
         """
         split, federation = self.plan.layout.shared_size, self.federation
         if self.levels:
-            record: dict[str, float] = {}
+            record: dict[str, Any] = {}
             for number, evaluator in enumerate(self.levels):
                 if models.members(number):
                     evaluator.load(models.mean(number), server.buffers)
@@ -203,7 +207,7 @@ class Evaluator(LoadedModel):
         return _renamed(self.clients(beside, store)[0], name)
 
 
-def _renamed(record: dict[str, float], scope: str) -> dict[str, float]:
+def _renamed(record: dict[str, Any], scope: str) -> dict[str, Any]:
     """Metrics of another model under its name: ``global/accuracy`` and ``clients/accuracy/mean`` lose their first word.
 
     >>> _renamed({"global/loss": 1.0, "clients/accuracy/mean": 0.5, "unseen/accuracy/mean": 0.4}, "average")

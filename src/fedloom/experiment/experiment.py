@@ -47,10 +47,10 @@ class Evaluation:
         patience: stop after this many evaluations without improvement (0: never).
         batch_size: samples per forward pass.
         metrics: besides the loss, which is that of the objective on the data without regularisers, any registered
-            metric: ``accuracy``, ``auroc``, ``auprc``, ``f1`` (means over several classes), ``balanced_accuracy``,
-            ``top5`` or another k, ``ece`` and ``mce`` (calibration errors, 15 bins), ``exact_match``; for numbers
-            ``rmse``, ``mae``, ``r2``, where the default stands for ``rmse`` and ``r2``. In sequences, every position
-            counts.
+            metric: ``accuracy``, ``cross_entropy``, ``auroc``, ``auprc``, ``f1`` (means over several classes),
+            ``balanced_accuracy``, ``top5`` or another k, ``ece`` and ``mce`` (calibration errors, 15 bins),
+            ``exact_match``; for numbers ``rmse``, ``mae``, ``r2``, where the default stands for ``rmse`` and ``r2``. In
+            sequences, every position counts.
         padding: the label of sequence positions that are ignored.
         server_average: ρ in (0, 1): the average of the server models of all rounds with weights ρ^(t-s) is evaluated
             beside the last one as ``server_average/...`` and saved as ``model_average.safetensors``; 0: none.
@@ -97,7 +97,14 @@ class Evaluation:
                 raise ConfigError(f"the target accuracy is {self.target:g}, but it must lie in (0, 1].")
             if not self.maximise and not self.target > 0:
                 raise ConfigError(f"the target loss is {self.target:g}, but it must be positive.")
-            measured = {"loss", "train_loss", *self.metrics, *(f"train_{name}" for name in self.metrics)}
+            measured = {
+                "loss",
+                "train_loss",
+                "cross_entropy",
+                "train_cross_entropy",
+                *self.metrics,
+                *(f"train_{name}" for name in self.metrics),
+            }
             if self.metric != "train/loss" and not measured & set(self.metric.split("/")):
                 raise ConfigError(
                     f"the target is one for {self.metric!r}, which is never measured: "
@@ -288,6 +295,12 @@ class Experiment:
             raise ConfigError(
                 f"method {self.method.name!r} adapts models, so that {metric} is measured client by client; "
                 f"take {metric}/mean."
+            )
+        watched = (self.evaluation.target is not None or self.evaluation.patience) and metric != "train/loss"
+        if watched and self.method.test_loss is None and {"loss", "train_loss"} & set(metric.split("/")[1:]):
+            raise ConfigError(
+                f"the loss of method {self.method.name!r} cannot be computed outside training, so that {metric} is not "
+                f"measured; take {metric.replace('loss', 'cross_entropy')}."
             )
         judged = [name for name in EVALUATIONS if name in self.evaluation.what]
         if not self.method.predicts and judged:

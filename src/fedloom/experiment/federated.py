@@ -294,6 +294,12 @@ class FederatedTask(TrainerTask):
             about["example_privacy"] = {"neighbours": self.examples.neighbours, **asdict(self.examples)}
         return about | {"warnings": warnings(self.history, self.failures)}
 
+    def prepare(self, directory: RunDirectory) -> None:
+        if labels := partition_table(self.experiment.federation):
+            table = Table(directory.path / "partition.parquet")
+            table.add(0, labels)
+            table.write()
+
     def write(self, directory: RunDirectory, status: Status) -> None:
         layout, server, averaged = self.plan.layout, self.state.server, self.state.averaged
         models = {"model": server} | ({} if averaged is None else {"model_average": averaged.server(server)})
@@ -303,10 +309,6 @@ class FederatedTask(TrainerTask):
                 torch.cat([one.buffers, self.plan.buffers0[layout.shared_buffers :]]),
             )
             atomic.write_whole(directory.path / f"{name}.safetensors", atomic.as_file(named))
-        if labels := partition_table(self.experiment.federation):
-            table = Table(directory.path / "partition.parquet")
-            table.add(0, labels)
-            table.write()
 
     def result(self, summary: dict[str, Any]) -> RunResult:
         """The result of the run, with the final server model."""

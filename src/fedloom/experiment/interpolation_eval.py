@@ -13,10 +13,8 @@ from fedloom.core.federation import Federation, Split
 from fedloom.core.parts import Paired
 from fedloom.core.round import Server, Store
 from fedloom.experiment import batched_eval
-from fedloom.experiment.loaded import LoadedModel
+from fedloom.experiment.loaded import LoadedModel, Values
 from fedloom.metrics import direction
-
-Values = dict[str, np.ndarray]  # metric -> one value per client
 
 GRID = tuple(round(0.1 * i, 1) for i in range(11))
 SHOWN = (0.0, 0.5, 1.0)  # always reported if clients choose λ
@@ -60,8 +58,8 @@ def _swept(
 
     found = batched_eval.through(loaded, split, clients, fill, (0, len(loaded.live.buffers)), len(at))
     offsets = np.concatenate([[0], np.cumsum(split.index.sizes[clients])])
-    metrics = (*loaded.settings.metrics, "loss")
-    return {metric: np.stack([one.by_group(metric, offsets) for one in found]) for metric in metrics}
+    values = [loaded.by_client(one, offsets) for one in found]
+    return {metric: np.stack([one[metric] for one in values]) for metric in values[0]}
 
 
 def fill_interpolated(state: State | None, w: Tensor, at: float, theta: Tensor) -> None:
@@ -133,10 +131,12 @@ def deployed(
         return scores(loaded, server, store, split, tested, at) | {"lambda": at}, {}
     on_test = sweep(loaded, server, store, split, tested)
     chosen, everyone = np.searchsorted(GRID, at), np.arange(len(tested))
-    record = {
-        f"lambda/{at:g}/{name}/mean": float(on_test[name][GRID.index(at)].mean()) for at in SHOWN for name in on_test
-    }
+    names = {name: name for name in loaded.settings.metrics} | {"loss": loaded.measurement.loss_name}
+    means = {(at, name): float(on_test[name][GRID.index(at)].mean()) for at in SHOWN for name in names}
+    record = {f"lambda/{at:g}/{names[name]}/mean": mean for (at, name), mean in means.items()}
     as_published = best(on_test, metric)
-    record |= {f"as_published/{name}/mean": float(on_test[name][as_published, everyone].mean()) for name in on_test}
+    record |= {
+        f"as_published/{names[name]}/mean": float(on_test[name][as_published, everyone].mean()) for name in names
+    }
     record |= {f"as_published/{metric}/std": float(on_test[metric][as_published, everyone].std())}
     return {name: on_test[name][chosen, everyone] for name in on_test} | {"lambda": at}, record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,39 @@ from fedloom.core.federation import Arrays, Split
 from fedloom.core.layout import LiveModule
 from fedloom.core.objective import Net
 from fedloom.core.plan import ClientPlan
+from fedloom.core.targets import TargetKind
 from fedloom.experiment.experiment import Evaluation
 from fedloom.metrics import Predictions, predictions, reliability
+from fedloom.metrics.measures import TestLoss
+
+Values = dict[str, np.ndarray]
+"""Metrics by name, one value per client."""
+RELIABILITY = "reliability"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How outputs are read and measured.
+
+    Attributes:
+        settings: metrics, padding and batch size.
+        targets: what the objective says about its targets; None: by the data.
+        loss: the objective's own test loss; None where it has none, which is then the cross entropy.
+    """
+
+    settings: Evaluation
+    targets: TargetKind | None = None
+    loss: TestLoss | None = None
+
+    @property
+    def loss_name(self) -> str:
+        """The name of the loss: ``loss`` if it is the objective's own, else ``cross_entropy``."""
+        return "cross_entropy" if self.loss is None else "loss"
+
+    def predictions(self, out: Tensor, y: Tensor) -> Predictions:
+        """What the metrics and the test loss need of outputs on one batch."""
+        settings = self.settings
+        return predictions(settings.metrics, out, y, settings.padding, loss=self.loss, declared=self.targets)
 
 
 class LoadedModel:
@@ -31,6 +63,7 @@ class LoadedModel:
         self.live = LiveModule(copy.deepcopy(plan.model), plan.layout, plan.device)
         self.live.module.eval()
         self.net = Net(self.live.module, plan)
+        self.measurement = Measurement(settings, plan.targets, plan.method.test_loss)
 
     def load(self, shared: Tensor, buffers: Tensor, state: State | None = None) -> None:
         """Load a model: shared parameters [P] and buffers, and a client's private ones if the model is split."""
@@ -46,13 +79,6 @@ class LoadedModel:
         theta.copy_(private.get("private", self.plan.theta0[split:]))
         buffers.copy_(private.get("buffers", self.plan.buffers0[own:]))
 
-    def predictions(self, out: Tensor, y: Tensor) -> Predictions:
-        """What the metrics and the objective's own test loss need of outputs on one batch."""
-        plan, settings = self.plan, self.settings
-        return predictions(
-            settings.metrics, out, y, settings.padding, loss=plan.method.test_loss, declared=plan.targets
-        )
-
     def scores(self, arrays: Arrays, rows: np.ndarray | None = None, labels: Tensor | None = None) -> Predictions:
         """What the metrics need of the loaded model's predictions, from one pass over the rows.
 
@@ -65,7 +91,7 @@ class LoadedModel:
             for number, part in enumerate(at.split(size)):
                 y = arrays.y[part] if labels is None else labels[number * size : number * size + len(part)]
                 x, y = arrays.x[part].to(device), y.to(device)
-                found.append(self.predictions(self.live.module(x), y))
+                found.append(self.measurement.predictions(self.live.module(x), y))
         return Predictions.joined(found)
 
     def on(
@@ -73,14 +99,25 @@ class LoadedModel:
     ) -> dict[str, Any]:
         """Loss and metrics of the loaded model as ``<name>/loss``, ``<name>/accuracy`` and so on.
 
+        Where the objective has no loss outside training it is ``<name>/cross_entropy`` (``Measurement.loss_name``).
+
         With the metric ``ece`` also its bins, ``<name>/reliability``: rows (fraction, confidence, accuracy).
         """
         found = self.scores(arrays, rows, labels)
-        values = {metric: found.value(metric) for metric in ("loss", *self.settings.metrics)}
-        record: dict[str, Any] = {f"{name}/{k}": v for k, v in values.items() if k == "loss" or not np.isnan(v)}
+        values = {metric: found.value(metric) for metric in self.settings.metrics}
+        record: dict[str, Any] = {f"{name}/{self.measurement.loss_name}": found.value("loss")}
+        record |= {f"{name}/{metric}": value for metric, value in values.items() if not np.isnan(value)}
         if f"{name}/ece" in record:  # its bins, for the page; empty ones as zeros
-            record[f"{name}/reliability"] = np.nan_to_num(reliability(*found.kept["confidence"])).tolist()
+            record[f"{name}/{RELIABILITY}"] = np.nan_to_num(reliability(*found.kept["confidence"])).tolist()
         return record
+
+    def by_client(self, found: Predictions, offsets: np.ndarray) -> Values:
+        """Metrics and loss of each client [K], and with ``ece`` sums in bins of confidence, ``reliability`` [K, 15, 3].
+
+        Client k has the samples ``offsets[k]:offsets[k + 1]``.
+        """
+        values = {name: found.by_group(name, offsets) for name in (*self.settings.metrics, "loss")}
+        return values | ({RELIABILITY: found.bins(offsets)} if "ece" in self.settings.metrics else {})
 
 
 def owned_labels(split: Split) -> Tensor | None:

@@ -17,15 +17,18 @@ from typing import Any, ClassVar
 from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.settings import flatten
 from fedloom.experiment.callbacks import Callback, RunInfo
-from fedloom.experiment.rundir import Status
+from fedloom.experiment.rundir import RunDirectory, Status
 
 FACTS = ("identity", "kind", "version", "versions", "machine", "git")
 """Keys of ``config.yaml`` that are no settings."""
-FILES = (
-    "config.yaml", "summary.json", "metrics.jsonl", "model.safetensors", "clients.parquet", "mixing.parquet",
-    "citations.bib",
-)  # fmt: skip
-"""The files of a run directory that are uploaded at the end, if they are there."""
+STORE = "mlflow.db"
+"""MLflow's own file in a run directory."""
+
+
+def files(directory: RunDirectory) -> list[Path]:
+    """The files of a run directory that are uploaded: all but checkpoints, single runs of a search and caches."""
+    found = [*directory.path.iterdir(), *(directory.figures.iterdir() if directory.figures.is_dir() else ())]
+    return sorted(path for path in found if path.is_file() and not path.name.startswith((".", STORE)))
 
 
 class Tracker(Callback):
@@ -57,7 +60,7 @@ class Tracker(Callback):
             raise ConfigError(f"trackers={self.name} tracks run directories; give the run one, with out=….")
         config, folder = run.directory.config(), run.directory.path.absolute()
         settings = {key: value for key, value in config.items() if key not in FACTS}
-        if "method" not in settings:  # begun in Python: what its results depend on stands for the settings
+        if set(settings) <= {"checkpoint"}:  # begun in Python: what its results depend on stands for the settings
             settings |= config.get("identity", {})
         tags = {
             "method": run.name,
@@ -84,7 +87,7 @@ class Tracker(Callback):
         directory, self.run = self.run.directory, None
         final = directory.summary().get("final") or {}
         numbers = {key: float(value) for key, value in final.items() if isinstance(value, int | float)}
-        self.end(directory.status, numbers, [path for name in FILES if (path := directory.path / name).is_file()])
+        self.end(directory.status, numbers, files(directory))
 
     @abstractmethod
     def begin(self, run: RunInfo, folder: Path, settings: Mapping[str, Any], tags: Mapping[str, str]) -> None:
@@ -130,7 +133,7 @@ class MLflow(Tracker):
     def begin(self, run: RunInfo, folder: Path, settings: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         mlflow, experiment = self.module, "fedloom"
         if "MLFLOW_TRACKING_URI" not in os.environ:
-            mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
+            mlflow.set_tracking_uri(f"sqlite:///{folder / STORE}")
             if mlflow.get_experiment_by_name(experiment) is None:
                 mlflow.create_experiment(experiment, artifact_location=(folder / "mlflow").as_uri())
         mlflow.set_experiment(experiment)

@@ -29,7 +29,7 @@ from fedloom.data.sources.images import to_images
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.export import SAMPLES, export
 from fedloom.experiment.interpolation_eval import deployed_lambda, fill_interpolated
-from fedloom.experiment.loaded import LoadedModel
+from fedloom.experiment.loaded import LoadedModel, Measurement
 from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.snapshot import Snapshot
 from fedloom.experiment.store import MemoryStore
@@ -46,13 +46,13 @@ class DeployedModel:
     Attributes:
         module: an independent PyTorch module in evaluation mode, from inputs [N, ...] to outputs [N, ...].
         arrays: training data whose shape, type, classes and normalisation the inputs must have.
-        evaluator: the run's evaluator: metrics and batch size.
+        measurement: how outputs are read and measured: metrics, loss and batch size.
         lam: λ of an interpolated model (1 - λ)w + λv; None otherwise.
     """
 
     module: nn.Module
     arrays: Arrays = field(repr=False)
-    evaluator: LoadedModel = field(repr=False)
+    measurement: Measurement = field(repr=False)
     lam: float | None = None
 
     def outputs(self, x: Any) -> Tensor:
@@ -61,7 +61,7 @@ class DeployedModel:
         Raises:
             DataError: if the inputs have another shape or type than the run's data, or are not finite.
         """
-        pieces = self.inputs(x).split(self.evaluator.settings.batch_size)
+        pieces = self.inputs(x).split(self.measurement.settings.batch_size)
         with torch.no_grad():
             return torch.cat([self.module(piece.to(self.device)).cpu() for piece in pieces])
 
@@ -79,7 +79,7 @@ class DeployedModel:
         Raises:
             DataError: as ``outputs``.
         """
-        out, kind = self.outputs(x), self.evaluator.plan.targets
+        out, kind = self.outputs(x), self.measurement.targets
         if kind not in (TRUTHS, NUMBERS):
             return out.argmax(-1)
         out = out.reshape(len(out), *self.arrays.y.shape[1:])
@@ -92,15 +92,16 @@ class DeployedModel:
             DataError: as ``outputs``, or if the targets do not fit the run's.
         """
         given = self.labelled(x, y)
-        settings, found = self.evaluator.settings, []
+        settings, found = self.measurement.settings, []
         size = settings.batch_size
         for x, y in zip(given.x.split(size), given.y.split(size), strict=True):
             with torch.no_grad():
                 out = self.module(x.to(self.device))
-            found.append(self.evaluator.predictions(out, y.to(self.device)))
+            found.append(self.measurement.predictions(out, y.to(self.device)))
         joined = Predictions.joined(found)
-        values = {name: joined.value(name) for name in ("loss", *settings.metrics)}
-        return {name: value for name, value in values.items() if name == "loss" or not np.isnan(value)}
+        values = {name: joined.value(name) for name in settings.metrics}
+        found = {self.measurement.loss_name: joined.value("loss")}
+        return found | {name: value for name, value in values.items() if not np.isnan(value)}
 
     def export(self, path: Path | str, format: str = "safetensors") -> Path:
         """Write the model to a new file, as safetensors, torch-export or onnx; see ``fedloom.experiment.export``.
@@ -166,7 +167,29 @@ class Adapted(nn.Module):
         return self.predict(x)
 
 
-class TrainedRun:
+class RunRecords:
+    """What every run leaves: its records and its summary.
+
+    Args:
+        history: one record per round.
+        summary: the content of ``summary.json``; empty if the run has not ended.
+        path: the run directory, if there is one.
+    """
+
+    def __init__(
+        self, history: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], path: Path | None = None
+    ) -> None:
+        self.records, self.summary, self.path = history, summary, path
+
+    @property
+    def history(self) -> DataFrame:
+        """One row per round, one column per key of the records; NaN where a round has no such number."""
+        from pandas import DataFrame
+
+        return DataFrame(list(self.records))
+
+
+class TrainedRun(RunRecords):
     """What a run trained, ready for use: ``fedloom.load`` makes it of a run directory.
 
     >>> import fedloom as fl
@@ -196,21 +219,13 @@ class TrainedRun:
         path: Path | None = None,
         apart: bool = False,
     ) -> None:
-        self.apart = apart
-        self.evaluator, self.snapshot, self.records = evaluator, snapshot, history
-        self.summary, self.path = summary, path
+        super().__init__(history, summary, path)
+        self.evaluator, self.snapshot, self.apart = evaluator, snapshot, apart
         self.federation, self.plan = evaluator.federation, evaluator.plan
 
     def __repr__(self) -> str:
         rounds = self.snapshot.server.round
         return f"<TrainedRun of {self.plan.method.name!r}: {len(self.federation)} clients, {rounds} rounds>"
-
-    @property
-    def history(self) -> DataFrame:
-        """One row per round, one column per key of the records; NaN where a round has no such number."""
-        from pandas import DataFrame
-
-        return DataFrame(list(self.records))
 
     @cached_property
     def server(self) -> DeployedModel:
@@ -270,7 +285,7 @@ class TrainedRun:
         if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
             raise ConfigError(f"rounds is {rounds!r}, but it must be a whole number of at least 1.")
         server = self.snapshot.server
-        data = DeployedModel(self.plan.model, self.federation.train.arrays, self.evaluator).labelled(x, y)
+        data = DeployedModel(self.plan.model, self.federation.train.arrays, self.evaluator.measurement).labelled(x, y)
         data = replace(data, x=data.x.to(server.theta.device), y=data.y.to(server.theta.device))
         plan, number = _joined(self.plan, data), self.plan.population.clients
         store = MemoryStore()
@@ -311,14 +326,14 @@ class TrainedRun:
             if fitted is not None:
                 return self._model(plan, fitted, buffers)
             predict = meta.deployed(plan, loaded.net, theta, buffers, support)
-        return DeployedModel(Adapted(predict).eval(), self.federation.train.arrays, self.evaluator)
+        return DeployedModel(Adapted(predict).eval(), self.federation.train.arrays, self.evaluator.measurement)
 
     def _model(self, plan: ClientPlan, theta: Tensor, buffers: Tensor, lam: float | None = None) -> DeployedModel:
         """An independent module with these parameters [P] and buffers, laid out in memory as in the evaluation."""
         module = copy.deepcopy(plan.model).to(theta.device)
         module = module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         plan.layout.write(module, theta, buffers)
-        return DeployedModel(module.eval(), self.federation.train.arrays, self.evaluator, lam)
+        return DeployedModel(module.eval(), self.federation.train.arrays, self.evaluator.measurement, lam)
 
     @cached_property
     def _lambdas(self) -> np.ndarray:
@@ -343,7 +358,10 @@ class TrainedRun:
 
     def _refuse_generative(self) -> None:
         if not self.plan.method.predicts:
-            raise ConfigError(f"method {self.plan.method.name!r} trains no predictor; it makes synthetic data.")
+            raise ConfigError(
+                f"method {self.plan.method.name!r} trains no predictor, but makes synthetic data; read them from "
+                "its run directory, as data=generated:DIR/synthetic.npz."
+            )
 
 
 def _joined(plan: ClientPlan, new: Arrays) -> ClientPlan:

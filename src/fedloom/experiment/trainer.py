@@ -97,6 +97,9 @@ class TrainerTask(ABC):
     def collect_garbage(self, folder: Path) -> None:
         """Remove files beside a folder of checkpoints that are no longer needed."""
 
+    def prepare(self, directory: RunDirectory) -> None:
+        """Write files that are known before the first round, such as the partition; called at every start."""
+
     def write(self, directory: RunDirectory, status: Status) -> None:
         """Write further files, such as the model."""
 
@@ -187,19 +190,19 @@ class Trainer:
         marks = {"kind": task.kind.value, "version": VERSION}
         kept = {"checkpoint": {"every": self.checkpoint_every, "keep": self.keep}}
         config = {**kept, **task.config, **marks, "identity": identity, **environment()}
-        if not resume or (or_begin and not directory.begun):
-            directory.create(config, task.citations, into=bool(resume))
-            return
-        stored = directory.continued()
-        changed = differences(stored.get("identity", {}), identity)
-        if changed:
+        stored = directory.continued() if resume and (directory.begun or not or_begin) else None
+        if stored is not None and (changed := differences(stored.get("identity", {}), identity)):
             raise CheckpointError(
                 f"{directory.path} holds another experiment, so it cannot be continued: {'; '.join(changed)}."
             )
         try:
-            directory.acquire()
-            self._go_back(directory, resume, stored)
-            directory.describe(config, task.citations)
+            if stored is None:
+                directory.create(config, task.citations, into=bool(resume))
+            else:
+                directory.acquire()
+                self._go_back(directory, resume, stored)
+                directory.describe(config, task.citations)
+            task.prepare(directory)
         except OSError as error:
             raise CheckpointError(f"{directory.path} cannot be written ({error.strerror or error}).") from error
 

@@ -11,12 +11,12 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedloom.core.targets import CLASSES, NUMBERS, TargetKind, aligned, kind_of, row_means
-from fedloom.metrics.registry import Array, lookup, view
+from fedloom.metrics.prediction import confidence_bins
+from fedloom.metrics.registry import Array, cross_entropy, lookup, view
 
 TestLoss = Callable[[Tensor, Tensor], Tensor]
 
@@ -86,10 +86,19 @@ class Predictions:
         one = lookup(name)
         if one.function is None or one.of not in self.kept:
             return np.full(len(offsets) - 1, np.nan)  # not defined for these targets
-        ends = np.concatenate([[0], np.cumsum(self.count)]).astype(np.int64)[offsets]
         first, second = self.kept[one.of]
-        each = len(first) // max(int(ends[-1]), 1) if one.of == "confidence" else 1  # several labels per sample
-        return np.array([float(one.function(first[a:b], second[a:b])) for a, b in pairwise((ends * each).tolist())])
+        ends = self._rows(offsets, len(first)) if one.of == "confidence" else self._rows(offsets)
+        return np.array([float(one.function(first[a:b], second[a:b])) for a, b in pairwise(ends.tolist())])
+
+    def bins(self, offsets: Array) -> NDArray[np.float64]:
+        """Sums in bins of confidence for each group [G, 15, 3]; see ``confidence_bins``. A metric must have kept it."""
+        confidence, correct = self.kept["confidence"]
+        return confidence_bins(confidence, correct, self._rows(offsets, len(confidence)))
+
+    def _rows(self, offsets: Array, total: int | None = None) -> NDArray[np.int64]:
+        """Rows of what is kept at which groups begin and end; ``total`` of them, if a sample has several labels."""
+        ends = np.concatenate([[0], np.cumsum(self.count)]).astype(np.int64)
+        return ends[offsets] * (1 if total is None else total // max(int(ends[-1]), 1))
 
 
 def predictions(
@@ -149,11 +158,9 @@ def predictions(
 
 def _usual(kind: TargetKind) -> TestLoss:
     """The loss of targets of a kind, where the objective has none of its own."""
-    if kind == CLASSES:
-        return lambda out, y: F.cross_entropy(out.movedim(-1, 1), y, reduction="none")
     if kind == NUMBERS:
         return lambda out, y: 0.5 * (out.flatten(1) - y.reshape(len(y), -1)).square().sum(1)
-    return lambda out, y: row_means(F.binary_cross_entropy_with_logits(*aligned(out, y, kind), reduction="none"))
+    return lambda out, y: cross_entropy(out, y, kind)
 
 
 def _concatenated(pairs: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:

@@ -192,14 +192,31 @@ def reliability(confidence: ArrayLike, correct: ArrayLike, bins: int = BINS) -> 
         array([[0.33, 0.2 , 0.  ],
                [0.67, 0.95, 0.5 ]])
     """
+    return reliability_of(confidence_bins(confidence, correct, [0, np.size(confidence)], bins)[0])
+
+
+def confidence_bins(
+    confidence: ArrayLike, correct: ArrayLike, offsets: ArrayLike, bins: int = BINS
+) -> NDArray[np.float64]:
+    """Number of samples, sum of confidences and number right in the bins of ``reliability``, by group [G, bins, 3].
+
+    Group g is the range of samples ``offsets[g]:offsets[g + 1]``; the sums of several groups add up.
+    """
     c, r = np.asarray(confidence, dtype=np.float64), np.asarray(correct, dtype=np.float64)
     if c.shape != r.shape:
         raise ConfigError(f"there are {c.size} confidences but {r.size} outcomes.")
-    at = np.clip(np.ceil(c * bins).astype(np.int64) - 1, 0, bins - 1)
-    counts = np.bincount(at, minlength=bins)
+    sizes = np.diff(np.asarray(offsets, dtype=np.int64))
+    at = np.repeat(np.arange(len(sizes)) * bins, sizes)
+    at += np.clip(np.ceil(c * bins).astype(np.int64) - 1, 0, bins - 1)
+    sums = [np.bincount(at, weights=v, minlength=len(sizes) * bins) for v in (np.ones_like(c), c, r)]
+    return np.stack(sums, -1).reshape(len(sizes), bins, 3)
+
+
+def reliability_of(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The diagram of ``reliability`` [bins, 3] from sums in bins [bins, 3]."""
+    counts = sums[:, :1]
     with np.errstate(invalid="ignore", divide="ignore"):
-        means = [np.bincount(at, weights=v, minlength=bins) / counts for v in (c, r)]
-        return np.stack([counts / max(len(c), 1), *means], 1)
+        return np.concatenate([counts / max(counts.sum(), 1), sums[:, 1:] / counts], 1)
 
 
 @metric(direction="min", of="confidence", suits=DISCRETE)

@@ -24,10 +24,10 @@ from typing import Any, Literal, TypeVar, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError, nearest
-from fedloom.core.targets import CLASSES, NUMBERS, TRUTHS, TargetKind, row_means
+from fedloom.core.targets import CLASSES, NUMBERS, TRUTHS, TargetKind, aligned, row_means
 from fedloom.metrics.curves import Direction
 
 Array = NDArray[Any]
@@ -205,6 +205,14 @@ def _accuracy(out: Tensor, y: Tensor, kind: TargetKind) -> Tensor:
     return row_means(((out > 0) == (y > 0.5)).double())
 
 
+def cross_entropy(out: Tensor, y: Tensor, kind: TargetKind) -> Tensor:
+    """Cross entropy of samples [B] or positions [B, T]; for truth values the binary one, the mean of a sample's."""
+    if kind == CLASSES:
+        return nn.functional.cross_entropy(out.movedim(-1, 1), y, reduction="none")
+    each = nn.functional.binary_cross_entropy_with_logits(*aligned(out, y, kind), reduction="none")
+    return row_means(each)
+
+
 def _top(out: Tensor, y: Tensor, k: int) -> Tensor:
     return (out.topk(min(k, out.shape[-1]), -1).indices == y[..., None]).any(-1)
 
@@ -214,5 +222,10 @@ def _errors(power: int) -> Callable[[Tensor, Tensor, TargetKind], Tensor]:
 
 
 add(Metric("accuracy", "max", suits=DISCRETE, column=_accuracy, summary="Fraction of predictions that are right."))
+add(
+    Metric(
+        "cross_entropy", "min", suits=DISCRETE, column=cross_entropy, summary="Cross entropy, whatever the objective."
+    )
+)
 add(Metric("rmse", "min", suits=(NUMBERS,), column=_errors(2), finish=np.sqrt, summary="Root mean squared error."))
 add(Metric("mae", "min", suits=(NUMBERS,), column=_errors(1), summary="Mean absolute error."))

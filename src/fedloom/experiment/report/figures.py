@@ -186,10 +186,16 @@ _LAMBDA = re.compile(r"lambda/([\d.]+)/accuracy/mean")
 
 
 def reliability(groups: Sequence[RunGroup]) -> Iterator[Chart]:
-    """Accuracy against confidence of the server model in the last evaluated round, first seed of each group."""
+    """Accuracy against confidence of the server's model and of the clients' in the last evaluated round."""
+    yield from _reliability(groups, "global", "reliability", "Of the server model on the common test set")
+    told = "Of the models that clients deploy, each on the client's own test samples, all samples together"
+    yield from _reliability(groups, "clients", "reliability_clients", told)
+
+
+def _reliability(groups: Sequence[RunGroup], scope: str, name: str, what: str) -> Iterator[Chart]:
     lines = []
     for member in groups:
-        bins = np.array(member.runs[0].latest("global/reliability") or np.zeros((0, 3)), dtype=np.float64)
+        bins = np.array(member.runs[0].latest(f"{scope}/reliability") or np.zeros((0, 3)), dtype=np.float64)
         if bins.ndim == 2 and bins.shape[1] == 3 and (known := bins[bins[:, 0] > 0]).size:
             share, sure, right = known.T
             error = float(np.sum(share * np.abs(right - sure)))
@@ -198,11 +204,11 @@ def reliability(groups: Sequence[RunGroup]) -> Iterator[Chart]:
             lines.append(Series(label, member.style, [sure], right, names=names))
     if lines:
         caption = (
-            "Of the server model on the common test set, in 15 bins of confidence: below the dashed line it is "
-            "overconfident. First seed of each group; ECE is the expected calibration error."
+            f"{what}, in 15 bins of confidence: below the dashed line it is overconfident. First seed of each group; "
+            "ECE is the expected calibration error."
         )
-        x = Axis("confidence", "percent")
-        yield Chart("reliability", "Reliability diagram", caption, [x], _ACCURACY, lines, diagonal=True)
+        heading = "Reliability diagram" + (", clients' models" if scope == "clients" else "")
+        yield Chart(name, heading, caption, [Axis("confidence", "percent")], _ACCURACY, lines, diagonal=True)
 
 
 def guides(groups: Sequence[RunGroup]) -> Iterator[Chart]:

@@ -13,7 +13,7 @@ import pandas as pd
 from fedloom.core.errors import FedLoomError
 from fedloom.experiment.report.charts import LineStyle, line_styles
 from fedloom.experiment.report.rundata import RunData, load
-from fedloom.metrics import Direction
+from fedloom.metrics import Direction, direction
 
 _MADE = ("out", "resume", "version", "versions", "git", "machine")
 _KEPT = ("checkpoint", "states", "client_state", "track", "trackers")
@@ -146,7 +146,7 @@ class TargetValue:
     @property
     def direction(self) -> Direction:
         """``max`` for an accuracy, ``min`` for a loss."""
-        return "min" if self.metric.endswith("loss") or "/loss/" in self.metric else "max"
+        return direction(self.metric)
 
     @property
     def text(self) -> str:

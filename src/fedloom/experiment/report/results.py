@@ -119,7 +119,8 @@ def judged_by(groups: Sequence[RunGroup]) -> list[str]:
 
 def measured(groups: Sequence[RunGroup], scope: Scope) -> list[tuple[str, str, Form, Direction]]:
     """Name, key, form and direction of the metrics of an evaluation for which there are data; the loss is last."""
-    found = [(name, scope.key(name)) for name in judged_by(groups)] + [("loss", scope.loss)]
+    found = [(name, scope.key(name)) for name in judged_by(groups) if name != "cross_entropy"]
+    found += [("loss", scope.loss), ("cross entropy", scope.key("cross_entropy"))]
     return [
         (name, key, "percent" if name == "accuracy" else "number", direction(key))
         for name, key in found
@@ -183,7 +184,7 @@ def final_table(groups: Sequence[RunGroup], scope: Scope) -> ReportTable:
         form, over = FORMATS[kind], heading(name, kind)
         figures: dict[str, Callable[[RunData], float | None]] = {"final round": partial(RunData.last, key=key)}
         figures["best round"] = partial(_best, key=key, direction=better)
-        if name != "loss" and any(_smoothed(run, key) is not None for run in all_runs(groups)):
+        if name not in ("loss", "cross entropy") and any(_smoothed(run, key) is not None for run in all_runs(groups)):
             figures[f"EMA {EMA:g}"] = partial(_smoothed, key=key)
         columns += [column(title, per_run(groups, f), form, better, over=over) for title, f in figures.items()]
     if any(run.share_left_out is not None for run in all_runs(groups)):

@@ -54,9 +54,16 @@ class PropFair(Term):
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         """A scalar for the batch, []."""
-        each = F.cross_entropy(out.logits.movedim(-1, 1), batch.y, reduction="none")
+        return self._of(out.logits, batch.y, batch.mask)
+
+    def test_loss(self, out: Tensor, y: Tensor) -> Tensor:
+        """The same of all samples, []."""
+        return self._of(out, y, None)
+
+    def _of(self, logits: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
+        each = F.cross_entropy(logits.movedim(-1, 1), y, reduction="none")
         each = each.flatten(1).mean(1) if each.ndim > 1 else each
-        mean = each.mean() if batch.mask is None else (each * batch.mask).sum() / batch.mask.sum().clamp(min=1)
+        mean = each.mean() if mask is None else (each * mask).sum() / mask.sum().clamp(min=1)
         room = self.M - mean
         line = log(self.eps) + (room - self.eps) / (self.M if self.beyond == "published" else self.eps)
         return -torch.where(room >= self.eps, room.clamp(min=self.eps).log(), line)

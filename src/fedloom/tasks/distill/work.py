@@ -271,4 +271,4 @@ def measured(model: nn.Module, arrays: Arrays) -> Iterator[tuple[str, float]]:
             right += int((logits.argmax(1) == y).sum())
             loss += float(nn.functional.cross_entropy(logits, y, reduction="sum"))
     yield "accuracy", right / len(arrays)
-    yield "loss", loss / len(arrays)
+    yield "cross_entropy", loss / len(arrays)

@@ -70,6 +70,27 @@ class EvalObserver(Callback):
             self.last = server.round, found, evaluation
         return evaluation.numbers
 
+    def on_finish(self, summary: Mapping[str, Any]) -> None:
+        """Write the set of the last round, before trackers collect the files."""
+        if self.last is not None and self.last[0] == summary["rounds"]:
+            self.write(*self.last[1:])
+
+    def write(self, found: Generated, evaluation: EvalResult) -> None:
+        """Write the set, its evaluation and figures into the run directory, if there is one.
+
+        Raises:
+            CheckpointError: if they cannot be written.
+        """
+        if self.out is None:
+            return
+        try:
+            write(found, evaluation, self.judge, self.out)
+        except OSError as error:
+            raise CheckpointError(
+                f"the synthetic set cannot be written to {self.out} ({error.strerror or error}); "
+                f"make room and continue with resume={self.out}."
+            ) from error
+
     @cached_property
     def network(self) -> nn.Module:
         """A network of the experiment's architecture, for sampling with the server's parameters."""
@@ -152,23 +173,16 @@ def synthesize(
             keep=keep,
             callbacks=[observer, *callbacks],
         )
-        return _finish(observer, result, out)
+        return _finish(observer, result)
 
 
-def _finish(observer: EvalObserver, result: RunResult, out: Path | None) -> Synthesis:
+def _finish(observer: EvalObserver, result: RunResult) -> Synthesis:
     server = result.snapshot.server
     if observer.last is not None and observer.last[0] == server.round:
         _, found, evaluation = observer.last
     else:  # the run had ended before, or stopped early
         found, evaluation = observer.evaluate(server, thorough=True)
-    if out is not None:
-        try:
-            write(found, evaluation, observer.judge, out)
-        except OSError as error:
-            raise CheckpointError(
-                f"the synthetic set cannot be written to {out} ({error.strerror or error}); "
-                f"make room and continue with resume={out}."
-            ) from error
+        observer.write(found, evaluation)
     return Synthesis(result, found, evaluation)
 
 

@@ -90,7 +90,7 @@ class ClassModels:
 
     def features(self, x: Tensor) -> Tensor:
         """φ(x), [N, d], of inputs as the run's data hold them."""
-        module, pieces = self.server.module, x.split(self.server.evaluator.settings.batch_size)
+        module, pieces = self.server.module, x.split(self.server.measurement.settings.batch_size)
         with torch.no_grad():
             return torch.cat([module.features(x.to(self.server.device)).flatten(1) for x in pieces]).cpu()  # type: ignore[operator]
 

@@ -1,0 +1,83 @@
+"""The student of a finished run, ready for use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from fedloom.core.errors import CheckpointError
+from fedloom.core.targets import CLASSES
+from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.loaded import Measurement
+from fedloom.experiment.rundir import RunDirectory
+from fedloom.experiment.teacher import load_teacher
+from fedloom.experiment.trained import DeployedModel, RunRecords
+from fedloom.tasks.distill.experiment import DistillExperiment
+from fedloom.tasks.distill.learner import make_learner, make_student
+
+
+class TrainedStudent(RunRecords):
+    """What a run of ``fedloom distill`` trained: ``fedloom.distill.load`` makes it of a run directory.
+
+    Attributes:
+        model: the student as it is deployed, of the selected round, with the head of its teacher where the method
+            reuses it; it predicts, is evaluated and exported like the models of federated runs.
+    """
+
+    def __init__(
+        self, model: DeployedModel, history: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], path: Path
+    ) -> None:
+        super().__init__(history, summary, path)
+        self.model = model
+
+    def __repr__(self) -> str:
+        return f"<TrainedStudent of {self.summary.get('method')!r}: {len(self.records)} rounds>"
+
+
+def load(
+    experiment: DistillExperiment, directory: RunDirectory, teacher: Callable[[], nn.Module] | None = None
+) -> TrainedStudent:
+    """The student in a run directory; nothing is written.
+
+    Args:
+        experiment: the experiment of the run.
+        directory: the run directory.
+        teacher: makes a network of the teacher's architecture, if it is not a run of its own.
+
+    Raises:
+        CheckpointError: if the run has not ended, or its model cannot be read.
+    """
+    path, dtype = directory.path, getattr(torch, experiment.dtype)
+    if not directory.status.ended:
+        raise CheckpointError(f"{path} has not ended, and its student is written at the end; continue it first.")
+    method, arrays = experiment.method, experiment.data.placed(dtype, "cpu").train
+    taught: nn.Module | None = None
+    if method.needs_teacher and teacher is not None:
+        taught = teacher().to(dtype)
+    elif method.needs_teacher and experiment.teacher is not None:
+        taught = load_teacher(experiment.teacher, experiment.data.federation(), dtype, "cpu")
+    learner, _ = make_learner(
+        method,
+        make_student(experiment.model, experiment.seed, dtype),
+        taught,
+        tuple(arrays.x.shape[1:]),
+        experiment.training.batch_size,
+        experiment.seed,
+        dtype,
+    )
+    try:
+        learner.deploy(load_file(path / "model.safetensors"))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:150].rstrip(".")
+        raise CheckpointError(f"{path} holds no student that fits its settings ({reason}).") from error
+    module = learner if learner.reuse is not None else learner.student
+    measurement = Measurement(Evaluation(), CLASSES)
+    return TrainedStudent(
+        DeployedModel(module.eval(), arrays, measurement), directory.metrics(), directory.summary(), path
+    )
