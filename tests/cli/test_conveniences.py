@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from fedloom.cli.catalogue import KINDS, names_of
 from fedloom.cli.help import COMMANDS, HELP
-from fedloom.cli.listing import KINDS, names_of
 from fedloom.config import resolve
 from fedloom.metrics import registry as metrics
 

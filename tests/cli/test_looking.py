@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.cli.listing import KINDS, SCHEMAS
+from fedloom.cli.catalogue import KINDS, SCHEMAS
 from fedloom.config.sections import Record
 from fedloom.core.settings import signature
 from fedloom.core.slots import SLOTS
@@ -32,6 +32,27 @@ def test_help_does_not_wait_for_pytorch(line: str):
     check = "assert not {'torch', 'numpy', 'rich'} & sys.modules.keys()"
     code = f"import sys; from fedloom.cli import main; assert main({line.split()!r}) == 0; {check}"
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
+
+
+@pytest.mark.slow
+def test_a_list_shown_before_comes_without_pytorch_until_the_code_changes(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def ask(words: str, change: str = "") -> tuple[str, bool]:
+        code = f"import sys; from fedloom.cli import main, listing; {change}; assert main({words.split()!r}) == 0"
+        code += "; print('torch' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+        *shown, last = done.stdout.splitlines()
+        return "\n".join(shown), last == "True"
+
+    first, slow = ask("list methods feddyn")
+    assert slow
+    assert ask("list methods feddyn") == (first, False)
+    assert ask("list methods feddyn", "listing.fingerprint = lambda: 'other code'") == (first, True)
+    (stored,) = (tmp_path / "fedloom" / "lists").iterdir()
+    stored.write_text("{")
+    assert ask("list methods feddyn") == (first, True)
+    assert ask("list parts")[1]
 
 
 def test_version(cli: Cli):

@@ -88,7 +88,7 @@ def agree(found: list[Any]) -> None:
     (record, table), (expected, rows) = found
     assert record.keys() == expected.keys()
     for key, value in expected.items():
-        assert record[key] == pytest.approx(value, abs=1e-10, nan_ok=True), key
+        np.testing.assert_allclose(record[key], value, atol=1e-10, err_msg=key)
     for key, column in rows.items():
         np.testing.assert_allclose(table[key], column, rtol=0, atol=1e-10, err_msg=key)
     np.testing.assert_array_equal(table["accuracy"], rows["accuracy"])

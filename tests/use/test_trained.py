@@ -24,7 +24,7 @@ from fedloom.core.method import Method
 from fedloom.experiment import batched_eval
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import RunResult, load, run
-from fedloom.experiment.loaded import LoadedModel
+from fedloom.experiment.loaded import Measurement
 from fedloom.methods import make, methods
 from fedloom.parts.adaptation import FineTune, Prototypes
 from fedloom.parts.objectives import CrossEntropy
@@ -49,13 +49,13 @@ def with_tests_at(federation: Federation, client: int) -> Federation:
 def test_a_clients_model_is_the_one_that_was_evaluated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs to the last bit, λ, and the recorded accuracy."""
     seen: list[Tensor] = []
-    real = LoadedModel.predictions
+    real = Measurement.predictions
 
-    def spy(self: LoadedModel, out: Tensor, y: Tensor) -> Any:
+    def spy(self: Measurement, out: Tensor, y: Tensor) -> Any:
         seen.append(out.clone())
         return real(self, out, y)
 
-    monkeypatch.setattr(LoadedModel, "predictions", spy)
+    monkeypatch.setattr(Measurement, "predictions", spy)
     monkeypatch.setattr(batched_eval, "stackable", lambda model: False)
     given = experiment(MIXED.get(name, name), rounds=2, evaluation=CLIENTS)
     client = 0 if given.method.pooled else ONE
@@ -70,7 +70,8 @@ def test_a_clients_model_is_the_one_that_was_evaluated(name: str, monkeypatch: p
     right = float((model.predict(test.x) == test.y).double().mean())
     final = result.history[-1]
     assert right == final["clients/accuracy/mean"] == model.evaluate(test.x, test.y)["accuracy"]
-    assert model.evaluate(test.x, test.y)["loss"] == pytest.approx(final["clients/loss/mean"], rel=1e-12)
+    loss = model.measurement.loss_name
+    assert model.evaluate(test.x, test.y)[loss] == pytest.approx(final[f"clients/{loss}/mean"], rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["fedrep", "ditto", "superfed_mm", "per_fedavg", "heterofl", "head+proto"])
@@ -151,13 +152,14 @@ def test_a_new_client_gets_a_model(name: str) -> None:
     own = result.trained.federation.train.client(2)
     model = result.trained.adapt(own.x.numpy(), own.y.numpy())
     found = model.evaluate(own.x, own.y)
-    assert set(found) == {"loss", "accuracy"}
+    loss = "cross_entropy" if name == "fedrod" else "loss"
+    assert set(found) == {loss, "accuracy"}
     if name == "fedavg":
         assert torch.equal(model.outputs(own.x), result.trained.server.outputs(own.x))
     if name in ("fedper", "local", "ditto"):
-        assert found["loss"] < result.trained.plan.facts.classes  # trained, not initial
+        assert found[loss] < result.trained.plan.facts.classes  # trained, not initial
         fresh = result.trained.adapt(own.x, own.y, rounds=1).evaluate(own.x, own.y)
-        assert found["loss"] < fresh["loss"]
+        assert found[loss] < fresh[loss]
 
 
 def test_wrong_arguments_end_in_one_sentence(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping
 
+from fedloom.cli.catalogue import KINDS, SCHEMAS, names_of
 from fedloom.cli.help import COMMANDS
-from fedloom.cli.listing import KINDS, SCHEMAS, names_of
 from fedloom.config.federated import RUN
 from fedloom.config.schema import CommandSchema
 from fedloom.config.sections import Choice, Record, Section

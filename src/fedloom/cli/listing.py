@@ -1,89 +1,93 @@
-"""``fedloom list``: all choices and settings, read from registries and signatures."""
+"""``fedloom list``: tables of all choices and settings.
+
+They follow from the installed code alone, so that what was shown before is read from a file, without importing PyTorch.
+"""
 
 from __future__ import annotations
 
 import argparse
-import difflib
-import inspect
+import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.config.distill import DISTILL, DISTILLER
-from fedloom.config.federated import METHOD, RUN, SYNTHESIZE
-from fedloom.config.online import LEARNER, ONLINE, STREAM
-from fedloom.config.schema import CommandSchema
-from fedloom.config.search import SEARCH
-from fedloom.config.sections import Choice, Record, Value
-from fedloom.core.documentation import documentation
-from fedloom.core.errors import ConfigError, FedLoomError, nearest
-from fedloom.core.method import Method
-from fedloom.core.registry import Entry
-from fedloom.core.settings import EMPTY, bare, expected, signature
-from fedloom.core.slots import label
-from fedloom.data import augmentations
+from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.console import make_console, plain_table, print_raw
-from fedloom.metrics import registry as metrics
 
-SCHEMAS = (RUN, SYNTHESIZE, ONLINE, DISTILL, SEARCH)
-Row = dict[str, str]
-
-KINDS: dict[str, list[tuple[str, Choice]]] = {
-    "data" if key == "data" else f"{key}s": [(key, section)]
-    for key, section in RUN.sections.items()
-    if isinstance(section, Choice)
-}
-KINDS["parts"] = [(f"method.{slot}", choice) for slot, choice in METHOD.slots.items()]
-KINDS |= {f"{slot}s": [(f"method.{slot}", choice)] for slot, choice in METHOD.slots.items()}
-KINDS |= {"augmentations": [("augment", Choice(augmentations))], "metrics": []}
-KINDS |= {"learners": [("learner", LEARNER)], "streams": [("stream", STREAM)], "distillers": [("method", DISTILLER)]}
-KINDS["settings"] = []
-"""The choices of each kind, with their keys."""
+PACKAGE = Path(__file__).parents[1]
 
 
 def command(arguments: argparse.Namespace) -> int:
     """Print a table of one kind, or the details of one name."""
-    console = make_console()
-    words: list[str] = arguments.words
-    typed = words[0].lower()
-    kind = next((kind for kind in KINDS if typed in (kind, kind.removesuffix("s"))), "")
-    everything = {name for kind in KINDS for name in names_of(kind)}
-    if not kind and (len(words) > 1 or not {typed, typed.replace("-", "_")} & everything):
-        close = difflib.get_close_matches(words[0], everything, n=1)
-        hint = f"did you mean {close[0]!r}? Lists are: {', '.join(KINDS)}." if close else nearest(words[0], KINDS)
-        raise ConfigError(f"there is no list and no entry named {words[0]!r}; {hint}")
-    names = words[1:] if kind else words
-    if len(names) > 1:
-        raise ConfigError("fedloom list takes one kind and one name, like fedloom list methods feddyn.")
-    if kind == "settings":
-        listed = {title: list(rows) for title, rows in settings(*names)}
-        found: Any = [{"command": title, **row} for title, rows in listed.items() for row in rows]
-        pieces = (
-            piece for title, rows in listed.items() for piece in (*([f"\n{title}:"] if title else []), table(rows))
-        )
-    elif names and kind != "metrics":
-        found = list(details(kind, names[0]))
-        pieces = (piece for number, one in enumerate(found) for piece in shown(one, number))
-    else:
-        found = [*metric_rows(*names)] if kind == "metrics" else [*rows_of(kind)]
-        pieces = iter([table(found)])
+    console, pieces = make_console(), remembered(arguments.words)
     if arguments.json:
-        print_raw(console, json.dumps(found, indent=1, ensure_ascii=False))
+        print_raw(console, json.dumps(plain(pieces), indent=1, ensure_ascii=False))
         return 0
-    for piece in pieces:
-        console.print(piece)
+    for number, piece in enumerate(pieces):
+        for one in shown(piece, number):
+            console.print(one)
     return 0
 
 
-def names_of(kind: str) -> list[str]:
-    """All names of a kind."""
-    return [name for _, choice in KINDS[kind] for name in choice.registry.names()]
+def remembered(words: Sequence[str]) -> list[dict[str, Any]]:
+    """What ``catalogue.look_up`` returns, from the file of an earlier call if the code has not changed since."""
+    if "torch" in sys.modules:  # nothing to gain, and there may be entries of the caller's own
+        return import_module("fedloom.cli.catalogue").look_up(words)
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedloom" / "lists"
+    path = home / f"{hashlib.sha256(' '.join(words).encode()).hexdigest()[:16]}.json"
+    code = fingerprint()
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if (stored["code"], stored["words"]) == (code, list(words)):
+            return stored["pieces"]
+    pieces = import_module("fedloom.cli.catalogue").look_up(words)
+    with suppress(OSError):
+        home.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps({"code": code, "words": list(words), "pieces": pieces}).encode())
+    return pieces
 
 
-def table(rows: Sequence[Row]) -> Table:
+def fingerprint() -> str:
+    """Changes whenever a file of the package does."""
+    found = sorted((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in PACKAGE.rglob("*.py"))
+    return hashlib.sha256(repr((found, sys.version)).encode()).hexdigest()
+
+
+def plain(pieces: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The same for programs: rows of tables in one list, those of a command with its name."""
+    found = []
+    for piece in pieces:
+        rows = piece.get("rows", [piece])
+        found += [{"command": piece["title"], **row} for row in rows] if "title" in piece else rows
+    return found
+
+
+def shown(piece: Mapping[str, Any], number: int) -> Iterator[Table | Text]:
+    """A table, or the details of a name as text and tables."""
+    if "rows" in piece:
+        if piece.get("title"):
+            yield Text(f"\n{piece['title']}:")
+        yield table(piece["rows"])
+        return
+    yield Text("\n" * bool(number) + f"{piece['key']}={piece['name']}", style="bold cyan")
+    yield Text(piece["description"])
+    for rows in (piece["settings"], piece["parts"]):
+        if rows:
+            yield Text()
+            yield table(rows)
+    if piece["citations"]:
+        yield Text("\n" + "\n\n".join(piece["citations"]), style="dim")
+
+
+def table(rows: Sequence[Mapping[str, str]]) -> Table:
     """A table of rows with equal keys; a slot is printed once."""
     made, before = plain_table(*rows[0]), ""
     for row in rows:
@@ -93,131 +97,3 @@ def table(rows: Sequence[Row]) -> Table:
             before = row["slot"]
         made.add_row(*cells)
     return made
-
-
-def rows_of(kind: str) -> Iterator[Row]:
-    """A row for each name of a kind: description, settings with defaults; for methods also their parts."""
-    for key, choice in KINDS[kind]:
-        for entry in choice.registry:
-            given = ((name, p.default) for name, p in choice.parameters(entry.name).items())
-            line = "  ".join(name if value is EMPTY else f"{name}={bare(value)}" for name, value in given)
-            row = {"slot": key.removeprefix("method.")} if kind == "parts" else {}
-            row |= {"name": entry.name, "description": entry.summary.replace("``", ""), "settings and defaults": line}
-            yield row | ({"parts": parts_of(preset(entry))} if kind == "methods" else {})
-
-
-def metric_rows(name: str = "") -> Iterator[Row]:
-    """A row for each metric, or for one."""
-    for one in map(metrics.lookup, [name] if name else metrics.names()):
-        better = {"max": "larger", "min": "smaller"}[one.direction]
-        yield {"name": one.name, "description": one.summary, "better": better, "targets": ", ".join(one.suits)}
-
-
-def settings(of: str = "") -> Iterator[tuple[str, Iterator[Row]]]:
-    """All keys with default, type and meaning, by title; of other commands those that differ from ``fedloom run``.
-
-    Args:
-        of: a command, for all of its keys, or a section, like ``judge``.
-
-    Raises:
-        ConfigError: if there is neither.
-    """
-    commands = {schema.command: schema for schema in SCHEMAS}
-    if of in commands:
-        yield f"fedloom {of}", keys_of(commands[of], lambda key: True)
-    elif of:
-        having = [schema for schema in SCHEMAS if of in schema.sections]
-        if not having:
-            sections = {key for schema in SCHEMAS for key in schema.sections}
-            raise ConfigError(f"no command and no key is called {of!r}; {nearest(of, {*commands, *sections})}")
-        yield f"fedloom {having[0].command}", keys_of(having[0], lambda key: key == of)
-    else:
-        yield "", keys_of(RUN, lambda key: True)
-        for schema in SCHEMAS[1:]:
-            same = {key for key, section in schema.sections.items() if section == RUN.sections.get(key)}
-            differing = keys_of(schema, lambda key, same=same: key not in same)
-            yield f"fedloom {schema.command}, where it differs from fedloom run", differing
-
-
-def keys_of(schema: CommandSchema, wanted: Callable[[str], bool]) -> Iterator[Row]:
-    """A row for each key of a command."""
-    values = schema.resolve().values
-    for key, section in schema.sections.items():
-        if not wanted(key):
-            continue
-        if isinstance(section, Choice):
-            kind = next(kind for kind, found in KINDS.items() if any(c.registry is section.registry for _, c in found))
-            yield key_row(key, values[key]["name"], "a name", f"see fedloom list {kind}")
-        elif isinstance(section, Value):
-            told = documentation(section.owner)[1]
-            yield key_row(key, values[key], expected(section.parameter.annotation), told.get(key, ""))
-        elif isinstance(section, Record):
-            told = documentation(section.factory)[1]
-            for name, p in signature(section.factory).items():
-                yield key_row(f"{key}.{name}", values[key][name], expected(p.annotation), told.get(name, ""))
-
-
-def key_row(key: str, value: Any, kind: str, told: str) -> Row:
-    """One key with its default, type and meaning."""
-    return {"key": key, "default": "required" if value is EMPTY else bare(value), "type": kind, "meaning": told}
-
-
-def details(kind: str, name: str) -> Iterator[dict[str, Any]]:
-    """What is known of a name: description, settings, parts, citation; once for each key that takes it."""
-    pairs = {(key, choice.registry.kind): choice for one in KINDS if kind in (one, "") for key, choice in KINDS[one]}
-    found = [(key, c) for (key, _), c in pairs.items() if c.registry.canonical(name) in c.registry]
-    if not found:
-        raise ConfigError(f"there is no {kind.removesuffix('s')} {name!r}; {nearest(name, names_of(kind))}")
-    for key, choice in found:
-        entry = choice.registry[name]
-        text, helps = documentation(entry.factory)
-        prefix = f"{key}.{entry.name}" if key == "method.objective" else key
-        keys = [
-            key_row(f"{prefix}.{setting}", p.default, expected(p.annotation), helps.get(setting, ""))
-            for setting, p in choice.parameters(entry.name).items()
-        ]
-        method = preset(entry) if choice is METHOD else None
-        citations = list(method.citations()) if method else [getattr(entry.factory, "citation", "")]
-        yield {"key": key, "name": entry.name, "description": text, "settings": keys,
-               "parts": composition(method) if method else [], "citations": [c for c in citations if c]}  # fmt: skip
-
-
-def shown(one: Mapping[str, Any], number: int) -> Iterator[Table | Text]:
-    """The details of a name as text and tables."""
-    yield Text("\n" * bool(number) + f"{one['key']}={one['name']}", style="bold cyan")
-    yield Text(one["description"])
-    for rows in (one["settings"], one["parts"]):
-        if rows:
-            yield Text()
-            yield table(rows)
-    if one["citations"]:
-        yield Text("\n" + "\n\n".join(one["citations"]), style="dim")
-
-
-def composition(method: Method) -> list[Row]:
-    """The parts of a method."""
-    return [
-        {
-            "slot": place.partition(".")[0],
-            "part": label(part),
-            "description": (inspect.getdoc(part) or "").partition("\n")[0],
-        }
-        for place, part in method.parts.items()
-    ]
-
-
-def preset(entry: Entry[Method]) -> Method | None:
-    """A method with its defaults; None if some settings have none."""
-    try:
-        return entry.make()
-    except FedLoomError:
-        return None
-
-
-def parts_of(method: Method | None) -> str:
-    """The parts of a method that are not the identity, besides cross entropy."""
-    if method is None:
-        return ""
-    named = {place.partition(".")[0]: label(part) for place, part in method.parts.items() if not part.is_identity}
-    named["objective"] = "+".join(map(label, method.objective))
-    return "  ".join(f"{slot}={name}" for slot, name in named.items() if (slot, name) != ("objective", "cross_entropy"))

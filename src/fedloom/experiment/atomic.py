@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from safetensors.torch import save as save_tensors
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def write_synced(path: Path, blob: bytes) -> None:
@@ -62,5 +62,8 @@ def discard(path: Path) -> None:
 
 def as_file(named: dict[str, Tensor]) -> bytes:
     """Serialise named tensors as the content of a safetensors file."""
+    import torch  # slow to import, and the other functions do without
+    from safetensors.torch import save as save_tensors
+
     plain = torch.contiguous_format
     return save_tensors({k: v.detach().cpu().clone(memory_format=plain).contiguous() for k, v in named.items()})

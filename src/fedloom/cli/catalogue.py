@@ -1,0 +1,184 @@
+"""All choices and settings, read from registries and signatures: what ``fedloom list`` shows."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from fedloom.config.distill import DISTILL, DISTILLER
+from fedloom.config.federated import METHOD, RUN, SYNTHESIZE
+from fedloom.config.online import LEARNER, ONLINE, STREAM
+from fedloom.config.schema import CommandSchema
+from fedloom.config.search import SEARCH
+from fedloom.config.sections import Choice, Record, Value
+from fedloom.core.documentation import documentation
+from fedloom.core.errors import ConfigError, FedLoomError, nearest
+from fedloom.core.method import Method
+from fedloom.core.registry import Entry
+from fedloom.core.settings import EMPTY, bare, expected, signature
+from fedloom.core.slots import label
+from fedloom.data import augmentations
+from fedloom.metrics import registry as metrics
+
+SCHEMAS = (RUN, SYNTHESIZE, ONLINE, DISTILL, SEARCH)
+Row = dict[str, str]
+Piece = dict[str, Any]
+"""A table, ``rows`` with a ``title`` if there are several, or the details of a name."""
+
+KINDS: dict[str, list[tuple[str, Choice]]] = {
+    "data" if key == "data" else f"{key}s": [(key, section)]
+    for key, section in RUN.sections.items()
+    if isinstance(section, Choice)
+}
+KINDS["parts"] = [(f"method.{slot}", choice) for slot, choice in METHOD.slots.items()]
+KINDS |= {f"{slot}s": [(f"method.{slot}", choice)] for slot, choice in METHOD.slots.items()}
+KINDS |= {"augmentations": [("augment", Choice(augmentations))], "metrics": []}
+KINDS |= {"learners": [("learner", LEARNER)], "streams": [("stream", STREAM)], "distillers": [("method", DISTILLER)]}
+KINDS["settings"] = []
+"""The choices of each kind, with their keys."""
+
+
+def look_up(words: Sequence[str]) -> list[Piece]:
+    """What ``fedloom list`` shows for these words: a kind, a name, or both; plain data.
+
+    Raises:
+        ConfigError: if there is no such kind or name.
+    """
+    typed = words[0].lower()
+    kind = next((kind for kind in KINDS if typed in (kind, kind.removesuffix("s"))), "")
+    everything = {name for kind in KINDS for name in names_of(kind)}
+    if not kind and (len(words) > 1 or not {typed, typed.replace("-", "_")} & everything):
+        close = difflib.get_close_matches(words[0], everything, n=1)
+        hint = f"did you mean {close[0]!r}? Lists are: {', '.join(KINDS)}." if close else nearest(words[0], KINDS)
+        raise ConfigError(f"there is no list and no entry named {words[0]!r}; {hint}")
+    names = words[1:] if kind else words
+    if len(names) > 1:
+        raise ConfigError("fedloom list takes one kind and one name, like fedloom list methods feddyn.")
+    if kind == "settings":
+        return [{"title": title, "rows": list(rows)} for title, rows in settings(*names)]
+    if names and kind != "metrics":
+        return list(details(kind, names[0]))
+    return [{"rows": [*metric_rows(*names)] if kind == "metrics" else [*rows_of(kind)]}]
+
+
+def names_of(kind: str) -> list[str]:
+    """All names of a kind."""
+    return [name for _, choice in KINDS[kind] for name in choice.registry.names()]
+
+
+def rows_of(kind: str) -> Iterator[Row]:
+    """A row for each name of a kind: description, settings with defaults; for methods also their parts."""
+    for key, choice in KINDS[kind]:
+        for entry in choice.registry:
+            given = ((name, p.default) for name, p in choice.parameters(entry.name).items())
+            line = "  ".join(name if value is EMPTY else f"{name}={bare(value)}" for name, value in given)
+            row = {"slot": key.removeprefix("method.")} if kind == "parts" else {}
+            row |= {"name": entry.name, "description": entry.summary.replace("``", ""), "settings and defaults": line}
+            yield row | ({"parts": parts_of(preset(entry))} if kind == "methods" else {})
+
+
+def metric_rows(name: str = "") -> Iterator[Row]:
+    """A row for each metric, or for one."""
+    for one in map(metrics.lookup, [name] if name else metrics.names()):
+        better = {"max": "larger", "min": "smaller"}[one.direction]
+        yield {"name": one.name, "description": one.summary, "better": better, "targets": ", ".join(one.suits)}
+
+
+def settings(of: str = "") -> Iterator[tuple[str, Iterator[Row]]]:
+    """All keys with default, type and meaning, by title; of other commands those that differ from ``fedloom run``.
+
+    Args:
+        of: a command, for all of its keys, or a section, like ``judge``.
+
+    Raises:
+        ConfigError: if there is neither.
+    """
+    commands = {schema.command: schema for schema in SCHEMAS}
+    if of in commands:
+        yield f"fedloom {of}", keys_of(commands[of], lambda key: True)
+    elif of:
+        having = [schema for schema in SCHEMAS if of in schema.sections]
+        if not having:
+            sections = {key for schema in SCHEMAS for key in schema.sections}
+            raise ConfigError(f"no command and no key is called {of!r}; {nearest(of, {*commands, *sections})}")
+        yield f"fedloom {having[0].command}", keys_of(having[0], lambda key: key == of)
+    else:
+        yield "", keys_of(RUN, lambda key: True)
+        for schema in SCHEMAS[1:]:
+            same = {key for key, section in schema.sections.items() if section == RUN.sections.get(key)}
+            differing = keys_of(schema, lambda key, same=same: key not in same)
+            yield f"fedloom {schema.command}, where it differs from fedloom run", differing
+
+
+def keys_of(schema: CommandSchema, wanted: Callable[[str], bool]) -> Iterator[Row]:
+    """A row for each key of a command."""
+    values = schema.resolve().values
+    for key, section in schema.sections.items():
+        if not wanted(key):
+            continue
+        if isinstance(section, Choice):
+            kind = next(kind for kind, found in KINDS.items() if any(c.registry is section.registry for _, c in found))
+            yield key_row(key, values[key]["name"], "a name", f"see fedloom list {kind}")
+        elif isinstance(section, Value):
+            told = documentation(section.owner)[1]
+            yield key_row(key, values[key], expected(section.parameter.annotation), told.get(key, ""))
+        elif isinstance(section, Record):
+            told = documentation(section.factory)[1]
+            for name, p in signature(section.factory).items():
+                yield key_row(f"{key}.{name}", values[key][name], expected(p.annotation), told.get(name, ""))
+
+
+def key_row(key: str, value: Any, kind: str, told: str) -> Row:
+    """One key with its default, type and meaning."""
+    return {"key": key, "default": "required" if value is EMPTY else bare(value), "type": kind, "meaning": told}
+
+
+def details(kind: str, name: str) -> Iterator[dict[str, Any]]:
+    """What is known of a name: description, settings, parts, citation; once for each key that takes it."""
+    pairs = {(key, choice.registry.kind): choice for one in KINDS if kind in (one, "") for key, choice in KINDS[one]}
+    found = [(key, c) for (key, _), c in pairs.items() if c.registry.canonical(name) in c.registry]
+    if not found:
+        raise ConfigError(f"there is no {kind.removesuffix('s')} {name!r}; {nearest(name, names_of(kind))}")
+    for key, choice in found:
+        entry = choice.registry[name]
+        text, helps = documentation(entry.factory)
+        prefix = f"{key}.{entry.name}" if key == "method.objective" else key
+        keys = [
+            key_row(f"{prefix}.{setting}", p.default, expected(p.annotation), helps.get(setting, ""))
+            for setting, p in choice.parameters(entry.name).items()
+        ]
+        method = preset(entry) if choice is METHOD else None
+        citations = list(method.citations()) if method else [getattr(entry.factory, "citation", "")]
+        yield {"key": key, "name": entry.name, "description": text, "settings": keys,
+               "parts": composition(method) if method else [], "citations": [c for c in citations if c]}  # fmt: skip
+
+
+def composition(method: Method) -> list[Row]:
+    """The parts of a method."""
+    return [
+        {
+            "slot": place.partition(".")[0],
+            "part": label(part),
+            "description": (inspect.getdoc(part) or "").partition("\n")[0],
+        }
+        for place, part in method.parts.items()
+    ]
+
+
+def preset(entry: Entry[Method]) -> Method | None:
+    """A method with its defaults; None if some settings have none."""
+    try:
+        return entry.make()
+    except FedLoomError:
+        return None
+
+
+def parts_of(method: Method | None) -> str:
+    """The parts of a method that are not the identity, besides cross entropy."""
+    if method is None:
+        return ""
+    named = {place.partition(".")[0]: label(part) for place, part in method.parts.items() if not part.is_identity}
+    named["objective"] = "+".join(map(label, method.objective))
+    return "  ".join(f"{slot}={name}" for slot, name in named.items() if (slot, name) != ("objective", "cross_entropy"))
