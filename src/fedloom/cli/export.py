@@ -16,7 +16,7 @@ def command(arguments: argparse.Namespace) -> int:
     path, others = run_and_files(arguments.words, "export")
     if others:
         raise ConfigError(f"fedloom export does not know {others[0]!r}; see fedloom export --help.")
-    format = arguments.format or "safetensors"
+    format = (arguments.format or "safetensors").lower()
     if format not in FORMATS:
         raise ConfigError(f"unknown format {format!r}; {nearest(format, FORMATS)}")
     who = "server" if arguments.client is None else f"client-{arguments.client}"

@@ -72,11 +72,11 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         check_fields(self, "evaluation.")
+        object.__setattr__(self, "what", tuple(map(str.lower, self.what)))
         for name in self.what:
             if name not in EVALUATIONS:
                 raise ConfigError(f"unknown evaluation {name!r}; {nearest(name, EVALUATIONS)}")
-        for name in self.metrics:
-            lookup(name)
+        object.__setattr__(self, "metrics", tuple(lookup(name).name for name in self.metrics))
         if self.every < 1 or self.batch_size < 1 or self.patience < 0:
             raise ConfigError("evaluation: every and batch_size must be at least 1, patience at least 0.")
         if not 0 <= self.server_average < 1:

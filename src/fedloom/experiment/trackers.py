@@ -201,6 +201,6 @@ def make(names: Sequence[str]) -> list[Tracker]:
         ConfigError: for an unknown name, or a tracker whose library is not installed.
     """
     for name in names:
-        if name not in TRACKERS:
+        if name.lower() not in TRACKERS:
             raise ConfigError(f"unknown tracker {name!r}; {nearest(name, TRACKERS)}")
-    return [TRACKERS[name]() for name in names]
+    return [TRACKERS[name.lower()]() for name in names]

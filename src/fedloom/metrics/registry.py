@@ -134,11 +134,16 @@ def names() -> list[str]:
 
 
 def lookup(name: str) -> Metric:
-    """The metric of that name; ``top5`` is made for any k.
+    """The metric of that name, in capitals or not; ``top5`` is made for any k.
+
+    >>> lookup("ECE").name, lookup("Top5").name
+    ('ece', 'top5')
 
     Raises:
         ConfigError: if there is none.
     """
+    if isinstance(name, str) and name not in _METRICS:
+        name = name.lower().replace("-", "_")
     if isinstance(name, str) and (found := _TOP.fullmatch(name)):
         k = int(found[1])
         return Metric(name, "max", suits=(CLASSES,), column=lambda out, y, kind: _top(out, y, k))
