@@ -1,80 +1,139 @@
-"""Targets from one federation: FedSSA learnt once, and heads for estimated class shares, on Fashion-MNIST and NIID-1.
+"""Targets from one federation: FedSSA, mixtures fitted to estimated class shares, and heads for them, on Fashion-MNIST.
 
-    FEDLOOM_DATA=... python recipes/ssa/heads.py [--seeds 1 2 3 4 5] [--order shuffled "in order"]
+    FEDLOOM_DATA=... python recipes/ssa/heads.py [--seeds 1 2 3 4 5] [--order shuffled "in order" NIID-2]
     python recipes/ssa/heads.py --table                       # the table again, from the stored results
 
-FedAvg is trained once for each seed, and serves nine targets: the classes of each of the five clients, three long
-tails, and all classes alike. Each target has 1000 unlabelled inputs, and is tested on at most 2000 images. A choice of
-clients is right if the client whose classes the target has weighs most.
+FedAvg is trained once for each seed, and serves nine targets: the classes of each of five clients, three long tails,
+and all classes alike. FedSSA in rounds, which goes on from its mixtures, is a run for each target. Each target has 1000
+unlabelled inputs, and is tested on at most 2000 images. A choice of clients is right if the client whose classes the
+target has weighs most. Only what is missing in the stored results is computed.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import common
 import numpy as np
+import torch
 from common import ADAM, DESCENT, Scale
 
 from fedloom import methods
 from fedloom.core.federation import Federation, Unlabelled
+from fedloom.core.method import Method
 from fedloom.data import federate
-from fedloom.data.partitions import Niid1
+from fedloom.data.partitions import Niid1, Niid2, Partition
 from fedloom.data.targets import Imbalanced, Skew, Target, UniformLabels
 from fedloom.experiment.ensemble import after_training
-from fedloom.experiment.federated import run
+from fedloom.experiment.experiment import Experiment
+from fedloom.experiment.federated import RunResult, run
+from fedloom.parts.objectives import CrossEntropy
 from fedloom.tasks.target.model import ClassModels
 
 NAME = "heads"
-CLIENTS = 5
 SCALE = Scale(images=4000, rounds=8, epochs=5, lr=0.05, tested=2000, unlabelled=1000)
-ORDERS = {"shuffled": False, "in order": True}
+ORDERS: dict[str, tuple[str, Partition, int]] = {
+    "shuffled": ("NIID-1, classes shuffled, five clients", Niid1(), 5),
+    "in order": ("NIID-1, classes in order, five clients", Niid1(order=True), 5),
+    "NIID-2": ("NIID-2, ten clients", Niid2(), 10),
+}
+SKEWED = 5
 TARGETS: dict[str, Target] = {
-    **{f"client {k + 1}": Skew(k) for k in range(CLIENTS)},
+    **{f"client {k + 1}": Skew(k) for k in range(SKEWED)},
     **{f"imbalanced {rho:g}": Imbalanced(rho) for rho in (100.0, 50.0, 10.0)},
     "uniform": UniformLabels(),
 }
-WAYS = ("FedAvg", "FedSSA, Adam", "FedSSA, SGD", "target_head")
+ROUNDS = "FedSSA, in rounds"
+CHOOSING = ("FedSSA, Adam", "FedSSA, SGD", ROUNDS, "target_fit", "target_head")
+WAYS = ("FedAvg", *CHOOSING, "oracle")
+IN_ROUNDS = ("client 1", "imbalanced 100", "imbalanced 50", "imbalanced 10", "uniform")
 
 
-def dealt(order: str, seed: int, scale: Scale, target: Target | None = None) -> Federation:
-    """The clients' data, and those of a target; with one seed the clients hold the same, whatever the target."""
-    partition = Niid1(order=ORDERS[order])
-    made = federate(common.pool(scale.images), partition, CLIENTS, seed, held_out=0.0, target=target or Target())
-    hidden = None if made.unlabelled is None else Unlabelled(made.unlabelled.x[: scale.unlabelled])
-    return replace(made, test=made.test.take(np.arange(min(scale.tested, len(made.test)))), unlabelled=hidden)
+class Trained:
+    """FedAvg's run of one seed, trained when it is first asked for, and what targets make of it."""
 
+    def __init__(self, order: str, seed: int, scale: Scale) -> None:
+        self.order, self.seed, self.scale = order, seed, scale
 
-def look(order: str, seed: int, scale: Scale) -> dict[str, dict[str, Any]]:
-    """By target: each way's accuracy and the client that weighs most in it, and what the check says."""
-    federation = dealt(order, seed, scale)
-    experiment = common.experiment_on(federation, methods.fedavg(), scale, seed)
-    result, found = run(experiment), {}
-    known = ClassModels(result.trained)
-    for name, target in TARGETS.items():
-        seen = replace(experiment, federation=dealt(order, seed, scale, target))
+    def experiment(self, method: Method, target: Target | None = None) -> Experiment:
+        """A method on the clients' data, which are the same for all targets."""
+        _, partition, clients = ORDERS[self.order]
+        pool, given = common.pool(self.scale.images), target or Target()
+        made: Federation = federate(pool, partition, clients, self.seed, held_out=0.0, target=given)
+        hidden = None if made.unlabelled is None else Unlabelled(made.unlabelled.x[: self.scale.unlabelled])
+        test = made.test.take(np.arange(min(self.scale.tested, len(made.test))))
+        return common.experiment_on(replace(made, test=test, unlabelled=hidden), method, self.scale, self.seed)
+
+    @cached_property
+    def result(self) -> RunResult:
+        """FedAvg's."""
+        return run(self.experiment(methods.fedavg()))
+
+    @cached_property
+    def known(self) -> ClassModels:
+        """The clients' classes in FedAvg's features."""
+        return ClassModels(self.result.trained)
+
+    def once(self, target: Target, cell: dict[str, Any]) -> None:
+        """Add what is missing of what is learnt once, after training."""
+        seen = self.experiment(methods.fedavg(), target)
         test, hidden = seen.federation.test, seen.federation.unlabelled
         assert hidden is not None
-        cell: dict[str, Any] = {}
         for words, policy in (("FedSSA, Adam", ADAM), ("FedSSA, SGD", DESCENT)):
-            custom = after_training(seen, result, policy)
-            cell["FedAvg"] = common.rounded(custom.before)
-            cell[words] = common.rounded(custom.accuracy)
-            cell[f"client, {words}"] = int(custom.p.argmax())
-        head = known.target_head(hidden.x)
-        cell["target_head"] = common.rounded(head.model.evaluate(test.x, test.y)["accuracy"])
-        cell["client, target_head"] = int(head.known.argmax())
-        true = np.bincount(test.y.numpy(), minlength=federation.classes) / len(test)
-        cell["error of shares"] = common.rounded(float(np.abs(head.prior.shares - true).sum() / 2))
+            if words not in cell:
+                custom = after_training(seen, self.result, policy)
+                cell |= {"FedAvg": common.rounded(custom.before), words: common.rounded(custom.accuracy)}
+                cell[f"client, {words}"] = int(custom.p.argmax())
+        head, fit = self.known.target_head(hidden.x), self.known.target_fit(hidden.x, resamples=0)
+        shares = np.bincount(test.y.numpy(), minlength=seen.federation.classes) / len(test)
+        models = {"target_fit": fit.model, "target_head": head.model, "oracle": self.known.head(torch.tensor(shares))}
+        for words, model in models.items():
+            cell[words] = common.rounded(model.evaluate(test.x, test.y)["accuracy"])
+        assert fit.p is not None
+        cell |= {"client, target_fit": int(fit.p.argmax()), "client, target_head": int(head.known.argmax())}
+        cell["error of shares"] = common.rounded(float(np.abs(head.prior.shares - shares).sum() / 2))
         cell["check"] = head.check.holds
-        found[name] = cell
-    return found
+
+    def in_rounds(self, target: Target, cell: dict[str, Any]) -> None:
+        """Add FedSSA where clients go on from its mixtures; in the last round p is learnt as after training."""
+        seen = self.experiment(Method("fedssa", (CrossEntropy(),), mixing=DESCENT), target)
+        custom = after_training(seen, run(seen), DESCENT)
+        cell |= {ROUNDS: common.rounded(custom.accuracy), f"client, {ROUNDS}": int(custom.p.argmax())}
+
+
+def missing(
+    runs: dict[str, Any], seeds: Sequence[int], orders: Sequence[str], scale: Scale, only: Sequence[str] = IN_ROUNDS
+) -> Iterator[str]:
+    """Fill in the cells, what is cheap first; after each piece of work, the words for it."""
+    for order in orders:
+        for seed in seeds:
+            trained, rows = Trained(order, seed, scale), runs.setdefault(order, {}).setdefault(str(seed), {})
+            for name, target in TARGETS.items():
+                if "oracle" not in rows.get(name, {}):
+                    trained.once(target, rows.setdefault(name, {}))
+            yield f"{order}, seed {seed}"
+    for name in only:
+        for order in orders:
+            for seed in seeds:
+                cell = runs[order][str(seed)][name]
+                if ROUNDS not in cell:
+                    Trained(order, seed, scale).in_rounds(TARGETS[name], cell)
+                    yield f"{order}, seed {seed}, {name}, in rounds"
+
+
+def shown(values: Sequence[float]) -> str:
+    """Mean and standard deviation in percent, or a dash."""
+    if not values:
+        return "–"
+    spread = f" ± {100 * stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{100 * fmean(values):.1f}{spread}"
 
 
 def table(seeds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
@@ -82,16 +141,16 @@ def table(seeds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
     cells = [(name, [one[name] for one in seeds.values()]) for name in TARGETS]
     lines = []
     for name, each in cells:
-        shown = []
-        for way in WAYS:
-            values = [100 * cell[way] for cell in each]
-            shown.append(f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else ""))
+        measured = [shown([cell[way] for cell in each if way in cell]) for way in WAYS]
         off = 100 * fmean(cell["error of shares"] for cell in each)
-        lines.append([name, *shown, f"{off:.1f}", f"{sum(cell['check'] for cell in each)}/{len(each)}"])
+        lines.append([name, *measured, f"{off:.1f}", f"{sum(cell['check'] for cell in each)}/{len(each)}"])
     text = [common.table(["target", *WAYS, "error of shares", "check passed"], lines), ""]
-    skewed = [(k, cell) for k, (_, each) in enumerate(cells[:CLIENTS]) for cell in each]
-    right = [f"{way} {sum(cell[f'client, {way}'] == k for k, cell in skewed)}" for way in WAYS[1:]]
-    return [*text, f"The right client, of {len(skewed)}: {', '.join(right)}."]
+    right = []
+    for way in CHOOSING:
+        skewed = [(k, cell[f"client, {way}"]) for k, (_, each) in enumerate(cells[:SKEWED]) for cell in each
+                  if f"client, {way}" in cell]  # fmt: skip
+        right.append(f"{way} {sum(chosen == k for k, chosen in skewed)} of {len(skewed)}")
+    return [*text, f"The right client: {', '.join(right)}."]
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -100,13 +159,15 @@ def tables(results: dict[str, Any]) -> str:
     text = [
         "# Nine targets from one federation",
         "",
-        f"Fashion-MNIST, NIID-1, five clients; FedAvg, {scale['images']} training images, {scale['rounds']} rounds "
+        f"Fashion-MNIST; FedAvg, {scale['images']} training images, {scale['rounds']} rounds "
         f"of {scale['epochs']} epochs at rate {scale['lr']:g}. Accuracies in percent, mean and standard deviation over "
         "seeds. FedSSA: learnt once, on the last client models; by Adam at .01 with λ_var 1, and by SGD at .01 with "
-        "λ_var 10, 160 steps each. Error of shares: half of Σ |π_c - true share|, in percent.",
+        "λ_var 10, 160 steps each; in rounds, the latter, where clients go on from its mixtures. Oracle: the head of "
+        "target_head for the true class shares. Error of shares: half of Σ |π_c - true share|, in percent. Settings "
+        "of target_fit: chosen on seed 0.",
     ]
     for order, seeds in results["runs"].items():
-        text += ["", f"## Classes {order}", "", *table(seeds), "", f"Seeds {', '.join(seeds)}."]
+        text += ["", f"## {ORDERS[order][0]}", "", *table(seeds), "", f"Seeds {', '.join(seeds)}."]
     text += ["", f"`{results['command']}`. {results['machine']}."]
     return "\n".join([*text, *common.notes(results)])
 
@@ -117,6 +178,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--order", nargs="+", choices=ORDERS, default=list(ORDERS))
+    parser.add_argument(
+        "--in-rounds", nargs="*", choices=TARGETS, default=IN_ROUNDS, help="targets of FedSSA in rounds"
+    )
     parser.add_argument("--images", type=int, default=SCALE.images)
     parser.add_argument("--rounds", type=int, default=SCALE.rounds)
     parser.add_argument("--out", type=Path, default=common.RESULTS)
@@ -126,14 +190,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scale = replace(SCALE, images=args.images, rounds=args.rounds)
     empty = {"command": "python recipes/ssa/heads.py", "machine": "", "notes": [], "runs": {}}
     results: dict[str, Any] = {**empty, "scale": vars(scale), **common.read(args.out / f"{NAME}.json")}
-    for seed in () if args.table else args.seeds:
-        for order in args.order:
-            rows = results["runs"].setdefault(order, {})
-            if str(seed) not in rows:
-                rows[str(seed)] = look(order, seed, scale)
-                results |= {"machine": common.machine(), "scale": vars(scale)}
-                common.write(args.out / f"{NAME}.json", results)
-                common.write(args.out / f"{NAME}.md", tables(results))
+    if not args.table:
+        for done in missing(results["runs"], args.seeds, args.order, scale, args.in_rounds):
+            print(done, flush=True)
+            results |= {"machine": common.machine(), "scale": vars(scale)}
+            common.write(args.out / f"{NAME}.json", results)
     common.write(args.out / f"{NAME}.md", tables(results))
     return 0
 

@@ -1,4 +1,4 @@
-"""A model for unlabelled inputs of somebody else, from a finished run: class shares by EM, then a head for them.
+"""A model for unlabelled inputs of somebody else, from a finished run: class shares by EM, then a head or a mixture.
 
 Sums over the clients are enough for any number of targets. With the server's features φ, clients first send class
 sums (``ClassSums``), of which the server makes a discriminant; then distances to its classes (``Discriminant.far``),
@@ -20,9 +20,12 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.targets import CLASSES
+from fedloom.experiment.ensemble import last_models
 from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.setup import server_data
 from fedloom.experiment.trained import DeployedModel, TrainedRun
 from fedloom.tasks.target.discriminant import ClassSums, Discriminant
+from fedloom.tasks.target.fit import TargetFit
 from fedloom.tasks.target.label_shift import LabelShiftCheck, TargetPrior, target_prior
 
 ABSENT = -1e4  # the logit's bias of a class with share 0
@@ -33,16 +36,18 @@ class TargetModel:
     """A model for a target, and what was found out about it.
 
     Attributes:
-        model: the server's features with the target's head; it predicts, evaluates and is exported like any other.
+        model: it predicts, evaluates and is exported like any other.
         prior: the estimated class shares, with intervals.
         known: Σ_c π_c n_kc / n_c, the part of the target that is known from client k, [K]; sums to 1.
         check: of the assumption that the target differs in its class shares alone.
+        p: the weights of the clients' models in it, float64 [K]; None if it is the server's model with another head.
     """
 
     model: DeployedModel
     prior: TargetPrior
     known: np.ndarray
     check: LabelShiftCheck
+    p: np.ndarray | None = None
 
 
 class ClassModels:
@@ -65,7 +70,7 @@ class ClassModels:
     """
 
     def __init__(self, trained: TrainedRun, shrinkage: float = 0.01) -> None:
-        self.server = trained.server
+        self.trained, self.server = trained, trained.server
         module, head = self.server.module, getattr(self.server.module, "head", None)
         if trained.apart:
             raise ConfigError("the clients of this run kept their data to themselves; there are no class statistics.")
@@ -110,15 +115,65 @@ class ClassModels:
         with one_thread():
             phi = self.features(self.server.inputs(x))
             prior = target_prior(self.discriminant.scores(phi), resamples, seed=seed)
-        pi = torch.from_numpy(prior.shares)
-        module = copy.deepcopy(self.server.module)
+        return self._found(prior, phi, self.head(torch.from_numpy(prior.shares)))
+
+    def head(self, shares: Tensor) -> DeployedModel:
+        """The server's features with the head of ``target_head`` for class shares π, float64 [C]."""
+        bias = torch.where(shares > 0, shares.clamp(min=1e-300).log() + self.discriminant.offsets, ABSENT)
+        return self._with_head(self.server.module, self.discriminant.weights, bias.clamp(min=ABSENT))
+
+    def target_fit(self, x: Any, fit: TargetFit | None = None, resamples: int = 200, seed: int = 0) -> TargetModel:
+        """The model for a target as a mixture of the clients' last models, Σ_k p_k θ_k, fitted through that network.
+
+        What p is fitted to are the classes of the inputs as the discriminant tells them, r_c(x) = π_c e^{l_c(x)} /
+        Σ_c' π_c' e^{l_c'(x)}; ``TargetFit`` has the loss. It starts from FedAvg's p_k = n_k / Σ n. Mixing with the
+        part of the target that each client knows would be wrong for broad targets: a mean of networks is another
+        network, and its weights must be chosen for that one.
+
+        Args:
+            x: as in ``target_head``.
+            fit: steps, learning rate and batch size.
+            resamples: as in ``target_head``.
+            seed: likewise.
+
+        Raises:
+            ConfigError: if the run did not keep its clients' last models, or has networks of different size.
+            DataError: if the inputs do not fit the run's data.
+        """
+        run = self.trained
+        clients, models, buffers = last_models(run.plan, run.snapshot)
+        with one_thread():
+            given = self.server.inputs(x)
+            phi = self.features(given)
+            scores = self.discriminant.scores(phi)
+            prior = target_prior(scores, resamples, seed=seed)
+            r = torch.softmax(scores + torch.from_numpy(prior.shares).log(), -1)
+            sizes = torch.from_numpy(run.plan.population.sizes[clients]).double()
+            data = server_data(run.plan, given.to(models.device))
+            found = (fit or TargetFit())(data, models, buffers, r, sizes / sizes.sum())
+        weights = found.p.to(models)
+        merged = copy.deepcopy(self.server.module)
+        run.plan.layout.write(merged, weights @ models, weights @ buffers)
+        head: nn.Linear = merged.head  # type: ignore[assignment]
+        model = self._with_head(merged, found.tau * head.weight, found.tau * head.bias + found.b.to(head.bias))
+        p = np.zeros(len(run.federation))
+        p[clients] = found.p.numpy()
+        return self._found(prior, phi, model, p)
+
+    def _with_head(self, module: nn.Module, weight: Tensor, bias: Tensor) -> DeployedModel:
+        """A copy of the module with this head, [C, d] and [C]."""
+        module = copy.deepcopy(module)
         head: nn.Linear = module.head  # type: ignore[assignment]
-        bias = torch.where(pi > 0, pi.clamp(min=1e-300).log() + self.discriminant.offsets, ABSENT).clamp(min=ABSENT)
         with torch.no_grad():
-            head.weight.copy_(self.discriminant.weights)
+            head.weight.copy_(weight)
             head.bias.copy_(bias)
+        return replace(self.server, module=module.eval())
+
+    def _found(self, prior: TargetPrior, phi: Tensor, model: DeployedModel, p: np.ndarray | None = None) -> TargetModel:
+        """The model with what is known of the target, from features [M, d] of its inputs."""
+        pi = torch.from_numpy(prior.shares)
         known = torch.stack([(pi * (one.n / self.discriminant.n.clamp(min=1))).sum() for one in self.sums])
-        return TargetModel(replace(self.server, module=module.eval()), prior, known.numpy(), self._check(phi, pi))
+        return TargetModel(model, prior, known.numpy(), self._check(phi, pi), p)
 
     def _check(self, phi: Tensor, pi: Tensor) -> LabelShiftCheck:
         """The target's mean distance to the nearest class beside that of the clients' samples, in the same shares."""

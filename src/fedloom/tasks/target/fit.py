@@ -1,0 +1,73 @@
+"""Mixing weights for a target, fitted through the merged network to the classes that its inputs probably have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count, islice
+
+import torch
+from torch import Tensor
+
+from fedloom.core.checks import at_least, positive
+from fedloom.core.server_data import ServerData
+
+
+@dataclass(frozen=True)
+class TargetFit:
+    """The minimum over (a, τ, b) of the mean of CE(r(x), softmax(τ f(x; Σ_k p_k θ_k) + b)), p = softmax(a).
+
+    f(x; θ) are the logits of the network with the parameters θ: the weights are chosen for the merged network, whose
+    predictions are not the mixture of its parents'. τ and b make up for what merging does to the scale of the logits
+    and to the bias of the head; they become part of the head.
+
+    Args:
+        steps: of Adam, from given weights, τ = 1 and b = 0; it steps in (a, log τ, b). With 0 the weights stay.
+        lr: of Adam.
+        batch_size: inputs per step; the inputs are passed through in a new order each time.
+
+    Raises:
+        ConfigError: if a setting is out of range.
+    """
+
+    steps: int = 60
+    lr: float = 0.2
+    batch_size: int = 256
+
+    def __post_init__(self) -> None:
+        at_least(0, "target_fit: ", steps=self.steps)
+        at_least(1, "target_fit: ", batch_size=self.batch_size)
+        positive("target_fit: ", lr=self.lr)
+
+    def __call__(self, data: ServerData, models: Tensor, buffers: Tensor, r: Tensor, p: Tensor) -> Fitted:
+        """Fit to the target's inputs.
+
+        Args:
+            data: the inputs [M, ...], and the network.
+            models: θ_k, the clients' parameters [K, P].
+            buffers: their buffers [K, B], which are merged with the same weights.
+            r: probabilities of the classes of each input, [M, C].
+            p: weights to start from, [K], on the simplex; a weight of 0 stays 0.
+        """
+        a = p.double().log().requires_grad_()
+        log_tau = torch.zeros((), dtype=torch.float64, requires_grad=True)
+        b = torch.zeros(r.shape[1], dtype=torch.float64, requires_grad=True)
+        optimiser = torch.optim.Adam([a, log_tau, b], lr=self.lr)
+        batches = (rows for number in count() for rows in data.order(0, number).split(self.batch_size))
+        with torch.enable_grad():
+            for some in islice(batches, self.steps):
+                weights = torch.softmax(a, 0).to(models)
+                logits = data.logits(weights @ models, weights @ buffers, data.inputs[some])
+                log_q = torch.log_softmax(log_tau.exp() * logits.cpu().double() + b, -1)
+                optimiser.zero_grad()
+                (-(r[some] * log_q).sum(-1).mean()).backward()
+                optimiser.step()
+        return Fitted(torch.softmax(a.detach(), 0), float(log_tau.detach().exp()), b.detach())
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Weights p [K], scale τ and biases b [C], float64: logits are τ f(x; Σ_k p_k θ_k) + b."""
+
+    p: Tensor
+    tau: float
+    b: Tensor
