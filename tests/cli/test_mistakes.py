@@ -67,6 +67,7 @@ MISTAKES = {
     "target run=nix": "needs files of inputs, like",
     "target run=nix x.npz": "needs files of inputs, like",
     "target run=nix data=x.npz": "x.npz cannot be read",
+    "target run=nix data=x.npz method=nix": "method=target_head or method=target_fit",
     "target run=nix data=x.npz data=y.npz --out a": "--out names one file, but there are several targets",
     "target run=nix data=x.npz data=x.npz": "would be written twice",
     "predict x.npz": "needs the directory of a finished run, run=DIR",

@@ -82,3 +82,7 @@ def test_models_for_targets(cli: Cli) -> None:
     module.load_state_dict(load_file("done-low.safetensors"))
     assert cli("target", "run=done", "data=other.npy", "--out", "mine.safetensors").err == ""
     assert "exists already" in cli("target", "run=done", "data=other.npy", "--out", "mine.safetensors").err
+    assert cli("run", "-q", "method=fedavg", "out=kept", *small, "evaluation.what=[global,average]").code == 0
+    code, out, _ = cli("target", "run=kept", "data=low.npz", "method=target_fit")
+    assert code == 0
+    assert "weights of the clients' models: 0 " in out

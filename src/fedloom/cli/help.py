@@ -244,12 +244,16 @@ example:
 
 TARGET = """Make models for unlabelled inputs of somebody else, from a finished run.
 
-usage: fedloom target run=DIR data=FILE [data=FILE …] [--out FILE] [--debug]
+usage: fedloom target run=DIR data=FILE [data=FILE …] [method=METHOD] [--out FILE] [--debug]
 
 FILE is an .npz file with inputs x [N, …] as the run's data hold them, or an .npy file of them; labels are not needed.
 For each file: the estimated class shares with intervals, the clients from which these classes are known, a check that
-the inputs differ from the clients' data in their class shares alone, and the server's model with a head for these
-shares, as safetensors. With targets y in the .npz file, both models are measured on standard error; y changes nothing.
+the inputs differ from the clients' data in their class shares alone, and a model for these shares, as safetensors. With
+targets y in the .npz file, it and the server's model are measured on standard error; y changes nothing.
+
+  method=target_head      the server's model with another head (the default)
+  method=target_fit       the clients' last models, mixed with weights fitted to the inputs' estimated classes; the run
+                          must have kept them, with evaluation.what=[global,average]
 
 options:
   --out FILE              the model's file, which must not exist; by default <run>-<file>.safetensors

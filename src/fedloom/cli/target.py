@@ -14,23 +14,29 @@ from fedloom.core.errors import ConfigError
 from fedloom.experiment.console import relpath
 from fedloom.tasks.target.model import ClassModels, TargetModel
 
+METHODS = ("target_head", "target_fit")
+
 
 def command(arguments: argparse.Namespace) -> int:
     """For each file of inputs: write the model, print class shares, clients and the check."""
     path, others = run_and_files(arguments.words, "target")
-    files = [Path(word.removeprefix("data=")) for word in others if word.startswith("data=") and word != "data="]
-    if not files or len(files) < len(others):
+    given = [word.partition("=") for word in others]
+    files = [Path(value) for key, _, value in given if key == "data" and value]
+    chosen = [value for key, _, value in given if key == "method"]
+    if not files or len(files) + len(chosen) < len(others):
         raise ConfigError("fedloom target needs files of inputs, like: fedloom target run=runs/… data=x.npz")
+    if len(chosen) > 1 or not set(chosen) <= {*METHODS}:
+        raise ConfigError(f"fedloom target knows one of method={' or method='.join(METHODS)}.")
     if arguments.out is not None and len(files) > 1:
         raise ConfigError("--out names one file, but there are several targets; leave it out.")
     outs = [Path(arguments.out or f"{path.resolve().name}-{file.stem}.safetensors") for file in files]
     for out in outs:
         if out.exists() or outs.count(out) > 1:
             raise ConfigError(f"{out} exists already or would be written twice; choose another file with --out.")
-    given, run = [read(file) for file in files], load(path)
-    classes = ClassModels(run)
-    for file, arrays, out in zip(files, given, outs, strict=True):
-        found = classes.target_head(arrays["x"])
+    inputs, run = [read(file) for file in files], load(path)
+    make = getattr(ClassModels(run), *chosen or METHODS[:1])
+    for file, arrays, out in zip(files, inputs, outs, strict=True):
+        found = make(arrays["x"])
         print(f"target: {relpath(file)}, {len(arrays['x'])} inputs")
         print(described(found, run.federation.names))
         print(f"model: {relpath(found.model.export(out))}")
@@ -49,7 +55,14 @@ def described(found: TargetModel, names: tuple[str, ...] = ()) -> str:
         for c in np.argsort(-prior.shares, kind="stable")
         if prior.high[c] >= 0.0005
     ]
-    knowing = [k for k in np.argsort(-found.known, kind="stable")[:10] if found.known[k] >= 0.005]
-    clients = ", ".join(f"{names[k] if names else k} {100 * found.known[k]:.0f} %" for k in knowing)
-    head = f"class shares ({100 * prior.coverage:g} % intervals over draws of the inputs):"
-    return "\n".join([head, *shown, f"clients that know it: {clients}", f"check of label shift: {found.check}"])
+
+    def clients(shares: np.ndarray) -> str:
+        largest = [k for k in np.argsort(-shares, kind="stable")[:10] if shares[k] >= 0.005]
+        return ", ".join(f"{names[k] if names else k} {100 * shares[k]:.0f} %" for k in largest)
+
+    lines = [f"class shares ({100 * prior.coverage:g} % intervals over draws of the inputs):", *shown]
+    if np.isfinite(found.known).all():
+        lines.append(f"clients that know it: {clients(found.known)}")
+    if found.p is not None:
+        lines.append(f"weights of the clients' models: {clients(found.p)}")
+    return "\n".join([*lines, f"check of label shift: {found.check}"])

@@ -205,7 +205,9 @@ class Fold:
     def uploads(self, plan: ClientPlan, total: float, p: np.ndarray) -> dict[str, Tree]:
         """Every part's uploads by place and name, reduced as declared; ``total`` is the Σ p_i they were summed with."""
         clients = plan.population.clients
-        divisor = {Reduce.MIX: total, Reduce.MEAN: sum(self.arrived), Reduce.SHARE: clients, Reduce.ALL: 1}
+        divisor = {Reduce.MIX: total, Reduce.MEAN: sum(self.arrived), Reduce.SHARE: clients} | dict.fromkeys(
+            (Reduce.SUM, Reduce.ALL), 1
+        )
         return {
             place: {name: self.mean(f"{place}/{name}", divisor[how], p, how) for name, how in part.uploads.items()}
             for place, part in plan.method.uploading

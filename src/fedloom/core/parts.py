@@ -48,6 +48,7 @@ class Reduce(Enum):
 
     MIX = "mix"  # Σ p_i x_i with the mixing coefficients p
     MEAN = "mean"  # (1/|S|) Σ x_i
+    SUM = "sum"  # Σ x_i
     SHARE = "share"  # (1/K) Σ_{i in S} x_i: the cohort's share of a mean over all K clients
     ALL = "all"  # every client's slice, stacked [|S|, ...]; the only one that cannot be streamed
 

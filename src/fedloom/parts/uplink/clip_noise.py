@@ -159,7 +159,8 @@ class ClipNoise(Uplink):
             if sent not in noises:
                 draws = rng.stream(info.facts.private_seed, f"privacy of {sent}", info.t)
                 noises[sent] = extra * self._std(sent, clip) * _normal(draws, value)
-            kept, size = (1.0, info.facts.clients) if how is Reduce.SHARE else (cohort / m, m)
+            whole = {Reduce.SUM: (1.0, 1), Reduce.SHARE: (1.0, info.facts.clients)}
+            kept, size = whole.get(how, (cohort / m, m))
             changed[slot] = kept * value + noises[sent] / size
         return state, changed
 

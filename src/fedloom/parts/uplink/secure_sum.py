@@ -84,7 +84,7 @@ class SecureSum(Uplink):
             for client in arrived:
                 for other in lost:
                     value = value - _mask(info.facts.seed, sent, info.t, client, other, value)
-            divisor = info.facts.clients if how is Reduce.SHARE else len(arrived)
+            divisor = {Reduce.SUM: 1, Reduce.SHARE: info.facts.clients}.get(how, len(arrived))
             found[slot] = (value.double() / (2.0**self.fraction_bits * divisor)).to(info.received)
         return state, found
 

@@ -21,7 +21,7 @@ class ClassSums:
     Attributes:
         n: samples of each class, float64 [C].
         first: S, float64 [C, d].
-        second: Q, float64 [d, d].
+        second: the upper triangle of Q with its diagonal, row by row, float64 [d (d + 1) / 2].
     """
 
     n: Tensor
@@ -33,7 +33,8 @@ class ClassSums:
         """The sums over samples with features [N, d] and class numbers [N]."""
         phi = features.double()
         one = torch.nn.functional.one_hot(y.long(), classes).double()
-        return cls(one.sum(0), one.T @ phi, phi.T @ phi)
+        row, column = torch.triu_indices(phi.shape[1], phi.shape[1])
+        return cls(one.sum(0), one.T @ phi, (phi.T @ phi)[row, column])
 
     def __add__(self, other: ClassSums) -> ClassSums:
         return ClassSums(self.n + other.n, self.first + other.first, self.second + other.second)
@@ -41,8 +42,7 @@ class ClassSums:
     @property
     def floats(self) -> int:
         """Numbers that a client sends: C + C d + d (d + 1) / 2, as Q is symmetric."""
-        c, d = self.first.shape
-        return c + c * d + d * (d + 1) // 2
+        return sum(t.numel() for t in (self.n, self.first, self.second))
 
     def discriminant(self, shrinkage: float = 0.01) -> Discriminant:
         """Class means and the pooled covariance W = (Q - Σ n_c μ_c μ_cᵀ) / N + s tr(W₀)/d I, where W₀ has s = 0.
@@ -54,16 +54,19 @@ class ClassSums:
             ConfigError: if there is no sample, or W is singular.
         """
         total = float(self.n.sum())
-        if not total:
+        if not total > 0:
             raise ConfigError("class statistics need at least one sample.")
-        means = self.first / self.n.clamp(min=1)[:, None]
-        within = (self.second - (self.n[:, None] * means).T @ means) / total
-        d = len(within)
+        means = self.first / torch.where(self.n > 0, self.n, 1.0)[:, None]
+        d = self.first.shape[1]
+        row, column = torch.triu_indices(d, d)
+        second = self.first.new_empty(d, d)
+        second[row, column] = second[column, row] = self.second
+        within = (second - (self.n[:, None] * means).T @ means) / total
         within = within + shrinkage * within.trace() / d * torch.eye(d, dtype=within.dtype, device=within.device)
         factor, wrong = torch.linalg.cholesky_ex((within + within.T) / 2)
         if int(wrong) or not bool(torch.isfinite(factor).all()):
             raise ConfigError("the features' covariance within classes is singular; raise the shrinkage.")
-        return Discriminant(means, factor, self.n)
+        return Discriminant(means, factor, self.n.clamp(min=0))
 
 
 @dataclass(frozen=True)
@@ -137,16 +140,18 @@ class Discriminant:
         """The discriminant at the T with the least loss on the clients' samples, each T with the β of the least loss.
 
         At that β the mean posterior of the clients' samples is their class shares, so that EM finds these shares again:
-        β_c ← β_c + log(n_c / Σ q_c), starting from 0. A temperature alone would be chosen for the loss at the clients'
-        shares, and leave the estimated shares of a target wrong (Alexandari, Kundaje & Shrikumar, ICML 2020).
+        β_c ← β_c + log(n_c / Σ n) - log(Σ q_c / Σ q), starting from 0. A temperature alone would be chosen for the loss
+        at the clients' shares, and leave the estimated shares of a target wrong (Alexandari, Kundaje & Shrikumar, ICML
+        2020).
 
         Args:
             ask: from β [9, C] to the sum of all clients' ``answer``.
-            exchanges: number of steps for β.
+            exchanges: number of steps for β; with 0 there is a temperature alone.
         """
         beta = torch.zeros(len(TEMPERATURES), len(self.n), dtype=torch.float64)
         for _ in range(exchanges):
             _, found = ask(beta)
-            beta = beta + torch.where(self.n > 0, (self.n / found.clamp(min=1e-12)).log(), 0.0)
+            share, posterior = (t.clamp(min=1e-12) / t.sum(-1, keepdim=True) for t in (self.n, found))
+            beta = beta + torch.where(self.n > 0, (share / posterior).log(), 0.0)
         best = int(ask(beta)[0].argmin())
         return replace(self, temperature=TEMPERATURES[best], beta=beta[best])

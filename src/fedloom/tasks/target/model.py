@@ -3,15 +3,15 @@
 Sums over the clients are enough for any number of targets. With the server's features φ, clients first send class
 sums (``ClassSums``), of which the server makes a discriminant; then distances to its classes (``Discriminant.far``),
 and a few times losses and mean posteriors (``Discriminant.answer``), which calibrate it. No sum needs to be known
-client by client, so that masked sums do. In a finished run they are computed from the run's own data.
+client by client, so that masked sums do: they pass the uplinks of the run's method (``Exchange``). In a finished run
+they are computed from the run's own data.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import add
 from typing import Any
 
 import numpy as np
@@ -19,16 +19,19 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Uplink
 from fedloom.core.targets import CLASSES
 from fedloom.experiment.ensemble import last_models
 from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.setup import server_data
 from fedloom.experiment.trained import DeployedModel, TrainedRun
 from fedloom.tasks.target.discriminant import ClassSums, Discriminant
+from fedloom.tasks.target.exchange import Exchange
 from fedloom.tasks.target.fit import TargetFit
 from fedloom.tasks.target.label_shift import LabelShiftCheck, TargetPrior, target_prior
 
 ABSENT = -1e4  # the logit's bias of a class with share 0
+EXCHANGES = 20  # with the clients, for the class biases of the calibration
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,8 @@ class TargetModel:
     Attributes:
         model: it predicts, evaluates and is exported like any other.
         prior: the estimated class shares, with intervals.
-        known: Σ_c π_c n_kc / n_c, the part of the target that is known from client k, [K]; sums to 1.
+        known: Σ_c π_c n_kc / n_c, the part of the target that is known from client k, [K]; sums to 1. NaN where
+            uplinks keep the figures of single clients from the server.
         check: of the assumption that the target differs in its class shares alone.
         p: the weights of the clients' models in it, float64 [K]; None if it is the server's model with another head.
     """
@@ -63,13 +67,15 @@ class ClassModels:
     Args:
         trained: a finished run.
         shrinkage: of the covariance within classes; see ``ClassSums.discriminant``.
+        uplink: what the clients' statistics pass on their way; by default the uplinks of the run's method. If they add
+            noise, the clients are asked three times only, and the scores are calibrated by a temperature alone.
 
     Raises:
-        ConfigError: if the run has no classifier with ``features`` and a linear ``head`` at the server, or its clients'
-            data are elsewhere.
+        ConfigError: if the run has no classifier with ``features`` and a linear ``head`` at the server, its clients'
+            data are elsewhere, or an uplink cannot cover the statistics.
     """
 
-    def __init__(self, trained: TrainedRun, shrinkage: float = 0.01) -> None:
+    def __init__(self, trained: TrainedRun, shrinkage: float = 0.01, uplink: Sequence[Uplink] | None = None) -> None:
         self.trained, self.server = trained, trained.server
         module, head = self.server.module, getattr(self.server.module, "head", None)
         if trained.apart:
@@ -84,14 +90,18 @@ class ClassModels:
             clients = [train.client(k) for k in range(len(trained.federation))]
             held = [(self.features(own.x), own.y.cpu()) for own in clients]
             self.sums = [ClassSums.of(*one, classes) for one in held]
-            plain = reduce(add, self.sums).discriminant(shrinkage)
-            self.distances = torch.stack([plain.far(*one) for one in held]).sum(0)
+            plan = trained.plan
+            uplinks = plan.method.uplink if uplink is None else tuple(uplink)
+            self.total = total = Exchange(uplinks, plan.facts, trained.snapshot.server.round)
+            plain = ClassSums(**total([vars(one) for one in self.sums])).discriminant(shrinkage)
+            self.distances = total([{"distances": plain.far(*one)} for one in held])["distances"]
 
             def ask(beta: Tensor) -> tuple[Tensor, Tensor]:
-                losses, found = zip(*(plain.answer(*one, beta) for one in held), strict=True)
-                return torch.stack(losses).sum(0), torch.stack(found).sum(0)
+                answers = (plain.answer(*one, beta) for one in held)
+                found = total([{"losses": losses, "posteriors": posteriors} for losses, posteriors in answers])
+                return found["losses"], found["posteriors"]
 
-            self.discriminant: Discriminant = plain.calibrated(ask)
+            self.discriminant: Discriminant = plain.calibrated(ask, 0 if total.is_private else EXCHANGES)
 
     def features(self, x: Tensor) -> Tensor:
         """φ(x), [N, d], of inputs as the run's data hold them."""
@@ -172,13 +182,16 @@ class ClassModels:
     def _found(self, prior: TargetPrior, phi: Tensor, model: DeployedModel, p: np.ndarray | None = None) -> TargetModel:
         """The model with what is known of the target, from features [M, d] of its inputs."""
         pi = torch.from_numpy(prior.shares)
-        known = torch.stack([(pi * (one.n / self.discriminant.n.clamp(min=1))).sum() for one in self.sums])
-        return TargetModel(model, prior, known.numpy(), self._check(phi, pi), p)
+        n = self.discriminant.n
+        known = torch.stack([(pi * one.n / torch.where(n > 0, n, 1)).sum() for one in self.sums]).numpy()
+        if self.total.only_sums:
+            known = np.full_like(known, np.nan)
+        return TargetModel(model, prior, known, self._check(phi, pi), p)
 
     def _check(self, phi: Tensor, pi: Tensor) -> LabelShiftCheck:
         """The target's mean distance to the nearest class beside that of the clients' samples, in the same shares."""
         n, first, second = self.distances
-        means, squares = ((pi * part / n.clamp(min=1)).sum() for part in (first, second))
+        means, squares = ((pi * part / torch.where(n > 0, n, 1)).sum() for part in (first, second))
         found = self.discriminant.distances(phi)
         spread = (squares - means**2).clamp(min=0).sqrt()
         return LabelShiftCheck(float(found.mean()), float(means), float(spread), len(phi))
