@@ -91,7 +91,7 @@ class Trained:
                 custom = after_training(seen, self.result, policy)
                 cell |= {"FedAvg": common.rounded(custom.before), words: common.rounded(custom.accuracy)}
                 cell[f"client, {words}"] = int(custom.p.argmax())
-        head, fit = self.known.target_head(hidden.x), self.known.target_fit(hidden.x, resamples=0)
+        head, fit = (make(hidden.x, resamples=0) for make in (self.known.target_head, self.known.target_fit))
         shares = np.bincount(test.y.numpy(), minlength=seen.federation.classes) / len(test)
         models = {"target_fit": fit.model, "target_head": head.model, "oracle": self.known.head(torch.tensor(shares))}
         for words, model in models.items():

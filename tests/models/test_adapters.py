@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
@@ -23,6 +25,21 @@ class EfficientNet(nn.Module):
         super().__init__()
         self.features = nn.Sequential(nn.Conv2d(3, 6, 3, stride=2), nn.ReLU())
         self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(6, 1000))
+
+
+class Pictures(nn.Module):
+    """As in timm: ``num_classes`` of 0 leaves out the classifier, which has a name of its own."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Flatten(), nn.Linear(channels * 64, 5))
+        self.fc = nn.Linear(5, classes) if classes else nn.Identity()
+
+    def get_classifier(self) -> nn.Module:
+        return self.fc
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.stem(x))
 
 
 class Text(nn.Module):
@@ -58,7 +75,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> None:
         ASKED["timm"] = (name, settings)
         if name == "nothing":
             raise RuntimeError("Unknown model (nothing)\nmore lines")
-        return nn.Sequential(nn.Flatten(), nn.Linear(settings["in_chans"] * 64, 5))
+        return Pictures(settings["in_chans"], settings["num_classes"])
 
     auto = SimpleNamespace(
         from_pretrained=asked("pretrained", Text),
@@ -71,7 +88,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> None:
         efficientnet_b0=asked("efficientnet", EfficientNet),
         EfficientNet_B0_Weights=weights,
     )
-    vit = SimpleNamespace(fixed_input_size=True)
+    vit = SimpleNamespace(fixed_input_size=True, classifier="fc", num_classes=1000)
     stand_in(monkeypatch, "timm", create_model=create_model, get_pretrained_cfg=lambda name: vit)
     config = SimpleNamespace(from_pretrained=lambda name: f"config of {name}")
     stand_in(monkeypatch, "transformers", AutoModel=auto, AutoConfig=config)
@@ -107,6 +124,52 @@ def test_what_the_packages_are_asked_for(packages: None) -> None:
     assert ASKED["pretrained"] == (("here",), {})
     models.make("distilbert", classes=2, inputs=(7,), pretrained=False)
     assert ASKED["config"] == (("config of distilbert-base-uncased",), {})
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "pth", "pt"])
+def test_weights_of_timm_come_from_a_file_with_or_without_their_classifier(
+    packages: None, tmp_path: Path, ending: str
+) -> None:
+    net, path = Pictures(3, 7), tmp_path / f"net.{ending}"
+    tensors = dict(net.state_dict())
+    if ending == "safetensors":
+        save_file(tensors, path)
+    else:
+        parallel = {f"module.{name}": t for name, t in tensors.items()}
+        torch.save({"state_dict": parallel, "epoch": 3} if ending == "pth" else tensors, path)
+    x = torch.randn(4, 3, 8, 8)
+    kept = models.make("timm", classes=7, inputs=(3, 8, 8), weights=str(path), head=True)
+    assert torch.equal(kept(x), net(x))
+    assert torch.equal(kept.head.weight, net.fc.weight)  # type: ignore[union-attr]
+    assert all(name.startswith(("body.", "head.")) for name, _ in kept.named_parameters())
+    fresh = models.make("timm", classes=2, inputs=(3, 8, 8), weights=str(path))
+    assert torch.equal(fresh.features(x), net.stem(x))  # type: ignore[operator]
+    assert fresh(x).shape == (4, 2)
+
+
+def test_weights_and_classifiers_that_do_not_fit_are_refused_in_a_sentence(packages: None, tmp_path: Path) -> None:
+    def refused(sentence: str, **settings: Any) -> None:
+        with pytest.raises(ConfigError, match=sentence) as caught:
+            models.make("timm", classes=2, inputs=(3, 8, 8), **settings)
+        assert "\n" not in str(caught.value)
+
+    path = tmp_path / "net.pth"
+    torch.save(Pictures(3, 7).state_dict(), path)
+    named = r"net.pth does not fit network 'vit_tiny_patch16_224': its "
+    refused(named + r"fc.weight is \[7, 5\], where \[2, 5\] is needed", weights=str(path), head=True)
+    torch.save(Pictures(1, 7).state_dict(), path)
+    refused(named + r"stem.1.weight is \[5, 64\], where \[5, 192\] is needed", weights=str(path))
+    torch.save({**Pictures(3, 7).state_dict(), "more": torch.ones(1)}, path)
+    refused(named + r"more is \[1\], where nothing is needed", weights=str(path))
+    for found in ([1, 2], {"a": 3}, {}):
+        torch.save(found, path)
+        refused("net.pth holds no tensors by name", weights=str(path))
+    for name in ("net.pth", "net.safetensors"):
+        (tmp_path / name).write_bytes(b"no weights")
+        refused(f"{name} cannot be read: ", weights=str(tmp_path / name))
+    refused("nowhere.pth cannot be read: ", weights="nowhere.pth")
+    refused("has 1000 classes, but the data have 2; leave out head=true", pretrained=True, head=True)
+    refused("give pretrained=true or weights=, not both", pretrained=True, weights=str(path))
 
 
 def test_padding_is_masked_out(packages: None) -> None:

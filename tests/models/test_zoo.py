@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -141,3 +142,26 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     test: Tensor = trained.federation.held_out.client(1).x
     assert trained.client(1).predict(test).shape == (len(test),)
     assert main(["run", "method=fedper", "out=b", "model=timm", "model.network=resnet10t", *common]) == 0
+
+
+@pytest.mark.slow
+def test_pretrained_networks_on_both_sides_of_a_distillation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The teacher keeps its classifier and is not trained; the student starts from a file without one."""
+    timm = pytest.importorskip("timm")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    taught = timm.create_model("resnet10t", num_classes=10, in_chans=1)
+    torch.save(taught.state_dict(), "teacher.pth")
+    torch.save(timm.create_model("resnet10t", num_classes=3, in_chans=1).state_dict(), "student.pth")
+    words = ("teacher=timm", "teacher.network=resnet10t", "teacher.head=true", "teacher_epochs=0", "samples=60")
+    words += ("model=timm", "model.network=resnet10t", "model.weights=student.pth", "epochs=2", "method=kd", "out=run")
+    assert main(["distill", "-q", "test_samples=40", "teacher.weights=teacher.pth", *words]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    data = fl.data.federate("digits", "iid", clients=1, held_out=0.0)
+    assert summary["teacher"]["parameters"] == sum(p.numel() for p in taught.parameters())
+    assert summary["student"]["parameters"] == summary["teacher"]["parameters"]
+    assert summary["passes"] == 2
+    assert not (tmp_path / "run" / "teacher").exists()
+    kept = models.make("timm", classes=10, inputs=(1, 8, 8), network="resnet10t", head=True, weights="teacher.pth")
+    x = data.test.x[:5]
+    assert torch.allclose(kept.eval()(x), taught.eval()(x), atol=1e-6)

@@ -117,6 +117,8 @@ all of them: fedloom list settings):
   data=fashion_mnist      a name; samples=10000 uses a subset, and validation=0.1 sets a fraction aside for selection
   model=fedssa_cnn        the student, with settings like model.channels=[2,4]
   teacher=two_cnn         a model to train first (teacher_epochs=20, teacher_training.lr=0.05), or a run directory
+  teacher=timm            any network of timm, likewise model=timm: teacher.network=resnet18 teacher.weights=FILE
+                          teacher.head=true keeps its classifier, and teacher_epochs=0 trains nothing
   epochs=40               the student's passes over the data, equal for all methods, warm start included; with
                           budget=published the method's rounds, of which each has three passes for DiSK
   warmup_epochs=10        passes of the warm start; start=DIR uses the student of a run of ce instead

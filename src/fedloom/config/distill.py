@@ -18,6 +18,7 @@ from fedloom.experiment.teacher import load_teacher
 from fedloom.models import models
 from fedloom.tasks.distill.data import Splits
 from fedloom.tasks.distill.experiment import DistillExperiment
+from fedloom.tasks.distill.learner import make_student
 from fedloom.tasks.distill.method import distillers
 from fedloom.tasks.distill.methods import ce
 from fedloom.tasks.distill.training import SGDConfig
@@ -46,7 +47,8 @@ def shared_settings(teacher_epochs: int = 20, split_seed: int = 0) -> None:
     """Settings of the data split and of a teacher that is trained first, which do not depend on ``seed``.
 
     Args:
-        teacher_epochs: passes over the data of a teacher that is trained first.
+        teacher_epochs: passes over the data of a teacher that is trained first; 0 takes it as it starts, for networks
+            with parameters of their own, like ``teacher=timm teacher.head=true teacher.weights=FILE``.
         split_seed: seed of the data split and of such a teacher.
     """
 
@@ -95,19 +97,22 @@ def build(config: Config, shared: Shared | None = None) -> DistillExperiment:
     values = config.values
     data = _splits(config, shared)
     run = values["teacher"].get("run")
+    teacher = PENDING if run is None else Path(run)
+    if run is None and values["teacher_epochs"] == 0:
+        teacher = make_student(model_factory(values["teacher"], data.train), values["split_seed"], torch.float32)
     made = DistillExperiment(
         method=DISTILLER.instantiate(values["method"]),
         data=data,
         model=model_factory(values["model"], data.train),
-        teacher=PENDING if run is None else Path(run),
+        teacher=teacher,
         config=values,
         **arguments(DistillExperiment, CONDITIONS, values),
     )
     pick_device(made.device)
-    if run is None:
+    if teacher == PENDING:
         build_teacher(config, shared)
     else:
-        load_teacher(run, data.federation(), torch.float32, "cpu")
+        load_teacher(teacher, data.federation(), torch.float32, "cpu")
     if made.start is not None:
         RunDirectory(made.start).config()
     return made

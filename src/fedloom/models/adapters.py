@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
 from fedloom.models.classifier import Classifier, image, models, positive, shape
+from fedloom.models.weights import load_weights
 from fedloom.models.wrapped import Wrapped, wrap
 
 EXTRAS = {"torchvision": "vision", "timm": "zoo", "transformers": "text", "peft": "text"}
@@ -61,8 +63,14 @@ def efficientnet_b0(
 
 @models.register
 def timm(
-    *, classes: int, inputs: tuple[int, ...], network: str = "vit_tiny_patch16_224", pretrained: bool = False
-) -> Classifier:
+    *,
+    classes: int,
+    inputs: tuple[int, ...],
+    network: str = "vit_tiny_patch16_224",
+    pretrained: bool = False,
+    head: bool = False,
+    weights: str = "",
+) -> Classifier | Wrapped:
     """Any image network of timm; by default its smallest vision transformer (Dosovitskiy et al., 2021).
 
     Layers between pooling and the last linear one, as in MobileNetV3 or VGG, belong to the body.
@@ -70,16 +78,38 @@ def timm(
     Args:
         inputs: (channels, height, width) of one image; networks for one size only are made for this one.
         network: timm's name of the network.
+        pretrained: whether to start from timm's parameters, which are downloaded.
+        head: whether to keep the network's own classifier, trained for just these classes; otherwise the last layer is
+            a new one.
+        weights: a file of the network's parameters on this machine, ``.safetensors`` or one written by ``torch.save``,
+            to start from. Without ``head`` its classifier is left out.
 
     Raises:
-        ConfigError: if timm cannot be imported, has no such network, or the network does not take such images.
+        ConfigError: if timm cannot be imported, has no such network, the network does not take such images, or the
+            classifier or the file does not fit.
     """
     colours, height, width = image("timm", classes, inputs)
+    if pretrained and weights:
+        raise ConfigError("model 'timm' starts from one set of parameters; give pretrained=true or weights=, not both.")
     package = _package("timm", "timm")
-    fixed = getattr(_make("timm", package.get_pretrained_cfg, network), "fixed_input_size", False)
-    sized = {"img_size": (height, width)} if fixed else {}
-    settings = {"pretrained": pretrained, "num_classes": 0, "in_chans": colours, **sized}
+    known = _make("timm", package.get_pretrained_cfg, network)
+    sized = {"img_size": (height, width)} if getattr(known, "fixed_input_size", False) else {}
+    own = getattr(known, "num_classes", classes)
+    if head and pretrained and own != classes:
+        raise ConfigError(
+            f"model 'timm': the classifier of {network!r} has {own} classes, but the data have {classes}; leave out "
+            "head=true."
+        )
+    settings = {"pretrained": pretrained, "num_classes": classes if head else 0, "in_chans": colours, **sized}
     net = _make("timm", package.create_model, network, **settings)
+    if weights:
+        last = str(getattr(known, "classifier", None) or "")
+        load_weights(net, Path(weights), f"network {network!r}", () if head or not last else (f"{last}.",))
+    if head:
+        place = next((name for name, layer in net.named_modules() if layer is net.get_classifier()), None)
+        if place is None or not isinstance(net.get_classifier(), nn.Linear):
+            raise ConfigError(f"model 'timm': the classifier of {network!r} is no linear layer; leave head=true out.")
+        return wrap(net, place)
     net.eval()
     with torch.no_grad():
         features = _make("timm", net, torch.zeros(2, colours, height, width))
