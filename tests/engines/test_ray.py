@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,13 @@ from typing import Any
 import pytest
 from helpers.federations import Shaken, as_images, classes
 from helpers.networks import Flattening, tanh_net
+from helpers.ray_cluster import Lent, left
 from helpers.runs import GENTLE, assert_same_run, go
 from helpers.trouble import MARK, guarded, marked, stumble, suicide
 
 from fedloom import methods
 from fedloom.core.errors import ClientError, ConfigError
 from fedloom.engines.cluster import Cluster, Member
-from fedloom.engines.packed import Packed
 from fedloom.experiment.experiment import Evaluation
 
 ray = pytest.importorskip("ray")
@@ -30,56 +29,6 @@ pytestmark = [pytest.mark.slow]
 VICTIM = 2
 MODULE = import_module("fedloom.engines.ray")  # a factory has the same name
 MANY = tuple(2 + i % 3 for i in range(60))  # sizes: such a cohort is cut into blocks of three and less
-
-
-class Lent(Cluster):
-    """A cluster that outlives the engines that use it: its workers take one plan after the other."""
-
-    def prepare(self, plan: Packed, data: Packed) -> None:
-        if not self.members:
-            return super().prepare(plan, data)
-        self.prepared = ray.put(plan), ray.put(data)
-        for member in self.members:
-            member.ready, member.joining = False, member.actor.prepare.remote(*self.prepared)
-        while any(not member.ready for member in self.members):
-            self.settle(60)
-        return None
-
-    def close(self) -> None:
-        """Stay."""
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Lent]:
-    """Two workers on this machine."""
-    made = Lent(2 if len(os.sched_getaffinity(0)) > 1 else 1)
-    yield made
-    Cluster.close(made)
-    assert not left(made.folder), "processes of the cluster are left"
-
-
-@pytest.fixture
-def lent(cluster: Lent, monkeypatch: pytest.MonkeyPatch) -> Lent:
-    """Engines use this cluster."""
-    monkeypatch.setattr(MODULE, "Cluster", lambda *_: cluster)
-    return cluster
-
-
-def left(folder: str, seconds: float = 20) -> list[int]:
-    """The processes that are called with a folder, after some time to end."""
-    assert folder
-    deadline = time.monotonic() + seconds
-    while True:
-        found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                if folder.encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
-                    found.append(int(path.parent.name))
-            except OSError:
-                continue
-        if not found or time.monotonic() > deadline:
-            return found
-        time.sleep(0.1)
 
 
 def on_ray(method: str = "fedavg", gather: str = "chain", **changes: Any) -> Any:

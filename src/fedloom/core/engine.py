@@ -15,6 +15,23 @@ from fedloom.core.plan import ClientPlan
 States = Callable[[int], State]  # client number -> its state
 
 
+class Place(Protocol):
+    """The place of a client's state in files that all workers see; it is sent in place of the state."""
+
+    @property
+    def file(self) -> object | None:
+        """The file of the present state; None if there is none yet."""
+        ...
+
+    def load(self, device: str) -> State:
+        """The present state."""
+        ...
+
+    def save(self, state: State) -> State:
+        """Write the next state; returns what the store adopts in its place."""
+        ...
+
+
 class Compute(Protocol):
     """Executes blocks of clients of one plan, in one process. A block's bits depend on the block alone."""
 
@@ -65,9 +82,16 @@ class Traits:
 
 
 class Engine(Protocol):
-    """Runs client work. Folds come in the order of ``clients``, so that sums have the same order on all engines."""
+    """Runs client work. Folds come in the order of ``clients``, so that sums have the same order on all engines.
+
+    Attributes:
+        traits: what a run depends on.
+        places: the places of client states, for engines whose workers can read and write them there; None if states go
+            through the driver.
+    """
 
     traits: ClassVar[Traits] = Traits()
+    places: Callable[[int], Place] | None = None
 
     def run(
         self, down: Broadcast, clients: np.ndarray, states: States, weights: np.ndarray | None, level: int = 0

@@ -1,23 +1,24 @@
 """The worker of the Ray engine: it holds the plan, does the work of blocks, and may keep their folds for a chain.
 
-Messages are packed (``fedloom.engines.packed``). This module does not import Ray.
+Where client states are in files that all nodes see, it reads those of a block and writes the new ones, and what it
+returns names them. Messages are packed (``fedloom.engines.packed``). This module does not import Ray.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedloom.core.aggregate import Fold
-from fedloom.core.client import Broadcast
-from fedloom.core.engine import Compute, ComputeFactory
-from fedloom.core.errors import ClientError
+from fedloom.core.client import Broadcast, Result
+from fedloom.core.engine import Compute, ComputeFactory, Place
+from fedloom.core.errors import CheckpointError
 from fedloom.core.plan import ClientPlan
 from fedloom.engines.packed import Packed, pack, unpack
 from fedloom.engines.worker import Block, or_error
@@ -29,9 +30,23 @@ class RemoteBlock(Block):
 
     Attributes:
         keep: whether its sums stay with the worker.
+        places: the places of its members' states, if workers read and write them; ``states`` are then those of members
+            without a file.
     """
 
     keep: bool = False
+    places: list[Place] = field(default_factory=list)
+
+    def load(self, device: str) -> None:
+        """Read the states that are in files."""
+        for at, place in enumerate(self.places):
+            if place.file is not None:
+                self.states[at] = place.load(device)
+
+    def save(self, results: Sequence[Result]) -> None:
+        """Write the members' new states; the results keep what names them."""
+        for place, result in zip(self.places, results, strict=False):
+            result.state = place.save(result.state)
 
 
 class Actor:
@@ -66,18 +81,23 @@ class Actor:
 
     def fold(self, round: int, down: Packed, block: Packed) -> Packed:
         """The fold of a block; without its sums if these stay here."""
-        received = self._receive(round, down)
-        task: RemoteBlock = unpack(block, self.device)
-        compute = self.computes[task.level]
-        work = partial(compute.fold, received, task.clients, task.states, task.weights)
-        return pack(self._kept(task, or_error(work, f"round {received.round}: uploads do not fold")))
+
+        def work(received: Broadcast, compute: Compute, task: RemoteBlock) -> Fold:
+            folded = compute.fold(received, task.clients, task.states, task.weights)
+            task.save(folded.results)
+            return self._kept(task, folded)
+
+        return self._answer(round, down, block, work, "uploads do not fold")
 
     def work(self, round: int, down: Packed, block: Packed) -> Packed:
         """The results of a block's members."""
-        received = self._receive(round, down)
-        task: RemoteBlock = unpack(block, self.device)
-        work = partial(self.computes[task.level].work, received, task.clients, task.states)
-        return pack(or_error(lambda: list(work()), f"round {received.round}: local work failed"))
+
+        def work(received: Broadcast, compute: Compute, task: RemoteBlock) -> list[Result]:
+            results = list(compute.work(received, task.clients, task.states))
+            task.save(results)
+            return results
+
+        return self._answer(round, down, block, work, "local work failed")
 
     def chain(self, total: Packed | None, numbers: Sequence[int], sums: Packed | None = None) -> Packed:
         """The running total over earlier blocks, with the kept sums of the given blocks, or given ones, added."""
@@ -90,11 +110,32 @@ class Actor:
 
     def losses(self, round: int, down: Packed, block: Packed) -> Packed:
         """Training losses of the received model."""
-        received = self._receive(round, down)
-        task: RemoteBlock = unpack(block, self.device)
-        states = dict(zip(task.clients, task.states, strict=True))
-        work = partial(self.computes[task.level].losses, received, np.array(task.clients), states.__getitem__)
-        return pack(or_error(work, f"round {received.round}: training losses cannot be computed"))
+
+        def work(received: Broadcast, compute: Compute, task: RemoteBlock) -> np.ndarray:
+            states = dict(zip(task.clients, task.states, strict=True))
+            return compute.losses(received, np.array(task.clients), states.__getitem__)
+
+        return self._answer(round, down, block, work, "training losses cannot be computed")
+
+    def _answer(
+        self,
+        round: int,
+        down: Packed,
+        block: Packed,
+        work: Callable[[Broadcast, Compute, RemoteBlock], Any],
+        trouble: str,
+    ) -> Packed:
+        """What ``work`` returns, or the error that it raised."""
+        received, task = self._receive(round, down), unpack(block, self.device)
+
+        def whole() -> Any:
+            try:
+                task.load(self.device)
+                return work(received, self.computes[task.level], task)
+            except CheckpointError as error:  # a sentence of its own
+                return error
+
+        return pack(or_error(whole, f"round {received.round}: {trouble}"))
 
     def _receive(self, round: int, down: Packed) -> Broadcast:
         """Unpack a broadcast, once; the sums of the one before are no longer needed."""
@@ -103,8 +144,8 @@ class Actor:
         assert self.down is not None
         return self.down
 
-    def _kept(self, task: RemoteBlock, folded: Fold | ClientError) -> Fold | ClientError:
-        if task.keep and isinstance(folded, Fold):
+    def _kept(self, task: RemoteBlock, folded: Fold) -> Fold:
+        if task.keep:
             self.kept[task.number] = Fold(folded.sums)
             return replace(folded, sums={})
         return folded

@@ -9,8 +9,11 @@ place. ``chain``: folds stay with the workers, each of which has a range of cons
 from worker to worker in cohort order: O(workers·|θ|) bytes, of which |θ| reach the driver. ``auto`` chains where that
 saves enough bytes.
 
-Client states travel with blocks. When a worker or a node dies, its blocks are redone by others. A block at which
-workers died several times is done member by member, and members at which a worker dies again are left out by name.
+Client states travel with blocks; or workers read and write them in files that all nodes see, and only names and
+checksums of files travel. A file counts once its round is committed, so that a block may be done twice.
+
+When a worker or a node dies, its blocks are redone by others. A block at which workers died several times is done
+member by member, and members at which a worker dies again are left out by name.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -28,8 +31,8 @@ import torch
 
 from fedloom.core.aggregate import Fold, fold
 from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
-from fedloom.core.engine import Compute, ComputeFactory, Engine, States, Traits
-from fedloom.core.errors import ClientError, ConfigError
+from fedloom.core.engine import Compute, ComputeFactory, Engine, Place, States, Traits
+from fedloom.core.errors import ClientError, ConfigError, FedLoomError
 from fedloom.core.federation import Index, Split
 from fedloom.core.plan import ClientPlan
 from fedloom.engines.actor import RemoteBlock
@@ -92,7 +95,7 @@ class Ray(Engine):
         self, down: Broadcast, clients: np.ndarray, states: States, weights: np.ndarray | None, level: int = 0
     ) -> Generator[Fold]:
         """The folds of the clients' blocks, in order; of a chain, first those without sums, then the sums."""
-        work = _Blocks(self, down, clients, states, weights, level)
+        work = _Blocks(self, down, clients, states, weights, level, self.places)
         return work.chained() if self._chains(len(work.cut), weights) else work.folds()
 
     def _chains(self, blocks: int, weights: np.ndarray | None) -> bool:
@@ -107,13 +110,13 @@ class Ray(Engine):
         own: States = (
             (lambda client: {k: v for k, v in states(client).items() if k == "personal"}) if private else _none
         )
-        return _Blocks(self, down, clients, own, None, level).losses()
+        return _Blocks(self, down, clients, own, None, level, self.places if private else None).losses()
 
     def receive(self, answer: Packed) -> Any:
         """Unpack an answer, and raise it if it is an error."""
         self.received += nbytes(answer)
         found = unpack(answer)
-        if isinstance(found, ClientError):
+        if isinstance(found, FedLoomError):
             raise found
         return found
 
@@ -138,7 +141,9 @@ class _Blocks:
         states: States,
         weights: np.ndarray | None,
         level: int,
+        places: Callable[[int], Place] | None,
     ) -> None:
+        self.places = places
         self.engine, self.cluster, self.t = engine, engine.cluster, down.round
         self.clients, self.states, self.weights, self.level = clients, states, weights, level
         self.compute = engine.computes[level]
@@ -146,10 +151,13 @@ class _Blocks:
         self.broadcast = next(engine.numbers), engine.cluster.ray.put(pack(down))
 
     def block(self, number: int, members: range, keep: bool = False) -> RemoteBlock:
-        """Consecutive members of the cohort, with their states."""
+        """Consecutive members of the cohort, with their states or the places of these."""
         clients = self.clients[members.start : members.stop].tolist()
         part = None if self.weights is None else self.weights[members.start : members.stop]
-        return RemoteBlock(number, self.level, clients, part, [self.states(client) for client in clients], keep)
+        places = [] if self.places is None else [self.places(client) for client in clients]
+        there = [place.file is not None for place in places] or [False] * len(clients)
+        states = [{} if stored else self.states(client) for client, stored in zip(clients, there, strict=True)]
+        return RemoteBlock(number, self.level, clients, part, states, keep, places)
 
     def job(self, method: str, number: int, members: range, keep: bool = False) -> Job:
         """The call of a worker's method for such members; their states are read when it is dealt."""

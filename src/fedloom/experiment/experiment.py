@@ -26,7 +26,7 @@ from fedloom.metrics import direction, lookup, names
 
 EVALUATIONS = ("global", "clients", "average", "cohort", "train", "received")
 ROUNDS = 100_000_000
-CLIENT_STATE = ("auto", "memory", "disk")
+CLIENT_STATE = ("auto", "memory", "disk", "shared")
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,9 @@ class Experiment:
         dtype: ``float32`` or ``float64``.
         device: ``auto`` (a GPU if there is one), ``cpu`` or ``cuda``.
         client_state: where client states are kept between rounds, without effect on results: ``memory``, ``disk`` (one
-            file per state in the run directory) or ``auto`` (disk if the states of all potential participants exceed 2
-            GB).
+            file per state in the run directory), ``shared`` (such files, which the workers of ``engine=ray`` read and
+            write themselves; all nodes must see the run directory) or ``auto`` (disk if the states of all potential
+            participants exceed 2 GB).
         config: the settings as the user gave them, stored in the run directory.
 
     Raises:

@@ -34,7 +34,8 @@ from fedloom.experiment.runtime import one_thread, pick_device
 from fedloom.experiment.server_average import ServerAverage
 from fedloom.experiment.setup import make_plan, make_server_data, placed
 from fedloom.experiment.snapshot import Snapshot
-from fedloom.experiment.store import CLIENTS, collect_garbage, make_store
+from fedloom.experiment.state_files import LostState, StatePlace
+from fedloom.experiment.store import CLIENTS, DiskStore, collect_garbage, make_store
 from fedloom.experiment.summary import headline, should_stop, summarise, warnings
 from fedloom.experiment.trained import TrainedRun
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask, differences
@@ -182,6 +183,8 @@ class FederatedTask(TrainerTask):
             raise ConfigError(f"engine {experiment.engine!r} runs no compute {name!r}; {known}")
         compute = computes.make(experiment.compute, **experiment.compute_settings)
         self.engine = self.make_engine(self.plan, compute)
+        if experiment.client_state == "shared":
+            self.engine.places = self._place
         if experiment.compute == "batched" and (reason := reason_against_batched(self.plan)):
             self.warnings.append(f"compute=batched stepped clients one by one: {reason}.")
         if tolerance := self.traits.tolerance:
@@ -208,18 +211,22 @@ class FederatedTask(TrainerTask):
             for models in means:
                 models.observe(server, result)
 
-        moved, report = federated_round(
-            self.plan,
-            self.engine,
-            server,
-            self.state.store,
-            cohort,
-            drop_rate=experiment.drop_rate,
-            server_data=self.server_data,
-            observe=observe,
-        )
-        if "received" in experiment.evaluation.what and report.losses is None:  # for the record only
-            report.losses = received_losses(self.plan, self.engine, server, self.state.store, cohort)
+        try:
+            moved, report = federated_round(
+                self.plan,
+                self.engine,
+                server,
+                self.state.store,
+                cohort,
+                drop_rate=experiment.drop_rate,
+                server_data=self.server_data,
+                observe=observe,
+            )
+            if "received" in experiment.evaluation.what and report.losses is None:  # for the record only
+                report.losses = received_losses(self.plan, self.engine, server, self.state.store, cohort)
+        except LostState as error:  # which a worker has found
+            self.state.store.damaged(error)
+            raise
         return RoundStep(moved, report)
 
     def commit(self, step: RoundStep) -> tuple[Record, dict[str, Columns]]:
@@ -335,6 +342,12 @@ class FederatedTask(TrainerTask):
         if experiment.sampling == "bernoulli":
             probability = experiment.cohort / seen if experiment.cohort else experiment.participation
         return draw_cohort(seen, size, experiment.seed, round, probability=probability)
+
+    def _place(self, client: int) -> StatePlace:
+        """Where a client's state is, for workers that read and write it themselves."""
+        store = self.state.store
+        assert isinstance(store, DiskStore)
+        return store.place(client)
 
     def _at_clients(self, server: Server) -> Mapping[str, np.ndarray] | None:
         """The ``clients`` evaluation by clients that alone hold their data; None if there are none."""

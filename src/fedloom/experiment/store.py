@@ -1,17 +1,15 @@
 """Storage of client states between rounds: in memory, or on disk if they do not fit.
 
-On disk each state is a separate file, ``clients/<client>-<round>.safetensors`` in the run directory, written atomically
-at the end of its round and never changed. A checkpoint then holds only an index: client, round, size and SHA-256. Files
-referenced neither by the current index nor by a kept checkpoint are removed.
+On disk each state is a separate file in the folder ``clients`` of the run directory, written atomically at the end of
+its round (or by the worker that made it, and adopted then) and never changed. A checkpoint then holds only an index:
+client, round, size and SHA-256. Files referenced neither by the current index nor by a kept checkpoint are removed.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -25,8 +23,19 @@ from fedloom.core.round import Server
 from fedloom.core.tree import Tree
 from fedloom.experiment import atomic
 from fedloom.experiment.checkpoint import available
+from fedloom.experiment.state_files import (
+    LostState,
+    StateFile,
+    StatePlace,
+    StoredState,
+    flat,
+    nested,
+    size_of,
+    state_file,
+)
 
 LIMIT = 2_000_000_000  # bytes of client states up to which ``auto`` keeps them in memory
+FILES = ("disk", "shared")  # choices that keep states in files
 CLIENTS = "clients"  # folder of client states in a run directory
 CACHE = 256 << 20  # bytes of client states read from disk that are cached
 
@@ -68,19 +77,14 @@ class MemoryStore:
     def pin(self, files: set[str]) -> None:
         """Do nothing; there are no files."""
 
+    def damaged(self, error: LostState) -> None:
+        """Do nothing; there are no files."""
+
     def __iter__(self) -> Iterator[tuple[int, State]]:
         return iter(self._states.items())
 
     def __len__(self) -> int:
         return len(self._states)
-
-
-class StateFile(NamedTuple):
-    """The file of a client's state: the round that wrote it, its size in bytes and its SHA-256."""
-
-    round: int
-    bytes: int
-    sha256: bytes
 
 
 class LRUCache:
@@ -135,6 +139,7 @@ class DiskStore:
         self._held: set[str] = set()  # files that checkpoints refer to
         self._recent = LRUCache(cache)
         self._damage = ""
+        self._made = False  # whether the folder is there
 
     @property
     def files(self) -> frozenset[str]:
@@ -155,29 +160,36 @@ class DiskStore:
         self._recent.add(client, state)
         return state
 
+    def place(self, client: int) -> StatePlace:
+        """Where the client's state is and its next one goes, for those who read and write them elsewhere."""
+        if not self._made:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._made = True
+        return StatePlace(self.folder, client, self.round + 1, self.index.get(client))
+
+    def damaged(self, error: LostState) -> None:
+        """Learn that a file was found damaged; no checkpoint is made of it."""
+        self._damage = error.what
+
     def update(self, states: Mapping[int, State]) -> None:
         """Write the new states at the end of a round, all or none; empty states are skipped.
 
+        States that a worker has written are adopted.
+
         Raises:
-            CheckpointError: if one cannot be written (disk full).
+            CheckpointError: if one cannot be written (disk full), or is not seen here.
         """
         new: dict[int, StateFile] = {}
-        for client, state in states.items():
-            if not state:
-                continue
-            path = self.folder / state_file(client, self.round + 1)
-            blob = atomic.as_file(flat(state))
-            try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                atomic.write_whole(path, blob)
-            except OSError as error:
-                for done, entry in new.items():
-                    atomic.discard(self.folder / state_file(done, entry.round))
-                raise CheckpointError(
-                    f"the state of client {client} cannot be written to {path} ({error.strerror or error}); "
-                    f"make room and continue with resume={self.folder.parent}."
-                ) from error
-            new[client] = StateFile(self.round + 1, len(blob), hashlib.sha256(blob).digest())
+        try:
+            for client, state in states.items():
+                place = self.place(client)
+                stored = state if isinstance(state, StoredState) else place.save(state)
+                if isinstance(stored, StoredState):
+                    new[client] = place.adopted(stored)
+        except CheckpointError:
+            for done, entry in new.items():
+                atomic.discard(self.folder / state_file(done, entry.round))
+            raise
         for client, entry in new.items():
             before = self.index.get(client)
             self.index[client] = entry
@@ -244,7 +256,7 @@ class DiskStore:
         columns = (index[name].tolist() for name in ("client", "round", "bytes", "sha256"))
         for client, written, size, digest in zip(*columns, strict=True):
             path = folder / state_file(client, written)
-            found = path.stat().st_size if path.is_file() else -1
+            found = size_of(path)
             if found != size:
                 what = "is missing" if found < 0 else f"has {found} bytes instead of {size}"
                 raise ValueError(f"the state of client {client} {what}: {path}")
@@ -257,23 +269,11 @@ class DiskStore:
         self._held = set(files)
 
     def _load(self, client: int) -> State:
-        entry = self.index[client]
-        path = self.folder / state_file(client, entry.round)
         try:
-            blob = path.read_bytes()
-        except OSError as error:
-            raise self._lost(client, f"{path} cannot be read: {error.strerror or error}") from error
-        if hashlib.sha256(blob).digest() != entry.sha256:
-            raise self._lost(client, f"{path} was altered: its checksum differs")
-        # copied into freshly allocated memory: the summation order of some kernels depends on alignment
-        found = {key: torch.empty_like(t, device=self.device).copy_(t) for key, t in load_tensors(blob).items()}
-        return nested(found)
-
-    def _lost(self, client: int, what: str) -> CheckpointError:
-        self._damage = f"the state of client {client} cannot be used ({what})"
-        return CheckpointError(
-            f"{self._damage}; only checkpoints from before round {self.index[client].round} do not need it."
-        )
+            return self.place(client).load(self.device)
+        except LostState as error:
+            self.damaged(error)
+            raise
 
     def __iter__(self) -> Iterator[tuple[int, State]]:
         return ((client, self._load(client)) for client in list(self.index))
@@ -300,22 +300,22 @@ def make_store(
     """The store of a run, and warnings for its summary.
 
     Args:
-        states: ``memory``, ``disk``, or ``auto``: disk if the states may take more than 2 GB.
+        states: ``memory``, ``disk``, ``shared``, or ``auto``: disk if the states may take more than 2 GB.
         plan: the client plan.
         server: the state before the first round.
         clients: number of clients that may participate.
         folder: the folder for state files; None if the run writes nothing to disk.
 
     Raises:
-        ConfigError: for ``disk`` without a folder.
+        ConfigError: for ``disk`` and ``shared`` without a folder.
     """
-    if states == "disk" and folder is None:
+    if states in FILES and folder is None:
         raise ConfigError(
-            "client_state=disk needs a run directory; name one with out=…, or choose client_state=memory."
+            f"client_state={states} needs a run directory; name one with out=…, or choose client_state=memory."
         )
     size = state_bytes(plan, server)
     large = clients * size > LIMIT
-    if folder is not None and (states == "disk" or (states == "auto" and large)):
+    if folder is not None and (states in FILES or (states == "auto" and large)):
         return DiskStore(folder, server.buffers.device), []
     if states == "memory" or not large:
         return MemoryStore(), []
@@ -349,33 +349,6 @@ def _files_of(checkpoint: Path) -> set[str]:
         return set()
     index = load_tensors(file.read_bytes())
     return {state_file(c, r) for c, r in zip(index["client"].tolist(), index["round"].tolist(), strict=True)}
-
-
-def state_file(client: int, round: int) -> str:
-    """The name of the file with a client's state as of the end of a round.
-
-    >>> state_file(3, 40)
-    '3-000040.safetensors'
-    """
-    return f"{client}-{round:06d}.safetensors"
-
-
-def flat(state: State) -> dict[str, Tensor]:
-    """All tensors of a state in one mapping.
-
-    >>> list(flat({"drift": {"h": torch.ones(2)}}))
-    ['drift|h']
-    """
-    return {f"{place}|{name}": value for place, tree in state.items() for name, value in tree.items()}
-
-
-def nested(tensors: Mapping[str, Tensor]) -> State:
-    """The state of which ``flat`` returns this mapping."""
-    state: State = {}
-    for key, value in tensors.items():
-        place, name = key.split("|", 1)
-        state.setdefault(place, {})[name] = value
-    return state
 
 
 def _bytes(tree: Tree) -> int:

@@ -1,0 +1,140 @@
+"""Methods over Flower: the same bits as the serial engine on the same partition?
+
+    python benchmarks/deployed_methods.py [--methods fedavg feddyn …] [--rounds 5] [--out FILE]
+
+A SuperLink with TLS and node keys on loopback and four resident nodes, each of which holds one client of digits
+(Dirichlet 0.3). Three of them take part in a round. Compared with a simulation by ``engine=serial compute=live`` are
+the server's model, the server states of all parts, every client's own state as its node keeps it, and the losses and
+metrics that nodes measure on their test samples. ``equal`` says which of these have the same bits, ``values`` how many
+numbers that are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.config.federated import build, resolve
+from fedloom.deploy.certificates import make
+from fedloom.deploy.deal import deal
+from fedloom.deploy.engine import version_in
+from fedloom.deploy.flower.host import any_port, end, hosting, start_node
+from fedloom.deploy.server import Recipe, run
+from fedloom.deploy.settings import DEPLOY, Deployment
+from fedloom.deploy.versions import Versions
+from fedloom.experiment.federated import RunResult
+from fedloom.experiment.federated import run as simulate
+from fedloom.experiment.store import flat
+
+NODES = 4
+SETTINGS = (
+    "data=digits", "partition=dirichlet", f"clients={NODES}", "cohort=3", "local.epochs=2",
+    "evaluation.what=[clients]",
+)  # fmt: skip
+METHODS: dict[str, tuple[str, ...]] = {
+    "fedavg": (),
+    "feddyn": (),
+    "scaffold": (),
+    "superfed_mm": (),
+    "fedper": (),
+    "aaggff_d": (),
+    "fedevg": ("model=energy_cnn", "evaluation.what=[]"),
+}
+Parts = dict[str, dict[str, Tensor]]
+
+
+def compared(method: str, folder: Path, rounds: int) -> dict[str, Any]:
+    """A deployed run and a simulated one, bit by bit."""
+    words = [f"method={method}", *SETTINGS, *METHODS.get(method, ()), f"rounds={rounds}"]
+    made = DEPLOY.resolve(words)
+    deployment = Deployment(NODES, 60.0, port=any_port(), certificates=folder / "certificates")
+    data = deal(made, folder / "data")
+    make(deployment.certificates, ["127.0.0.1"], [path.stem for path in data])
+    homes, address = folder / "nodes", f"127.0.0.1:{deployment.port}"
+    with ExitStack() as stack:
+        transport, count = stack.enter_context(hosting(deployment, folder))
+        nodes = [start_node(p.stem, p, homes, address, deployment.certificates) for p in data]
+        stack.callback(end, nodes)
+        there = run(replace(Recipe.of(made), deployment=deployment), transport, count)
+    here = simulate(build(resolve([*words, "engine=serial", "compute=live"])))
+    both = zip(found(there, at_nodes(there, homes)), found(here, dict(here.snapshot.store)), strict=True)
+    seconds = statistics.median(record["seconds"] for record in there.history[1:])
+    pairs = {name: (mine, theirs) for (name, mine), (_, theirs) in both if mine or theirs}
+    return {
+        "equal": {name: same(*pair) for name, pair in pairs.items()},
+        "values": {name: sum(t.numel() for t in mine.values()) for name, (mine, _) in pairs.items()},
+        "left out": len(there.failures),
+        "seconds a round": round(seconds, 2),
+    }
+
+
+def at_nodes(result: RunResult, homes: Path) -> dict[int, Parts]:
+    """The states that the nodes keep, in the versions that the server counts, by client."""
+    found = {}
+    for client, state in result.snapshot.store:
+        (home,) = {path.parent for path in homes.glob(f"node-{client}/*/*.*") if version_in(state) in path.name}
+        kept = Versions(home).confirm(version_in(state), oldest=0)
+        assert kept is not None
+        found[client] = kept
+    return found
+
+
+def found(result: RunResult, states: Mapping[int, Parts]) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """What a run came to, by kind, as named tensors."""
+    server = result.snapshot.server
+    yield "model", {"theta": server.theta, "buffers": server.buffers}
+    yield "server state", flat(server.parts)
+    yield "client states", {f"{client}|{key}": t for client, own in states.items() for key, t in flat(own).items()}
+    rows = [{k: v for k, v in r.items() if k.startswith("clients/") and v is not None} for r in result.history]
+    yield "evaluation", {f"{n}|{k}": torch.tensor(v).double() for n, row in enumerate(rows) for k, v in row.items()}
+
+
+def same(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
+    """Whether tensors have the same names, types and bits."""
+    return mine.keys() == theirs.keys() and all(
+        t.dtype == theirs[name].dtype and t.numpy().tobytes() == theirs[name].numpy().tobytes()
+        for name, t in mine.items()
+    )
+
+
+def main() -> None:
+    """Compare the methods, print each as it is done, and write JSON if asked to; fails if bits differ."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {
+        "command": f"python benchmarks/deployed_methods.py --rounds {args.rounds}",
+        "machine": {"cores": len(os.sched_getaffinity(0)), "machine": platform.machine(), "torch": torch.__version__},
+        "flwr": version("flwr"),
+        "methods": {},
+    }
+    if args.out and args.out.exists():
+        results["methods"] = json.loads(args.out.read_text())["methods"]
+    for method in args.methods:
+        with tempfile.TemporaryDirectory() as folder:
+            results["methods"][method] = compared(method, Path(folder), args.rounds)
+        print(method, json.dumps(results["methods"][method]), flush=True)
+        if args.out:
+            args.out.write_text(json.dumps(results, indent=1) + "\n")
+    if any(not all(one["equal"].values()) for one in results["methods"].values()):
+        raise SystemExit("some bits differ")
+
+
+if __name__ == "__main__":
+    main()

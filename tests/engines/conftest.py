@@ -1,0 +1,28 @@
+"""A Ray cluster on this machine, for the modules that test on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib import import_module
+
+import pytest
+from helpers.ray_cluster import Lent, left
+
+from fedloom.engines.cluster import Cluster
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Lent]:
+    """Two workers on this machine."""
+    made = Lent(2 if len(os.sched_getaffinity(0)) > 1 else 1)
+    yield made
+    Cluster.close(made)
+    assert not left(made.folder), "processes of the cluster are left"
+
+
+@pytest.fixture
+def lent(cluster: Lent, monkeypatch: pytest.MonkeyPatch) -> Lent:
+    """Engines use this cluster."""
+    monkeypatch.setattr(import_module("fedloom.engines.ray"), "Cluster", lambda *_: cluster)
+    return cluster

@@ -1,0 +1,172 @@
+"""Client states in files that the workers of a Ray cluster read and write themselves; only where Ray is installed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.federations import classes
+from helpers.ray_cluster import Lent
+from helpers.runs import assert_same_run, experiment, go
+from helpers.stored import files, referred
+from helpers.trouble import MARK, guarded, marked, suicide
+
+from fedloom.core.errors import CheckpointError
+from fedloom.experiment import checkpoint
+from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.federated import FederatedTask, run
+from fedloom.experiment.state_files import StatePlace
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow]
+
+MANY = tuple(2 + i % 3 for i in range(60))
+BESIDES = 16_000  # bytes to the driver of a round of 30 clients, sums aside: results without states
+
+
+def shared(method: str, gather: str = "fold", **changes: Any) -> Any:
+    return experiment(method, engine="ray", engine_settings={"gather": gather}, client_state="shared", **changes)
+
+
+@pytest.mark.parametrize("gather", ["fold", "chain"])
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("scaffold", {"federation": classes(MANY), "cohort": 30, "compute": "batched"}),
+        ("feddyn", {"federation": classes(MANY), "cohort": 30, "drop_rate": 0.2}),
+        ("superfed_mm", {"evaluation": Evaluation(what=("clients",))}),
+        ("aaggff_d", {}),
+    ],
+)
+def test_states_never_pass_the_driver_and_bits_are_those_of_serial(
+    method: str, changes: dict[str, Any], gather: str, lent: Lent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del lent
+    reference = go(method, **changes)
+    task = FederatedTask.step
+    sizes = []
+
+    def step(self: FederatedTask) -> Any:
+        before = self.engine.received  # type: ignore[union-attr]
+        done = task(self)
+        assert not any(done.report.states.values()), "a state came to the driver"
+        sizes.append(self.engine.received - before)  # type: ignore[union-attr]
+        return done
+
+    original = StatePlace.save
+    monkeypatch.setattr(FederatedTask, "step", step)
+    monkeypatch.setattr(StatePlace, "save", lambda self, state: original(self, state) if not state else 1 / 0)
+    assert_same_run(reference, run(shared(method, gather, **changes), tmp_path / "out", checkpoint_every=2))
+    if gather == "chain":
+        assert max(sizes) < BESIDES
+    kept = checkpoint.available(tmp_path / "out" / "checkpoint")
+    assert files(tmp_path / "out") == set().union(*(referred(path) for path in kept)), "nothing else is left"
+
+
+def test_a_block_whose_worker_died_is_done_again(lent: Lent, tmp_path: Path) -> None:
+    """Its first half may have written some states; those of the second time count."""
+    del lent
+    diary = tmp_path / "deaths"
+    given = {"federation": marked(2, MARK, MANY), "model": guarded(suicide(1, diary)), "rounds": 2}
+    reference = go("scaffold", **given)
+    with pytest.warns(UserWarning, match="a worker of the cluster died"):
+        result = run(shared("scaffold", "chain", **given), tmp_path / "out")
+    assert diary.read_text() == "x"
+    assert not result.failures
+    assert_same_run(reference, result)
+
+
+@pytest.mark.parametrize("engine", ["ray", "serial"])
+def test_a_round_that_was_not_committed_leaves_no_trace(
+    engine: str, lent: Lent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver dies when all workers have written; another engine and kind of store may go on."""
+    del lent
+    given: dict[str, Any] = {"federation": classes(MANY), "cohort": 30, "rounds": 4}
+    out, commit = tmp_path / "out", FederatedTask.commit
+
+    class PowerCut(BaseException):
+        """Nothing handles it."""
+
+    def cut(self: FederatedTask, step: Any) -> Any:
+        if self.round == 2:
+            raise PowerCut
+        return commit(self, step)
+
+    monkeypatch.setattr(FederatedTask, "commit", cut)
+    with pytest.raises(PowerCut):
+        run(shared("scaffold", **given), out, checkpoint_every=1, keep=1)
+    assert len([name for name in files(out) if name.endswith("-000003.safetensors")]) == 30
+    monkeypatch.setattr(FederatedTask, "commit", commit)
+    work = {"ray": shared("scaffold", **given), "serial": experiment("scaffold", client_state="disk", **given)}[engine]
+    assert_same_run(go("scaffold", **given), run(work, out, resume=True, checkpoint_every=1, keep=1))
+    (kept,) = checkpoint.available(out / "checkpoint")
+    assert files(out) == referred(kept)
+
+
+def test_altered_and_missing_states_end_the_run_in_a_sentence(lent: Lent, tmp_path: Path) -> None:
+    del lent
+    given: dict[str, Any] = {"federation": classes(MANY), "rounds": 2}
+    run(shared("feddyn", **given), tmp_path / "out", checkpoint_every=1)
+    path = tmp_path / "out" / "clients" / "7-000002.safetensors"
+    blob = path.read_bytes()
+    path.write_bytes(blob[:-1] + bytes([blob[-1] ^ 1]))
+    later = shared("feddyn", **given | {"rounds": 4})
+    with pytest.raises(
+        CheckpointError, match=r"^the state of client 7 cannot be used \(.* was altered: .*before round 2"
+    ):
+        run(later, tmp_path / "out", resume=True, checkpoint_every=1)
+    assert [p.name for p in checkpoint.available(tmp_path / "out" / "checkpoint")][-1] == "round-000002"
+    path.write_bytes(blob)
+    assert_same_run(go("feddyn", **given | {"rounds": 4}), run(later, tmp_path / "out", resume=True))
+
+
+def test_a_node_that_does_not_see_the_folder(lent: Lent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither one without the folder, nor one with another folder of that name."""
+    del lent
+    place = FederatedTask._place
+
+    def elsewhere(self: FederatedTask, client: int) -> StatePlace:
+        found = place(self, client)
+        return StatePlace(other, found.client, found.round, found.file)
+
+    monkeypatch.setattr(FederatedTask, "_place", elsewhere)
+    for name, sentence in (("missing", "does not see the folder"), ("other", "is not in .*/out-other/clients/")):
+        other = tmp_path / name
+        if name == "other":
+            other.mkdir()
+        with pytest.raises(CheckpointError, match=f"{sentence}.*; client_state=shared needs a run directory that all"):
+            run(shared("scaffold"), tmp_path / f"out-{name}")
+
+
+PROGRAM = "import sys; from fedloom.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+def test_a_driver_that_is_killed_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    """With SIGKILL, in the midst of rounds; the second time the run is finished by the serial engine."""
+    words = ["run", "method=scaffold", "data=digits", "rounds=12", "client_state=shared", "checkpoint.every=1", "-q"]
+    ray = ["engine=ray", "engine.workers=1"]
+
+    def fedloom(*words: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", PROGRAM, *words], cwd=tmp_path, stderr=subprocess.PIPE)
+
+    lines = tmp_path / "here" / "metrics.jsonl"
+    for goal, start in ((3, [*words, *ray, "out=here"]), (6, ["run", "resume=here", "-q"])):
+        program = fedloom(*start)
+        deadline = time.monotonic() + 120
+        while not (lines.exists() and lines.read_text().count("\n") >= goal):
+            assert program.poll() is None, program.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        program.send_signal(signal.SIGKILL)
+        program.wait()
+    for last in (["run", "resume=here", "engine=serial", "-q"], [*words, "engine=serial", "out=there"]):
+        program = fedloom(*last)
+        assert program.wait(120) == 0, program.communicate()
+    for name in ("model.safetensors", *(f"clients/{path}" for path in files(tmp_path / "there"))):
+        assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes(), name
