@@ -3,8 +3,10 @@
     python benchmarks/ray_engine.py [--only W1 W2 states constants memory kills nodes] [--repeats 11] [--out FILE]
 
 W1 and W2 are those of ``engines.py``, with ``compute=auto``; contestants take turns on the same cohort, and a ratio is
-the median over turns of a round's seconds over those of ``processes``. ``bytes`` came back to the driver in a round,
-state not counted as there is none. ``memory`` is the resident memory of the driver and of its workers over 500 rounds,
+the median over turns of a round's seconds over those of ``processes``. ``bytes`` left the driver in a round, the
+broadcast aside, and came back to it. ``states`` is SCAFFOLD on W1 with clients that all have a state of .8 MB:
+``shared`` keeps these in files that the workers read and write (``client_state=shared``), ``disk`` in files that the
+driver reads and writes. ``memory`` is the resident memory of the driver and of its workers over 500 rounds,
 ``kills`` what a run with killed workers has in common with one without.
 """
 
@@ -17,6 +19,7 @@ import os
 import platform
 import signal
 import statistics
+import tempfile
 import threading
 import time
 import warnings
@@ -38,7 +41,7 @@ from fedloom.engines import engines
 from fedloom.engines.packed import pack, unpack
 from fedloom.engines.ray import Ray
 from fedloom.experiment.runtime import one_thread
-from fedloom.experiment.store import MemoryStore
+from fedloom.experiment.store import DiskStore, MemoryStore
 
 
 def engine_for(plan: ClientPlan, name: str) -> Engine:
@@ -49,14 +52,18 @@ def engine_for(plan: ClientPlan, name: str) -> Engine:
 class Contestant:
     """A run on an engine, which it may share with others; ``gather`` is how its sums come back."""
 
-    def __init__(self, plan: ClientPlan, engine: Engine, gather: str = "auto") -> None:
-        self.plan, self.engine, self.gather = plan, engine, gather
-        self.server, self.store = Server.initial(plan, plan.theta0, plan.buffers0), MemoryStore()
+    def __init__(
+        self, plan: ClientPlan, engine: Engine, gather: str = "auto", files: Path | None = None, shared: bool = False
+    ) -> None:
+        self.plan, self.engine, self.gather, self.shared = plan, engine, gather, shared
+        self.server = Server.initial(plan, plan.theta0, plan.buffers0)
+        self.store = MemoryStore() if files is None else DiskStore(files)
 
     def round(self, cohort: np.ndarray) -> float:
         """Seconds of a round."""
         if isinstance(self.engine, Ray):
             self.engine.gather = self.gather
+            self.engine.places = self.store.place if self.shared and isinstance(self.store, DiskStore) else None
         begin = time.perf_counter()
         self.server, report = federated_round(self.plan, self.engine, self.server, self.store, cohort)
         self.store.update(report.states)
@@ -69,25 +76,32 @@ def plan_of(name: str, method: str = "fedavg") -> tuple[ClientPlan, int]:
     return ClientPlan.of(copy.deepcopy(model), methods.make(method), split, local), size
 
 
-def compare(name: str, repeats: int, method: str = "fedavg") -> dict[str, object]:
-    """Seconds of a round and bytes to the driver, both ways, everyone taking turns."""
+def compare(name: str, repeats: int, method: str = "fedavg", files: Path | None = None) -> dict[str, object]:
+    """Seconds of a round and bytes at the driver, everyone taking turns; with a folder, states in files as well."""
     plan, size = plan_of(name, method)
     forked = engine_for(plan, "processes")  # before Ray has threads
     cluster = engine_for(plan, "ray")
     runs = {"processes": Contestant(plan, forked)}
     runs |= {f"ray, {way}": Contestant(plan, cluster, way) for way in ("fold", "chain")}
-    runs["ray, chain again"] = Contestant(plan, cluster, "chain")  # says how much the ratios vary
+    clients, warm = plan.population.clients, 2
+    if files is None:
+        runs["ray, chain again"] = Contestant(plan, cluster, "chain")  # says how much the ratios vary
+    else:
+        runs["ray, fold, disk"] = Contestant(plan, cluster, "fold", files / "disk")
+        for way in ("fold", "chain"):
+            runs[f"ray, {way}, shared"] = Contestant(plan, cluster, way, files / way, shared=True)
+        clients, warm = size + size // 5, 4
     seconds: dict[str, list[float]] = {label: [] for label in runs}
-    returned: dict[str, int] = {}
-    for turn in range(repeats + 2):  # the first turns warm up
-        cohort = draw_cohort(plan.population.clients, size, seed=0, round=turn)
+    returned: dict[str, list[int]] = {}
+    for turn in range(repeats + warm):  # the first turns warm up, until most clients have a state
+        cohort = draw_cohort(clients, size, seed=0, round=turn)
         for label, run in runs.items():
-            before = run.engine.received if isinstance(run.engine, Ray) else 0
+            before = (run.engine.sent, run.engine.received) if isinstance(run.engine, Ray) else (0, 0)
             took = run.round(cohort)
-            if turn > 1:
+            if turn >= warm:
                 seconds[label].append(took)
             if isinstance(run.engine, Ray):
-                returned[label] = run.engine.received - before
+                returned[label] = [run.engine.sent - before[0], run.engine.received - before[1]]
     same = len({run.server.theta.numpy().tobytes() for run in runs.values()}) == 1
     for engine in (forked, cluster):
         engine.close()
@@ -100,8 +114,14 @@ def compare(name: str, repeats: int, method: str = "fedavg") -> dict[str, object
             for label, s in seconds.items()
             if label != "processes"
         },
-        "bytes": returned,
+        "bytes sent and received": returned,
     }
+
+
+def with_files(repeats: int) -> dict[str, object]:
+    """SCAFFOLD with client states in memory, with the driver, and in files."""
+    with tempfile.TemporaryDirectory() as folder:
+        return compare("W1", repeats, "scaffold", Path(folder))
 
 
 def resident(pid: int | str = "self") -> float:
@@ -258,7 +278,7 @@ def main() -> None:
     parts: dict[str, tuple[str, Callable[[], object]]] = {
         "W1": ("W1, FedAvg", lambda: compare("W1", args.repeats)),
         "W2": ("W2, FedAvg", lambda: compare("W2", args.repeats)),
-        "states": ("W1, SCAFFOLD", lambda: compare("W1", args.repeats, "scaffold")),
+        "states": ("W1, SCAFFOLD", lambda: with_files(args.repeats)),
         "constants": ("milliseconds", lambda: constants(100)),
         "memory": ("memory in MB, W1, SCAFFOLD", lambda: memory(args.rounds)),
         "kills": ("kills of workers, W1, FedDyn", lambda: kills(20, 20)),

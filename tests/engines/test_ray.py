@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers.federations import Shaken, as_images, classes
 from helpers.networks import Flattening, tanh_net
 from helpers.ray_cluster import Lent, left
@@ -218,21 +220,79 @@ class Killer(Callback):
             threading.Timer(0.03, cluster.remove_node, (other,), {"allow_graceful": False}).start()
 
 given = {"federation": classes(tuple(2 + i % 3 for i in range(60))), "rounds": 4, "compute": "auto"}
+states, out = sys.argv[2:]
+kept = {"client_state": states}
 settings = {"address": cluster.address, "workers": 2, "gather": "chain"}
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
-    result = run(experiment("scaffold", engine="ray", engine_settings=settings, **given), callbacks=[Killer()])
+    result = run(experiment("scaffold", engine="ray", engine_settings=settings, **kept, **given), out, callbacks=[Killer()])
 assert_same_run(go("scaffold", **given), result)
 print([str(w.message) for w in told if "worker" in str(w.message)])
 cluster.shutdown()
 """
 
 
-def test_two_nodes_one_of_which_dies() -> None:
-    """A node is killed in the midst of a run that joined two; what it held is made again on the other."""
+def program(text: str, *words: str) -> list[str]:
+    """The lines that a program prints, which can import the helpers of these tests."""
     tests = str(Path(__file__).parents[1])
     done = subprocess.run(
-        [sys.executable, "-c", TWO_NODES, tests], capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-c", text, tests, *words], capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "['a worker of the cluster died; its clients were redone by others.']"
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("states", ["memory", "shared"])
+def test_two_nodes_one_of_which_dies(states: str, tmp_path: Path) -> None:
+    """A node is killed in the midst of a run that joined two; what it held is made again on the other."""
+    lines = program(TWO_NODES, states, str(tmp_path / "run"))
+    assert lines[-1] == "['a worker of the cluster died; its clients were redone by others.']"
+
+
+DECLARED_GPU = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from helpers.runs import assert_same_run, experiment, go
+from fedloom.engines import cluster as engine
+import os
+os.environ.update(engine.ENVIRONMENT)
+import ray
+from ray.cluster_utils import Cluster
+from fedloom.core.errors import FedLoomError
+from fedloom.experiment.callbacks import Callback
+from fedloom.experiment.federated import run
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "num_gpus": 1, "include_dashboard": False})
+def settings(**given):
+    return {"engine": "ray", "engine_settings": {"address": cluster.address, **given}}
+for given in ({"gpus": 0.5, "workers": 3}, {"gpus": 2.0}, {"gpus": 1.0}):
+    try:
+        go(**settings(**given))
+    except FedLoomError as error:
+        print(error)
+start = engine.Cluster._start
+def on_the_cpu(self):
+    self.device = "cpu"
+    return start(self)
+engine.Cluster._start = on_the_cpu
+class Looks(Callback):
+    def on_round(self, record):
+        while ray.available_resources().get("GPU", 0):
+            time.sleep(0.1)
+        alive = sum(actor["State"] == "ALIVE" for actor in ray._private.state.actors().values())
+        print(ray.cluster_resources()["GPU"], "taken by", alive)
+assert_same_run(go(rounds=1), run(experiment(rounds=1, **settings(gpus=0.5)), callbacks=[Looks()]))
+cluster.shutdown()
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has no GPU that PyTorch can use")
+def test_shares_of_gpus_are_asked_for_and_refused_in_a_sentence() -> None:
+    """Ray's resources are numbers, so that a cluster may declare a GPU that is not there."""
+    crowded, none, no_cuda, taken = program(DECLARED_GPU)
+    assert re.search(
+        "workers is 3, but the cluster at .* has room for 2, with one CPU and 0.5 GPU each; lower", crowded
+    )
+    assert re.search("workers is 1, but the cluster at .* has room for 0, with one CPU and 2 GPU each; lower", none)
+    assert re.search(r"cannot start \(ConfigError: PyTorch on .* can use no GPU; install its CUDA build", no_cuda)
+    assert taken == "1.0 taken by 2"

@@ -117,9 +117,7 @@ def test_altered_and_missing_states_end_the_run_in_a_sentence(lent: Lent, tmp_pa
     blob = path.read_bytes()
     path.write_bytes(blob[:-1] + bytes([blob[-1] ^ 1]))
     later = shared("feddyn", **given | {"rounds": 4})
-    with pytest.raises(
-        CheckpointError, match=r"^the state of client 7 cannot be used \(.* was altered: .*before round 2"
-    ):
+    with pytest.raises(CheckpointError, match=r"^the state of client 7 cannot be used \(.* was altered: .* before"):
         run(later, tmp_path / "out", resume=True, checkpoint_every=1)
     assert [p.name for p in checkpoint.available(tmp_path / "out" / "checkpoint")][-1] == "round-000002"
     path.write_bytes(blob)

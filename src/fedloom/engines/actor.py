@@ -6,6 +6,7 @@ returns names them. Messages are packed (``fedloom.engines.packed``). This modul
 
 from __future__ import annotations
 
+import platform
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ import torch
 from fedloom.core.aggregate import Fold
 from fedloom.core.client import Broadcast, Result
 from fedloom.core.engine import Compute, ComputeFactory, Place
-from fedloom.core.errors import CheckpointError
+from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.plan import ClientPlan
 from fedloom.engines.packed import Packed, pack, unpack
 from fedloom.engines.worker import Block, or_error
@@ -70,7 +71,15 @@ class Actor:
         """Answer."""
 
     def prepare(self, plan: Packed, data: Packed) -> None:
-        """Receive the plan and its data, which stay in the node's shared memory unless they go to a GPU."""
+        """Receive the plan and its data, which stay in the node's shared memory unless they go to a GPU.
+
+        Raises:
+            ConfigError: if PyTorch cannot use the GPU that the cluster gave this worker.
+        """
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(
+                f"PyTorch on {platform.node()} can use no GPU; install its CUDA build there, or set engine.gpus=0"
+            )
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver ends its workers
         torch.set_num_threads(1)
         made: tuple[ClientPlan, ComputeFactory] = unpack(plan, self.device)

@@ -114,6 +114,7 @@ class Cluster:
         except ImportError as error:
             raise ConfigError("engine 'ray' needs the package ray: pip install 'fedloom[ray]'.") from error
         self.address, self.gpus = address, gpus
+        self.device = "cuda" if gpus else "cpu"  # of local work
         self.folder = ""  # of the files of a cluster started here
         self.members: list[Member] = []
         self.prepared: tuple[Any, ...] = ()
@@ -191,7 +192,7 @@ class Cluster:
             self.settle(START)
 
     def _start(self) -> Member:
-        actor = self.actors.remote(sys.path, "cuda" if self.gpus else "cpu")
+        actor = self.actors.remote(sys.path, self.device)
         return Member(actor, actor.prepare.remote(*self.prepared))
 
     @property

@@ -74,7 +74,8 @@ class Ray(Engine):
             raise ConfigError(f"engine 'ray': gather is {gather!r}, but it must be one of {', '.join(WAYS)}.")
         self.plan, self.gather = plan, gather
         self.computes: list[Compute] = [compute(level) for level in plan.levels]  # for the shapes of blocks
-        self.received = 0  # bytes that came back to the driver
+        self.sent = 0  # bytes of blocks and their states that left the driver, broadcasts aside
+        self.received = 0  # bytes that came back to it
         self.sums = 0  # bytes of a block's sums, as seen last
         self.numbers = itertools.count()
         self.told = False
@@ -161,7 +162,13 @@ class _Blocks:
 
     def job(self, method: str, number: int, members: range, keep: bool = False) -> Job:
         """The call of a worker's method for such members; their states are read when it is dealt."""
-        return Job(number, method, lambda: (*self.broadcast, pack(self.block(number, members, keep))))
+
+        def arguments() -> tuple[Any, ...]:
+            block = pack(self.block(number, members, keep))
+            self.engine.sent += nbytes(block)
+            return (*self.broadcast, block)
+
+        return Job(number, method, arguments)
 
     def folds(self) -> Generator[Fold]:
         """Every block's fold, in order."""
