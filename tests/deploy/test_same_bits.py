@@ -12,6 +12,7 @@ from fedloom.core.client import State
 from fedloom.deploy.engine import version_in
 from fedloom.deploy.server import Recipe, run
 from fedloom.deploy.versions import Versions
+from fedloom.deploy.wire import unpack
 from fedloom.experiment.federated import RunResult
 
 METHODS = ("scaffold", "fedavg", "feddyn", "superfed_mm", "fedper", "aaggff_d", "fedevg", "moon", "fedhen")
@@ -45,3 +46,39 @@ def test_the_bits_are_those_of_the_serial_engine(method: str, tmp_path: Path) ->
             for name, value in tree.items():
                 assert torch.equal(kept[client][place][name], value), f"client {client}: {place}/{name}"
     transport.close()
+
+
+def test_a_node_with_another_number_of_threads_is_named_and_only_its_update_rounds_differently(tmp_path: Path) -> None:
+    words = ["method=fedavg", "rounds=1", "model.hidden=[256]"]
+    transport = in_process(made := config(*words), tmp_path)
+    answers: dict[str, bytes] = {}
+    transport.route = lambda name, number, blob: [answers.setdefault(f"{name} {number}", blob)]
+    node = transport.nodes["node-1"]
+    assert node is not None
+    answer = node.answer
+
+    def threaded(*message: bytes) -> bytes:
+        torch.set_num_threads(2)
+        try:
+            return answer(*message)
+        finally:
+            torch.set_num_threads(1)
+
+    node.answer = threaded  # type: ignore[method-assign]
+    told: list[str] = []
+    result = run(Recipe.of(made), transport, 4, tell=told.append)
+    transport.close()
+    other = in_process(made, tmp_path / "one thread")
+    alone: dict[str, bytes] = {}
+    other.route = lambda name, number, blob: [alone.setdefault(f"{name} {number}", blob)]
+    reference = run(Recipe.of(made), other, 4)
+    other.close()
+    remarks = [sentence.partition("; ")[2] for sentence in told if " joined with " in sentence]
+    assert remarks == ["", "it computes with 2 threads and rounds differently", "", ""]
+    for client in range(4):
+        mine, theirs = (unpack(kept[f"node-{client} 1"]).tensors["update"] for kept in (answers, alone))
+        assert torch.equal(mine, theirs) or client == 1
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        result.snapshot.server.theta, reference.snapshot.server.theta, rtol=0, atol=1e-6
+    )  # fmt: skip

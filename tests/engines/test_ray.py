@@ -287,7 +287,7 @@ cluster.shutdown()
 """
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has no GPU that PyTorch can use")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch can use a GPU here")
 def test_shares_of_gpus_are_asked_for_and_refused_in_a_sentence() -> None:
     """Ray's resources are numbers, so that a cluster may declare a GPU that is not there."""
     crowded, none, no_cuda, taken = program(DECLARED_GPU)

@@ -295,6 +295,8 @@ usage: fedloom deploy server [RECIPE.yaml] [key=value …] [--insecure] [-q] [--
                   --data    an npz file, a folder of images by class, a CSV or parquet table with a column label, or
                             package.module:function
                   --state   its own folder, for what the method keeps at the client
+                  --threads cores to compute with, 1 by default; with another number results round differently
+                  --poll    most seconds between two looks for messages, 1 by default
   local         deal data=… to nodes on this machine, and run server and nodes
   certificates  an authority, a server certificate and node keys, for trying
   status        how far a run is, and when each node last answered

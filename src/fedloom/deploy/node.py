@@ -117,7 +117,7 @@ class Node:
             self.tell(
                 f"joined with {sizes[0]} samples for training, {sizes[1]} for validation and {sizes[2]} for tests"
             )
-            return {"status": "joined", "sizes": sizes}, {}
+            return {"status": "joined", "sizes": sizes, "threads": torch.get_num_threads()}, {}
         down = read_broadcast(broadcast, self.limit)
         plans = made.plan.levels
         if not 0 <= order.level < len(plans):

@@ -214,9 +214,9 @@ def assemble(
         if fresh:
             transport.send(fresh)
         for delivered in transport.receive(0.5):
-            sizes, sentence = _joined(delivered.blob, recipe.deployment.limit)
+            sizes, remark = _joined(delivered.blob, recipe.deployment.limit)
             if sizes is None:
-                tell(f"{delivered.node} {sentence}")
+                tell(f"{delivered.node} {remark}")
                 continue
             before = known.nodes.get(delivered.node) if known is not None else None
             if before is not None and before != sizes:
@@ -227,7 +227,7 @@ def assemble(
                 )
             if delivered.node not in joined and len(joined) < nodes:
                 joined[delivered.node] = sizes
-                tell(f"{delivered.node} joined with {sizes[0]} samples ({len(joined)} of {nodes})")
+                tell(f"{delivered.node} joined with {sizes[0]} samples ({len(joined)} of {nodes}){remark}")
         if now - told > REMIND:
             told = now
             tell(f"{waits}, {len(joined)} are here")
@@ -235,7 +235,7 @@ def assemble(
 
 
 def _joined(blob: bytes, limit: int) -> tuple[Sizes | None, str]:
-    """The numbers of samples in an answer to a join order, or a sentence on what is wrong."""
+    """The numbers of samples in an answer to a join order and a remark; or None and what is wrong."""
     try:
         facts = unpack(blob, limit).facts
     except WireError as error:
@@ -244,7 +244,9 @@ def _joined(blob: bytes, limit: int) -> tuple[Sizes | None, str]:
     if facts.get("status") == "joined" and isinstance(sizes, list) and len(sizes) == 3:
         a, b, c = sizes
         if all(isinstance(n, int) and 0 <= n < 2**40 for n in sizes) and a:
-            return (a, b, c), ""
+            threads = facts.get("threads")
+            several = isinstance(threads, int) and 1 < threads < 2**16
+            return (a, b, c), f"; it computes with {threads} threads and rounds differently" if several else ""
     return None, f"refused: {str(facts.get('reason', 'it gave no reason'))[:1000]}"
 
 

@@ -88,25 +88,25 @@ class Actor:
         self.computes = [made[1](level) for level in self.plan.levels]
         self.round, self.down, self.kept = -1, None, {}
 
-    def fold(self, round: int, down: Packed, block: Packed) -> Packed:
-        """The fold of a block; without its sums if these stay here."""
+    def fold(self, round: int, down: Packed, blocks: Packed) -> Packed:
+        """The folds of blocks; without their sums if these stay here."""
 
         def work(received: Broadcast, compute: Compute, task: RemoteBlock) -> Fold:
             folded = compute.fold(received, task.clients, task.states, task.weights)
             task.save(folded.results)
             return self._kept(task, folded)
 
-        return self._answer(round, down, block, work, "uploads do not fold")
+        return self._answers(round, down, blocks, work, "uploads do not fold")
 
-    def work(self, round: int, down: Packed, block: Packed) -> Packed:
-        """The results of a block's members."""
+    def work(self, round: int, down: Packed, blocks: Packed) -> Packed:
+        """The results of the members of blocks."""
 
         def work(received: Broadcast, compute: Compute, task: RemoteBlock) -> list[Result]:
             results = list(compute.work(received, task.clients, task.states))
             task.save(results)
             return results
 
-        return self._answer(round, down, block, work, "local work failed")
+        return self._answers(round, down, blocks, work, "local work failed")
 
     def chain(self, total: Packed | None, numbers: Sequence[int], sums: Packed | None = None) -> Packed:
         """The running total over earlier blocks, with the kept sums of the given blocks, or given ones, added."""
@@ -117,34 +117,37 @@ class Actor:
             add(running, Fold(unpack(sums, self.device)))
         return pack(running.sums)
 
-    def losses(self, round: int, down: Packed, block: Packed) -> Packed:
+    def losses(self, round: int, down: Packed, blocks: Packed) -> Packed:
         """Training losses of the received model."""
 
         def work(received: Broadcast, compute: Compute, task: RemoteBlock) -> np.ndarray:
             states = dict(zip(task.clients, task.states, strict=True))
             return compute.losses(received, np.array(task.clients), states.__getitem__)
 
-        return self._answer(round, down, block, work, "training losses cannot be computed")
+        return self._answers(round, down, blocks, work, "training losses cannot be computed")
 
-    def _answer(
+    def _answers(
         self,
         round: int,
         down: Packed,
-        block: Packed,
+        blocks: Packed,
         work: Callable[[Broadcast, Compute, RemoteBlock], Any],
         trouble: str,
     ) -> Packed:
-        """What ``work`` returns, or the error that it raised."""
-        received, task = self._receive(round, down), unpack(block, self.device)
+        """What ``work`` returns for each block, or the error that it raised."""
+        received, tasks = self._receive(round, down), unpack(blocks, self.device)
 
-        def whole() -> Any:
-            try:
-                task.load(self.device)
-                return work(received, self.computes[task.level], task)
-            except CheckpointError as error:  # a sentence of its own
-                return error
+        def answers() -> list[Any] | CheckpointError:
+            found = []
+            for task in tasks:
+                try:
+                    task.load(self.device)
+                    found.append(work(received, self.computes[task.level], task))
+                except CheckpointError as error:  # a sentence of its own
+                    return error
+            return found
 
-        return pack(or_error(whole, f"round {received.round}: {trouble}"))
+        return pack(or_error(answers, f"round {received.round}: {trouble}"))
 
     def _receive(self, round: int, down: Packed) -> Broadcast:
         """Unpack a broadcast, once; the sums of the one before are no longer needed."""

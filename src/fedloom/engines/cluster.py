@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -31,6 +31,7 @@ STARTS = 10  # workers that die one after the other before they are ready
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray warns about a change to come otherwise
+    "RAY_worker_niceness": "0",  # Ray's 15 would stop the run for whatever else the machine does
 }
 
 
@@ -56,13 +57,13 @@ class Job:
     """A call of an actor's method.
 
     Attributes:
-        number: the caller's name for it.
+        numbers: of the blocks that it does.
         method: the method.
         arguments: makes its arguments when the job is dealt.
         deaths: number of workers that died of it.
     """
 
-    number: int
+    numbers: Sequence[int]
     method: str
     arguments: Callable[[], tuple[Any, ...]]
     deaths: int = 0
