@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -71,13 +70,11 @@ def compared(method: str, folder: Path, rounds: int) -> dict[str, Any]:
         there = run(replace(Recipe.of(made), deployment=deployment), transport, count)
     here = simulate(build(resolve([*words, "engine=serial", "compute=live"])))
     both = zip(found(there, at_nodes(there, homes)), found(here, dict(here.snapshot.store)), strict=True)
-    seconds = statistics.median(record["seconds"] for record in there.history[1:])
     pairs = {name: (mine, theirs) for (name, mine), (_, theirs) in both if mine or theirs}
     return {
         "equal": {name: same(*pair) for name, pair in pairs.items()},
         "values": {name: sum(t.numel() for t in mine.values()) for name, (mine, _) in pairs.items()},
         "left out": len(there.failures),
-        "seconds a round": round(seconds, 2),
     }
 
 

@@ -58,16 +58,19 @@ class Contestant:
         self.plan, self.engine, self.gather, self.shared = plan, engine, gather, shared
         self.server = Server.initial(plan, plan.theta0, plan.buffers0)
         self.store = MemoryStore() if files is None else DiskStore(files)
+        self.light = False  # as the engine would see it alone
 
     def round(self, cohort: np.ndarray) -> float:
         """Seconds of a round."""
         if isinstance(self.engine, Ray):
-            self.engine.gather = self.gather
+            self.engine.gather, self.engine.light = self.gather, self.light
             self.engine.places = self.store.place if self.shared and isinstance(self.store, DiskStore) else None
         begin = time.perf_counter()
         self.server, report = federated_round(self.plan, self.engine, self.server, self.store, cohort)
         self.store.update(report.states)
-        return time.perf_counter() - begin
+        seconds = time.perf_counter() - begin
+        self.light = isinstance(self.engine, Ray) and self.engine.light
+        return seconds
 
 
 def plan_of(name: str, method: str = "fedavg") -> tuple[ClientPlan, int]:

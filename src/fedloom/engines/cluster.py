@@ -265,9 +265,10 @@ class Cluster:
     def _deal(self, hands: Hands) -> None:
         """Give jobs to the members that have room, one each in turn."""
         for room in range(QUEUED):
-            for member in self.ready:
-                if len(member.jobs) <= room and (job := hands.take(member)) is not None:
-                    member.jobs[getattr(member.actor, job.method).remote(*job.arguments())] = job
+            free = [member for member in self.ready if len(member.jobs) <= room]
+            dealt = [(member, job, job.arguments()) for member in free if (job := hands.take(member)) is not None]
+            for member, job, arguments in dealt:  # calls come last: a worker that begins may take the driver's core
+                member.jobs[getattr(member.actor, job.method).remote(*arguments)] = job
 
     def _answer(
         self, member: Member, ref: Any, hands: Hands, limit: int
