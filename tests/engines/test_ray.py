@@ -64,8 +64,21 @@ def test_augmentation_is_the_same(lent: Lent) -> None:
     assert_same_run(go(**images), on_ray(**images))
 
 
+@pytest.fixture
+def several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first round on a worker does several blocks before it answers."""
+    begin = MODULE.Ray.__init__
+
+    def light(self: Any, *given: Any, **settings: Any) -> None:
+        begin(self, *given, **settings)
+        self.light = True
+
+    monkeypatch.setattr(MODULE.Ray, "__init__", light)
+
+
 @pytest.mark.parametrize("gather", ["fold", "chain"])
-def test_blocks_of_a_dead_worker_are_redone(gather: str, lent: Lent, tmp_path: Path) -> None:
+def test_blocks_of_a_dead_worker_are_redone(gather: str, lent: Lent, tmp_path: Path, several: None) -> None:
+    del several
     diary = tmp_path / "deaths"
     given = {"federation": marked(VICTIM, MARK, MANY), "model": guarded(suicide(1, diary)), "rounds": 2}
     reference = go("scaffold", **given)
@@ -99,10 +112,10 @@ def test_sums_that_died_with_their_worker_are_made_again(lent: Lent, monkeypatch
 
 
 def test_a_client_that_kills_its_workers_is_left_out_by_name(
-    lent: Lent, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    lent: Lent, tmp_path: Path, several: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The others of its block count: the run is the one in which that client raises an error instead."""
-    del lent
+    """The others of its blocks count: the run is the one in which that client raises an error instead."""
+    del lent, several
     diary, given = tmp_path / "deaths", {"federation": marked(VICTIM, MARK, MANY), "rounds": 1}
     there = go("feddyn", model=guarded(stumble), **given)
     with pytest.warns(UserWarning, match="a worker of the cluster died"):
