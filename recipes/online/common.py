@@ -19,7 +19,7 @@ from torch.nn.functional import avg_pool2d
 from fedloom.core.errors import DataError
 from fedloom.core.local import Local
 from fedloom.data import Source, sources, task_stream
-from fedloom.data.streams import KWay, TaskStream, Transformed
+from fedloom.data.streams import KWay, SMnist, TaskStream, Transformed
 from fedloom.data.streams.base import Tasks
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.models import models
@@ -42,7 +42,7 @@ class Setting:
     """A stream and the conditions on it.
 
     ``alphas`` are the thesis' for the data that this stands for; ``steps`` the values of K; ``shrink`` is by what
-    images are averaged.
+    images are averaged; ``disjoint`` says whether support and query of a step share no sample.
     """
 
     words: str
@@ -59,6 +59,8 @@ class Setting:
     sizes: tuple[int, ...] = (0, 10, 20, 30, 40, 50, 60)
     target: float = 0.8
     ltm_every: int = 50
+    efficiency_every: int = 10
+    disjoint: bool = False
     vectorised: bool = True
 
 
@@ -87,16 +89,16 @@ LETTERS = replace(
     shrink=2,
     support=20,
 )
+S_MNIST = Setting(
+    "S-MNIST", "mnist", SMnist(), "mlp", SGD, (10, 20), (1.0, 5.0, 10.0), model_settings={"hidden": (200,)}
+)
 SETTINGS: dict[str, Setting] = {
-    "s_mnist": Setting(
-        "S-MNIST",
-        "mnist",
-        Transformed(crop=(0.9, 1.0), scale=(0.9, 1.0)),
-        "mlp",
-        SGD,
-        (10,),
-        (1.0, 5.0, 10.0),
-        model_settings={"hidden": (200,)},
+    "s_mnist": S_MNIST,
+    "transformed": replace(
+        S_MNIST,
+        words="S-MNIST with crops and scales from .9 to 1 in the place of shrinks and shifts",
+        kind=Transformed(crop=(0.9, 1.0), scale=(0.9, 1.0)),
+        steps=(10,),
     ),
     "letters_5": LETTERS,
     "letters_4": replace(LETTERS, words="4-way letters", kind=KWay(ways=4, tasks=200, train=200, test=40)),
@@ -126,7 +128,8 @@ LEARNERS: dict[str, tuple[str, dict[str, Any], bool]] = {  # registered name, se
     "FS": ("fs", {}, False),
     "MOGD": ("mogd", {}, False),
     "FTML": ("ftml", {}, False),
-    "TOE": ("toe_continued", {}, False),
+    "TOE": ("toe", {}, False),
+    "TOE, continued": ("toe_continued", {}, False),
     "MOML": ("moml", {}, True),
     "MOML ∇=0": ("moml_nabla0", {}, True),
     "B-MOML 5": ("b_moml", {"buffer": 5, "draws": 1}, True),
@@ -160,6 +163,11 @@ def stream(setting: Setting, seed: int) -> TaskStream:
     return task_stream(source(setting.source, setting.shrink), setting.kind, seed=seed)
 
 
+def directory(runs: Path, setting: str, learner: str, seed: int) -> Path:
+    """Where a run lies."""
+    return runs / setting / f"{learner.replace(',', '').replace(' ', '-').replace('∇', 'nabla')}-{seed}"
+
+
 def online(setting: Setting, learner: str, tasks: int, seed: int) -> Online:
     """A learner's experts on the first so many tasks of a setting."""
     name, settings, has_alpha = LEARNERS[learner]
@@ -174,18 +182,18 @@ def online(setting: Setting, learner: str, tasks: int, seed: int) -> Online:
     if name == "fs":
         over.pop("local.steps")
     local = replace(setting.local, steps=setting.steps[0])
-    measures = Measures(setting.ltm_every, 10, setting.sizes, setting.target)
+    measures = Measures(setting.ltm_every, setting.efficiency_every, setting.sizes, setting.target)
     return Online(
         learner, grid(learners.make(name, **settings), Maml(), local, over), whole[:tasks], make,
         hedge=Hedge(retire=1e-6), measures=measures, support=setting.support, vectorised=setting.vectorised, seed=seed,
+        disjoint=setting.disjoint,
     )  # fmt: skip
 
 
-def run(setting: str, learner: str, tasks: int, seed: int, runs: Path) -> dict[str, Any]:
-    """A run, begun or gone on with; its curves."""
-    experiment = online(SETTINGS[setting], learner, tasks, seed)
-    place = runs / setting / f"{learner.replace(' ', '-').replace('∇', 'nabla')}-{seed}"
-    found = run_stream(experiment, place, resume=RunDirectory(place).begun)
+def run(setting: Setting, learner: str, tasks: int, seed: int, place: Path) -> dict[str, Any]:
+    """A run in its directory, begun or gone on with; its curves."""
+    experiment = online(setting, learner, tasks, seed)
+    found = run_stream(experiment, place, resume=RunDirectory(place).begun, checkpoint_every=250, keep=1)
     history, summary = found.history, found.summary
     long = [r for r in history if "ltm/accuracy" in r]
     return {

@@ -69,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for stage in sorted({min(tasks, total) for tasks in args.tasks}):
             for learner in args.only or WANTED.get(setting, ("MOML", "FTML", "MOGD", "FS")):
                 if found.get(learner, {}).get("tasks", 0) < stage:
-                    found[learner] = common.run(setting, learner, stage, args.seed, args.runs)
+                    place = common.directory(args.runs, setting, learner, args.seed)
+                    found[learner] = common.run(SETTINGS[setting], learner, stage, args.seed, place)
                     plots.report(results, args.out)
     return 0
 

@@ -2,13 +2,13 @@
 
 >>> from fedloom.data.streams import streams, task_stream
 >>> streams.names()
-['s_mnist', 'k_way']
+['s_mnist', 'transformed', 'k_way']
 >>> stream = task_stream("digits", "s_mnist", seed=0)
 >>> len(stream), tuple(stream[999].train.x.shape), len(stream[999].test)
 (1000, (60, 1, 8, 8), 10)
 """
 
 from fedloom.data.streams.base import Task, Tasks, TaskStream, streams, task_stream
-from fedloom.data.streams.kinds import KWay, Transformed
+from fedloom.data.streams.kinds import KWay, SMnist, Transformed
 
-__all__ = ["KWay", "Task", "TaskStream", "Tasks", "Transformed", "streams", "task_stream"]
+__all__ = ["KWay", "SMnist", "Task", "TaskStream", "Tasks", "Transformed", "streams", "task_stream"]

@@ -1,4 +1,4 @@
-"""Task streams: sequences of tasks, generated on access from a source's training and test samples."""
+"""Task streams: sequences of tasks, generated on access from a source's samples."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import overload
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedloom.core import rng
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
 from fedloom.core.registry import Registry
-from fedloom.data.grouping import rank_within, shuffled_by_label
 from fedloom.data.sources import Source, sources
 
 
@@ -47,6 +45,7 @@ class TaskStream(Sequence[Task]):
         count: number of tasks.
         make: generates the task of a given number.
 
+    >>> import torch
     >>> stream = TaskStream(3, lambda number: Task(number, *[Arrays(torch.zeros(2, 1), torch.tensor([0, 1]), 2)] * 2))
     >>> len(stream), stream[-1].number, [task.number for task in stream[1:]]
     (3, 2, [1, 2])
@@ -74,18 +73,21 @@ class TaskStream(Sequence[Task]):
         return self._make(range(self._count)[number])  # an IndexError beyond the end
 
 
+Dealt = Callable[[int, np.random.Generator], tuple[Arrays, Arrays, Sequence[int]]]
+"""The training and test samples of a task, and the source's class of each label, from its number and generator."""
+
+
 @dataclass(frozen=True)
 class Tasks(ABC):
-    """A distribution over tasks: their classes and the transformation of their samples."""
+    """A distribution over tasks: their samples, and the transformation of these."""
 
     @abstractmethod
-    def table(self, classes: int, draw: np.random.Generator) -> np.ndarray:
-        """The source's classes of every task, in the order of the task's labels; int [T, k]."""
+    def deal(self, source: Source, seed: int) -> tuple[int, Dealt]:
+        """The number of tasks, and the function that deals each its samples.
 
-    @property
-    @abstractmethod
-    def sizes(self) -> tuple[int, int]:
-        """Number of training and of test samples per task."""
+        Raises:
+            DataError: if the source has too few samples or classes for such tasks.
+        """
 
     def change(
         self, x: Sequence[Tensor], y: Sequence[Tensor], arrays: Arrays, ways: int, draw: np.random.Generator
@@ -98,10 +100,7 @@ streams = Registry[Tasks]("task stream")
 
 
 def task_stream(source: Source | str, kind: Tasks | str, seed: int = 0) -> TaskStream:
-    """A stream of tasks from the training and test samples of a source.
-
-    Each class's samples are shuffled once and dealt task by task: a sample is reused only after all samples of its
-    class have been used. Within a task, class sizes differ by at most one.
+    """A stream of tasks from the samples of a source.
 
     Args:
         source: a source, or the name of one that needs no settings.
@@ -117,59 +116,14 @@ def task_stream(source: Source | str, kind: Tasks | str, seed: int = 0) -> TaskS
     """
     source = sources.make(source) if isinstance(source, str) else source
     kind = streams.make(kind) if isinstance(kind, str) else kind
-    pools = (source.train, source.test)
-    table = kind.table(source.train.classes, rng.stream(seed, "tasks"))
-    turn = rank_within(table)  # [T, k] earlier tasks with the same class
-    ways = table.shape[1]
-    quotas = [size // ways + (np.arange(ways) < size % ways) for size in kind.sizes]
-    decks = [Deck.of(pool, rng.stream(seed, "tasks", 1 + k)) for k, pool in enumerate(pools)]
-    for deck, quota, what in zip(decks, quotas, ("training", "test"), strict=True):
-        deck.check(np.unique(table), int(quota.max()), f"{source.name}: a {what}")
+    if source.train.y.is_floating_point() or source.train.y.ndim != 1:
+        raise DataError("task streams need samples with class numbers.")
+    count, deal = kind.deal(source, seed)
 
     def make(number: int) -> Task:
         draw = rng.stream(seed, "task", number)
-        chosen = table[number]
-        x, y = [], []
-        for deck, quota, pool in zip(decks, quotas, pools, strict=True):
-            starts = turn[number] * quota.max()
-            rows = [deck.take(c, start, n) for c, start, n in zip(chosen, starts, quota, strict=True)]
-            order = draw.permutation(int(quota.sum()))
-            x.append(pool.x[torch.from_numpy(np.concatenate(rows)[order])])
-            y.append(torch.from_numpy(np.repeat(np.arange(ways), quota)[order]))
-        x, about = kind.change(x, y, source.train, ways, draw)
-        names = tuple(source.train.names[c] for c in chosen) if source.train.names else ()
-        train, test = (
-            replace(pool, x=a, y=b, classes=ways, names=names) for pool, a, b in zip(pools, x, y, strict=True)
-        )
-        return Task(number, train, test, tuple(map(int, chosen)), about)
+        train, test, chosen = deal(number, draw)
+        x, about = kind.change((train.x, test.x), (train.y, test.y), source.train, train.classes, draw)
+        return Task(number, replace(train, x=x[0]), replace(test, x=x[1]), tuple(map(int, chosen)), about)
 
-    return TaskStream(len(table), make)
-
-
-@dataclass(frozen=True)
-class Deck:
-    """The shuffled rows of every class, dealt cyclically."""
-
-    rows: np.ndarray  # int [N], grouped by class
-    starts: np.ndarray  # int [C + 1]
-
-    @classmethod
-    def of(cls, pool: Arrays, draw: np.random.Generator) -> Deck:
-        """Shuffle the rows of all classes."""
-        if pool.y.is_floating_point() or pool.y.ndim != 1:
-            raise DataError("task streams need samples with class numbers.")
-        labels = pool.y.numpy()
-        starts = np.concatenate([[0], np.cumsum(np.bincount(labels, minlength=pool.classes))])
-        return cls(shuffled_by_label(labels, draw), starts)
-
-    def take(self, label: int, start: int, count: int) -> np.ndarray:
-        """``count`` rows of a class from position ``start`` on."""
-        first, size = self.starts[label], self.starts[label + 1] - self.starts[label]
-        return self.rows[first + (start + np.arange(count)) % size]
-
-    def check(self, classes: np.ndarray, needed: int, what: str) -> None:
-        """Raise a ``DataError`` if a class has fewer samples than a task needs."""
-        sizes = np.diff(self.starts)[classes]
-        if (sizes < needed).any():
-            c = int(np.argmin(sizes))
-            raise DataError(f"{what} set needs {needed} samples of class {classes[c]}, which has {sizes[c]}.")
+    return TaskStream(count, make)
