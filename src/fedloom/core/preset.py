@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from functools import cache
 from inspect import Parameter, Signature
 from typing import Any, get_type_hints
 
@@ -13,6 +14,12 @@ from fedloom.core.method import Method
 from fedloom.core.renamed import hint
 from fedloom.core.settings import checked
 from fedloom.core.slots import SEVERAL
+
+
+@cache
+def described(kind: type) -> tuple[dict[str, Any], Mapping[str, str]]:
+    """Types and descriptions of a class's fields; many methods share a part."""
+    return get_type_hints(kind), documentation(kind)[1]
 
 
 def factory(
@@ -30,7 +37,7 @@ def factory(
     parts, names, places = method.parts, names or {}, dict[str, list[tuple[str, str]]]()
     parameters, lines = [], []
     for place, part in parts.items():
-        types, helps = get_type_hints(type(part)), documentation(type(part))[1]
+        types, helps = described(type(part))
         for field in fields(part):  # pyright: ignore[reportArgumentType]
             name = names.get(f"{place}.{field.name}", field.name)
             places.setdefault(name, []).append((place, field.name))

@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from omegaconf import OmegaConf
 
 from fedloom.core import yaml
@@ -79,6 +77,9 @@ class Table:
         """Write all rows, atomically."""
         if not self.blocks:
             return
+        import pyarrow as pa  # slow to import, and not needed before the first checkpoint
+        import pyarrow.parquet as pq
+
         columns = {name: np.concatenate([b[name] for b in self.blocks]) for name in self.blocks[0]}
         self.blocks = [columns]
         sink = pa.BufferOutputStream()
@@ -89,6 +90,8 @@ class Table:
         """The columns on disk; empty if there is no file."""
         if not self.path.is_file():
             return {}
+        import pyarrow.parquet as pq
+
         stored = pq.read_table(self.path)
         return {name: stored[name].to_numpy() for name in stored.column_names}
 

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from PIL import Image
 from torch import Tensor
@@ -85,6 +83,9 @@ def save_npz(found: Generated, path: Path) -> None:
 
 def parquet(found: Generated) -> bytes:
     """A set as a parquet file."""
+    import pyarrow as pa  # slow to import
+    import pyarrow.parquet as pq
+
     arrays, x = found.arrays, pixels(found.arrays)
     columns: dict[str, Any] = {"label": pa.array(arrays.y.numpy(), pa.int64())}
     kinds: dict[str, Any] = {"label": {"_type": "Value", "dtype": "int64"}}
@@ -141,6 +142,8 @@ def read_generated(path: Path) -> Generated:
 
 
 def _read_parquet(path: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    import pyarrow.parquet as pq
+
     try:
         table = pq.read_table(path)
     except FileNotFoundError as error:
