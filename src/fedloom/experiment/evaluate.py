@@ -149,7 +149,7 @@ class Evaluator(LoadedModel):
             numbers, _ = self.deployed(averaged.server(server), store)
             record |= _renamed(numbers, "server_average")
         if table is not None:
-            table[self.measurement.loss_name] = table.pop("loss")
+            table = {self.measurement.loss_name if key == "loss" else key: column for key, column in table.items()}
         return record, table
 
     def deployed(self, server: Server, store: Store) -> tuple[dict[str, Any], dict[str, np.ndarray] | None]:
