@@ -25,8 +25,8 @@ __all__ = ["Live", "load"]
 def load(path: Path | str) -> Live:
     """The learner of a run of ``fedloom online``, as of its newest checkpoint.
 
-    ``learner.predict((x, y), new_x)`` gives class probabilities, and ``learner.observe((x, y))`` learns a task. The run
-    directory is only read.
+    ``learner.predict((x, y), new_x)`` gives class probabilities, and ``learner.observe((x, y))`` learns a task;
+    ``learner.history`` is the run's record as a pandas frame. The run directory is only read.
 
     Raises:
         ConfigError: if it is another kind of run, or one begun in Python, which does not record its model.
@@ -45,4 +45,5 @@ def load(path: Path | str) -> Live:
     task = OnlineTask(build(Config(ONLINE.complete(read_run(directory.path)))))
     with checkpoint.refusing(found[-1]):
         task.restore(checkpoint.read(found[-1]))
-    return Live(task)
+    history = [record for record in directory.metrics() if record["round"] <= task.round]
+    return Live(task, history, directory.summary(), directory.path)

@@ -62,6 +62,8 @@ def test_a_run_goes_on_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         live.observe((task.train.x, task.train.y), (task.test.x, task.test.y))
     whole = fl.online.load("run4")
     assert live.seen == whole.seen == 4
+    assert list(live.history["round"]) == [1, 2]
+    assert whole.summary["rounds"] == len(whole.history) == 4
     assert all(torch.equal(value, live.state["0"][name]) for name, value in whole.state["0"].items())
     assert torch.equal(live.total, whole.total)
 

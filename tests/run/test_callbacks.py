@@ -60,8 +60,14 @@ def test_early_stopping_waits_for_its_patience() -> None:
     assert (summary["status"], summary["rounds"]) == ("stopped", 4)
     assert summary["reason"] == "no improvement of probe/loss in 2 evaluations"
     assert run(given, callbacks=[Fake(), fl.EarlyStopping("probe/loss", patience=2)]).summary["rounds"] == 6
+    falling = fl.EarlyStopping("best", patience=2, better="min")
+    records = [{"round": round, "best": 1 / round} for round in range(1, 5)]
+    assert falling.should_stop(records) is None
+    assert fl.EarlyStopping("best", patience=2).should_stop(records) is not None
     with pytest.raises(ConfigError, match="patience of at least 1"):
         fl.EarlyStopping(patience=0)
+    with pytest.raises(ConfigError, match="'max' or 'min', not 'less'"):
+        fl.EarlyStopping(better="less")  # type: ignore[arg-type]
 
 
 def test_measures_see_the_servers_model_after_the_round() -> None:

@@ -209,6 +209,16 @@ def test_paired_intervals_are_those_of_scipy() -> None:
     assert (wide["low"], wide["high"]) == pytest.approx((interval.low, interval.high))
 
 
+def test_a_search_that_a_callback_stops_decides_nothing(tmp_path: Path) -> None:
+    class Enough(Callback):
+        def should_stop(self, history):
+            return "enough" if len(history) == 3 else None
+
+    summary = search(made("search.methods=[fedavg]"), tmp_path / "run", callbacks=[Enough()])
+    assert (summary["status"], summary["candidates"], summary["ranking"]) == ("stopped", 3, [])
+    assert summary["verdict"] == results.PENDING
+
+
 def test_methods_without_a_loss_to_compare_are_left_out_of_a_search_for_the_least_loss() -> None:
     found = made("search.goal=clients/loss/mean", "search.methods=[fedavg,fedlc]")
     assert found.misfits == {"fedlc": "the loss of 'fedlc' cannot be computed outside training."}

@@ -12,7 +12,7 @@ from torch import nn
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.summary import curve, since_best
-from fedloom.metrics import direction
+from fedloom.metrics import Direction, direction
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ class EarlyStopping(Callback):
         metric: the key of the records that should improve, like ``clients/accuracy/mean`` or ``train/loss``.
         patience: stop after this many measurements without improvement, at least 1.
         min_delta: the smallest change that counts as an improvement.
+        better: whether larger (``max``) or smaller values (``min``) are better; None: as the metric's name says, and
+            larger ones of a name that is no metric.
 
     Raises:
         ConfigError: if a setting is out of range.
@@ -94,14 +96,17 @@ class EarlyStopping(Callback):
     metric: str = "global/accuracy"
     patience: int = 10
     min_delta: float = 0.0
+    better: Direction | None = None
 
     def __post_init__(self) -> None:
+        if self.better not in (None, "max", "min"):
+            raise ConfigError(f"EarlyStopping: better is 'max' or 'min', not {self.better!r}.")
         if self.patience < 1 or not 0 <= self.min_delta < float("inf"):
             raise ConfigError("EarlyStopping needs a patience of at least 1 and a min_delta of at least 0.")
 
     def should_stop(self, history: Sequence[Mapping[str, Any]]) -> str | None:
         _, values = curve(history, self.metric)
-        if since_best(values, direction(self.metric) == "max", self.min_delta) < self.patience:
+        if since_best(values, (self.better or direction(self.metric)) == "max", self.min_delta) < self.patience:
             return None
         return f"no improvement of {self.metric} in {self.patience} evaluations"
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,13 +13,14 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.core.parts import Batch
 from fedloom.data.streams import Task
+from fedloom.experiment.trained import RunRecords
 from fedloom.tasks.online.task import OnlineTask
 
 Samples = tuple[Tensor, Tensor]
 """Inputs x [n, ...] and labels y [n]."""
 
 
-class Live:
+class Live(RunRecords):
     """The experts of an online run and their weights, as of one of its tasks; tasks observed here are not recorded.
 
     Models are adapted to a task's support samples; ``predict`` leaves the learner as it is, ``observe`` trains it.
@@ -23,12 +28,22 @@ class Live:
 
     Args:
         task: the run, at the task where the learner begins.
+        history: one record per task of the run so far; ``Live.history`` is their frame.
+        summary: the content of ``summary.json``; empty if the run has not ended.
+        path: the run directory, if there is one.
 
     Raises:
         ConfigError: for learners that train on a task before they predict it, such as ``toe``.
     """
 
-    def __init__(self, task: OnlineTask) -> None:
+    def __init__(
+        self,
+        task: OnlineTask,
+        history: Sequence[Mapping[str, Any]] = (),
+        summary: Mapping[str, Any] | None = None,
+        path: Path | None = None,
+    ) -> None:
+        super().__init__(history, summary or {}, path)
         if any(expert.learner.learns_first for expert in task.online.experts):
             raise ConfigError(f"learner {task.name!r} trains on a task before it predicts it, so it cannot be live.")
         self._task, self.state, self.total, self.seen = task, task.state, task.total, task.round

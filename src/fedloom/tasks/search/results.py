@@ -62,6 +62,9 @@ def winner(history: Sequence[Record], roles: Sequence[str], seeds: int, maximise
     return (max if maximise else min)(means, key=lambda role: worst if math.isnan(means[role]) else means[role])
 
 
+PENDING = "The search stopped before its final comparison, so that nothing is decided; it goes on with resume=."
+
+
 def summary(history: Sequence[Record], settings: SearchSettings, maximise: bool, reference: str) -> dict[str, Any]:
     """Ranking, contributions and verdict, as plain data."""
     found, about = scores(history), {r["role"]: r for r in history if r["stage"] == "compare"}
@@ -95,7 +98,7 @@ def summary(history: Sequence[Record], settings: SearchSettings, maximise: bool,
         "chosen": "finalist 1" if others and tried[0]["label"] != reference else reference,  # on validation samples
         "ranking": _jsonable(ranking),
         "parts": _jsonable(parts),
-        "verdict": verdict(ranking, reference, maximise),
+        "verdict": verdict(ranking, reference, maximise) if ranking or not tried else PENDING,
     }
 
 
