@@ -60,6 +60,15 @@ class Arrays:
     def __len__(self) -> int:
         return len(self.x)
 
+    def __repr__(self) -> str:
+        """One line, however many samples there are.
+
+        >>> Arrays(torch.zeros(3, 1, 8, 8), torch.tensor([0, 1, 1]), classes=2)
+        <Arrays: 3 samples of shape [1, 8, 8], 2 classes>
+        """
+        targets = "numbers" if self.y.is_floating_point() else f"{self.classes} classes"
+        return f"<Arrays: {len(self)} samples of shape {list(self.x.shape[1:])}, {targets}>"
+
     def take(self, rows: Tensor | np.ndarray) -> Arrays:
         """The given rows, as copies."""
         rows = torch.as_tensor(rows)
@@ -164,6 +173,9 @@ class Split:
     index: Index
     relabel: Tensor | None = None
 
+    def __repr__(self) -> str:
+        return f"<Split: {len(self.index.rows)} samples at {len(self)} clients>"
+
     def __post_init__(self) -> None:
         if self.relabel is not None and tuple(self.relabel.shape) != (len(self.index), self.arrays.classes):
             raise DataError(
@@ -260,6 +272,22 @@ class Federation:
 
     def __len__(self) -> int:
         return len(self.train)
+
+    def __repr__(self) -> str:
+        """One line: clients and numbers of samples.
+
+        >>> from fedloom.data import federate
+        >>> federate("digits", "iid", clients=4)
+        <Federation: 4 clients, samples of shape [1, 8, 8], 10 classes; 1154 training, 288 test, 355 common test>
+        """
+        arrays, splits = (
+            self.train.arrays,
+            {"training": self.train, "validation": self.validation, "test": self.held_out},
+        )
+        counts = {what: len(split.index.rows) for what, split in splits.items()} | {"common test": len(self.test)}
+        told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        targets = "numbers" if arrays.y.is_floating_point() else f"{self.classes} classes"
+        return f"<Federation: {len(self)} clients, samples of shape {list(arrays.x.shape[1:])}, {targets}; {told}>"
 
     @property
     def seen(self) -> int:

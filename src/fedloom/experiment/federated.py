@@ -68,8 +68,14 @@ class RunResult:
     summary: dict[str, Any]
     model: nn.Module
     snapshot: Snapshot
-    trained: TrainedRun = field(repr=False)
+    trained: TrainedRun
     failures: list[Failure] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        about, judged = self.summary, self.summary.get("headline")
+        value = about["final"].get(judged)
+        told = "" if value is None else f", {judged} {value:.4g}"
+        return f"<RunResult of {about['method']!r}: {about['status']} after {about['rounds']} rounds{told}>"
 
 
 def run(
