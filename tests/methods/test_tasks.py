@@ -131,6 +131,10 @@ def test_a_loss_that_needs_label_counts_is_reported_as_the_cross_entropy_that_it
     assert set(result.trained.client(0).evaluate(test.x, test.y)) == {"accuracy", "cross_entropy"}
     with pytest.raises(ConfigError, match="global/loss is not measured; take global/cross_entropy"):
         experiment("fedlc", evaluation=Evaluation(metric="global/loss", patience=2))
+    with pytest.raises(ConfigError, match=r"add cross_entropy to evaluation\.metrics"):
+        experiment("fedavg", evaluation=Evaluation(metric="global/cross_entropy", patience=2))
+    with pytest.raises(ConfigError, match=r"'global/los', which is never measured: evaluation\.metrics is accuracy"):
+        Evaluation(metric="global/los", patience=2)
 
 
 def test_propfair_reports_its_own_loss_and_the_cross_entropy_if_wanted() -> None:

@@ -97,19 +97,13 @@ class Evaluation:
                 raise ConfigError(f"the target accuracy is {self.target:g}, but it must lie in (0, 1].")
             if not self.maximise and not self.target > 0:
                 raise ConfigError(f"the target loss is {self.target:g}, but it must be positive.")
-            measured = {
-                "loss",
-                "train_loss",
-                "cross_entropy",
-                "train_cross_entropy",
-                *self.metrics,
-                *(f"train_{name}" for name in self.metrics),
-            }
-            if self.metric != "train/loss" and not measured & set(self.metric.split("/")):
-                raise ConfigError(
-                    f"the target is one for {self.metric!r}, which is never measured: "
-                    f"evaluation.metrics is {', '.join(self.metrics) or 'empty'}."
-                )
+        named = ("loss", "cross_entropy", *self.metrics)
+        words = {*named, *(f"train_{name}" for name in named)} & {*self.metric.split("/")}
+        if (self.target is not None or self.patience) and self.metric != "train/loss" and not words:
+            raise ConfigError(
+                f"the target or patience uses the metric {self.metric!r}, which is never measured: "
+                f"evaluation.metrics is {', '.join(self.metrics) or 'empty'}."
+            )
 
     @property
     def maximise(self) -> bool:
@@ -297,12 +291,15 @@ class Experiment:
                 f"method {self.method.name!r} adapts models, so that {metric} is measured client by client; "
                 f"take {metric}/mean."
             )
-        watched = (self.evaluation.target is not None or self.evaluation.patience) and metric != "train/loss"
-        if watched and self.method.test_loss is None and {"loss", "train_loss"} & set(metric.split("/")[1:]):
-            raise ConfigError(
-                f"the loss of method {self.method.name!r} cannot be computed outside training, so that {metric} is not "
-                f"measured; take {metric.replace('loss', 'cross_entropy')}."
-            )
+        words = {word.removeprefix("train_") for word in metric.split("/")[1:]} if metric != "train/loss" else set()
+        if self.evaluation.target is not None or self.evaluation.patience:
+            if self.method.test_loss is None and "loss" in words:
+                raise ConfigError(
+                    f"the loss of method {self.method.name!r} cannot be computed outside training, so that {metric} is "
+                    f"not measured; take {metric.replace('loss', 'cross_entropy')}."
+                )
+            if self.method.test_loss is not None and words & {"cross_entropy"} - {*self.evaluation.metrics}:
+                raise ConfigError(f"{metric} is not measured; add cross_entropy to evaluation.metrics.")
         judged = [name for name in EVALUATIONS if name in self.evaluation.what]
         if not self.method.predicts and judged:
             raise ConfigError(
