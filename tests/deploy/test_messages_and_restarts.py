@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.deploying import InProcess, config, in_process
+from helpers.deploying import InProcess, config, in_process, simulated
 
+from fedloom.core.client import FailureKind
 from fedloom.core.errors import CheckpointError, ClientError, ConfigError
+from fedloom.core.rng import stream
 from fedloom.deploy.server import Recipe, run
 from fedloom.deploy.versions import Versions
 from fedloom.experiment.federated import RunResult
@@ -145,6 +147,27 @@ def test_changed_data_are_refused_when_a_run_goes_on(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"node-0 has .* samples for training, validation and tests, but had"):
         run(Recipe.of(config(*WORDS)), transport, 4, out=tmp_path / "run", resume=True)
     transport.close()
+
+
+@pytest.mark.slow
+def test_thirty_rounds_in_which_every_fifth_answer_is_lost(tmp_path: Path) -> None:
+    """The same clients count as in a simulation with such drop-outs, whose coefficients are of those that are left."""
+    words = ("rounds=30", "deploy.deadline=0.05", "local.lr=0.05")
+    transport = in_process(config(*WORDS, *words), tmp_path)
+
+    def route(name: str, number: int, blob: bytes) -> list[bytes]:  # number 0 is the join
+        client = int(name.removeprefix("node-"))
+        return [] if number and stream(0, "drop", number - 1, client).random() < 0.2 else [blob]
+
+    transport.route = route
+    result = again(transport, words)
+    reference = simulated(*WORDS, "rounds=30", "local.lr=0.05", "drop_rate=0.2")
+    lost = [(failure.round, failure.client) for failure in result.failures]
+    assert lost == [(failure.round, failure.client) for failure in reference.failures]
+    assert len(lost) > 10
+    assert {failure.kind for failure in result.failures} == {FailureKind.ABSENT}
+    theta = reference.snapshot.server.theta
+    torch.testing.assert_close(result.snapshot.server.theta, theta, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(20))

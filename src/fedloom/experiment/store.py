@@ -165,7 +165,7 @@ class DiskStore:
         if not self._made:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._made = True
-        return StatePlace(self.folder, client, self.round + 1, self.index.get(client))
+        return self._place(client)
 
     def damaged(self, error: LostState) -> None:
         """Learn that a file was found damaged; no checkpoint is made of it."""
@@ -268,9 +268,12 @@ class DiskStore:
         """Set the files that checkpoints refer to."""
         self._held = set(files)
 
+    def _place(self, client: int) -> StatePlace:
+        return StatePlace(self.folder, client, self.round + 1, self.index.get(client))
+
     def _load(self, client: int) -> State:
         try:
-            return self.place(client).load(self.device)
+            return self._place(client).load(self.device)
         except LostState as error:
             self.damaged(error)
             raise
