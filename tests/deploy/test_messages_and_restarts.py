@@ -138,6 +138,13 @@ def test_too_few_answers_stop_the_run_and_it_goes_on_later(undisturbed: RunResul
     same(result, undisturbed)
 
 
+def test_a_finished_run_needs_no_nodes_to_be_continued(undisturbed: RunResult, tmp_path: Path) -> None:
+    _, transport = deployed(tmp_path, out=tmp_path / "run")
+    transport.close()
+    nobody = InProcess(dict.fromkeys(transport.nodes))
+    same(again(nobody, out=tmp_path / "run", resume=True), undisturbed)
+
+
 def test_changed_data_are_refused_when_a_run_goes_on(tmp_path: Path) -> None:
     _, transport = deployed(tmp_path, "rounds=1", out=tmp_path / "run")
     transport.close()

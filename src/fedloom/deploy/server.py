@@ -49,10 +49,12 @@ class Roster:
     Attributes:
         run: the run's identifier.
         nodes: the numbers of samples of each node, by name.
+        completed: rounds that the run had completed when this was stored.
     """
 
     run: str
     nodes: Mapping[str, Sizes]
+    completed: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -66,10 +68,12 @@ class Roster:
         path = resume if isinstance(resume, Path) else found[-1] if found else None
         if path is None:
             return None
-        about = checkpoints.load(path).facts.get("deploy")
+        stored = checkpoints.load(path)
+        about = stored.facts.get("deploy")
         if about is None:
             raise ConfigError(f"{directory} was not made by a deployment; continue it with fedloom run.")
-        return cls(about["run"], {name: (sizes[0], sizes[1], sizes[2]) for name, sizes in about["nodes"].items()})
+        nodes = {name: (sizes[0], sizes[1], sizes[2]) for name, sizes in about["nodes"].items()}
+        return cls(about["run"], nodes, stored.round)
 
 
 @dataclass(frozen=True)
@@ -347,7 +351,10 @@ def run(
     """
     with one_thread():
         known = None if out is None else Roster.stored(Path(out), resume)
-        roster = assemble(recipe, transport, nodes if known is None else len(known.nodes), tell, known)
+        if known is not None and known.completed >= recipe.config.values["rounds"]:  # no node is needed
+            roster = known
+        else:
+            roster = assemble(recipe, transport, nodes if known is None else len(known.nodes), tell, known)
         task = DeployTask(recipe, roster, transport, None if out is None else Path(out))
         summary = Trainer(task, out, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks).run(resume)
         return task.result(summary)
