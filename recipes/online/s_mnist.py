@@ -7,13 +7,14 @@
 As published: 1000 tasks of 60 + 10 samples of MNIST, each class turned, flipped, shrunk and shifted in its own way; a
 network 784-200-10; learning rate .1, batches of 10, weight decay 1e-3; MAML with five steps of .1.
 
-Other than published: one configuration instead of Hedge over a grid. alpha, K and whether support and query of a step
-are disjoint are chosen on 200 tasks of a seed of its own (``--tuning``), by the accuracy on 50 samples of each new task
-in the last half; the reported seeds are others. alpha is that of MOML for its variants too. Gradients are clipped at 3; a step adapts with 10
-of a task's training samples and descends on 10; FTML and B-MOML draw one of their tasks a step; a random buffer takes a
-task with probability .5.
+Other than published: one configuration instead of Hedge over a grid. alpha is chosen on 200 tasks of a seed of its own
+(``--tuning``) at each K, by the accuracy on 50 samples of each new task in the last half; the reported seeds are
+others. MOML's alpha is that of its variants too. Gradients are clipped at 3; a step adapts with 10 of a task's training
+samples and descends on 10; FTML and B-MOML draw one of their tasks a step; a random buffer takes a task with
+probability .5.
 
-Every run is a run directory that goes on where it was.
+Work goes stage by stage (``--tasks``): all runs on the first tasks, then the same runs on more of them. Every run is a
+run directory that goes on where it was.
 """
 
 from __future__ import annotations
@@ -40,49 +41,27 @@ from fedloom.tasks.online import run as run_stream
 NAME = "s_mnist"
 MAIN = ("FS", "MOML", "FTML", "MOGD")
 VARIANTS = ("MOML ∇=0", "B-MOML 5", "B-MOML 10", "B-MOML 5 random", "B-MOML 10 random", "TOE")
-TUNED = ("MOML", "FTML", "MOGD")
 TUNING_SEED = 1000
-FIRST = S_MNIST.steps[0]
 INNER = {"adaptation.lr": (0.1,), "adaptation.steps": (5,)}
 BASE = replace(S_MNIST, inner=INNER, ltm_every=500, efficiency_every=20)
 COMPARED = (("MOML", "FTML"), ("FTML", "MOGD"), ("MOGD", "FS"), ("MOML", "MOML ∇=0"), ("B-MOML 10", "MOML"))
 
 
-def setting(steps: int, disjoint: bool, alphas: Sequence[float]) -> Setting:
+def setting(steps: int, alphas: Sequence[float]) -> Setting:
     """S-MNIST with one K, for one configuration or a grid of alpha."""
-    return replace(BASE, steps=(steps,), disjoint=disjoint, alphas=tuple(alphas))
+    return replace(BASE, steps=(steps,), alphas=tuple(alphas))
 
 
-def tuned(learner: str, steps: int, disjoint: bool, tasks: int, runs: Path) -> dict[str, list[float]]:
-    """Accuracy on new tasks of the tuning seed, by alpha: the mean over all tasks, and over the last half of them."""
-    grid = replace(setting(steps, disjoint, S_MNIST.alphas), ltm_every=0, efficiency_every=0)
-    kind = replace(grid, kind=SMnist(tasks, test=50))
-    experiment = replace(common.online(kind, learner, tasks, TUNING_SEED), hedge=Hedge())
-    place = common.directory(runs, f"{NAME}/tuning-{steps}-{_words(disjoint)}", learner, TUNING_SEED)
+def tuned(steps: int, tasks: int, runs: Path) -> dict[str, list[float]]:
+    """MOML's accuracy on new tasks of the tuning seed, by alpha: the mean over all tasks, and over their last half."""
+    grid = replace(setting(steps, S_MNIST.alphas), kind=SMnist(tasks, test=50), ltm_every=0, efficiency_every=0)
+    experiment = replace(common.online(grid, "MOML", tasks, TUNING_SEED), hedge=Hedge())
+    place = common.directory(runs, f"{NAME}/tuning-{steps}", "MOML", TUNING_SEED)
     history = run_stream(experiment, place, resume=RunDirectory(place).begun).history
     found = {}
-    for number, expert in enumerate(experiment.experts):
-        accuracy = [r["experts/accuracy"][number] or 0.0 for r in history]
-        name = f"{getattr(expert.learner, 'alpha', 0):g}"
-        found[name] = [round(fmean(accuracy[first:]), 6) for first in (0, tasks // 2)]
+    for alpha, column in zip(S_MNIST.alphas, zip(*(r["experts/accuracy"] for r in history), strict=True), strict=True):
+        found[f"{alpha:g}"] = [round(fmean(value or 0.0 for value in column[first:]), 6) for first in (0, tasks // 2)]
     return found
-
-
-def _words(disjoint: bool) -> str:
-    return "disjoint" if disjoint else "overlapping"
-
-
-def chosen(results: Mapping[str, Any], steps: int) -> tuple[bool, float]:
-    """Whether support and query are disjoint, by the learners' mean with their best settings, and alpha at a K."""
-
-    def best(cell: Mapping[str, Mapping[str, Sequence[float]]]) -> float:
-        return fmean(max(late for _, late in found.values()) for found in cell.values())
-
-    cells = {d: results["tuning"].get(f"K {steps}, {_words(d)}", {}) for d in (False, True)}
-    known = [d for d, cell in cells.items() if set(cell) >= set(TUNED)]
-    disjoint = max(known, key=lambda d: best(cells[d]))
-    moml = cells[disjoint]["MOML"]
-    return disjoint, float(max(moml, key=lambda alpha: moml[alpha][1]))
 
 
 def report(results: dict[str, Any], out: Path) -> None:
@@ -106,50 +85,59 @@ def page(results: Mapping[str, Any]) -> str:
         "to and not yet learnt, mean over the tasks. LTM: all tasks, adapted to by the last model. Kept: task data."
     ]
     for steps, found in results["runs"].items():
-        text += ["", f"## {steps}", "", *_table(found), "", *_gains(found)]
+        for tasks in sorted({run["tasks"] for seeds in found.values() for run in seeds.values()}, reverse=True):
+            text += ["", f"## {steps}, {tasks} tasks", "", *_table(found, tasks), "", *_gains(found, tasks)]
     text += ["", "## Chosen on a seed of its own", ""]
     text += [
-        f"CTM of the first {results['tuned']} tasks of seed {TUNING_SEED}; behind the bar the last half of them, which"
+        f"CTM of MOML on {results['tuned']} tasks of seed {TUNING_SEED}, with 50 test samples each; behind the bar the"
     ]
-    text += ["decides. Support and query of a step either overlap or are disjoint.", ""]
+    text += ["last half of them, which decides.", ""]
     rows = [
-        [kind, learner, ", ".join(f"{a}: {100 * every:.1f} \\| {100 * late:.1f}" for a, (every, late) in found.items())]
-        for kind, cell in results["tuning"].items()
-        for learner, found in cell.items()
+        [steps, *(f"{100 * every:.2f} \\| {100 * late:.2f}" for every, late in found.values())]
+        for steps, found in results["tuning"].items()
     ]
-    text += [common.table(["setting", "learner", "alpha (0: none): CTM"], rows)]
+    text += [common.table(["", *(f"alpha {alpha:g}" for alpha in S_MNIST.alphas)], rows)]
     text += ["", *(f"`{command}`  " for command in results["commands"]), "", f"{results['machine']}."]
     return "\n".join([*text, *common.notes(dict(results))])
 
 
-def _table(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _figures(found: Mapping[str, Mapping[str, Any]], learner: str, tasks: int) -> dict[str, dict[str, float]]:
+    """CTM and LTM of a learner's runs that are as long, by seed."""
+    return {seed: plots.figures(run, tasks) for seed, run in found.get(learner, {}).items() if run["tasks"] >= tasks}
+
+
+def _table(found: Mapping[str, Mapping[str, Any]], tasks: int) -> Iterator[str]:
     rows = []
     for learner, seeds in found.items():
-        whole = [run for run in seeds.values() if run["ltm"] and run["ltm"][-1][0] == run["tasks"]]
+        ours = _figures(found, learner, tasks)
+        if not ours:
+            continue
         theirs = plots.published(NAME, learner) or (None, None)
-        ours = [[100 * fmean(run["ctm"]) for run in whole], [100 * run["ltm"][-1][1] for run in whole]]
-        told = [_mean(v) + (f" ({p:.2f})" if p else "") for v, p in zip(ours, theirs, strict=True)]
-        kept, seconds = whole[0]["bytes"][-1] / 1e6, fmean(run["seconds"] for run in whole)
-        rows.append([learner, *told, ", ".join(seeds), f"{kept:.2f} MB", whole[0]["chosen"], f"{seconds:.0f} s"])
-    yield common.table(["learner", "CTM (paper)", "LTM (paper)", "seeds", "kept", "configuration", "time a run"], rows)
+        told = [
+            _mean([figures[key] for figures in ours.values()]) + (f" ({published:.2f})" if published else "")
+            for key, published in zip(("ctm", "ltm"), theirs, strict=True)
+        ]
+        first = seeds[next(iter(ours))]
+        kept = f"{first['bytes'][tasks - 1] / 1e6:.2f} MB"
+        rows.append([learner, *told, ", ".join(ours), kept, first["chosen"], f"{first['seconds']:.0f} s"])
+    yield common.table(["learner", "CTM (paper)", "LTM (paper)", "seeds", "kept", "configuration", "time"], rows)
 
 
 def _mean(values: Sequence[float]) -> str:
     return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
-def _gains(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _gains(found: Mapping[str, Mapping[str, Any]], tasks: int) -> Iterator[str]:
     rows = []
     for one, other in COMPARED:
-        seeds = [s for s in found.get(one, {}) if s in found.get(other, {})]
-        if not seeds:
-            continue
-        row = [f"{one} − {other}"]
-        for read in (lambda run: fmean(run["ctm"]), lambda run: run["ltm"][-1][1]):
-            gain = paired(*({s: 100 * read(found[name][s]) for s in seeds} for name in (one, other)))
-            spread = f" [{gain['low']:.2f}, {gain['high']:.2f}]" if len(seeds) > 1 else ""
-            row.append(f"{gain['mean']:+.2f}{spread}")
-        rows.append([*row, str(len(seeds))])
+        ours, theirs = (_figures(found, learner, tasks) for learner in (one, other))
+        if seeds := [seed for seed in ours if seed in theirs]:
+            row = [f"{one} − {other}"]
+            for key in ("ctm", "ltm"):
+                gain = paired({s: ours[s][key] for s in seeds}, {s: theirs[s][key] for s in seeds})
+                spread = f" [{gain['low']:.2f}, {gain['high']:.2f}]" if len(seeds) > 1 else ""
+                row.append(f"{gain['mean']:+.2f}{spread}")
+            rows.append([*row, str(len(seeds))])
     if rows:
         yield common.table(["gain, 95 % interval", "CTM", "LTM", "seeds"], rows)
 
@@ -160,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", nargs="+", type=int, default=[10, 20], help="K")
     parser.add_argument("--learners", nargs="+", choices=common.LEARNERS, default=[*MAIN, *VARIANTS])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--tasks", type=int, default=1000)
+    parser.add_argument("--tasks", nargs="+", type=int, default=[300, 1000], help="stages")
     parser.add_argument("--tuning", type=int, default=200, help="tasks of the tuning seed")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--runs", type=Path, default=RUNS)
@@ -171,23 +159,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.table:
         report(results, args.out)
         return 0
-    said = " ".join(["python recipes/online/s_mnist.py", *(sys.argv[1:] if arguments is None else arguments)])
+    said = "python recipes/online/s_mnist.py"
+    for name in ("steps", "tasks", "seeds", "learners"):
+        said += f" --{name} " + " ".join(f'"{v}"' if " " in str(v) else str(v) for v in getattr(args, name))
     results |= {"machine": common.machine(), "commands": list(dict.fromkeys([*results["commands"], said]))}
-    for steps in args.steps:
-        for disjoint in (False, True) if steps == FIRST else (chosen(results, FIRST)[0],):
-            cell = results["tuning"].setdefault(f"K {steps}, {_words(disjoint)}", {})
-            for learner in (name for name in TUNED if name not in cell):
-                cell[learner] = tuned(learner, steps, disjoint, args.tuning, args.runs)
-                report(results, args.out)
-    for steps in args.steps:
-        disjoint, alpha = chosen(results, steps)
+    for steps, tasks in itertools.product(args.steps, args.tasks):
+        alphas = results["tuning"].get(f"K {steps}")
+        if alphas is None:
+            alphas = results["tuning"][f"K {steps}"] = tuned(steps, args.tuning, args.runs)
+            report(results, args.out)
+        alpha = float(max(alphas, key=lambda a: alphas[a][1]))
         for seed, learner in itertools.product(args.seeds, args.learners):
-            if learner == "FS" and steps != FIRST:
+            if learner == "FS" and steps != S_MNIST.steps[0]:
                 continue  # it takes no steps
             seeds = results["runs"].setdefault(f"K {steps}", {}).setdefault(learner, {})
-            if seeds.get(str(seed), {}).get("tasks", 0) < args.tasks:
+            if seeds.get(str(seed), {}).get("tasks", 0) < tasks:
                 place = common.directory(args.runs, f"{NAME}/K{steps}", learner, seed)
-                seeds[str(seed)] = common.run(setting(steps, disjoint, (alpha,)), learner, args.tasks, seed, place)
+                seeds[str(seed)] = common.run(setting(steps, (alpha,)), learner, tasks, seed, place)
                 report(results, args.out)
     return 0
 

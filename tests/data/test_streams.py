@@ -10,8 +10,8 @@ from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
 from fedloom.data import from_tensors, sources, streams, task_stream
 from fedloom.data.sources import Source
-from fedloom.data.streams import KWay, Task, TaskStream, Transformed
-from fedloom.data.streams.kinds import transformed
+from fedloom.data.streams import InOrder, KWay, Natural, SMnist, Task, TaskStream, Transformed
+from fedloom.data.streams.kinds import s_mnist_change, transformed
 
 
 def source(classes: int = 10, train: int = 60, test: int = 20) -> Source:
@@ -60,17 +60,10 @@ def test_k_way_laws(classes: int, ways: int, overlap: bool, size: int, seed: int
 
 def test_samples_come_again_only_when_all_of_their_class_have_come() -> None:
     pool = source(train=60, test=10)
-    stream = task_stream(pool, Transformedless(tasks=15, train=60, test=10), 3)
+    stream = task_stream(pool, KWay(10, 15, train=60, test=10), 3)
     rows = np.concatenate([task.train.x[:, 0].long().numpy() for task in stream])
     assert np.array_equal(np.sort(rows[:600]), np.arange(600))
     assert np.bincount(rows).max() == 2
-
-
-class Transformedless(Transformed):
-    """All classes in every task, as they are."""
-
-    def change(self, x, y, arrays, ways, draw):  # type: ignore[no-untyped-def]
-        return x, {}
 
 
 def test_overlapping_tasks_use_every_class_and_other_seeds_are_other_streams() -> None:
@@ -90,9 +83,98 @@ def test_indices_work_like_a_sequence() -> None:
         stream[7]
 
 
-def test_s_mnist_transforms_each_class_in_its_own_way() -> None:
+def by_hand(image: np.ndarray, turn: int, flip: int, shrink: int, shift: int) -> np.ndarray:
+    """The change of one image [28, 28], in NumPy from its description."""
+    image = np.rot90(image, turn)
+    image = (image, image[:, ::-1], image[::-1])[flip]
+    if shrink:
+        border = np.concatenate([image[0], image[-1], image[1:-1, 0], image[1:-1, -1]])
+        small = image[1:27, 1:27].reshape(13, 2, 13, 2).mean((1, 3))
+        image = np.full((28, 28), border.mean())
+        image[7:20, 7:20] = small
+    if shift:
+        down, right = ((0, -4), (0, 4), (-4, 0), (4, 0))[shift - 1]
+        padded = np.pad(image, 4)
+        image = padded[4 - down : 32 - down, 4 - right : 32 - right]
+    return image
+
+
+@pytest.mark.parametrize("turn", range(4))
+@pytest.mark.parametrize("flip", range(3))
+def test_the_authors_s_mnist_by_hand(turn: int, flip: int) -> None:
+    x = torch.randn(2, 1, 28, 28, dtype=torch.float64)
+    for shrink, shift in np.ndindex(2, 5):
+        expected = np.stack([by_hand(image[0].numpy(), turn, flip, shrink, shift) for image in x])
+        np.testing.assert_allclose(s_mnist_change(x, turn, flip, shrink, shift)[:, 0].numpy(), expected, atol=1e-12)
+
+
+def test_s_mnist_deals_samples_as_they_come_and_changes_classes() -> None:
     pool = sources.make("digits")
-    stream = task_stream(pool, "s_mnist", seed=2)
+    stream = task_stream(pool, SMnist(tasks=40), seed=2)
+    assert len(stream) == 40
+    assert {tuple(task.train.x.shape) for task in stream} == {(60, 1, 8, 8)}
+    counts = [np.bincount(task.train.y.numpy(), minlength=10).tolist() for task in stream]
+    assert len({tuple(c) for c in counts}) > 30  # classes are as frequent as chance has it
+    assert np.sum(counts[: len(pool.train) // 60], 0).max() <= np.bincount(pool.train.y.numpy()).max()
+    task = stream[3]
+    how = {name: value.tolist() for name, value in task.about.items()}
+    for split, full in ((task.train, pool.train), (task.test, pool.test)):
+        for x, y in zip(split.x, split.y.tolist(), strict=True):
+            changed = s_mnist_change(full.x[full.y == y], **{name: value[y] for name, value in how.items()})
+            assert (changed - x).abs().amax((1, 2, 3)).min() == 0
+    ranges = {"turn": 4, "flip": 3, "shrink": 2, "shift": 5}
+    assert {k: set(np.concatenate([t.about[k] for t in stream])) for k in how} == {
+        k: set(range(n)) for k, n in ranges.items()
+    }
+    assert same(stream[3], task_stream(pool, SMnist(tasks=40), seed=2)[3])
+
+
+def people() -> Source:
+    """Ann has 30 samples, Bob 8, Cid 20 and two test samples; inputs are row numbers, Ann's and Cid's by turns."""
+    ids = ["ann", "cid"] * 20 + ["ann"] * 10 + ["bob"] * 8
+    y = torch.arange(58) % 3
+    tests = {"x_test": -1.0 - torch.arange(5)[:, None], "y_test": torch.arange(5) % 3}
+    others = ["dan", "dan", "dan", "cid", "cid"]
+    return from_tensors(torch.arange(58.0)[:, None], y, clients=ids, clients_test=others, classes=3, **tests)
+
+
+def test_each_person_is_a_task() -> None:
+    pool = people()
+    stream = task_stream(pool, Natural(train=18, test=2), seed=3)
+    assert len(stream) == 2  # Bob has too few samples, Dan has none to learn from
+    owners = np.array(pool.group_names)[pool.groups]
+    found = {}
+    for task in stream:
+        rows = task.train.x[:, 0].long().numpy()
+        (who,) = set(owners[rows])
+        assert len(set(rows)) == 18
+        assert torch.equal(task.train.y, pool.train.y[rows])
+        tests = task.test.x[:, 0].long().numpy()
+        assert not set(tests) & set(rows)
+        found[who] = tests
+    assert set(found["cid"]) == {-4, -5}  # the test samples of his own
+    assert set(owners[found["ann"]]) == {"ann"}
+    assert same(stream[1], task_stream(pool, Natural(train=18, test=2), seed=3)[1])
+    assert len({task_stream(pool, Natural(train=18, test=2), seed)[0].train.y.sum().item() for seed in range(9)}) > 1
+
+
+def test_data_in_order_make_tasks_of_what_follows() -> None:
+    pool = people()
+    stream = task_stream(pool, InOrder(train=6, test=4))
+    assert [task.train.x[:, 0].tolist() + task.test.x[:, 0].tolist() for task in stream] == [
+        list(range(at, at + 10)) for at in range(0, 50, 10)
+    ]
+    theirs = task_stream(pool, InOrder(train=6, test=4, by_client=True))
+    rows = [task.train.x[:, 0].long().tolist() + task.test.x[:, 0].long().tolist() for task in theirs]
+    assert [r[-1] for r in rows] == [18, 19, 38, 39, 49]  # each when its last sample has come
+    owners = np.array(pool.group_names)[pool.groups]
+    assert [set(owners[r]) for r in rows] == [{"ann"}, {"cid"}, {"ann"}, {"cid"}, {"ann"}]
+    assert len(task_stream(pool, InOrder(tasks=2, train=6, test=4))) == 2
+
+
+def test_ranges_transform_each_class_in_its_own_way() -> None:
+    pool = sources.make("digits")
+    stream = task_stream(pool, "transformed", seed=2)
     assert len(stream) == 1000
     for number in (0, 999):
         task = stream[number]
@@ -160,7 +242,7 @@ def test_anyones_sequence_is_a_stream() -> None:
 
 
 def test_what_cannot_be_gets_one_sentence() -> None:
-    assert streams.names() == ["s_mnist", "k_way"]
+    assert streams.names() == ["s_mnist", "transformed", "k_way", "natural", "in_order"]
     pool = source(10, 20, 5)
     with pytest.raises(DataError, match="10 classes give 3 tasks of 3 without overlap, not 4"):
         task_stream(pool, KWay(3, 4, 9, 3, overlap=False))
@@ -169,7 +251,17 @@ def test_what_cannot_be_gets_one_sentence() -> None:
     with pytest.raises(DataError, match="a test set needs 6 samples"):
         task_stream(pool, KWay(1, 200, 1, 6))
     with pytest.raises(DataError, match="needs images"):
-        task_stream(pool, Transformed())[0]
+        task_stream(pool, Transformed())
+    with pytest.raises(DataError, match="turns square images"):
+        task_stream(pool, SMnist())
+    with pytest.raises(DataError, match="needs 1798 samples, of which there are"):
+        task_stream("digits", SMnist(train=1798))
+    with pytest.raises(DataError, match="has no natural clients to make tasks of"):
+        task_stream(pool, Natural())
+    with pytest.raises(DataError, match="0 of 4 natural clients have the 40 training and 10 test samples"):
+        task_stream(people(), Natural())
+    with pytest.raises(DataError, match=r"58 samples make 5 tasks of 6 \+ 4, but 6 are needed"):
+        task_stream(people(), InOrder(6, 6, 4))
     with pytest.raises(DataError, match="class numbers"):
         task_stream(
             from_tensors(torch.zeros(9, 1), torch.rand(9), x_test=torch.zeros(2, 1), y_test=torch.rand(2), classes=5),

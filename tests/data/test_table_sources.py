@@ -1,13 +1,16 @@
 """Readers of tables, on small sets in the true formats."""
 
+import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.data import sources
+from fedloom.data import sources, task_stream
 from fedloom.data.sources.formats import read_table
+from fedloom.data.streams import InOrder
 
 
 @pytest.fixture(autouse=True)
@@ -157,3 +160,44 @@ def test_tables_without_rows_and_with_a_mark_at_the_front(tmp_path: Path) -> Non
     (tmp_path / "b.csv").write_text("")
     with pytest.raises(DataError, match="it has nothing"):
         list(read_table(tmp_path / "b.csv", ["x"]))
+
+
+VISITS = """when,ill,clinic,age,ward
+2026-03-02,yes,b,40,x
+2026-01-31,no,a,30,y
+2026-02-01,yes,a,20,x
+2026-02-01,no,b,10,y
+"""
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_table_is_read_in_order_of_time(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "visits.csv").write_text(VISITS)
+    path = tmp_path / f"visits.{kind}"
+    if kind == "parquet":
+        pd.read_csv(tmp_path / "visits.csv").to_parquet(path)
+    found = sources.make("table", path=str(path), label="ill", client="clinic", time="when")
+    assert found.train.names == ("no", "yes")
+    assert found.train.x[:, 0].tolist() == [30, 20, 10, 40]  # the same day: as they were
+    assert found.train.x.shape == (4, 3)  # age and the two wards; time is no input
+    assert found.train.y.tolist() == [0, 1, 0, 1]
+    assert [found.group_names[g] for g in found.groups] == ["a", "a", "b", "b"]
+    stream = task_stream(found, InOrder(train=1, test=1, by_client=True))
+    assert [task.train.x[0, 0].item() for task in stream] == [30, 10]
+
+
+def test_what_is_no_table_gets_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "visits.csv"
+    path.write_text(VISITS.replace("2026-01-31", ""))
+    for settings, sentence in (
+        ({"label": "sick"}, "has no column 'sick'"),
+        ({"label": "ill", "time": "day"}, "visits has no column 'day'"),
+        ({"label": "ill", "time": "ward"}, "'ward' holds neither numbers nor dates"),
+        ({"label": "ill", "time": "when"}, "lacks 1 times"),
+        ({"label": "ill", "client": "site"}, "has no column 'site'"),
+        ({"label": "ill", "path": "none.csv"}, "there is no file none.csv"),
+        ({"label": "ill", "path": str(tmp_path)}, "cannot be read as a table"),
+    ):
+        with pytest.raises(DataError, match=re.escape(sentence)) as refused:
+            sources.make("table", **{"path": str(path), **settings})
+        assert "\n" not in str(refused.value)

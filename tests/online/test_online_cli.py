@@ -80,6 +80,17 @@ def test_a_run_goes_on_with_more_tasks(cli: Cli) -> None:
     assert losses("one") == losses("whole")
 
 
+def test_rows_in_order_of_time_are_tasks(cli: Cli) -> None:
+    rows = [f"{day},{day % 3},{day % 5},{'ab'[day % 2]}" for day in range(40, 0, -1)]
+    Path("visits.csv").write_text("\n".join(["day,label,age,clinic", *rows]) + "\n")
+    table = ("data=table:visits.csv", "data.time=day", "data.client=clinic", "stream.train=6", "stream.test=2")
+    quick = ("learner=moml", "local.steps=1", "model.hidden=[4]", "-q")
+    for kind, tasks in (("in_order", 5), ("natural", 2)):
+        answer = cli(*table, *quick, f"stream={kind}", f"out={kind}")
+        assert answer.code == 0, answer.err
+        assert Path(f"{kind}/metrics.jsonl").read_text().count("\n") == tasks
+
+
 def test_a_run_directory_is_a_recipe(cli: Cli) -> None:
     assert cli("learner=moml", "learner.alpha=[1,2]", *QUICK, "out=one", "-q").code == 0
     os.rename("one/config.yaml", "again.yaml")
@@ -103,6 +114,9 @@ MISTAKES = {
     "learner=moml learner.alpha=[1,fast]": "learner.alpha is 'fast', but it must be a number",
     "learner=b_moml learner.accept=2": "accept must lie in [0, 1]",
     "stream=k_wai": "unknown task stream 'k_wai'; did you mean 'k_way'?",
+    "stream=natural": "digits has no natural clients to make tasks of",
+    "stream=in_order stream.train=2000": "make 0 tasks of 2000 + 10, but 1 are needed",
+    "data=table:visits.csv": "there is no file",
     "stream=k_way stream.ways=11": "tasks of 11 classes cannot be made from 10",
     "tasks=0": "tasks must be at least 1",
     "tasks=many": "stream.tasks is 'many', but it must be a whole number",

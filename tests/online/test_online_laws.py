@@ -127,6 +127,35 @@ def test_moml_follows_its_recursion_on_quadratics() -> None:
         np.testing.assert_allclose(found.state["0"][name][0].numpy(), value, atol=1e-12)
 
 
+@pytest.mark.parametrize("accept", [1.0, 0.4], ids=["latest", "random"])
+@pytest.mark.parametrize("nabla", [True, False], ids=["linear term", "∇=0"])
+def test_buffered_moml_follows_its_equations_on_quadratics(accept: float, nabla: bool) -> None:
+    """K steps on L_B + R, L_B the mean over the new task and at most B - 1 in a queue that a task enters by a coin."""
+    alpha, beta, steps, size = 1.5, 0.05, 7, 4
+    learner = BufferedMoml(alpha, buffer=size, accept=accept, nabla=nabla)
+    found = run(convex(learner, CENTRES, SCALES, local=Local(steps=steps, batch_size=0, lr=beta)))
+    w = omega = linear = np.zeros(3)
+    queue: list[int] = []
+    for t in range(len(CENTRES)):
+        tasks = [*queue, t]
+        for _ in range(steps):
+            slope = np.mean([SCALES[s] ** 2 * (w - CENTRES[s]) for s in tasks], 0)
+            w = w - beta * (slope - linear + alpha * (w - omega))
+        if nabla:
+            linear = linear - alpha * (w - omega)
+        omega = 0.5 * (omega + w - linear / alpha)
+        if rng.stream(1, "online memory", t).random() < accept:  # the coin
+            queue = tasks[-(size - 1) :]
+    np.testing.assert_allclose(found.state["0"]["w"][0].numpy(), w, atol=1e-12)
+    np.testing.assert_allclose(found.state["0"]["omega"][0].numpy(), omega, atol=1e-12)
+    assert found.state["0"]["held"].tolist() == queue
+    assert (queue != list(range(len(CENTRES) - 3, len(CENTRES)))) == (accept < 1)
+
+
+def test_without_its_linear_term_a_buffer_of_one_is_moml_with_none() -> None:
+    same(BufferedMoml(2.0, buffer=1, nabla=False), PlainMoml(2.0))
+
+
 def test_solved_to_the_end_the_state_is_the_gradient_at_the_new_model() -> None:
     """Eq. 5.10: at a stationary point ∇ is ∇f^t(w^{t+1}), though no gradient was asked for it."""
     found = run(convex(Moml(2.0), CENTRES[:6], SCALES[:6], local=Local(steps=150, batch_size=0, lr=0.2)))

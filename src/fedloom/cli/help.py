@@ -90,7 +90,8 @@ Without a learner, moml, ftml and mogd are compared. Keys (for all of them: fedl
 
   learner=moml            moml, b_moml, moml_nabla0, ftml, mogd, toe, toe_continued, fs; settings: learner.alpha=5
   adaptation=maml         adaptation of the model to a task: adaptation.lr=0.1 adaptation.steps=5; or proto
-  data=mnist stream=s_mnist tasks=1000     streams: s_mnist or k_way, with settings (stream.ways=3)
+  data=mnist stream=s_mnist tasks=1000     streams: s_mnist, transformed, k_way, with settings (stream.ways=3); natural,
+                          one task per writer, role or user; in_order, as the rows of data=table:FILE data.time=COLUMN
   model=mlp model.hidden=[200]
   local.steps=10 local.lr=0.1 local.batch_size=10 local.weight_decay=1e-3 local.clip=3
   measures.ltm_every=50   tasks between evaluations on all tasks so far; measures.efficiency_every=10 likewise with
@@ -104,6 +105,7 @@ examples:
   fedloom online
   fedloom online learner=moml model.hidden=[200] tasks=1000 adaptation.lr=[0.1,0.01] learner.alpha=[1,5,10]
   fedloom online -m learner=moml,ftml stream=k_way adaptation=proto seed=1,2
+  fedloom online data=mnist stream=natural stream.train=60 stream.test=20
 """
 
 DISTILL = f"""Train a small model, the student, with a larger one as its teacher.

@@ -19,6 +19,7 @@ from fedloom.core.rng import stream
 from fedloom.data.sources.arrays import inputs, targets
 from fedloom.data.sources.formats import read_npz
 from fedloom.data.sources.images import by_class, read_images, to_images
+from fedloom.data.sources.table import read_frame
 from fedloom.data.split import split_rows
 
 LOADER = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -187,12 +188,7 @@ def _images(folder: Path, spec: DataSpec) -> dict[str, np.ndarray]:
 def _table(path: Path) -> dict[str, np.ndarray]:
     import pandas as pd
 
-    try:
-        table = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
-    except FileNotFoundError:
-        raise DataError(f"there is no file {path}.") from None
-    except Exception as error:  # readers fail in their own ways
-        raise DataError(f"{path} cannot be read as a table ({' '.join(str(error).split())[:200]}).") from error
+    table = read_frame(path)
     if "label" not in table.columns:
         raise DataError(f"{path} has no column 'label'; it has {', '.join(map(str, table.columns)) or 'none'}.")
     columns = table.drop(columns="label")

@@ -2,7 +2,7 @@
 
 >>> from fedloom.data.streams import streams, task_stream
 >>> streams.names()
-['s_mnist', 'transformed', 'k_way']
+['s_mnist', 'transformed', 'k_way', 'natural', 'in_order']
 >>> stream = task_stream("digits", "s_mnist", seed=0)
 >>> len(stream), tuple(stream[999].train.x.shape), len(stream[999].test)
 (1000, (60, 1, 8, 8), 10)
@@ -10,5 +10,17 @@
 
 from fedloom.data.streams.base import Task, Tasks, TaskStream, streams, task_stream
 from fedloom.data.streams.kinds import KWay, SMnist, Transformed
+from fedloom.data.streams.natural import InOrder, Natural
 
-__all__ = ["KWay", "SMnist", "Task", "TaskStream", "Tasks", "Transformed", "streams", "task_stream"]
+__all__ = [
+    "InOrder",
+    "KWay",
+    "Natural",
+    "SMnist",
+    "Task",
+    "TaskStream",
+    "Tasks",
+    "Transformed",
+    "streams",
+    "task_stream",
+]

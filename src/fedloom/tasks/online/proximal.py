@@ -64,13 +64,15 @@ class BufferedMoml(Moml):
 
     Args:
         buffer: B ≥ 1.
-        accept: p, the probability with which a task enters the buffer.
+        accept: p, the probability with which a task enters the buffer: 1 for the latest tasks, below 1 for random ones.
         draws: tasks per step, drawn from the B without replacement; 0 takes all.
+        nabla: whether there is a linear term; without it ∇ = 0, as in ``moml_nabla0``.
     """
 
     buffer: int = 5
     accept: float = 1.0
     draws: int = 0
+    nabla: bool = True
 
     def __post_init__(self) -> None:
         positive("b_moml", alpha=self.alpha, buffer=self.buffer)
@@ -80,6 +82,12 @@ class BufferedMoml(Moml):
 
     def tasks_per_step(self) -> int:
         return self.draws
+
+    def end(self, w: Tensor, state: Tree) -> Tree:
+        """As MOML; with ∇ = 0, ω ← ½(ω + w⁺)."""
+        if self.nabla:
+            return super().end(w, state)
+        return {"nabla": state["nabla"], "omega": (state["omega"] + w) / 2}
 
     def tasks(self, held: Sequence[int], t: int) -> Sequence[int]:
         """The buffered tasks and the new one."""
