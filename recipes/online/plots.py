@@ -16,7 +16,7 @@ from fedloom.tasks.online.metrics import samples_needed, smoothed
 
 COLOURS = {
     "MOML": "#c1272d", "FTML": "#0b6e99", "MOGD": "#d9902f", "FS": "#888888", "TOE": "#444444",
-    "MOML ∇=0": "#e08283", "B-MOML 5": "#6a4c93", "B-MOML 10": "#1b998b",
+    "MOML ∇=0": "#e08283", "B-MOML 5": "#6a4c93", "B-MOML 10": "#1b998b", "TOE, continued": "#8c6d46",
 }  # fmt: skip
 PAPER: dict[str, dict[str, tuple[float, float]]] = {  # CTM and LTM in percent: tables 5.1 to 5.4, A.8 to A.10
     "s_mnist": {

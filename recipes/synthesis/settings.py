@@ -63,7 +63,8 @@ def cgan(latent: int, local: Local, **layers: Any) -> Setup:
 
 
 def cvae(latent: int, local: Local, beta: float = 1.0, **layers: Any) -> Setup:
-    """FedCVAE; its ``beta`` is the weight of the divergence."""
+    """FedCVAE; ``beta`` is the weight of the divergence: 1 for the bound of the likelihood, the number D of pixels
+    where the reconstruction is a mean over pixels instead of their sum, as in the published baseline."""
     return Setup("fedcvae", "conditional_vae", local, {"latent": latent, "beta": beta}, {"latent": latent, **layers})
 
 
@@ -98,6 +99,8 @@ SCALES = {
             "FedEvg": evg(adam(15, 1e-3), weights="raw"),
             "FedEvg, apart": evg(adam(15, 1e-3), repulsion=0.1, blur=0.7),
             "FedEvg, kept": evg(adam(5, 1e-3), beta=2.0, **KEPT),
+            "FedCVAE, β = D": cvae(16, adam(60, 2e-3), beta=64.0, width=16),
+            "FedEvg, kept, apart": evg(adam(5, 5e-4), beta=5.0, repulsion=0.2, blur=0.7, **KEPT_RAW),
         },
         judging=EvalConfig(max_steps=1000),
         skewed={
@@ -117,6 +120,8 @@ SCALES = {
             "FedEvg": evg(adam(15, 3e-3), beta=30.0),
             "FedEvg, apart": evg(adam(15, 3e-3), beta=30.0, **APART),
             "FedEvg, kept": evg(adam(5, 1e-3), beta=15.0, **KEPT),
+            "FedCVAE, β = D": cvae(16, adam(15, 5e-3), beta=784.0, width=16),
+            "FedEvg, kept, apart": evg(adam(5, 1e-3), beta=15.0, **APART, **KEPT_RAW),
         },
         judging=EvalConfig(max_steps=1000),
         skewed={
@@ -141,3 +146,6 @@ SCALES = {
     ),
 }
 METHODS = ("FedCGAN", "FedCVAE", "FedEvg", "FedEvg, apart", "FedEvg, kept")
+VARIANTS = ("FedCVAE, β = D", "FedEvg, kept, apart")
+"""Rows of the smaller scales, run when asked for: the published divergence of FedCVAE, and all three changes to FedEvg
+at once (kept models, raw weights, repulsion)."""

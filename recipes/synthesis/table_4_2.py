@@ -18,6 +18,8 @@ more than FedEvg has sent in all.
 three times the published ones, and its network must see the whole image. ``full`` has the thesis' settings
 (ResNet-10, 500 rounds, K 10 and 100, four data sets) and is for a machine with a GPU. "FedEvg, apart" is FedEvg with
 repulsion between the images of a class at the server, which costs no communication and is no part of the thesis.
+``--only "FedCVAE, β = D" "FedEvg, kept, apart"`` adds rows to the smaller scales: FedCVAE with a mean over pixels in
+its loss, as published, and FedEvg with kept models, raw weights and repulsion together.
 Interrupted work goes on where it was.
 """
 
@@ -34,7 +36,7 @@ import common
 import torch
 import torch.nn.functional as F
 from common import machine, read, rounded, write
-from settings import METHODS, SCALES, Scale, Setup
+from settings import METHODS, SCALES, VARIANTS, Scale, Setup
 from torch import nn
 
 from fedloom.core.errors import DataError
@@ -97,7 +99,7 @@ def folder(name: str) -> str:
     >>> folder("FedEvg, apart")
     'fedevg-apart'
     """
-    return name.lower().replace(", ", "-")
+    return name.lower().replace(", ", "-").replace(" = ", "-").replace("β", "beta")
 
 
 def sent(name: str, scale: Scale, arrays: Arrays) -> int:
@@ -156,7 +158,7 @@ def reference(judge: SyntheticEvaluator, spc: int) -> dict[str, Any]:
 def do(arguments: argparse.Namespace, say: Callable[[str], None] = print) -> None:
     """Everything that was asked for and is not there yet, the results written after each run."""
     if arguments.table:
-        common.report(arguments.out / f"table_4_2_{arguments.scale}.json", arguments.runs, METHODS)
+        common.report(arguments.out / f"table_4_2_{arguments.scale}.json", arguments.runs, METHODS + VARIANTS)
         return
     scale = SCALES[arguments.scale]
     if arguments.rounds:
@@ -191,7 +193,7 @@ def _cell(
 ) -> None:
     cache = arguments.runs / arguments.scale / "judge"
     common.keep_real(parts.test, home)
-    for name in arguments.only:
+    for name in (name for name in arguments.only if name in scale.setups):
         results = read(path) or {"scale": arguments.scale, "notes": [], "cells": {}}
         cell = results["cells"].setdefault(key, {"real": {}, "runs": {}})
         if str(seed) in cell["runs"].get(name, {}):
@@ -211,7 +213,7 @@ def _cell(
             f"FID {shown['fid']:.1f}, recognised {100 * shown['recognised']:.0f} %, "
             f"diversity {shown['diversity']:.2f} ({found['seconds']:.0f} s)"
         )
-        common.report(path, arguments.runs, METHODS)
+        common.report(path, arguments.runs, METHODS + VARIANTS)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -219,7 +221,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scale", choices=SCALES, default="reduced")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--alphas", type=float, nargs="+", default=[1.0, 0.01])
-    parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--only", nargs="+", choices=METHODS + VARIANTS, default=list(METHODS))
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--inception", type=Path, default=None)
 

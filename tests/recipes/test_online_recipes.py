@@ -90,3 +90,26 @@ def test_stored_results_are_not_run_again(recipe: Callable[..., Path], capsys: p
         path.unlink()
     recipe("--settings", "letters_5", "--only", "FS", "--tasks", 3)
     assert not list((out.parent / "runs").rglob("metrics.jsonl"))
+
+
+@pytest.mark.slow
+def test_several_seeds_of_s_mnist(recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    study = importlib.import_module("s_mnist")
+    small = replace(study.BASE, model_settings={"hidden": (8,)}, ltm_every=2)
+    monkeypatch.setattr(study, "BASE", small)
+    places = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+    few = ["--tuning", "4", "--steps", "2", "--learners", "MOML", "FTML", "--seeds", "0", "1"]
+    assert study.main([*few, "--tasks", "2", "4", *places]) == 0
+    found = json.loads((tmp_path / "out" / "s_mnist.json").read_text())
+    assert set(found["tuning"]["K 2"]) == {"1", "5", "10"}
+    best = max(found["tuning"]["K 2"].items(), key=lambda item: item[1][1])[0]
+    runs = found["runs"]["K 2"]
+    assert [list(runs[name]) for name in ("MOML", "FTML")] == [["0", "1"]] * 2
+    assert all(run["tasks"] == len(run["ctm"]) == 4 for seeds in runs.values() for run in seeds.values())
+    assert f"alpha {best}" in runs["MOML"]["0"]["chosen"]
+    text = (tmp_path / "out" / "s_mnist.md").read_text()
+    ours = np.mean([100 * np.mean(runs["MOML"][s]["ctm"]) - 100 * np.mean(runs["FTML"][s]["ctm"]) for s in "01"])
+    assert f"| MOML − FTML | {ours:+.2f} [" in text
+    assert "/runs" not in "".join(found["commands"])
+    assert study.main(["--table", *places]) == 0
+    assert (tmp_path / "out" / "s_mnist.md").read_text() == text

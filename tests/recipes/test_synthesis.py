@@ -124,6 +124,19 @@ def test_published_figures_stand_beside_ours(tables: Any) -> None:
         assert all(len(row) == 4 for rows in figures.values() for row in rows.values())
 
 
+def test_rows_beside_the_main_ones(tables: Any) -> None:
+    for scale in ("digits", "reduced"):
+        setups = tables.SCALES[scale].setups
+        pixels = next(iter(tables.SCALES[scale].sides.values())) ** 2
+        (term,) = setups["FedCVAE, β = D"].made(10).objective
+        assert term.beta == pixels
+        energy = setups["FedEvg, kept, apart"].made(10).objective[-1]
+        assert (energy.weights, energy.per_class) == ("raw", 10)
+        assert energy.repulsion > 0
+        assert type(setups["FedEvg, kept, apart"].made(10).personal).__name__ == "LocalOnly"
+    assert tables.folder("FedCVAE, β = D") == "fedcvae-beta-d"
+
+
 def test_equal_communication_counts_numbers_both_ways(tables: Any) -> None:
     scale = tables.SCALES["reduced"]
     arrays = Arrays(torch.zeros(1, 1, 28, 28), torch.zeros(1, dtype=torch.int64), classes=10)
