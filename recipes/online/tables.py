@@ -12,7 +12,8 @@ batches of 10, weight decay 1e-3; MAML with 1 or 5 steps of learning rate .1 or 
 
 Other than published, or left open by it: K is 10 for ``transformed`` (10 or 20); gradients are clipped at 3; Hedge
 counts errors on the test samples and gives up experts below 1e-6; an outer step adapts with a batch of 10 of a task's
-training samples and descends on another; FTML and B-MOML draw one of their tasks a step; a random buffer takes a task with probability .5; LTM is taken every 50 tasks.
+training samples and descends on another; FTML and B-MOML draw one of their tasks a step; a random buffer takes a task
+with probability .5; LTM is taken every 50 tasks.
 
 The thesis' 5-way streams are of CIFAR-100 and miniImageNet. Where CIFAR-100 is present, its settings run as published
 (``--settings cifar100_5 ...``: days of a core); otherwise 5-way streams of handwritten letters stand in, on images of
