@@ -35,7 +35,7 @@ WITHOUT: Mapping[str, str] = {
     "distill/federated": "a question of our own: a teacher at the clients",
     "search/compositions": "a question of our own: does a search pay?",
     "smoke/smoke": "no comparison",
-    "ssa/heads": "a method of our own: a head for each target",
+    "ssa/heads": "methods of our own: a head, or a fitted mixture, for each target",
     "ssa/ranking": "says why table 1 does not hold",
     "synthesis/homogenise_digits": "a question of our own: what synthetic sets are good for",
     "synthesis/tuning_digits": "chooses settings, on a seed that is not reported",

@@ -139,14 +139,15 @@ def shown(values: Sequence[float]) -> str:
 def table(seeds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
     """The accuracies of one order, and how often the right client weighs most."""
     cells = [(name, [one[name] for one in seeds.values()]) for name in TARGETS]
+    ways = [way for way in WAYS if any(way in cell for _, each in cells for cell in each)]
     lines = []
     for name, each in cells:
-        measured = [shown([cell[way] for cell in each if way in cell]) for way in WAYS]
+        measured = [shown([cell[way] for cell in each if way in cell]) for way in ways]
         off = 100 * fmean(cell["error of shares"] for cell in each)
         lines.append([name, *measured, f"{off:.1f}", f"{sum(cell['check'] for cell in each)}/{len(each)}"])
-    text = [common.table(["target", *WAYS, "error of shares", "check passed"], lines), ""]
+    text = [common.table(["target", *ways, "error of shares", "check passed"], lines), ""]
     right = []
-    for way in CHOOSING:
+    for way in (way for way in CHOOSING if way in ways):
         skewed = [(k, cell[f"client, {way}"]) for k, (_, each) in enumerate(cells[:SKEWED]) for cell in each
                   if f"client, {way}" in cell]  # fmt: skip
         right.append(f"{way} {sum(chosen == k for k, chosen in skewed)} of {len(skewed)}")
