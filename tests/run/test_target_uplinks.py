@@ -130,6 +130,7 @@ def test_the_head_behind_uplinks(five: TrainedRun) -> None:
     assert np.isnan(hidden.known).all()
     clipped = ClassModels(five, uplink=[ClipNoise(clip=1.0, noise=0.0)]).target_head(x, resamples=0)
     assert (clipped.model.predict(x) == one.model.predict(x)).double().mean() > 0.9
+    assert clipped.known.sum() == pytest.approx(1)
 
 
 def test_noise_asks_three_times(five: TrainedRun) -> None:

@@ -182,8 +182,8 @@ class ClassModels:
     def _found(self, prior: TargetPrior, phi: Tensor, model: DeployedModel, p: np.ndarray | None = None) -> TargetModel:
         """The model with what is known of the target, from features [M, d] of its inputs."""
         pi = torch.from_numpy(prior.shares)
-        n = self.discriminant.n
-        known = torch.stack([(pi * one.n / torch.where(n > 0, n, 1)).sum() for one in self.sums]).numpy()
+        counts = torch.stack([one.n for one in self.sums])
+        known = (pi * counts / counts.sum(0).clamp(min=1)).sum(1).numpy()
         if self.total.only_sums:
             known = np.full_like(known, np.nan)
         return TargetModel(model, prior, known, self._check(phi, pi), p)
