@@ -16,7 +16,7 @@ decides only towards its own side.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -179,6 +179,37 @@ def evidence(claim: Claim, results: Mapping[str, Any], differs: str = "") -> Evi
         verdict=verdict,
         reason=reason,
     )  # fmt: skip
+
+
+def mean_error(values: Sequence[float], scale: float = 1.0, digits: int = 1) -> str:
+    """Mean and standard error of figures of several seeds.
+
+    >>> mean_error([0.5, 0.75, 1.0], 100), mean_error([2.0]), mean_error([])
+    ('75.0 ± 14.4', '2.0', '-')
+    """
+    if not values:
+        return "-"
+    found = paired(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0))
+    error = f" ± {scale * found['se']:.{digits}f}" if found["seeds"] > 1 else ""
+    return f"{scale * found['mean']:.{digits}f}{error}"
+
+
+def difference(gain: Mapping[str, float], digits: int = 1) -> str:
+    """What ``paired`` found, as all pages print it: mean ± standard error (95 % interval).
+
+    >>> difference(paired({1: 3.0, 2: 4.0, 3: 5.0}, {1: 2.0, 2: 2.0, 3: 2.0}))
+    '+2.0 ± 0.6 (-0.5 to +4.5)'
+    """
+    shown = f"{gain['mean']:+.{digits}f}"
+    if gain["seeds"] > 1:
+        shown += f" ± {gain['se']:.{digits}f} ({gain['low']:+.{digits}f} to {gain['high']:+.{digits}f})"
+    return shown
+
+
+def gained(ours: Mapping[str, float], other: Mapping[str, float], scale: float = 1.0, digits: int = 1) -> str:
+    """By how much one method's figures exceed another's, paired by seed; ``-`` without a common seed."""
+    found = paired(*({seed: scale * value for seed, value in one.items()} for one in (ours, other)))
+    return difference(found, digits) if found["seeds"] else "-"
 
 
 def spent(cost: Measure, results: Mapping[str, Any], path: str) -> str:

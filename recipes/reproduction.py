@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from claims import CHANGED, DEFAULTS, NOT_RUN, RESULTS, WITHOUT
-from protocol import ROOT, SEEDS, Claim, Evidence, Verdict, evidence, stored
+from protocol import ROOT, SEEDS, Claim, Evidence, Verdict, difference, evidence, stored
 from reporting import table
 
 PAGE = ROOT.parent / "docs/reproduction.md"
@@ -53,13 +53,10 @@ def day(results: Mapping[str, Any]) -> str:
 
 def line(claim: Claim, found: Evidence) -> list[str]:
     """A claim's row."""
-    gain, digits = found.gain, claim.digits
-    difference = f"{gain['mean']:+.{digits}f}"
-    if gain["seeds"] > 1:
-        difference += f" ± {gain['se']:.{digits}f} ({gain['low']:+.{digits}f} to {gain['high']:+.{digits}f})"
     ours = f"{found.ours} : {found.other} ({found.against})"
     shown = f"**{found.verdict}**" if found.verdict is not Verdict.UNDECIDED else str(found.verdict)
-    return [claim.table, claim.says, claim.published, ours, difference, f"{gain['seeds']:.0f}", found.left_out,
+    gain = difference(found.gain, claim.digits)
+    return [claim.table, claim.says, claim.published, ours, gain, f"{found.gain['seeds']:.0f}", found.left_out,
             found.cost, shown, found.reason]  # fmt: skip
 
 

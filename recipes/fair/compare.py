@@ -36,11 +36,11 @@ class Recipe:
 
 def label(method: str, point: dict[str, Any]) -> str:
     """A method with its settings, as run directories are called."""
-    return f"{method} {common.text(point)}".strip()
+    return f"{method.partition(',')[0]} {common.text(point)}".strip()
 
 
 def rate(bench: Bench, name: str, found: dict[str, Any]) -> float:
-    """The learning rate: the paper's, or the one with which FedAvg has the best average on the tuning seed."""
+    """The learning rate: the paper's, or the one with which FedAvg has the best average on the tuning seeds."""
     if "lr" not in found:
         rates = common.SETTINGS[name].lrs
         if len(rates) == 1:
@@ -52,7 +52,10 @@ def rate(bench: Bench, name: str, found: dict[str, Any]) -> float:
 
 
 def chosen(bench: Bench, name: str, method: str, found: dict[str, Any]) -> dict[str, Any]:
-    """A method's point: the only one, or the fairest one on the tuning seed."""
+    """A method's point: the only one, or the fairest one on the tuning seeds; variants of AAggFF have its own."""
+    if method in common.VARIANTS:
+        point = chosen(bench, name, "AAggFF", found) | common.VARIANTS[method]
+        return found["chosen"].setdefault(method, point)
     points = common.grid(name, method)
     if method not in found["chosen"]:
         best = 0
@@ -73,11 +76,12 @@ def rivals(
 ) -> None:
     """Run some fair methods, each with its own setting."""
     lr = rate(bench, name, found)
-    for method in methods:
+    for method in (one for one in methods if one in (bench.only or methods)):
         point = chosen(bench, name, method, found)
         runs = found["runs"].setdefault(method, {})
         for seed in (s for s in seeds if str(s) not in runs):
             runs[str(seed)] = bench.trial(name, label(method, point), common.make(name, method, point), lr, seed)
+        found["runs"] = {one: found["runs"][one] for one in methods if one in found["runs"]}
         write()
 
 
@@ -86,7 +90,8 @@ def main(recipe: Recipe, document: str | None, arguments: Sequence[str] | None =
     parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", choices=recipe.data, default=list(recipe.usual), metavar="NAME",
                         help=f"any of {', '.join(recipe.data)}")  # fmt: skip
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(common.SEEDS))
+    parser.add_argument("--seeds", type=int, nargs="+", help="instead of each data set's own")
+    parser.add_argument("--only", nargs="+", default=[], metavar="ROW", help="only these rows of the table")
     parser.add_argument("--rounds", type=int, help="instead of each data set's own")
     parser.add_argument("--runs", type=Path, default=Path("runs/fair"), help="run directories")
     parser.add_argument("--out", type=Path, default=plots.RESULTS, help="tables, picture and compact results")
@@ -103,7 +108,9 @@ def main(recipe: Recipe, document: str | None, arguments: Sequence[str] | None =
         try:
             common.load(name)  # refuses before anything is noted
             found = results["data"].setdefault(name, {"chosen": {}, "grid": {}, "runs": {}})
-            recipe.fill(Bench(args.runs, args.rounds), name, found, args.seeds, write)
+            found["tuning"] = list(common.SETTINGS[name].tuning)
+            bench = Bench(args.runs, args.rounds, tuple(args.only))
+            recipe.fill(bench, name, found, args.seeds or common.SETTINGS[name].seeds, write)
         except FedLoomError as error:
             missing += 1
             print(f"{name} is left out: {error}", file=sys.stderr)

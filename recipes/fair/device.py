@@ -24,12 +24,15 @@ import common
 import compare
 import plots
 
-METHODS = ("FedAvg", "uniform", "q-FedAvg", "TERM", "FedMGDA+", "PropFair", "AAggFF")
+METHODS = (
+    "FedAvg", "uniform", "q-FedAvg", "TERM", "FedMGDA+", "PropFair", "AAggFF", "AAggFF, visits", "AAggFF, samples",
+    "AAggFF, samples, visits",
+)  # fmt: skip
 RECIPE = compare.Recipe(
     name="device",
     title="Fair methods between devices (tables 3.7 and 3.9)",
     data=common.DEVICES,
-    usual=("mnist_writers", "fashion_dirichlet"),
+    usual=("mnist_writers", "fashion_dirichlet", "minority"),
     fill=partial(compare.rivals, METHODS),
     write=partial(plots.comparison, "device"),
 )

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import matplotlib
 import numpy as np
-from common import SETTINGS, text
+from common import AVERAGE, SETTINGS, text
 from published import FEDERATIONS, PLUGGED
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+from protocol import gained, mean_error
 from reporting import machine, notes, read, table, verdict, write
 
 __all__ = ["RESULTS", "comparison", "machine", "plugged", "stored", "transformed", "verdict"]
@@ -21,27 +22,19 @@ __all__ = ["RESULTS", "comparison", "machine", "plugged", "stored", "transformed
 RESULTS = Path(__file__).parent / "results"
 COLOURS = {
     "FedAvg": "#444444", "AFL": "#d9902f", "q-FedAvg": "#0b6e99", "TERM": "#5b9f47", "FedMGDA+": "#8a5fa8",
-    "PropFair": "#b58a6a", "AAggFF": "#c1272d", "uniform": "#aaaaaa",
+    "PropFair": "#b58a6a", "AAggFF": "#c1272d", "uniform": "#aaaaaa", "AAggFF, held out": "#e377a2",
+    "AAggFF, samples": "#7b1113", "AAggFF, samples, held out": "#f4a6c0", "AAggFF, visits": "#ff7f0e",
+    "AAggFF, samples, visits": "#8c3b00",
 }  # fmt: skip
-WEIGHTS = {"weighted": "weighted by samples", "hardest_p": "weight of worst 10 %", "kl": "KL(p, uniform)"}
-COLUMNS = {"mean": "average", "worst10": "worst 10 %", "best10": "best 10 %", "gini": "Gini", "gap": "ΔAG"}
+PUBLISHED = {"mean": "average", "worst10": "worst 10 %", "best10": "best 10 %", "gini": "Gini", "gap": "ΔAG"}
+COLUMNS = {"weighted": "weighted by samples", **PUBLISHED}
+REFERENCES = ("FedAvg", "uniform", "AAggFF")
 SMALLER = ("gini", "gap")  # is better
 
 
 def stored(name: str, out: Path, command: str) -> dict[str, Any]:
     """Results so far."""
     return {"command": command, "machine": "", "data": {}, **read(out / f"{name}.json")}
-
-
-def spread(values: Sequence[float], scale: float = 100) -> str:
-    """Mean and, in brackets, sample standard deviation over seeds.
-
-    >>> spread([0.5, 0.75, 1.0])
-    '75.00 (25.00)'
-    """
-    if not values:
-        return "-"
-    return f"{scale * fmean(values):.2f}" + (f" ({scale * stdev(values):.2f})" if len(values) > 1 else "")
 
 
 def best(rows: Mapping[str, Sequence[float]], smaller: bool) -> list[str]:
@@ -52,12 +45,11 @@ def best(rows: Mapping[str, Sequence[float]], smaller: bool) -> list[str]:
 
 
 def weights(runs: Mapping[str, Any]) -> list[str]:
-    """The sample-weighted mean, the weight of the worst clients and KL of a method; ``-`` in results without them."""
+    """The weight of the worst clients and KL(p, uniform) of a method; ``-`` in results without them."""
     known = [run for run in runs.values() if run.get("kl") is not None]
     if not known:
-        return ["-"] * len(WEIGHTS)
-    means = {key: fmean(run[key] for run in known) for key in WEIGHTS}
-    return [f"{100 * means['weighted']:.2f}", f"{100 * means['hardest_p']:.1f}", f"{means['kl']:.3f}"]
+        return ["-", "-"]
+    return [f"{100 * fmean(run['hardest_p'] for run in known):.1f}", f"{fmean(run['kl'] for run in known):.3f}"]
 
 
 def body(rows: Mapping[str, Mapping[str, Sequence[float]]], columns: Mapping[str, str]) -> list[list[str]]:
@@ -66,45 +58,76 @@ def body(rows: Mapping[str, Mapping[str, Sequence[float]]], columns: Mapping[str
     for column in columns:
         winners = best({name: found.get(column, ()) for name, found in rows.items()}, column in SMALLER)
         for name, found in rows.items():
-            cell = spread(found.get(column, ()))
+            cell = mean_error(found.get(column, ()), 100, 2)
             lines[name].append(f"**{cell}**" if name in winners else cell)
     return list(lines.values())
 
 
 def by_seed(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, list[float]]:
     """A method's figures, one list over seeds each."""
-    return {key: [found[key] for found in runs.values()] for key in COLUMNS}
+    return {key: [found[key] for found in runs.values() if key in found] for key in COLUMNS}
 
 
-def paired(found: Mapping[str, Any]) -> Iterator[list[str]]:
-    """AAggFF minus each other method, seed by seed."""
-    ours = found["runs"].get("AAggFF", {})
-    for method, runs in found["runs"].items():
-        both = [seed for seed in runs if seed in ours]
-        if method != "AAggFF" and both:
-            differences = {key: [ours[s][key] - runs[s][key] for s in both] for key in COLUMNS}
-            wins = sum(ours[s]["worst10"] > runs[s]["worst10"] for s in both)
-            yield [method, *(spread(v) for v in differences.values()), f"{wins} of {len(both)}"]
+def figure(runs: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, float]:
+    """One of a method's figures by seed; ``averaged`` models' are called ``averaged worst10`` and so on."""
+    *model, key = key.split()
+    return {
+        seed: (run["averaged"] if model else run)[key] for seed, run in runs.items() if not model or model[0] in run
+    }
+
+
+def gains(found: Mapping[str, Any], key: str) -> str:
+    """Every method minus each method of reference in one figure, as a table."""
+    runs = found["runs"]
+    others = [name for name in REFERENCES if name in runs]
+    rows = [
+        [name, *("" if name == other else gained(figure(runs[name], key), figure(runs[other], key), 100, 2)
+                 for other in others)]
+        for name in runs
+    ]  # fmt: skip
+    return table([COLUMNS[key], *(f"minus {other}" for other in others)], rows)
+
+
+def averaged(found: Mapping[str, Any]) -> str:
+    """The averaged server models' figures and what they gain over the last models, as a table; empty without any."""
+    rows = []
+    for name, runs in found["runs"].items():
+        each = {key: figure(runs, f"averaged {key}") for key in ("mean", "worst10")}
+        if each["mean"]:
+            more = (gained(each[key], figure(runs, key), 100, 2) for key in each)
+            rows.append([name, *(mean_error([*v.values()], 100, 2) for v in each.values()), *more])
+    header = ["averaged model", "average", "worst 10 %", "average: minus the last", "worst 10 %: minus the last"]
+    return table(header, rows) if rows else ""
 
 
 def comparison(name: str, title: str, results: dict[str, Any], out: Path) -> None:
     """Write JSON, Markdown and picture of silo.py and device.py."""
-    said = [f"# {title}", "", "Mean over seeds (sample standard deviation), all times 100; the best in bold."]
-    said += ["Clients are tested on their own samples; the worst and best 10 % of few clients are one client each."]
-    said += ["Largest F: the training loss of the worst client before the last round (PropFair minimises something"]
-    said += ["else). Largest p: the largest mixing coefficient of a round, mean over rounds."]
+    said = [
+        f"# {title}",
+        "",
+        "Mean ± standard error over seeds, all times 100; the best in bold. Differences are paired",
+    ]
+    said += ["by seed, with their 95 % interval (Student's t). Clients are tested on their own samples; the worst and"]
+    said += [
+        "best 10 % of few clients are one client each. Weight of worst 10 %: their share of all mixing coefficients."
+    ]
+    said += [
+        "Largest F: the training loss of the worst client before the last round (PropFair minimises something else)."
+    ]
+    said += ["Largest p: the largest mixing coefficient of a round, mean over rounds."]
     for data, found in results["data"].items():
         setting = SETTINGS[data]
         seeds = sorted({int(seed) for runs in found["runs"].values() for seed in runs})
         rounds = sorted({run["rounds"] for runs in found["runs"].values() for run in runs.values()})
         said += ["", f"## {setting.words}", ""]
         said += [f"Metric {setting.metric}; {', '.join(map(str, rounds))} rounds, learning rate {found['lr']:g}, "
-                 f"seeds {', '.join(map(str, seeds))}.", ""]  # fmt: skip
+                 f"seeds {', '.join(map(str, seeds))}; settings chosen on {', '.join(map(str, found['tuning']))}.",
+                 ""]  # fmt: skip
         rows = {method: by_seed(runs) for method, runs in found["runs"].items()}
         picked = [text(found["chosen"].get(method, {})) or "-" for method in rows]
         largest = [f"{fmean(r['largest_p'] for r in runs.values()):.3f}" for runs in found["runs"].values()]
         hardest = [
-            "-" if method == "PropFair" else spread([max(r["last_losses"]) for r in runs.values()], 1)
+            "-" if method == "PropFair" else f"{fmean(max(r['last_losses']) for r in runs.values()):.2f}"
             for method, runs in found["runs"].items()
         ]
         beside = [weights(runs) for runs in found["runs"].values()]
@@ -112,14 +135,16 @@ def comparison(name: str, title: str, results: dict[str, Any], out: Path) -> Non
             [*r, *more, *cells]
             for r, more, *cells in zip(body(rows, COLUMNS), beside, hardest, largest, picked, strict=True)
         ]
-        header = ["method", *COLUMNS.values(), *WEIGHTS.values(), "largest F", "largest p", "setting"]
+        header = ["method", *COLUMNS.values(), "weight of worst 10 %", "KL(p, uniform)", "largest F", "largest p",
+                  "setting"]  # fmt: skip
         if setting.cohort:  # the last round's five clients say nothing of the others
             header, lines = [*header[:-3], *header[-2:]], [[*line[:-3], *line[-2:]] for line in lines]
-        said += [table(header, lines)]
-        said += ["", "AAggFF minus the other, seed by seed, and in how many seeds its worst 10 % is higher:", ""]
-        said += [table(["method", *COLUMNS.values(), "worst 10 % higher"], paired(found))]
+        said += [table(header, lines), "", gains(found, "worst10"), "", gains(found, "weighted")]
+        if shown := averaged(found):
+            said += ["", f"The average of the server's models with weights {AVERAGE:g}^(t - s), in the same runs:", "",
+                     shown]  # fmt: skip
         if data in FEDERATIONS and lines:
-            header = ["method", *list(COLUMNS.values())[: max(map(len, FEDERATIONS[data].values()))]]
+            header = ["method", *list(PUBLISHED.values())[: max(map(len, FEDERATIONS[data].values()))]]
             said += ["", "The paper's figures:", ""]
             said += [table(header, [[m, *(f"{v:.2f}" for v in row)] for m, row in FEDERATIONS[data].items()])]
     said += ["", f"`{results['command']}`", "", f"{results['machine']}.", *notes(results)]
@@ -160,8 +185,8 @@ def quantiles(axes: Any, data: Mapping[str, Any]) -> None:
 
 def plugged(title: str, results: dict[str, Any], out: Path) -> None:
     """Write JSON, Markdown and picture of plug_and_play.py."""
-    said = [f"# {title}", "", "Mean over seeds (sample standard deviation), all times 100; above the algorithm alone,"]
-    said += ["below with AAggFF, the better of the two in bold. Difference: with minus alone, seed by seed."]
+    said = [f"# {title}", "", "Mean ± standard error over seeds, all times 100; above the algorithm alone, below with"]
+    said += ["AAggFF, the better of the two in bold. Difference: with minus alone, paired by seed (95 % interval)."]
     for data, found in results["data"].items():
         setting = SETTINGS[data]
         said += ["", f"## {setting.words}", ""]
@@ -169,15 +194,19 @@ def plugged(title: str, results: dict[str, Any], out: Path) -> None:
         rows = []
         for name, pair in found["runs"].items():
             figures = {kind: by_seed(runs) for kind, runs in pair.items()}
-            both = [seed for seed in pair["alone"] if seed in pair["with"]]
-            gains = {key: [pair["with"][s][key] - pair["alone"][s][key] for s in both] for key in COLUMNS}
+            more = [
+                gained(*(figure(pair[kind], key) for kind in ("with", "alone")), 100, 2) for key in ("mean", "worst10")
+            ]
             shown = body(figures, COLUMNS)
-            for line, printed in zip(shown, PLUGGED.get(name, ()) if data == "heart" else ((), ()), strict=True):
+            for line, printed in zip(
+                shown, PLUGGED.get(name, ()) if data.startswith("heart") else ((), ()), strict=True
+            ):
                 paper = " / ".join(f"{v:.2f}" for v in printed) or "-"
-                extra = f"{spread(gains['mean'])} / {spread(gains['worst10'])}" if line[0] == "with" else ""
+                extra = more if line[0] == "with" else ["", ""]
                 first = f"{name} {text(found['chosen'].get(name, {}))}".strip()
-                rows.append([first if line[0] == "alone" else "+ AAggFF", *line[1:], extra, paper])
-        header = ["algorithm", *COLUMNS.values(), "difference: average / worst 10 %", "paper: average / worst"]
+                rows.append([first if line[0] == "alone" else "+ AAggFF", *line[1:], *extra, paper])
+        header = ["algorithm", *COLUMNS.values(), "difference: average", "difference: worst 10 %",
+                  "paper: average / worst"]  # fmt: skip
         said += [table(header, rows)]
     said += ["", f"`{results['command']}`", "", f"{results['machine']}.", *notes(results)]
     write(out / "plug_and_play.json", results)
@@ -205,9 +234,9 @@ def transformed(title: str, results: dict[str, Any], out: Path) -> None:
     said = [
         f"# {title}",
         "",
-        "Cumulated Σ p F over all rounds, smaller is better, and what clients have in the end: mean",
+        "Cumulated Σ p F over all rounds, smaller is better, and what clients have in the end: mean ± standard",
     ]
-    said += ["over seeds (sample standard deviation). FedAvg's p never looks at F; it is there for comparison."]
+    said += ["error over seeds. FedAvg's p never looks at F; it is there for comparison."]
     for data, found in results["data"].items():
         setting = SETTINGS[data]
         rounds = sorted({run["rounds"] for runs in found["runs"].values() for run in runs.values()})
@@ -217,8 +246,8 @@ def transformed(title: str, results: dict[str, Any], out: Path) -> None:
         for name, runs in found["runs"].items():
             figures, sums = by_seed(runs), [run["objective"] for run in runs.values()]
             largest = f"{fmean(run['largest_p'] for run in runs.values()):.3f}"
-            cells = [spread(figures[key]) for key in ("mean", "worst10", "gini")]
-            rows.append([name, spread(sums, 1), *cells, largest])
+            cells = [mean_error(figures[key], 100, 2) for key in ("mean", "worst10", "gini")]
+            rows.append([name, mean_error(sums, 1, 2), *cells, largest])
         said += [table(["CDF", "cumulated Σ p F", "average", "worst 10 %", "Gini", "largest p"], rows)]
     said += ["", f"`{results['command']}`", "", f"{results['machine']}.", *notes(results)]
     write(out / "responses.json", results)

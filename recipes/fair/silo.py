@@ -1,13 +1,21 @@
 """Fair methods between silos: AAggFF-S beside its rivals (Hahn, thesis, tables 3.6 and 3.8).
 
-    FEDLOOM_DATA=... python recipes/fair/silo.py [--data heart berka mqp isic2019] [--seeds 2 4 6]
+    FEDLOOM_DATA=... python recipes/fair/silo.py [--data heart_published heart six_silos berka mqp isic2019]
     python recipes/fair/silo.py --table                       # table and picture again, from the stored results
 
 All clients take part in all rounds: one epoch in batches of 20, plain SGD with the paper's learning rate, decay and
 weight decay. Each seed draws its own split of every client's samples, 80 to 20 and stratified, its own model and its
 own batches; clients are tested on their own samples. A method's setting is the one of the paper's grid with the highest
-worst 10 % on seed 0, which is not reported; the CDF of AAggFF-S is the paper's. FedMGDA+ makes normalised steps, so
-that its length is part of its grid. Data sets that are not here are said and left out.
+worst 10 % on seeds of their own, which are not reported; the CDF of AAggFF-S is the paper's where there is one.
+FedMGDA+ makes normalised steps, so that its length is part of its grid. Data sets that are not here are said and left
+out.
+
+Rows that are not in the paper: *uniform*, equal coefficients; *AAggFF, held out*, whose responses are losses on a fifth
+of each client's training samples, which local work then never sees (the test samples stay the same); *samples*, which
+starts from FedAvg's coefficients instead of equal ones.
+
+Heart is run as published, with all 920 patients, and with FLamby's 740. Six unequal silos are ours: the smaller a silo,
+the better it can be fitted and the worse it is served, so that losses on training samples point to the wrong clients.
 """
 
 from __future__ import annotations
@@ -20,12 +28,15 @@ import common
 import compare
 import plots
 
-METHODS = ("FedAvg", "uniform", "AFL", "q-FedAvg", "TERM", "FedMGDA+", "PropFair", "AAggFF")
+METHODS = (
+    "FedAvg", "uniform", "AFL", "q-FedAvg", "TERM", "FedMGDA+", "PropFair", "AAggFF", "AAggFF, held out",
+    "AAggFF, samples", "AAggFF, samples, held out",
+)  # fmt: skip
 RECIPE = compare.Recipe(
     name="silo",
     title="Fair methods between silos (tables 3.6 and 3.8)",
     data=common.SILOS,
-    usual=("heart",),
+    usual=("heart_published", "heart", "six_silos"),
     fill=partial(compare.rivals, METHODS),
     write=partial(plots.comparison, "silo"),
 )

@@ -15,9 +15,10 @@ from helpers.networks import IMAGE, images, tanh_net
 from helpers.runs import assert_same_run, experiment, go, theta
 from torch import nn
 
-from fedloom.compute import reason_against_batched
+from fedloom.compute import computes, reason_against_batched
 from fedloom.compute.batched import LONGEST, Batched, _Block
 from fedloom.core.aggregate import even_blocks
+from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.experiment.experiment import Evaluation
@@ -159,6 +160,9 @@ def test_blocks_are_filled_where_the_cohort_has_enough_clients(monkeypatch: pyte
     monkeypatch.undo()
     assert [len(block) for block in even_blocks(10, 25)] == [3, 3, 2, 2]
     assert {len(block) for block in even_blocks(1000, 25)} == {25}
+    assert [len(block) for block in computes.make("batched", shares=1)(_plan()).blocks(7)] == [7]
+    with pytest.raises(ConfigError, match="at least 1, not 0"):
+        computes.make("batched", shares=0)
 
 
 @pytest.mark.slow

@@ -107,6 +107,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "identity": (nn.Identity, (5,)),
     "dropout when used": (lambda: nn.Dropout(0.5), (5,)),
     "flatten": (nn.Flatten, IMAGE),
+    "pad": (lambda: nn.ConstantPad1d((2, 1), 0.5), (5,)),
     "flatten the last axes": (lambda: nn.Flatten(2), IMAGE),
     "maximum pool": (lambda: nn.MaxPool2d(2), IMAGE),
     "maximum pool with padding": (lambda: nn.MaxPool2d(3, 2, 1), IMAGE),

@@ -33,6 +33,8 @@ def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module.deal.cache_clear()
     few = replace(module.SETTINGS["fashion_dirichlet"], clients=8, cohort=3, lrs=(0.03, 0.3))
     monkeypatch.setitem(module.SETTINGS, "fashion_dirichlet", few)
+    for name in ("heart", "heart_published"):
+        monkeypatch.setitem(module.SETTINGS, name, replace(module.SETTINGS[name], tuning=(0, 1)))
     return module
 
 
@@ -57,6 +59,36 @@ def test_patients_are_scaled_by_their_own_hospitals_training_patients(trials: Mo
             assert np.abs(x.mean(0).numpy()).max() < 1e-6
             deviations = x.std(0, correction=0).numpy()
             assert (np.isclose(deviations, 1, atol=1e-5) | (deviations == 0)).all()
+
+
+def test_validation_samples_leave_training_alone(trials: ModuleType) -> None:
+    plain, aside = trials.deal("heart_published", 2), trials.deal("heart_published", 2, 0.25)
+    for client in range(4):
+        assert set(aside.held_out.index[client]) == set(plain.held_out.index[client])
+        train, kept = set(aside.train.index[client]), set(aside.validation.index[client])
+        assert not train & kept
+        assert train | kept == set(plain.train.index[client])
+        assert len(kept) == 8
+
+
+def test_six_silos_and_a_minority_hold_turned_images(trials: ModuleType) -> None:
+    made, source = trials.deal("six_silos", 1), trials.load("six_silos")
+    assert [len(made.train.index[silo]) for silo in range(6)] == [50, 50, 50, 50, 40, 22]
+    known = {image.numpy().tobytes() for image in source.train.x}
+    for silo, turns in enumerate((0, 0, 0, 1, 2, 3)):
+        images = made.train.client(silo).x.rot90(-turns, (-2, -1))
+        assert {image.contiguous().numpy().tobytes() for image in images} <= known
+    whole = trials.SETTINGS["fashion_dirichlet"]
+    trials.SETTINGS["few"] = replace(trials.SETTINGS["minority"], source=whole.source)
+    made = trials.deal("few", 1)
+    del trials.SETTINGS["few"]
+    assert len(made) == 40
+    sizes = [len(made.train.index[client]) + len(made.held_out.index[client]) for client in range(40)]
+    assert sizes == [10] * 40
+    turned = [image.contiguous().numpy().tobytes() not in known for client in range(40)
+              for image in made.train.client(client).x]  # fmt: skip
+    assert all(turned[: 4 * 8])
+    assert not all(turned[4 * 8 :])
 
 
 def hospitals(folder: Path) -> None:
@@ -90,8 +122,8 @@ def pictures(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_silo_chooses_on_its_own_seed_and_compares(recipe: Callable[..., Path], trials: ModuleType) -> None:
-    out = recipe("silo", "--seeds", 2, 4)
-    found = json.loads((out / "silo.json").read_text())["data"]["heart"]
+    out = recipe("silo", "--data", "heart_published", "--seeds", 2, 4)
+    found = json.loads((out / "silo.json").read_text())["data"]["heart_published"]
     points = {name: len(tried) for name, tried in found["grid"].items()}
     assert points == {"AFL": 3, "q-FedAvg": 3, "TERM": 3, "FedMGDA+": 9, "PropFair": 3}
     assert found["chosen"]["AAggFF"] == {"cdf": "frechet"}
@@ -99,7 +131,10 @@ def test_silo_chooses_on_its_own_seed_and_compares(recipe: Callable[..., Path], 
         best = max(tried, key=lambda one: (one["worst10"], one["mean"]))
         assert best["point"] == f"{method} {trials.text(found['chosen'][method])}, rate 0.01"
     runs = found["runs"]
-    assert list(runs) == ["FedAvg", "uniform", "AFL", "q-FedAvg", "TERM", "FedMGDA+", "PropFair", "AAggFF"]
+    plain = ["FedAvg", "uniform", "AFL", "q-FedAvg", "TERM", "FedMGDA+", "PropFair", "AAggFF"]
+    assert list(runs) == [*plain, "AAggFF, held out", "AAggFF, samples", "AAggFF, samples, held out"]
+    assert found["chosen"]["AAggFF, held out"] == {"cdf": "frechet", "response": "validation"}
+    assert found["tuning"] == [0, 1]
     assert all(list(seeds) == ["2", "4"] for seeds in runs.values())  # never the tuning seed
     assert all(run["rounds"] == ROUNDS and run["failures"] == 0 for seeds in runs.values() for run in seeds.values())
     assert all(sum(run["last_p"]) == pytest.approx(1, abs=1e-3) for run in runs["AAggFF"].values())
@@ -110,13 +145,13 @@ def test_silo_chooses_on_its_own_seed_and_compares(recipe: Callable[..., Path], 
     assert re.search(r"\| FedAvg \| .* \| - \|\n", text)
     assert re.search(r"\| AAggFF \| .* \| frechet \|\n", text)
     assert "| FedAvg | 84.42 | 65.22 |" in text  # the paper's
-    assert text.count(" of 2 |") == 7
+    assert re.search(r"\| TERM \| [+-]\d+\.\d\d ± \d+\.\d\d \([+-].* to [+-].*\) \|", text)
     assert (out / "silo.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
 def test_stored_results_are_not_run_again_and_the_table_is_written_again(recipe: Callable[..., Path]) -> None:
-    out = recipe("silo", "--seeds", 2)
+    out = recipe("silo", "--data", "heart", "--only", "AAggFF", "FedAvg", "--seeds", 2)
     found, text = json.loads((out / "silo.json").read_text()), (out / "silo.md").read_text()
     found["notes"] = ["It holds."]
     (out / "silo.json").write_text(json.dumps(found))
@@ -124,13 +159,14 @@ def test_stored_results_are_not_run_again_and_the_table_is_written_again(recipe:
     assert (out / "silo.md").read_text() == f"{text.rstrip()}\n\n## What holds and what does not\n\n- It holds.\n"
     for place in (out.parent / "runs").rglob("metrics.jsonl"):
         place.unlink()
-    recipe("silo", "--seeds", 2)
+    recipe("silo", "--data", "heart", "--only", "AAggFF", "FedAvg", "--seeds", 2)
+    assert list(found["data"]["heart"]["runs"]) == ["FedAvg", "AAggFF"]
     assert not list((out.parent / "runs").rglob("metrics.jsonl"))
 
 
 @pytest.mark.slow
 def test_device_takes_fedavgs_rate_and_tries_every_cdf(recipe: Callable[..., Path], trials: ModuleType) -> None:
-    out = recipe("device", "--data", "fashion_dirichlet", "--seeds", 2)
+    out = recipe("device", "--data", "fashion_dirichlet", "--seeds", 2, 4)
     found = json.loads((out / "device.json").read_text())["data"]["fashion_dirichlet"]
     best = max(found["rates"], key=lambda one: one["mean"])
     assert found["lr"] in (0.03, 0.3)
@@ -139,6 +175,12 @@ def test_device_takes_fedavgs_rate_and_tries_every_cdf(recipe: Callable[..., Pat
     assert "AFL" not in found["runs"]
     assert found["runs"]["uniform"]["2"]["last_p"] == pytest.approx([1 / 3] * 3, abs=1e-4)
     assert len(found["runs"]["AAggFF"]["2"]["last_p"]) == 3
+    assert found["chosen"]["AAggFF, samples, visits"] == found["chosen"]["AAggFF"] | {
+        "prior": "samples",
+        "step": "visits",
+    }
+    assert set(found["runs"]["FedAvg"]["2"]["averaged"]) == set(trials.FIGURES)
+    assert "| averaged model | average |" in (out / "device.md").read_text()
 
 
 @pytest.mark.slow
@@ -174,7 +216,7 @@ def test_cdfs_sums_the_objective(recipe: Callable[..., Path], trials: ModuleType
 
 @pytest.mark.slow
 def test_what_is_not_here_is_said_and_left_out(recipe: Callable[..., Path], capsys: pytest.CaptureFixture) -> None:
-    out = recipe("silo", "--data", "berka", "heart", "--seeds", 2)
+    out = recipe("silo", "--data", "berka", "heart", "--only", "FedAvg", "--seeds", 2)
     assert capsys.readouterr().err.startswith("berka is left out: ")
     assert list(json.loads((out / "silo.json").read_text())["data"]) == ["heart"]
     for name in ("silo", "plug_and_play", "responses"):
@@ -184,7 +226,16 @@ def test_what_is_not_here_is_said_and_left_out(recipe: Callable[..., Path], caps
 @pytest.mark.slow
 def test_it_starts_as_a_script(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "FEDLOOM_DATA"} | {"HOME": "/nonexistent"}
-    command = [sys.executable, str(FOLDER / "silo.py"), "--runs", str(tmp_path), "--out", str(tmp_path)]
+    command = [
+        sys.executable,
+        str(FOLDER / "silo.py"),
+        "--data",
+        "heart",
+        "--runs",
+        str(tmp_path),
+        "--out",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert done.stderr.startswith("heart is left out: Heart disease is not here")
@@ -193,14 +244,12 @@ def test_it_starts_as_a_script(tmp_path: Path) -> None:
 
 def test_cells(trials: ModuleType) -> None:
     leaves = importlib.import_module("plots")
-    assert leaves.spread([]) == "-"
-    assert leaves.spread([0.5]) == "50.00"
-    assert leaves.spread([0.5, 0.7]) == "60.00 (14.14)"
     assert leaves.best({"a": [0.5], "b": [0.7], "c": [0.70001], "d": []}, smaller=False) == ["b", "c"]
     assert leaves.best({"a": [0.5], "b": [0.7]}, smaller=True) == ["a"]
-    figures = {"mean": 0.8, "worst10": 0.5, "best10": 1.0, "gini": 0.1, "gap": 0.5}
-    ours = {"2": figures, "4": figures | {"worst10": 0.7}, "6": figures}
+    figures = {"worst10": 0.5, "averaged": {"worst10": 0.6}}
+    ours = {"2": figures, "4": figures | {"worst10": 0.7}, "6": {"worst10": 0.5}}
     found = {"runs": {"FedAvg": {"2": figures | {"worst10": 0.4}, "4": figures}, "AAggFF": ours}}
-    assert list(leaves.paired(found)) == [
-        ["FedAvg", "0.00 (0.00)", "15.00 (7.07)", "0.00 (0.00)", "0.00 (0.00)", "0.00 (0.00)", "2 of 2"]
-    ]
+    table = leaves.gains(found, "worst10").splitlines()
+    assert table[0] == "| worst 10 % | minus FedAvg | minus AAggFF |"
+    assert table[-1] == "| AAggFF | +15.00 ± 5.00 (-48.53 to +78.53) |  |"
+    assert leaves.figure(ours, "averaged worst10") == {"2": 0.6, "4": 0.6}

@@ -6,7 +6,11 @@ support another layer type in batched passes. Computes know no methods by name; 
 
 from __future__ import annotations
 
+from functools import partial
+
+from fedloom.core.aggregate import EVEN
 from fedloom.core.engine import Compute, ComputeFactory
+from fedloom.core.errors import ConfigError
 from fedloom.core.plan import ClientPlan
 from fedloom.core.registry import Registry
 
@@ -31,23 +35,32 @@ def live() -> ComputeFactory:
 
 
 @computes.register
-def batched() -> ComputeFactory:
+def batched(*, shares: int = EVEN) -> ComputeFactory:
     """Step blocks of clients in one batched pass, equal to ``live`` up to rounding; falls back to ``live``.
 
     Plans that have no batched form (see ``reason_against_batched``) run live.
+
+    Args:
+        shares: the number of a round's blocks is a multiple of this, so that up to as many workers get equally many
+            clients. With 1, one process steps a small cohort in a single pass.
+
+    Raises:
+        ConfigError: if ``shares`` is below 1.
     """
-    return _batched
+    if shares < 1:
+        raise ConfigError(f"compute 'batched' cuts rounds into shares, at least 1, not {shares}.")
+    return _batched if shares == EVEN else partial(_batched, shares=shares)
 
 
 def _auto(plan: ClientPlan) -> Compute:  # a function of the module, which other processes import by its name
     return computes.make(resolved("auto", plan))(plan)
 
 
-def _batched(plan: ClientPlan) -> Compute:
+def _batched(plan: ClientPlan, shares: int = EVEN) -> Compute:
     from fedloom.compute.batched import Batched
     from fedloom.compute.live import Live
 
-    return Live(plan) if reason_against_batched(plan) else Batched(plan)
+    return Live(plan) if reason_against_batched(plan) else Batched(plan, shares)
 
 
 def resolved(name: str, plan: ClientPlan) -> str:

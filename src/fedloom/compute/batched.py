@@ -25,7 +25,7 @@ from fedloom.compute.live import Live
 from fedloom.compute.lockstep import Lockstep
 from fedloom.compute.paired import PairedRound, has_paired_rounds
 from fedloom.core import rng
-from fedloom.core.aggregate import Fold, even_blocks, fold
+from fedloom.core.aggregate import EVEN, Fold, even_blocks, fold
 from fedloom.core.client import Broadcast, ClientWork, Result, State, Vectors, load
 from fedloom.core.context import Context
 from fedloom.core.engine import States
@@ -85,8 +85,8 @@ class Batched:
 
     together = True
 
-    def __init__(self, plan: ClientPlan) -> None:
-        self.plan, self.live = plan, Live(plan)
+    def __init__(self, plan: ClientPlan, shares: int = EVEN) -> None:
+        self.plan, self.live, self.shares = plan, Live(plan), shares
         self.has_plain_rounds, self.has_paired_rounds = has_plain_rounds(plan), has_paired_rounds(plan)
         self.longest = min(LONGEST, max((PAIRED if self.has_paired_rounds else MEMORY) // _bytes(plan), 1))
         self.net: CohortNet | None = None  # built on first use: the main process of ``processes`` needs none
@@ -95,7 +95,7 @@ class Batched:
 
     def blocks(self, members: int) -> list[range]:
         """Blocks of equal size, as large as memory allows."""
-        return even_blocks(members, self.longest)
+        return even_blocks(members, self.longest, self.shares)
 
     def work(self, down: Broadcast, clients: Sequence[int], states: Sequence[State]) -> Iterator[Result]:
         """The results of the clients, in order; an exception or a non-finite update becomes a failure."""

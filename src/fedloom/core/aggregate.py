@@ -44,13 +44,15 @@ def blocks(members: int) -> list[range]:
     return cut
 
 
-def even_blocks(members: int, longest: int) -> list[range]:
-    """Cut a cohort into blocks whose sizes differ by at most one; their number is a multiple of ``EVEN``.
+def even_blocks(members: int, longest: int, shares: int = EVEN) -> list[range]:
+    """Cut a cohort into blocks whose sizes differ by at most one; their number is a multiple of ``shares``.
 
     >>> [len(block) for block in even_blocks(100, 16)], [len(block) for block in even_blocks(10, 16)]
     ([13, 13, 13, 13, 12, 12, 12, 12], [3, 3, 2, 2])
+    >>> [len(block) for block in even_blocks(10, 16, shares=1)]
+    [10]
     """
-    count = min(EVEN * -(-members // (EVEN * longest)), members)
+    count = min(shares * -(-members // (shares * longest)), members)
     short, longer = divmod(members, max(count, 1))
     ends = [number * short + min(number, longer) for number in range(count + 1)]
     return [range(*pair) for pair in pairwise(ends)]

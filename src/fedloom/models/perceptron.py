@@ -17,11 +17,11 @@ class OneLogit(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.linear = nn.Linear(width, 1)
+        self.pad = nn.ConstantPad1d((1, 0), 0.0)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [B, 2] of features [B, width]."""
-        z = self.linear(x)
-        return torch.cat([torch.zeros_like(z), z], dim=-1)
+        return self.pad(self.linear(x))
 
 
 @models.register

@@ -133,6 +133,20 @@ class Flatten(CohortLayer):
         return (back,)
 
 
+class Pad(CohortLayer):
+    """A constant before and after the last axis."""
+
+    def __init__(self, padding: tuple[int, int], value: float) -> None:
+        self.padding, self.value = padding, value
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.pad(x, self.padding, value=self.value)
+
+    def backward(self, grad: Tensor) -> tuple[Tensor]:
+        before, after = self.padding
+        return (grad.narrow(-1, before, grad.shape[-1] - before - after),)
+
+
 class Mean(CohortLayer):
     """The mean over one axis of a sample's value, counted from 1 as in ``Flatten``."""
 
@@ -205,6 +219,13 @@ def leaky_relu(module: nn.LeakyReLU, lookup: Lookup) -> CohortLayer:
 def flatten(module: nn.Flatten, lookup: Lookup) -> CohortLayer:
     """The cohort layer of ``nn.Flatten``."""
     return Flatten(module.start_dim, module.end_dim)
+
+
+@cohort_layer(nn.ConstantPad1d)
+def pad(module: nn.ConstantPad1d, lookup: Lookup) -> CohortLayer:
+    """The cohort layer of ``nn.ConstantPad1d``."""
+    before, after = module.padding
+    return Pad((before, after), module.value)
 
 
 @cohort_layer(nn.Dropout)
