@@ -92,6 +92,11 @@ def test_everything_has_a_page_of_its_own(name: str, kind: str, cli: Cli):
     assert "Args:" not in out
 
 
+def test_a_list_that_is_misspelt_is_suggested_before_an_entry(cli: Cli):
+    assert "no list and no entry named 'mthods'; did you mean 'methods'?" in cli("list", "mthods").err
+    assert "``" not in cli("list", "metrics").out
+
+
 def test_details_of_a_method(cli: Cli):
     out = cli("list", "methods", "feddyn").out
     assert "method.alpha" in out

@@ -50,7 +50,7 @@ def look_up(words: Sequence[str]) -> list[Piece]:
     kind = next((kind for kind in KINDS if typed in (kind, kind.removesuffix("s"))), "")
     everything = {name for kind in KINDS for name in names_of(kind)}
     if not kind and (len(words) > 1 or not {typed, typed.replace("-", "_")} & everything):
-        close = difflib.get_close_matches(words[0], everything, n=1)
+        close = difflib.get_close_matches(typed, [*KINDS, *everything], n=1)
         hint = f"did you mean {close[0]!r}? Lists are: {', '.join(KINDS)}." if close else nearest(words[0], KINDS)
         raise ConfigError(f"there is no list and no entry named {words[0]!r}; {hint}")
     names = words[1:] if kind else words
@@ -83,7 +83,12 @@ def metric_rows(name: str = "") -> Iterator[Row]:
     """A row for each metric, or for one."""
     for one in map(metrics.lookup, [name] if name else metrics.names()):
         better = {"max": "larger", "min": "smaller"}[one.direction]
-        yield {"name": one.name, "description": one.summary, "better": better, "targets": ", ".join(one.suits)}
+        yield {
+            "name": one.name,
+            "description": one.summary.replace("``", ""),
+            "better": better,
+            "targets": ", ".join(one.suits),
+        }
 
 
 def settings(of: str = "") -> Iterator[tuple[str, Iterator[Row]]]:

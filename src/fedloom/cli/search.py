@@ -50,7 +50,7 @@ class BudgetProgress(Callback):
         self.progress.on_start(replace(run, rounds=100, start=0, unit="% of budget"))
 
     def on_round(self, record: Mapping[str, Any]) -> None:
-        self.progress.label = f"{record['role']}, {record['label']}"
+        self.progress.label = ", ".join(dict.fromkeys((record["role"], record["label"])))
         shown = {} if record["score"] is None else {"score": record["score"]}
         self.progress.on_round({"round": record["percent"], "seconds": record["seconds"], **shown})
 
