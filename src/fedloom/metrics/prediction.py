@@ -209,7 +209,7 @@ def confidence_bins(
     at = np.repeat(np.arange(len(sizes)) * bins, sizes)
     at += np.clip(np.ceil(c * bins).astype(np.int64) - 1, 0, bins - 1)
     sums = [np.bincount(at, weights=v, minlength=len(sizes) * bins) for v in (np.ones_like(c), c, r)]
-    return np.stack(sums, -1).reshape(len(sizes), bins, 3)
+    return np.stack(sums, -1).astype(np.float64).reshape(len(sizes), bins, 3)
 
 
 def reliability_of(sums: NDArray[np.float64]) -> NDArray[np.float64]:
