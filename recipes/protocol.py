@@ -16,7 +16,7 @@ decides only towards its own side.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -181,7 +181,7 @@ def evidence(claim: Claim, results: Mapping[str, Any], differs: str = "") -> Evi
     )  # fmt: skip
 
 
-def mean_error(values: Sequence[float], scale: float = 1.0, digits: int = 1) -> str:
+def mean_error(values: Collection[float], scale: float = 1.0, digits: int = 1) -> str:
     """Mean and standard error of figures of several seeds.
 
     >>> mean_error([0.5, 0.75, 1.0], 100), mean_error([2.0]), mean_error([])

@@ -19,6 +19,8 @@ from fedloom.core.errors import FedLoomError
 P = ParamSpec("P")
 MOST = 0.05
 """The share of updates that a run may leave out; beyond it, its figures are not those of the method."""
+FEW = 40
+"""Of more runs, only those are listed that left out an update."""
 GENERAL = ("runs", "cells", "curves", "data", "columns", "settings", "draws")
 """Keys of stored results that name no run."""
 
@@ -80,9 +82,14 @@ def reports_errors(main: Callable[P, int]) -> Callable[P, int]:
 
 def notes(results: dict[str, Any]) -> list[str]:
     """The end of a page: how many updates each run left out, and what a person wrote under ``notes``."""
-    text, rows = [], [[name, f"{share:.1%}"] for name, share in shares(results)]
-    if rows:
-        text += ["", "## Clients' updates that were left out", "", table(["run", "updates left out"], rows)]
+    text, runs = [], list(shares(results))
+    if runs:
+        text += ["", "## Clients' updates that were left out", ""]
+        wrong = [one for one in runs if one[1]] if len(runs) > FEW else runs
+        if len(runs) > FEW:
+            text += [f"Of {len(runs)} runs, {len(wrong) or 'none'} left out an update.", ""]
+        if wrong:
+            text += [table(["run", "updates left out"], [[name, f"{share:.1%}"] for name, share in wrong])]
     written = [f"- {note}" for note in results.get("notes", [])]
     return text + (["", "## What holds and what does not", "", *written] if written else [])
 

@@ -76,13 +76,20 @@ def rivals(
 ) -> None:
     """Run some fair methods, each with its own setting."""
     lr = rate(bench, name, found)
-    for method in (one for one in methods if one in (bench.only or methods)):
-        point = chosen(bench, name, method, found)
-        runs = found["runs"].setdefault(method, {})
-        for seed in (s for s in seeds if str(s) not in runs):
-            runs[str(seed)] = bench.trial(name, label(method, point), common.make(name, method, point), lr, seed)
-        found["runs"] = {one: found["runs"][one] for one in methods if one in found["runs"]}
-        write()
+    rows = {
+        method: (label(method, point), common.make(name, method, point))
+        for method in methods
+        if method in (bench.only or methods)
+        for point in [chosen(bench, name, method, found)]
+    }
+    runs = found["runs"]
+    for number, seed in enumerate(seeds, 1):  # seed by seed: what was interrupted has whole pairs
+        for method, (words, made) in rows.items():
+            if str(seed) not in runs.setdefault(method, {}):
+                runs[method][str(seed)] = bench.trial(name, words, made, lr, seed)
+        if number % 10 == 0 or number == len(seeds):
+            found["runs"] = {method: runs[method] for method in methods if method in runs}
+            write()
 
 
 def main(recipe: Recipe, document: str | None, arguments: Sequence[str] | None = None) -> int:

@@ -30,6 +30,13 @@ PUBLISHED = {"mean": "average", "worst10": "worst 10 %", "best10": "best 10 %", 
 COLUMNS = {"weighted": "weighted by samples", **PUBLISHED}
 REFERENCES = ("FedAvg", "uniform", "AAggFF")
 SMALLER = ("gini", "gap")  # is better
+ABOUT = (
+    "Mean ± standard error over seeds, all times 100; the best in bold. Differences are paired by seed, with their",
+    "95 % interval (Student's t). Clients are tested on their own samples; the worst and best 10 % of few clients are one",
+    "client each. Weight of worst 10 %: their share of all mixing coefficients. Largest F: the training loss of the",
+    "worst client before the last round (PropFair minimises something else). Largest p: the largest mixing coefficient",
+    "of a round, mean over rounds.",
+)
 
 
 def stored(name: str, out: Path, command: str) -> dict[str, Any]:
@@ -102,19 +109,8 @@ def averaged(found: Mapping[str, Any]) -> str:
 
 def comparison(name: str, title: str, results: dict[str, Any], out: Path) -> None:
     """Write JSON, Markdown and picture of silo.py and device.py."""
-    said = [
-        f"# {title}",
-        "",
-        "Mean ± standard error over seeds, all times 100; the best in bold. Differences are paired",
-    ]
-    said += ["by seed, with their 95 % interval (Student's t). Clients are tested on their own samples; the worst and"]
-    said += [
-        "best 10 % of few clients are one client each. Weight of worst 10 %: their share of all mixing coefficients."
-    ]
-    said += [
-        "Largest F: the training loss of the worst client before the last round (PropFair minimises something else)."
-    ]
-    said += ["Largest p: the largest mixing coefficient of a round, mean over rounds."]
+    results["data"] = {data: results["data"][data] for data in SETTINGS if data in results["data"]}
+    said = [f"# {title}", "", *ABOUT]
     for data, found in results["data"].items():
         setting = SETTINGS[data]
         seeds = sorted({int(seed) for runs in found["runs"].values() for seed in runs})

@@ -120,8 +120,8 @@ SILOS = {
     ),
     "six_silos": Setting(
         "Fashion-MNIST, six silos of 620, 320, 160, 80, 40 and 22 images, the last three turned, TwoNN",
-        "fashion_mnist", "two_nn", 100, sgd(), RATES, partition=Natural(), arrange=six_silos, held_out="natural",
-        seeds=tuple(range(1, 7)),
+        "fashion_mnist", "two_nn", 100, sgd(), (0.03, 0.1), ("normal",), partition=Natural(), arrange=six_silos,
+        held_out="natural", seeds=tuple(range(1, 6)),
     ),
     "berka": Setting(
         "Berka, 7 regions, logistic regression",

@@ -24,6 +24,7 @@ from fedloom.metrics.comparison import paired
 from fedloom.tasks.search.task import REFERENCE, search
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+from protocol import difference
 from reporting import machine, notes, read, table, write
 
 RESULTS = Path(__file__).parent / "results"
@@ -67,11 +68,6 @@ def outcome(data: str, name: str, seed: int) -> dict[str, Any]:
     }
 
 
-def told(d: Mapping[str, float]) -> str:
-    """A paired difference in words."""
-    return f"{d['mean']:+.1f} ± {d['se']:.1f} ({d['low']:+.1f} to {d['high']:+.1f})"
-
-
 def page(results: Mapping[str, Any]) -> str:
     """The tables as Markdown."""
     text = ["# Searching compositions", "", f"`python recipes/search/compositions.py`; {results['machine']}", ""]
@@ -85,7 +81,7 @@ def page(results: Mapping[str, Any]) -> str:
             d = paired(values, score["FedAvg, tuned"])
             mean = sum(values.values()) / len(values)
             chosen = "; ".join(f"{r['label']} ({r['settings']})" for r in by_search.get(name, {}).values())
-            rows.append([name, f"{mean:.1f}", told(d) if name in SEARCHES else "", chosen])
+            rows.append([name, f"{mean:.1f}", difference(d) if name in SEARCHES else "", chosen])
         text += ["", f"## {data}, {len(by_search['named'])} outer seeds", ""]
         text += ["`" + " ".join((*COMMON, *DATA[data])) + "`", ""]
         text += [table(["search", "accuracy", "gain over tuned FedAvg", "chosen"], rows), ""]
@@ -94,7 +90,7 @@ def page(results: Mapping[str, Any]) -> str:
                 d = paired(score["compositions"], score[other])
                 decided = d["low"] > 0 or d["high"] < 0
                 end = "decided." if decided else "cannot be decided with these seeds."
-                text.append(f"- compositions - {other}: {told(d)}: {end}")
+                text.append(f"- compositions - {other}: {difference(d)}: {end}")
     return "\n".join([*text, *notes(dict(results))])
 
 
