@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.arriving import gaussians, online, small, stream
@@ -216,6 +217,26 @@ def test_long_term_evaluation_is_that_of_every_task_by_itself() -> None:
         logits = bank.predict(found.state, Batch(task.train.x, task.train.y), task.test.x)
         total += float((logits[0].argmax(1) == task.test.y).double().mean()) / 6
     assert found.history[-1]["ltm/accuracy"] == pytest.approx(total)
+
+
+def test_networks_that_cannot_be_stacked_are_run_one_by_one() -> None:
+    """An LSTM on tokens: several experts, and long-term evaluation of several tasks."""
+
+    def tokens(number: int) -> Task:
+        draw = np.random.default_rng(number)
+        x = torch.from_numpy(draw.integers(0, 5, (12, 4)))
+        arrays = Arrays(x, (x[:, 0] + number) % 5, 5)
+        return Task(number, arrays.take(np.arange(8)), arrays.take(np.arange(8, 12)))
+
+    def lstm() -> torch.nn.Module:
+        return models.make("stacked_lstm", classes=5, inputs=(4,), embedding=2, hidden=3, layers=1)
+
+    over = {"learner.alpha": (1.0, 5.0)}
+    work = online(Moml(), TaskStream(3, tokens), model=lstm, over=over, measures=Measures(ltm_every=1))
+    history = run(work).history
+    alone = run(online(Moml(1.0), TaskStream(3, tokens), model=lstm)).history
+    assert all(math.isfinite(r["ltm/loss"]) for r in history)
+    assert [r["experts/accuracy"][0] for r in history] == [r["ctm/accuracy"] for r in alone]
 
 
 def test_long_term_evaluation_of_a_fixed_subset() -> None:

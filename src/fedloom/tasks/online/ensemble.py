@@ -240,7 +240,9 @@ class ExpertEnsemble:
                     def task(sx: Tensor, sy: Tensor, x: Tensor) -> Tensor:
                         return adapting.deployed(plan, net, w, plan.buffers0, Batch(sx, sy))(x)
 
-                    return (vmap(task) if many else task)(support.x, support.y, x)
+                    if not many:
+                        return task(support.x, support.y, x)
+                    return self._each(task, support.x, support.y, x, always=True)
 
                 logits = self._each(one, w, numbers)
                 found |= {group.places[row]: logits[i] for i, row in enumerate(rows)}
@@ -342,10 +344,18 @@ class ExpertEnsemble:
         values = [adapting.objective(plan, net, plan.buffers0, support, query, seen) for support, query in material]
         return lambda w: torch.stack([value(w) for value in values]).mean()
 
-    def _each(self, f: Callable[..., Any], *trees: Any) -> Any:
-        """Apply ``f`` to every expert of a group; arguments and results are stacked along the first axis."""
+    @cached_property
+    def stackable(self) -> bool:
+        """Whether ``vmap`` can run the model; it cannot where a module says ``stackable = False``, as LSTMs do."""
+        return all(getattr(module, "stackable", True) for module in self.model.modules())
+
+    def _each(self, f: Callable[..., Any], *trees: Any, always: bool = False) -> Any:
+        """Apply ``f`` to every expert of a group, or with ``always`` to every task, in one vmapped call where possible.
+
+        Arguments and results are stacked along the first axis.
+        """
         count = len(trees[0])
-        if self.vectorised and count > 1:
+        if self.stackable and (always or (self.vectorised and count > 1)):
             return vmap(f, randomness="different")(*trees)
         found = [f(*(_row(one, i) for one in trees)) for i in range(count)]
         return _stacked(found)
