@@ -240,9 +240,8 @@ class ExpertEnsemble:
                     def task(sx: Tensor, sy: Tensor, x: Tensor) -> Tensor:
                         return adapting.deployed(plan, net, w, plan.buffers0, Batch(sx, sy))(x)
 
-                    if not many:
-                        return task(support.x, support.y, x)
-                    return self._each(task, support.x, support.y, x, always=True)
+                    data = (support.x, support.y, x)
+                    return self._each(task, *data, always=True) if many else task(*data)
 
                 logits = self._each(one, w, numbers)
                 found |= {group.places[row]: logits[i] for i, row in enumerate(rows)}
@@ -350,10 +349,7 @@ class ExpertEnsemble:
         return all(getattr(module, "stackable", True) for module in self.model.modules())
 
     def _each(self, f: Callable[..., Any], *trees: Any, always: bool = False) -> Any:
-        """Apply ``f`` to every expert of a group, or with ``always`` to every task, in one vmapped call where possible.
-
-        Arguments and results are stacked along the first axis.
-        """
+        """Apply ``f`` along the first axis, of a group's experts or (``always`` in one call, if possible) of tasks."""
         count = len(trees[0])
         if self.stackable and (always or (self.vectorised and count > 1)):
             return vmap(f, randomness="different")(*trees)
