@@ -128,12 +128,12 @@ def missing(
                     yield f"{order}, seed {seed}, {name}, in rounds"
 
 
-def shown(values: Sequence[float]) -> str:
-    """Mean and standard deviation in percent, or a dash."""
+def shown(values: Sequence[float], seeds: int) -> str:
+    """Mean and standard deviation in percent, with their number if it is not that of all seeds; or a dash."""
     if not values:
         return "–"
     spread = f" ± {100 * stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{100 * fmean(values):.1f}{spread}"
+    return f"{100 * fmean(values):.1f}{spread}" + (f" ({len(values)} of {seeds})" if len(values) < seeds else "")
 
 
 def table(seeds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
@@ -142,7 +142,7 @@ def table(seeds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
     ways = [way for way in WAYS if any(way in cell for _, each in cells for cell in each)]
     lines = []
     for name, each in cells:
-        measured = [shown([cell[way] for cell in each if way in cell]) for way in ways]
+        measured = [shown([cell[way] for cell in each if way in cell], len(each)) for way in ways]
         off = 100 * fmean(cell["error of shares"] for cell in each)
         lines.append([name, *measured, f"{off:.1f}", f"{sum(cell['check'] for cell in each)}/{len(each)}"])
     text = [common.table(["target", *ways, "error of shares", "check passed"], lines), ""]

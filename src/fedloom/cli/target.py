@@ -34,7 +34,7 @@ def command(arguments: argparse.Namespace) -> int:
         if out.exists() or outs.count(out) > 1:
             raise ConfigError(f"{out} exists already or would be written twice; choose another file with --out.")
     inputs, run = [read(file) for file in files], load(path)
-    make = getattr(ClassModels(run), *chosen or METHODS[:1])
+    make = getattr(ClassModels(run), chosen[0] if chosen else METHODS[0])
     for file, arrays, out in zip(files, inputs, outs, strict=True):
         found = make(arrays["x"])
         print(f"target: {relpath(file)}, {len(arrays['x'])} inputs")
