@@ -238,7 +238,8 @@ class TrainedRun(RunRecords):
         if self.plan.has_private:
             raise ConfigError(
                 f"with personal {label(self.plan.method.personal)!r} clients keep parameters to themselves, so that "
-                "the server has no whole model; use that of a client, client(0), or of a new one, adapt(x, y)."
+                "the server has no whole model; use that of a client, client(0) or --client 0, or of a new one, "
+                "adapt(x, y)."
             )
         server = self.snapshot.server
         return self._model(self.plan, server.theta, server.buffers)

@@ -204,7 +204,7 @@ def _reliability(groups: Sequence[RunGroup], scope: str, name: str, what: str) -
             lines.append(Series(label, member.style, [sure], right, names=names))
     if lines:
         caption = (
-            f"{what}, in 15 bins of confidence: below the dashed line it is overconfident. First seed of each group; "
+            f"{what}, in 15 bins: below the dashed line confidence is too high. First seed of each group; "
             "ECE is the expected calibration error."
         )
         heading = "Reliability diagram" + (", clients' models" if scope == "clients" else "")
