@@ -33,9 +33,9 @@ SMALLER = ("gini", "gap")  # is better
 ABOUT = (
     "Mean ± standard error over seeds, all times 100; the best in bold. Differences are paired by seed, with their",
     "95 % interval (Student's t). Clients are tested on their own samples; the worst and best 10 % of few clients are",
-    "one client each. Weight of worst 10 %: their share of all mixing coefficients. Largest F: the training loss of the",
-    "worst client before the last round (PropFair minimises something else). Largest p: the largest mixing coefficient",
-    "of a round, mean over rounds.",
+    "one client each. Weight of worst 10 %: their share of all mixing coefficients. Largest F: the training loss of",
+    "the worst client before the last round (PropFair minimises something else). Largest p: the largest mixing",
+    "coefficient of a round, mean over rounds.",
 )
 
 
