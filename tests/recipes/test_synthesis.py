@@ -125,15 +125,14 @@ def test_published_figures_stand_beside_ours(tables: Any) -> None:
 
 
 def test_rows_beside_the_main_ones(tables: Any) -> None:
-    for scale in ("digits", "reduced"):
-        setups = tables.SCALES[scale].setups
-        pixels = next(iter(tables.SCALES[scale].sides.values())) ** 2
-        (term,) = setups["FedCVAE, β = D"].made(10).objective
-        assert term.beta == pixels
-        energy = setups["FedEvg, kept, apart"].made(10).objective[-1]
-        assert (energy.weights, energy.per_class) == ("raw", 10)
-        assert energy.repulsion > 0
-        assert type(setups["FedEvg, kept, apart"].made(10).personal).__name__ == "LocalOnly"
+    scale = tables.SCALES["digits"]
+    (term,) = scale.setups["FedCVAE, β = D"].made(10).objective
+    assert term.beta == scale.sides["digits"] ** 2
+    method = scale.setups["FedEvg, kept, apart"].made(10)
+    energy = method.objective[-1]
+    assert (energy.weights, energy.per_class) == ("raw", 10)
+    assert energy.repulsion > 0
+    assert type(method.personal).__name__ == "LocalOnly"
     assert tables.folder("FedCVAE, β = D") == "fedcvae-beta-d"
 
 

@@ -71,7 +71,7 @@ def in_order(frame: Any, column: str, what: str) -> Any:
         raise DataError(f"{what} has no column {column!r}; {nearest(column, map(str, frame.columns))}")
     times = frame[column]
     try:
-        times = times if pd.api.types.is_numeric_dtype(times) else pd.to_datetime(times, utc=True)
+        times = times if pd.api.types.is_numeric_dtype(times) else pd.to_datetime(times, utc=True, format="mixed")
     except (ValueError, TypeError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise DataError(f"{what}: column {column!r} holds neither numbers nor dates ({reason}).") from error

@@ -121,9 +121,10 @@ class Online:
             rng.seed_torch(self.seed, "model")
             model = self.model().to(getattr(torch, self.dtype))
         first = self.stream[0].train
+        x = first.x[:2].to(getattr(torch, self.dtype)) if first.x.is_floating_point() else first.x[:2]
         try:
             with torch.no_grad():
-                out = model.eval()(first.x[:2].to(getattr(torch, self.dtype)))
+                out = model.eval()(x)
         except Exception as error:
             shape = tuple(first.x.shape[1:])
             reason = str(error).splitlines()[0]
