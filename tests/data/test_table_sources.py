@@ -181,6 +181,7 @@ def test_a_table_is_read_in_order_of_time(tmp_path: Path, kind: str) -> None:
     assert found.train.x[:, 0].tolist() == [30, 20, 10, 40]  # the same day: as they were
     assert found.train.x.shape == (4, 3)  # age and the two wards; time is no input
     assert found.train.y.tolist() == [0, 1, 0, 1]
+    assert found.groups is not None
     assert [found.group_names[g] for g in found.groups] == ["a", "a", "b", "b"]
     stream = task_stream(found, InOrder(train=1, test=1, by_client=True))
     assert [task.train.x[0, 0].item() for task in stream] == [30, 10]
