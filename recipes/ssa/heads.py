@@ -165,7 +165,7 @@ def tables(results: dict[str, Any]) -> str:
         "seeds. FedSSA: learnt once, on the last client models; by Adam at .01 with λ_var 1, and by SGD at .01 with "
         "λ_var 10, 160 steps each; in rounds, the latter, where clients go on from its mixtures. Oracle: the head of "
         "target_head for the true class shares. Error of shares: half of Σ |π_c - true share|, in percent. Settings "
-        "of target_fit: chosen on seed 0.",
+        "of target_fit: chosen on seed 0. A dash: not run.",
     ]
     for order, seeds in results["runs"].items():
         text += ["", f"## {ORDERS[order][0]}", "", *table(seeds), "", f"Seeds {', '.join(seeds)}."]

@@ -235,16 +235,18 @@ def test_without_data_it_says_so(
 
 @pytest.mark.slow
 def test_heads_serve_nine_targets_from_one_run(recipe: Callable[..., Path]) -> None:
-    out = recipe("heads", "--seeds", 1, 2, "--order", "in order")
+    out = recipe("heads", "--seeds", 1, 2, "--order", "in order", "--in-rounds", "client 1")
     found = stored(out, "heads")
     assert list(found["runs"]) == ["in order"]
     for cells in found["runs"]["in order"].values():
         assert [name.split()[0] for name in cells] == ["client"] * 5 + ["imbalanced"] * 3 + ["uniform"]
         assert len({cell["FedAvg"] for cell in cells.values()}) > 1
         for cell in cells.values():
-            assert all(0 <= cell[way] <= 1 for way in ("FedAvg", "FedSSA, Adam", "FedSSA, SGD", "target_head"))
+            once = ("FedAvg", "FedSSA, Adam", "FedSSA, SGD", "target_fit", "target_head", "oracle")
+            assert all(0 <= cell[way] <= 1 for way in once)
             assert 0 <= cell["error of shares"] <= 1
     text = (out / "heads.md").read_text()
-    assert "The right client, of 10: FedSSA, Adam " in text
+    assert "The right client: FedSSA, Adam " in text
+    assert [name for name, cell in cells.items() if "FedSSA, in rounds" in cell] == ["client 1"]
     recipe("heads", "--table")
     assert (out / "heads.md").read_text() == text
