@@ -28,6 +28,7 @@ CLIENTS = 100
 SEEDS = (1, 2, 3)
 TUNING = 0  # the seed on which settings are chosen, and which is not reported
 SPLITS: dict[str, Partition] = {"iid": Iid(), "dirichlet": DirichletBalanced(alpha=0.3)}
+TITLES = {"fashion_mnist": "Fashion-MNIST (6000 images)"}
 WORDS = {"iid": "IID", "dirichlet": "Dirichlet (.3)"}
 
 

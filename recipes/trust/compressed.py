@@ -163,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = common.RESULTS / f"compressed_{given.data}.json"
     stored = common.Stored(path, f"python recipes/trust/compressed.py --data {given.data} --target {given.target:g}")
     if not given.table:
-        stored.results |= {"title": given.data, "target": given.target}
+        stored.results |= {"title": common.TITLES.get(given.data, given.data), "target": given.target}
         collect(stored, given.data, given.seeds, given.target)
     path.with_suffix(".md").write_text(tables(stored.results))
     picture(stored.results, path.with_suffix(".png"))

@@ -287,7 +287,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     study = Study(given.data, given.rounds or (ROUNDS if given.data == "digits" else 20))
     stored = study.stored
-    stored.results["title"] = f"{given.data}, {study.rounds} rounds" if not given.table else stored.results["title"]
+    stored.results["title"] = (
+        f"{common.TITLES.get(given.data, given.data)}, {study.rounds} rounds"
+        if not given.table
+        else stored.results["title"]
+    )
     if not given.table:
         collect(study, stored, given.seeds)
     (common.RESULTS / f"hostile_{given.data}.md").write_text(tables(stored.results))

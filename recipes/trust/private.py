@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = common.RESULTS / f"private_{given.data}.json"
     stored = common.Stored(path, f"python recipes/trust/private.py --data {given.data}")
     if not given.table:
-        stored.results["title"] = f"{given.data}, {given.rounds} rounds"
+        stored.results["title"] = f"{common.TITLES.get(given.data, given.data)}, {given.rounds} rounds"
         collect(stored, given.data, given.seeds, given.rounds)
     path.with_suffix(".md").write_text(tables(stored.results))
     picture(stored.results, path.with_suffix(".png"))

@@ -48,7 +48,7 @@ def by_class(source: Source, table: np.ndarray, sizes: tuple[int, int], seed: in
             x = pool.x[torch.from_numpy(np.concatenate(rows)[order])]
             y = torch.from_numpy(np.repeat(np.arange(ways), quota)[order])
             splits.append(replace(pool, x=x, y=y, classes=ways, names=names))
-        return splits[0], splits[1], chosen
+        return splits[0], splits[1], chosen.tolist()
 
     return deal
 
