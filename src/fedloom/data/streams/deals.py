@@ -38,7 +38,7 @@ def by_class(source: Source, table: np.ndarray, sizes: tuple[int, int], seed: in
     for deck, quota, what in zip(decks, quotas, ("training", "test"), strict=True):
         deck.check(np.unique(table), int(quota.max()), f"{source.name}: a {what}")
 
-    def deal(number: int, draw: np.random.Generator) -> tuple[Arrays, Arrays, np.ndarray]:
+    def deal(number: int, draw: np.random.Generator) -> tuple[Arrays, Arrays, list[int]]:
         chosen, splits = table[number], []
         names = tuple(source.train.names[c] for c in chosen) if source.train.names else ()
         for deck, quota, pool in zip(decks, quotas, pools, strict=True):
