@@ -116,8 +116,10 @@ def comparison(name: str, title: str, results: dict[str, Any], out: Path) -> Non
         seeds = sorted({int(seed) for runs in found["runs"].values() for seed in runs})
         rounds = sorted({run["rounds"] for runs in found["runs"].values() for run in runs.values()})
         said += ["", f"## {setting.words}", ""]
+        chosen = "settings chosen on " + ", ".join(map(str, found["tuning"]))
         said += [f"Metric {setting.metric}; {', '.join(map(str, rounds))} rounds, learning rate {found['lr']:g}, "
-                 f"seeds {', '.join(map(str, seeds))}; settings chosen on {', '.join(map(str, found['tuning']))}.",
+                 f"{len(seeds)} seeds: {', '.join(map(str, seeds))}; "
+                 f"{chosen if found['grid'] or 'rates' in found else 'all settings are the published ones'}.",
                  ""]  # fmt: skip
         rows = {method: by_seed(runs) for method, runs in found["runs"].items()}
         picked = [text(found["chosen"].get(method, {})) or "-" for method in rows]
