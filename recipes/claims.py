@@ -42,9 +42,11 @@ WITHOUT: Mapping[str, str] = {
     "synthesis/tuning_reduced": "chooses settings, on a seed that is not reported",
     "trust/compressed_digits": "a comparison of our own",
     "trust/hostile_digits": "a comparison of our own",
+    "trust/hostile_fashion_mnist": "a comparison of our own",
     "trust/inversion": "a comparison of our own",
     "trust/membership": "a comparison of our own",
     "trust/private_digits": "a comparison of our own",
+    "trust/private_fashion_mnist": "a comparison of our own",
 }
 """Files of results that no published claim is read from, with the reason."""
 

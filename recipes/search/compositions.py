@@ -16,6 +16,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fedloom.config.search import SEARCH, build
@@ -71,20 +72,37 @@ def outcome(data: str, name: str, seed: int) -> dict[str, Any]:
 def page(results: Mapping[str, Any]) -> str:
     """The tables as Markdown."""
     text = ["# Searching compositions", "", f"`python recipes/search/compositions.py`; {results['machine']}", ""]
-    text += ["Mean accuracy of the clients' deployed models on their own test samples, %. Differences are paired by",
-             "outer seed: mean ± standard error (95 % interval)."]  # fmt: skip
+    text += ["`compositions` proposes named methods, named methods with one part replaced, and settings, by TPE;"]
+    text += ["`random` draws from the same space; `named` proposes named methods and settings only, by TPE. All begin"]
+    text += [
+        "with FedAvg at three rates and every named method, and spend the same budget of rounds (`search.budget`)."
+    ]
+    text += [
+        "Mean accuracy of the clients' deployed models on their own test samples, %. Differences are paired by outer"
+    ]
+    text += ["seed: mean ± standard error (95 % interval)."]
     for data, by_search in results["runs"].items():
         score = {n: {int(s): 100 * r["score"] for s, r in runs.items()} for n, runs in by_search.items()}
         score["FedAvg, tuned"] = {int(s): 100 * r["fedavg"] for s, r in by_search["named"].items()}
         rows = []
         for name, values in score.items():
-            d = paired(values, score["FedAvg, tuned"])
-            mean = sum(values.values()) / len(values)
-            chosen = "; ".join(f"{r['label']} ({r['settings']})" for r in by_search.get(name, {}).values())
-            rows.append([name, f"{mean:.1f}", difference(d) if name in SEARCHES else "", chosen])
+            runs = by_search.get(name, {})
+            each = ", ".join(f"{value:.1f}" for value in values.values())
+            tried = ", ".join(str(run["candidates"]) for run in runs.values())
+            gain = difference(paired(values, score["FedAvg, tuned"])) if name in SEARCHES else ""
+            rows.append([name, tried, f"{fmean(values.values()):.1f} ({each})", gain])
         text += ["", f"## {data}, {len(by_search['named'])} outer seeds", ""]
         text += ["`" + " ".join((*COMMON, *DATA[data])) + "`", ""]
-        text += [table(["search", "accuracy", "gain over tuned FedAvg", "chosen"], rows), ""]
+        text += [
+            table(["search", "candidates tried, by seed", "accuracy (by seed)", "gain over tuned FedAvg"], rows),
+            "",
+        ]
+        rows = [
+            [name, seed, run["label"], run["settings"]]
+            for name, runs in by_search.items()
+            for seed, run in runs.items()
+        ]
+        text += [table(["search", "outer seed", "chosen", "settings"], rows), ""]
         for other in ("named", "random"):
             if other in score and "compositions" in score:
                 d = paired(score["compositions"], score[other])
