@@ -41,6 +41,7 @@ WITHOUT: Mapping[str, str] = {
     "synthesis/tuning_digits": "chooses settings, on a seed that is not reported",
     "synthesis/tuning_reduced": "chooses settings, on a seed that is not reported",
     "trust/compressed_digits": "a comparison of our own",
+    "trust/compressed_fashion_mnist": "a comparison of our own",
     "trust/hostile_digits": "a comparison of our own",
     "trust/hostile_fashion_mnist": "a comparison of our own",
     "trust/inversion": "a comparison of our own",
