@@ -25,12 +25,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import common
 import plots
 from common import RESULTS, RUNS, S_MNIST, Setting
+from protocol import difference, mean_error
 
 from fedloom.data.streams import SMnist
 from fedloom.experiment.rundir import RunDirectory
@@ -76,14 +77,11 @@ def report(results: dict[str, Any], out: Path) -> None:
 
 
 def page(results: Mapping[str, Any]) -> str:
-    """Ours beside the thesis', mean and deviation over seeds; gains paired by seed; what was chosen by what."""
+    """Ours beside the thesis', mean and standard error over seeds; gains paired by seed; what was chosen by what."""
     text = ["# S-MNIST as the authors built it (tables 5.1, 5.3, 5.4, A.10)", ""]
-    text += [
-        "Accuracy in percent, mean ± deviation over seeds, the published figure in brackets. CTM: new tasks, adapted"
-    ]
-    text += [
-        "to and not yet learnt, mean over the tasks. LTM: all tasks, adapted to by the last model. Kept: task data."
-    ]
+    text += ["Accuracy in percent, mean ± standard error over seeds, the published figure in brackets. CTM: new tasks,"]
+    text += ["adapted to and not yet learnt, mean over the tasks. LTM: all tasks, adapted to by the last model; `nan`"]
+    text += ["where it was not looked at then. Kept: task data."]
     for steps, found in results["runs"].items():
         for tasks in sorted({run["tasks"] for seeds in found.values() for run in seeds.values()}, reverse=True):
             text += ["", f"## {steps}, {tasks} tasks", "", *_table(found, tasks), "", *_gains(found, tasks)]
@@ -114,17 +112,14 @@ def _table(found: Mapping[str, Mapping[str, Any]], tasks: int) -> Iterator[str]:
             continue
         theirs = plots.published(NAME, learner) or (None, None)
         told = [
-            _mean([figures[key] for figures in ours.values()]) + (f" ({published:.2f})" if published else "")
+            mean_error([figures[key] for figures in ours.values()], digits=2)
+            + (f" ({published:.2f})" if published else "")
             for key, published in zip(("ctm", "ltm"), theirs, strict=True)
         ]
         first = seeds[next(iter(ours))]
         kept = f"{first['bytes'][tasks - 1] / 1e6:.2f} MB"
         rows.append([learner, *told, ", ".join(ours), kept, first["chosen"], f"{first['seconds']:.0f} s"])
     yield common.table(["learner", "CTM (paper)", "LTM (paper)", "seeds", "kept", "configuration", "time"], rows)
-
-
-def _mean(values: Sequence[float]) -> str:
-    return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
 def _gains(found: Mapping[str, Mapping[str, Any]], tasks: int) -> Iterator[str]:
@@ -135,11 +130,10 @@ def _gains(found: Mapping[str, Mapping[str, Any]], tasks: int) -> Iterator[str]:
             row = [f"{one} − {other}"]
             for key in ("ctm", "ltm"):
                 gain = paired({s: ours[s][key] for s in seeds}, {s: theirs[s][key] for s in seeds})
-                spread = f" [{gain['low']:.2f}, {gain['high']:.2f}]" if len(seeds) > 1 else ""
-                row.append(f"{gain['mean']:+.2f}{spread}")
+                row.append(difference(gain, digits=2))
             rows.append([*row, str(len(seeds))])
     if rows:
-        yield common.table(["gain, 95 % interval", "CTM", "LTM", "seeds"], rows)
+        yield common.table(["gain ± s.e. (95 % interval)", "CTM", "LTM", "seeds"], rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
