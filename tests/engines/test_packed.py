@@ -75,7 +75,7 @@ def test_a_chain_of_workers_has_the_sums_of_folds_in_order(name: str) -> None:
     for number, cut in enumerate(blocks(6)):
         members = cohort[cut.start : cut.stop].tolist()
         task = RemoteBlock(number, 0, members, weights[cut.start : cut.stop], [states(c) for c in members], keep=True)
-        rest = unpack(workers[number % 2].fold(0, pack(down), pack(task)))
+        (rest,) = unpack(workers[number % 2].fold(0, pack(down), pack([task])))
         assert not rest.sums
         assert [result.client for result in rest.results] == members
     for _ in range(2):
@@ -97,7 +97,7 @@ def test_a_worker_answers_faults_in_a_part_with_a_sentence(monkeypatch: pytest.M
 
     monkeypatch.setattr(worker.computes[0], "losses", stumble)
     down = pack(machine.state.server.broadcast(machine.plan))
-    found = unpack(worker.losses(0, down, pack(RemoteBlock(0, 0, [1], None, [{}]))))
+    found = unpack(worker.losses(0, down, pack([RemoteBlock(0, 0, [1], None, [{}])])))
     assert isinstance(found, ClientError)
     assert str(found) == "round 0: training losses cannot be computed: RuntimeError: the sample is cursed."
 

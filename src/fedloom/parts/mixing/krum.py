@@ -57,7 +57,8 @@ class Krum(Mixing):
         f = int(self.hostile * n + 1e-9)
         products = flat @ flat.T
         lengths = products.diagonal()
-        squares = (lengths[:, None] + lengths - 2 * products).fill_diagonal_(-1)  # one's own is the least
+        squares = lengths[:, None] + lengths - (products + products.T)  # symmetric to the bit, so that ties are ties
+        squares.fill_diagonal_(-1)  # one's own is the least
         nearest = squares.sort(dim=1).values[:, 1 : 1 + max(n - f - 2, 1)]  # the first is the client itself
         chosen = nearest.sum(1).sort(stable=True).indices[: min(self.selected or n - f, n)].cpu().numpy()
         p = np.zeros(n)
