@@ -109,7 +109,7 @@ def test_several_seeds_of_s_mnist(recipe: Callable[..., Path], monkeypatch: pyte
     assert f"alpha {best}" in runs["MOML"]["0"]["chosen"]
     text = (tmp_path / "out" / "s_mnist.md").read_text()
     ours = np.mean([100 * np.mean(runs["MOML"][s]["ctm"]) - 100 * np.mean(runs["FTML"][s]["ctm"]) for s in "01"])
-    assert f"| MOML − FTML | {ours:+.2f} [" in text
+    assert f"| MOML − FTML | {ours:+.2f} ± " in text
     assert "/runs" not in "".join(found["commands"])
     assert study.main(["--table", *places]) == 0
     assert (tmp_path / "out" / "s_mnist.md").read_text() == text
