@@ -122,6 +122,8 @@ BRIEF = ("FedAvg", "FedPer", "APFL", "Ditto")
 NOISY = ("FedProx", "SCAFFOLD", "LG-FedAvg", "FedRep", *BRIEF)
 PERSONAL = ("pFedMe", *NOISY)
 
+ALPHA = "alpha was chosen for MOML alone"
+
 RESULTS: dict[str, Result] = {
     "feddyn/mnist_dirichlet": Result("FedDyn on MNIST, Dirichlet .3 (Acar)", "", [
         *claims("table 2.3", "{} needs fewer transmissions than {} to 98.2 %", "runs > {} > *",
@@ -173,11 +175,11 @@ RESULTS: dict[str, Result] = {
                 ("MOML", "FTML", "87.49 : 82.49"), ("FTML", "MOGD", "82.49 : 74.07"), ("MOGD", "FS", "74.07 : 71.14"),
                 ("FTML", "TOE", "82.49 : 63.73"), **LTM),
         *claims("table A.10", "S-MNIST, new task: {} is more accurate than {}", "runs > K 10 > {} > *",
-                ("MOML", "MOML ∇=0", "85.82 : 84.09"), **CTM),
+                ("MOML", "MOML ∇=0", "85.82 : 84.09"), differs=ALPHA, **CTM),
         *claims("table A.10", "S-MNIST, all tasks: {} is more accurate than {}", "runs > K 10 > {} > *",
-                ("MOML", "MOML ∇=0", "87.49 : 86.53"), **LTM),
+                ("MOML", "MOML ∇=0", "87.49 : 86.53"), differs=ALPHA, **LTM),
         *claims("table 5.3", "S-MNIST, all tasks: {} is more accurate than {}", "runs > K 10 > {} > *",
-                ("B-MOML 10", "MOML", "87.77 : 87.49"), **LTM),
+                ("B-MOML 10", "MOML", "87.77 : 87.49"), differs=ALPHA, **LTM),
     ]),
     "online/tables": Result("Online meta-learning on 5-way tasks (Acar)", "letters for CIFAR-100", [
         *claims("table 5.1", "5-way, new task: {} is more accurate than {}", "settings > letters_5 > {}",

@@ -7,6 +7,7 @@ is trained once, and its last models are measured on all targets.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -238,3 +239,15 @@ def alone(experiment: Experiment, result: RunResult) -> list[float]:
     """The accuracy of every client's last model on the target, [K]."""
     clients = range(len(experiment.federation))
     return [rounded(after_training(experiment, result, One(k)).accuracy) or 0.0 for k in clients]
+
+
+def parser(told: str | None, seeds: Sequence[int], scale: Scale) -> argparse.ArgumentParser:
+    """The options of studies whose runs are short and not kept."""
+    made = argparse.ArgumentParser(description=told, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
+    made.add_argument("--images", type=int, default=scale.images)
+    made.add_argument("--rounds", type=int, default=scale.rounds)
+    made.add_argument("--out", type=Path, default=RESULTS)
+    made.add_argument("--runs", type=Path, help="not used: a run takes less than a minute and is not kept")
+    made.add_argument("--table", action="store_true", help="only write the page again")
+    return made

@@ -11,12 +11,10 @@ target has weighs most. Only what is missing in the stored results is computed.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
@@ -176,17 +174,11 @@ def tables(results: dict[str, Any]) -> str:
 @common.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser = common.parser(__doc__, (1, 2, 3, 4, 5), SCALE)
     parser.add_argument("--order", nargs="+", choices=ORDERS, default=list(ORDERS))
     parser.add_argument(
         "--in-rounds", nargs="*", choices=TARGETS, default=IN_ROUNDS, help="targets of FedSSA in rounds"
     )
-    parser.add_argument("--images", type=int, default=SCALE.images)
-    parser.add_argument("--rounds", type=int, default=SCALE.rounds)
-    parser.add_argument("--out", type=Path, default=common.RESULTS)
-    parser.add_argument("--runs", type=Path, help="not used: a run takes less than a minute and is not kept")
-    parser.add_argument("--table", action="store_true", help="only write it again")
     args = parser.parse_args(arguments)
     scale = replace(SCALE, images=args.images, rounds=args.rounds)
     empty = {"command": "python recipes/ssa/heads.py", "machine": "", "notes": [], "runs": {}}

@@ -11,11 +11,9 @@ views. Fashion-MNIST, the skew target, five clients; images, rounds, epochs and 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import common
@@ -127,13 +125,7 @@ def tables(results: dict[str, Any]) -> str:
 @common.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--images", type=int, default=SCALE.images)
-    parser.add_argument("--rounds", type=int, default=SCALE.rounds)
-    parser.add_argument("--out", type=Path, default=common.RESULTS)
-    parser.add_argument("--runs", type=Path, help="not used: a run takes less than a minute and is not kept")
-    parser.add_argument("--table", action="store_true", help="only write it again")
+    parser = common.parser(__doc__, (1, 2, 3), SCALE)
     args = parser.parse_args(arguments)
     scale = replace(SCALE, images=args.images, rounds=args.rounds)
     empty = {"command": "python recipes/ssa/ranking.py", "machine": "", "notes": [], "runs": {}}

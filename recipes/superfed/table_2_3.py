@@ -26,19 +26,19 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import common
 import matplotlib
 import numpy as np
 from common import TEXT, Protocol
+from protocol import gained, mean_error
 
 from fedloom.core.federation import Federation
 from fedloom.data import Source, federate, sources
 from fedloom.data.partitions import Pathological
 from fedloom.experiment.experiment import Experiment
-from fedloom.metrics.comparison import paired
 
 ROUNDS = {500: 500, 100: 500, 50: 500}
 PUBLISHED = {  # mean and standard deviation of top-1 over clients, K = 50, 100, 500
@@ -98,25 +98,6 @@ def last(runs: Mapping[str, Any], *path: str) -> dict[str, float]:
     return found
 
 
-def average(values: Mapping[str, float], digits: int = 2) -> str:
-    """Mean ± standard error over seeds.
-
-    >>> average({"0": 98.0, "1": 98.2}), average({"0": 98.0}), average({})
-    ('98.10 ± 0.10', '98.00', '-')
-    """
-    if not values:
-        return "-"
-    error = f" ± {stdev(values.values()) / len(values) ** 0.5:.{digits}f}" if len(values) > 1 else ""
-    return f"{fmean(values.values()):.{digits}f}{error}"
-
-
-def gain(values: Mapping[str, float], others: Mapping[str, float]) -> str:
-    """The gain paired by seed, with its 95 % interval where there are seeds for one."""
-    found = paired(dict(values), dict(others))
-    interval = f" ({found['low']:+.2f} to {found['high']:+.2f})" if found["seeds"] > 1 else ""
-    return f"{found['mean']:+.2f}{interval}" if found["seeds"] else "-"
-
-
 def tables(results: dict[str, Any]) -> str:
     """The results beside the published ones."""
     text = ["# Personal models on MNIST, two classes a client (Hahn, thesis, table 2.3)", ""]
@@ -139,9 +120,10 @@ def tables(results: dict[str, Any]) -> str:
                 part, count = last(runs, "took part", "in"), fmean(run["took part"]["count"] for run in runs.values())
                 rows.append([
                     name, ", ".join(sorted(runs)), ", ".join(str(run["rounds"]) for _, run in sorted(runs.items())),
-                    f"{average(accuracy)} ({fmean(spread.values()):.2f})",
-                    "" if name == "FedAvg" else gain(accuracy, plain),
-                    f"{average(part)}, {count:g} clients", f"{paper[number][0]:.2f} ({paper[number][1]:.2f})",
+                    f"{mean_error(accuracy.values(), digits=2)} ({fmean(spread.values()):.2f})",
+                    "" if name == "FedAvg" else gained(accuracy, plain, digits=2),
+                    f"{mean_error(part.values(), digits=2)}, {count:g} clients",
+                    f"{paper[number][0]:.2f} ({paper[number][1]:.2f})",
                 ])  # fmt: skip
         header = [
             "method", "seeds", "rounds", "all clients", "gain over FedAvg", "those that took part",
@@ -150,7 +132,11 @@ def tables(results: dict[str, Any]) -> str:
         words = f"{clients} clients, {', '.join(map(str, done))} rounds"
         text += ["", f"## {words}", "", common.table(header, rows)]
     rows = [
-        [str(clients), name, *(average(last(runs, protocol, "mean")) for protocol in common.PROTOCOLS)]
+        [
+            str(clients),
+            name,
+            *(mean_error(last(runs, protocol, "mean").values(), digits=2) for protocol in common.PROTOCOLS),
+        ]
         for clients in sorted(ROUNDS)
         for name, runs in results["runs"].get(str(clients), {}).items()
         if any("lambda .5" in run for run in runs.values())

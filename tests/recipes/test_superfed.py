@@ -72,7 +72,7 @@ def test_table_2_3_and_its_pictures(tmp_path: Path, recipe: Recipe) -> None:
     text = (out / "table_2_3.md").read_text()
     assert "99.19 (0.92)" in text, "the published figure of APFL"
     assert "## 100 clients, 1, 2 rounds" in text
-    assert re.search(r"\| FedPer \| 0, 1 \| 1, 1 \| \S+ ± \S+ \(\S+\) \| \S+ \(\S+ to \S+\) \|", text)
+    assert re.search(r"\| FedPer \| 0, 1 \| 1, 1 \| \S+ ± \S+ \(\S+\) \| \S+ ± \S+ \(\S+ to \S+\) \|", text)
     assert (out / "table_2_3.png").read_bytes().startswith(b"\x89PNG")
     assert recipe("table_2_3", "--table", "--runs", tmp_path / "none", "--out", out, *by) == 0
     assert (out / "table_2_3.md").read_text() == text
