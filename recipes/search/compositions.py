@@ -36,9 +36,10 @@ DATA: Mapping[str, tuple[str, ...]] = {
     "fashion_mnist": ("data=fashion_mnist", "partition=dirichlet", "partition.alpha=0.1", "clients=100",
                       "participation=0.1", "model=two_nn", "rounds=27", "search.budget=900", "local.batch_size=50"),
     "mnist_by_writer": ("data=mnist", "partition=natural", "model=two_nn", "participation=0.05", "rounds=27",
-                      "search.budget=900"),
-    "shakespeare": ("data=shakespeare", "partition=natural", "model=stacked_lstm", "participation=0.05", "rounds=9",
-                    "search.budget=300"),
+                        "search.budget=900"),
+    "shakespeare": ("data=shakespeare", "data.train=400", "data.test=100", "partition=natural", "held_out=natural",
+                    "clients=50", "participation=0.1", "model=stacked_lstm", "model.layers=1", "model.hidden=64",
+                    "local.lr=0.3", "local.momentum=0.9", "rounds=27", "search.budget=540"),
 }  # fmt: skip
 SEARCHES: Mapping[str, tuple[str, ...]] = {
     "compositions": (),
