@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,21 @@ def test_help_does_not_wait_for_pytorch(line: str):
     check = "assert not {'torch', 'numpy', 'rich'} & sys.modules.keys()"
     code = f"import sys; from fedloom.cli import main; assert main({line.split()!r}) == 0; {check}"
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
+
+
+def test_a_terminal_shows_at_once_what_it_waits_for(monkeypatch: pytest.MonkeyPatch):
+    from fedloom.cli import main
+
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for words, shown in (("run method=nonsense", "loading PyTorch ..."), ("list nonsense", "")):
+        monkeypatch.setattr(sys, "stderr", Terminal())
+        assert main(words.split()) == 2
+        first, _, rest = sys.stderr.getvalue().rpartition("\r")  # type: ignore[attr-defined]
+        assert first == (f"{shown}\r{' ' * len(shown)}" if shown else "")
+        assert rest.startswith("fedloom: ")
 
 
 @pytest.mark.slow

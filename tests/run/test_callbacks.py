@@ -70,6 +70,12 @@ def test_early_stopping_waits_for_its_patience() -> None:
         fl.EarlyStopping(better="less")  # type: ignore[arg-type]
 
 
+def test_early_stopping_warns_of_a_metric_that_nothing_measures() -> None:
+    stop = fl.EarlyStopping("global/acuracy", patience=2)
+    with pytest.warns(UserWarning, match="none of the first 2 rounds measured; did you mean 'global/accuracy'"):
+        assert run(experiment("fedavg", rounds=3, evaluation=Evaluation()), callbacks=[stop]).summary["rounds"] == 3
+
+
 def test_measures_see_the_servers_model_after_the_round() -> None:
     given = experiment("feddyn", rounds=4, evaluation=Evaluation(what=("global",)))
     test = given.federation.test

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import NoReturn
 
@@ -14,6 +15,8 @@ from fedloom.core.errors import ConfigError, FedLoomError, nearest
 OK, MISTAKE, INTERRUPTED = 0, 2, 130
 VALUED = ("--out", "--client", "--format", "--log", *OPTIONS)
 """Options with a value."""
+LIGHT = ("list", "completion")
+"""Commands that import no PyTorch."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -90,4 +93,17 @@ def _dispatch(words: list[str]) -> int:
     if arguments.help or (command == "list" and not arguments.words):
         print(text, end="")
         return OK
-    return import_module(f"fedloom.cli.{module}").command(arguments)
+    with _loading(command):
+        run = import_module(f"fedloom.cli.{module}").command
+    return run(arguments)
+
+
+@contextmanager
+def _loading(command: str) -> Iterator[None]:
+    """Say on a terminal why nothing happens yet: importing PyTorch takes a second or two."""
+    words = "" if command in LIGHT or not sys.stderr.isatty() else "loading PyTorch ..."
+    print(words, end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print(f"\r{' ' * len(words)}\r" if words else "", end="", file=sys.stderr, flush=True)

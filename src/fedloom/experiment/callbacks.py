@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, nearest
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.summary import curve, since_best
 from fedloom.metrics import Direction, direction
@@ -84,6 +85,8 @@ class EarlyStopping(Callback):
         better: whether larger (``max``) or smaller values (``min``) are better; None: as the metric's name says, and
             larger ones of a name that is no metric.
 
+    A metric that no round has measured by the time that patience would end is warned of, with the nearest that was.
+
     Raises:
         ConfigError: if a setting is out of range.
 
@@ -106,6 +109,13 @@ class EarlyStopping(Callback):
 
     def should_stop(self, history: Sequence[Mapping[str, Any]]) -> str | None:
         _, values = curve(history, self.metric)
+        if not values and len(history) == self.patience:
+            measured = [key for key in dict.fromkeys(key for record in history for key in record) if "/" in key]
+            warnings.warn(
+                f"EarlyStopping waits for {self.metric!r}, which none of the first {len(history)} rounds measured; "
+                f"{nearest(self.metric, measured)}",
+                stacklevel=2,
+            )
         if since_best(values, (self.better or direction(self.metric)) == "max", self.min_delta) < self.patience:
             return None
         return f"no improvement of {self.metric} in {self.patience} evaluations"
