@@ -4,7 +4,8 @@ A claim says that one method is ahead of another, or of a published figure. Its 
 holds, positive where it does. The verdict is
 
 - *cannot be decided here* where a run left out more than 5 % of its updates, data or scale are not the published ones,
-  there are fewer than three seeds, or the 95 % interval of the mean gain (Student's t, paired by seed) contains zero;
+  there are fewer than three seeds (five for rounds to a target, which curves cross by chance near their plateau), or
+  the 95 % interval of the mean gain (Student's t, paired by seed) contains zero;
 - *reproduced* where the interval is above zero (*with the scripts' settings* where the authors' scripts differ from
   their text, and the runs follow the scripts);
 - *not reproduced* where the interval is below zero.
@@ -28,8 +29,8 @@ from reporting import MOST
 from fedloom.metrics.comparison import paired
 
 ROOT = Path(__file__).parent
-SEEDS = 3
-"""Fewer seeds cannot decide."""
+SEEDS, TARGET_SEEDS = 3, 5
+"""Fewer seeds cannot decide; rounds to a target need more."""
 Measure = Callable[[Any, Mapping[str, Any]], float]
 """A figure of a stored run; the file's whole content is there too."""
 
@@ -53,7 +54,8 @@ class Claim:
 
     ``ours`` and ``other`` are paths with `` > `` between keys and ``*`` in the place of seeds; of several others the
     one with the best mean counts, and a number is a published figure. ``measure`` reads the figure of a run, ``cost``
-    what it sent or kept. ``lower`` is better for some figures. ``differs`` says what is not as published.
+    what it sent or kept. ``lower`` is better for some figures. ``differs`` says what is not as published. Fewer than
+    ``seeds`` seeds cannot decide.
     """
 
     table: str
@@ -68,6 +70,7 @@ class Claim:
     differs: str = ""
     scripts: bool = False
     cost: tuple[Measure, str] | None = None
+    seeds: int = SEEDS
 
 
 @dataclass(frozen=True)
@@ -117,10 +120,12 @@ def judge(
     left_out: float = 0.0,
     at_least: bool = False,
     at_most: bool = False,
+    needed: int = SEEDS,
 ) -> tuple[Verdict, str]:
     """The verdict by this module's rule, and why.
 
-    ``gain`` is what ``paired`` gives; ``at_least`` and ``at_most`` say that some of its differences are bounds.
+    ``gain`` is what ``paired`` gives; ``at_least`` and ``at_most`` say that some of its differences are bounds; fewer
+    than ``needed`` seeds cannot decide.
 
     >>> judge({"mean": 2.0, "low": 1.6, "high": 2.4, "seeds": 3})
     (<Verdict.REPRODUCED: 'reproduced'>, 'interval above 0')
@@ -128,14 +133,14 @@ def judge(
     (<Verdict.UNDECIDED: 'cannot be decided here'>, '1 seed; the difference is as claimed')
     """
     seeds = int(gain["seeds"])
-    above = seeds >= SEEDS and gain["low"] > 0 and not at_most
-    below = seeds >= SEEDS and gain["high"] < 0 and not at_least
+    above = seeds >= needed and gain["low"] > 0 and not at_most
+    below = seeds >= needed and gain["high"] < 0 and not at_least
     if left_out > MOST:
         return Verdict.UNDECIDED, f"{left_out:.0%} of the updates were left out"
     if (above or below) and not differs:
         held = Verdict.SCRIPTS if scripts else Verdict.REPRODUCED
         return (held, "interval above 0") if above else (Verdict.NOT_REPRODUCED, "interval below 0")
-    if seeds < SEEDS:
+    if seeds < needed:
         sign = "as claimed" if gain["mean"] > 0 else "the other way round" if gain["mean"] < 0 else "zero"
         here = f"{seeds} seed{'s' * (seeds != 1)}; the difference is {sign}"
     elif above or below:
@@ -166,7 +171,7 @@ def evidence(claim: Claim, results: Mapping[str, Any], differs: str = "") -> Evi
     share = max((v for v in lost if isinstance(v, float)), default=0.0)
     verdict, reason = judge(
         gain, differs=claim.differs or differs, scripts=claim.scripts, left_out=share, at_least=at_least,
-        at_most=at_most,
+        at_most=at_most, needed=claim.seeds,
     )  # fmt: skip
     return Evidence(
         ours=figure(ours, claim),

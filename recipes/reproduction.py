@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from claims import CHANGED, DEFAULTS, NOT_RUN, RESULTS, WITHOUT
-from protocol import ROOT, SEEDS, Claim, Evidence, Verdict, difference, evidence, stored
+from protocol import ROOT, SEEDS, TARGET_SEEDS, Claim, Evidence, Verdict, difference, evidence, stored
 from reporting import table
 
 PAGE = ROOT.parent / "docs/reproduction.md"
@@ -27,9 +27,10 @@ HEAD = """# Which published claims hold here
 Of {count} claims, read from the stored results of the [recipes](../recipes/README.md): {shares}.
 
 A claim is decided where data and scale are the published ones, no run left out more than 5 % of its updates, there are
-at least {seeds} seeds (or draws of the data), and the 95 % interval of the mean gain (Student's t, paired by seed) lies
-on one side of 0; elsewhere the last column says what our runs show. Intervals are not corrected for the number of
-claims, and the claims of one table share their runs.
+at least {seeds} seeds (or draws of the data; {target_seeds} for rounds to a target, which curves cross by chance near
+their plateau), and the 95 % interval of the mean gain (Student's t, paired by seed) lies on one side of 0; elsewhere
+the last column says what our runs show. Intervals are not corrected for the number of claims, and the claims of one
+table share their runs.
 
 *Ours*: the mean figure of the first method, then of the other, which is named in brackets (of several others the best);
 ≥: some run ended before the target. *Gain*: by how much the claim holds, positive where it does. *Left out*: clients'
@@ -77,7 +78,8 @@ def page() -> str:
     count = Counter(found.verdict for rows in judged.values() for _, found in rows)
     shares = ", ".join(f"{count[verdict]} *{verdict}*" for verdict in Verdict)
     old = sum(day(contents[file]) < DEFAULTS for file in RESULTS)
-    text = [HEAD.format(count=count.total(), shares=shares, seeds=SEEDS, day=DEFAULTS, old=old, files=len(RESULTS))]
+    facts = {"seeds": SEEDS, "target_seeds": TARGET_SEEDS, "day": DEFAULTS, "old": old, "files": len(RESULTS)}
+    text = [HEAD.format(count=count.total(), shares=shares, **facts)]
     text += [*(f"- {change}" for change in CHANGED), "", "Not run at all, or not at the published scale:", ""]
     text += [f"- {tables}" for tables in NOT_RUN]
     for file, result in RESULTS.items():

@@ -1,6 +1,6 @@
-"""MNIST, 100 clients, 10 % participation, Dirichlet .3: transmissions to 98.2 and 97.2 % (Acar, thesis, table 2.3).
+"""MNIST, 100 clients, 10 % participation, Dirichlet .3: transmissions to 97.2 up to 98.2 % (Acar, thesis, table 2.3).
 
-    FEDLOOM_DATA=... python recipes/feddyn/mnist_dirichlet.py [--seeds 3] [--only FedDyn SCAFFOLD] [--rounds 5]
+    FEDLOOM_DATA=... python recipes/feddyn/mnist_dirichlet.py [--seeds 0 1 2 3 4] [--only FedDyn SCAFFOLD] [--rounds 5]
     python recipes/feddyn/mnist_dirichlet.py --table          # tables and picture again, from the stored results
 
 Every client holds 600 images, drawn by its own Dirichlet(.3) prior over the classes. TwoNN with 200-200 hidden units,
@@ -25,10 +25,10 @@ from fedloom.data import federate, sources
 from fedloom.data.partitions import DirichletBalanced
 
 CASES = {
-    "FedDyn": Case(methods.feddyn(alpha=0.01), {"epochs": 50}, 150, ("90", "37")),
-    "SCAFFOLD": Case(methods.scaffold(), {"steps": 600}, 150, ("208", "68")),
-    "FedAvg": Case(methods.fedavg(), {"epochs": 10}, 500, ("428", "76")),
-    "FedProx": Case(methods.fedprox(mu=1e-4), {"epochs": 10}, 500, ("858", "61")),
+    "FedDyn": Case(methods.feddyn(alpha=0.01), {"epochs": 50}, 150, ("90", "-", "-", "37")),
+    "SCAFFOLD": Case(methods.scaffold(), {"steps": 600}, 150, ("208", "-", "-", "68")),
+    "FedAvg": Case(methods.fedavg(), {"epochs": 10}, 500, ("428", "-", "-", "76")),
+    "FedProx": Case(methods.fedprox(mu=1e-4), {"epochs": 10}, 500, ("858", "-", "-", "61")),
 }
 
 
@@ -41,7 +41,7 @@ STUDY = Study(
     name="mnist_dirichlet",
     title="MNIST, 100 clients, 10 % participation, Dirichlet .3",
     command="python recipes/feddyn/mnist_dirichlet.py",
-    targets=(0.982, 0.972),
+    targets=(0.982, 0.981, 0.98, 0.972),
     cases=CASES,
     model="two_nn",
     parameters=199210,

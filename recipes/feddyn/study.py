@@ -27,7 +27,7 @@ class Case:
     method: Method
     work: dict[str, int]
     rounds: int
-    published: tuple[str, str]
+    published: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Study:
         name: of the files of results, and of the folder of runs.
         title: of the page.
         command: what writes the results.
-        targets: two test accuracies, the higher one first; a run is ended when the average model reaches that.
+        targets: test accuracies, the highest one first; a run is ended when the average model reaches that.
         cases: the methods.
         model, parameters: the network and its size.
         local: local settings that all methods share.
@@ -50,7 +50,7 @@ class Study:
     name: str
     title: str
     command: str
-    targets: tuple[float, float]
+    targets: Sequence[float]
     cases: Mapping[str, Case]
     model: str
     parameters: int
@@ -117,8 +117,9 @@ class Study:
                     best = [max(v for v in r[model] if v is not None) for r in runs if r["rounds"]]
                     reach = f"{100 * min(best):.2f} to {100 * max(best):.2f} %" if best else "-"
                     ours = ", ".join(common.shown(*one) for one in sent) or "-"
-                    rows.append([f"{100 * target:.1f} %", name, ours, case.published[number], reach])
-            header = ["target", "method", "transmitted, by seed", "paper (average model)", "best accuracy in the run"]
+                    middle = common.cell(*zip(*sent, strict=True)).partition(" ")[0] if sent else "-"
+                    rows.append([f"{100 * target:.1f} %", name, middle, ours, case.published[number], reach])
+            header = ["target", "method", "median", "transmitted, by seed", "paper (average model)", "best in the run"]
             text += ["", f"## {words[0].upper()}{words[1:]}", "", common.table(header, rows)]
         text += ["", "## Runs", ""]
         rows = [
