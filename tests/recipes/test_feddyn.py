@@ -74,7 +74,7 @@ def test_mnist_runs_goes_on_and_writes_the_table_again(
     done = {name: (found["seed0"]["rounds"], found["seed0"]["cost"]) for name, found in runs.items()}
     assert done == {"SCAFFOLD": (2, 2), "FedDyn": (1, 1), "FedAvg": (1, 1), "FedProx": (1, 1)}
     text = (out / "mnist_dirichlet.md").read_text()
-    assert "| 98.2 % | SCAFFOLD | 4+ | 208 |" in text
+    assert "| 98.2 % | SCAFFOLD | 4+ | 4+ | 208 |" in text
     assert recipe("mnist_dirichlet", "--table", "--runs", tmp_path / "none", "--out", out) == 0
     assert (out / "mnist_dirichlet.md").read_text() == text
 
@@ -91,7 +91,7 @@ def test_cifar_runs_and_says_what_the_paper_sent(
     assert recipe("cifar", *chosen, "--runs", tmp_path / "runs", "--out", out) == 0
     text = (out / "cifar10_dir3_all.md").read_text()
     assert text.startswith("# CIFAR-10, 100 clients, 100 % participation, Dirichlet .3")
-    assert "| 80.2 % | SCAFFOLD | 2+ | 504 |" in text
+    assert "| 80.2 % | SCAFFOLD | 2+ | 2+ | 504 |" in text
     found = json.loads((out / "cifar10_iid.json").read_text())["runs"]["SCAFFOLD"]["seed0"]
     assert (found["rounds"], found["cost"], found["average"]) == (1, 2, [found["average"][0]])
     (out / "cifar10_iid.md").unlink()
