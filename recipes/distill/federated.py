@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import matplotlib
@@ -27,6 +27,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import reporting
+from protocol import mean_error
 
 from fedloom import methods
 from fedloom.core.federation import Federation
@@ -100,19 +101,15 @@ def table(results: dict[str, Any]) -> str:
         if cells := list(results["runs"].get(name, {}).values()):
             last = [100 * cell["accuracy"][-1] for cell in cells]
             late = [100 * mean(cell["accuracy"][-10:]) for cell in cells]
-            rows.append((name, spread(last), spread(late), str(cells[0]["up"]), str(cells[0]["down"]),
-                         f"{mean(cell['seconds'] for cell in cells):.0f}"))  # fmt: skip
+            rows.append((name, mean_error(last, digits=2), mean_error(late, digits=2), str(cells[0]["up"]),
+                         str(cells[0]["down"]), f"{mean(cell['seconds'] for cell in cells):.0f}"))  # fmt: skip
     head = ("method", "last accuracy, %", "mean of the last ten, %", "numbers up a client", "numbers down", "seconds")
     teachers = [100 * cell["accuracy"][-1] for cell in results["runs"].get("teacher", {}).values()]
     text = ["# A teacher at the clients, with and without a guide", "", reporting.table(head, rows), ""]
-    text += [f"Test accuracy of the server model, {len(teachers)} seeds, ± standard deviation. The teacher has "
-             f"{spread(teachers)} %.", "", f"`{results['command']}`. {results.get('machine', '')}."]  # fmt: skip
+    text += [f"Test accuracy of the server model, {len(teachers)} seeds, ± standard error. The teacher has "
+             f"{mean_error(teachers, digits=2)} %.", ""]  # fmt: skip
+    text += [f"`{results['command']}`. {results.get('machine', '')}."]
     return "\n".join(text + reporting.notes(results))
-
-
-def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation."""
-    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
 def picture(results: dict[str, Any], path: Path) -> None:

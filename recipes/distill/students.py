@@ -42,6 +42,7 @@ from fedloom.tasks import distill
 from fedloom.tasks.distill import Distiller, DistillExperiment, SGDConfig, Splits, ce, disk, kd, simkd, simkd_disk
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from protocol import gained, mean_error
 from reporting import machine, notes, read, reports_errors, rounded, table, write
 
 RESULTS = Path(__file__).parent / "results"
@@ -161,21 +162,6 @@ def column(results: dict[str, Any], name: str, key: str) -> dict[str, float]:
     return {seed: run[key] for seed, run in results["runs"].get(name, {}).items()}
 
 
-def spread(values: Sequence[float]) -> str:
-    """Mean and sample deviation, in percent."""
-    deviation = f" ± {100 * np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
-    return f"{100 * np.mean(values):.2f}{deviation}"
-
-
-def gain(mine: dict[str, float], theirs: dict[str, float]) -> str:
-    """The mean difference over common seeds in points, with its standard error."""
-    both = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
-    if not both:
-        return "-"
-    error = f" ± {100 * np.std(both, ddof=1) / np.sqrt(len(both)):.2f}" if len(both) > 1 else ""
-    return f"{100 * np.mean(both):+.2f}{error}"
-
-
 def markdown(results: dict[str, Any]) -> str:
     """The tables."""
     about = results.get("teacher") or {"accuracy": float("nan"), "parameters": 0, "macs": 0}
@@ -196,8 +182,9 @@ def markdown(results: dict[str, Any]) -> str:
             size = results["sizes"][CASES[case].method.name]
             one = next(iter(results["runs"][case].values()))
             rows.append([
-                name, spread(list(mine.values())), gain(mine, column(results, f"{protocol}/CE", key)),
-                gain(mine, column(results, f"{protocol}/KD", key)), spread(list(other.values())), str(len(mine)),
+                name, mean_error(mine.values(), 100, 2), gained(mine, column(results, f"{protocol}/CE", key), 100, 2),
+                gained(mine, column(results, f"{protocol}/KD", key), 100, 2), mean_error(other.values(), 100, 2),
+                str(len(mine)),
                 f"{one['passes']}" + (f" + {one['forwards']} forward" if one["forwards"] else ""),
                 f"{size['ratio']['macs']:g}x / {size['ratio']['parameters']:g}x",
                 str(round(np.mean(list(column(results, case, "seconds").values())))),
@@ -208,7 +195,7 @@ def markdown(results: dict[str, Any]) -> str:
                   "smaller (MACs / parameters)", "seconds"]  # fmt: skip
         text += [table(header, rows), ""]
     text += helped(results)
-    text += ["Mean ± deviation over seeds; gains are paired by seed, ± the standard error of their mean.", ""]
+    text += ["Mean ± standard error over seeds; gains are paired by seed (95 % interval).", ""]
     text += [f"`{results['command']}`. {results.get('machine', '')}"]
     return "\n".join(text + notes(results))
 

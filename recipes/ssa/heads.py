@@ -15,13 +15,14 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import common
 import numpy as np
 import torch
 from common import ADAM, DESCENT, Scale
+from protocol import mean_error
 
 from fedloom import methods
 from fedloom.core.federation import Federation, Unlabelled
@@ -127,11 +128,10 @@ def missing(
 
 
 def shown(values: Sequence[float], seeds: int) -> str:
-    """Mean and standard deviation in percent, with their number if it is not that of all seeds; or a dash."""
+    """Mean ± standard error in percent, with their number if it is not that of all seeds; or a dash."""
     if not values:
         return "–"
-    spread = f" ± {100 * stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{100 * fmean(values):.1f}{spread}" + (f" ({len(values)} of {seeds})" if len(values) < seeds else "")
+    return mean_error(values, 100) + (f" ({len(values)} of {seeds})" if len(values) < seeds else "")
 
 
 def table(seeds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
@@ -159,7 +159,7 @@ def tables(results: dict[str, Any]) -> str:
         "# Nine targets from one federation",
         "",
         f"Fashion-MNIST; FedAvg, {scale['images']} training images, {scale['rounds']} rounds "
-        f"of {scale['epochs']} epochs at rate {scale['lr']:g}. Accuracies in percent, mean and standard deviation over "
+        f"of {scale['epochs']} epochs at rate {scale['lr']:g}. Accuracies in percent, mean ± standard error over "
         "seeds. FedSSA: learnt once, on the last client models; by Adam at .01 with λ_var 1, and by SGD at .01 with "
         "λ_var 10, 160 steps each; in rounds, the latter, where clients go on from its mixtures. Oracle: the head of "
         "target_head for the true class shares. Error of shares: half of Σ |π_c - true share|, in percent. Settings "

@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, pstdev
 from typing import Any
 
 import matplotlib
@@ -19,6 +18,7 @@ from fedloom.core.federation import Arrays
 from fedloom.data.sources.generated import Generated, pixels, read_generated, save_npz
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+from protocol import mean_error
 from reporting import left_out, machine, notes, read, reports_errors, rounded, table, verdict, write
 
 __all__ = ["RESULTS", "left_out", "machine", "notes", "read", "report", "rounded", "table", "write"]
@@ -76,18 +76,6 @@ def main(
     return verdict(read(arguments.out / f"{recipe}_{arguments.scale}.json"))
 
 
-def spread(values: Sequence[float], factor: float = 1, digits: int = 1) -> str:
-    """Mean, and in brackets the standard deviation over seeds where there are several.
-
-    >>> spread([0.5, 0.7], 100), spread([0.5], 100), spread([])
-    ('60.0 (10.0)', '50.0', '-')
-    """
-    if not values:
-        return "-"
-    mean = f"{factor * fmean(values):.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ({factor * pstdev(values):.{digits}f})"
-
-
 def of(runs: Mapping[str, Any], when: str, key: str) -> list[float]:
     """A number of all seeds."""
     return [run[when][key] for run in runs.values() if run[when].get(key) is not None]
@@ -111,13 +99,13 @@ def main_table(
         ours = [cells[k]["runs"].get(name, {}) for k in chosen]
         if any(ours):
             if not stops or name.startswith("FedEvg"):
-                rows.append([name, *(spread(of(runs, "final", key), factor) for runs in ours)])
+                rows.append([name, *(mean_error(of(runs, "final", key), factor) for runs in ours)])
             if not name.startswith("FedEvg"):
                 rows.append(
-                    [f"{name}, equal communication", *(spread(of(runs, "equal", key), factor) for runs in ours)]
+                    [f"{name}, equal communication", *(mean_error(of(runs, "equal", key), factor) for runs in ours)]
                 )
     real = [[found[key] for found in cells[k]["real"].values() if key in found] for k in chosen]
-    rows.append([REAL, *(spread(values, factor) for values in real)])
+    rows.append([REAL, *(mean_error(values, factor) for values in real)])
     for name, figures in theirs.items():
         at = dict(zip(published.COLUMNS, figures, strict=True))
         said = (at.get(parted(k)[1:]) for k in chosen)
@@ -133,13 +121,13 @@ def seen_table(cell: Mapping[str, Any], methods: Sequence[str]) -> str:
         runs = cell["runs"].get(name, {})
         if runs:
             figures = [
-                spread(of(runs, "final", key), factor, 1 if factor > 1 else 3) for key, (_, factor) in SEEN.items()
+                mean_error(of(runs, "final", key), factor, 1 if factor > 1 else 3) for key, (_, factor) in SEEN.items()
             ]
             some = next(iter(runs.values()))
             rows.append([name, str(some["steps"]), f"{some['parameters']:,}", *figures])
     real = list(cell["real"].values())
     figures = [[found[key] for found in real if key in found] for key in SEEN]
-    shown = [spread(v, f, 1 if f > 1 else 3) for v, (_, f) in zip(figures, SEEN.values(), strict=True)]
+    shown = [mean_error(v, f, 1 if f > 1 else 3) for v, (_, f) in zip(figures, SEEN.values(), strict=True)]
     return table(["method", "steps", "sent", *(word for word, _ in SEEN.values())], [*rows, [REAL, "", "", *shown]])
 
 
@@ -170,7 +158,7 @@ def text(results: Mapping[str, Any], methods: Sequence[str]) -> str:
             "",
             "Accuracy in percent of a classifier trained on the synthetic set, mean over the",
         ]
-        lines += ["clients' own test images (tables 4.2, 4.3; brackets: standard deviation over seeds):", ""]
+        lines += ["clients' own test images (tables 4.2, 4.3; ± standard error over seeds):", ""]
         lines += [main_table(results, data, methods, "clients/accuracy/mean", 100)]
         lines += ["", "The same classifier on the common test set; the thesis has the clients' own alone:", ""]
         lines += [main_table(results, data, methods, "accuracy", 100, beside=False)]

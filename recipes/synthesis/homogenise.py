@@ -23,7 +23,8 @@ import common
 import matplotlib
 import table_4_2
 import torch
-from common import machine, notes, read, rounded, spread, table, write
+from common import machine, notes, read, rounded, table, write
+from protocol import mean_error
 from torch import nn
 
 from fedloom import methods
@@ -143,7 +144,7 @@ def report(path: Path) -> None:
     for label, runs in results["runs"].items():
         early = [at(run, "accuracy", 0.25) for run in runs.values()]
         late = [[run[key][-1] for run in runs.values()] for key in ("accuracy", "clients", "worst")]
-        rows.append([label, spread(early, 100), *(spread(values, 100) for values in late)])
+        rows.append([label, mean_error(early, 100), *(mean_error(values, 100) for values in late)])
     quarter = max(round(results["rounds"] / 4), 1)
     heads = ["synthetic set, its use", f"test, round {quarter}", f"test, round {results['rounds']}", "clients", "worst"]
     seeds = sorted({seed for runs in results["runs"].values() for seed in runs})

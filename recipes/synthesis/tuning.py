@@ -124,7 +124,7 @@ def do(arguments: argparse.Namespace) -> None:
                     kept = (CHOSEN_BY, "accuracy", "fid", "recognised", "diversity")
                     cell[key] = {"rounds": experiment.rounds, **{k: numbers[k] for k in kept}}
                     write(path, results | {"machine": machine(), "command": arguments.command})
-                    found = f"{common.spread([numbers[CHOSEN_BY]], 100)} % in {experiment.rounds} rounds"
+                    found = f"{100 * numbers[CHOSEN_BY]:.1f} % in {experiment.rounds} rounds"
                     print(f"{key}, {name}, {label}: {found}", flush=True)
                     report(path)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -98,16 +97,3 @@ class Stored:
         runs = ",\n".join(f"  {json.dumps(name)}: {json.dumps(found)}" for name, found in sorted(self.runs.items()))
         whole = head[: head.rindex("}")].rstrip() + f',\n "runs": {{\n{runs}\n }}\n}}\n'
         self.path.write_text(whole)
-
-
-def spread(values: Iterable[float], scale: float = 100, digits: int = 1) -> str:
-    """Mean ± standard deviation over seeds.
-
-    >>> spread([0.5, 0.6])
-    '55.0 ± 7.1'
-    """
-    found = scale * np.array(list(values), dtype=float)
-    if not len(found):
-        return "-"
-    deviation = f" ± {found.std(ddof=1):.{digits}f}" if len(found) > 1 else ""
-    return f"{found.mean():.{digits}f}{deviation}"

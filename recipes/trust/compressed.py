@@ -25,6 +25,7 @@ from typing import Any
 import common
 import numpy as np
 import reporting
+from protocol import mean_error
 
 from fedloom import methods
 from fedloom.core.federation import Federation
@@ -111,7 +112,7 @@ def tables(results: dict[str, Any]) -> str:
     """The results as Markdown."""
     text = [f"# Bytes until {100 * results['target']:.0f} % under each compressor, {results['title']}", ""]
     text += [
-        "Mean ± standard deviation over three seeds, in megabytes of all clients together. Gain: uploaded bytes without"
+        "Mean ± standard error over three seeds, in megabytes of all clients together. Gain: uploaded bytes without"
     ]
     text += ["compression over those with it."]
     for split, words in common.WORDS.items():
@@ -122,8 +123,8 @@ def tables(results: dict[str, Any]) -> str:
             missing = len(common.SEEDS) - len(up)
             rows.append([
                 label, ", ".join(map(repr, uplink)) or "-",
-                common.spread(cells(results, split, label, "rounds"), 1, 0),
-                common.spread(up, 1, 2), common.spread(cells(results, split, label, "total"), 1, 2),
+                mean_error(cells(results, split, label, "rounds"), 1, 0),
+                mean_error(up, 1, 2), mean_error(cells(results, split, label, "total"), 1, 2),
                 f"{plain / np.mean(up):.1f}" if up else "-",
                 f"not in {ROUNDS} rounds for {missing}" if missing else "",
             ])  # fmt: skip

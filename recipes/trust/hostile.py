@@ -29,6 +29,7 @@ import common
 import numpy as np
 import reporting
 import torch
+from protocol import mean_error
 
 from fedloom.attacks import ALIE, Backdoor, Gaussian, InnerProduct, LabelFlip, Replacement, SignFlip
 from fedloom.core.attack import Attack
@@ -200,16 +201,14 @@ def cells(results: dict[str, Any], split: str, aggregator: str, attack: str, key
 def tables(results: dict[str, Any]) -> str:
     """The results as Markdown."""
     text = [f"# A fifth of the clients is hostile, {results['title']}", ""]
-    text += [
-        "Final test accuracy in percent, mean ± standard deviation over three seeds; each attack with the strength"
-    ]
+    text += ["Final test accuracy in percent, mean ± standard error over three seeds; each attack with the strength"]
     text += ["that hurts this aggregator most on a fourth seed. The best aggregator against each attack is bold."]
     for split, words in common.WORDS.items():
         means = {a: {g: np.mean(cells(results, split, g, a, "accuracy")) for g in AGGREGATORS} for a in ATTACKS}
         rows = []
         for attack in ATTACKS:
             best = max(means[attack].values())
-            row = [common.spread(cells(results, split, g, attack, "accuracy")) for g in AGGREGATORS]
+            row = [mean_error(cells(results, split, g, attack, "accuracy"), 100) for g in AGGREGATORS]
             rows.append(
                 [
                     attack,
@@ -220,12 +219,12 @@ def tables(results: dict[str, Any]) -> str:
         text += ["", f"## {words}", "", reporting.table(["attack", *AGGREGATORS], [*rows, ["worst", *worst]])]
     alone = [results["runs"].get(f"server's samples alone | seed {seed}", {}) for seed in common.SEEDS]
     text += ["", "The 100 samples of FLTrust's server, by themselves and for as many rounds, give an accuracy of"]
-    text += [common.spread(one["accuracy"] for one in alone if one) + "."]
+    text += [mean_error([one["accuracy"] for one in alone if one], 100) + "."]
     text += ["", "## Success", ""]
     text += ["How often a stamped test sample of another class is predicted as the target (backdoor), and"]
     text += ["a test sample as its flipped label (label flip), in percent.", ""]
     rows = [
-        [words, attack, *(common.spread(cells(results, split, g, attack, "success")) for g in AGGREGATORS)]
+        [words, attack, *(mean_error(cells(results, split, g, attack, "success"), 100) for g in AGGREGATORS)]
         for split, words in common.WORDS.items()
         for attack in ("backdoor", "label flip")
     ]

@@ -7,7 +7,7 @@
 batches of 20 on average at the learning rate .3, a perceptron with one hidden layer of 64. The attacker has the final
 model and asks for each of the 400 samples whether it was among the 200. Two attacks: a threshold on the loss (Yeom et
 al. 2018), and LiRA (Carlini et al. 2022) with 11 shadows. 12 models are trained; each is attacked in turn with the
-11 others as shadows, and the figures are means and standard deviations over them. ε (δ = .001) is the accountant's, for
+11 others as shadows, and the figures are means ± standard errors over them. ε (δ = .001) is the accountant's, for
 the client with the fewest samples, one sample more or less.
 """
 
@@ -24,6 +24,7 @@ import common
 import numpy as np
 import reporting
 import torch
+from protocol import mean_error
 
 from fedloom import methods
 from fedloom.core.federation import Federation, Index, Split
@@ -99,8 +100,9 @@ def tables(results: dict[str, Any]) -> str:
         epsilon = models[0]["epsilon"]
         for name, found in attack(models).items():
             rows.append([
-                words, "∞" if epsilon is None else f"{epsilon:.1f}", common.spread(one["accuracy"] for one in models),
-                name, *(common.spread(getattr(one, key) for one in found) for key in Inference._fields),
+                words, "∞" if epsilon is None else f"{epsilon:.1f}",
+                mean_error([one["accuracy"] for one in models], 100), name,
+                *(mean_error([getattr(one, key) for one in found], 100) for key in Inference._fields),
             ])  # fmt: skip
     header = ["training", "ε", "test accuracy", "attack", "AUC", "advantage", "TPR at 1 % FPR"]
     return "\n".join([*text, "", reporting.table(header, rows), *reporting.notes(results)]) + "\n"

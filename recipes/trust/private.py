@@ -32,6 +32,7 @@ from typing import Any
 import common
 import numpy as np
 import reporting
+from protocol import mean_error
 
 from fedloom import methods
 from fedloom.core.federation import Federation
@@ -123,19 +124,17 @@ def cells(results: dict[str, Any], label: str, epsilon: float, key: str) -> list
 def tables(results: dict[str, Any]) -> str:
     """The results as Markdown."""
     text = [f"# Accuracy against ε, client-level privacy, {results['title']}", ""]
-    text += [
-        "Test accuracy in percent, mean ± standard deviation over three seeds; δ = .001. What noise costs: accuracy"
-    ]
+    text += ["Test accuracy in percent, mean ± standard error over three seeds; δ = .001. What noise costs: accuracy"]
     text += ["without noise minus accuracy at ε, in points, paired by seed."]
     header = ["method", *("∞" if e == inf else f"ε = {e:g}" for e in EPSILONS)]
     for key, words in (("deployed", "Deployed models"), ("server", "Server's model")):
-        rows = [[label, *(common.spread(cells(results, label, e, key)) for e in EPSILONS)] for label in METHODS]
+        rows = [[label, *(mean_error(cells(results, label, e, key), 100) for e in EPSILONS)] for label in METHODS]
         costs = [
             [
                 f"{label}, cost",
                 "",
                 *(
-                    common.spread(np.subtract(cells(results, label, inf, key), cells(results, label, e, key)))
+                    mean_error(list(np.subtract(cells(results, label, inf, key), cells(results, label, e, key))), 100)
                     for e in EPSILONS[1:]
                 ),
             ]

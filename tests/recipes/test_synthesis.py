@@ -113,12 +113,12 @@ def test_published_figures_stand_beside_ours(tables: Any) -> None:
 
     cells = {"mnist 10 0.01": {"real": {"1": {"fid": 3.0}}, "runs": {"FedCVAE": {"1": run(9.0), "2": run(11.0)}}}}
     shown = tables.common.main_table({"cells": cells}, "mnist", tables.METHODS, "fid", 1)
-    assert "| FedCVAE | 10.0 (1.0) |" in shown
-    assert "| FedCVAE, equal communication | 20.0 (2.0) |" in shown
+    assert "| FedCVAE | 10.0 ± 1.0 |" in shown
+    assert "| FedCVAE, equal communication | 20.0 ± 2.0 |" in shown
     assert "| *thesis: FedEvg* | *171.53 (0.24)* |" in shown
     stopped = tables.common.main_table({"cells": cells, "stops": True}, "mnist", tables.METHODS, "fid", 1)
     assert "| FedCVAE |" not in stopped, "it had no more rounds"
-    assert "| FedCVAE, equal communication | 20.0 (2.0) |" in stopped
+    assert "| FedCVAE, equal communication | 20.0 ± 2.0 |" in stopped
     published = sys.modules["published"]
     for figures in (published.ACCURACY, published.FID):
         assert all(len(row) == 4 for rows in figures.values() for row in rows.values())
