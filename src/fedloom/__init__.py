@@ -86,3 +86,8 @@ def __getattr__(name: str) -> Any:
             globals()[name] = value
             return value
     raise AttributeError(f"module 'fedloom' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What is imported on first use is listed, too, so that it can be completed."""
+    return sorted({*globals(), *__all__})

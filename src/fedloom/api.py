@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -79,6 +79,9 @@ def run(
         ClientError: if all clients of a round fail, or the server model diverges.
     """
     experiment = _experiment(method, federation, model, conditions, loss)
+    for one in callbacks if isinstance(callbacks, Iterable) else [None]:
+        if not isinstance(one, Callback):
+            raise ConfigError("callbacks must be a list of callbacks, like [fl.EarlyStopping('global/loss')].")
     return federated.run(
         experiment, out, resume=resume, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks
     )

@@ -120,6 +120,17 @@ def test_defaults_go_with_the_choice():
     assert resolve(["partition=natural", "data=synthetic", "clients=4"])["clients"] == 4
 
 
+def test_clients_that_are_named_are_the_clients(tmp_path: Path):
+    words = ["data=table:visits.csv", "data.client=clinic"]
+    named = resolve(words)
+    assert (named["partition.name"], named["clients"]) == ("natural", None)
+    assert resolve([*words, "partition=iid"])["clients"] == 20
+    recipe = write(tmp_path / "a.yaml", "data: {name: table, path: visits.csv, client: clinic}\n")
+    assert resolve([], recipe)["partition.name"] == "natural"
+    assert resolve(["data=digits"], recipe)["partition.name"] == "dirichlet"
+    assert resolve(["data=table:visits.csv"])["partition.name"] == "dirichlet"
+
+
 def test_references():
     assert resolve(["data=synthetic", "data.seed=${seed}", "seed=4"])["data.seed"] == 4
     with pytest.raises(ConfigError, match="sed"):

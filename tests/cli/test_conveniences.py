@@ -44,6 +44,9 @@ def test_settings_can_be_listed_by_command_and_by_section(cli: Cli) -> None:
     assert {"judge.every", "method"} <= {
         row["key"] for row in json.loads(cli("list", "settings", "synthesize", "--json").out)
     }
+    shown = {row["key"]: row["meaning"] for row in json.loads(cli("list", "settings", "online", "--json").out)}
+    assert shown["tasks"] == "short for stream.tasks"
+    assert "null for no clipping" in shown["local.clip"]  # as it is typed, not Python's None
     assert "no command and no key is called 'jugde'; did you mean 'judge'?" in cli("list", "settings", "jugde").err
 
 
@@ -118,4 +121,4 @@ def test_bash_completes(line: str, expected: set[str], cli: Cli, tmp_path: Path)
 
 def test_completion_names_its_shells(cli: Cli) -> None:
     assert cli("completion", "zsh").out.startswith("#compdef fedloom\n")
-    assert "There are: bash, zsh." in cli("completion", "fish").err
+    assert "; there are: bash, zsh." in cli("completion", "fish").err

@@ -110,6 +110,7 @@ def test_everything_has_a_page_of_its_own(name: str, kind: str, cli: Cli):
 
 def test_a_list_that_is_misspelt_is_suggested_before_an_entry(cli: Cli):
     assert "no list and no entry named 'mthods'; did you mean 'methods'?" in cli("list", "mthods").err
+    assert all(f" {kind}" in cli("list").out for kind in KINDS)
     assert "``" not in cli("list", "metrics").out
 
 

@@ -73,16 +73,22 @@ def test_models_for_targets(cli: Cli) -> None:
     assert code == 0
     first, second = out.split("target: high.npz")
     assert "class shares (95 % intervals over draws of the inputs):" in first
-    assert "clients that know it: 0 " in first
-    assert "clients that know it: 4 " in second
+    assert "these classes are known from client 0: " in first
+    assert "these classes are known from client 4: " in second
     assert out.count("check of label shift: distance to the nearest class") == 2
     assert "model: done-high.safetensors" in second
     assert err.count("this model: loss") == err.count("server's model: loss") == 2
     module = run.server.module
     module.load_state_dict(load_file("done-low.safetensors"))
     assert cli("target", "run=done", "data=other.npy", "--out", "mine.safetensors").err == ""
+    Path("cut.npz").write_bytes(Path("low.npz").read_bytes()[:200])
+    Path("x.csv").write_text("1,2\n")
+    for name in ("cut.npz", "x.csv"):
+        message = f"fedloom: {name} cannot be read: it is truncated, or no .npz or .npy file of plain arrays.\n"
+        assert cli("target", "run=done", f"data={name}").err == message
+    assert "it is a folder of them; name one, like done" in cli("target", "run=.", "data=low.npz").err
     assert "exists already" in cli("target", "run=done", "data=other.npy", "--out", "mine.safetensors").err
     assert cli("run", "-q", "method=fedavg", "out=kept", *small, "evaluation.what=[global,average]").code == 0
     code, out, _ = cli("target", "run=kept", "data=low.npz", "method=target_fit")
     assert code == 0
-    assert "weights of the clients' models: 0 " in out
+    assert "weights of the clients' models: client 0: " in out

@@ -236,7 +236,7 @@ def test_data_that_cannot_be_used() -> None:
     for bad in (torch.nan, torch.inf, -torch.inf):
         spoiled = x.clone()
         spoiled[1, 0] = bad
-        with pytest.raises(DataError, match="1 samples hold NaN or infinity; the first is sample 1"):
+        with pytest.raises(DataError, match="NaN or infinity in 1 of 3 samples, first in sample 1; fill"):
             Arrays(spoiled, y, 2)
     assert len(Arrays(torch.full((3, 2), 3e38), y, 2)) == 3, "a sum that overflows is not a NaN"
 

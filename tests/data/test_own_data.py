@@ -172,7 +172,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "lengths": (lambda: federate((X, Y[:9]), "iid", 5), r"60 inputs but 9 targets"),
     "labels from -1": (lambda: federate((X, 2 * (Y > 0) - 1), "iid", 5), r"label -1, but .* from 0; .* give y > 0"),
     "missing labels": (lambda: federate((X, [None, *Y[1:]]), "iid", 5), r"none missing"),
-    "missing values": (lambda: federate(LACKING, "iid", 5, label="class"), r"column 'a' lacks 1 values; fill them"),
+    "missing values": (
+        lambda: federate(LACKING, "iid", 5, label="class"),
+        r"column 'a' lacks values in 1 of 60 rows; fill",
+    ),
     "no label": (lambda: federate(frame(), "iid", 5), r"which column is the target, with label=: a, b, c, class, who"),
     "label": (lambda: federate(frame(), "iid", 5, label="clas"), r"no column 'clas'; did you mean 'class'\?"),
     "dates": (

@@ -251,6 +251,9 @@ def test_anyones_npz(tmp_path: Path) -> None:
     path.write_bytes(blob[: len(blob) // 2])
     with pytest.raises(DataError, match=r"mine.npz is truncated or not an npz file"):
         sources.make("npz", path=str(path))
+    path.write_text("no npz file")  # NumPy's own sentence advises to unpickle it
+    with pytest.raises(DataError, match=r"not an npz file of plain arrays\.$"):
+        sources.make("npz", path=str(path))
     np.savez(path, x=np.zeros(3))
     with pytest.raises(DataError, match="lacks x_train, y_train; it holds x"):
         sources.make("npz", path=str(path))

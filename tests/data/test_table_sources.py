@@ -194,7 +194,7 @@ def test_what_is_no_table_gets_one_sentence(tmp_path: Path) -> None:
         ({"label": "sick"}, "has no column 'sick'"),
         ({"label": "ill", "time": "day"}, "visits has no column 'day'"),
         ({"label": "ill", "time": "ward"}, "'ward' holds neither numbers nor dates"),
-        ({"label": "ill", "time": "when"}, "lacks 1 times"),
+        ({"label": "ill", "time": "when"}, "lacks times in 1 of"),
         ({"label": "ill", "client": "site"}, "has no column 'site'"),
         ({"label": "ill", "path": "none.csv"}, "there is no file none.csv"),
         ({"label": "ill", "path": str(tmp_path)}, "cannot be read as a table"),

@@ -59,3 +59,11 @@ def test_certificates_are_made_once_and_private_keys_are_the_owners(tmp_path: Pa
     assert (tmp_path / "keys" / "nodes" / "clinic-b.pub").is_file()
     for path in (tmp_path / "keys").glob("*.key"):
         assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_certificate_covers_the_machine_that_serves_beside_the_hosts(tmp_path: Path) -> None:
+    x509 = pytest.importorskip("cryptography.x509")
+    assert main(["deploy", "certificates", str(tmp_path), "--hosts", "fed.example.org,localhost"]) == 0
+    made = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
+    names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(name.value) for name in names] == ["fed.example.org", "localhost", "127.0.0.1"]

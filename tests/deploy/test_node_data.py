@@ -71,7 +71,7 @@ def test_image_folders_are_normalised_as_the_recipe_says(tmp_path: Path) -> None
     [
         ({"x_train": np.zeros((10, 4))}, r"has the shape \[4\], but the recipe's inputs are \[3\]"),
         ({"x_train": np.full((10, 3), 7.0)}, "values from 7 to 7, but the recipe's inputs lie between 0 and 1"),
-        ({"x_train": np.full((10, 3), np.nan)}, "hold NaN or infinity"),
+        ({"x_train": np.full((10, 3), np.nan)}, "NaN or infinity in"),
         ({"y_train": np.arange(10)}, r"label 2, but there are 2 classes \(0 to 1\)"),
         ({"y_train": np.linspace(0, 1, 10)}, "the recipe's targets are class numbers"),
         ({"y_train": np.zeros(3, np.int64)}, "10 inputs but 3 labels"),

@@ -124,6 +124,15 @@ def test_mistake(line: str, cli: Cli, tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_start_is_checked_before_a_teacher_is_trained(cli: Cli, tmp_path: Path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.yaml").write_text("method: {name: fedavg}\n")
+    code, out, err = cli("distill", "method=kd", "start=other", "out=new")
+    assert (code, out) == (2, "")
+    assert err.endswith("other is a run of 'fedavg', but a warm start is one of 'ce'.\n")
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_teacher_is_a_model_or_a_run_directory(tmp_path: Path):
     recipe = tmp_path / "a.yaml"
     recipe.write_text(f"teacher: {{run: {tmp_path}}}\nout: there\n")

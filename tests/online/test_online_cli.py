@@ -11,8 +11,10 @@ from typing import NamedTuple
 import pytest
 
 from fedloom.cli import main
+from fedloom.cli.help import COMMANDS
 from fedloom.config.online import ONLINE
 from fedloom.core.errors import ConfigError
+from fedloom.tasks.online import learners
 
 
 class Answer(NamedTuple):
@@ -151,6 +153,11 @@ def test_a_mistake_is_one_sentence(cli: Cli, words: str) -> None:
     assert MISTAKES[words] in answer.err
     assert answer.err.count("\n") == 1
     assert list(Path().iterdir()) == []
+
+
+def test_the_help_names_every_learner() -> None:
+    text = COMMANDS["online"][0]
+    assert [name for name in learners.names() if name not in text] == []
 
 
 def test_the_order_of_words_does_not_matter() -> None:

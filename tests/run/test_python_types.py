@@ -33,6 +33,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "federation": (go(federation=np.zeros(3)), r"federation is a ndarray; make one .* fedloom\.data\.federate"),
     "method": (go(method=7), r"the method is a int, but it must be a Method or the name of one"),
     "model": (go(model=3), r"the model is a int; it must be a module, a function that makes one, or a name"),
+    "a model that needs more": (go(model=nn.Linear), r"the model cannot be made \(.*\); give a function without"),
+    "a model that returns nothing": (go(model=lambda: None), r"returns a NoneType; it must return a torch module\."),
+    "a callback alone": (go(callbacks=fl.EarlyStopping("global/loss")), r"callbacks must be a list of callbacks"),
+    "a function as a callback": (go(callbacks=[print]), r"callbacks must be a list of callbacks"),
     "an experiment's federation": (
         lambda: fl.Experiment(FEDAVG, X, LOGISTIC),
         r"federation is a ndarray; make one with",
@@ -71,3 +75,7 @@ def test_numbers_of_numpy_and_mappings_are_taken() -> None:
         local={"lr": np.float32(0.5), "epochs": 1}, evaluation={"what": "global", "metrics": ["accuracy", "top2"]},
     )  # fmt: skip
     assert {"global/accuracy", "global/top2"} <= result.history[-1].keys()
+
+
+def test_what_is_imported_on_first_use_can_be_completed() -> None:
+    assert set(fl.__all__) <= set(dir(fl))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -120,6 +121,10 @@ def settings(of: str = "") -> Iterator[tuple[str, Iterator[Row]]]:
 def keys_of(schema: CommandSchema, wanted: Callable[[str], bool]) -> Iterator[Row]:
     """A row for each key of a command."""
     values = schema.resolve().values
+    for short, key in schema.short.items():
+        if wanted(short):
+            choice, _, setting = key.partition(".")
+            yield key_row(short, values[choice][setting], "see there", f"short for {key}")
     for key, section in schema.sections.items():
         if not wanted(key):
             continue
@@ -136,7 +141,8 @@ def keys_of(schema: CommandSchema, wanted: Callable[[str], bool]) -> Iterator[Ro
 
 
 def key_row(key: str, value: Any, kind: str, told: str) -> Row:
-    """One key with its default, type and meaning."""
+    """One key with its default, type and meaning, in which Python's ``None`` is the ``null`` that is typed."""
+    told = re.sub(r"\bNone\b", "null", told)
     return {"key": key, "default": "required" if value is EMPTY else bare(value), "type": kind, "meaning": told}
 
 

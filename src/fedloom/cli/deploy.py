@@ -158,7 +158,8 @@ def certificates(arguments: argparse.Namespace) -> int:
 
     if len(arguments.words) != 1:
         raise ConfigError("fedloom deploy certificates needs one folder, like fedloom deploy certificates keys.")
-    hosts = arguments.hosts.split(",") if arguments.hosts else ["127.0.0.1", "localhost"]
+    named = arguments.hosts.split(",") if arguments.hosts else []
+    hosts = list(dict.fromkeys([*named, "127.0.0.1", "localhost"]))  # the server itself connects to these
     given = arguments.nodes or "4"
     nodes = names(_number(given, "--nodes")) if given.isdecimal() else given.split(",")
     folder = Path(arguments.words[0]).expanduser()

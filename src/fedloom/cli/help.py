@@ -33,7 +33,7 @@ PLACES = """  checkpoint.every=10     rounds between checkpoints; trackers=[tens
   resume=DIR              continue a run or a sweep where it stopped, with identical results
 
 options:
-  -m, --multirun          run every combination of keys with several values: method=fedavg,feddyn seed=range(1,4)
+  -m, --multirun          run every combination of keys with several values, like seed=1,2,3
   -q, --quiet             print the results only, without progress
   --json                  print names, directories and summaries of the runs as JSON, and nothing else
   --log FILE              append one line a round, and the results, to a file, too
@@ -134,7 +134,7 @@ examples:
 
 SEARCH = f"""Find the composition of parts that suits these clients: which method, with which parts and settings.
 
-usage: fedloom search [RECIPE.yaml] [key=value …] [-q] [--dry-run] [--debug]
+usage: fedloom search [RECIPE.yaml] [key=value …] [-m] [-q] [--json] [--log FILE] [--dry-run] [--debug]
 
 Candidates start from the named methods; later ones replace a part of one and change its settings, as a tree-structured
 Parzen estimator (Optuna) proposes, and end early if they fall behind. They are compared on validation samples. The
@@ -174,6 +174,7 @@ usage: fedloom list KIND [NAME] [--json]
   fedloom list engines      engine=          where the clients' local training runs
   fedloom list computes     compute=         how clients are trained, one by one or in batches
   fedloom list metrics      evaluation.metrics=  what is measured
+  fedloom list attacks      attack=          what hostile clients do, for studies
   fedloom list learners     learner=         fedloom online: online methods
   fedloom list streams      stream=          fedloom online: streams of tasks
   fedloom list distillers   method=          fedloom distill: methods of distillation
@@ -300,7 +301,7 @@ usage: fedloom deploy server [RECIPE.yaml] [key=value …] [--insecure] [-q] [--
                   --threads cores to compute with, 1 by default; with another number results round differently
                   --poll    most seconds between two looks for messages, 1 by default
   local         deal data=… to nodes on this machine, and run server and nodes
-  certificates  an authority, a server certificate and node keys, for trying
+  certificates  make an authority, a server certificate for --hosts and this machine, and node keys
   status        how far a run is, and when each node last answered
 
 Connections are encrypted and nodes known by their keys unless --insecure is typed. Needs pip install 'fedloom[flower]'.

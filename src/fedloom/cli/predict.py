@@ -79,8 +79,10 @@ def read(path: Path) -> Files:
         with path.open("rb") as file:
             stored = np.load(file, allow_pickle=False)
             found = {"x": stored} if isinstance(stored, np.ndarray) else dict(stored)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path} cannot be read as an .npz or .npy file: {str(error).splitlines()[0]}.") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except Exception as error:  # zip, zlib and npy each fail in their own ways
+        raise DataError(f"{path} cannot be read: it is truncated, or no .npz or .npy file of plain arrays.") from error
     if "x" not in found:
         raise DataError(f"{path} has no array x; it has {', '.join(found) or 'none'}.")
     return found

@@ -26,7 +26,7 @@ def command(arguments: argparse.Namespace) -> int:
     if not files or len(files) + len(chosen) < len(others):
         raise ConfigError("fedloom target needs files of inputs, like: fedloom target run=runs/… data=x.npz")
     if len(chosen) > 1 or not set(chosen) <= {*METHODS}:
-        raise ConfigError(f"fedloom target knows one of method={' or method='.join(METHODS)}.")
+        raise ConfigError(f"fedloom target takes one method, method={' or method='.join(METHODS)}.")
     if arguments.out is not None and len(files) > 1:
         raise ConfigError("--out names one file, but there are several targets; leave it out.")
     outs = [Path(arguments.out or f"{path.resolve().name}-{file.stem}.safetensors") for file in files]
@@ -58,11 +58,11 @@ def described(found: TargetModel, names: tuple[str, ...] = ()) -> str:
 
     def clients(shares: np.ndarray) -> str:
         largest = [k for k in np.argsort(-shares, kind="stable")[:10] if shares[k] >= 0.005]
-        return ", ".join(f"{names[k] if names else k} {100 * shares[k]:.0f} %" for k in largest)
+        return ", ".join(f"{names[k] if names else f'client {k}'}: {100 * shares[k]:.0f} %" for k in largest)
 
     lines = [f"class shares ({100 * prior.coverage:g} % intervals over draws of the inputs):", *shown]
     if np.isfinite(found.known).all():
-        lines.append(f"clients that know it: {clients(found.known)}")
+        lines.append(f"these classes are known from {clients(found.known)}")
     if found.p is not None:
         lines.append(f"weights of the clients' models: {clients(found.p)}")
     return "\n".join([*lines, f"check of label shift: {found.check}"])

@@ -12,7 +12,7 @@ from fedloom.config.build import COMMON, DATA, MODEL, Shared, model_factory
 from fedloom.config.schema import CommandSchema, Config
 from fedloom.config.sections import Choice, Record, Tree, arguments, sections_of
 from fedloom.core.errors import ConfigError, nearest
-from fedloom.experiment.rundir import Kind, RunDirectory
+from fedloom.experiment.rundir import Kind
 from fedloom.experiment.runtime import pick_device
 from fedloom.experiment.teacher import load_teacher
 from fedloom.models import models
@@ -21,6 +21,7 @@ from fedloom.tasks.distill.experiment import DistillExperiment
 from fedloom.tasks.distill.learner import make_student
 from fedloom.tasks.distill.method import distillers
 from fedloom.tasks.distill.methods import ce
+from fedloom.tasks.distill.task import begin_with
 from fedloom.tasks.distill.training import SGDConfig
 
 PENDING = Path("still to be trained")
@@ -114,7 +115,7 @@ def build(config: Config, shared: Shared | None = None) -> DistillExperiment:
     else:
         load_teacher(teacher, data.federation(), torch.float32, "cpu")
     if made.start is not None:
-        RunDirectory(made.start).config()
+        begin_with(make_student(made.model, made.seed, torch.float32), made.start)
     return made
 
 

@@ -57,6 +57,7 @@ RUN = CommandSchema(
     },
     fitting={
         ("data", "synthetic"): {"partition": "natural", "model": "logistic", "local": {"weight_decay": 1e-5}},
+        ("data", "client="): {"partition": "natural"},
         ("partition", "natural"): {"clients": None},
         ("partition", "acid"): {"clients": 100, "held_out": "common"},
         ("partition", "alid"): {"clients": 100, "held_out": "common"},

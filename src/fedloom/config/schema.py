@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ class CommandSchema:
         kind: of the task that the command runs.
         sections: what each key holds, in the order of ``config.yaml``.
         defaults: values of keys where they differ from the default of a signature.
-        fitting: defaults that go with a choice, by key and name.
+        fitting: defaults that go with a choice, by key and name, or with a setting of it, like ``("data", "client=")``.
         comparison: overrides to add where the first key is not set, given the keys that are.
         short: abbreviations of dotted keys.
         may_change: keys that a continued run may change, since what was computed so far does not depend on them.
@@ -135,13 +136,10 @@ class CommandSchema:
         defaults |= self.defaults
         start = self._tree({(key,): value for key, value in defaults.items()})
         for (key, name), fitting in self.fitting.items():
-            chosen = [tree[key]["name"] for tree in (start, *given) if "name" in tree.get(key, ())]
-            if chosen and chosen[-1] == name:
+            chosen = self._over(start, given).get(key, {})
+            if chosen.get(name[:-1]) is not None if name.endswith("=") else chosen.get("name") == name:
                 start = self._lay(start, self._tree({(k,): value for k, value in fitting.items()}), start)
-        full = start
-        for tree in given:
-            full = self._lay(full, tree, start)
-        full = interpolate(full)
+        full = interpolate(self._over(start, given))
         return {key: section.validate(key, full.get(key, EMPTY)) for key, section in self.sections.items()}
 
     def _parse(self, words: Sequence[str], sweeps: bool = True) -> list[Assignment]:
@@ -241,6 +239,10 @@ class CommandSchema:
             tree = merge(tree, Tree({first: self.sections[first].nest(first, rest, value)}))
         return tree
 
+    def _over(self, start: Tree, given: Sequence[Tree]) -> Tree:
+        """The trees over the one at the start, one after the other."""
+        return reduce(lambda full, tree: self._lay(full, tree, start), given, start)
+
     def _lay(self, full: Tree, over: Tree, start: Tree) -> Tree:
         """A tree over a full one; a choice that goes back to what it was at the start has its settings of then."""
         for key, tree in over.items():
@@ -272,7 +274,7 @@ def read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
     except yaml.YAMLProblem as error:
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).replace('in "<unicode string>", ', "in ").split())
         raise ConfigError(f"{str(path)!r} is not a YAML file of settings: {reason}.") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{str(path)!r} holds no settings: it should be a mapping of keys to values.")
@@ -287,7 +289,7 @@ def read_run(directory: Path) -> dict[str, Any]:
     """
     path = directory / "config.yaml"
     if not path.is_file():
-        raise CheckpointError(f"{str(directory)!r} is not a run directory: it has no config.yaml.")
+        raise CheckpointError(f"{str(directory)!r} is not a run directory: {RunDirectory(directory).lack()}.")
     return read(path)
 
 

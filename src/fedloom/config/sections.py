@@ -195,10 +195,13 @@ class Terms(Choice):
     def nest(self, key: str, rest: Sequence[str], value: Any) -> Tree:
         if rest:
             term, *deeper = rest
-            return Tree({term: Tree({one_dot(f"{key}.{term}", deeper): value}) if deeper else self._term(key, value)})
+            return Tree(
+                {term: Tree({one_dot(f"{key}.{term}", deeper): value}) if deeper else self._term(key, term, value)}
+            )
         if isinstance(value, Mapping) and "name" not in value:
             return Tree(
-                name=list(map(str, value)), **{str(term): self._term(key, inner) for term, inner in value.items()}
+                name=list(map(str, value)),
+                **{str(term): self._term(key, str(term), inner) for term, inner in value.items()},
             )
         tree = Tree(name=[])
         for item in value if isinstance(value, list | tuple) else [value]:
@@ -210,12 +213,15 @@ class Terms(Choice):
             if name in tree["name"]:
                 raise ConfigError(f"{key} lists {name!r} twice.")
             tree["name"].append(name)
-            tree[name] = self._term(key, settings)
+            tree[name] = self._term(key, name, settings)
         return tree
 
-    def _term(self, key: str, value: Any) -> Tree:
+    def _term(self, key: str, term: str, value: Any) -> Tree:
         if value is not None and not isinstance(value, Mapping):
-            raise ConfigError(f"{key} holds {format_value(value)} where a mapping of a term's settings is expected.")
+            having = [] if term in self.registry else [e.name for e in self.registry if term in e.parameters]
+            like = f"; write the part first, like {key}.{having[0]}.{term}" if having else ""
+            told = f"{key}.{term} is {format_value(value)}, but it must be a mapping of a part's settings"
+            raise ConfigError(f"{told}{like}.")
         return Tree({str(name): inner for name, inner in (value or {}).items()})
 
 

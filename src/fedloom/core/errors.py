@@ -40,7 +40,10 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
     >>> nearest("fedavgg", ["fedavg", "feddyn"])
     "did you mean 'fedavg'? There are: fedavg, feddyn."
+    >>> nearest("--fast", ["--json", "--quiet"])  # dashes do not make options alike
+    'there are: --json, --quiet.'
     """
     valid = sorted(valid)
-    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    bare = {one.lstrip("-"): one for one in valid}
+    close = [bare[one] for one in difflib.get_close_matches(name.lstrip("-"), bare, n=1, cutoff=0.6)]
     return (f"did you mean {close[0]!r}? There are" if close else "there are") + f": {', '.join(valid) or 'none'}."

@@ -47,7 +47,8 @@ class Arrays:
         if self.x.is_floating_point() and len(self.x) and not bool(torch.isfinite(self.x.sum())):
             bad = torch.isfinite(self.x.reshape(len(self.x), -1)).all(1).logical_not().nonzero()
             if len(bad):
-                raise DataError(f"{len(bad)} samples hold NaN or infinity; the first is sample {int(bad[0])}.")
+                told = f"NaN or infinity in {len(bad)} of {len(self.x)} samples, first in sample {int(bad[0])}"
+                raise DataError(f"{told}; fill what is missing, or drop those samples.")
         if not self.y.is_floating_point():
             wrong = ((self.y < 0) | (self.y >= self.classes)).nonzero()
             if len(wrong):

@@ -242,7 +242,8 @@ class Method:
 
     def who_needs(self, what: str) -> str:
         """The parts that declare it, for error messages, like ``drift 'scaffold'``."""
-        return " and ".join(f"{place} {label(p)!r}" for place, p in self.parts.items() if getattr(p.needs, what))
+        named = ((place.partition(".")[0], p) for place, p in self.parts.items() if getattr(p.needs, what))
+        return " and ".join(f"{slot} {label(part)!r}" for slot, part in named)
 
     def citations(self) -> Iterator[str]:
         """BibTeX entries of the method and its parts, without repetitions."""

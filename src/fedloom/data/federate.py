@@ -110,7 +110,8 @@ def federate(
         (not target.is_identity, "a target"),
     ):
         if labels is None and reads:
-            raise DataError(f"{what} reads class numbers, which {source.name} does not have.")
+            instead = "; choose partition iid, lognormal or natural" if what.startswith("partition") else ""
+            raise DataError(f"{what} reads class numbers, which {source.name} does not have{instead}.")
     labels = np.zeros(len(source.train), dtype=np.int64) if labels is None else labels
     index = partition(labels, clients, stream(seed, "partition"), groups=source.groups)
 

@@ -16,7 +16,10 @@ noises = Registry["LabelNoise"]("label noise")
 @noises.register(name="none")
 @dataclass(frozen=True)
 class LabelNoise:
-    """No label noise. Subclasses override ``matrix``."""
+    """No label noise.
+
+    Subclasses override ``matrix``.
+    """
 
     def matrix(self, classes: int) -> np.ndarray:
         """Transition matrix T, float64 [C, C]: T[i, j] is the probability that a sample of class i gets label j."""

@@ -22,7 +22,10 @@ targets = Registry["Target"]("target")
 @targets.register(name="none")
 @dataclass(frozen=True)
 class Target:
-    """The common test set as it is, without unlabelled inputs. Subclasses override ``shares``."""
+    """The common test set as it is, without unlabelled inputs.
+
+    Subclasses override ``shares``.
+    """
 
     def shares(self, classes: int, held: np.ndarray) -> np.ndarray:
         """Unnormalised class probabilities, float64 [C]; ``held`` is the label counts of the clients, [K, C]."""

@@ -242,7 +242,7 @@ class Experiment:
         if self.method.needs("full_participation") and size < self.federation.seen:
             raise ConfigError(
                 f"{self.method.who_needs('full_participation')} needs every client in every round, "
-                f"but the cohort holds {size} of {self.federation.seen}."
+                f"but the cohort holds {size} of {self.federation.seen}; set participation=1."
             )
         if self.method.needs("twin") and not self.augment:
             raise ConfigError(

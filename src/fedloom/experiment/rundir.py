@@ -132,6 +132,13 @@ class RunDirectory:
         """Whether this is a run directory, that is, has a configuration."""
         return (self.path / "config.yaml").is_file()
 
+    def lack(self) -> str:
+        """Why a path without a configuration is not a run directory, and what may be meant instead."""
+        if not self.path.is_dir():
+            return "there is no such directory"
+        runs = sorted(path.parent.name for path in self.path.glob("*/config.yaml"))
+        return f"it is a folder of them; name one, like {self.path / runs[0]}" if runs else "it has no config.yaml"
+
     def config(self) -> dict[str, Any]:
         """The configuration as nested plain data, including provenance: ``identity``, ``versions``, ….
 
@@ -140,7 +147,7 @@ class RunDirectory:
         """
         path = self.path / "config.yaml"
         if not path.is_file():
-            raise CheckpointError(f"{self.path} is not a run directory: it has no config.yaml.")
+            raise CheckpointError(f"{self.path} is not a run directory: {self.lack()}.")
         try:
             stored = yaml.load(path)
         except Exception as error:  # YAML and OmegaConf errors have no common base

@@ -25,6 +25,17 @@ from fedloom.experiment.teacher import load_teacher
 from fedloom.models import Copies, Wrapped, wrapped
 
 
+def _made(factory: Callable[[], nn.Module]) -> nn.Module:
+    """The module of a factory."""
+    try:
+        model = factory()
+    except TypeError as error:
+        raise ConfigError(f"the model cannot be made ({error}); give a function without arguments.") from error
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"the model's function returns a {type(model).__name__}; it must return a torch module.")
+    return model
+
+
 def make_plan(experiment: Experiment, federation: Federation, device: str) -> ClientPlan:
     """The plan of an experiment, with its model initialised from the seed and tried on the data.
 
@@ -36,7 +47,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
         raise ConfigError(f"local.precision=bf16: {reason}; choose local.precision=full.")
     with torch.random.fork_rng(devices=[]):
         rng.seed_torch(experiment.seed, "model")
-        model = experiment.model().to(getattr(torch, experiment.dtype))
+        model = _made(experiment.model).to(getattr(torch, experiment.dtype))
     data, hostile = federation.train.first(federation.seen), experiment.hostile
     attack = experiment.attack if len(hostile) else None
     if attack is not None:

@@ -70,7 +70,9 @@ def _raw(part: Any, what: str) -> np.ndarray:
         part = part.to_numpy()
     elif hasattr(part, "isna"):  # a pandas series
         if lost := int(part.isna().sum()):
-            raise DataError(f"{what}: column {part.name!r} lacks {lost} targets; drop those rows.")
+            raise DataError(
+                f"{what}: column {part.name!r} lacks targets in {lost} of {len(part)} rows; drop those rows."
+            )
         category = hasattr(part.dtype, "categories")
         part = np.array([str(one) for one in part]) if category else part.to_numpy()
     array = np.asarray(part)

@@ -57,7 +57,10 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
     for column in columns:
         series = [frame[column] for frame in frames]
         if lost := sum(int(one.isna().sum()) for one in series):
-            raise DataError(f"{what}: column {column!r} lacks {lost} values; fill them, or drop those rows.")
+            rows = sum(map(len, series))
+            raise DataError(
+                f"{what}: column {column!r} lacks values in {lost} of {rows} rows; fill them, or drop those rows."
+            )
         if all(pd.api.types.is_numeric_dtype(one.dtype) for one in series):
             names.append(str(column))
             for block, one in zip(blocks, series, strict=True):

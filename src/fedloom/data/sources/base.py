@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedloom.core.errors import DataError
+from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays, Federation
-from fedloom.core.registry import Registry
+from fedloom.core.registry import Entry, Registry
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,20 @@ class Source:
         return {"name": self.name, **self.settings, "licence": self.licence, "citation": self.citation}
 
 
-sources = Registry[Source](
+READERS = {".npz": "npz", ".csv": "table", ".parquet": "table"}
+"""The sources that read one's own files, by their endings."""
+
+
+class Sources(Registry[Source]):
+    """The data sources; a file in the place of a name is told how it is read."""
+
+    def __getitem__(self, name: str) -> Entry[Source]:
+        if isinstance(name, str) and name not in self and (reader := READERS.get(Path(name).suffix.lower())):
+            raise ConfigError(f"{name!r} is a file, not a data source; to read it, write {reader}:{name}.")
+        return super().__getitem__(name)
+
+
+sources = Sources(
     "data source",
     shared={
         "root": "the data folder; by default $FEDLOOM_DATA, then ~/.cache/fedloom.",

@@ -72,7 +72,8 @@ class Files:
             if len(lost) < len(layout):
                 wanted, here = " and ".join(shorten(lost)), f"{folder}, where its other files are"
                 break
-        advice = "put what is missing there, or name the folder that holds it with root=... or FEDLOOM_DATA"
+        named = "root=… (data.root=… on the command line) or FEDLOOM_DATA"
+        advice = f"put what is missing there, or name the folder that holds it with {named}"
         if self.origin:
             sums = ", ".join(f"{name}: {checksum}" for name, checksum in self.checksums.items())
             advice = f"get it from {self.origin}{f' ({sums})' if sums else ''}, and {advice}"

@@ -38,10 +38,13 @@ def read_npz(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> d
             return {key: file[key] for key in (*keys, *optional) if key in held}
     except FileNotFoundError as error:
         raise DataError(f"there is no file {path}.") from error
+    except IsADirectoryError as error:
+        raise DataError(f"{path} is a folder; name the npz file in it.") from error
     except DataError:
         raise
     except Exception as error:  # zip, zlib and npy each fail in their own ways
-        raise DataError(f"{path} is truncated or not an npz file of plain arrays ({error}).") from error
+        reason = "" if "pickle" in str(error) else f" ({error})"  # NumPy would have it unpickled, which may run code
+        raise DataError(f"{path} is truncated or not an npz file of plain arrays{reason}.") from error
 
 
 def read_npy_folder(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:

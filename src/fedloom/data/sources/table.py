@@ -76,5 +76,7 @@ def in_order(frame: Any, column: str, what: str) -> Any:
         reason = str(error).splitlines()[0].rstrip(".")
         raise DataError(f"{what}: column {column!r} holds neither numbers nor dates ({reason}).") from error
     if lost := int(times.isna().sum()):
-        raise DataError(f"{what}: column {column!r} lacks {lost} times; fill them, or drop those rows.")
+        raise DataError(
+            f"{what}: column {column!r} lacks times in {lost} of {len(frame)} rows; fill them, or drop those rows."
+        )
     return frame.iloc[times.argsort(kind="stable")]

@@ -34,7 +34,7 @@ class DistillExperiment:
         augment: augmentations of every mini-batch, the same for student and teacher.
         every: student passes between evaluations; the last round is always evaluated.
         cache: where the teacher's outputs are cached: ``auto``, ``memory``, ``disk`` or ``none``.
-        seed: of all random numbers.
+        seed: seed of all random numbers.
         dtype: ``float32`` or ``float64``.
         device: ``auto`` (a GPU if available), ``cpu`` or ``cuda``.
         config: the settings as given, stored in the run directory.

@@ -103,7 +103,7 @@ class DistillTask(TrainerTask):
         self.data = experiment.data.placed(dtype, device)
         self.inputs = tuple(self.data.train.x.shape[1:])
         student = make_student(experiment.model, experiment.seed, dtype)
-        before = None if experiment.start is None else _begin_with(student, experiment.start)
+        before = None if experiment.start is None else begin_with(student, experiment.start)
         self.schedule = experiment.schedule(before)
         self.rounds = self.schedule.all_rounds
         self.teacher: nn.Module | None = None
@@ -306,19 +306,19 @@ class DistillTask(TrainerTask):
         return work.optimiser([p for p in moved if p.requires_grad], self.experiment.training)
 
 
-def _begin_with(student: nn.Module, start: Path) -> int:
+def begin_with(student: nn.Module, start: Path) -> int:
     """Load the last weights of a run of ``ce`` into the student; returns the number of its passes."""
     directory = RunDirectory(start)
     config = directory.config()
+    name = (config.get("method") or {}).get("name", "ce") if isinstance(config.get("method"), dict) else "ce"
+    if name != "ce":
+        raise ConfigError(f"start={start} is a run of {name!r}, but a warm start is one of 'ce'.")
     try:
         passes = int(directory.summary()["passes"])
         student.load_state_dict(load_file(start / "last.safetensors"))
     except (OSError, SafetensorError, RuntimeError, KeyError, ValueError) as error:
         reason = " ".join(str(error).split())[:150].rstrip(".")
         raise ConfigError(f"start={start} holds no trained student of this shape ({reason}).") from error
-    name = (config.get("method") or {}).get("name", "ce") if isinstance(config.get("method"), dict) else "ce"
-    if name != "ce":
-        raise ConfigError(f"start={start} is a run of {name!r}, but a warm start is one of 'ce'.")
     return passes
 
 

@@ -143,8 +143,8 @@ def schedule(
     left = epochs - first - (before or 0)
     if left < 1:
         raise ConfigError(
-            f"the budget of {epochs} passes is used up by the warm start ({epochs - left} passes on the labels); "
-            "set more epochs or a shorter warm start."
+            f"the budget of {epochs} passes is used up by the warm start, which takes {epochs - left}; set epochs "
+            "higher or warmup_epochs lower."
         )
     rounds = (each,) * (left // each) + ((left % each,) if left % each else ())
     return PassSchedule(before or 0, first, rounds)

@@ -149,7 +149,7 @@ class ExpertEnsemble:
         classes: number of classes of a task.
         objective: the terms of the loss.
         support: size of a support batch; 0 takes all of a task's training samples, as U^t is defined.
-        seed: of all random numbers.
+        seed: seed of all random numbers.
         vectorised: whether the experts of a group are one vmapped computation or run one after the other.
         device: of the parameters and data.
         disjoint: whether support and query of a step share no sample, where a task has enough.

@@ -78,7 +78,7 @@ class Online:
             default is therefore a small batch, as in MAML. Predictions always adapt with all samples of a task.
         disjoint: whether support and query of a training step share no sample, where a task has enough.
         vectorised: whether experts that differ in numbers alone are trained in one vmapped computation.
-        seed: of all random numbers.
+        seed: seed of all random numbers.
         dtype: ``float32`` or ``float64``.
         device: ``auto`` (a GPU if available), ``cpu`` or ``cuda``.
         config: the settings as given, stored in the run directory.

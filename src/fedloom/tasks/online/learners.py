@@ -165,7 +165,7 @@ class Toe(StoresAll):
         return state["first"]
 
 
-@learners.register
+@learners.register(name="toe_continued")
 @dataclass(frozen=True)
 class ToeContinued(StoresAll):
     """TOE, continued: the K steps start from the model of the last task, which also predicts the new one.

@@ -17,8 +17,8 @@ class SearchSettings:
     Args:
         budget: what all candidates of the search may use together, in ``unit``; the final comparison on held-out
             seeds comes on top of it.
-        unit: of the budget: communication ``rounds``, ``bytes`` communicated, or ``minutes`` of training. With minutes,
-            a repeated search may try other candidates.
+        unit: unit of the budget: communication ``rounds``, ``bytes`` communicated, or ``minutes`` of training. With
+            minutes, a repeated search may try other candidates.
         goal: the metric of the records that counts, measured on validation samples: ``clients/accuracy/mean``,
             ``clients/accuracy/worst10``, ``global/accuracy``, ….
         equal: what candidates have in equal amounts: all run for ``rounds``, or end early once they have communicated

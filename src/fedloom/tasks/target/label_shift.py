@@ -134,12 +134,13 @@ class LabelShiftCheck:
         """The figures, and a warning if label shift is contradicted.
 
         >>> print(LabelShiftCheck(2.0, 1.0, 0.5, 100))
-        distance to the nearest class: 2, the clients' own 1 ± 0.5 (2.0 spreads away)
+        distance to the nearest class: 2, the clients' own 1 ± 0.5 (2.0 standard deviations farther)
         WARNING: label shift does not hold: these inputs look unlike the clients' data.
         """
+        where = "farther" if self.effect > 0 else "nearer"
         told = (
             f"distance to the nearest class: {self.distance:.3g}, the clients' own {self.expected:.3g} ± "
-            f"{self.spread:.3g} ({self.effect:.1f} spreads away)"
+            f"{self.spread:.3g} ({abs(self.effect):.1f} standard deviations {where})"
         )
         if self.holds:
             return told
