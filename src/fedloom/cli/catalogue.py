@@ -105,9 +105,9 @@ def settings(of: str = "") -> Iterator[tuple[str, Iterator[Row]]]:
     if of in commands:
         yield f"fedloom {of}", keys_of(commands[of], lambda key: True)
     elif of:
-        having = [schema for schema in SCHEMAS if of in schema.sections]
+        having = [schema for schema in SCHEMAS if of in {*schema.sections, *schema.short}]
         if not having:
-            sections = {key for schema in SCHEMAS for key in schema.sections}
+            sections = {key for schema in SCHEMAS for key in (*schema.sections, *schema.short)}
             raise ConfigError(f"no command and no key is called {of!r}; {nearest(of, {*commands, *sections})}")
         yield f"fedloom {having[0].command}", keys_of(having[0], lambda key: key == of)
     else:

@@ -1,4 +1,4 @@
-"""Certificates and keys for trying a deployment: an authority, a server certificate, and a key for every node."""
+"""Certificates and keys of a deployment: an authority, a server certificate, and a key for every node."""
 
 # pyright: reportMissingImports=false
 
