@@ -82,6 +82,7 @@ MISTAKES = {
     "export run=nix --format onx": "unknown format 'onx'; did you mean 'onnx'?",
     "export run=nix client=3": "does not know 'client=3'",
     "list nix": "no list and no entry named 'nix'",
+    "list online": "listed by fedloom list settings online",
     "list methods feddin": "there is no method 'feddin'; did you mean 'feddyn'?",
     "list methods feddyn fedavg": "one kind and one name",
     "partition clients=5000": "more clients than samples",

@@ -144,6 +144,11 @@ def test_a_new_client_trains_its_private_parameters_by_the_method() -> None:
     assert torch.equal(result.snapshot.server.theta, before)
 
 
+def test_where_no_model_outlives_a_round_the_data_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"no model outlives a round; .* data=generated:DIR/synthetic\.npz"):
+        _ = trained("fedevg").trained.server
+
+
 @pytest.mark.parametrize(
     "name", ["fedavg", "fedper", "local", "ditto", "superfed_mm", "per_fedavg", "fedrod", "heterofl"]
 )

@@ -51,6 +51,8 @@ def look_up(words: Sequence[str]) -> list[Piece]:
     kind = next((kind for kind in KINDS if typed in (kind, kind.removesuffix("s"))), "")
     everything = {name for kind in KINDS for name in names_of(kind)}
     if not kind and (len(words) > 1 or not {typed, typed.replace("-", "_")} & everything):
+        if typed in {schema.command for schema in SCHEMAS}:
+            raise ConfigError(f"fedloom {typed} is a command; its keys are listed by fedloom list settings {typed}.")
         close = difflib.get_close_matches(typed, [*KINDS, *everything], n=1)
         hint = f"did you mean {close[0]!r}? Lists are: {', '.join(KINDS)}." if close else nearest(words[0], KINDS)
         raise ConfigError(f"there is no list and no entry named {words[0]!r}; {hint}")

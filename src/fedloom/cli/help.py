@@ -299,7 +299,7 @@ usage: fedloom deploy server [RECIPE.yaml] [key=value …] [--insecure] [-q] [--
                             package.module:function
                   --state   its own folder, for what the method keeps at the client
                   --threads cores to compute with, 1 by default; with another number results round differently
-                  --poll    most seconds between two looks for messages, 1 by default
+                  --poll    seconds between two polls for messages, at most; 1 by default
   local         deal data=… to nodes on this machine, and run server and nodes
   certificates  make an authority, a server certificate for --hosts and this machine, and node keys
   status        how far a run is, and when each node last answered

@@ -235,6 +235,11 @@ class TrainedRun(RunRecords):
             ConfigError: if some of its parameters are private, so that only clients have a whole model.
         """
         self._refuse_generative()
+        if self.plan.has_private and not self.plan.method.personal.kept:
+            raise ConfigError(
+                f"with personal {label(self.plan.method.personal)!r} no model outlives a round; a run of fedloom "
+                "synthesize leaves data, which are read as data=generated:DIR/synthetic.npz."
+            )
         if self.plan.has_private:
             raise ConfigError(
                 f"with personal {label(self.plan.method.personal)!r} clients keep parameters to themselves, so that "
