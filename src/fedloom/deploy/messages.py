@@ -13,7 +13,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.settings import from_plain, signature, validate
 from fedloom.deploy.versions import FILE, TICKET
 from fedloom.deploy.wire import Packet, WireError, pack, unpack
-from fedloom.experiment.store import flat, nested
+from fedloom.experiment.state_files import flat, nested
 
 JOIN, LOSSES, WORK, EVALUATE = "join", "losses", "work", "evaluate"
 

@@ -33,7 +33,7 @@ from fedloom.deploy.versions import Versions
 from fedloom.deploy.wire import LIMIT, WireError, pack
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.lock import Lock
-from fedloom.experiment.store import flat
+from fedloom.experiment.state_files import flat
 
 RUN = 32  # longest run identifier, which names a folder
 

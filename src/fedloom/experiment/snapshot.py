@@ -13,7 +13,8 @@ from fedloom.core.round import Server
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.last_models import CohortModels, LastModels
 from fedloom.experiment.server_average import ServerAverage
-from fedloom.experiment.store import CLIENTS, ClientStore, flat, nested
+from fedloom.experiment.state_files import flat, nested
+from fedloom.experiment.store import CLIENTS, ClientStore
 
 
 @dataclass

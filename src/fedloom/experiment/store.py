@@ -1,8 +1,10 @@
 """Storage of client states between rounds: in memory, or on disk if they do not fit.
 
-On disk each state is a separate file in the folder ``clients`` of the run directory, written atomically at the end of
-its round (or by the worker that made it, and adopted then) and never changed. A checkpoint then holds only an index:
-client, round, size and SHA-256. Files referenced neither by the current index nor by a kept checkpoint are removed.
+States in memory are part of each checkpoint or, if they are large, in files to which each checkpoint adds what has
+changed (``segments``). On disk each state is a file of its own, written atomically at the end of its round (or by the
+worker that made it, and adopted then) and never changed. Files lie in the folder ``clients`` of the run directory, and
+checkpoints then hold only an index with their sizes and SHA-256. Files referenced neither by the current index nor by a
+kept checkpoint are removed.
 """
 
 from __future__ import annotations
@@ -23,18 +25,19 @@ from fedloom.core.round import Server
 from fedloom.core.tree import Tree
 from fedloom.experiment import atomic
 from fedloom.experiment.checkpoint import available
+from fedloom.experiment.segments import Segments, segment_file, states_of
 from fedloom.experiment.state_files import (
     LostState,
     StateFile,
     StatePlace,
     StoredState,
     flat,
-    nested,
     size_of,
     state_file,
 )
 
 LIMIT = 2_000_000_000  # bytes of client states up to which ``auto`` keeps them in memory
+WHOLE = 32_000_000  # bytes of client states in memory up to which every checkpoint holds all of them
 FILES = ("disk", "shared")  # choices that keep states in files
 CLIENTS = "clients"  # folder of client states in a run directory
 CACHE = 256 << 20  # bytes of client states read from disk that are cached
@@ -43,15 +46,24 @@ CACHE = 256 << 20  # bytes of client states read from disk that are cached
 class MemoryStore:
     """Client states in memory, for clients that have participated.
 
+    Args:
+        folder: where checkpoints write what has changed since the one before; None: each holds every state.
+
     >>> store = MemoryStore()
     >>> store.get(3) is None
     True
     """
 
-    files: frozenset[str] = frozenset()
-
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         self._states: dict[int, State] = {}
+        self._segments = None if folder is None else Segments(folder)
+        self._changed: set[int] = set()  # clients whose states no segment has
+        self._round = 0  # completed rounds
+
+    @property
+    def files(self) -> frozenset[str]:
+        """The files of the last checkpoint's states."""
+        return frozenset() if self._segments is None else self._segments.files
 
     def get(self, client: int) -> State | None:
         """The client's state, or None if it has not participated yet."""
@@ -59,26 +71,46 @@ class MemoryStore:
 
     def update(self, states: Mapping[int, State]) -> None:
         """Store the new states at the end of a round; empty states are skipped."""
-        self._states.update({client: state for client, state in states.items() if state})
+        new = {client: state for client, state in states.items() if state}
+        self._states.update(new)
+        self._changed.update(new)
+        self._round += 1
 
     def saved(self) -> dict[str, Tree]:
-        """The store's part of a checkpoint: every state."""
-        return {"clients": {f"{client}|{key}": value for client, state in self for key, value in flat(state).items()}}
+        """The store's part of a checkpoint: every state, or the index of those in files.
+
+        Raises:
+            OSError: if what has changed cannot be written.
+        """
+        if self._segments is None:
+            return {"clients": {f"{client}|{key}": v for client, state in self for key, v in flat(state).items()}}
+        index = self._segments.add(self._round, self._states, self._changed)
+        self._changed.clear()
+        return {"segments": index}
 
     def restored(
         self, trees: Mapping[str, Mapping[str, Tensor]], folder: Path, round: int, device: torch.device
     ) -> MemoryStore:
         """The store as of a checkpoint, whichever kind of store wrote it; see ``DiskStore.restored``."""
-        store = MemoryStore()
-        there = DiskStore.indexed(folder, trees["index"], round, device) if "index" in trees else None
-        store.update(_clients(trees["clients"], device) if there is None else dict(there))
+        store = MemoryStore(None if self._segments is None else self._segments.folder)
+        store._round = round - 1
+        if "index" in trees:
+            store.update(dict(DiskStore.indexed(folder, trees["index"], round, device)))
+        elif "segments" in trees:
+            segments, states = Segments.read(folder, trees["segments"], device)
+            store.update(states)
+            if store._segments is not None:
+                store._segments = segments
+                store._changed.clear()
+        else:
+            store.update(states_of(trees["clients"], device))
         return store
 
     def pin(self, files: set[str]) -> None:
-        """Do nothing; there are no files."""
+        """Do nothing; a segment is never written twice."""
 
     def damaged(self, error: LostState) -> None:
-        """Do nothing; there are no files."""
+        """Do nothing; states are read when a run is continued, and then checked."""
 
     def __iter__(self) -> Iterator[tuple[int, State]]:
         return iter(self._states.items())
@@ -232,14 +264,15 @@ class DiskStore:
             device: the device of the returned states.
 
         Raises:
-            ValueError: if a file is missing or has another size.
-            CheckpointError: if a file that must be read was altered, or one cannot be written.
+            ValueError: if a file is missing, has another size or was altered.
+            CheckpointError: if a client's file that must be read was altered, or one cannot be written.
         """
         if "index" in trees:
             return DiskStore.indexed(folder, trees["index"], round, device, self.cache)
         store = DiskStore(folder, device, self.cache)
         store.round = round - 1
-        store.update(_clients(trees["clients"], device))
+        held = Segments.read(folder, trees["segments"], device)[1] if "segments" in trees else None
+        store.update(states_of(trees["clients"], device) if held is None else held)
         return store
 
     @classmethod
@@ -321,7 +354,7 @@ def make_store(
     if folder is not None and (states in FILES or (states == "auto" and large)):
         return DiskStore(folder, server.buffers.device), []
     if states == "memory" or not large:
-        return MemoryStore(), []
+        return MemoryStore(folder if clients * size > WHOLE else None), []
     return MemoryStore(), [
         f"client states may take {clients * size / 1e9:.1f} GB of memory "
         f"({clients} clients, {size / 1e6:.1f} MB each); in a run directory they would be kept on disk."
@@ -346,21 +379,15 @@ def collect_garbage(folder: Path, store: ClientStore) -> None:
 
 
 def _files_of(checkpoint: Path) -> set[str]:
-    """The state files that a checkpoint refers to; empty if it holds the states itself."""
-    file = checkpoint / "index.safetensors"
-    if not file.exists():
+    """The files with states that a checkpoint refers to; empty if it holds the states itself."""
+    index, segments = (checkpoint / f"{name}.safetensors" for name in ("index", "segments"))
+    if segments.exists():
+        return set(map(segment_file, load_tensors(segments.read_bytes())["round"].tolist()))
+    if not index.exists():
         return set()
-    index = load_tensors(file.read_bytes())
-    return {state_file(c, r) for c, r in zip(index["client"].tolist(), index["round"].tolist(), strict=True)}
+    held = load_tensors(index.read_bytes())
+    return {state_file(c, r) for c, r in zip(held["client"].tolist(), held["round"].tolist(), strict=True)}
 
 
 def _bytes(tree: Tree) -> int:
     return sum(value.nbytes for value in tree.values())
-
-
-def _clients(tree: Mapping[str, Tensor], device: torch.device) -> dict[int, State]:
-    found: dict[int, dict[str, Tensor]] = {}
-    for key, value in tree.items():
-        client, name = key.split("|", 1)
-        found.setdefault(int(client), {})[name] = value.to(device)
-    return {client: nested(state) for client, state in found.items()}

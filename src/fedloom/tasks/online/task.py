@@ -18,7 +18,7 @@ from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.rundir import Columns, Kind, Status
 from fedloom.experiment.runtime import one_thread
-from fedloom.experiment.store import flat, nested
+from fedloom.experiment.state_files import flat, nested
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.tasks.online.ensemble import MEMORY, state_bytes, task_bytes
 from fedloom.tasks.online.evaluate import StreamEvaluator

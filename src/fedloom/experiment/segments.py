@@ -1,0 +1,138 @@
+"""Client states that stay in memory, written to files that checkpoints share.
+
+A checkpoint adds one file, a *segment* ``states-<round>.safetensors``, with the states that have changed since the one
+before, and itself holds an index alone: the segment of each client, size and SHA-256 of each segment. When segments
+would hold more than ``SPARE`` times the bytes of all states, everything is written anew, as one segment; the others
+are removed once no kept checkpoint refers to them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import load as load_tensors
+from torch import Tensor
+
+from fedloom.core.client import State
+from fedloom.core.tree import Tree
+from fedloom.experiment import atomic
+from fedloom.experiment.state_files import flat, nested
+
+SPARE = 2
+
+
+class Segment(NamedTuple):
+    """A segment's size in bytes and its SHA-256."""
+
+    bytes: int
+    sha256: bytes
+
+
+class Segments:
+    """The segments in a folder, and which of them has a client's state.
+
+    Args:
+        folder: where they are; created on first use.
+
+    >>> import tempfile
+    >>> home = tempfile.TemporaryDirectory()
+    >>> segments, states = Segments(Path(home.name)), {n: {"drift": {"h": torch.ones(200)}} for n in range(3)}
+    >>> _ = segments.add(5, states, {0, 1, 2})
+    >>> _ = segments.add(10, states, {1})
+    >>> sorted(segments.files), segments.place
+    (['states-000005.safetensors', 'states-000010.safetensors'], {0: 5, 1: 10, 2: 5})
+    >>> home.cleanup()
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.place: dict[int, int] = {}  # the round of the segment with a client's state
+        self.made: dict[int, Segment] = {}  # by round
+
+    @property
+    def files(self) -> frozenset[str]:
+        """The names of the segments."""
+        return frozenset(map(segment_file, self.made))
+
+    def add(self, round: int, states: Mapping[int, State], changed: Collection[int]) -> Tree:
+        """Write the states that have changed, or all of them if too much in the segments is out of date.
+
+        Args:
+            round: the number of completed rounds.
+            states: all states, by client.
+            changed: the clients whose states have changed since the last call.
+
+        Returns:
+            The index.
+
+        Raises:
+            OSError: if the segment cannot be written (disk full); the others are untouched.
+        """
+        sizes = {client: sum(v.nbytes for v in flat(state).values()) for client, state in states.items()}
+        kept = sum(segment.bytes for segment in self.made.values()) + sum(sizes[client] for client in changed)
+        if kept > SPARE * sum(sizes.values()):
+            changed = states.keys()
+        if changed:
+            named = {f"{c}|{key}": value for c in changed for key, value in flat(states[c]).items()}
+            self.folder.mkdir(parents=True, exist_ok=True)
+            blob = atomic.as_file(named)
+            atomic.write_whole(self.folder / segment_file(round), blob)
+            atomic.sync_folder(self.folder)
+            self.made[round] = Segment(len(blob), hashlib.sha256(blob).digest())
+            self.place |= dict.fromkeys(changed, round)
+            self.made = {round: self.made[round] for round in sorted({*self.place.values()})}
+        rows = self.made.items()
+        return {
+            "client": torch.tensor(list(self.place), dtype=torch.int64),
+            "place": torch.tensor(list(self.place.values()), dtype=torch.int64),
+            "round": torch.tensor([round for round, _ in rows], dtype=torch.int64),
+            "bytes": torch.tensor([made.bytes for _, made in rows], dtype=torch.int64),
+            "sha256": torch.tensor(list(b"".join(made.sha256 for _, made in rows)), dtype=torch.uint8).reshape(-1, 32),
+        }
+
+    @classmethod
+    def read(
+        cls, folder: Path, index: Mapping[str, Tensor], device: torch.device | str
+    ) -> tuple[Segments, dict[int, State]]:
+        """The segments of an index, and the states in them.
+
+        Raises:
+            OSError: if a segment is missing.
+            ValueError: if one was altered.
+        """
+        found, states = cls(folder), {}
+        found.place = dict(zip(index["client"].tolist(), index["place"].tolist(), strict=True))
+        columns = (index[name].tolist() for name in ("round", "bytes", "sha256"))
+        for round, size, digest in zip(*columns, strict=True):
+            found.made[round] = segment = Segment(size, bytes(digest))
+            blob = (folder / segment_file(round)).read_bytes()
+            if (len(blob), hashlib.sha256(blob).digest()) != segment:
+                raise ValueError(f"{folder / segment_file(round)} was altered: its checksum differs")
+            held = states_of(load_tensors(blob), device)
+            states |= {client: state for client, state in held.items() if found.place.get(client) == round}
+        if lost := found.place.keys() - states:
+            raise ValueError(f"no segment has the state of client {min(lost)}")
+        return found, states
+
+
+def segment_file(round: int) -> str:
+    """The name of the segment that a checkpoint added.
+
+    >>> segment_file(40)
+    'states-000040.safetensors'
+    """
+    return f"states-{round:06d}.safetensors"
+
+
+def states_of(tensors: Mapping[str, Tensor], device: torch.device | str) -> dict[int, State]:
+    """States by client, from tensors that are named by client, part and name."""
+    found: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        client, name = key.split("|", 1)
+        # copied into freshly allocated memory: the summation order of some kernels depends on alignment
+        found.setdefault(int(client), {})[name] = torch.empty_like(value, device=device).copy_(value)
+    return {client: nested(state) for client, state in found.items()}
