@@ -229,6 +229,14 @@ def test_success_and_detection_are_recorded_and_a_backdoor_works_where_it_is_not
     assert go("fedavg").history[-1].keys().isdisjoint({"attack/success", "attack/detection"})
 
 
+def test_without_a_common_test_set_the_success_of_an_attack_is_not_measured() -> None:
+    whole = classes()
+    federation = replace(whole, test=whole.test.take(torch.arange(0)))
+    records = go("fedavg", federation=federation, attack=LabelFlip(0.34), rounds=1).history
+    assert "attack/success" not in records[-1]
+    assert "attack/detection" in records[-1]
+
+
 @pytest.mark.parametrize("attack", [SignFlip(1 / 3, 1e6), Gaussian(1 / 3, 1e6), InnerProduct(1 / 3, 1e6)])
 @pytest.mark.parametrize("name", ["coordinate_median", "trimmed_mean", "multi_krum", "rfa", "norm_bounding", "fedavg"])
 def test_below_its_breakdown_point_a_mixing_keeps_the_model_bounded(name: str, attack: Attack) -> None:

@@ -171,7 +171,8 @@ class FederatedTask(TrainerTask):
         self.accountant = privacy.accountant(experiment)
         self.examples = privacy.example_accountant(experiment)
         self.took_part = np.zeros(self.federation.seen, dtype=np.int64)  # rounds, by client
-        self.goal = None if self.plan.attack is None else self.plan.attack.goal(self.federation.test)
+        goal = None if self.plan.attack is None else self.plan.attack.goal(self.federation.test)
+        self.goal = goal if goal is not None and len(goal) else None  # no test sample can tell whether it succeeds
         server = Server.initial(self.plan, self.plan.theta0.to(device), self.plan.buffers0.to(device))
         store, self.warnings = make_store(
             experiment.client_state, self.plan, server, self._reach(), None if out is None else out / CLIENTS
