@@ -191,6 +191,20 @@ def test_a_compute_that_rounds_in_its_own_way_is_refused(tmp_path: Path) -> None
         run(experiment(rounds=2, **settings), tmp_path / "out", resume=True)
 
 
+def test_other_metrics_after_resuming_leave_the_earlier_rounds_without(tmp_path: Path) -> None:
+    def clients(rounds: int, *metrics: str) -> dict[str, np.ndarray]:
+        evaluation = Evaluation(what=("clients",), metrics=metrics)
+        run(experiment(rounds=rounds, evaluation=evaluation), tmp_path / "run", resume=rounds > 1)
+        return RunDirectory(tmp_path / "run").clients()
+
+    before, after = clients(1, "accuracy", "ece"), clients(2, "accuracy", "f1")
+    first = after["round"] == 1
+    assert np.array_equal(after["ece"][first], before["ece"])
+    assert np.isnan(after["ece"][~first]).all()
+    assert np.isnan(after["f1"][first]).all()
+    assert not np.isnan(after["f1"][~first]).all()
+
+
 def test_a_run_in_memory_is_the_same_run(finished: Path) -> None:
     a, b = run(work()), run(work())
     assert_same_run(a, b)

@@ -74,13 +74,16 @@ class Table:
         self.blocks.append({"round": np.full(rows, round, dtype=np.int64), **columns})
 
     def write(self) -> None:
-        """Write all rows, atomically."""
+        """Write all rows, atomically; NaN where a round lacks a column, such as a metric that a resumed run adds."""
         if not self.blocks:
             return
         import pyarrow as pa  # slow to import, and not needed before the first checkpoint
         import pyarrow.parquet as pq
 
-        columns = {name: np.concatenate([b[name] for b in self.blocks]) for name in self.blocks[0]}
+        names = dict.fromkeys(name for block in self.blocks for name in block)
+        columns = {
+            name: np.concatenate([b.get(name, np.full(len(b["round"]), np.nan)) for b in self.blocks]) for name in names
+        }
         self.blocks = [columns]
         sink = pa.BufferOutputStream()
         pq.write_table(pa.table(columns), sink, compression="zstd")
