@@ -299,6 +299,7 @@ def test_any_policy_with_other_parts_and_engines() -> None:
         (lambda: TERM(float("inf")), "finite lam"),
         (lambda: AFL(-0.1), "step of at least 0"),
         (lambda: Proportional(0.0), "positive M and eps"),
+        (lambda: Proportional(float("inf")), "positive M and eps"),
         (lambda: Fixed((0.0, 0.0)), "not all 0"),
         (lambda: Fixed((1.0, float("nan"))), "finite weights"),
         (lambda: go(Method("f", (CrossEntropy(),), mixing=Fixed((1.0, 2.0)))), "2 weights, but there are 6 clients"),

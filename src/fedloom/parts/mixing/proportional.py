@@ -39,7 +39,7 @@ class Proportional(Mixing):
   journal={arXiv:2202.01666}, year={2022}}"""
 
     def __post_init__(self) -> None:
-        if not (self.M > 0 and 0 < self.eps < float("inf")):
+        if not (0 < self.M < float("inf") and 0 < self.eps < float("inf")):
             raise ConfigError(f"mixing 'propfair' needs a positive M and eps, not {self.M:g} and {self.eps:g}.")
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
