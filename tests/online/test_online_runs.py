@@ -279,6 +279,15 @@ def test_experts_that_are_hardly_trusted_are_left_out() -> None:
 
 
 @pytest.mark.slow
+def test_every_expert_has_a_label_of_its_own() -> None:
+    one = online(Moml(alpha=2.0), over={"learner.alpha": (1.0, 2.0)}).labels()
+    assert one == [f"K 3, maml(lr 0.1, steps 1), alpha {alpha}" for alpha in (1, 2)]
+    over = {"local.lr": (0.1, 0.01), "local.clip": (3.0, None), "adaptation.second_order": (True,)}
+    several = online(Moml(alpha=2.0), stream(1), over=over)
+    assert several.labels()[1] == "K 3, maml(lr 0.1, steps 1), alpha 2, local.lr 0.1, local.clip null"
+    assert len(run(several).summary["hedge"]["p"]) == 4
+
+
 def test_retired_experts_stand_still() -> None:
     """One expert does not adapt; it is given up, and the other one is as it would be without it."""
     base = online(Mogd(), stream(20))

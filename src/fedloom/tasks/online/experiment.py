@@ -12,6 +12,7 @@ from torch import nn
 from fedloom.core import rng
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Term
+from fedloom.core.settings import bare, flatten
 from fedloom.data.streams import TaskStream
 from fedloom.experiment.runtime import pick_device
 from fedloom.parts.objectives import CrossEntropy
@@ -153,8 +154,16 @@ class Online:
         }
 
     def labels(self) -> list[str]:
-        """The labels of the experts."""
-        return [expert_label(expert) for expert in self.experts]
+        """The labels of the experts, all different: if need be, with the further settings in which they differ."""
+        found = [expert_label(expert) for expert in self.experts]
+        if len(set(found)) == len(found):
+            return found
+        settings = [flatten({"adaptation": asdict(e.adaptation), "local": asdict(e.local)}) for e in self.experts]
+        differ = [key for key in settings[0] if len({one.get(key) for one in settings}) > 1]
+        return [
+            ", ".join([label, *(f"{key} {bare(one[key])}" for key in differ if key in one)])
+            for label, one in zip(found, settings, strict=True)
+        ]
 
     def citations(self) -> list[str]:
         """BibTeX entries without duplicates."""
