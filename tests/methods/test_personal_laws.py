@@ -86,6 +86,16 @@ def test_head_first_with_one_half_only_trains_that_half() -> None:
         assert np.array_equal(state["personal"]["private"].numpy(), start[len(theta(only_body)) :])
 
 
+@pytest.mark.parametrize("compute", ["live", "batched"])
+def test_adam_corrects_the_moments_of_each_half_by_its_own_steps(compute: str) -> None:
+    """Adam's first step has the length η in every coordinate; the body takes its first one after the head's three."""
+    local = Local(steps=4, batch_size=8, lr=0.01, optimizer="adam")
+    federation = classes(sizes=(8,))
+    start = theta(go("fedavg", federation=federation, rounds=1, local=Local(lr=1e-300)))
+    after = theta(go(make("fedrep", head_fraction=0.75), federation=federation, rounds=1, local=local, compute=compute))
+    np.testing.assert_allclose(np.abs(after - start[: len(after)]), 0.01, rtol=1e-4)
+
+
 def context(received: Tensor) -> Context:
     return NO_ROUND._replace(received=received, round=5)
 

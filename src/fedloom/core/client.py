@@ -221,7 +221,7 @@ class ClientWork:
         draws = plan.draws(down.round, client, len(batches)).tolist()
         total = torch.zeros((), dtype=plan.layout.dtype, device=at.theta.device)
         for number, batch_rows in enumerate(batches):
-            self.stage, trained.step = f"step {number + 1} of {len(batches)}", number
+            self.stage = f"step {number + 1} of {len(batches)}"
             batch = minibatch(plan, batch_rows, client, down.round, number)
             support = minibatch(plan, supports[number], client, down.round, number, "support") if supports else None
             on_step(plan, seen, client, down.round, number, at.module, batch)

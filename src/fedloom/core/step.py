@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -25,13 +25,13 @@ class TrainState:
         theta: all trained values, shared parameters first, then private ones.
         shared: number of shared parameters.
         memory: optimiser state: the momentum buffer [len(theta)], or Adam's first and second moments [2 len(theta)].
-        step: index of the current local step.
+        steps: number of Adam's steps so far, by the first place of the values that took them.
     """
 
     theta: Tensor
     shared: int
     memory: Tensor | None
-    step: int = 0
+    steps: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, plan: ClientPlan, theta: Tensor) -> TrainState:
@@ -85,7 +85,7 @@ def _descend(
         for place, part in plan.method.hooks["grad"]:
             shared = part.grad(shared, w, seen[place])
     pieces: list[tuple[slice, Tensor, float, float]] = [
-        (slice(trained.shared), shared, view.shared, decay[0]),
+        (slice(0, trained.shared), shared, view.shared, decay[0]),
         (slice(trained.shared, trained.shared + len(private)), private, view.private, decay[1]),
     ]
     pieces = [piece for piece in pieces if piece[2] and len(piece[1])]
@@ -119,13 +119,17 @@ def _move(local: Local, trained: TrainState, grad: Tensor, lr: float, where: sli
 
 
 def _adam(local: Local, trained: TrainState, grad: Tensor, lr: float, where: slice, decay: float) -> None:
-    """m ← β₁m + (1-β₁)g, s ← β₂s + (1-β₂)g², θ ← θ - η m̂ / (√ŝ + 1e-8), with m̂ = m/(1-β₁ⁿ), ŝ = s/(1-β₂ⁿ)."""
+    """m ← β₁m + (1-β₁)g, s ← β₂s + (1-β₂)g², θ ← θ - η m̂ / (√ŝ + 1e-8), with m̂ = m/(1-β₁ⁿ), ŝ = s/(1-β₂ⁿ).
+
+    n counts the steps of this slice alone: what does not move in a step has no moments to correct.
+    """
     assert trained.memory is not None
+    n = trained.steps[where.start] = trained.steps.get(where.start, 0) + 1
     theta = trained.theta[where]
     first, second = (moment[where] for moment in trained.memory.split(len(trained.theta)))
     if decay:
         grad = grad.add(theta, alpha=decay)
-    one, two = (1 - beta ** (trained.step + 1) for beta in (local.beta1, local.beta2))
+    one, two = (1 - beta**n for beta in (local.beta1, local.beta2))
     first.mul_(local.beta1).add_((1 - local.beta1) * grad)
     second.mul_(local.beta2).add_((1 - local.beta2) * grad.square())
     theta.add_(first / one / ((second / two).sqrt() + 1e-8), alpha=-lr)
