@@ -11,13 +11,13 @@ from typing import Any
 from torch import nn
 
 from fedloom import methods
+from fedloom.config.build import following
 from fedloom.config.federated import RUN, SYNTHESIZE, build
 from fedloom.config.schema import COMMANDS, Config, read_run
 from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.federation import Federation
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
-from fedloom.core.targets import outputs_for
 from fedloom.experiment import federated
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.experiment import Experiment
@@ -57,7 +57,7 @@ def run(
         method: a method, the name of one, or an ``Experiment``, which already has a federation, a model and conditions.
         federation: the clients' data.
         model: a module, whose parameters are the initial ones; a factory for an initialised module; or the name of a
-            model, built for the federation's inputs and outputs.
+            model, built for the federation's inputs, outputs and range of pixels.
         loss: a loss on the data instead of the method's cross entropy: a function of outputs and targets, a loss module
             of PyTorch, or the name of an objective, like ``binary_cross_entropy`` or ``squared_error``; see
             ``fl.objectives.loss``.
@@ -161,9 +161,8 @@ def _experiment(
     made = methods.make(method) if isinstance(method, str) else method
     made = made if loss is None else made.with_loss(objectives.loss(loss))
     if isinstance(model, str):
-        arrays = federation.train.arrays
-        outputs = outputs_for(arrays.y, arrays.classes, made.targets)
-        model = partial(models.make, model, classes=outputs, inputs=tuple(arrays.x.shape[1:]))
+        name, _ = models.shorthand(model)
+        model = partial(models.make, model, **following(name, federation.train.arrays, made.targets))
     elif isinstance(model, nn.Module):
         model = Copies(model)
     elif not callable(model):

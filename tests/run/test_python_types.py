@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from torch import nn
 
 import fedloom as fl
+from fedloom.api import _experiment
 from fedloom.data.partitions import Dirichlet
 
 FEDAVG, X, LOGISTIC = fl.methods.fedavg(), np.zeros(3), lambda: nn.Linear(64, 10)
@@ -18,6 +20,14 @@ FEDERATION = fl.data.federate("digits", "iid", clients=4)
 
 def go(method: Any = "fedavg", federation: Any = FEDERATION, model: Any = "logistic", **conditions: Any) -> Callable:
     return lambda: fl.run(method, federation, model, **{"rounds": 1, **conditions})
+
+
+def test_a_generator_by_name_draws_in_the_range_of_normalised_pixels() -> None:
+    arrays = FEDERATION.train.arrays
+    normalised = replace(arrays, x=(arrays.x - 0.3) / 0.4, mean=(0.3,), std=(0.4,))
+    federation = replace(FEDERATION, train=replace(FEDERATION.train, arrays=normalised))
+    made: Any = _experiment("fedcvae", federation, "conditional_vae", {"evaluation": {"what": []}}).model()
+    assert (made.decoder.low, made.decoder.high) == ((-0.3 / 0.4,), (0.7 / 0.4,))
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {

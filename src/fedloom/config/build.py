@@ -98,6 +98,14 @@ def model_factory(
     Raises:
         ConfigError: for invalid settings.
     """
+    make = functools.partial(MODEL.instantiate, values, **following(values["name"], arrays, targets))
+    with torch.device("meta"):
+        make()
+    return make
+
+
+def following(name: str, arrays: Arrays, targets: TargetKind | None = None) -> dict[str, Any]:
+    """The arguments of a model that follow from the data: outputs, inputs, and the value range of a generator."""
     known: dict[str, Any] = {
         "classes": outputs_for(arrays.y, arrays.classes, targets),
         "inputs": tuple(arrays.x.shape[1:]),
@@ -105,8 +113,4 @@ def model_factory(
     if arrays.std:  # the value range of normalised pixels; [0, 1] otherwise
         pairs = list(zip(arrays.mean, arrays.std, strict=True))
         known |= {"low": tuple((0 - m) / s for m, s in pairs), "high": tuple((1 - m) / s for m, s in pairs)}
-    fixed = {name: value for name, value in known.items() if name in models[values["name"]].parameters}
-    make = functools.partial(MODEL.instantiate, values, **fixed)
-    with torch.device("meta"):
-        make()
-    return make
+    return {key: value for key, value in known.items() if key in models[name].parameters}
