@@ -14,12 +14,17 @@ from helpers.generating import GENERATORS, QUICK
 from helpers.generating import generating as experiment
 
 from fedloom import methods
+from fedloom.core.context import Facts
 from fedloom.core.errors import ConfigError
+from fedloom.core.federation import Arrays
+from fedloom.core.round import Server
 from fedloom.data.sources.generated import read_generated
 from fedloom.experiment import checkpoint
+from fedloom.parts.objectives import Energy
 from fedloom.tasks.synthesis.fit import fit
 from fedloom.tasks.synthesis.judge import EvalConfig
 from fedloom.tasks.synthesis.run import synthesize
+from fedloom.tasks.synthesis.take import extract_set
 
 
 def records(directory: Path) -> list[dict[str, Any]]:
@@ -111,6 +116,18 @@ def test_provenance_says_where_a_set_comes_from() -> None:
     assert said["range"] == {"low": 0.0, "high": 1.0, "mean": [], "std": []}
     assert said["versions"]["torch"] == torch.__version__
     assert "energy" in str(said["settings"]).lower()
+
+
+@pytest.mark.parametrize(("mean", "std"), [((), ()), ((0.25,), (0.5,))])
+def test_before_the_first_step_a_set_lies_within_the_range_of_images(mean: tuple, std: tuple) -> None:
+    real = Arrays(torch.zeros(1, 1, 4, 4), torch.tensor([0]), 3, mean=mean, std=std)
+    low, high = ((0 - mean[0]) / std[0], (1 - mean[0]) / std[0]) if std else (0.0, 1.0)
+    facts = Facts((1, 4, 4), 3, torch.tensor(low), torch.tensor(high), clients=1, rounds=1, seed=0)
+    state = Energy(per_class=5).init_server(torch.zeros(1), facts)
+    assert float(state["x"].min()) < low, "Gaussian samples"
+    server = Server(torch.zeros(0), torch.zeros(0), {"objective.1": state})
+    found = extract_set(server, torch.nn.Identity(), real, per_class=1, seed=0)
+    assert torch.equal(found.x, state["x"].clamp(low, high))
 
 
 def test_methods_that_generate_nothing_are_refused(tmp_path: Path) -> None:

@@ -44,8 +44,9 @@ def extract_set(server: Server, model: nn.Module, like: Arrays, per_class: int, 
     held = next((state for state in server.parts.values() if {"x", "y"} <= state.keys()), None)
     if held is not None:
         x, y = held["x"], held["y"]
-        if "low" in held:  # before the first step samples are Gaussian and may lie outside
-            x = x.clamp(held["low"], held["high"])
+        if x.ndim == 4:  # images; until a round has moved them, FedEvg's samples are Gaussian and lie outside
+            mean, std = (x.new_tensor(v).reshape(-1, 1, 1) for v in (like.mean or (0.0,), like.std or (1.0,)))
+            x = x.clamp((0 - mean) / std, (1 - mean) / std)
     else:
         x, y = sample(model, server.theta, per_class, seed, server.buffers)
     x, y = x.detach().float().cpu(), y.detach().cpu()
