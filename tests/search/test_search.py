@@ -17,7 +17,7 @@ import optuna
 
 from fedloom.cli.main import main
 from fedloom.config.search import SEARCH, build, validating
-from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.core.errors import CheckpointError, ConfigError, DataError
 from fedloom.core.slots import SLOTS
 from fedloom.data import federate
 from fedloom.experiment.callbacks import Callback
@@ -26,7 +26,7 @@ from fedloom.methods import methods
 from fedloom.tasks.search import results
 from fedloom.tasks.search.settings import SearchSettings
 from fedloom.tasks.search.space import Range, Space, searched, without
-from fedloom.tasks.search.task import search
+from fedloom.tasks.search.task import SearchExperiment, SearchTask, search
 from fedloom.tasks.search.trial import in_best
 
 WORDS = (
@@ -217,6 +217,15 @@ def test_a_search_that_a_callback_stops_decides_nothing(tmp_path: Path) -> None:
     summary = search(made("search.methods=[fedavg]"), tmp_path / "run", callbacks=[Enough()])
     assert (summary["status"], summary["candidates"], summary["ranking"]) == ("stopped", 3, [])
     assert summary["verdict"] == results.PENDING
+
+
+def test_a_partition_that_a_held_out_seed_makes_impossible_fails_that_run_alone() -> None:
+    def impossible(candidate: dict, seed: int, validate: bool):
+        raise DataError("partition 'dirichlet' left a client with too few samples.")
+
+    task = SearchTask(SearchExperiment(impossible, dict, Space(methods, (), (), {}), SearchSettings(), 2, 0))
+    record = task._compare("finalist 1", {"method": "fedavg"}, 1)
+    assert (record["state"], record["score"], record["reason"][:22]) == ("failed", None, "partition 'dirichlet' ")
 
 
 def test_methods_without_a_loss_to_compare_are_left_out_of_a_search_for_the_least_loss() -> None:

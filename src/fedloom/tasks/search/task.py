@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fedloom.core.errors import ClientError, ConfigError
+from fedloom.core.errors import ClientError, ConfigError, DataError
 from fedloom.core.rng import torch_seed
 from fedloom.experiment import federated
 from fedloom.experiment.callbacks import Callback
@@ -250,7 +250,7 @@ class SearchTask(TrainerTask):
             outcome.rounds, outcome.bytes = last["round"], last["comm/bytes"]
             score = last.get(self.settings.goal)
             outcome.scores[last["round"]] = math.nan if score is None else score
-        except (ConfigError, ClientError) as error:
+        except (ConfigError, DataError, ClientError) as error:  # a partition may be impossible with this seed alone
             outcome.state, outcome.reason = "failed", str(error)
         return {"stage": "compare", "role": role, "seed": seed, "candidate": candidate, **_plain(outcome)}
 
