@@ -15,9 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers.distilling import Problem, weights
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError
+from fedloom.core.errors import CheckpointError, ClientError, ConfigError
 from fedloom.data import federate
 from fedloom.experiment.callbacks import Callback
 from fedloom.tasks import distill
@@ -255,6 +256,19 @@ def test_selection_looks_past_the_warm_start():
     assert (chosen["round"], on_test["round"]) == (2, 3)
 
 
+def test_a_run_that_is_stopped_in_its_warm_start_returns_the_student_as_it_is(vectors: Problem, tmp_path: Path):
+    class Enough(Callback):
+        def should_stop(self, history: Any) -> str | None:
+            return "enough" if history else None
+
+    run = distill.run(vectors.experiment(disk(), epochs=8), tmp_path / "run", callbacks=[Enough()])
+    assert (run.summary["status"], run.history[-1]["phase"], run.summary["selected"]) == ("stopped", "warm", None)
+    found = dict(work.measured(run.model, vectors.data.placed(torch.float64, "cpu").test))
+    assert found["accuracy"] == run.history[-1]["global/accuracy"]
+    stored = load_file(tmp_path / "run" / "model.safetensors")
+    assert all(torch.equal(value, stored[name]) for name, value in run.model.state_dict().items())
+
+
 def test_augmented_images_are_shown_to_both(images: Problem):
     settings: dict[str, Any] = {"epochs": 7, "augment": ("flip", {"name": "crop", "padding": 1})}
     runs = [distill.run(images.experiment(disk(), **settings, cache=mode)) for mode in ("auto", "none")]
@@ -308,7 +322,7 @@ def test_networks_that_cannot_be_brought_together_are_refused(vectors: Problem, 
 
 
 def test_a_loss_that_is_no_number_ends_the_run(vectors: Problem, tmp_path: Path):
-    with pytest.raises(FedLoomError, match="loss is"):
+    with pytest.raises(ClientError, match="loss is"):  # past which a sweep goes on
         distill.run(vectors.experiment(ce(), training=SGDConfig(batch_size=16, lr=1e200)), tmp_path / "run")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 

@@ -285,7 +285,7 @@ class DistillTask(TrainerTask):
     def write(self, directory: RunDirectory, status: Status) -> None:
         if not status.ended:
             return
-        write_whole(directory.path / "model.safetensors", as_file(self.best))
+        write_whole(directory.path / "model.safetensors", as_file(self._chosen()))
         write_whole(directory.path / "last.safetensors", as_file(dict(self.learner.student.state_dict())))
         if self.guide_values is not None:
             table = Table(directory.path / "guide.parquet")
@@ -296,9 +296,13 @@ class DistillTask(TrainerTask):
     def result(self, summary: dict[str, Any]) -> Distilled:
         """The result, with the model of the selected round; this modifies the learner."""
         values = self.guide_values
-        self.learner.deploy(self.best)
+        self.learner.deploy(self._chosen())
         model = self.learner if self.learner.reuse is not None else self.learner.student
         return Distilled(self.history, summary, model.eval(), values)
+
+    def _chosen(self) -> dict[str, Tensor]:
+        """The deployed model's tensors of the selected round; its present ones if the run stopped in the warm start."""
+        return self.best or self.learner.deployed()
 
     def _optimiser(self) -> torch.optim.SGD:
         learner = self.learner

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core import rng
-from fedloom.core.errors import FedLoomError
+from fedloom.core.errors import ClientError
 from fedloom.core.federation import Arrays
 from fedloom.data.augment import Pipeline
 from fedloom.parts.objectives.divergence import cross_entropy
@@ -25,7 +25,7 @@ from fedloom.tasks.distill.training import SGDConfig
 AT_ONCE = 1000  # samples of a forward pass
 
 
-class Diverged(FedLoomError, RuntimeError):
+class Diverged(ClientError):
     """A loss that is infinite or NaN."""
 
 
