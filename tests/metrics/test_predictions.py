@@ -67,6 +67,12 @@ def test_calibration_of_nothing_is_nan_and_of_the_perfect_zero() -> None:
     assert ece(np.ones(4), np.ones(4)) == mce(np.ones(4), np.ones(4)) == 0
 
 
+def test_calibration_of_outputs_that_are_nan_is_not_perfect() -> None:
+    for confidence in ([np.nan, np.nan], [np.nan, 0.9]):
+        assert np.isnan(ece(confidence, [0, 1]))
+        assert np.isnan(mce(confidence, [0, 1]))
+
+
 NAMES = ("accuracy", "top2", "auroc", "ece", "mce")
 
 

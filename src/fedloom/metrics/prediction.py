@@ -200,14 +200,15 @@ def confidence_bins(
 ) -> NDArray[np.float64]:
     """Number of samples, sum of confidences and number right in the bins of ``reliability``, by group [G, bins, 3].
 
-    Group g is the range of samples ``offsets[g]:offsets[g + 1]``; the sums of several groups add up.
+    Group g is the range of samples ``offsets[g]:offsets[g + 1]``; the sums of several groups add up. A NaN
+    goes to the first bin, whose sum of confidences it makes NaN.
     """
     c, r = np.asarray(confidence, dtype=np.float64), np.asarray(correct, dtype=np.float64)
     if c.shape != r.shape:
         raise ConfigError(f"there are {c.size} confidences but {r.size} outcomes.")
     sizes = np.diff(np.asarray(offsets, dtype=np.int64))
     at = np.repeat(np.arange(len(sizes)) * bins, sizes)
-    at += np.clip(np.ceil(c * bins).astype(np.int64) - 1, 0, bins - 1)
+    at += np.clip(np.ceil(np.nan_to_num(c) * bins).astype(np.int64) - 1, 0, bins - 1)
     sums = [np.bincount(at, weights=v, minlength=len(sizes) * bins) for v in (np.ones_like(c), c, r)]
     return np.stack(sums, -1).astype(np.float64).reshape(len(sizes), bins, 3)
 
@@ -217,6 +218,12 @@ def reliability_of(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     counts = sums[:, :1]
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.concatenate([counts / max(counts.sum(), 1), sums[:, 1:] / counts], 1)
+
+
+def _gaps(confidence: ArrayLike, correct: ArrayLike, bins: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """|b|/n and |accuracy(b) - confidence(b)| of the bins of ``reliability``; 0 in empty bins, so NaN is a sample's."""
+    share, sure, right = reliability(confidence, correct, bins).T
+    return share, np.where(share > 0, np.abs(right - sure), 0.0)
 
 
 @metric(direction="min", of="confidence", suits=DISCRETE)
@@ -229,8 +236,8 @@ def ece(confidence: ArrayLike, correct: ArrayLike, bins: int = BINS) -> float:
         >>> ece([0.5, 1.0], [0, 1], bins=2)
         0.25
     """
-    share, sure, right = reliability(confidence, correct, bins).T
-    return float(np.nansum(share * np.abs(right - sure))) if share.any() else NAN
+    share, gap = _gaps(confidence, correct, bins)
+    return float((share * gap).sum()) if share.any() else NAN
 
 
 @metric(direction="min", of="confidence", suits=DISCRETE)
@@ -241,5 +248,5 @@ def mce(confidence: ArrayLike, correct: ArrayLike, bins: int = BINS) -> float:
         >>> mce([0.5, 1.0], [0, 1], bins=2)
         0.5
     """
-    share, sure, right = reliability(confidence, correct, bins).T
-    return float(np.nanmax(np.abs(right - sure))) if share.any() else NAN
+    share, gap = _gaps(confidence, correct, bins)
+    return float(gap.max()) if share.any() else NAN
