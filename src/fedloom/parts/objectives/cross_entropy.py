@@ -11,7 +11,7 @@ from fedloom.core.context import Batch, Context, Output
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Term
 from fedloom.core.slots import objectives
-from fedloom.core.targets import CLASSES
+from fedloom.core.targets import CLASSES, row_means
 
 
 @objectives.register(name="cross_entropy")
@@ -31,7 +31,7 @@ class CrossEntropy(Term):
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         if out.logits.ndim == 2:
             return F.cross_entropy(out.logits, batch.y, reduction="none")
-        return F.cross_entropy(out.logits.movedim(-1, 1), batch.y, reduction="none").flatten(1).mean(1)
+        return row_means(self.test_loss(out.logits, batch.y))
 
     def test_loss(self, out: Tensor, y: Tensor) -> Tensor:
         """The cross entropy of each sample [B] or position [B, T]."""
@@ -70,8 +70,7 @@ class WeightedCrossEntropy(Term):
             )
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        each = self.test_loss(out.logits, batch.y)
-        return each if each.ndim == 1 else each.flatten(1).mean(1)
+        return row_means(self.test_loss(out.logits, batch.y))
 
     def test_loss(self, out: Tensor, y: Tensor) -> Tensor:
         """The weighted cross entropy of each sample [B] or position [B, T]."""

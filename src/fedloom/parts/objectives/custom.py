@@ -17,7 +17,7 @@ from fedloom.core.context import Batch, Context, Output
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Term
 from fedloom.core.slots import objectives
-from fedloom.core.targets import CLASSES, TargetKind, aligned, kind_of
+from fedloom.core.targets import CLASSES, TargetKind, aligned, kind_of, row_means
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -51,7 +51,7 @@ class Loss(Term):
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         value = self.test_loss(out.logits, batch.y)
         if value.ndim or batch.mask is None:
-            return value if value.ndim < 2 else value.flatten(1).mean(1)
+            return row_means(value)
         kept = batch.mask.bool()  # one value for all rows: of those that count
         return self.test_loss(out.logits[kept], batch.y[kept])
 

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.core.errors import ConfigError
+from fedloom.core.targets import row_means
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """-log softmax(logits)_y, [B]."""
-    each = F.cross_entropy(logits.movedim(-1, 1), y, reduction="none")
-    return each if each.ndim == 1 else each.flatten(1).mean(1)
+    return row_means(F.cross_entropy(logits.movedim(-1, 1), y, reduction="none"))
 
 
 def kl(target: Tensor, logits: Tensor, tau: float) -> Tensor:
@@ -25,7 +25,7 @@ def kl(target: Tensor, logits: Tensor, tau: float) -> Tensor:
     tensor([3.8561])
     """
     t, s = (target / tau).log_softmax(-1), (logits / tau).log_softmax(-1)
-    return tau**2 * _per_sample((t.exp() * (t - s)).sum(-1))
+    return tau**2 * row_means((t.exp() * (t - s)).sum(-1))
 
 
 def symmetric_kl(a: Tensor, b: Tensor, tau: float) -> Tensor:
@@ -36,7 +36,7 @@ def symmetric_kl(a: Tensor, b: Tensor, tau: float) -> Tensor:
     tensor([3.8561])
     """
     p, q = (a / tau).log_softmax(-1), (b / tau).log_softmax(-1)
-    return tau**2 / 2 * _per_sample(((p.exp() - q.exp()) * (p - q)).sum(-1))
+    return tau**2 / 2 * row_means(((p.exp() - q.exp()) * (p - q)).sum(-1))
 
 
 def check(name: str, alpha: float, tau: float) -> None:
@@ -49,7 +49,3 @@ def check(name: str, alpha: float, tau: float) -> None:
         raise ConfigError(f"objective {name!r} needs an alpha in [0, 1], not {alpha:g}.")
     if not 0 < tau < float("inf"):
         raise ConfigError(f"objective {name!r} needs a finite temperature tau > 0, not {tau:g}.")
-
-
-def _per_sample(each: Tensor) -> Tensor:
-    return each if each.ndim == 1 else each.flatten(1).mean(1)

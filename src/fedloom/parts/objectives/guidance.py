@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.core.errors import ConfigError
+from fedloom.core.targets import row_means
 
 FLOOR = 1e-12  # smallest argument of the logarithm
 
@@ -54,7 +55,7 @@ def guided(
     within = helpable(teacher_logits, top_k, labels)
     t = truncated(teacher_logits, within, tau) if truncate else (teacher_logits / tau).softmax(-1)
     helped = (student_logits / tau_s).softmax(-1) + within * g[..., None]
-    return _per_sample(-tau * tau_s * (t * helped.clamp(min=FLOOR).log()).sum(-1))
+    return row_means(-tau * tau_s * (t * helped.clamp(min=FLOOR).log()).sum(-1))
 
 
 def helpable(teacher_logits: Tensor, top_k: int, labels: Tensor | None = None) -> Tensor:
@@ -100,7 +101,7 @@ def excess(g: Tensor, top_k: int) -> Tensor:
     >>> excess(torch.tensor([0.0, 0.5]), 2)
     tensor([0.0000, 0.6931])
     """
-    return _per_sample((top_k * g).log1p())
+    return row_means((top_k * g).log1p())
 
 
 def budget(
@@ -247,7 +248,3 @@ def falling(r: int, start: float, end: float, length: int, decay: float) -> floa
 
 def _eased(start: float, end: float, u: float) -> float:
     return start + (end - start) * (1 - cos(pi * u)) / 2
-
-
-def _per_sample(each: Tensor) -> Tensor:
-    return each if each.ndim == 1 else each.flatten(1).mean(1)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from math import log
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.core.context import Batch, Context, Output
@@ -14,6 +13,7 @@ from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.parts import Term
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
+from fedloom.parts.objectives.divergence import cross_entropy
 
 SLOPES = ("published", "tangent")
 
@@ -48,22 +48,18 @@ class PropFair(Term):
     def __post_init__(self) -> None:
         if not (0 < self.M < float("inf") and 0 < self.eps < float("inf")):
             raise ConfigError(f"objective 'propfair' needs a positive M and eps, not {self.M:g} and {self.eps:g}.")
-
         if self.beyond not in SLOPES:
             raise ConfigError(f"objective 'propfair' has no slope {self.beyond!r}; {nearest(self.beyond, SLOPES)}")
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         """A scalar for the batch, []."""
-        return self._of(out.logits, batch.y, batch.mask)
+        return self._of(batch.mean(cross_entropy(out.logits, batch.y)))
 
     def test_loss(self, out: Tensor, y: Tensor) -> Tensor:
         """The same of all samples, []."""
-        return self._of(out, y, None)
+        return self._of(cross_entropy(out, y).mean())
 
-    def _of(self, logits: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
-        each = F.cross_entropy(logits.movedim(-1, 1), y, reduction="none")
-        each = each.flatten(1).mean(1) if each.ndim > 1 else each
-        mean = each.mean() if mask is None else (each * mask).sum() / mask.sum().clamp(min=1)
+    def _of(self, mean: Tensor) -> Tensor:
         room = self.M - mean
         line = log(self.eps) + (room - self.eps) / (self.M if self.beyond == "published" else self.eps)
         return -torch.where(room >= self.eps, room.clamp(min=self.eps).log(), line)
