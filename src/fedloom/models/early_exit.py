@@ -54,10 +54,6 @@ class EarlyExit(Classifier):
         super().__init__(nn.Sequential(OrderedDict(near=near, far=far)), width, classes)
         self.exit = Exit(shallow, classes)
 
-    def exit_features(self, x: Tensor) -> Tensor:
-        """Features at the exit, [B, shallow]."""
-        return self.exit.pool(self.body.get_submodule("near")(x))
-
     def ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [B, C] at the exit and at the end, with one pass through the shared stages."""
         near = self.body.get_submodule("near")(x)

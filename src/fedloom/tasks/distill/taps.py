@@ -20,10 +20,6 @@ class Outputs(NamedTuple):
     features: Tensor
     maps: tuple[Tensor, ...] = ()
 
-    def detach(self) -> Outputs:
-        """The same outputs without gradients."""
-        return Outputs(self.logits.detach(), self.features.detach(), tuple(m.detach() for m in self.maps))
-
 
 class Sizes(NamedTuple):
     """Sizes of a network's outputs: numbers of classes and features, and shapes of the maps.
