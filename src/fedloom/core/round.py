@@ -258,7 +258,7 @@ class _Cohort:
         plan, cohort, report, t = self.plan, self.report.cohort, self.report, self.server.round
         for level, rows in self.by_level(cohort):
             mine = self.sent(down, level)
-            slices = (t for tree in mine.parts.values() for t in tree.values())
+            slices = (value for parts in mine.parts.values() for value in parts.values())
             report.traffic.down((mine.theta, mine.buffers, *slices), len(rows))
         present = np.ones(len(cohort), dtype=bool)
         if drop_rate:

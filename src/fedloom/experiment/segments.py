@@ -18,7 +18,7 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from fedloom.core.client import State
-from fedloom.core.tree import Tree
+from fedloom.core.tree import Tree, nbytes
 from fedloom.experiment import atomic
 from fedloom.experiment.state_files import flat, nested
 
@@ -72,7 +72,7 @@ class Segments:
         Raises:
             OSError: if the segment cannot be written (disk full); the others are untouched.
         """
-        sizes = {client: sum(v.nbytes for v in flat(state).values()) for client, state in states.items()}
+        sizes = {client: nbytes(flat(state)) for client, state in states.items()}
         kept = sum(segment.bytes for segment in self.made.values()) + sum(sizes[client] for client in changed)
         if kept > SPARE * sum(sizes.values()):
             changed = states.keys()

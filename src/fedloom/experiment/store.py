@@ -22,7 +22,7 @@ from fedloom.core.client import State
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.plan import ClientPlan
 from fedloom.core.round import Server
-from fedloom.core.tree import Tree
+from fedloom.core.tree import Tree, nbytes
 from fedloom.experiment import atomic
 from fedloom.experiment.checkpoint import available
 from fedloom.experiment.segments import Segments, segment_file, states_of
@@ -136,14 +136,14 @@ class LRUCache:
     def add(self, client: int, state: State) -> None:
         """Insert a state as the most recently used, evicting the oldest ones if there is no room."""
         self._states[client] = state
-        self.used += _bytes(flat(state))
+        self.used += nbytes(flat(state))
         while self.used > self.room:
-            self.used -= _bytes(flat(self._states.popitem(last=False)[1]))
+            self.used -= nbytes(flat(self._states.popitem(last=False)[1]))
 
     def pop(self, client: int) -> State | None:
         """Remove and return a state, or None."""
         state = self._states.pop(client, None)
-        self.used -= _bytes(flat(state or {}))
+        self.used -= nbytes(flat(state or {}))
         return state
 
 
@@ -327,7 +327,7 @@ def state_bytes(plan: ClientPlan, server: Server) -> int:
     if plan.private_size and plan.method.personal.kept:
         buffers = plan.layout.buffer_size - plan.layout.shared_buffers
         own = plan.private_size * plan.theta0.itemsize + buffers * plan.buffers0.itemsize
-    return own + sum(_bytes(part.init_client(server.theta)) for _, part in plan.method.hooks["init_client"])
+    return own + sum(nbytes(part.init_client(server.theta)) for _, part in plan.method.hooks["init_client"])
 
 
 def make_store(
@@ -387,7 +387,3 @@ def _files_of(checkpoint: Path) -> set[str]:
         return set()
     held = load_tensors(index.read_bytes())
     return {state_file(c, r) for c, r in zip(held["client"].tolist(), held["round"].tolist(), strict=True)}
-
-
-def _bytes(tree: Tree) -> int:
-    return sum(value.nbytes for value in tree.values())
