@@ -214,7 +214,7 @@ class Deployed(Engine):
                 self._take(delivered, waiting, found)
         self.tally.seconds += time.monotonic() - started
         self.tally.work += max((_seconds(answer) for answer in found.values()), default=0.0)
-        arrived = sum(not isinstance(answer, Failure) for answer in found.values())
+        arrived = len(found)
         self.tally.answered += arrived
         for client in waiting.values():
             seconds = f"{self.terms.deadline:g} s"
@@ -223,7 +223,7 @@ class Deployed(Engine):
         if arrived < quorum:
             reasons = "; ".join(str(answer) for answer in found.values() if isinstance(answer, Failure))
             raise ClientError(
-                f"round {down.round}: {arrived} of {len(clients)} nodes gave an answer that can be used, fewer than "
+                f"round {down.round}: {arrived} of {len(clients)} nodes gave an answer in time, fewer than "
                 f"deploy.quorum={quorum} ({reasons[:500]}); see that nodes run, and continue with resume=…"
             )
         return found
