@@ -139,6 +139,12 @@ def test_candidates_never_see_test_samples() -> None:
     assert np.array_equal(inside.test.x.numpy(), federation.train.arrays.x[rows].numpy())
 
 
+def test_candidates_that_deal_the_data_otherwise_get_these_data() -> None:
+    one = made("search.also=[partition.alpha]")
+    few, many = (one.make({"method": "fedavg", "partition.alpha": a}, 0, True).federation for a in (0.1, 100.0))
+    assert few.train.index.sizes.std() > many.train.index.sizes.std()
+
+
 def test_parts_given_to_all_candidates_are_never_replaced() -> None:
     one = made("method.uplink=[top_k]", "method.server=adam")
     assert "server" not in one.space.slots

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from fedloom.config.build import Shared
-from fedloom.config.federated import RUN
+from fedloom.config.federated import FEDERATION, RUN
 from fedloom.config.federated import build as build_run
 from fedloom.config.schema import Config
 from fedloom.config.sections import Record
@@ -65,10 +65,12 @@ def build(config: Config, shared: Shared | None = None) -> SearchExperiment:
         changes = {"seed": seed, "evaluation": {**config["evaluation"], **evaluation}}
         if not validate:
             return build_run(Config(complete(candidate, **changes)), shared)
-        made = build_run(Config(complete(candidate, validation=settings.validation, **changes)), shared)
+        values = complete(candidate, validation=settings.validation, **changes)
+        made = build_run(Config(values), shared)
         if made.method.test_loss is None and "loss" in settings.goal.split("/"):
             raise ConfigError(f"the loss of {made.method.name!r} cannot be computed outside training.")
-        return replace(made, federation=shared(f"validating {seed}", {}, lambda _: validating(made.federation)))
+        dealt = {key: values[key] for key in ("data", *FEDERATION)}
+        return replace(made, federation=shared("validating", dealt, lambda _: validating(made.federation)))
 
     names, misfits = _fitting(make, settings, config["seed"])
     slots = tuple(slot for slot in settings.slots if slot not in taken)
