@@ -260,7 +260,11 @@ def narrowed(model: nn.Module, share: float, scale: bool = False) -> nn.Module:
     [(2, 3), (2,), (2,), (2,), (5, 2), (5,)]
     """
     small = copy.deepcopy(model)
-    owners = [(name, part) for name, part in small.named_modules() if list(part.parameters(recurse=False))]
+    owners = [
+        (name, part)
+        for name, part in small.named_modules()
+        if isinstance(part, nn.GroupNorm) or any(True for _ in part.parameters(recurse=False))
+    ]
     cut = [name for name, part in owners if not isinstance(part, nn.GroupNorm)]
     heads = [name for name in cut if name.rpartition(".")[2] == "head"] or cut[-1:]
     for name, part in owners:
