@@ -37,7 +37,7 @@ from fedloom.parts.drift import FedDynDrift
 from fedloom.parts.mixing import Uniform
 from fedloom.parts.objectives import CrossEntropy
 from fedloom.parts.personal import PrivateHead
-from fedloom.parts.server import SGD
+from fedloom.parts.server import SGD, Extrapolated
 
 HARD = Local(epochs=2, batch_size=4, lr=0.3, lr_decay=0.9, weight_decay=0.02, clip=0.9)
 UNIFORM = Method("uniform", (CrossEntropy(),), mixing=Uniform())
@@ -114,6 +114,13 @@ def test_fedexp_goes_further_when_updates_disagree() -> None:
     ratio = (theta(together) - start()) / (theta(mean) - start())
     assert ratio.min() == pytest.approx(ratio.max())
     assert ratio.min() > 1.01
+
+
+def test_fedexp_without_eps_survives_a_round_in_which_nothing_moved() -> None:
+    nothing = torch.zeros(3)
+    for squares in (0.0, 1.0):  # nobody moved, or all moves cancelled
+        _, step = Extrapolated(eps=0.0).step({}, nothing, {"squares": torch.tensor(squares)}, None)  # type: ignore[arg-type]
+        assert torch.equal(step, nothing)
 
 
 def test_feddyn_stays_at_the_received_model_as_alpha_grows() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fedloom.core.context import Context, Model, RoundInfo
@@ -46,5 +47,6 @@ class Extrapolated(ServerOptimizer):
         return ClientEnd({}, {"squares": update.square().sum()}, update)
 
     def step(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        ratio = uploads["squares"] / (2 * (update.square().sum() + self.eps))
+        size = update.square().sum() + self.eps
+        ratio = torch.where(size > 0, uploads["squares"] / (2 * size), 1.0)  # a mean update of 0 is no step
         return state, ratio.clamp(min=1.0) * update
