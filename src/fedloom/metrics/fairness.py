@@ -25,6 +25,9 @@ def _known(values: Values) -> NDArray[np.float64]:
 def weighted_mean(values: Values, weights: Values) -> float:
     """Weighted mean Σ w_i x_i / Σ w_i; with the clients' sample counts as w, the mean over samples.
 
+    Raises:
+        ConfigError: unless there are as many weights as values.
+
     Example:
         >>> weighted_mean([0.5, 1.0, float("nan")], [3, 1, 9])
         0.625
@@ -37,8 +40,18 @@ def weighted_mean(values: Values, weights: Values) -> float:
     return float((w[known] * x[known]).sum() / total) if total > 0 else NAN
 
 
+def _count(share: float, clients: int) -> int:
+    """max(1, ⌊share · K⌋)."""
+    if not 0 < share <= 1:
+        raise ConfigError(f"a share of the clients lies in (0, 1], not {share}.")
+    return max(1, floor(share * clients + 1e-9))
+
+
 def worst(values: Values, share: float = 0.1, direction: Direction = "max") -> float:
     """Mean over the worst fraction ``share`` of the K clients with a value: max(1, ⌊share · K⌋) of them.
+
+    Raises:
+        ConfigError: if the share is outside (0, 1].
 
     Example:
         >>> worst([0.9, 0.2, 0.4, 0.8], share=0.5)
@@ -46,11 +59,9 @@ def worst(values: Values, share: float = 0.1, direction: Direction = "max") -> f
         >>> worst([0.9, 0.2, 0.4, 0.8])  # one client
         0.2
     """
-    if not 0 < share <= 1:
-        raise ConfigError(f"a share of the clients lies in (0, 1], not {share}.")
     s = sign(direction)
     ordered = np.sort(s * _known(values))
-    count = max(1, floor(share * len(ordered) + 1e-9))
+    count = _count(share, len(ordered))
     return float(s * ordered[:count].mean()) if len(ordered) else NAN
 
 
@@ -87,6 +98,9 @@ def parity_gap(values: Values, groups: Sequence[object] | None = None, weights: 
         values: the metric of each client [K].
         groups: the group of each client [K].
         weights: weight of each client within its group [K], such as its sample count; by default 1.
+
+    Raises:
+        ConfigError: unless there are as many groups and weights as values.
 
     Example:
         >>> parity_gap([0.5, 0.75, 1.0])
@@ -136,6 +150,9 @@ def hardest_weight(values: Values, weights: Values, share: float = 0.1, directio
 
     With the clients' coefficients summed over rounds as ``weights``, equal coefficients give about ``share``.
 
+    Raises:
+        ConfigError: unless there are as many weights as values, or if the share is outside (0, 1].
+
     Example:
         >>> hardest_weight([0.9, 0.2, 0.4, 0.8], [1, 2, 1, 1], share=0.25)
         0.4
@@ -146,7 +163,7 @@ def hardest_weight(values: Values, weights: Values, share: float = 0.1, directio
     known = ~np.isnan(x)
     order = np.argsort(sign(direction) * x[known], kind="stable")
     total = w[known].sum()
-    count = max(1, floor(share * len(order) + 1e-9))
+    count = _count(share, len(order))
     return float(w[known][order[:count]].sum() / total) if total > 0 else NAN
 
 
