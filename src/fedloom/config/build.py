@@ -33,6 +33,9 @@ class Checkpoints:
     Args:
         every: rounds between checkpoints; one is also written at the end and on Ctrl-C.
         keep: number of checkpoints to keep.
+
+    Raises:
+        ConfigError: if a setting is below 1.
     """
 
     every: int = 10

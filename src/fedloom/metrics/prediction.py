@@ -166,6 +166,9 @@ def top_k(scores: ArrayLike, labels: ArrayLike, k: int = 5) -> float:
         labels: class numbers [n].
         k: number of guesses.
 
+    Raises:
+        ConfigError: for k below 1, or another number of labels than rows of scores.
+
     Example:
         >>> top_k([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]], [1, 2], k=2)
         0.5
@@ -202,6 +205,9 @@ def confidence_bins(
 
     Group g is the range of samples ``offsets[g]:offsets[g + 1]``; the sums of several groups add up. A NaN
     goes to the first bin, whose sum of confidences it makes NaN.
+
+    Raises:
+        ConfigError: unless there are as many outcomes as confidences.
     """
     c, r = np.asarray(confidence, dtype=np.float64), np.asarray(correct, dtype=np.float64)
     if c.shape != r.shape:

@@ -83,6 +83,9 @@ def fedssa_cnn(
     Args:
         channels: channels of the two convolutions.
 
+    Raises:
+        ConfigError: unless there are two numbers of channels, or if samples are no images of sufficient size.
+
     Example:
         >>> sum(p.numel() for p in fedssa_cnn(classes=10, inputs=(3, 32, 32)).parameters())
         62006
@@ -134,6 +137,9 @@ def vgg9(
         channels: channels of the six convolutions.
         dense: units of the layer before the head.
 
+    Raises:
+        ConfigError: unless there are six numbers of channels, or if samples are no images of sufficient size.
+
     Example:
         >>> sum(p.numel() for p in vgg9(classes=62, inputs=(1, 28, 28)).parameters())
         1719742
@@ -174,6 +180,9 @@ def energy_cnn(
         inputs: (channels, height, width) of one image; every convolution but the first halves it.
         channels: channels of the convolutions; by default the image is halved until its shorter side has one or two
             pixels, so that an energy depends on the whole image, and channels double up to 64.
+
+    Raises:
+        ConfigError: without channels, or if samples are no images.
 
     Example:
         >>> [sum(p.numel() for p in energy_cnn(classes=10, inputs=(1, n, n)).parameters()) for n in (8, 28)]

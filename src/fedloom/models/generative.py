@@ -127,6 +127,9 @@ class ConvDecoder(nn.Module):
         act: the activation.
         low: smallest value of a pixel.
         high: largest value of a pixel.
+
+    Raises:
+        ConfigError: unless low < high in every channel.
     """
 
     def __init__(

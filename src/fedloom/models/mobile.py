@@ -153,6 +153,9 @@ def shufflenet_v2(
         inputs: (channels, height, width) of one image, of any size; three stages halve it.
         width: 0.5, 1, 1.5 or 2.
 
+    Raises:
+        ConfigError: for another width, groups that do not divide the channels, or samples that are no images.
+
     Example:
         >>> sum(p.numel() for p in shufflenet_v2(classes=100, inputs=(3, 32, 32)).parameters())
         1355528

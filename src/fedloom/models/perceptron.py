@@ -75,6 +75,9 @@ def mlp(*, classes: int, inputs: tuple[int, ...], hidden: tuple[int, ...] = (64,
         norm: ``none``, or ``batch`` for batch normalisation before each ReLU, with layers without bias, as in the 2-D
             problem of selective distillation (hidden layers of 2, and of 8 and 16).
 
+    Raises:
+        ConfigError: for an unknown norm, or a width below 1.
+
     Example:
         >>> mlp(classes=10, inputs=(1, 8, 8), hidden=(32, 16)).head
         Linear(in_features=16, out_features=10, bias=True)

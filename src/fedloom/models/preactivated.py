@@ -129,6 +129,9 @@ def wide_resnet(
         depth: 6n + 4 with n blocks per stage: 10, 16, 22, 28, 34, 40, ...
         width: factor on the channels.
 
+    Raises:
+        ConfigError: for another depth, groups that do not divide the channels, or samples that are no images.
+
     Example:
         >>> sum(p.numel() for p in wide_resnet(classes=100, inputs=(3, 32, 32), depth=16, width=2).parameters())
         703284

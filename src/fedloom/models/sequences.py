@@ -56,6 +56,9 @@ def stacked_lstm(
         positions: ``last`` predicts the token after the sequence (logits [B, C], labels [B]), ``every`` the token after
             each position (logits [B, T, C], labels [B, T]).
 
+    Raises:
+        ConfigError: for unknown positions, a size below 1, or samples that are no sequences.
+
     Example:
         >>> import torch
         >>> model = stacked_lstm(classes=80, inputs=(20,), positions="every")
@@ -83,6 +86,9 @@ def m5(*, classes: int, inputs: tuple[int, ...], norm: str = "batch", groups: in
 
     Args:
         inputs: (channels, samples) of one waveform, 1100 samples or more.
+
+    Raises:
+        ConfigError: if samples are no waveforms of sufficient length.
 
     Example:
         >>> sum(p.numel() for p in m5(classes=35, inputs=(1, 16000)).parameters())

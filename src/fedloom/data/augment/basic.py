@@ -107,6 +107,9 @@ class Jitter(Augmentation):
         saturation: s of the saturation.
         hue: s of the hue, at most .5.
         p: probability that an image is changed.
+
+    Raises:
+        ConfigError: if a setting is out of range.
     """
 
     brightness: float = 0.4
@@ -149,6 +152,9 @@ class Blur(Augmentation):
         low: smallest standard deviation in pixels.
         high: largest standard deviation in pixels.
         p: probability that an image is blurred.
+
+    Raises:
+        ConfigError: if a setting is out of range.
     """
 
     size: int = 3

@@ -145,6 +145,9 @@ class RandAugment(_Policy):
     Args:
         operations: number of operations per image.
         magnitude: level of strength, 0 to 30.
+
+    Raises:
+        ConfigError: if a setting is out of range.
     """
 
     operations: int = 2

@@ -82,6 +82,9 @@ class Alid(Acid):
             classes 0 ... s - 1, in an order of its own, and the model has s outputs. All samples are then labelled as
             by their owners, and of the common test set what was dealt to clients remains.
 
+    Raises:
+        ConfigError: for unknown names, or settings out of range.
+
     >>> labels = Alid().relabelling(4, 3, np.random.default_rng(0))
     >>> labels.shape, np.sort(labels, axis=1)[2].tolist()
     ((4, 3), [0, 1, 2])

@@ -82,6 +82,9 @@ def from_tensors(
         citation: BibTeX.
         settings: further provenance, as plain data.
 
+    Raises:
+        DataError: if numbers of samples, shapes, labels or clients do not fit together.
+
     >>> source = from_tensors(torch.zeros(4, 2), torch.tensor([0, 1, 1, 0]), clients=["ann", "bob", "ann", "ann"])
     >>> source.group_names, source.groups.tolist(), len(source.test)
     (('ann', 'bob'), [0, 1, 0, 0], 0)

@@ -259,6 +259,9 @@ def standardise(
         fit: mask of the rows that give means and deviations, bool [N]; by default all.
         columns: the columns to scale.
 
+    Raises:
+        ConfigError: for an unknown ``how``.
+
     >>> standardise(np.array([[1.0], [3.0], [5.0], [5.0]]), np.array([0, 0, 1, 1]), "client").ravel().tolist()
     [-1.0, 1.0, 0.0, 0.0]
     """

@@ -23,6 +23,9 @@ def to_images(raw: np.ndarray, mean: Sequence[float] = (), std: Sequence[float] 
 
     No memory beyond the result is allocated.
 
+    Raises:
+        DataError: for arrays of another type or shape.
+
     >>> to_images(np.array([[[0, 255]]], np.uint8)).tolist()
     [[[[0.0, 1.0]]]]
     >>> to_images(np.array([[[0, 255]]], np.uint8), mean=[0.5], std=[0.5]).tolist()

@@ -119,6 +119,9 @@ class Transformed(Tasks):
         test: test samples per task.
         crop: range of the fraction of the side that is kept.
         scale: range of the fraction of the side that is filled.
+
+    Raises:
+        ConfigError: if a setting is out of range.
     """
 
     tasks: int = 1000

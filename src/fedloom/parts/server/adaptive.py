@@ -34,6 +34,9 @@ class Adam(ServerOptimizer):
         beta1: decay β₁ of the first moment.
         beta2: decay β₂ of the second moment.
         tau: adaptivity τ.
+
+    Raises:
+        ConfigError: if η or τ is not positive and finite, or a decay is outside [0, 1).
     """
 
     lr: float = 0.01
@@ -64,6 +67,9 @@ class Yogi(ServerOptimizer):
         beta1: decay β₁ of the first moment.
         beta2: decay β₂ of the second moment.
         tau: adaptivity τ.
+
+    Raises:
+        ConfigError: if η or τ is not positive and finite, or a decay is outside [0, 1).
     """
 
     lr: float = 0.01
@@ -93,6 +99,9 @@ class Adagrad(ServerOptimizer):
         lr: server learning rate η.
         beta1: decay β₁ of the first moment; 0 in the paper's experiments.
         tau: adaptivity τ.
+
+    Raises:
+        ConfigError: if η or τ is not positive and finite, or a decay is outside [0, 1).
     """
 
     lr: float = 0.1

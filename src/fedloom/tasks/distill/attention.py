@@ -68,6 +68,9 @@ class SemanticAttention(DistillTerm):
     Args:
         weight: of the term.
         width: of queries and keys.
+
+    Raises:
+        ConfigError: if the width is below 1, or a network has no feature maps.
     """
 
     width: int = 128

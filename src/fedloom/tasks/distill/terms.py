@@ -68,6 +68,9 @@ class SelectiveResponse(DistillTerm):
         support: ``top_k``, or ``top_k_and_label`` to add g to the label's class as well.
         truncate: whether the teacher's probabilities are cut to these classes, as in ``guidance.truncated``.
         normaliser: weight of log(1 + K g), the excess mass of s + g, which only the guide's gradient sees.
+
+    Raises:
+        ConfigError: for an unknown support, or a setting out of range.
     """
 
     tau: float = 4.0

@@ -36,6 +36,9 @@ class Measures:
             long as fewer than ``ltm_tasks`` of the tasks seen come before it in a random order of the stream.
         tolerance: experts whose weights sum to less than this are left out of long-term evaluations, which they cannot
             change by more.
+
+    Raises:
+        ConfigError: if a setting is out of range, or ``sizes`` do not increase.
     """
 
     ltm_every: int = 0

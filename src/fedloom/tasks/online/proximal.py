@@ -67,6 +67,9 @@ class BufferedMoml(Moml):
         accept: p, the probability with which a task enters the buffer: 1 for the latest tasks, below 1 for random ones.
         draws: tasks per step, drawn from the B without replacement; 0 takes all.
         nabla: whether there is a linear term; without it ∇ = 0, as in ``moml_nabla0``.
+
+    Raises:
+        ConfigError: if a setting is out of range.
     """
 
     buffer: int = 5
