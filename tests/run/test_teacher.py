@@ -124,7 +124,7 @@ def test_no_teacher(refused: Callable[..., str]) -> None:
 
 
 def test_no_such_run(refused: Callable[..., str]) -> None:
-    assert "nix is not a run directory: it has no config.yaml" in refused("teacher=nix")
+    assert "nix is not a run directory: there is no such directory" in refused("teacher=nix")
 
 
 @pytest.mark.parametrize("status", ["interrupted", "failed: the server model diverged", None])
