@@ -77,8 +77,11 @@ class Attack:
         return update
 
     def collude(self, honest: Tensor, hostile: int) -> Tensor:
-        """Return the update [P] that each hostile member sends, given those of the honest members [n - f, P]."""
-        raise NotImplementedError
+        """Return the update [P] that each hostile member sends, given those of the honest members [n - f, P].
+
+        Asked of attacks that define it.
+        """
+        raise NotImplementedError("hostile clients of this attack act alone")
 
     def goal(self, test: Arrays) -> Arrays | None:
         """Return test samples with the labels that the attack wants to be predicted; None if it wants none."""
