@@ -246,8 +246,8 @@ RESULTS: dict[str, Result] = {
                 ("2", "0", "-"), **BEST),
     ]),
     "superfed/figure_2_5": Result("Accuracy against λ (Hahn)", "", [
-        Claim("figure 2.5", f"{name}: λ = .5 is more accurate than both ends", f"runs > {name} > mean > 5",
-              (f"runs > {name} > mean > 0", f"runs > {name} > mean > 10"), **PERCENT)
+        Claim("figure 2.5", f"{name}: λ = .5 is more accurate than both ends", f"runs > {name} > * > mean > 5",
+              (f"runs > {name} > * > mean > 0", f"runs > {name} > * > mean > 10"), **PERCENT)
         for name in ("SuPerFed-MM", "SuPerFed-LM")
     ]),
     "superfed/landscape": Result("The loss around the server's model (Hahn)", "24 rounds", [

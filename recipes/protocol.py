@@ -4,11 +4,12 @@ A claim says that one method is ahead of another, or of a published figure. Its 
 holds, positive where it does. The verdict is
 
 - *cannot be decided here* where a run left out more than 5 % of its updates, data or scale are not the published ones,
-  there are fewer than three seeds (five for rounds to a target, which curves cross by chance near their plateau), or
-  the 95 % interval of the mean gain (Student's t, paired by seed) contains zero;
-- *reproduced* where the interval is above zero (*with the scripts' settings* where the authors' scripts differ from
-  their text, and the runs follow the scripts);
-- *not reproduced* where the interval is below zero.
+  or there are fewer than three seeds (five for rounds to a target, which curves cross by chance near their plateau);
+- *reproduced* where the 95 % interval of the mean gain (Student's t, paired by seed) is above zero (*with the scripts'
+  settings* where the authors' scripts differ from their text, and the runs follow the scripts);
+- *not reproduced* where the interval is below zero, or contains zero and excludes half the published gain, where that
+  is known in the same unit;
+- *cannot be decided here* otherwise.
 
 A target that a run did not reach counts with what had been spent by then, which bounds the gain from one side: a bound
 decides only towards its own side.
@@ -121,25 +122,31 @@ def judge(
     at_least: bool = False,
     at_most: bool = False,
     needed: int = SEEDS,
+    published: float = 0.0,
 ) -> tuple[Verdict, str]:
     """The verdict by this module's rule, and why.
 
     ``gain`` is what ``paired`` gives; ``at_least`` and ``at_most`` say that some of its differences are bounds; fewer
-    than ``needed`` seeds cannot decide.
+    than ``needed`` seeds cannot decide. ``published`` is the published gain, 0 where it is unknown.
 
     >>> judge({"mean": 2.0, "low": 1.6, "high": 2.4, "seeds": 3})
     (<Verdict.REPRODUCED: 'reproduced'>, 'interval above 0')
     >>> judge({"mean": 2.0, "low": float("nan"), "high": float("nan"), "seeds": 1})
     (<Verdict.UNDECIDED: 'cannot be decided here'>, '1 seed; the difference is as claimed')
+    >>> judge({"mean": 0.1, "low": -0.2, "high": 0.4, "seeds": 5}, published=1.0)
+    (<Verdict.NOT_REPRODUCED: 'not reproduced'>, 'the interval contains 0 and excludes half the published gain')
     """
     seeds = int(gain["seeds"])
     above = seeds >= needed and gain["low"] > 0 and not at_most
     below = seeds >= needed and gain["high"] < 0 and not at_least
+    none = seeds >= needed and gain["low"] <= 0 <= gain["high"] < published / 2 and not (at_least or at_most)
     if left_out > MOST:
         return Verdict.UNDECIDED, f"{left_out:.0%} of the updates were left out"
     if (above or below) and not differs:
         held = Verdict.SCRIPTS if scripts else Verdict.REPRODUCED
         return (held, "interval above 0") if above else (Verdict.NOT_REPRODUCED, "interval below 0")
+    if none and not differs:
+        return Verdict.NOT_REPRODUCED, "the interval contains 0 and excludes half the published gain"
     if seeds < needed:
         sign = "as claimed" if gain["mean"] > 0 else "the other way round" if gain["mean"] < 0 else "zero"
         here = f"{seeds} seed{'s' * (seeds != 1)}; the difference is {sign}"
@@ -171,7 +178,7 @@ def evidence(claim: Claim, results: Mapping[str, Any], differs: str = "") -> Evi
     share = max((v for v in lost if isinstance(v, float)), default=0.0)
     verdict, reason = judge(
         gain, differs=claim.differs or differs, scripts=claim.scripts, left_out=share, at_least=at_least,
-        at_most=at_most, needed=claim.seeds,
+        at_most=at_most, needed=claim.seeds, published=published_gain(claim),
     )  # fmt: skip
     return Evidence(
         ours=figure(ours, claim),
@@ -184,6 +191,22 @@ def evidence(claim: Claim, results: Mapping[str, Any], differs: str = "") -> Evi
         verdict=verdict,
         reason=reason,
     )  # fmt: skip
+
+
+def published_gain(claim: Claim) -> float:
+    """By how much the claim holds in the paper, in the unit of ``Evidence.gain``; 0 where that is not published.
+
+    >>> [published_gain(Claim("", "", "", "", said, lower=True)) for said in ("90 : 208", "221 : 783 to 88.8 %", "-")]
+    [118.0, 0.0, 0.0]
+    """
+    said = claim.published.partition(" : ")
+    try:
+        ours, other = float(said[0]), float(said[2] or 0.0)
+    except ValueError:
+        return 0.0
+    if not said[1]:
+        return ours if claim.published.startswith("+") else 0.0
+    return other - ours if claim.lower else ours - other
 
 
 def mean_error(values: Collection[float], scale: float = 1.0, digits: int = 1) -> str:

@@ -28,9 +28,9 @@ Of {count} claims, read from the stored results of the [recipes](../recipes/READ
 
 A claim is decided where data and scale are the published ones, no run left out more than 5 % of its updates, there are
 at least {seeds} seeds (or draws of the data; {target_seeds} for rounds to a target, which curves cross by chance near
-their plateau), and the 95 % interval of the mean gain (Student's t, paired by seed) lies on one side of 0; elsewhere
-the last column says what our runs show. Intervals are not corrected for the number of claims, and the claims of one
-table share their runs.
+their plateau), and the 95 % interval of the mean gain (Student's t, paired by seed) lies on one side of 0, or contains
+0 and excludes half the published gain; elsewhere the last column says what our runs show. Intervals are not corrected
+for the number of claims, and the claims of one table share their runs.
 
 *Ours*: the mean figure of the first method, then of the other, which is named in brackets (of several others the best);
 ≥: some run ended before the target. *Gain*: by how much the claim holds, positive where it does. *Left out*: clients'

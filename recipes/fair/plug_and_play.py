@@ -1,6 +1,6 @@
 """AAggFF's mixing coefficients in other federated algorithms (Hahn, thesis, table 3.10).
 
-    FEDLOOM_DATA=... python recipes/fair/plug_and_play.py [--data heart fashion_dirichlet] [--seeds 2 4 6]
+    FEDLOOM_DATA=... python recipes/fair/plug_and_play.py [--data heart_published fashion_dirichlet]
     python recipes/fair/plug_and_play.py --table            # table and picture again, from the stored results
 
 The settings of silo.py and device.py; Fashion-MNIST dealt to 1000 clients by Dirichlet(.01) stands in for TinyImageNet.
@@ -69,7 +69,7 @@ RECIPE = compare.Recipe(
     name="plug_and_play",
     title="AAggFF in other algorithms (table 3.10)",
     data=common.SETTINGS,
-    usual=("heart", "fashion_dirichlet"),
+    usual=("heart_published", "fashion_dirichlet"),
     fill=fill,
     write=plots.plugged,
 )

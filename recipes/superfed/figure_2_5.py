@@ -1,19 +1,20 @@
 """Accuracy against lambda at the clients of APFL, SuPerFed-MM and -LM (Hahn, thesis, figure 2.5).
 
-    FEDLOOM_DATA=... python recipes/superfed/figure_2_5.py
+    FEDLOOM_DATA=... python recipes/superfed/figure_2_5.py [--seeds 0 1 2] [--only APFL] [--settings text]
     python recipes/superfed/figure_2_5.py --table             # picture again, from the stored results
 
 Every client of ``table_2_3.py`` with 500 clients that took part tries (1 - lambda) w + lambda v for lambda 0, .1, ...,
 1 on its own test images; w is the server's model. The runs are those of the table, gone on with where they are
-unfinished; so are those of the published picture, 500 clients after 500 rounds.
+unfinished; the published picture also has 500 clients after 500 rounds.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import common
@@ -21,6 +22,7 @@ import matplotlib
 import numpy as np
 import table_2_3 as pathological
 from loss_surface import barrier
+from protocol import mean_error
 
 from fedloom.core.federation import Federation
 from fedloom.data import sources
@@ -59,39 +61,43 @@ def swept(chosen: Experiment, federation: Federation, result: RunResult) -> dict
     }
 
 
-def page(results: dict[str, Any]) -> str:
+def curves(runs: Mapping[str, Any], key: str = "mean") -> np.ndarray:
+    """What a method's runs came to at every λ, in percent: [seeds, λ]."""
+    return 100 * np.array([run[key] for run in runs.values()])
+
+
+def page(results: dict[str, Any], picture: str) -> str:
     """The numbers of the picture."""
     text = ["# Accuracy against λ (Hahn, thesis, figure 2.5)", ""]
-    text += ["Top-1 accuracy in percent of (1 - λ)w + λv on each client's own test images, mean over the clients that"]
-    text += [
-        "took part, w the server's model; `barrier`: how far the loss between w and v rises above the straight line"
-    ]
-    text += ["between theirs, mean over the clients.", ""]
+    text += ["Top-1 accuracy in percent of (1 - λ)w + λv on each client's own test images, w the server's model: mean"]
+    text += ["over the clients that took part, mean ± standard error over seeds. `barrier`: how far the loss between w"]
+    text += ["and v rises above the straight line between theirs, mean over the clients."]
+    text += ["`clients`: how many took part, mean over seeds.", ""]
     rows = [
         [
             name,
-            f"{run['clients']} of {run['of']}",
-            str(run["rounds"]),
-            *map(common.percent, run["mean"]),
-            f"{run['barrier']:.3f}",
+            ", ".join(runs),
+            f"{fmean(run['clients'] for run in runs.values()):.4g} of {max(run['of'] for run in runs.values())}",
+            ", ".join(str(run["rounds"]) for run in runs.values()),
+            *(mean_error(at, digits=2) for at in curves(runs).T.tolist()),
+            mean_error([run["barrier"] for run in runs.values()], digits=3),
         ]
-        for name, run in results["runs"].items()
+        for name, runs in results["runs"].items()
     ]
-    header = ["method", "clients", "rounds", *(f"{at:g}" for at in GRID), "barrier"]
-    text += [common.table(header, rows), "", "![accuracy against λ](figure_2_5.png)", ""]
-    text += [f"`{results['command']}`, seed {results['seed']}. {results.get('machine', '')}."]
-    return "\n".join([*text, *common.notes(results)])
+    header = ["method", "seeds", "clients", "rounds", *(f"{at:g}" for at in GRID), "barrier"]
+    text += [common.table(header, rows), "", f"![accuracy against λ]({picture})"]
+    return "\n".join([*text, *common.foot(results)])
 
 
-def picture(results: dict[str, Any], path: Path) -> None:
-    """One panel a method: the mean over clients, and one standard deviation around it."""
+def draw(results: dict[str, Any], path: Path) -> None:
+    """One panel a method: the mean over clients and seeds, and one standard deviation over clients around it."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, len(METHODS), figsize=(10, 3.2), sharey=True, layout="constrained")
     for axis, name in zip(axes, METHODS, strict=True):
-        if run := results["runs"].get(name):
-            mean, deviation = 100 * np.array(run["mean"]), 100 * np.array(run["std"])
+        if runs := results["runs"].get(name):
+            mean, deviation = (curves(runs, key).mean(axis=0) for key in ("mean", "std"))
             axis.errorbar(GRID, mean, deviation, capsize=2, color="#0b6e99" if name == "APFL" else "#c1272d")
         axis.set(title=name, xlabel="λ (0: server's model, 1: client's own)")
     axes[0].set_ylabel("top-1 accuracy, %")
@@ -100,37 +106,42 @@ def picture(results: dict[str, Any], path: Path) -> None:
     pyplot.close(figure)
 
 
-def write(results: dict[str, Any], out: Path) -> None:
+def write(results: dict[str, Any], path: Path) -> None:
     """Numbers, page and picture."""
-    common.write(out / "figure_2_5.json", results)
-    common.write(out / "figure_2_5.md", page(results))
-    picture(results, out / "figure_2_5.png")
+    drawn = path.with_suffix(".png")
+    common.write(path, results)
+    common.write(path.with_suffix(".md"), page(results, drawn.name))
+    draw(results, drawn)
 
 
 @common.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Sweep λ over the runs of the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--clients", type=int, choices=pathological.ROUNDS, default=CLIENTS)
+    parser.add_argument("--settings", choices=common.SETTINGS, default="scripts", help="the scripts' or the text's")
     parser.add_argument("--rounds", type=int, help="instead of the table's for so many clients")
     parser.add_argument("--runs", type=Path, default=Path("runs/superfed/table_2_3"), help="run directories")
     parser.add_argument("--out", type=Path, default=common.RESULTS)
     parser.add_argument("--table", action="store_true", help="only write page and picture again")
     args = parser.parse_args(arguments)
-    empty = {"command": "python recipes/superfed/figure_2_5.py", "notes": [], "seed": args.seed, "runs": {}}
-    results = empty | common.read(args.out / "figure_2_5.json")
+    settings = common.SETTINGS[args.settings]
+    stored = args.out / f"figure_2_5{settings.suffix}.json"
+    command = f"python recipes/superfed/figure_2_5.py --settings {args.settings}"
+    results = {"command": command, "notes": [], "runs": {}} | common.read(stored)
     if args.table:
-        write(results, args.out)
+        write(results, stored)
         return common.verdict(results)
-    federation = pathological.data(sources.make("mnist"), args.clients, args.seed)
-    rounds = args.rounds or pathological.ROUNDS[args.clients]
-    for name in args.only:
-        chosen = pathological.experiment(name, federation, rounds, args.seed)
-        result, _ = common.done(chosen, pathological.place(args.runs, args.clients, name, args.seed))
-        results["runs"][name] = swept(chosen, federation, result)
-        write(results | {"machine": common.machine(), "seed": args.seed}, args.out)
+    mnist, rounds = sources.make("mnist"), args.rounds or pathological.ROUNDS[args.clients]
+    for seed in args.seeds:
+        federation = pathological.data(mnist, args.clients, seed)
+        for name in args.only:
+            chosen = pathological.experiment(name, federation, rounds, seed, settings)
+            result, _ = common.done(chosen, pathological.place(args.runs, args.clients, name, seed, settings))
+            results["runs"].setdefault(name, {})[str(seed)] = swept(chosen, federation, result)
+            write(results | {"machine": common.machine()}, stored)
     return common.verdict(results)
 
 

@@ -98,15 +98,17 @@ def test_several_seeds_of_s_mnist(recipe: Callable[..., Path], monkeypatch: pyte
     small = replace(study.BASE, model_settings={"hidden": (8,)}, ltm_every=2)
     monkeypatch.setattr(study, "BASE", small)
     places = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
-    few = ["--tuning", "4", "--steps", "2", "--learners", "MOML", "FTML", "--seeds", "0", "1"]
+    some = ("MOML", "FTML", "MOML ∇=0")
+    few = ["--tuning", "4", "--steps", "2", "--learners", *some, "--seeds", "0", "1"]
     assert study.main([*few, "--tasks", "2", "4", *places]) == 0
     found = json.loads((tmp_path / "out" / "s_mnist.json").read_text())
-    assert set(found["tuning"]["K 2"]) == {"1", "5", "10"}
-    best = max(found["tuning"]["K 2"].items(), key=lambda item: item[1][1])[0]
-    runs = found["runs"]["K 2"]
-    assert [list(runs[name]) for name in ("MOML", "FTML")] == [["0", "1"]] * 2
+    tuning, runs = found["tuning"]["K 2"], found["runs"]["K 2"]
+    assert {name: set(tried) for name, tried in tuning.items()} == dict.fromkeys(some[::2], {"1", "5", "10"})
+    assert [list(runs[name]) for name in some] == [["0", "1"]] * 3
     assert all(run["tasks"] == len(run["ctm"]) == 4 for seeds in runs.values() for run in seeds.values())
-    assert f"alpha {best}" in runs["MOML"]["0"]["chosen"]
+    for name, tried in tuning.items():
+        best = max(tried.items(), key=lambda item: item[1][1])[0]
+        assert f"alpha {best}" in runs[name]["0"]["chosen"].split(", ")
     text = (tmp_path / "out" / "s_mnist.md").read_text()
     ours = np.mean([100 * np.mean(runs["MOML"][s]["ctm"]) - 100 * np.mean(runs["FTML"][s]["ctm"]) for s in "01"])
     assert f"| MOML − FTML | {ours:+.2f} ± " in text

@@ -68,6 +68,29 @@ def test_three_seeds_by_hand(protocol: ModuleType) -> None:
     assert nearer.verdict == "reproduced"
 
 
+def test_a_gain_that_is_far_smaller_than_published(protocol: ModuleType) -> None:
+    """Gains -1, 0, 1, 0, 0: mean 0, s.e. .3162, t(.975, 4) = 2.7764, so that the interval is 0 ± .878."""
+    results = stored(A=[-1, 0, 1, 0, 0], B=[0] * 5)
+    for published, verdict in (
+        ("9.76 : 8", "not reproduced"),
+        ("9.75 : 8", "cannot be decided here"),
+        ("8 : 9.76", "cannot be decided here"),
+        ("+1.76", "not reproduced"),
+        ("+1.75", "cannot be decided here"),
+        ("1.76", "cannot be decided here"),
+        ("9.76 : 8 to 5 %", "cannot be decided here"),
+        ("-", "cannot be decided here"),
+    ):
+        assert protocol.evidence(claim(protocol, published=published), results).verdict == verdict
+    lower = {"lower": True, "published": "8 : 9.76"}
+    assert protocol.evidence(claim(protocol, **lower), results).verdict == "not reproduced"
+    late = protocol.AtLeast(0)
+    bound = claim(protocol, **lower, measure=lambda score, _: late if score == 1 else score)
+    assert protocol.evidence(bound, results).verdict == "cannot be decided here"
+    assert protocol.evidence(claim(protocol, published="+5", differs="small"), results).verdict != "not reproduced"
+    assert protocol.evidence(claim(protocol, published="+5"), stored(A=[-1, 1], B=[0, 0])).verdict != "not reproduced"
+
+
 def test_other_settings_lost_updates_and_scripts(protocol: ModuleType) -> None:
     results = stored(A=[2, 2, 3], B=[0, 0, 0])
     reduced = protocol.evidence(claim(protocol, differs="a small network"), results)

@@ -78,9 +78,11 @@ def test_table_2_3_and_its_pictures(tmp_path: Path, recipe: Recipe) -> None:
     assert (out / "table_2_3.md").read_text() == text
 
     before = (runs / "k100" / "apfl" / "seed0" / "metrics.jsonl").read_text()
-    assert recipe("figure_2_5", *where, "--clients", 100, "--rounds", 2, "--only", "APFL", "SuPerFed-MM") == 0
+    assert recipe("figure_2_5", *where, *by, "--clients", 100, "--rounds", 2, "--only", "APFL", "SuPerFed-MM") == 0
     assert (runs / "k100" / "apfl" / "seed0" / "metrics.jsonl").read_text() == before, "finished runs stay as they are"
-    swept = json.loads((out / "figure_2_5.json").read_text())["runs"]
+    by_seed = json.loads((out / "figure_2_5.json").read_text())["runs"]
+    assert all(list(runs) == ["0"] for runs in by_seed.values())
+    swept = {name: runs["0"] for name, runs in by_seed.items()}
     for name in ("APFL", "SuPerFed-MM"):
         assert len(swept[name]["mean"]) == 11
         assert swept[name]["clients"] == cells[name]["took part"]["count"]
@@ -88,7 +90,7 @@ def test_table_2_3_and_its_pictures(tmp_path: Path, recipe: Recipe) -> None:
     deployed = swept["APFL"]["mean"]
     assert deployed[2] == pytest.approx(cells["APFL"]["took part"]["in"], abs=0.2), "α = .25 lies beside λ = .2"
     text = (out / "figure_2_5.md").read_text()
-    assert recipe("figure_2_5", "--table", "--out", out) == 0
+    assert recipe("figure_2_5", "--table", "--settings", "text", "--out", out) == 0
     assert (out / "figure_2_5.md").read_text() == text
 
     assert recipe("landscape", *where, "--rounds", 2, "--steps", 3, "--only", "FedAvg", "SuPerFed-MM") == 0
