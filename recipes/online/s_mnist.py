@@ -94,8 +94,8 @@ def page(results: Mapping[str, Any]) -> str:
         for tasks in sorted({run["tasks"] for seeds in found.values() for run in seeds.values()}, reverse=True):
             text += ["", f"## {steps}, {tasks} tasks", "", *_table(found, tasks), "", *_gains(found, tasks)]
     text += ["", "## Chosen on a seed of its own", ""]
-    text += [f"CTM on {results['tuned']} tasks of seed {TUNING_SEED}, with 50 test samples each; behind the bar the last"]
-    text += ["half of them, which decides.", ""]
+    text += [f"CTM on {results['tuned']} tasks of seed {TUNING_SEED}, with 50 test samples each; behind the bar the"]
+    text += ["last half of them, which decides.", ""]
     rows = [
         [steps, learner, *(f"{100 * every:.2f} \\| {100 * late:.2f}" for every, late in found.values())]
         for steps, learners in results["tuning"].items()
