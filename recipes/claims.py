@@ -164,8 +164,9 @@ RESULTS: dict[str, Result] = {
             ("iid", "simple", "289 : 805 to 84.4 %"), ("iid", "complex", "649 : 941 to 88.5 %"),
             ("dirichlet", "simple", "295 : 810 to 79.4 %"), ("dirichlet", "complex", "596 : 857 to 84.2 %"))
         for claim in claims("tables 4.1, 4.2", f"{split}, {size} model: {{}} needs fewer rounds than {{}}",
-                            f"runs > {split} > {{}}", ("FedHeN", HEN, published), **ROUNDS, **SENT,
-                            measure=best_of(f"{size}, all clients", "at", f"runs > {split} > *"))
+                            f"runs > {split} > {{}} > *", ("FedHeN", HEN, published), **ROUNDS, **SENT,
+                            measure=best_of(f"{size}, all clients", "at",
+                                            *(f"runs > {split} > {name} > *" for name in ("FedHeN", *HEN))))
     ]),
     "online/s_mnist": Result("Online meta-learning on S-MNIST (Acar)", "", [
         *claims("table 5.1", "S-MNIST, new task: {} is more accurate than {}", "runs > K 10 > {} > *",

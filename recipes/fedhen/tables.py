@@ -1,6 +1,6 @@
 """FedHeN, NoSide and Decouple on half simple, half complex clients (Acar, thesis, tables 4.1 and 4.2), reduced.
 
-    FEDLOOM_DATA=... python recipes/fedhen/tables.py [--seed 0] [--only FedHeN] [--splits iid] [--rounds 5]
+    FEDLOOM_DATA=... python recipes/fedhen/tables.py [--seeds 0 1 2] [--only FedHeN] [--splits iid] [--rounds 5]
     python recipes/fedhen/tables.py --table                   # table and picture again, from the stored results
 
 As published: 100 clients, 50 of them simple, ten a round, E = 5, learning rate .1, gradients clipped at norm 10, equal
@@ -21,7 +21,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import matplotlib
@@ -30,6 +32,7 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import reporting
+from protocol import mean_error
 
 from fedloom import methods
 from fedloom.core.federation import Federation
@@ -55,6 +58,7 @@ CURVES = {  # what a run's records call the models
     "simple": ("global/simple/accuracy", "average/simple/accuracy"),
     "complex": ("global/accuracy", "average/accuracy"),
 }
+ALL = ", all clients"
 PUBLISHED = {  # CIFAR-10: target accuracies, and rounds of FedHeN, Decouple, NoSide
     ("iid", "simple"): ((84.4, 289, 943, 805), (83.4, 249, 731, 669)),
     ("iid", "complex"): ((88.5, 649, 991, 941), (87.5, 456, 739, 669)),
@@ -86,25 +90,28 @@ def experiment(method: Method, federation: Federation, seed: int, rounds: int) -
     )
 
 
-def collect(runs: Path, stored: dict[str, Any], seed: int) -> dict[str, Any]:
+def collect(runs: Path, stored: dict[str, Any]) -> dict[str, Any]:
     """The curves in the run directories, finished or not, over what is stored."""
-    found = {"command": "python recipes/fedhen/tables.py", "seed": seed, "notes": [], "runs": {}} | stored
+    found = {"command": "python recipes/fedhen/tables.py", "notes": [], "runs": {}} | stored
     for split in SPLITS:
         for name in METHODS:
-            path = runs / split / name / f"seed{seed}" / "metrics.jsonl"
-            if not path.exists():
-                continue
-            history = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-            measured = [r for r in history if "global/accuracy" in r]
-            if not measured:
-                continue
-            cell: dict[str, Any] = {"rounds": len(history), "at": [r["round"] for r in measured]}
-            for model, (server, average) in CURVES.items():
-                cell[model] = [reporting.rounded(r[server]) for r in measured]
-                cell[f"{model}, all clients"] = [reporting.rounded(r[average]) for r in measured]
-            cell |= {"sent": history[-1]["comm/params"], "left_out": reporting.left_out(history)}
-            found["runs"].setdefault(split, {})[name] = cell
+            for path in sorted((runs / split / name).glob("seed*/metrics.jsonl")):
+                lines = path.read_text().splitlines(keepends=True)
+                if cell := curves([json.loads(line) for line in lines if line.endswith("\n")]):
+                    seed = path.parent.name.removeprefix("seed")
+                    found["runs"].setdefault(split, {}).setdefault(name, {})[seed] = cell
     return found
+
+
+def curves(history: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What a run's records say of its models; nothing if they were not measured yet."""
+    if not (measured := [record for record in history if "global/accuracy" in record]):
+        return {}
+    cell: dict[str, Any] = {"rounds": len(history), "at": [r["round"] for r in measured]}
+    for model, (server, average) in CURVES.items():
+        cell[model] = [reporting.rounded(r[server]) for r in measured]
+        cell[model + ALL] = [reporting.rounded(r[average]) for r in measured]
+    return cell | {"sent": history[-1]["comm/params"], "left_out": reporting.left_out(history)}
 
 
 def targets(cells: dict[str, Any], curve: str) -> list[float]:
@@ -113,42 +120,51 @@ def targets(cells: dict[str, Any], curve: str) -> list[float]:
     return [float(highest), float(highest - 0.01)]
 
 
-def row(cells: dict[str, Any], curve: str, target: float) -> list[str]:
-    """Rounds of each method to the target, and what FedHeN gains over the better of the others."""
-    at = {name: rounds_to_target(cell[curve], cell["at"], target, "max") for name, cell in cells.items()}
-    others = [r for name, r in at.items() if name != "FedHeN" and r is not None]
-    first = at.get("FedHeN")
-    gain = f"{min(others) / first:.1f}" if others and first else "-"
-    return [f"{100 * target:.1f} %", *(str(at.get(name) or "-") for name in METHODS), gain]
+def row(by_seed: Sequence[dict[str, Any]], curve: str, easier: int) -> list[str]:
+    """Mean rounds of each method to a seed's target, and by how much FedHeN is faster than the better of the others."""
+    goals, gains = [], []
+    rounds: dict[str, list[float]] = {name: [] for name in METHODS}
+    for cells in by_seed:
+        goals.append(targets(cells, curve)[easier])
+        at = {name: rounds_to_target(cell[curve], cell["at"], goals[-1], "max") for name, cell in cells.items()}
+        for name, count in at.items():
+            rounds[name] += [] if count is None else [count]
+        others = [count for name, count in at.items() if name != "FedHeN" and count]
+        gains += [min(others) / at["FedHeN"]] if at.get("FedHeN") and others else []
+    return [f"{mean_error(goals, 100)} %", *(mean_error(count, digits=0) for count in rounds.values()),
+            mean_error(gains, digits=2)]  # fmt: skip
 
 
 def tables(results: dict[str, Any]) -> str:
     """The results as Markdown, beside the published ones."""
     text = ["# Networks of two sizes in one federation (Acar, thesis, tables 4.1 and 4.2, reduced)", ""]
-    text += ["Rounds until a model has the target accuracy on the test set, and the gain of FedHeN over the better of"]
-    text += ["the others. Targets are the best accuracy that all three methods reach, and one per cent less. *Server*:"]
-    text += ["the server's model, which averages the clients of one round and is noisy. *All clients*: the mean of the"]
-    text += ["last models of all clients of that kind, which is what the thesis reports."]
-    for split, cells in results["runs"].items():
-        rows = [
-            [model, of, *row(cells, curve, target)]
-            for model in CURVES
-            for of, curve in (("server", model), ("all clients", f"{model}, all clients"))
-            for target in targets(cells, curve)
-        ]
-        done = sorted({cell["rounds"] for cell in cells.values()})
+    text += ["Rounds until a model has the target accuracy on the test set, and how many times as many the better of"]
+    text += ["the other methods needs (gain): mean ± standard error over seeds. A seed's targets are the best accuracy"]
+    text += ["that all its runs reach, and one per cent less. *Server*: the server's model, which averages the clients"]
+    text += ["of one round and is noisy. *All clients*: the mean of the last models of all clients of that kind, which"]
+    text += ["is what the thesis reports."]
+    for split, found in results["runs"].items():
+        seeds = sorted({seed for runs in found.values() for seed in runs}, key=int)
+        by_seed = [{name: runs[seed] for name, runs in found.items() if seed in runs} for seed in seeds]
+        shown = [(model, of, model + end) for model in CURVES for of, end in (("server", ""), ("all clients", ALL))]
+        rows = [[model, of, *row(by_seed, curve, easier)] for model, of, curve in shown for easier in (0, 1)]
+        done = sorted({run["rounds"] for runs in found.values() for run in runs.values()})
         header = ["model", "of", "target", *METHODS, "gain"]
-        text += ["", f"## {split}, {', '.join(map(str, done))} rounds", "", reporting.table(header, rows), ""]
-        curves = [curve for model in CURVES for curve in (model, f"{model}, all clients")]
+        text += ["", f"## {split}, {', '.join(map(str, done))} rounds, seeds {', '.join(seeds)}", ""]
+        text += [reporting.table(header, rows), ""]
         best = [
             [
                 name,
-                *(f"{100 * max(cell[c]):.1f}, {100 * cell[c][-1]:.1f}" for c in curves),
-                f"{cell['sent'] / 1e6:.1f} M",
+                *(
+                    f"{mean_error([max(run[curve]) for run in runs.values()], 100)}, "
+                    f"{mean_error([run[curve][-1] for run in runs.values()], 100)}"
+                    for _, _, curve in shown
+                ),
+                f"{fmean(run['sent'] for run in runs.values()) / 1e6:.1f} M",
             ]
-            for name, cell in cells.items()
+            for name, runs in found.items()
         ]
-        header = ["best, last accuracy, %", *(f"{m}, {of}" for m in CURVES for of in ("server", "all clients"))]
+        header = ["best, last accuracy, %", *(f"{model}, {of}" for model, of, _ in shown)]
         text += [reporting.table([*header, "numbers sent"], best)]
     text += ["", "## Published, CIFAR-10", ""]
     rows = []
@@ -156,14 +172,14 @@ def tables(results: dict[str, Any]) -> str:
         for target, hen, apart, side in lines:
             rows.append([split, model, f"{target} %", f"{hen}", f"{side}", f"{apart}", f"{min(apart, side) / hen:.1f}"])
     text += [reporting.table(["split", "model", "target", *METHODS, "gain"], rows), ""]
-    text += [f"`{results['command']}`, seed {results['seed']}. {results.get('machine', '')}."]
+    text += [f"`{results['command']}`. {results.get('machine', '')}."]
     if spent := results.get("core_seconds"):
         text += [f"The runs took {sum(spent.values()) / 60:.1f} minutes of one core."]
     return "\n".join([*text, *reporting.notes(results)])
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
-    """Accuracy of the mean of all clients' last models against rounds; the server's model is drawn faintly."""
+    """Accuracy of the mean of all clients' last models against rounds, mean over seeds; the server's model faintly."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -171,10 +187,13 @@ def picture(results: dict[str, Any], path: Path) -> None:
     colours = dict(zip(METHODS, ("#c1272d", "#0b6e99", "#888888"), strict=True))
     for line, split in zip(axes, SPLITS, strict=True):
         for axis, model in zip(line, CURVES, strict=True):
-            for name, cell in results["runs"].get(split, {}).items():
-                axis.plot(cell["at"], [100 * a for a in cell[model]], color=colours[name], alpha=0.25)
-                whole = [100 * a for a in cell[f"{model}, all clients"]]
-                axis.plot(cell["at"], whole, color=colours[name], label=name)
+            for name, runs in results["runs"].get(split, {}).items():
+                at = min((run["at"] for run in runs.values()), key=len)
+                for curve, style in ((model, {"alpha": 0.25}), (model + ALL, {"label": name})):
+                    mean = [
+                        100 * fmean(one) for one in zip(*(run[curve][: len(at)] for run in runs.values()), strict=True)
+                    ]
+                    axis.plot(at, mean, color=colours[name], **style)
             axis.set(title=f"{split}, {model} model", ylabel="test accuracy, %", ylim=(20, None))
     for axis in axes[-1]:
         axis.set(xlabel="rounds")
@@ -183,9 +202,9 @@ def picture(results: dict[str, Any], path: Path) -> None:
     pyplot.close(figure)
 
 
-def report(runs: Path, out: Path, seed: int, facts: dict[str, Any], spent: dict[str, float] | None = None) -> None:
+def report(runs: Path, out: Path, facts: dict[str, Any], spent: dict[str, float] | None = None) -> None:
     """Bring the stored results up to date, and write table and picture from them."""
-    results = collect(runs, reporting.read(out / "tables.json"), seed) | facts
+    results = collect(runs, reporting.read(out / "tables.json")) | facts
     for key, seconds in (spent or {}).items():
         total = results.setdefault("core_seconds", {})
         total[key] = round(total.get(key, 0.0) + seconds, 1)
@@ -196,9 +215,9 @@ def report(runs: Path, out: Path, seed: int, facts: dict[str, Any], spent: dict[
 
 @reporting.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing, the splits one after the other."""
+    """Run what is missing, seed by seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--splits", nargs="+", choices=SPLITS, default=list(SPLITS))
     parser.add_argument("--rounds", type=int, default=150)
@@ -207,16 +226,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--table", action="store_true", help="only write them again")
     args = parser.parse_args(arguments)
     if args.table:
-        report(args.runs, args.out, args.seed, {})
+        report(args.runs, args.out, {})
         return reporting.verdict(reporting.read(args.out / "tables.json"))
-    for split in args.splits:
-        federation = data(split, args.seed)
+    for seed, split in product(args.seeds, args.splits):
+        federation = data(split, seed)
         for name in args.only:
-            where = args.runs / split / name / f"seed{args.seed}"
+            where = args.runs / split / name / f"seed{seed}"
             started = time.process_time()
-            run(experiment(METHODS[name], federation, args.seed, args.rounds), where, resume=where.exists())
+            run(experiment(METHODS[name], federation, seed, args.rounds), where, resume=where.exists())
             spent = {f"{split}, {name}": time.process_time() - started}
-            report(args.runs, args.out, args.seed, {"machine": reporting.machine(), "seed": args.seed}, spent)
+            report(args.runs, args.out, {"machine": reporting.machine()}, spent)
     return reporting.verdict(reporting.read(args.out / "tables.json"))
 
 

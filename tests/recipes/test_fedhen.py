@@ -52,13 +52,13 @@ def test_it_runs_goes_on_and_writes_the_table_again(tmp_path: Path, recipe: Modu
     def call(*arguments: Any) -> int:
         return recipe.main([str(a) for a in ("--runs", tmp_path / "runs", "--out", out, *arguments)])
 
-    assert call("--rounds", 2, "--splits", "iid", "--only", "FedHeN", "Decouple") == 0
-    assert call("--rounds", 1, "--splits", "dirichlet", "--only", "NoSide") == 0
-    assert call("--rounds", 4, "--splits", "iid", "--only", "FedHeN") == 0
+    assert call("--rounds", 2, "--splits", "iid", "--only", "FedHeN", "Decouple", "--seeds", 0, 1) == 0
+    assert call("--rounds", 1, "--splits", "dirichlet", "--only", "NoSide", "--seeds", 0) == 0
+    assert call("--rounds", 4, "--splits", "iid", "--only", "FedHeN", "--seeds", 0) == 0
     cells = json.loads((out / "tables.json").read_text())["runs"]["iid"]
-    assert {name: (cell["rounds"], cell["at"]) for name, cell in cells.items()} == {
-        "FedHeN": (4, [2, 4]),
-        "Decouple": (2, [2]),
+    assert {name: {s: (run["rounds"], run["at"]) for s, run in runs.items()} for name, runs in cells.items()} == {
+        "FedHeN": {"0": (4, [2, 4]), "1": (2, [2])},
+        "Decouple": {"0": (2, [2]), "1": (2, [2])},
     }
     text = (out / "tables.md").read_text()
     assert "| iid | simple | 84.4 % | 289 | 805 | 943 | 2.8 |" in text
@@ -73,9 +73,11 @@ def test_rounds_and_gains_by_hand(recipe: ModuleType) -> None:
 
     cells = {"FedHeN": cell(0.5, 0.7, 0.8), "NoSide": cell(0.3, 0.4, 0.6018), "Decouple": cell(0.2, 0.65, 0.62)}
     assert recipe.targets(cells, "simple") == pytest.approx([0.601, 0.591])
-    assert recipe.row(cells, "simple", 0.601) == ["60.1 %", "4", "6", "4", "1.0"]
-    assert recipe.row(cells, "simple", 0.45) == ["45.0 %", "2", "6", "4", "2.0"]
-    assert recipe.row(cells, "simple", 0.7) == ["70.0 %", "4", "-", "-", "-"]
+    assert recipe.row([cells], "simple", 0) == ["60.1 %", "4", "6", "4", "1.00"]
+    other = {"FedHeN": cell(0.71, 0.7, 0.8), "NoSide": cell(0.3, 0.6, 0.701), "Decouple": cell(0.2, 0.701, 0.62)}
+    assert recipe.row([other], "simple", 1) == ["69.1 %", "2", "6", "4", "2.00"]
+    assert recipe.row([cells, other], "simple", 0) == ["65.1 ± 5.0 %", "3 ± 1", "6 ± 0", "4 ± 0", "1.50 ± 0.50"]
+    assert recipe.row([{"NoSide": cell(0.3, 0.6, 0.7)}], "simple", 0) == ["70.0 %", "-", "6", "-", "-"]
 
 
 def test_half_of_the_hundred_clients_are_simple(recipe: ModuleType) -> None:
