@@ -51,7 +51,10 @@ from fedloom.parts.adaptation import Maml, Prototypes
 
 @dataclass(frozen=True)
 class Scale:
-    """How large everything is; images are averaged by ``shrink``, ``every`` is the rounds between two looks."""
+    """How large everything is; images are averaged by ``shrink``, ``every`` is the rounds between two looks.
+
+    Clients have ``samples`` training images and ``tested`` test images each.
+    """
 
     clients: int
     samples: int
@@ -63,6 +66,7 @@ class Scale:
     shrink: int
     inner: tuple[tuple[float, int], ...]  # MAML's learning rate and steps
     model: Callable[..., nn.Module]
+    tested: int = 100
 
 
 ONE_STEP = ((0.1, 1), (0.01, 1))
@@ -110,10 +114,10 @@ def averaged(cifar: Source, by: int) -> Source:
 
 
 def data(cifar: Source, split: str, classes: int, scale: Scale, seed: int, names: str = "all") -> Federation:
-    """``acid`` or ``alid`` with so many classes a client; 100 test images each; ``names`` of classes are ALID's."""
+    """``acid`` or ``alid`` with so many classes a client; ``names`` of classes are ALID's."""
     own = {"names": names} if split == "alid" else {}
-    windows = partitions.make(split, classes=classes, samples=scale.samples, test_samples=100, **own)
-    federation = federate(cifar, windows, clients=scale.clients, seed=seed)
+    windows = partitions.make(split, classes=classes, samples=scale.samples, test_samples=scale.tested, **own)
+    federation = federate(cifar, windows, clients=scale.clients, seed=seed, held_out="common")
     return replace(federation, test=federation.test.take(torch.arange(100)))  # clients' own test images count here
 
 

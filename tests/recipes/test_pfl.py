@@ -90,6 +90,16 @@ def test_tables_run_go_on_and_are_written_again(tmp_path: Path, run: Callable[..
     assert (out / "tables.md").read_text() == text
 
 
+@pytest.mark.usefixtures("photographs")
+@pytest.mark.filterwarnings("ignore:partition:UserWarning")
+def test_clients_train_on_all_their_images_and_are_tested_on_others(recipe: Any) -> None:
+    for split in ("acid", "alid"):
+        dealt = recipe.data(recipe.sources.make("cifar10"), split, 5, recipe.SCALES["reduced"], 0)
+        assert set(dealt.train.index.sizes) == {20}
+        assert set(dealt.held_out.index.sizes) == {100}
+        assert dealt.held_out.arrays is not dealt.train.arrays
+
+
 def test_every_method_is_its_adaptation_and_its_drift(recipe: Any) -> None:
     for name in recipe.common.METHODS:
         method = recipe.method(name, alpha=0.03, inner=(0.01, 5))
@@ -117,6 +127,32 @@ def test_transmissions_count_what_is_sent(recipe: Any) -> None:
     assert [looks.sent(curve, "mean", 0.5) for curve in curves.values()] == [8, 4, 16]
     assert looks.sent(curves["Per-FedAvg"], "mean", 0.6) == float("inf")
     assert looks.gain(4, 8, 8) == "2.0x"
+
+
+@pytest.mark.slow
+def test_letters_choose_alpha_on_a_seed_of_its_own(
+    recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tables", recipe)
+    letters = importlib.import_module("letters")
+    tiny = {"clients": 4, "samples": 20, "tested": 10, "steps": 2, "batch": 10, "rounds": 4, "trial": 1, "every": 2}
+    monkeypatch.setattr(letters, "SCALE", replace(letters.SCALE, **tiny, shrink=1))
+    digits = recipe.sources.make("digits")
+    monkeypatch.setattr(recipe.sources, "make", lambda name: {"emnist_l": digits}[name])
+    where = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+    with pytest.warns(UserWarning, match="leaves out"):
+        assert letters.main(["--splits", "alid", "--seeds", "0", "1", "--only", *letters.METHODS[:2], *where]) == 0
+    found = json.loads((tmp_path / "out" / "letters.json").read_text())["splits"]["alid"]
+    assert {name: list(tried) for name, tried in found["trials"].items()} == {"PFLDyn (Proto)": ["0.1", "0.01"]}
+    assert {name: list(runs) for name, runs in found["runs"].items()} == {n: ["0", "1"] for n in letters.METHODS[:2]}
+    text = (tmp_path / "out" / "letters.md").read_text()
+    first, second = (found["runs"]["PFLDyn (Proto)"][seed]["average mean"][-1] for seed in "01")
+    assert f"| PFLDyn (Proto) | 0, 1 | {50 * (first + second):.2f} ± " in text
+    assert letters.main(["--table", *where]) == 0
+    assert (tmp_path / "out" / "letters.md").read_text() == text
+    base = {"0": {"round": [2, 4], "average mean": [0.5, 0.7], "cost": 1}}
+    ours = {"0": {"round": [2, 4], "average mean": [0.6, 0.7], "cost": 2}}
+    assert letters.transmissions(ours, base) == "8 (1 of 1)"
 
 
 @pytest.mark.slow
