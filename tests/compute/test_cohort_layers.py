@@ -200,9 +200,10 @@ def test_what_has_no_form_for_a_cohort_is_named(name: str) -> None:
     assert "no batched form" in reason or "cannot be traced" in reason
 
 
-def test_dropout_draws_as_each_client_alone_would() -> None:
+@pytest.mark.parametrize("p", [0.4, 1.0])
+def test_dropout_draws_as_each_client_alone_would(p: float) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.4), nn.ReLU(), nn.Linear(8, 3), nn.Dropout(0.2)).double()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(p), nn.ReLU(), nn.Linear(8, 3), nn.Dropout(0.2)).double()
     layout = Layout.of(model)
     net = CohortNet(model, layout, len(ROWS))
     net.theta.copy_(layout.read(model)[0])

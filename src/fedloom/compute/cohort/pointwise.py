@@ -180,6 +180,8 @@ class Dropout(CohortLayer):
         if self.draws is None or self.p == 0:
             return x
         self.scale = torch.zeros_like(x)
+        if self.p == 1:  # as torch: nothing is drawn, and there is no 0 / 0
+            return x * self.scale
         for scale, count, generator in zip(self.scale, self.draws.rows, self.draws.generators, strict=False):
             scale[:count].bernoulli_(1 - self.p, generator=generator)
         self.scale.div_(1 - self.p)
