@@ -14,7 +14,9 @@ from fedloom.core.client import FailureKind
 from fedloom.core.errors import CheckpointError, ClientError, ConfigError
 from fedloom.core.rng import stream
 from fedloom.deploy.server import Recipe, run
+from fedloom.deploy.transport import Delivered
 from fedloom.deploy.versions import Versions
+from fedloom.deploy.wire import pack, unpack
 from fedloom.experiment.federated import RunResult
 
 WORDS = ("method=scaffold", "rounds=4")
@@ -131,11 +133,68 @@ def test_too_few_answers_stop_the_run_and_it_goes_on_later(undisturbed: RunResul
     out = tmp_path / "run"
     transport = in_process(config(*WORDS), tmp_path)
     transport.route = lambda name, number, blob: [] if number == 2 and name in ("node-1", "node-3") else [blob]
-    with pytest.raises(ClientError, match=r"round 1: 2 of 4 nodes gave an answer .* fewer than deploy.quorum=3"):
+    with pytest.raises(ClientError, match=r"round 1: 2 of 4 nodes gave a usable answer .* fewer than deploy.quorum=3"):
         run(Recipe.of(config(*WORDS, "deploy.quorum=3")), transport, 4, out=out)
     result = run(Recipe.of(config(*WORDS, "deploy.quorum=3")), transport, 4, out=out, resume=True)
     transport.close()
     same(result, undisturbed)
+
+
+def test_a_refusal_is_no_update_for_the_quorum_and_stops_nobody_else(tmp_path: Path) -> None:
+    """Two of four refuse: two usable answers are a quorum of two, and no quorum of three."""
+
+    def refusing(name: str, number: int, blob: bytes) -> list[bytes]:
+        if number != 2 or name not in ("node-1", "node-3"):
+            return [blob]
+        says = {"status": "refused", "reason": "its data are gone"} if name == "node-1" else {"status": "done"}
+        return [pack("answer", {"ticket": unpack(blob).facts["ticket"], **says})]  # without an update
+
+    found = []
+    for quorum in (2, 3):
+        transport = in_process(config(*WORDS), tmp_path / f"{quorum}")
+        transport.route = refusing
+        if quorum == 2:
+            found = again(transport, ["deploy.quorum=2"]).failures
+            continue
+        with pytest.raises(ClientError, match=r"2 of 4 nodes gave a usable .*quorum=3 .*1: its data are gone; "):
+            again(transport, ["deploy.quorum=3"])
+        transport.close()
+    assert [(f.round, f.client, f.kind) for f in found] == [(1, 1, "refused"), (1, 3, "refused")]
+
+
+def test_a_quorum_that_refusals_leave_open_is_waited_for(tmp_path: Path) -> None:
+    """One refuses, one comes back only after the others have answered: a quorum of three has its update."""
+    transport = in_process(config(*WORDS, "rounds=1", "deploy.deadline=20"), tmp_path)
+    away = transport.nodes["node-3"]
+
+    def route(name: str, number: int, blob: bytes) -> list[bytes]:
+        if number == 0 and name == "node-3":
+            transport.nodes[name] = None  # it has joined, and is offline when the round begins
+        if number != 1 or name != "node-1":
+            return [blob]
+        return [pack("answer", {"ticket": unpack(blob).facts["ticket"], "status": "refused", "reason": "not now"})]
+
+    receive = transport.receive
+
+    def receiving(seconds: float) -> list[Delivered]:
+        arrived = receive(seconds)
+        if not arrived and transport.nodes["node-3"] is None:
+            transport.nodes["node-3"] = away
+        return arrived
+
+    transport.route, transport.receive = route, receiving  # type: ignore[method-assign]
+    result = again(transport, ["rounds=1", "deploy.deadline=20", "deploy.quorum=3"])
+    assert [f.client for f in result.failures] == [1]
+
+
+def test_work_that_diverged_counts_as_an_answer(tmp_path: Path) -> None:
+    """As in a simulation: the round leaves the model as it was, and the next one begins."""
+    words = ("method=fedavg", "rounds=2", "local.lr=1e30", "deploy.quorum=4")
+    transport = in_process(made := config(*words), tmp_path)
+    result = run(Recipe.of(made), transport, 4)
+    transport.close()
+    assert [(f.round, f.kind) for f in result.failures] == [(t, "diverged") for t in (0, 1) for _ in range(4)]
+    assert torch.equal(result.snapshot.server.theta, simulated(*words[:-1]).snapshot.server.theta)
 
 
 def test_a_finished_run_needs_no_nodes_to_be_continued(undisturbed: RunResult, tmp_path: Path) -> None:

@@ -291,7 +291,7 @@ usage: fedloom deploy server [RECIPE.yaml] [key=value …] [--insecure] [-q] [--
   server        wait for all nodes to join, then run the recipe; takes the keys of fedloom run, and:
                   deploy.nodes=4              number of nodes; by default one for each registered key
                   deploy.deadline=600         seconds that a round waits; late answers are dropped
-                  deploy.quorum=1             least number of answers, with fewer of which the run stops
+                  deploy.quorum=1             least number of usable answers, or the run stops
                   deploy.host=0.0.0.0 deploy.port=9440 deploy.certificates=DIR
                   deploy.inputs=[1,28,28] deploy.classes=10      where the server has no data=… of its own
   node          hold one client's data and answer the server; started again after anything, it goes on

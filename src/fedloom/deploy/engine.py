@@ -74,7 +74,7 @@ class Terms:
 
     Attributes:
         deadline: seconds to wait for answers.
-        quorum: least number of members that must answer.
+        quorum: least number of members that must give a usable answer.
         limit: largest message in bytes.
         oldest: returns the completed rounds of the oldest checkpoint of the run.
     """
@@ -186,7 +186,7 @@ class Deployed(Engine):
         A member that is started again while the order is out gets it again, with the same ticket.
 
         Raises:
-            ClientError: if fewer than the quorum have answered at the deadline.
+            ClientError: if fewer than the quorum have given a usable answer at the deadline.
         """
         started, quorum = time.monotonic(), min(self.terms.quorum if quorum is None else quorum, len(clients))
         end = started + self.terms.deadline
@@ -199,6 +199,7 @@ class Deployed(Engine):
             order = Order(ticket, do, told, level, self.versions.get(client), self.terms.oldest())
             requests[client], waiting[ticket] = Request(order.packed(), broadcast), client
         found: dict[int, Packet | Failure] = {}
+        lacking: dict[int, Failure] = {}  # of those without a usable answer
         sessions: dict[int, str] = {}  # in which each client got its order
         look = started
         while waiting:
@@ -206,24 +207,27 @@ class Deployed(Engine):
             if now >= look:
                 self._send(requests, set(waiting.values()), sessions)
                 look = time.monotonic() + max(POLL, SPARE * (time.monotonic() - now))
-            reached = sum(client in sessions for client in waiting.values()) + len(found)
+            reached = sum(client in sessions for client in waiting.values()) + len(found) - len(lacking)
             if now > end or (reached >= quorum and not any(client in sessions for client in waiting.values())):
                 break  # those left are offline, and enough have answered
             for delivered in self.transport.receive(min(POLL, max(end - now, 0.01))):
                 self.tally.up += len(delivered.blob)
-                self._take(delivered, waiting, found)
+                client = self._take(delivered, waiting, found)
+                if client is not None and (failure := self._unusable(do, down, client, found[client], level)):
+                    lacking[client] = failure
         self.tally.seconds += time.monotonic() - started
         self.tally.work += max((_seconds(answer) for answer in found.values()), default=0.0)
-        arrived = len(found)
-        self.tally.answered += arrived
+        self.tally.answered += len(found)
         for client in waiting.values():
             seconds = f"{self.terms.deadline:g} s"
             reason = f"it did not answer within {seconds}" if client in sessions else "it is offline"
-            found[client] = Failure(down.round, client, FailureKind.ABSENT, f"{self.names[client]}: {reason}")
-        if arrived < quorum:
-            reasons = "; ".join(str(answer) for answer in found.values() if isinstance(answer, Failure))
+            absent = Failure(down.round, client, FailureKind.ABSENT, f"{self.names[client]}: {reason}")
+            found[client] = lacking[client] = absent
+        usable = len(found) - len(lacking)
+        if usable < quorum:
+            reasons = "; ".join(map(str, lacking.values()))
             raise ClientError(
-                f"round {down.round}: {arrived} of {len(clients)} nodes gave an answer in time, fewer than "
+                f"round {down.round}: {usable} of {len(clients)} nodes gave a usable answer in time, fewer than "
                 f"deploy.quorum={quorum} ({reasons[:500]}); see that nodes run, and continue with resume=…"
             )
         return found
@@ -244,8 +248,8 @@ class Deployed(Engine):
             self.tally.down += sum(request.nbytes for request in fresh.values())
             self.transport.send(fresh)
 
-    def _take(self, delivered: Delivered, waiting: dict[str, int], found: dict[int, Packet | Failure]) -> None:
-        """Match an answer with its order; anything else is late, or not an answer to this server."""
+    def _take(self, delivered: Delivered, waiting: dict[str, int], found: dict[int, Packet | Failure]) -> int | None:
+        """Match an answer with its order and return the client; None if it is late, or no answer to this server."""
         client = self.numbers.get(delivered.node)
         try:
             answer = unpack(delivered.blob, self.terms.limit)
@@ -258,9 +262,21 @@ class Deployed(Engine):
                 ticket = next((ticket for ticket, other in waiting.items() if other == client), "")
         if client is None or waiting.get(ticket) != client:
             self.tally.late += 1
-            return
+            return None
         del waiting[ticket]
         found[client] = answer
+        return client
+
+    def _unusable(
+        self, do: tuple[str, ...], down: Broadcast, client: int, answer: Packet | Failure, level: int
+    ) -> Failure | None:
+        """Why an answer does not count towards the quorum; None if it does.
+
+        Work that diverged counts: its node has done what it could, and the same order again would diverge again.
+        """
+        work = WORK in do
+        failure = self._result(down, client, answer, level).failure if work else self._failure(down, client, answer)
+        return None if failure is not None and failure.kind is FailureKind.DIVERGED else failure
 
     def _failure(self, down: Broadcast, client: int, answer: Packet | Failure) -> Failure | None:
         """Why a client is left out, if its answer holds no result."""

@@ -346,7 +346,7 @@ def run(
 
     Raises:
         ConfigError: if a node's data changed since the run began.
-        ClientError: if fewer than ``deploy.quorum`` nodes answer in time.
+        ClientError: if fewer than ``deploy.quorum`` nodes give a usable answer in time.
         CheckpointError: as ``fedloom.experiment.federated.run``.
     """
     with one_thread():
