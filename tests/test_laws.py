@@ -264,6 +264,20 @@ def test_numbers_uploaded_beside_the_update_are_paid_for() -> None:
         assert sent == 3 * (len(start()) + more)
 
 
+@pytest.mark.parametrize("name", ["afl", "q_ffl", "term", "aaggff_s", "aaggff_d"])
+def test_the_loss_that_a_fair_mixing_needs_is_paid_for(name: str) -> None:
+    """One number a client in every round, of the model's type; what is only recorded costs nothing."""
+    recorded = Evaluation(what=("received",))
+    plain = go("fedavg", rounds=2, evaluation=recorded)
+    fair = go(name, rounds=2)
+    clients, rounds = plain.history[0]["cohort"], 2
+    for before, after in zip(plain.history, fair.history, strict=True):
+        assert before["comm/up_params"] == clients * len(start())
+        assert after["comm/up_params"] - before["comm/up_params"] == clients
+        assert after["comm/down_params"] == before["comm/down_params"]
+    assert fair.history[-1]["comm/bytes"] - plain.history[-1]["comm/bytes"] == 8 * clients * rounds
+
+
 def test_average_is_the_mean_of_the_last_models_of_all_clients() -> None:
     """Those who never came count with the initial model; FedDyn's server model is another one."""
     both = Evaluation(what=("average", "global"))

@@ -60,7 +60,10 @@ def even_blocks(members: int, longest: int, shares: int = EVEN) -> list[range]:
 
 @dataclass
 class Traffic:
-    """Parameters (scalars) and bytes sent in one round, counted from the tensors themselves."""
+    """Parameters (scalars) and bytes sent in one round, counted from the tensors themselves.
+
+    A loss of the received model, if a part needs it, is one scalar of the model's type, which no uplink encodes.
+    """
 
     down_params: int = 0
     up_params: int = 0

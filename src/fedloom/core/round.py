@@ -270,6 +270,8 @@ class _Cohort:
             diverged = present & ~np.isfinite(report.losses)
             self.leave_out(diverged, FailureKind.DIVERGED, "its loss of the received model is not finite")
             present &= ~diverged
+            sent = int(present.sum())  # one number each, beside the update
+            report.traffic.count(sent, sent * plan.layout.dtype.itemsize)
         return present
 
     def losses(self, down: Broadcast, members: np.ndarray) -> np.ndarray:
