@@ -30,8 +30,14 @@ def files(out: Path) -> set[str]:
 
 def referred(path: Path) -> set[str]:
     """The files that a checkpoint refers to, read by hand."""
-    index = checkpoint.load_tensors((path / "index.safetensors").read_bytes())
-    return {f"{c}-{r:06d}.safetensors" for c, r in zip(index["client"].tolist(), index["round"].tolist(), strict=True)}
+    found: set[str] = set()
+    for name, begins in (("index", None), ("segments", "states"), ("models", "models")):
+        if (path / f"{name}.safetensors").exists():
+            index = checkpoint.load_tensors((path / f"{name}.safetensors").read_bytes())
+            rounds = index["round"].tolist()
+            names = index["client"].tolist() if begins is None else [begins] * len(rounds)
+            found |= {f"{name}-{round:06d}.safetensors" for name, round in zip(names, rounds, strict=True)}
+    return found
 
 
 def numbers(out: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Large client states in memory: checkpoints share files, each with what has changed since the one before."""
+"""Large client states and last models in memory: checkpoints share files with what has changed since the one before."""
 
 from __future__ import annotations
 
@@ -10,19 +10,28 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.runs import assert_same_run, assert_same_state
-from helpers.stored import STATEFUL, files, work
+from helpers.stored import STATEFUL, files, referred
+from helpers.stored import work as stored_work
 
 from fedloom.core.client import State
 from fedloom.core.errors import CheckpointError
 from fedloom.experiment import atomic, checkpoint, store
+from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
 from fedloom.experiment.segments import SPARE, Segments
 from fedloom.experiment.store import MemoryStore
 
+LAST = Evaluation(what=("global", "average"), every=2)
+
+
+def work(name: str, states: str, rounds: int = 6) -> Experiment:
+    """A small experiment that keeps client states and last models."""
+    return stored_work(name, states, rounds=rounds, evaluation=LAST)
+
 
 @pytest.fixture(autouse=True)
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All states count as large."""
+    """All states and models count as large."""
     monkeypatch.setattr(store, "WHOLE", 0)
 
 
@@ -33,21 +42,16 @@ def finished(tmp_path: Path) -> Path:
     return tmp_path / "finished"
 
 
-def referred(path: Path) -> set[str]:
-    """The segments that a checkpoint refers to, read by hand."""
-    index = checkpoint.load_tensors((path / "segments.safetensors").read_bytes())
-    return {f"states-{round:06d}.safetensors" for round in index["round"].tolist()}
-
-
 def states(value: float, *clients: int, size: int = 1000) -> dict[int, State]:
     return {client: {"drift": {"h": torch.full((size,), value)}} for client in clients}
 
 
-@pytest.mark.parametrize("name", [*STATEFUL, "apfl"])
+@pytest.mark.parametrize("name", [*STATEFUL, "apfl", "fedhen"])
 def test_a_run_that_is_continued_has_the_bits_of_one_that_is_not(name: str, tmp_path: Path) -> None:
     expected = run(work(name, "memory"))
     run(work(name, "memory", rounds=4), tmp_path / "out", checkpoint_every=1)
-    assert files(tmp_path / "out"), "nothing was written beside the checkpoints"
+    kinds = {path.partition("-")[0] for path in files(tmp_path / "out")}
+    assert kinds == {"states", "models"} - ({"states"} if name == "fedhen" else set()), "all was in the checkpoints"
     found = run(work(name, "memory"), tmp_path / "out", resume=True, checkpoint_every=2)
     assert isinstance(found.snapshot.store, MemoryStore)
     assert_same_run(expected, found)
@@ -102,12 +106,25 @@ def test_what_is_out_of_date_never_takes_more_room_than_said(tmp_path: Path) -> 
         }
 
 
+def test_last_models_may_become_large_and_small_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, whole = run(work("fedavg", "memory", rounds=8)), []
+    for rounds, limit in [(2, 10**9), (4, 0), (6, 10**9), (8, 0)]:
+        monkeypatch.setattr(store, "WHOLE", limit)
+        found = run(work("fedavg", "memory", rounds=rounds), tmp_path / "out", resume=rounds > 2, keep=1)
+        (last,) = checkpoint.available(tmp_path / "out" / "checkpoint")
+        whole.append(len(checkpoint.read(last).tensors["average"]) > 1)  # the models beside their sum
+        assert files(tmp_path / "out") == referred(last)
+    assert whole == [True, False, True, False]
+    assert_same_run(expected, found)
+
+
+@pytest.mark.parametrize("kind", ["states", "models"])
 @pytest.mark.parametrize("how", ["missing", "cut", "altered"])
-def test_a_damaged_segment_is_refused_and_the_checkpoint_before_it_named(how: str, finished: Path) -> None:
+def test_a_damaged_segment_is_refused_and_the_checkpoint_before_it_named(how: str, kind: str, finished: Path) -> None:
     last, *_, first = reversed(checkpoint.available(finished / "checkpoint"))
     before = checkpoint.available(finished / "checkpoint")[-2]
     assert referred(last) != referred(first)
-    path = finished / "clients" / max(referred(last))
+    path = finished / "clients" / max(name for name in referred(last) if name.startswith(kind))
     blob = path.read_bytes()
     path.unlink()
     if how != "missing":
@@ -118,11 +135,14 @@ def test_a_damaged_segment_is_refused_and_the_checkpoint_before_it_named(how: st
     assert f"continue from the one before it with resume={before}." in str(caught.value)
 
 
-def test_a_full_disk_costs_a_checkpoint_and_no_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["states", "models"])
+def test_a_full_disk_costs_a_checkpoint_and_no_state(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected, write = run(work("scaffold", "memory")), atomic.write_synced
 
     def crowded(path: Path, blob: bytes) -> None:
-        if path.name == ".states-000004.safetensors.part":
+        if path.name == f".{kind}-000004.safetensors.part":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(path, blob)
 

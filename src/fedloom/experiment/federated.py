@@ -31,11 +31,12 @@ from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.last_models import CohortModels, LastModels
 from fedloom.experiment.rundir import Columns, Kind, RunDirectory, Status, Table
 from fedloom.experiment.runtime import one_thread, pick_device
+from fedloom.experiment.segments import MODELS, Segments
 from fedloom.experiment.server_average import ServerAverage
 from fedloom.experiment.setup import make_plan, make_server_data, placed
 from fedloom.experiment.snapshot import Snapshot
 from fedloom.experiment.state_files import LostState, StatePlace
-from fedloom.experiment.store import CLIENTS, DiskStore, collect_garbage, make_store
+from fedloom.experiment.store import CLIENTS, DiskStore, collect_garbage, make_store, shared_folder
 from fedloom.experiment.summary import headline, should_stop, summarise, warnings
 from fedloom.experiment.trained import TrainedRun
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask, differences
@@ -174,9 +175,10 @@ class FederatedTask(TrainerTask):
         goal = None if self.plan.attack is None else self.plan.attack.goal(self.federation.test)
         self.goal = goal if goal is not None and len(goal) else None  # no test sample can tell whether it succeeds
         server = Server.initial(self.plan, self.plan.theta0.to(device), self.plan.buffers0.to(device))
-        store, self.warnings = make_store(
-            experiment.client_state, self.plan, server, self._reach(), None if out is None else out / CLIENTS
-        )
+        reach, home = self._reach(), None if out is None else out / CLIENTS
+        store, self.warnings = make_store(experiment.client_state, self.plan, server, reach, home)
+        if last is not None and (shared := shared_folder(home, reach * last.initial.nbytes)):
+            last.segments = Segments(shared, MODELS)
         averaged = ServerAverage.of(on.server_average, server) if on.server_average else None
         self.state = Snapshot(server, store, last, models, averaged)
         noisy = privacy.private_uplink(experiment) or experiment.local.dp_noise
@@ -298,7 +300,7 @@ class FederatedTask(TrainerTask):
             self.took_part[self._cohort(number)] += 1
 
     def collect_garbage(self, folder: Path) -> None:
-        collect_garbage(folder, self.state.store)
+        collect_garbage(folder, self.state.store, self.state.files)
 
     def summarise(self, status: Status) -> dict[str, Any]:
         about = summarise(self.experiment, self.plan, self.history, self.failures)

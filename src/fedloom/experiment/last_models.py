@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -12,6 +14,8 @@ from torch import Tensor
 from fedloom.core.client import Result
 from fedloom.core.plan import ClientPlan
 from fedloom.core.round import Server
+from fedloom.core.tree import Tree
+from fedloom.experiment.segments import MODELS, Segments
 
 
 @dataclass
@@ -81,10 +85,14 @@ class LastModels(ClientModels):
         models: last models of the clients that have participated, shaped as ``initial`` (with levels, their level's
             segment).
         pending: models of the current round, not committed yet.
+        segments: the files that checkpoints share; None: each checkpoint holds every model.
+        changed: clients whose last models no segment has.
     """
 
     models: dict[int, Tensor] = field(default_factory=dict)
     pending: dict[int, Tensor] = field(default_factory=dict)
+    segments: Segments | None = None
+    changed: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.total = self.initial.double().clone()
@@ -105,7 +113,42 @@ class LastModels(ClientModels):
             at = self.segment(self.level(client))
             self.total[at] += model.double() - self.models.get(client, self.initial[at]).double()
             self.models[client] = model
+        self.changed |= self.pending.keys()
         self.pending.clear()
+
+    @property
+    def files(self) -> frozenset[str]:
+        """The files of the last checkpoint's models."""
+        return frozenset() if self.segments is None else self.segments.files
+
+    def saved(self, round: int) -> dict[str, Tree]:
+        """Their part of a checkpoint: every model, or the index of those in files.
+
+        Raises:
+            OSError: if what has changed cannot be written.
+        """
+        if self.segments is None:
+            return {"average": {"total": self.total, **{str(client): model for client, model in self.models.items()}}}
+        states = {client: {"average": {"model": model}} for client, model in self.models.items()}
+        index = self.segments.add(round, states, self.changed)
+        self.changed.clear()
+        return {"average": {"total": self.total}, MODELS: index}
+
+    def restore(self, trees: Mapping[str, Mapping[str, Tensor]], folder: Path) -> None:
+        """Take up the models of a checkpoint, in whichever form it holds them; ``folder`` has the files.
+
+        Raises:
+            OSError: if a file is missing.
+            ValueError: if one was altered.
+        """
+        models = dict(trees["average"])
+        self.total = models.pop("total")
+        self.models = {int(client): model for client, model in models.items()}
+        self.changed = set(self.models)
+        if MODELS in trees:
+            segments, states = Segments.read(folder, trees[MODELS], "cpu", MODELS)
+            self.models = {client: state["average"]["model"] for client, state in states.items()}
+            self.segments = self.segments and segments
 
 
 @dataclass

@@ -1,9 +1,9 @@
-"""Client states that stay in memory, written to files that checkpoints share.
+"""Client states, or clients' last models, that stay in memory, written to files that checkpoints share.
 
-A checkpoint adds one file, a *segment* ``states-<round>.safetensors``, with the states that have changed since the one
-before, and itself holds an index alone: the segment of each client, size and SHA-256 of each segment. When segments
-would hold more than ``SPARE`` times the bytes of all states, everything is written anew, as one segment; the others
-are removed once no kept checkpoint refers to them.
+A checkpoint adds one file, a *segment* ``states-<round>.safetensors`` or ``models-<round>.safetensors``, with the
+states (or models) that have changed since the one before, and itself holds an index alone: the segment of each client,
+size and SHA-256 of each segment. When segments would hold more than ``SPARE`` times the bytes of all states, everything
+is written anew, as one segment; the others are removed once no kept checkpoint refers to them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fedloom.experiment import atomic
 from fedloom.experiment.state_files import flat, nested
 
 SPARE = 2
+STATES, MODELS = "states", "models"  # what segments hold, and how their names begin
 
 
 class Segment(NamedTuple):
@@ -37,6 +38,7 @@ class Segments:
 
     Args:
         folder: where they are; created on first use.
+        kind: what they hold.
 
     >>> import tempfile
     >>> home = tempfile.TemporaryDirectory()
@@ -48,15 +50,15 @@ class Segments:
     >>> home.cleanup()
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, kind: str = STATES) -> None:
+        self.folder, self.kind = folder, kind
         self.place: dict[int, int] = {}  # the round of the segment with a client's state
         self.made: dict[int, Segment] = {}  # by round
 
     @property
     def files(self) -> frozenset[str]:
         """The names of the segments."""
-        return frozenset(map(segment_file, self.made))
+        return frozenset(segment_file(round, self.kind) for round in self.made)
 
     def add(self, round: int, states: Mapping[int, State], changed: Collection[int]) -> Tree:
         """Write the states that have changed, or all of them if too much in the segments is out of date.
@@ -80,7 +82,7 @@ class Segments:
             named = {f"{c}|{key}": value for c in changed for key, value in flat(states[c]).items()}
             self.folder.mkdir(parents=True, exist_ok=True)
             blob = atomic.as_file(named)
-            atomic.write_whole(self.folder / segment_file(round), blob)
+            atomic.write_whole(self.folder / segment_file(round, self.kind), blob)
             atomic.sync_folder(self.folder)
             self.made[round] = Segment(len(blob), hashlib.sha256(blob).digest())
             self.place |= dict.fromkeys(changed, round)
@@ -96,7 +98,7 @@ class Segments:
 
     @classmethod
     def read(
-        cls, folder: Path, index: Mapping[str, Tensor], device: torch.device | str
+        cls, folder: Path, index: Mapping[str, Tensor], device: torch.device | str, kind: str = STATES
     ) -> tuple[Segments, dict[int, State]]:
         """The segments of an index, and the states in them.
 
@@ -104,14 +106,15 @@ class Segments:
             OSError: if a segment is missing.
             ValueError: if one was altered.
         """
-        found, states = cls(folder), {}
+        found, states = cls(folder, kind), {}
         found.place = dict(zip(index["client"].tolist(), index["place"].tolist(), strict=True))
         columns = (index[name].tolist() for name in ("round", "bytes", "sha256"))
         for round, size, digest in zip(*columns, strict=True):
             found.made[round] = segment = Segment(size, bytes(digest))
-            blob = (folder / segment_file(round)).read_bytes()
+            path = folder / segment_file(round, kind)
+            blob = path.read_bytes()
             if (len(blob), hashlib.sha256(blob).digest()) != segment:
-                raise ValueError(f"{folder / segment_file(round)} was altered: its checksum differs")
+                raise ValueError(f"{path} was altered: its checksum differs")
             held = states_of(load_tensors(blob), device)
             states |= {client: state for client, state in held.items() if found.place.get(client) == round}
         if lost := found.place.keys() - states:
@@ -119,13 +122,13 @@ class Segments:
         return found, states
 
 
-def segment_file(round: int) -> str:
+def segment_file(round: int, kind: str = STATES) -> str:
     """The name of the segment that a checkpoint added.
 
     >>> segment_file(40)
     'states-000040.safetensors'
     """
-    return f"states-{round:06d}.safetensors"
+    return f"{kind}-{round:06d}.safetensors"
 
 
 def states_of(tensors: Mapping[str, Tensor], device: torch.device | str) -> dict[int, State]:

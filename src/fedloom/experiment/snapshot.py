@@ -41,6 +41,11 @@ class Snapshot:
         both = {"average": self.last, "cohort": self.cohort}
         return {name: models for name, models in both.items() if models is not None}
 
+    @property
+    def files(self) -> frozenset[str]:
+        """The files beside the checkpoints to which the last one refers."""
+        return self.store.files | (frozenset() if self.last is None else self.last.files)
+
     def checkpoint(self, facts: dict[str, Any]) -> Checkpoint:
         """The snapshot as a checkpoint."""
         server = self.server
@@ -49,8 +54,7 @@ class Snapshot:
             **self.store.saved(),
         }
         if self.last is not None:
-            models = {str(client): model for client, model in self.last.models.items()}
-            tensors["average"] = {"total": self.last.total, **models}
+            tensors |= self.last.saved(server.round)
         if self.averaged is not None:
             tensors["server_average"] = {"model": self.averaged.model}
         return Checkpoint(server.round, tensors, facts)
@@ -84,9 +88,7 @@ class Snapshot:
                     f"the run in {out} did not keep its clients' last models, so the average evaluation cannot begin "
                     "now; leave average out of evaluation.what."
                 )
-            models = dict(checkpoint.tensors["average"])
-            last.total = models.pop("total")
-            last.models = {int(client): model for client, model in models.items()}
+            last.restore(checkpoint.tensors, out / CLIENTS)
         averaged = self.averaged
         if averaged is not None:
             if "server_average" not in checkpoint.tensors:

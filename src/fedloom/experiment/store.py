@@ -25,7 +25,7 @@ from fedloom.core.round import Server
 from fedloom.core.tree import Tree, nbytes
 from fedloom.experiment import atomic
 from fedloom.experiment.checkpoint import available
-from fedloom.experiment.segments import Segments, segment_file, states_of
+from fedloom.experiment.segments import MODELS, STATES, Segments, segment_file, states_of
 from fedloom.experiment.state_files import (
     LostState,
     StateFile,
@@ -37,7 +37,7 @@ from fedloom.experiment.state_files import (
 )
 
 LIMIT = 2_000_000_000  # bytes of client states up to which ``auto`` keeps them in memory
-WHOLE = 32_000_000  # bytes of client states in memory up to which every checkpoint holds all of them
+WHOLE = 32_000_000  # bytes of client states, or last models, in memory up to which every checkpoint holds all of them
 FILES = ("disk", "shared")  # choices that keep states in files
 CLIENTS = "clients"  # folder of client states in a run directory
 CACHE = 256 << 20  # bytes of client states read from disk that are cached
@@ -354,15 +354,20 @@ def make_store(
     if folder is not None and (states in FILES or (states == "auto" and large)):
         return DiskStore(folder, server.buffers.device), []
     if states == "memory" or not large:
-        return MemoryStore(folder if clients * size > WHOLE else None), []
+        return MemoryStore(shared_folder(folder, clients * size)), []
     return MemoryStore(), [
         f"client states may take {clients * size / 1e9:.1f} GB of memory "
         f"({clients} clients, {size / 1e6:.1f} MB each); in a run directory they would be kept on disk."
     ]
 
 
-def collect_garbage(folder: Path, store: ClientStore) -> None:
-    """Remove the state files to which neither a checkpoint in ``folder`` nor the store refers."""
+def shared_folder(folder: Path | None, size: int) -> Path | None:
+    """The folder for what takes so many bytes in memory; None if every checkpoint holds all of it."""
+    return folder if size > WHOLE else None
+
+
+def collect_garbage(folder: Path, store: ClientStore, files: frozenset[str]) -> None:
+    """Remove the files beside checkpoints to which no checkpoint in ``folder`` refers, except ``files``."""
     home = folder.parent / CLIENTS
     if not home.is_dir():
         return
@@ -372,18 +377,19 @@ def collect_garbage(folder: Path, store: ClientStore) -> None:
     except (OSError, KeyError, SafetensorError):  # an unreadable checkpoint may refer to any file
         return
     store.pin(pinned)
-    needed = pinned | store.files
+    needed = pinned | files
     for path in found:
         if path.name not in needed:
             atomic.discard(path)
 
 
 def _files_of(checkpoint: Path) -> set[str]:
-    """The files with states that a checkpoint refers to; empty if it holds the states itself."""
-    index, segments = (checkpoint / f"{name}.safetensors" for name in ("index", "segments"))
-    if segments.exists():
-        return set(map(segment_file, load_tensors(segments.read_bytes())["round"].tolist()))
-    if not index.exists():
-        return set()
-    held = load_tensors(index.read_bytes())
-    return {state_file(c, r) for c, r in zip(held["client"].tolist(), held["round"].tolist(), strict=True)}
+    """The files beside a checkpoint to which it refers; empty if it holds states and models itself."""
+    found: set[str] = set()
+    for name, kind in (("segments", STATES), (MODELS, MODELS)):
+        if (path := checkpoint / f"{name}.safetensors").exists():
+            found |= {segment_file(round, kind) for round in load_tensors(path.read_bytes())["round"].tolist()}
+    if (path := checkpoint / "index.safetensors").exists():
+        held = load_tensors(path.read_bytes())
+        found |= {state_file(c, r) for c, r in zip(held["client"].tolist(), held["round"].tolist(), strict=True)}
+    return found
