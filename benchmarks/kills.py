@@ -1,11 +1,12 @@
 """Killing runs and their workers at random moments: what is left, and whether the bits are the same.
 
-    python benchmarks/kills.py [--kills 120] [--seed 0] [--out benchmarks/results/kills.json]
+    python benchmarks/kills.py [--kills 120] [--seed 0] [--segments] [--out benchmarks/results/kills.json]
 
 For each engine and method, a run is begun in a process of its own and killed with SIGKILL at a random moment, again and
 again, continued each time; with the processes engine also single workers are, chosen at random, while the parent goes
 on. In the end the run directory must say what that of an undisturbed run says, bit for bit, no process of the run may
-be alive, and no shared memory or half-written file may be left.
+be alive, and no shared memory or half-written file may be left. With ``--segments`` all client states and last models
+count as large, so that checkpoints share files with what has changed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ import numpy as np
 
 from fedloom.config import build, resolve
 from fedloom.core.errors import CheckpointError
+from fedloom.experiment import checkpoint as checkpoints
+from fedloom.experiment import store
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
@@ -33,7 +36,8 @@ from fedloom.experiment.rundir import RunDirectory
 
 METHODS, ENGINES = ("scaffold", "feddyn", "fedper"), ("serial", "processes")
 ROUNDS, PAUSE = 12, 0.02  # seconds after each round, so that kills fall into rounds and between them
-SETTINGS = ("clients=12", "participation=0.5", "model.hidden=[16]", "local.batch_size=20", "evaluation.every=3")
+SETTINGS = ("clients=12", "participation=0.5", "model.hidden=[16]", "local.batch_size=20", "evaluation.every=3",
+            "evaluation.what=[global,clients,average]")  # fmt: skip
 
 
 class Slow(Callback):
@@ -83,11 +87,13 @@ def alive(group: int) -> list[int]:
 
 
 def contents(out: Path) -> dict[str, Any]:
-    """What a run directory says, but for times and checkpoints."""
+    """What a run directory says, but for times and all checkpoints but the last."""
     directory = RunDirectory(out)
     records = [{k: v for k, v in record.items() if k != "seconds"} for record in directory.metrics()]
     tables = {name: {k: v.tobytes() for k, v in directory.table(name).items()} for name in ("clients", "mixing")}
-    return {"records": records, "tables": tables, "model": (out / "model.safetensors").read_bytes()}
+    paths = [*(out / "clients").glob("*"), *checkpoints.available(out / "checkpoint")[-1].glob("*.safetensors")]
+    states = {path.name: path.read_bytes() for path in paths}
+    return {"records": records, "tables": tables, "model": (out / "model.safetensors").read_bytes(), "states": states}
 
 
 def disturb(method: str, engine: str, kills: int, draw: np.random.Generator, folder: Path) -> dict[str, Any]:
@@ -134,8 +140,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=120)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--segments", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/kills.json"))
     arguments = parser.parse_args()
+    if arguments.segments:
+        store.WHOLE = 0
     draw, cells = np.random.default_rng(arguments.seed), [(m, e) for m in METHODS for e in ENGINES]
     table = []
     for method, engine in cells:
