@@ -12,6 +12,7 @@ from torch import nn
 
 import fedloom as fl
 from fedloom.api import _experiment
+from fedloom.core.errors import ConfigError
 from fedloom.data.partitions import Dirichlet
 
 FEDAVG, X, LOGISTIC = fl.methods.fedavg(), np.zeros(3), lambda: nn.Linear(64, 10)
@@ -77,6 +78,20 @@ def test_a_wrong_type_is_one_sentence(case: str) -> None:
     call, sentence = REFUSED[case]
     with pytest.raises(fl.FedLoomError, match=sentence):
         call()
+
+
+def test_an_error_in_the_models_own_function_is_told_as_it_is() -> None:
+    def fails() -> nn.Module:
+        raise TypeError("widths are text.\nThe second line.")
+
+    with pytest.raises(ConfigError, match=r"^the model's function fails with TypeError: widths are text\.$") as caught:
+        go(model=fails)()
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+def test_an_error_of_fedloom_in_the_models_function_stays_one() -> None:
+    with pytest.raises(ConfigError, match=r"^model 'mlp': hidden is 'wide'"):
+        go(model=lambda: fl.models.models.make("mlp", classes=2, inputs=(3,), hidden="wide"))()
 
 
 def test_numbers_of_numpy_and_mappings_are_taken() -> None:

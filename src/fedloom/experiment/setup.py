@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core import example_privacy, rng
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, FedLoomError
 from fedloom.core.federation import Arrays, Federation, Split, Unlabelled
 from fedloom.core.method import Method
 from fedloom.core.parts import Paired, Submodels
@@ -25,12 +26,25 @@ from fedloom.experiment.teacher import load_teacher
 from fedloom.models import Copies, Wrapped, wrapped
 
 
-def _made(factory: Callable[[], nn.Module]) -> nn.Module:
-    """The module of a factory."""
+def make_model(factory: Callable[[], nn.Module]) -> nn.Module:
+    """The module of a factory.
+
+    Raises:
+        ConfigError: if the factory needs arguments, fails, or returns no module.
+    """
     try:
-        model = factory()
+        inspect.signature(factory).bind()
     except TypeError as error:
         raise ConfigError(f"the model cannot be made ({error}); give a function without arguments.") from error
+    except ValueError:  # a built-in function without a signature
+        pass
+    try:
+        model = factory()
+    except FedLoomError:
+        raise
+    except Exception as error:
+        reason = ": ".join((type(error).__name__, *str(error).strip().splitlines()[:1])).rstrip(".")
+        raise ConfigError(f"the model's function fails with {reason}.") from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model's function returns a {type(model).__name__}; it must return a torch module.")
     return model
@@ -47,7 +61,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
         raise ConfigError(f"local.precision=bf16: {reason}; choose local.precision=full.")
     with torch.random.fork_rng(devices=[]):
         rng.seed_torch(experiment.seed, "model")
-        model = _made(experiment.model).to(getattr(torch, experiment.dtype))
+        model = make_model(experiment.model).to(getattr(torch, experiment.dtype))
     data, hostile = federation.train.first(federation.seen), experiment.hostile
     attack = experiment.attack if len(hostile) else None
     if attack is not None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedloom.core import rng
 from fedloom.core.errors import ConfigError
+from fedloom.experiment.setup import make_model
 from fedloom.tasks.distill.guide import GuideNet
 from fedloom.tasks.distill.method import Distiller, DistillTerm, NetworkPair
 from fedloom.tasks.distill.taps import FeatureTap, Outputs, Sizes
@@ -99,7 +100,7 @@ def make_student(make: Any, seed: int, dtype: torch.dtype) -> nn.Module:
     """A freshly initialised student, identical to the model of a federated run with that seed."""
     with torch.random.fork_rng(devices=[]):
         rng.seed_torch(seed, "model")
-        return make().to(dtype)
+        return make_model(make).to(dtype)
 
 
 def make_learner(

@@ -15,6 +15,7 @@ from fedloom.core.parts import Term
 from fedloom.core.settings import bare, flatten
 from fedloom.data.streams import TaskStream
 from fedloom.experiment.runtime import pick_device
+from fedloom.experiment.setup import make_model
 from fedloom.parts.objectives import CrossEntropy
 from fedloom.tasks.online.ensemble import ExpertConfig, ExpertEnsemble, expert_label
 from fedloom.tasks.online.hedge import Hedge
@@ -123,7 +124,7 @@ class Online:
         """
         with torch.random.fork_rng(devices=[]):
             rng.seed_torch(self.seed, "model")
-            model = self.model().to(getattr(torch, self.dtype))
+            model = make_model(self.model).to(getattr(torch, self.dtype))
         first = self.stream[0].train
         x = first.x[:2].to(getattr(torch, self.dtype)) if first.x.is_floating_point() else first.x[:2]
         try:
