@@ -32,7 +32,8 @@ from fedloom.parts.personal import PrivateHead, Subspace
 
 ONE = 3  # the only client with test samples
 CLIENTS = Evaluation(what=("clients",))
-PREDICTORS = [name for name in methods.names() if make(name, **GENTLE.get(name, {})).predicts]
+ALL = {name: make(name, **GENTLE.get(name, {})) for name in methods.names()}
+PREDICTORS = [name for name, method in ALL.items() if method.predicts and method.personal.kept]
 MIXED = {
     "head+proto": Method("a", (CrossEntropy(),), personal=PrivateHead(), adaptation=Prototypes()),
     "head+finetune": Method("b", (CrossEntropy(),), personal=PrivateHead(), adaptation=FineTune(steps=2)),
@@ -145,8 +146,10 @@ def test_a_new_client_trains_its_private_parameters_by_the_method() -> None:
 
 
 def test_where_no_model_outlives_a_round_the_data_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"no model outlives a round; .* data=generated:DIR/synthetic\.npz"):
-        _ = trained("fedevg").trained.server
+    run, own = trained("fedevg").trained, classes().train.client(0)
+    for model in (lambda: run.server, lambda: run.client(0), lambda: run.adapt(own.x, own.y)):
+        with pytest.raises(ConfigError, match=r"no model outlives a round; .* data=generated:DIR/synthetic\.npz"):
+            model()
 
 
 @pytest.mark.parametrize(

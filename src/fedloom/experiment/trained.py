@@ -234,12 +234,7 @@ class TrainedRun(RunRecords):
         Raises:
             ConfigError: if some of its parameters are private, so that only clients have a whole model.
         """
-        self._refuse_generative()
-        if self.plan.has_private and not self.plan.method.personal.kept:
-            raise ConfigError(
-                f"with personal {label(self.plan.method.personal)!r} no model outlives a round; a run of fedloom "
-                "synthesize leaves data, which are read as data=generated:DIR/synthetic.npz."
-            )
+        self._refuse_without_models()
         if self.plan.has_private:
             raise ConfigError(
                 f"with personal {label(self.plan.method.personal)!r} clients keep parameters to themselves, so that "
@@ -260,9 +255,10 @@ class TrainedRun(RunRecords):
             client: its number, from 0, or its name if the data have names.
 
         Raises:
-            ConfigError: if there is no such client, or clients kept their models to themselves.
+            ConfigError: if there is no such client, clients kept their models to themselves, or no model outlives a
+                round.
         """
-        self._refuse_generative()
+        self._refuse_without_models()
         if self.apart and (self.plan.private_size or not self.plan.method.adaptation.is_identity):
             raise ConfigError("the clients of this run kept their models to themselves; the server has only its own.")
         number = self._number(client)
@@ -283,11 +279,11 @@ class TrainedRun(RunRecords):
         models, the model is then adapted to the samples. A client that would choose λ on validation samples takes 0.5.
 
         Raises:
-            ConfigError: if ``rounds`` is below 1.
+            ConfigError: if ``rounds`` is below 1, or no model outlives a round.
             DataError: if the samples do not fit the run's data.
             ClientError: if training fails or diverges.
         """
-        self._refuse_generative()
+        self._refuse_without_models()
         if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
             raise ConfigError(f"rounds is {rounds!r}, but it must be a whole number of at least 1.")
         server = self.snapshot.server
@@ -362,7 +358,12 @@ class TrainedRun(RunRecords):
             raise ConfigError(f"there is no client {client!r}; clients have the numbers 0 to {clients - 1}.")
         return int(client)
 
-    def _refuse_generative(self) -> None:
+    def _refuse_without_models(self) -> None:
+        if self.plan.has_private and not self.plan.method.personal.kept:
+            raise ConfigError(
+                f"with personal {label(self.plan.method.personal)!r} no model outlives a round; a run of fedloom "
+                "synthesize leaves data, which are read as data=generated:DIR/synthetic.npz."
+            )
         if not self.plan.method.predicts:
             raise ConfigError(
                 f"method {self.plan.method.name!r} trains no predictor, but makes synthetic data; read them from "
