@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -100,7 +101,7 @@ def test_figures_are_never_overwritten(cli: Cli, tmp_path: Path) -> None:
     assert found["statistics"]["clients"] == 3
 
 
-@pytest.mark.parametrize(
+COMPLETED = pytest.mark.parametrize(
     ("line", "expected"),
     [
         ("fedloom par", {"partition"}),
@@ -111,12 +112,30 @@ def test_figures_are_never_overwritten(cli: Cli, tmp_path: Path) -> None:
         ("fedloom list partit", {"partitions"}),
     ],
 )
+
+
+@COMPLETED
 def test_bash_completes(line: str, expected: set[str], cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "script").write_text(cli("completion", "bash").out)
     typed = f'COMP_LINE="{line}" COMP_POINT={len(line)} COMP_WORDBREAKS=" ="'
     call = f'source ./script; {typed}; _fedloom; echo "${{COMPREPLY[@]}}"'
     done = subprocess.run(["bash", "-c", call], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert set(done.stdout.split()) == expected, done.stderr
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+@COMPLETED
+def test_zsh_completes(line: str, expected: set[str], cli: Cli, tmp_path: Path) -> None:
+    """Outside a line editor, whose part is to keep the words that begin with what was typed."""
+    (tmp_path / "script").write_text(cli("completion", "zsh").out)
+    editor = (
+        "compdef() { }; compset() { }; _files() { print file }; typeset -A compstate=(nmatches 0); "
+        "compadd() { shift ${@[(i)--]}; local fit=(${(M)@:#$PREFIX*}); (( compstate[nmatches] += $#fit )); "
+        "print -r -- $fit }"
+    )
+    call = f"{editor}; source ./script; words=({line}); CURRENT=$#words; PREFIX=$words[-1]; _fedloom"
+    done = subprocess.run(["zsh", "-f", "-c", call], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert {word.rpartition("=")[2] for word in done.stdout.split()} == expected, done.stderr
 
 
 def test_completion_names_its_shells(cli: Cli) -> None:

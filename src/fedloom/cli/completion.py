@@ -15,13 +15,13 @@ from fedloom.core.settings import signature
 from fedloom.data import sources
 
 BASH = """_fedloom() {{
-    local line="${{COMP_LINE:0:COMP_POINT}}" words colon
+    local line="${{COMP_LINE:0:COMP_POINT}}" found
     local current="${{line##* }}"
     case "$line" in
 {cases}
-        *) words="{commands}" ;;
+        *) found="{commands}" ;;
     esac
-    COMPREPLY=($(compgen -W "$words" -- "$current"))
+    COMPREPLY=($(compgen -W "$found" -- "$current"))
     [[ ${{#COMPREPLY[@]}} == 0 ]] && COMPREPLY=($(compgen -f -- "${{current##*=}}"))
     if [[ "$current" == *=* && "$COMP_WORDBREAKS" == *=* ]]; then  # bash replaces only what follows the =
         COMPREPLY=("${{COMPREPLY[@]#"${{current%=*}}="}}")
@@ -30,7 +30,26 @@ BASH = """_fedloom() {{
 }}
 complete -o default -F _fedloom fedloom
 """
-SHELLS = {"bash": BASH, "zsh": "#compdef fedloom\nautoload -U bashcompinit && bashcompinit\n" + BASH}
+ZSH = """#compdef fedloom
+_fedloom() {{
+    local found
+    case "$words[1,CURRENT-1] " in
+{cases}
+        *) found="{commands}" ;;
+    esac
+    local -a all=(${{${{=found}}:#$PREFIX}})
+    compadd -S '' -- ${{(M)all:#*=}}  # a value follows at once
+    compadd -- ${{all:#*=}}
+    (( compstate[nmatches] )) || {{ compset -P '*='; _files }}
+}}
+if [[ $funcstack[1] == _fedloom ]]; then  # from a folder in fpath
+    _fedloom "$@"
+else
+    (( $+functions[compdef] )) || {{ autoload -Uz compinit && compinit }}
+    compdef _fedloom fedloom
+fi
+"""
+SHELLS = {"bash": BASH, "zsh": ZSH}
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -39,7 +58,7 @@ def command(arguments: argparse.Namespace) -> int:
     if shell not in SHELLS or len(arguments.words) > 1:
         raise ConfigError(f"fedloom completion takes the name of a shell; {nearest(shell, SHELLS)}")
     schemas = {schema.command: schema for schema in SCHEMAS}
-    cases = (f'        *"fedloom {name} "*) words="{" ".join(words(name, schemas))}" ;;' for name in COMMANDS)
+    cases = (f'        *"fedloom {name} "*) found="{" ".join(words(name, schemas))}" ;;' for name in COMMANDS)
     print(SHELLS[shell].format(cases="\n".join(cases), commands=" ".join((*COMMANDS, "help"))), end="")
     return 0
 
