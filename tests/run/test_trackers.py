@@ -11,8 +11,9 @@ import pytest
 import fedloom as fl
 from fedloom.cli import main
 from fedloom.core.errors import ClientError, ConfigError
-from fedloom.experiment.callbacks import Callback
-from fedloom.experiment.trackers import TRACKERS, make
+from fedloom.experiment.callbacks import Callback, RunInfo
+from fedloom.experiment.rundir import RunDirectory
+from fedloom.experiment.trackers import TRACKERS, Tracker, make
 
 COMMANDS = {
     "run": ("method=fedavg", "clients=3", "rounds=2", "model=logistic"),
@@ -73,6 +74,47 @@ def test_every_run_of_a_sweep_is_tracked() -> None:
     assert main(["run", "-m", "-q", "out=there", "trackers=[tensorboard]", *RUN, "seed=1,2"]) == 0
     for seed in (1, 2):
         assert read_tensorboard(f"there/fedavg-{seed}").Tags()["scalars"]
+
+
+@pytest.mark.slow
+def test_every_run_that_a_search_compares_is_tracked() -> None:
+    pytest.importorskip("tensorboard")
+    pytest.importorskip("optuna")
+    words = ("search", "-q", "trackers=[tensorboard]")
+    assert main([*words, "out=there", *COMMANDS["search"]]) == 0
+    runs = sorted(Path("there/runs").iterdir())
+    assert {run.name for run in runs} >= {"fedavg-1", "fedavg-2"}
+    for run in runs:
+        last = read_tensorboard(str(run)).Scalars("clients/accuracy/mean")[-1]
+        final = RunDirectory(run).summary()["final"]["clients/accuracy/mean"]
+        assert (last.step, last.value) == (2, pytest.approx(final))
+    assert main([*words, "resume=there"]) == 0
+    assert all(len(read_tensorboard(str(run)).Tensors("status/text_summary")) == 1 for run in runs)
+
+
+def test_a_run_that_has_ended_is_logged_as_it_was_while_it_went_on() -> None:
+    class Diary(Tracker):
+        library = "json"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls: list[Any] = []
+
+        def begin(self, run: RunInfo, folder: Path, settings: Any, tags: Any) -> None:
+            self.calls.append((run.name, run.seed, run.start, folder, settings, tags))
+
+        def log(self, round: int, numbers: Any) -> None:
+            self.calls.append((round, numbers))
+
+        def end(self, status: Any, final: Any, files: Any) -> None:
+            self.calls.append((status, final, files))
+
+    live, later = Diary(), Diary()
+    federation = fl.data.federate("digits", "iid", clients=2)
+    fl.run("feddyn", federation, "logistic", rounds=2, seed=3, out="there", callbacks=[live])
+    later.replay(RunDirectory("there"))
+    assert len(live.calls) == 4
+    assert live.calls == later.calls
 
 
 @pytest.mark.slow

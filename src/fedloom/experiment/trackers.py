@@ -89,6 +89,20 @@ class Tracker(Callback):
         numbers = {key: float(value) for key, value in final.items() if isinstance(value, int | float)}
         self.end(directory.status, numbers, files(directory))
 
+    def replay(self, directory: RunDirectory) -> None:
+        """Log a run that has ended, from its run directory.
+
+        Raises:
+            ConfigError: if the library refuses to begin.
+        """
+        summary = directory.summary()
+        self.on_start(RunInfo(summary["method"], summary["rounds"], seed=summary["seed"], directory=directory))
+        try:
+            for record in directory.metrics():
+                self.on_round(record)
+        finally:
+            self.on_close()
+
     @abstractmethod
     def begin(self, run: RunInfo, folder: Path, settings: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Start logging a run whose run directory is ``folder``, or go on with it after ``run.start`` rounds."""

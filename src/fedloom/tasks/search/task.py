@@ -21,6 +21,7 @@ from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.rundir import Columns, Kind, RunDirectory, Status
 from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.trackers import Tracker
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.metrics import direction
 from fedloom.tasks.search import results
@@ -91,13 +92,21 @@ def search(
         resume: True resumes from the newest checkpoint in ``out``; a path, from that checkpoint.
         checkpoint_every: runs between checkpoints.
         keep: number of checkpoints to keep.
-        callbacks: observers; they see one record per run.
+        callbacks: observers; they see one record per run. Trackers among them log each run of the final comparison by
+            itself, once the search has finished.
         known: records of other searches with the same data, conditions and seed, which differ in sampler, slots or
             budget. Runs that both begin with, and comparisons of the same candidates, are taken over, not repeated.
     """
+    finished_before = out is not None and RunDirectory(out).status is Status.FINISHED
     with one_thread():
         task = SearchTask(experiment, None if out is None else Path(out), known)
-        return Trainer(task, out, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks).run(resume)
+        summary = Trainer(task, out, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks).run(resume)
+    if out is not None and summary["status"] == Status.FINISHED.value and not finished_before:
+        compared = [run for run in map(RunDirectory, sorted(Path(out).glob(f"{RUNS}/*"))) if run.summary()]
+        for tracker in (one for one in callbacks if isinstance(one, Tracker)):
+            for run in compared:
+                tracker.replay(run)
+    return summary
 
 
 class SearchTask(TrainerTask):
