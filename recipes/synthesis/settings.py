@@ -54,7 +54,7 @@ class Scale:
 
 def adam(steps: int, lr: float, batch_size: int = 32, beta1: float = 0.9) -> Local:
     """A client's work: so many steps of Adam, begun anew in every round."""
-    return Local(steps=steps, batch_size=batch_size, optimizer="adam", lr=lr, beta1=beta1)
+    return Local(steps=steps, batch_size=batch_size, optimiser="adam", lr=lr, beta1=beta1)
 
 
 def cgan(latent: int, local: Local, **layers: Any) -> Setup:
@@ -71,7 +71,7 @@ def cvae(latent: int, local: Local, beta: float = 1.0, **layers: Any) -> Setup:
 FREE: dict[str, Any] = {"schedule": "half", "clip_chain": False, "clip_gradient": None}
 AS_CODED: dict[str, Any] = {"schedule": "ddpm", "clip_chain": True, "clip_gradient": 3.0, "labelled": "moved"}
 AUTHORS = Local(
-    epochs=1, batch_size=64, optimizer="adam", lr=1e-3, beta1=0.5, weight_decay=1e-4, lr_decay=0.9, decay_every=50
+    epochs=1, batch_size=64, optimiser="adam", lr=1e-3, beta1=0.5, weight_decay=1e-4, lr_decay=0.9, decay_every=50
 )  # of the scripts of FedEvg's author
 
 

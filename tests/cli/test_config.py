@@ -222,6 +222,7 @@ def test_refused_conversion(value, annotation):
         ("states=disk", "unknown key 'states'; it is called 'client_state' now."),
         ("track=[mlflow]", "unknown key 'track'; it is called 'trackers' now."),
         ("evaluation.on=[global]", "evaluation has no setting 'on'; it is called 'what' now."),
+        ("local.optimizer=adam", "local has no setting 'optimizer'; it is called 'optimiser' now."),
     ],
 )
 def test_old_keys_are_refused_with_the_new_name(word: str, said: str):
@@ -229,10 +230,13 @@ def test_old_keys_are_refused_with_the_new_name(word: str, said: str):
         resolve([word])
 
 
-def test_old_recipes_are_refused_with_the_new_name(tmp_path: Path):
-    recipe = write(tmp_path / "a.yaml", "evaluation: {on: [global]}\n")
-    with pytest.raises(ConfigError, match=r"evaluation has no setting 'on'; it is called 'what' now\."):
-        resolve([], recipe)
+def test_old_recipes_and_run_directories_are_refused_with_the_new_name(tmp_path: Path):
+    text = "local: {optimizer: adam}\n"
+    recipe = write(tmp_path / "a.yaml", text)
+    write(tmp_path / "config.yaml", f"method: fedavg\n{text}kind: federated\nidentity: {{}}\n")
+    for words, base in (([], recipe), ([f"resume={tmp_path}"], None)):
+        with pytest.raises(ConfigError, match=r"^local has no setting 'optimizer'; it is called 'optimiser' now\.$"):
+            resolve(words, base)
 
 
 @dataclass(frozen=True)

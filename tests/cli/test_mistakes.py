@@ -40,7 +40,7 @@ MISTAKES = {
     "run evaluation.what=[globl]": "unknown evaluation 'globl'; did you mean 'global'?",
     "run evaluation.target=1.5": "(0, 1]",
     "run method=local method.drift=scaffold": "drift 'scaffold' works on shared parameters, but personal 'local_only'",
-    "run method=scaffold local.optimizer=adam": "drift 'scaffold'",
+    "run method=scaffold local.optimiser=adam": "drift 'scaffold'",
     "run participation=2": "participation is 2, but it must lie in (0, 1]",
     "run cohort=21": "between 1 and the number of clients, 20",
     "run clients=5000": "more clients than samples",

@@ -109,7 +109,7 @@ def test_every_method_is_data(name: str) -> None:
     assert hash(method) == hash(methods.make(name))
 
 
-KEYS = ("key", "evaluation", "judge")  # of commands, not of registries
+KEYS = ("key", "local", "evaluation", "judge")  # of commands, not of registries
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,7 @@ def test_parts_that_need_everyone() -> None:
 
 def test_parts_that_need_sgd() -> None:
     for drift, name in ((Scaffold(), "scaffold"), (Method("x", LOSS).drift, None)):
-        make = lambda drift=drift: experiment(Method("m", LOSS, drift=drift), local=Local(optimizer="adam"))  # noqa: E731
+        make = lambda drift=drift: experiment(Method("m", LOSS, drift=drift), local=Local(optimiser="adam"))  # noqa: E731
         if name is None:
             make()
             continue

@@ -31,7 +31,7 @@ from helpers.runs import GENTLE, experiment
 EVERYTHING = Evaluation(what=("global", "clients", "average", "train", "received"))
 QUIET = Evaluation(what=())
 SHORT = Local(batch_size=4, lr=0.2)
-ADAM = Local(steps=3, batch_size=4, lr=0.01, optimizer="adam", weight_decay=0.1)
+ADAM = Local(steps=3, batch_size=4, lr=0.01, optimiser="adam", weight_decay=0.1)
 MOMENTUM = Local(epochs=2, batch_size=4, lr=0.1, momentum=0.9, weight_decay=0.1)
 CLIPPED = Local(epochs=2, batch_size=4, lr=0.1, momentum=0.9, clip=1.0)
 

@@ -360,7 +360,7 @@ def test_values_outside_their_range_are_refused(make, sentence: str) -> None:
 
 
 def test_adam_is_refused_only_where_displacements_are_read_as_gradients() -> None:
-    adam = Local(epochs=1, batch_size=4, lr=0.01, optimizer="adam")
+    adam = Local(epochs=1, batch_size=4, lr=0.01, optimiser="adam")
     with pytest.raises(ConfigError, match=r"drift 'dc'.*by sgd, not adam"):
         go(feddc(), local=adam)
     for method in (feddc(gradient=False), fedsplit(), feddecorr()):

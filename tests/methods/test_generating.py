@@ -51,7 +51,7 @@ def scarce() -> Federation:
 
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("local", [Local(steps=3, batch_size=4, lr=0.05),
-                                   Local(epochs=1, batch_size=4, lr=0.01, optimizer="adam", beta1=0.5)],
+                                   Local(epochs=1, batch_size=4, lr=0.01, optimiser="adam", beta1=0.5)],
                          ids=["sgd", "adam"])  # fmt: skip
 def test_clients_without_a_class_or_with_one_sample(name: str, local: Local) -> None:
     conditions = {"federation": scarce(), "rounds": 4, "local": local}
@@ -120,7 +120,7 @@ def test_networks_of_images_are_the_same_on_every_engine(name: str) -> None:
 
 
 def trained(name: str, rounds: int) -> tuple[nn.Module, Tensor]:
-    method, local = make(name, latent=3), Local(steps=10, batch_size=15, lr=0.01, optimizer="adam", beta1=0.5)
+    method, local = make(name, latent=3), Local(steps=10, batch_size=15, lr=0.01, optimiser="adam", beta1=0.5)
     conditions: dict[str, Any] = {"local": local, "evaluation": Evaluation(what=()), "device": "cpu"}
     result = run(Experiment(method, pictures(), image_model(name), rounds, **conditions))
     assert not result.failures

@@ -89,7 +89,7 @@ def test_head_first_with_one_half_only_trains_that_half() -> None:
 @pytest.mark.parametrize("compute", ["live", "batched"])
 def test_adam_corrects_the_moments_of_each_half_by_its_own_steps(compute: str) -> None:
     """Adam's first step has the length η in every coordinate; the body takes its first one after the head's three."""
-    local = Local(steps=4, batch_size=8, lr=0.01, optimizer="adam")
+    local = Local(steps=4, batch_size=8, lr=0.01, optimiser="adam")
     federation = classes(sizes=(8,))
     start = theta(go("fedavg", federation=federation, rounds=1, local=Local(lr=1e-300)))
     after = theta(go(make("fedrep", head_fraction=0.75), federation=federation, rounds=1, local=local, compute=compute))

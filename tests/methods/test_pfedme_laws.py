@@ -89,7 +89,7 @@ def test_the_outer_step_is_a_gradient_step_on_the_moreau_envelope(steps: int) ->
 
 def test_momentum_changes_nothing() -> None:
     plain = replace(HEAVY, momentum=0.0)
-    adam = replace(plain, optimizer="adam")
+    adam = replace(plain, optimiser="adam")
     ends = [dict(leaves(go(make("pfedme", lam=3.0), local=local).snapshot)) for local in (HEAVY, plain, adam)]
     for other in ends[1:]:
         assert all(np.array_equal(value, other[key]) for key, value in ends[0].items())

@@ -26,7 +26,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(FOLDER))
     found = importlib.import_module("table_4_2")
     reduced = found.SCALES["reduced"]
-    work = Local(steps=1, batch_size=10, lr=1e-3, optimizer="adam")
+    work = Local(steps=1, batch_size=10, lr=1e-3, optimiser="adam")
     small = {
         "FedCGAN": importlib.import_module("settings").cgan(4, work, width=8),
         "FedCVAE": importlib.import_module("settings").cvae(4, work, width=8),

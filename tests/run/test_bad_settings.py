@@ -47,11 +47,11 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "dtype": (lambda: experiment(dtype="float16"), r"unknown dtype 'float16'; did you mean 'float"),
     "no samples": (lambda: experiment(federation=starved()), r"2 clients have no training samples; .* client 2"),
     "scaffold and adam": (
-        lambda: experiment("scaffold", local=Local(optimizer="adam")),
+        lambda: experiment("scaffold", local=Local(optimiser="adam")),
         r"drift 'scaffold' .* by sgd, not adam",
     ),
     "fednova and adam": (
-        lambda: experiment("fednova", local=Local(optimizer="adam")),
+        lambda: experiment("fednova", local=Local(optimiser="adam")),
         r"drift 'normalized' .* by sgd, not adam",
     ),
     "evaluation": (lambda: Evaluation(what=("globl",)), r"unknown evaluation 'globl'; did you mean 'global'\?"),

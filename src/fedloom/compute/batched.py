@@ -62,7 +62,7 @@ def has_plain_rounds(plan: ClientPlan) -> bool:
     method, hooks, local = plan.method, plan.method.hooks, plan.local
     changed = hooks["on_step"] or hooks["prox"] or plan.has_views or plan.is_meta or plan.has_twin or plan.exit_weights
     inputs = plan.augment is not None or plan.teacher is not None
-    optimiser = local.optimizer != "sgd" or local.nesterov or local.clip is not None or local.dp_clip is not None
+    optimiser = local.optimiser != "sgd" or local.nesterov or local.clip is not None or local.dp_clip is not None
     affine = all(part.affine for _, part in hooks["grad"]) and not (hooks["grad"] and plan.has_private)
     return method.is_cross_entropy and affine and not (changed or inputs or optimiser)
 

@@ -32,7 +32,7 @@ OTHERS = ("method", "federation", "model", "config")
 CONDITIONS = sections_of(Experiment, OTHERS, engine=engines, compute=computes, attack=attacks)
 
 _GENERATES = {"clients": 10, "participation": 1.0, "rounds": 40, "evaluation": {"what": []}}
-_ADAM = {"steps": 15, "batch_size": 32, "lr": 1e-3, "optimizer": "adam", "weight_decay": 0.0}
+_ADAM = {"steps": 15, "batch_size": 32, "lr": 1e-3, "optimiser": "adam", "weight_decay": 0.0}
 
 RUN = CommandSchema(
     Kind.FEDERATED,

@@ -33,7 +33,7 @@ class Local:
         nesterov: use Nesterov momentum.
         weight_decay: coefficient of θ, added to the gradient after clipping.
         clip: largest Euclidean norm of the gradient over all parameters; None for no clipping.
-        optimizer: ``sgd`` or ``adam`` (Kingma and Ba 2015; its moments start at zero every round, and ``momentum`` must
+        optimiser: ``sgd`` or ``adam`` (Kingma and Ba 2015; its moments start at zero every round, and ``momentum`` must
             be 0). The papers use SGD except for generative networks.
         beta1: decay of Adam's first moments.
         beta2: decay of Adam's second moments.
@@ -64,7 +64,7 @@ class Local:
     nesterov: bool = False
     weight_decay: float = 0.0
     clip: float | None = None
-    optimizer: str = "sgd"
+    optimiser: str = "sgd"
     beta1: float = 0.9
     beta2: float = 0.999
     precision: str = "full"
@@ -86,8 +86,8 @@ class Local:
             "nesterov needs momentum above 0": not self.nesterov or self.momentum > 0,
             "weight_decay must be at least 0": self.weight_decay >= 0,
             "clip must be positive": self.clip is None or self.clip > 0,
-            "optimizer must be sgd or adam": self.optimizer in ("sgd", "adam"),
-            "momentum belongs to sgd; adam has beta1": self.optimizer == "sgd" or self.momentum == 0,
+            "optimiser must be sgd or adam": self.optimiser in ("sgd", "adam"),
+            "momentum belongs to sgd; adam has beta1": self.optimiser == "sgd" or self.momentum == 0,
             f"precision must be {' or '.join(PRECISIONS)}": self.precision in PRECISIONS,
             "beta1 and beta2 must lie in [0, 1)": 0 <= self.beta1 < 1 and 0 <= self.beta2 < 1,
             "dp_clip must be positive": self.dp_clip is None or self.dp_clip > 0,
@@ -106,7 +106,7 @@ class Local:
     @property
     def memory(self) -> int:
         """Number of optimiser state scalars per parameter."""
-        return 2 if self.optimizer == "adam" else int(self.momentum > 0)
+        return 2 if self.optimiser == "adam" else int(self.momentum > 0)
 
     def rate(self, round: int) -> float:
         """η_t for round t."""

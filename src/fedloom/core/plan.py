@@ -203,7 +203,7 @@ class ClientPlan:
     @cached_property
     def decay_commutes(self) -> bool:
         """Whether a multiple of θ in the gradient is equivalent to weight decay: nothing happens in between."""
-        return self.local.optimizer == "sgd" and self.local.clip is None and not self.method.hooks["grad"]
+        return self.local.optimiser == "sgd" and self.local.clip is None and not self.method.hooks["grad"]
 
     @cached_property
     def has_views(self) -> bool:

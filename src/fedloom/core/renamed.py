@@ -20,6 +20,7 @@ RENAMED: dict[str, dict[str, str]] = {
         "teaching": "teacher_training",
         "teaching_epochs": "teacher_epochs",
     },
+    "local": {"optimizer": "optimiser"},
     "evaluation": {"on": "what"},
     "judge": {"most": "max_steps", "enough": "loss_tol"},
     "personal": {

@@ -271,10 +271,10 @@ class Experiment:
                 f"method {self.method.name!r} learns from no teacher; leave teacher= out, "
                 "or add a term that uses one, like method.objective=[cross_entropy,distillation]."
             )
-        if self.method.needs("sgd") and self.local.optimizer != "sgd":
+        if self.method.needs("sgd") and self.local.optimiser != "sgd":
             raise ConfigError(
                 f"{self.method.who_needs('sgd')} reads gradients from displacements and so needs local training "
-                f"by sgd, not {self.local.optimizer}."
+                f"by sgd, not {self.local.optimiser}."
             )
         kept = self.federation.validation.first(self.federation.seen)
         if self.method.needs("validation") and not kept.index.sizes.all():

@@ -71,7 +71,7 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
 
 def _local(local: Local) -> dict[str, Any]:
     """The settings of local training, without those that are not used."""
-    unused = ("optimizer", *ADAM) if local.optimizer == "sgd" else ()
+    unused = ("optimiser", *ADAM) if local.optimiser == "sgd" else ()
     unused = (*unused, "precision") if local.precision == "full" else unused
     unused = (*unused, "dp_clip", "dp_noise", "dp_delta") if local.dp_clip is None else unused
     unused = unused if local.poisson else (*unused, "poisson")

@@ -72,14 +72,14 @@ class Ensemble(ServerOptimizer):
             return state, theta
         teacher = torch.softmax(logits[:, able].mean(1) / self.temperature, -1)
         theta = theta.clone().requires_grad_()
-        optimizer = torch.optim.Adam([theta], self.lr)
+        optimiser = torch.optim.Adam([theta], self.lr)
         with torch.enable_grad():
             for step, rows in zip(range(self.steps), self._batches(data, info.t), strict=False):
-                optimizer.param_groups[0]["lr"] = self.lr * (1 + cos(pi * step / self.steps)) / 2
-                optimizer.zero_grad()
+                optimiser.param_groups[0]["lr"] = self.lr * (1 + cos(pi * step / self.steps)) / 2
+                optimiser.zero_grad()
                 log_q = torch.log_softmax(data.logits(theta, buffers, data.inputs[rows]) / self.temperature, -1)
                 (self.temperature**2 * kl_div(log_q, teacher[rows], reduction="batchmean")).backward()
-                optimizer.step()
+                optimiser.step()
         return state, theta.detach()
 
     def _batches(self, data: ServerData, round: int) -> Iterator[Tensor]:

@@ -178,8 +178,8 @@ class ExpertEnsemble:
                     f"online learning cannot keep the batch statistics of {name!r}; choose group normalisation."
                 )
         for expert in self.experts:
-            if expert.local.momentum or expert.local.optimizer != "sgd":
-                raise ConfigError("online learning takes plain gradient steps: local.optimizer=sgd, local.momentum=0.")
+            if expert.local.momentum or expert.local.optimiser != "sgd":
+                raise ConfigError("online learning takes plain gradient steps: local.optimiser=sgd, local.momentum=0.")
             if expert.local.precision != "full":
                 raise ConfigError("online learning computes in the precision of dtype; choose local.precision=full.")
         if self.support < 0:
