@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
@@ -129,6 +130,21 @@ def test_clients_that_are_named_are_the_clients(tmp_path: Path):
     assert resolve([], recipe)["partition.name"] == "natural"
     assert resolve(["data=digits"], recipe)["partition.name"] == "dirichlet"
     assert resolve(["data=table:visits.csv"])["partition.name"] == "dirichlet"
+
+
+def test_clients_in_a_file_of_arrays_are_the_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    arrays = {"x_train": np.zeros((4, 2)), "y_train": np.arange(4) % 2}
+    np.savez("dealt.npz", **arrays)
+    np.savez("own.npz", **arrays, client_train=np.arange(4) // 2)
+    (tmp_path / "own").mkdir()
+    np.save("own/client_train.npy", np.arange(4))
+    for path in ("own.npz", "own", str(tmp_path / "own.npz")):
+        named = resolve([f"data=npz:{path}"])
+        assert (named["partition.name"], named["clients"]) == ("natural", None)
+    assert resolve(["data=npz", "data.path=own.npz", "partition=iid", "clients=3"])["partition.name"] == "iid"
+    for word in ("data=npz:dealt.npz", "data=npz:nix.npz", "data=folder:own"):
+        assert resolve([word])["partition.name"] == "dirichlet"
 
 
 def test_references():

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedloom.cli.catalogue import KINDS, names_of
@@ -99,6 +100,15 @@ def test_figures_are_never_overwritten(cli: Cli, tmp_path: Path) -> None:
     found = json.loads(cli(*words, "--json").out)
     assert found["figure"] == str(tmp_path / "partition-3.png")
     assert found["statistics"]["clients"] == 3
+
+
+def test_a_run_says_that_its_clients_are_those_of_the_data(cli: Cli, tmp_path: Path) -> None:
+    y, who = np.arange(30) % 2, np.arange(30) // 10
+    np.savez(tmp_path / "own.npz", x_train=np.eye(30, 4, dtype="float32"), y_train=y, client_train=who)
+    words = ("run", "method=fedavg", "data=npz:own.npz", "rounds=1", "model=logistic", "-q")
+    told = "clients: the 3 natural ones of the data (partition=natural).\n"
+    assert told in cli(*words, "out=own").out
+    assert told not in cli(*words, "out=dealt", "partition=iid", "clients=3").out
 
 
 COMPLETED = pytest.mark.parametrize(

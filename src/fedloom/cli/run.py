@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedloom.cli.command import Command
+from fedloom.cli.command import Command, Rows
 from fedloom.cli.jobs import Job, RunPlan
 from fedloom.cli.report import page
 from fedloom.config.federated import RUN, build, build_method
@@ -17,4 +17,10 @@ def train(experiment: Any, job: Job, batch: RunPlan, **settings: Any) -> None:
     run(experiment, job.directory, **settings)
 
 
-command = Command(RUN, lambda config: build_method(config).name, build, train, results, page)
+def remarks(rows: Rows) -> list[str]:
+    """Where the data have clients of their own, how many they are."""
+    counts = {summary["clients"] for _, summary in rows if summary.get("partition") == "natural"}
+    return [f"clients: the {count} natural ones of the data (partition=natural)." for count in sorted(counts)]
+
+
+command = Command(RUN, lambda config: build_method(config).name, build, train, results, page, remarks)

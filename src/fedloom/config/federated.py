@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fedloom.attacks import attacks
@@ -15,6 +16,7 @@ from fedloom.core.federation import Federation
 from fedloom.core.method import Method
 from fedloom.core.slots import SEVERAL, SLOTS
 from fedloom.data import federate, noises, partitions, targets
+from fedloom.data.sources.arrays import names_clients
 from fedloom.engines import engines
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.rundir import Kind
@@ -33,6 +35,13 @@ CONDITIONS = sections_of(Experiment, OTHERS, engine=engines, compute=computes, a
 
 _GENERATES = {"clients": 10, "participation": 1.0, "rounds": 40, "evaluation": {"what": []}}
 _ADAM = {"steps": 15, "batch_size": 32, "lr": 1e-3, "optimiser": "adam", "weight_decay": 0.0}
+
+
+def has_clients(data: Mapping[str, Any]) -> bool:
+    """Whether own data state the client of each sample: in the column that ``client`` names, or as ``client_train``."""
+    path = data.get("path") if data.get("name") == "npz" else None
+    return data.get("client") is not None or (isinstance(path, str) and names_clients(Path(path).expanduser()))
+
 
 RUN = CommandSchema(
     Kind.FEDERATED,
@@ -57,7 +66,7 @@ RUN = CommandSchema(
     },
     fitting={
         ("data", "synthetic"): {"partition": "natural", "model": "logistic", "local": {"weight_decay": 1e-5}},
-        ("data", "client="): {"partition": "natural"},
+        ("data", has_clients): {"partition": "natural"},
         ("partition", "natural"): {"clients": None},
         ("partition", "acid"): {"clients": 100, "held_out": "common"},
         ("partition", "alid"): {"clients": 100, "held_out": "common"},

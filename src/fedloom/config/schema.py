@@ -29,6 +29,7 @@ COMMANDS = {
 }
 RECORDED = ("identity", "kind", "version", "versions", "machine", "git")
 """Keys of a run directory's ``config.yaml`` that record how it was made; it is a recipe without them."""
+Condition = Callable[[Mapping[str, Any]], bool]
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class CommandSchema:
         kind: of the task that the command runs.
         sections: what each key holds, in the order of ``config.yaml``.
         defaults: values of keys where they differ from the default of a signature.
-        fitting: defaults that go with a choice, by key and name, or with a setting of it, like ``("data", "client=")``.
+        fitting: defaults that go with a choice, by key and name, or by key and a condition on what is given below it.
         comparison: overrides to add where the first key is not set, given the keys that are.
         short: abbreviations of dotted keys.
         may_change: keys that a continued run may change, since what was computed so far does not depend on them.
@@ -73,7 +74,7 @@ class CommandSchema:
     kind: Kind
     sections: Mapping[str, Section]
     defaults: Mapping[str, Any]
-    fitting: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    fitting: Mapping[tuple[str, str | Condition], Mapping[str, Any]] = field(default_factory=dict)
     comparison: Callable[[set[str]], Sequence[str]] = lambda named: ()
     short: Mapping[str, str] = field(default_factory=dict)
     may_change: tuple[str, ...] = ("device",)
@@ -135,9 +136,9 @@ class CommandSchema:
         defaults = {key: section.default for key, section in self.sections.items() if section.default is not EMPTY}
         defaults |= self.defaults
         start = self._tree({(key,): value for key, value in defaults.items()})
-        for (key, name), fitting in self.fitting.items():
+        for (key, fits), fitting in self.fitting.items():
             chosen = self._over(start, given).get(key, {})
-            if chosen.get(name[:-1]) is not None if name.endswith("=") else chosen.get("name") == name:
+            if chosen.get("name") == fits if isinstance(fits, str) else fits(chosen):
                 start = self._lay(start, self._tree({(k,): value for k, value in fitting.items()}), start)
         full = interpolate(self._over(start, given))
         return {key: section.validate(key, full.get(key, EMPTY)) for key, section in self.sections.items()}

@@ -91,6 +91,7 @@ def summarise(
         "headline": headline(experiment.method, settings),
         "parameters": plan.layout.size,
         "clients": len(experiment.federation),
+        "partition": experiment.federation.provenance.get("partition", {}).get("name"),
         "best": None if best is None else {"metric": settings.metric, "round": best[0], "value": best[1]},
         "failures": [_describe(failure) for failure in failures[:100]],
         "left_out": {"count": len(failures), "share": round(len(failures) / max(asked, 1), 6)},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,17 @@ def npz(path: str, classes: int | None = None) -> Source:
         name=Path(path).stem,
         settings={"path": str(path)},
     )
+
+
+def names_clients(path: Path) -> bool:
+    """Whether a file or folder for ``npz`` has the client of each training sample; only names of arrays are read."""
+    if path.is_dir():
+        return (path / "client_train.npy").is_file()
+    try:
+        with zipfile.ZipFile(path) as file:
+            return "client_train.npy" in file.namelist()
+    except (OSError, ValueError, zipfile.BadZipFile):  # whoever reads the arrays says what is wrong
+        return False
 
 
 def from_tensors(
