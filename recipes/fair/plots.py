@@ -78,9 +78,8 @@ def by_seed(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, list[float]]:
 def figure(runs: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, float]:
     """One of a method's figures by seed; ``averaged`` models' are called ``averaged worst10`` and so on."""
     *model, key = key.split()
-    return {
-        seed: (run["averaged"] if model else run)[key] for seed, run in runs.items() if not model or model[0] in run
-    }
+    found = {seed: run.get("averaged", {}) if model else run for seed, run in runs.items()}
+    return {seed: figures[key] for seed, figures in found.items() if key in figures}
 
 
 def gains(found: Mapping[str, Any], key: str) -> str:
@@ -107,28 +106,47 @@ def averaged(found: Mapping[str, Any]) -> str:
     return table(header, rows) if rows else ""
 
 
+def spans(numbers: Sequence[int]) -> str:
+    """Ascending numbers, with runs of three or more as spans.
+
+    >>> spans([1, 2, 4, 5, 6, 9])
+    '1, 2, 4 to 6, 9'
+    """
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][-1] + 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return ", ".join(f"{s[0]} to {s[-1]}" if len(s) > 2 else ", ".join(map(str, s)) for s in found)
+
+
 def comparison(name: str, title: str, results: dict[str, Any], out: Path) -> None:
     """Write JSON, Markdown and picture of silo.py and device.py."""
     results["data"] = {data: results["data"][data] for data in SETTINGS if data in results["data"]}
     said = [f"# {title}", "", *ABOUT]
     for data, found in results["data"].items():
-        setting = SETTINGS[data]
-        seeds = sorted({int(seed) for runs in found["runs"].values() for seed in runs})
-        rounds = sorted({run["rounds"] for runs in found["runs"].values() for run in runs.values()})
+        setting, every = SETTINGS[data], found["runs"]
+        shared = {method: {s: r for s, r in runs.items() if all(s in o for o in every.values())}
+                  for method, runs in every.items()}  # fmt: skip
+        seeds, more_seeds = (sorted({int(s) for runs in of.values() for s in runs}) for of in (shared, every))
+        rounds = sorted({run["rounds"] for runs in every.values() for run in runs.values()})
         said += ["", f"## {setting.words}", ""]
         chosen = "settings chosen on " + ", ".join(map(str, found["tuning"]))
         said += [f"Metric {setting.metric}; {', '.join(map(str, rounds))} rounds, learning rate {found['lr']:g}, "
-                 f"{len(seeds)} seeds: {', '.join(map(str, seeds))}; "
-                 f"{chosen if found['grid'] or 'rates' in found else 'all settings are the published ones'}.",
-                 ""]  # fmt: skip
-        rows = {method: by_seed(runs) for method, runs in found["runs"].items()}
+                 f"{len(seeds)} seeds: {spans(seeds)}; "
+                 f"{chosen if found['grid'] or 'rates' in found else 'all settings are the published ones'}."
+                 ]  # fmt: skip
+        if more_seeds != seeds:
+            said += [f"Differences below are over all seeds of a pair, up to {len(more_seeds)}: {spans(more_seeds)}."]
+        rows = {method: by_seed(runs) for method, runs in shared.items()}
         picked = [text(found["chosen"].get(method, {})) or "-" for method in rows]
-        largest = [f"{fmean(r['largest_p'] for r in runs.values()):.3f}" for runs in found["runs"].values()]
+        largest = [f"{fmean(r['largest_p'] for r in runs.values()):.3f}" for runs in shared.values()]
         hardest = [
             "-" if method == "PropFair" else f"{fmean(max(r['last_losses']) for r in runs.values()):.2f}"
-            for method, runs in found["runs"].items()
+            for method, runs in shared.items()
         ]
-        beside = [weights(runs) for runs in found["runs"].values()]
+        beside = [weights(runs) for runs in shared.values()]
         lines = [
             [*r, *more, *cells]
             for r, more, *cells in zip(body(rows, COLUMNS), beside, hardest, largest, picked, strict=True)
@@ -137,7 +155,7 @@ def comparison(name: str, title: str, results: dict[str, Any], out: Path) -> Non
                   "setting"]  # fmt: skip
         if setting.cohort:  # the last round's five clients say nothing of the others
             header, lines = [*header[:-3], *header[-2:]], [[*line[:-3], *line[-2:]] for line in lines]
-        said += [table(header, lines), "", gains(found, "worst10"), "", gains(found, "weighted")]
+        said += ["", table(header, lines), "", gains(found, "worst10"), "", gains(found, "weighted")]
         if shown := averaged(found):
             said += ["", f"The average of the server's models with weights {AVERAGE:g}^(t - s), in the same runs:", "",
                      shown]  # fmt: skip
@@ -216,12 +234,13 @@ def gains_drawn(axes: Any, data: Mapping[str, Any]) -> None:
     """The worst 10 % of each algorithm alone and with AAggFF, one line a seed."""
     for axis, (name, found) in zip(axes, data.items(), strict=True):
         for place, pair in enumerate(found["runs"].values()):
-            for number, seed in enumerate(s for s in pair["alone"] if s in pair["with"]):
+            seeds = [s for s in pair["alone"] if s in pair["with"]]
+            for seed, y in zip(seeds, place + np.linspace(-0.3, 0.3, len(seeds)), strict=True):
                 ends = [100 * pair[kind][seed]["worst10"] for kind in ("alone", "with")]
-                y = place + 0.15 * (number - 1)
                 axis.plot(ends, [y, y], color="#bbbbbb", linewidth=1)
                 for end, kind, colour in zip(ends, ("alone", "with AAggFF"), ("#444444", "#c1272d"), strict=True):
-                    axis.plot([end], [y], "o", color=colour, markersize=4, linestyle="none", label=kind)
+                    axis.plot([end], [y], "o", color=colour, markersize=12 / (2 + len(seeds) ** 0.5),
+                              linestyle="none", label=kind)  # fmt: skip
         axis.set_yticks(range(len(found["runs"])), list(found["runs"]))
         axis.invert_yaxis()
         axis.set(title=SETTINGS[name].words.partition(",")[0], xlabel=f"worst 10 % ({SETTINGS[name].metric}), %")
