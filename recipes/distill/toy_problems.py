@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import torch
@@ -241,18 +241,23 @@ def counts(toy: Toy, parameters: Tensor) -> dict[str, int]:
     return dict(zip((*toy.minima, "none"), found, strict=True))
 
 
-COURSES = {  # those of table 6.1
-    "intervals": {
-        "cross entropy": Course(),
-        "KD": Course(alpha=0.0, tau=6.0),
-        "DiSK": Course(alpha=0.1, tau=6.0, guide=True, top_k=1, lam_min=3.0, lam_max=3.0, guide_lr=3.0),
-    },
-    "six gaussians": {
-        "cross entropy": Course(passes=10, weight_decay=0.001),
-        "KD": Course(alpha=0.5, tau=4.0, passes=10, weight_decay=0.001),
-        "DiSK": Course(alpha=0.1, tau=4.0, guide=True, top_k=1, lam_min=1.0, passes=10, weight_decay=0.001),
-    },
-}
+ALPHAS, TEMPERATURES = (0.0, 0.1, 0.5, 0.9), (1.0, 2.0, 4.0)  # what the thesis scans for KD and DiSK, but α = 1
+
+
+def candidates() -> dict[str, list[Course]]:
+    """The courses of each method from which one is chosen: α and τ of the scanned ranges, else the text's defaults.
+
+    The text's default K 2 helps both classes of the line alike; ``DiSK, K 1`` is the other value that it scans there.
+    ``DiSK, strong guide`` is far from them: λ 3 throughout, and the guide's rate 3.
+    """
+    plain = [Course(alpha=alpha, tau=tau) for alpha, tau in product(ALPHAS, TEMPERATURES)]
+    guided = [replace(course, guide=True) for course in plain]
+    single = [replace(course, top_k=1) for course in guided]
+    strong = Course(alpha=0.1, tau=6.0, guide=True, top_k=1, lam_min=3.0, lam_max=3.0, guide_lr=3.0)
+    return {
+        "cross entropy": [Course()], "KD": plain, "DiSK": guided, "DiSK, K 1": single, "DiSK, strong guide": [strong]
+    }  # fmt: skip
+
 
 # --- one dimension ---
 
@@ -268,7 +273,9 @@ def inside(x: Tensor, a: Tensor, b: Tensor, kappa: float) -> Tensor:
     return torch.sigmoid(kappa * (x - a)) - torch.sigmoid(kappa * (x - b))
 
 
-def intervals(kappa: float = KAPPA, scale: float = SCALE, seed: int = 0, samples: int = 1000) -> Toy:
+def intervals(
+    kappa: float = KAPPA, scale: float = SCALE, seed: int = 0, samples: int = 1000, within: float = 9.0
+) -> Toy:
     """Points on [0, 9]: a teacher of two intervals, f = h(·; a, b) + h(·; c, d), a student of one, h(·; a, b).
 
     The thesis gives h and f and calls their scale κ, without its value, and not how they become scores. Here logits are
@@ -280,6 +287,8 @@ def intervals(kappa: float = KAPPA, scale: float = SCALE, seed: int = 0, samples
         scale: c > 0, how large scores are.
         seed: of the data and of the teacher's starts.
         samples: training points.
+        within: students start in [0, within]; below 9, on the left. By geometry the minima B and C are equally good,
+            and which one a student comes to depends on where it starts.
     """
     source = sources.make("intervals", seed=seed, samples=samples)
 
@@ -305,14 +314,14 @@ def intervals(kappa: float = KAPPA, scale: float = SCALE, seed: int = 0, samples
 
     said = teacher(best, source.test.x).argmax(-1) == source.test.y
     return Toy(
-        "intervals", source.train, source.test, student, _sorted(2), _ordered, teacher(best, source.train.x),
+        "intervals", source.train, source.test, student, _sorted(2, within), _ordered, teacher(best, source.train.x),
         features(best, source.train.x), said.float().mean().item(), tuple(MINIMA), which,
     )  # fmt: skip
 
 
-def _sorted(count: int) -> Callable[[np.random.Generator, int], Tensor]:
-    """Numbers [S, count] uniform on [0, 9], in ascending order."""
-    return lambda draw, starts: torch.from_numpy(np.sort(draw.uniform(0, 9, (starts, count)), 1)).float()
+def _sorted(count: int, within: float = 9.0) -> Callable[[np.random.Generator, int], Tensor]:
+    """Numbers [S, count] uniform on [0, within], in ascending order."""
+    return lambda draw, starts: torch.from_numpy(np.sort(draw.uniform(0, within, (starts, count)), 1)).float()
 
 
 def _ordered(p: Tensor) -> Tensor:

@@ -158,8 +158,9 @@ def test_the_teacher_of_the_plane_is_nearly_always_right(plane: toys.Toy) -> Non
 def test_disk_finds_the_minimum_that_others_seldom_find() -> None:
     """The effect itself, with fewer starts and samples than in the recipe."""
     toy, ends = toys.intervals(samples=500), {}
-    for name in ("KD", "DiSK"):
-        ends[name] = toys.counts(toy, toys.train(toy, toys.COURSES["intervals"][name], starts=8).parameters)
+    (guided,) = toys.candidates()["DiSK, strong guide"]
+    for name, course in (("KD", toys.Course(alpha=0.0, tau=6.0)), ("DiSK", guided)):
+        ends[name] = toys.counts(toy, toys.train(toy, course, starts=8).parameters)
     assert ends["DiSK"]["C"] >= ends["KD"]["C"] + 2
     assert ends["DiSK"]["C"] >= 6
 
@@ -175,12 +176,14 @@ def test_courses_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
 @pytest.mark.slow
 def test_the_recipe_writes_counts_tables_and_figures(tmp_path: Path) -> None:
     recipe = load("distill", "toys")
-    assert recipe.main(["--starts", "3", "--rounds", "2", "--samples", "60", "--out", str(tmp_path)]) == 0
+    small = ["--draws", "1", "2", "--starts", "3", "--tries", "2", "--rounds", "2", "--samples", "60"]
+    assert recipe.main([*small, "--out", str(tmp_path)]) == 0
     kept = json.loads((tmp_path / "toys.json").read_text())
-    assert set(kept["toys"]) == set(recipe.TITLES)
+    assert set(kept["toys"]) == set(kept["courses"]) == set(recipe.PROBLEMS)
     for problem in kept["toys"].values():
-        assert set(problem["methods"]) == {"cross entropy", "KD", "DiSK"}
-        assert all(sum(one["counts"].values()) == 3 for one in problem["methods"].values())
+        assert set(problem["methods"]) == {"cross entropy", "KD", "DiSK", "DiSK, K 1", "DiSK, strong guide"}
+        for draws in problem["methods"].values():
+            assert [sum(one["counts"].values()) for one in draws.values()] == [3, 3]
     text = (tmp_path / "toys.md").read_text()
     assert "1-D intervals" in text
     assert "2-D Gaussians" in text
