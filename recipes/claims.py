@@ -17,8 +17,7 @@ CHANGED = (
     "the order of the server's stages: mixing before the correction of the drift (compositions of the two)",
     "SuPerFed: λ is chosen by 50 validation samples or more, λ 0 while the local model is untrained; table 2.3 by the"
     " scripts' settings, decay .999 instead of .99 (superfed)",
-    "PropFair beyond M - ε with the slope of its authors' code; a row of equal coefficients (fair/device); Heart with"
-    " all 920 patients instead of 740, and with one logit (fair/responses)",
+    "Heart with all 920 patients instead of 740, and with one logit (fair/responses)",
     "a short run of the grids has 30 rounds instead of 6 (pfl); FedExP mixes with the updates' coefficients (ssa)",
 )
 NOT_RUN = (
