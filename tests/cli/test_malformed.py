@@ -115,9 +115,11 @@ def test_arrays(cli: Cli, tmp_path: Path) -> None:
 def test_damaged_arrays(cli: Cli, tmp_path: Path) -> None:
     np.savez(tmp_path / "good.npz", x_train=X, y_train=Y)
     good = (tmp_path / "good.npz").read_bytes()
+    directory = bytearray(good)
+    directory[good.rindex(b"PK\x01\x02") + 6] = 255  # an entry that needs version 25.5 of zip
     words = ("run", "--dry-run", "method=fedavg", "data=npz", "data.path=mine.npz", "clients=2", "partition=iid")
     found = 0
-    for blob in (*damaged(good, 60), pickle.dumps(Bomb()), b"", b"PK\x03\x04", b"\x93NUMPY"):
+    for blob in (*damaged(good, 60), bytes(directory), pickle.dumps(Bomb()), b"", b"PK\x03\x04", b"\x93NUMPY"):
         (tmp_path / "mine.npz").write_bytes(blob)
         found += refused(cli, tmp_path, *words, may_do=True)
     assert found > 40
