@@ -95,14 +95,16 @@ def gains(found: Mapping[str, Any], key: str) -> str:
 
 
 def averaged(found: Mapping[str, Any]) -> str:
-    """The averaged server models' figures and what they gain over the last models, as a table; empty without any."""
-    rows = []
+    """The averaged server models' figures, what they gain over the last models and over FedAvg's; empty without any."""
+    rows, plain = [], figure(found["runs"].get("FedAvg", {}), "averaged worst10")
     for name, runs in found["runs"].items():
         each = {key: figure(runs, f"averaged {key}") for key in ("mean", "worst10")}
         if each["mean"]:
             more = (gained(each[key], figure(runs, key), 100, 2) for key in each)
-            rows.append([name, *(mean_error([*v.values()], 100, 2) for v in each.values()), *more])
-    header = ["averaged model", "average", "worst 10 %", "average: minus the last", "worst 10 %: minus the last"]
+            rows.append([name, *(mean_error([*v.values()], 100, 2) for v in each.values()), *more,
+                         "" if name == "FedAvg" else gained(each["worst10"], plain, 100, 2)])  # fmt: skip
+    header = ["averaged model", "average", "worst 10 %", "average: minus the last", "worst 10 %: minus the last",
+              "worst 10 %: minus FedAvg's average"]  # fmt: skip
     return table(header, rows) if rows else ""
 
 

@@ -190,10 +190,8 @@ def picture(results: dict[str, Any], path: Path) -> None:
             for name, runs in results["runs"].get(split, {}).items():
                 at = min((run["at"] for run in runs.values()), key=len)
                 for curve, style in ((model, {"alpha": 0.25}), (model + ALL, {"label": name})):
-                    mean = [
-                        100 * fmean(one) for one in zip(*(run[curve][: len(at)] for run in runs.values()), strict=True)
-                    ]
-                    axis.plot(at, mean, color=colours[name], **style)
+                    values = np.array([run[curve][: len(at)] for run in runs.values()])  # [seeds, looks]
+                    axis.plot(at, 100 * values.mean(axis=0), color=colours[name], **style)
             axis.set(title=f"{split}, {model} model", ylabel="test accuracy, %", ylim=(20, None))
     for axis in axes[-1]:
         axis.set(xlabel="rounds")
