@@ -20,6 +20,7 @@ from helpers.federations import classes
 from helpers.runs import assert_same_records, go, leaves, theta
 from torch import nn
 
+from fedloom.compute.cohort import descent, replay
 from fedloom.core.local import Local
 from fedloom.experiment.experiment import Evaluation
 from fedloom.methods import methods
@@ -67,7 +68,7 @@ def test_the_host_waits_for_no_step() -> None:
     during = [(lines, count) for *lines, count in waits if any(line.startswith("core/round.py") for line in lines)]
     assert during, "no round was run"
     assert not [lines for lines, _ in during if any(line.startswith("cohort/") for line in lines)]
-    blocks, rounds = 3, 2
+    blocks, rounds = 1, 2
     assert sum(count for _, count in during) <= rounds * (2 * blocks + 1)
 
 
@@ -95,6 +96,22 @@ def test_a_gpu_gives_the_cpus_run(name: str, compute: str) -> None:
     assert [name for name, _ in leaves(here.snapshot)] == [name for name, _ in leaves(there.snapshot)]
     for (name, one), (_, other) in zip(leaves(here.snapshot), leaves(there.snapshot), strict=True):
         torch.testing.assert_close(other.cpu(), one, rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@cuda
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_steps_recorded_as_cuda_graphs_have_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {
+        "compute": "batched", "device": "cuda", "rounds": 5, "model": network, "federation": classes(shape=(1, 6, 6)),
+        "local": Local(epochs=5, batch_size=4, lr=0.05),
+    }  # fmt: skip
+    replayed = []
+    monkeypatch.setattr(replay, "cuda_graph", lambda step, make=replay.cuda_graph: replayed.append(1) or make(step))
+    recorded = go(name, **settings)
+    assert replayed, "no step was recorded"
+    monkeypatch.setattr(descent, "recorder", lambda device: None)
+    assert (theta(recorded) == theta(go(name, **settings))).all()
 
 
 @cuda

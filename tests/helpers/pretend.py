@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -52,6 +52,7 @@ class PretendDevice(TorchFunctionMode):
     def __init__(self) -> None:
         if not hasattr(torch, KIND):
             _setup_privateuseone_for_python_backend(KIND)
+        FakeTensor.tolist = Tensor.tolist  # its own asks for one number after the other
         super().__init__()
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.factories = _Factories(self.fake)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from fedloom.core.aggregate import EVEN
 from fedloom.core.engine import Compute, ComputeFactory
 from fedloom.core.errors import ConfigError
 from fedloom.core.plan import ClientPlan
@@ -35,28 +34,28 @@ def live() -> ComputeFactory:
 
 
 @computes.register
-def batched(*, shares: int = EVEN) -> ComputeFactory:
+def batched(*, shares: int | None = None) -> ComputeFactory:
     """Step blocks of clients in one batched pass, equal to ``live`` up to rounding; falls back to ``live``.
 
     Plans that have no batched form (see ``reason_against_batched``) run live.
 
     Args:
         shares: the number of a round's blocks is a multiple of this, so that up to as many workers get equally many
-            clients. With 1, one process steps a small cohort in a single pass.
+            clients. With 1, one process steps a small cohort in a single pass. By default 4, and 1 on a GPU.
 
     Raises:
         ConfigError: if ``shares`` is below 1.
     """
-    if shares < 1:
+    if shares is not None and shares < 1:
         raise ConfigError(f"compute 'batched' cuts rounds into shares, at least 1, not {shares}.")
-    return _batched if shares == EVEN else partial(_batched, shares=shares)
+    return _batched if shares is None else partial(_batched, shares=shares)
 
 
 def _auto(plan: ClientPlan) -> Compute:  # a function of the module, which other processes import by its name
     return computes.make(resolved("auto", plan))(plan)
 
 
-def _batched(plan: ClientPlan, shares: int = EVEN) -> Compute:
+def _batched(plan: ClientPlan, shares: int | None = None) -> Compute:
     from fedloom.compute.batched import Batched
     from fedloom.compute.live import Live
 

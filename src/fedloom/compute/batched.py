@@ -35,6 +35,7 @@ from fedloom.core.plan import ClientPlan
 LONGEST = 25  # largest block: more clients would not fit into the caches
 MEMORY = 60 << 20  # target size of a block's models and activations, in bytes
 PAIRED = 16 << 20  # the same for pairs of models, all of whose vectors are read in every step
+ON_GPU = 128, 4 << 30  # both on a GPU, where a cohort should be one block: launches decide, not caches
 
 
 def reason_against(plan: ClientPlan) -> str | None:
@@ -85,10 +86,14 @@ class Batched:
 
     together = True
 
-    def __init__(self, plan: ClientPlan, shares: int = EVEN) -> None:
-        self.plan, self.live, self.shares = plan, Live(plan), shares
+    def __init__(self, plan: ClientPlan, shares: int | None = None) -> None:
+        self.plan, self.live = plan, Live(plan)
         self.has_plain_rounds, self.has_paired_rounds = has_plain_rounds(plan), has_paired_rounds(plan)
-        self.longest = min(LONGEST, max((PAIRED if self.has_paired_rounds else MEMORY) // _bytes(plan), 1))
+        longest, memory = LONGEST, PAIRED if self.has_paired_rounds else MEMORY
+        if on_gpu := plan.device != "cpu":
+            longest, memory = ON_GPU
+        self.longest = min(longest, max(memory // _bytes(plan), 1))
+        self.shares = shares or (1 if on_gpu else EVEN)
         self.net: CohortNet | None = None  # built on first use: the main process of ``processes`` needs none
         self._constants: Tensor | None = None
         self.sums = needs_only_sums(plan)
@@ -162,12 +167,12 @@ class _Block:
         if trained is None:
             return None
         done, contexts = trained
-        models = done.models()
+        models, losses = done.models(), done.losses.tolist()
         found: list[Result] = [Result(client) for client in self.clients]
         for row, number in enumerate(done.schedule.order):
             job = self.jobs[number]
             try:
-                found[number] = job.finish(self._vectors(models[row]), contexts[number], float(done.losses[row]))
+                found[number] = job.finish(self._vectors(models[row]), contexts[number], losses[row])
             except Exception as error:
                 found[number] = job.failed(error)
         return iter(found)
@@ -184,8 +189,8 @@ class _Block:
             return None
         empty = total.new_empty(0)
         results = [Result(client, empty, empty) for client in self.clients]
-        for row, number in enumerate(done.schedule.order):
-            results[number].loss = float(done.losses[row])
+        for row, (number, loss) in enumerate(zip(done.schedule.order, done.losses.tolist(), strict=True)):
+            results[number].loss = loss
             if self.plan.report_models:
                 results[number].moved = self.down.theta - done.models()[row]
         made = Fold({UPDATE: total}, arrived=[True] * len(results), results=results)

@@ -97,6 +97,8 @@ class PairedRound:
                 return None
             inputs = places if self.net.first is not None else taken(x, places)
             labels, values = taken(y, places), []
+            if self.draws is not None:
+                self.net.net.draw_from(Draws(self.draws.generators, schedule.sizes[number]))
             for turn in zip(*views, strict=True):
                 values += self._view(turn, inputs, labels, weights)
             total[: len(places)] += values[0] if len(values) == 1 else torch.stack(values).mean(0)
@@ -125,8 +127,6 @@ class PairedRound:
     def _gradients(self, inputs: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         """Write the gradients at W; returns the losses [c]."""
         net, program = self.net.net, self.net.program
-        if self.draws is not None:
-            net.draw_from(Draws(self.draws.generators, (weights > 0).sum(1).tolist()))
         (logits,) = net.forward(inputs, program)
         losses, grad = cross_entropy(logits, labels, weights.to(logits))
         net.backward(grad, program=program)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from fedloom.compute.cohort.layers import Draws
 from fedloom.compute.cohort.loss import cross_entropy
 from fedloom.compute.cohort.net import CohortNet
 from fedloom.compute.cohort.parameters import SGDRule
+from fedloom.compute.cohort.replay import Replays, Step, recorder
 from fedloom.compute.cohort.schedule import BatchSchedule
 from fedloom.compute.cohort.trace import Program
 
@@ -92,15 +94,19 @@ def train(
         program, layer = factored(net.program, rule)
         for window in _windows(schedule, x):
             _open(net, layer, theta, rule, window)
-            for places, rows, weights in zip(window.inputs, window.rows, window.weights, strict=True):
-                total[: len(rows)] += _step(net, program, places, taken(y, rows), weights, draws)
+            for places, number in zip(window.inputs, window.numbers, strict=True):
+                rows = schedule.places[number]
+                _draw(net, draws, schedule.sizes[number])
+                total[: len(rows)] += _step(net, program, places, taken(y, rows), schedule.weights[number])
             if window.whole:
                 first = layer
             else:
                 layer.close(window.steps)
     else:
-        for places, weights in zip(schedule.places, schedule.weights, strict=True):
-            total[: len(places)] += _step(net, net.program, taken(x, places), taken(y, places), weights, draws)
+        step = _recorded(net, rule, x.device) if draws is None else partial(_step, net, net.program)
+        for number, (places, weights) in enumerate(zip(schedule.places, schedule.weights, strict=True)):
+            _draw(net, draws, schedule.sizes[number])
+            total[: len(places)] += step(taken(x, places), taken(y, places), weights)
     net.descend(None)
     losses = total / torch.from_numpy(schedule.steps).to(total)
     return TrainedCohort(net, theta, schedule, losses, first)
@@ -117,10 +123,25 @@ def _fill(net: CohortNet, count: int, theta: Tensor, factor: bool) -> None:
         net.theta[:count, part] = theta[part]
 
 
-def _step(net: CohortNet, program: Program, x: Tensor, y: Tensor, weights: Tensor, draws: Draws | None) -> Tensor:
-    """One local step of the first c clients; returns their losses [c]."""
+def _draw(net: CohortNet, draws: Draws | None, sizes: list[int]) -> None:
+    """Set the random streams of a step with these batch sizes."""
     if draws is not None:
-        net.draw_from(Draws(draws.generators, (weights > 0).sum(1).tolist()))
+        net.draw_from(Draws(draws.generators, sizes))
+
+
+def _recorded(net: CohortNet, rule: SGDRule, device: torch.device) -> Step:
+    """Local steps of a network without random layers; on a GPU, frequent ones are recorded and replayed."""
+    step = partial(_step, net, net.program)
+    if (record := recorder(device)) is None:
+        return step
+    if net.replays is None:
+        net.replays = Replays(record)
+    constant = None if rule.constant is None else (rule.constant.data_ptr(), rule.constant.stride())
+    return partial(net.replays, step, (rule.lr, rule.weight_decay, rule.momentum, constant))
+
+
+def _step(net: CohortNet, program: Program, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    """One local step of the first c clients; returns their losses [c]."""
     (logits,) = net.forward(x, program)
     losses, grad = cross_entropy(logits, y, weights.to(logits))
     net.backward(grad, program=program)
@@ -141,19 +162,15 @@ class _Window:
     Attributes:
         x: the samples of its batches, [c, r, in].
         inputs: for each step, the positions of its batch among them, int64 [c, B].
-        rows: for each step, the schedule's places.
-        weights: for each step, the schedule's weights.
+        numbers: the steps' numbers in the schedule.
         steps: the number of steps of each client within the window.
-        start: whether the window starts the round.
         whole: whether the window is the whole round.
     """
 
     x: Tensor
     inputs: list[Tensor]
-    rows: list[Tensor]
-    weights: list[Tensor]
+    numbers: range
     steps: list[int]
-    start: bool
     whole: bool
 
 
@@ -161,7 +178,7 @@ def _windows(schedule: BatchSchedule, x: Tensor) -> Iterator[_Window]:
     """Cut a round into windows of at most ``WINDOW`` samples per client."""
     x = x.flatten(2)
     if x.shape[1] <= WINDOW:
-        yield _Window(x, schedule.places, schedule.places, schedule.weights, schedule.steps.tolist(), True, True)
+        yield _Window(x, schedule.places, range(len(schedule.places)), schedule.steps.tolist(), True)
         return
     at = 0
     while at < len(schedule.places):
@@ -176,7 +193,7 @@ def _windows(schedule: BatchSchedule, x: Tensor) -> Iterator[_Window]:
             samples, at = samples + width, at + 1
         steps = (schedule.steps[:count] - start).clip(max=at - start).tolist()
         held = taken(x, torch.cat(seen, 1))
-        yield _Window(held, inputs, schedule.places[start:at], schedule.weights[start:at], steps, not start, False)
+        yield _Window(held, inputs, range(start, at), steps, False)
 
 
 def _open(net: CohortNet, first: FactoredLinear, theta: Tensor | None, rule: SGDRule, window: _Window) -> None:
@@ -185,7 +202,7 @@ def _open(net: CohortNet, first: FactoredLinear, theta: Tensor | None, rule: SGD
     constant = rule.constant
     if constant is not None:
         constant = constant[: 1 if constant.stride(0) == 0 else len(window.x), place].unflatten(1, shape)
-    shared = theta[place].view(shape) if theta is not None and window.start else None
+    shared = theta[place].view(shape) if theta is not None and not window.numbers.start else None
     first.open(window.x, shared, constant)
 
 
@@ -203,9 +220,10 @@ def factoring_pays(net: CohortNet, schedule: BatchSchedule, x: Tensor, rule: SGD
 
     Explicit weights take 4 B·in·out operations per step, in products with B rows, and are read twice and written once.
     Factored ones take 4 n·in·out operations per window, in large products, 2 n²·in for the Gram matrix, and 2 B·n·out
-    per step; after the first window the weights are read and written once per window.
+    per step; after the first window the weights are read and written once per window. On a
+    GPU, where steps are recorded, the factors that change from step to step are in the way, so that it never pays.
     """
-    if not factorable(net, schedule, x, rule):
+    if x.device.type != "cpu" or not factorable(net, schedule, x, rule):
         return False
     into = x[0, 0].numel()
     place = entrance(net.program)

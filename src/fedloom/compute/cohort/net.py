@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedloom.compute.cohort.layers import Draws, Unsupported
 from fedloom.compute.cohort.parameters import Parameter, SGDRule, new_rows, parameters
+from fedloom.compute.cohort.replay import Replays
 from fedloom.compute.cohort.trace import Outputs, Program, trace
 from fedloom.core.layout import Layout
 
@@ -32,6 +33,7 @@ class CohortNet:
     Attributes:
         theta: the clients' parameters [C, P]; the layers' weights are views of it.
         grad: their gradients [C, P], written by ``backward``.
+        replays: recorded local steps, on a GPU.
 
     Raises:
         Unsupported: if the model has no cohort form; see ``reason``.
@@ -65,6 +67,7 @@ class CohortNet:
         held = (value for step in self.program.steps for value in vars(step.layer).values())
         used = {value for value in held if isinstance(value, Parameter)}
         self.idle = [p for p in self.parameters.values() if p not in used and p.grad is not None]
+        self.replays: Replays | None = None
         self._velocity: Tensor | None = None
         self._moves_idle = False
 

@@ -22,6 +22,7 @@ class BatchSchedule:
         places: for each step, the positions of the batch among those samples, int64 [c, B].
         weights: for each step, the weight of each row in its client's mean, float64 [c, B]: the inverse of the client's
             batch size, or 0 for padding.
+        sizes: for each step, the batch sizes [c].
         steps: number of steps of each client, int64 [C].
     """
 
@@ -29,6 +30,7 @@ class BatchSchedule:
     rows: Tensor
     places: list[Tensor]
     weights: list[Tensor]
+    sizes: list[list[int]]
     steps: np.ndarray
 
     @classmethod
@@ -46,18 +48,29 @@ class BatchSchedule:
         rows = _filled([samples for samples, _ in found], "first")
         lengths = [[len(batch) for batch in each] for each in ordered]
         cut = [np.split(at, np.cumsum(sizes)[:-1]) for (_, at), sizes in zip(found, lengths, strict=True)]
-        places, weights = [], []
+        places, weights, counts = [], [], []
         for number in range(int(steps.max())):
             working = [each[number] for each in cut if len(each) > number]
             at = _filled(working, "zero")
             sizes = np.array([len(each) for each in working])[:, None]
             places.append(torch.from_numpy(at))
             weights.append(torch.from_numpy((np.arange(at.shape[1]) < sizes) / sizes))
-        return cls(order, torch.from_numpy(rows), places, weights, steps[order])
+            counts.append(sizes[:, 0].tolist())
+        return cls(order, torch.from_numpy(rows), places, weights, counts, steps[order])
 
     def to(self, device: torch.device | str) -> BatchSchedule:
-        """The schedule with its numbers of samples on the device where the samples lie."""
-        return replace(self, rows=self.rows.to(device), places=[places.to(device) for places in self.places])
+        """The schedule with its tensors on a device; they travel together, in three transfers."""
+        if torch.device(device).type == "cpu":
+            return self
+        places, weights = _moved(self.places, device), _moved(self.weights, device)
+        return replace(self, rows=self.rows.to(device), places=places, weights=weights)
+
+
+def _moved(tensors: list[Tensor], device: torch.device | str) -> list[Tensor]:
+    """The tensors on another device, in one transfer."""
+    joined = torch.cat([each.flatten() for each in tensors]).to(device)
+    pieces = joined.split([each.numel() for each in tensors])
+    return [piece.view(each.shape) for piece, each in zip(pieces, tensors, strict=True)]
 
 
 def _filled(rows: Sequence[np.ndarray], by: str) -> np.ndarray:

@@ -1,0 +1,105 @@
+"""Local steps that are recorded once and replayed, so that a GPU need not wait for the host.
+
+A step of a small network is some sixty kernels of a few microseconds each, and the host issues them more slowly than a
+GPU runs them. A CUDA graph issues all of them at once: the same kernels on the same memory, with the same bits.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Step = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A local step of c clients, from inputs [c, B, ...], labels [c, B, ...] and weights [c, B] to their losses [c]."""
+
+Recorder = Callable[[Callable[[], None]], Callable[[], None]]
+"""Records the operations of a function without running them; returns what repeats them on the same memory."""
+
+OFTEN = 10  # a step is recorded after so many equal ones: recording costs about as much as running that many
+KEPT = 8  # recordings per network; each holds the memory of its activations
+
+
+def cuda_graph(operations: Callable[[], None]) -> Callable[[], None]:
+    """Record operations on CUDA tensors as a CUDA graph."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        operations()
+    return graph.replay
+
+
+def recorder(device: torch.device) -> Recorder | None:
+    """What records operations on a device; None where recording gains nothing."""
+    return cuda_graph if device.type == "cuda" else None
+
+
+@dataclass
+class Recording:
+    """A recorded step and the memory that it reads and writes."""
+
+    inputs: tuple[Tensor, ...]
+    losses: Tensor
+    replay: Callable[[], None]
+
+
+class Replays:
+    """The recorded steps of a network.
+
+    Example:
+        >>> steps = Replays(record=lambda operations: operations)  # a recorder that repeats a function as it is
+        >>> value = torch.zeros(1)
+        >>> def step(x, y, weights):
+        ...     return value.add_(x.sum())
+        >>> x, none = torch.ones(1, 2), torch.zeros(1)
+        >>> for _ in range(OFTEN + 5):
+        ...     _ = steps(step, "the same rule", x, none, none)
+        >>> value, len(steps.recordings)
+        (tensor([30.]), 1)
+    """
+
+    def __init__(self, record: Recorder) -> None:
+        self.record: Recorder | None = record
+        self.recordings: OrderedDict[Hashable, Recording] = OrderedDict()
+        self.seen: Counter[Hashable] = Counter()
+
+    def __call__(self, step: Step, rule: Hashable, *inputs: Tensor) -> Tensor:
+        """Take a step; the losses [c] are overwritten by the next one.
+
+        Args:
+            step: the step; what it reads besides its inputs must stay at the same places in memory.
+            rule: everything that it computes with besides tensors, such as the learning rate.
+            inputs: the inputs x, y and weights of the step, on the device.
+        """
+        key = (rule, *((value.shape, value.stride(), value.dtype) for value in inputs))
+        if key in self.recordings:
+            self.recordings.move_to_end(key)
+            found = self.recordings[key]
+            for mine, value in zip(found.inputs, inputs, strict=True):
+                mine.copy_(value)
+            found.replay()
+            return found.losses
+        losses = step(*inputs)
+        self.seen[key] += 1
+        if self.record is not None and self.seen[key] >= OFTEN:
+            self._keep(key, step, inputs)
+        return losses
+
+    def _keep(self, key: Hashable, step: Step, inputs: tuple[Tensor, ...]) -> None:
+        """Record a step for the next time; where that is impossible, steps go on as they are, and it is said once."""
+        assert self.record is not None
+        held, made = tuple(value.clone() for value in inputs), []
+        self.seen.clear()  # of rules that will not come again, too
+        try:
+            replay = self.record(lambda: made.append(step(*held)))
+        except RuntimeError as error:
+            self.record = None
+            reason = str(error).partition("\n")[0]
+            warnings.warn(f"local steps are not recorded as CUDA graphs, which is slower: {reason}", stacklevel=2)
+            return
+        self.recordings[key] = Recording(held, made[0], replay)
+        if len(self.recordings) > KEPT:
+            self.recordings.popitem(last=False)
