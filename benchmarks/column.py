@@ -1,0 +1,93 @@
+"""What a column of a published table costs: eleven methods on MNIST, two classes a client (Hahn, thesis, table 2.3).
+
+    FEDLOOM_DATA=... python benchmarks/column.py [--clients 500] [--rounds 18] [--out benchmarks/results/column.json]
+
+The runs of ``recipes/superfed/table_2_3.py`` by the scripts' settings: five clients a round, 10 epochs in batches of
+10 with momentum, TwoNN with three hidden layers; one process, one thread. Every method trains first with
+``compute=live``, client by client, then as the recipe does, its five clients together. A round's time is the median
+over the rounds after the first three; the column is 500 rounds of each method, without evaluations and checkpoints.
+SuPerFed trains both its models in every round here; in the recipe it does from .2 T (MM) and .4 T (LM) on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes" / "superfed"))
+import common
+import table_2_3
+
+from fedloom.data import sources
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.federated import run
+
+WARM, WHOLE = 3, 500
+
+
+def seconds(chosen: Experiment) -> dict[str, float]:
+    """Median and quartiles of a round's seconds."""
+    times = [record["seconds"] for record in run(chosen).history if record["round"] > WARM]
+    low, middle, high = statistics.quantiles(times, n=4)
+    return {"median": middle, "low": low, "high": high}
+
+
+def measure(clients: int, rounds: int) -> dict[str, Any]:
+    """Seconds a round of every method, one client at a time and all together."""
+    federation = table_2_3.data(sources.make("mnist"), clients, seed=0)
+    chosen = replace(common.SCRIPTS, starts={})
+    found = {}
+    for name in table_2_3.PUBLISHED:
+        made = table_2_3.experiment(name, federation, rounds, 0, chosen)
+        made = replace(made, evaluation=Evaluation(what=()))
+        alone = seconds(replace(made, compute="live", compute_settings={}))
+        together = seconds(made)
+        found[name] = {"live": alone, "batched": together, "times": alone["median"] / together["median"]}
+        print(f"{name:12} {alone['median']:.3f} s -> {together['median']:.3f} s", flush=True)
+    return found
+
+
+def page(results: dict[str, Any]) -> str:
+    """The times as a Markdown table, with the minutes of the whole column."""
+    lines = [
+        "| method | client by client, s a round | together, s a round | times faster |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name, cell in results["methods"].items():
+        told = [f"{cell[how]['median']:.3f} ({cell[how]['low']:.3f} to {cell[how]['high']:.3f})"
+                for how in ("live", "batched")]  # fmt: skip
+        lines.append(f"| {name} | {told[0]} | {told[1]} | {cell['times']:.2f} |")
+    whole = [sum(cell[how]["median"] for cell in results["methods"].values()) for how in ("live", "batched")]
+    minutes = [f"{WHOLE * total / 60:.1f} min" for total in whole]
+    return "\n".join(
+        [*lines, f"| **{WHOLE} rounds of each** | {minutes[0]} | {minutes[1]} | {whole[0] / whole[1]:.2f} |"]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=18)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    results = {
+        "command": f"python benchmarks/column.py --clients {args.clients} --rounds {args.rounds}",
+        "machine": f"one core ({platform.machine()}), torch {torch.__version__}",
+        "methods": measure(args.clients, args.rounds),
+    }
+    print(page(results))
+    if args.out:
+        args.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
