@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedloom.config.overrides import PATHS, Assignment, Key, combinations, parse
 from fedloom.config.sections import Choice, Record, Section, Tree, merge
 from fedloom.core import yaml
-from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.core.errors import CheckpointError, ConfigError, first_line
 from fedloom.core.renamed import RENAMED, hint
 from fedloom.core.settings import EMPTY, bare, convert, flatten, format_value, signature, to_plain
 from fedloom.experiment.rundir import Kind, RunDirectory
@@ -312,7 +312,7 @@ def interpolate(tree: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return yaml.resolve(plain)
     except (OmegaConfBaseException, ValueError, RecursionError) as error:
-        raise ConfigError(f"a reference cannot be resolved: {str(error).splitlines()[0]}.") from error
+        raise ConfigError(f"a reference cannot be resolved: {first_line(error)}.") from error
 
 
 def to_yaml(config: Config) -> str:

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from fedloom.core.errors import FedLoomError
+from fedloom.core.errors import FedLoomError, in_one_line
 from fedloom.experiment.atomic import as_file
 
 MAGIC, VERSION = b"fedloom\0", 1
@@ -88,6 +88,5 @@ def unpack(blob: bytes, limit: int = LIMIT) -> Packet:
             raise TypeError("it names no kind, or holds no facts")
         tensors = {name: torch.empty_like(t).copy_(t) for name, t in load_tensors(blob[end:]).items()}
     except Exception as error:  # each reader fails in its own ways
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise WireError(f"a message is damaged: {reason}.") from error
+        raise WireError(f"a message is damaged: {in_one_line(error)}.") from error
     return Packet(kind, facts, tensors)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.errors import ConfigError, first_line, nearest
 from fedloom.experiment.atomic import as_file, write_whole
 
 FORMATS = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx"}
@@ -95,8 +95,7 @@ def _traced(module: nn.Module, sample: Tensor) -> Any:
 
 
 def _refused(error: Exception, format: str) -> ConfigError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
-    return ConfigError(f"this model cannot be written as {format}: {reason}.")
+    return ConfigError(f"this model cannot be written as {format}: {first_line(error, 200)}.")
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.errors import ConfigError, first_line, nearest
 from fedloom.core.settings import flatten
 from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.rundir import RunDirectory, Status
@@ -73,8 +73,7 @@ class Tracker(Callback):
         try:
             self.begin(run, folder, flatten(settings), tags)
         except Exception as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-            raise ConfigError(f"trackers={self.name} cannot begin: {reason}.") from error
+            raise ConfigError(f"trackers={self.name} cannot begin: {first_line(error)}.") from error
         self.run = run
 
     def on_round(self, record: Mapping[str, Any]) -> None:

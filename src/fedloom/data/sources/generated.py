@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedloom.core.errors import DataError, FedLoomError
+from fedloom.core.errors import DataError, FedLoomError, first_line
 from fedloom.core.federation import Arrays
 from fedloom.data.sources.base import Source, sources
 from fedloom.data.sources.formats import read_npz, write_npz
@@ -149,7 +149,7 @@ def _read_parquet(path: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
     except FileNotFoundError as error:
         raise DataError(f"there is no file {path}.") from error
     except Exception as error:  # arrow has an error for each kind of damage
-        raise DataError(f"{path} is truncated or not a parquet file ({str(error).splitlines()[0]}).") from error
+        raise DataError(f"{path} is truncated or not a parquet file ({first_line(error)}).") from error
     kept = (table.schema.metadata or {}).get(OURS)
     about = json.loads(kept) if kept else {}
     if not {*KEYS} <= {*about} or not {"x", "label"} <= {*table.column_names}:

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from fedloom.core.errors import CheckpointError
+from fedloom.core.errors import CheckpointError, in_one_line
 from fedloom.core.targets import CLASSES
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.loaded import Measurement
@@ -74,8 +74,7 @@ def load(
     try:
         learner.deploy(load_file(path / "model.safetensors"))
     except (OSError, SafetensorError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:150].rstrip(".")
-        raise CheckpointError(f"{path} holds no student that fits its settings ({reason}).") from error
+        raise CheckpointError(f"{path} holds no student that fits its settings ({in_one_line(error, 150)}).") from error
     module = learner if learner.reuse is not None else learner.student
     measurement = Measurement(Evaluation(), CLASSES)
     return TrainedStudent(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedloom.core import rng
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, first_line
 from fedloom.core.parts import Term
 from fedloom.core.settings import bare, flatten
 from fedloom.data.streams import TaskStream
@@ -132,8 +132,7 @@ class Online:
                 out = model.eval()(x)
         except Exception as error:
             shape = tuple(first.x.shape[1:])
-            reason = str(error).splitlines()[0]
-            raise ConfigError(f"the model does not take inputs of shape {shape}: {reason}") from error
+            raise ConfigError(f"the model does not take inputs of shape {shape}: {first_line(error)}") from error
         if not first.y.is_floating_point() and out.shape[-1] < first.classes:
             raise ConfigError(f"the model has {out.shape[-1]} outputs, but a task has {first.classes} classes.")
         return ExpertEnsemble(
