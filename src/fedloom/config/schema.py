@@ -18,7 +18,7 @@ from fedloom.core import yaml
 from fedloom.core.errors import CheckpointError, ConfigError, first_line
 from fedloom.core.renamed import RENAMED, hint
 from fedloom.core.settings import EMPTY, bare, convert, flatten, format_value, signature, to_plain
-from fedloom.experiment.rundir import Kind, RunDirectory
+from fedloom.experiment.rundir import PROVENANCE, Kind, RunDirectory
 
 COMMANDS = {
     Kind.FEDERATED: "run",
@@ -27,8 +27,6 @@ COMMANDS = {
     Kind.DISTILL: "distill",
     Kind.SEARCH: "search",
 }
-RECORDED = ("identity", "kind", "version", "versions", "machine", "git")
-"""Keys of a run directory's ``config.yaml`` that record how it was made; it is a recipe without them."""
 Condition = Callable[[Mapping[str, Any]], bool]
 
 
@@ -279,7 +277,7 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{str(path)!r} is not a YAML file of settings: {reason}.") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{str(path)!r} holds no settings: it should be a mapping of keys to values.")
-    return {str(key): value for key, value in found.items() if "identity" not in found or key not in RECORDED}
+    return {str(key): value for key, value in found.items() if "identity" not in found or key not in PROVENANCE}
 
 
 def read_run(directory: Path) -> dict[str, Any]:

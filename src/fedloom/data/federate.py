@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays, Federation, Index, Split
@@ -103,7 +102,7 @@ def federate(
             raise DataError(f"{source.name} comes with {count} clients of its own, not {clients}.")
         return source.federation
 
-    labels = class_numbers(source.train.y)
+    labels = class_numbers(source.train)
     for reads, what in (
         (partition.reads_labels, f"partition {partition.name!r}"),
         (not noise.is_identity, "label noise"),
@@ -273,15 +272,15 @@ def from_common(
 
 def labels_of_test(source: Source, what: str) -> np.ndarray:
     """Class numbers of the common test set, int [N]; ``what`` needs them and begins the error sentence."""
-    labels = class_numbers(source.test.y)
+    labels = class_numbers(source.test)
     if labels is None or not len(labels):
         raise DataError(f"{what} needs a common test set with class numbers, which {source.name} does not have.")
     return labels
 
 
-def class_numbers(y: Tensor) -> np.ndarray | None:
+def class_numbers(arrays: Arrays) -> np.ndarray | None:
     """Labels as integers [N]; None if targets are real numbers or sequences."""
-    return None if y.is_floating_point() or y.ndim != 1 else y.numpy()
+    return arrays.y.numpy() if arrays.has_classes else None
 
 
 def group_of(source: Source, index: Index) -> np.ndarray:

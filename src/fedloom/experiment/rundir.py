@@ -30,6 +30,9 @@ from fedloom.experiment.lock import Lock
 VERSION = 2
 """Format version; version 1, of FedLoom 0.1, can be read but not resumed."""
 
+PROVENANCE = ("identity", "kind", "version", "versions", "machine", "git")
+"""Keys of ``config.yaml`` that record how a run was made; it is a recipe without them."""
+
 WRITTEN = ("metrics.jsonl", "checkpoint", "clients", "figures")
 """Files and folders that are written into; all others are replaced atomically."""
 

@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.targets import CLASSES, NUMBERS, TRUTHS, TargetKind, aligned, row_means
 from fedloom.metrics.curves import Direction
@@ -96,11 +97,9 @@ def metric(
     """
     if direction not in ("max", "min"):
         raise ConfigError(f"the direction of a metric is 'max' or 'min', not {direction!r}.")
-    if of not in VIEWS:
-        raise ConfigError(f"a metric is no function of {of!r}; {nearest(str(of), VIEWS)}")
+    one_of("a metric is no function of", of, VIEWS)
     for kind in suits:
-        if kind not in ANY:
-            raise ConfigError(f"there are no targets {kind!r}; {nearest(str(kind), ANY)}")
+        one_of("there are no targets", kind, ANY)
 
     def register(function: F) -> F:
         chosen = name or function.__name__

@@ -13,11 +13,12 @@ from torch import nn
 
 from fedloom.core.errors import CheckpointError, in_one_line
 from fedloom.core.targets import CLASSES
+from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.loaded import Measurement
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.teacher import load_teacher
-from fedloom.experiment.trained import DeployedModel, RunRecords
+from fedloom.experiment.trained import RunRecords
 from fedloom.tasks.distill.experiment import DistillExperiment
 from fedloom.tasks.distill.learner import make_learner, make_student
 

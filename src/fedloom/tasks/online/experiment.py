@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedloom.core import rng
+from fedloom.core.checks import DTYPES, one_of
 from fedloom.core.errors import ConfigError, first_line
 from fedloom.core.parts import Term
 from fedloom.core.settings import bare, flatten
@@ -113,8 +114,7 @@ class Online:
             raise ConfigError("an online experiment needs at least one task.")
         if self.hedged not in HEDGED:
             raise ConfigError(f"hedged is {self.hedged!r}, but it must be one of {', '.join(map(repr, HEDGED))}.")
-        if self.dtype not in ("float32", "float64"):
-            raise ConfigError(f"dtype is {self.dtype!r}, but it must be 'float32' or 'float64'.")
+        one_of("unknown dtype", self.dtype, DTYPES)
 
     def bank(self) -> ExpertEnsemble:
         """Make the ensemble on a freshly initialised model, which is tried on inputs of the first task.
