@@ -16,7 +16,7 @@ from fedloom.config.overrides import PATHS, Assignment, Key, combinations, parse
 from fedloom.config.sections import Choice, Record, Section, Tree, merge
 from fedloom.core import yaml
 from fedloom.core.errors import CheckpointError, ConfigError, first_line
-from fedloom.core.renamed import RENAMED, hint
+from fedloom.core.renamed import hint, renamed
 from fedloom.core.settings import EMPTY, bare, convert, flatten, format_value, signature, to_plain
 from fedloom.experiment.rundir import PROVENANCE, Kind, RunDirectory
 
@@ -255,7 +255,7 @@ class CommandSchema:
         told = hint("key", key, keys)
         records = {name: section for name, section in self.sections.items() if isinstance(section, Record)}
         inside = [f"{name}.{key}" for name, record in records.items() if key in signature(record.factory)]
-        if inside and key not in RENAMED["key"] and not difflib.get_close_matches(key, keys, n=1, cutoff=0.6):
+        if inside and renamed(key, keys) is None and not difflib.get_close_matches(key, keys, n=1, cutoff=0.6):
             told = f"did you mean {inside[0]!r}? There are: {', '.join(sorted(keys))}."
         return ConfigError(f"unknown key {key!r}; {told}")
 

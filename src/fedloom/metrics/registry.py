@@ -151,18 +151,6 @@ def lookup(name: str) -> Metric:
     return _METRICS[name]
 
 
-def check(names: Sequence[str]) -> None:
-    """Raise a ``ConfigError`` for an unknown name of a metric.
-
-    >>> check(["accuracy", "top5", "auc"])
-    Traceback (most recent call last):
-    ...
-    fedloom.core.errors.ConfigError: unknown metric 'auc'; did you mean 'auroc'? There are: accuracy, auprc, auroc, ...
-    """
-    for name in names:
-        lookup(name)
-
-
 def direction(key: str) -> Direction:
     """Whether higher or lower values of this key of a run's records are better.
 
