@@ -21,8 +21,7 @@ from fedloom.core.round import Report, Server, federated_round, received_losses
 from fedloom.core.targets import CLASSES
 from fedloom.data.statistics import partition_table
 from fedloom.engines import engines
-from fedloom.experiment import atomic, fingerprint, privacy
-from fedloom.experiment import checkpoint as checkpoints
+from fedloom.experiment import atomic, fingerprint, privacy, trainer
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.evaluate import Evaluator
@@ -123,13 +122,7 @@ def load(experiment: Experiment, path: Path | str) -> TrainedRun:
         task = FederatedTask(experiment, directory.path)
     if changed := differences(stored.get("identity", {}), task.identity()):
         raise CheckpointError(f"{path} is not a run of this experiment: {'; '.join(changed)}.")
-    found = checkpoints.available(directory.checkpoints)
-    if not found:
-        raise CheckpointError(f"{path} has no checkpoint, and so no models to load.")
-    with checkpoints.refusing(found[-1]):
-        task.restore(checkpoints.read(found[-1]))
-    history = [record for record in directory.metrics() if record["round"] <= task.round]
-    return task.trained(history, directory.summary())
+    return task.trained(trainer.load(task, directory), directory.summary())
 
 
 class FederatedTask(TrainerTask):
