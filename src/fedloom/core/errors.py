@@ -51,7 +51,16 @@ def in_one_line(error: BaseException, most: int = 200) -> str:
     >>> in_one_line(ValueError("shapes differ:\n  [2] and [3].")), in_one_line(AssertionError())
     ('shapes differ: [2] and [3]', 'AssertionError')
     """
-    return (" ".join(str(error).split())[:most] or type(error).__name__).rstrip(".")
+    return (printable(str(error))[:most] or type(error).__name__).rstrip(".")
+
+
+def printable(text: str) -> str:
+    r"""Text from elsewhere on one line, without the characters that steer terminals.
+
+    >>> printable("shapes\n\x1b[2J differ")
+    'shapes [2J differ'
+    """
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
