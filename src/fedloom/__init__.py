@@ -33,32 +33,10 @@ if TYPE_CHECKING:
     from fedloom.parts import objectives
 
 __all__ = [
-    "Arrays",
-    "Callback",
-    "EarlyStopping",
-    "Evaluation",
-    "Experiment",
-    "FedLoomError",
-    "Federation",
-    "Index",
-    "Local",
-    "Measure",
-    "Method",
-    "RunResult",
-    "Split",
-    "TrainedRun",
-    "attacks",
-    "data",
-    "distill",
-    "load",
-    "methods",
-    "metrics",
-    "models",
-    "objectives",
-    "online",
-    "run",
-    "wrap",
-]
+    "Arrays", "Callback", "EarlyStopping", "Evaluation", "Experiment", "FedLoomError", "Federation", "Index", "Local",
+    "Measure", "Method", "RunResult", "Split", "TrainedRun", "attacks", "data", "distill", "load", "methods", "metrics",
+    "models", "objectives", "online", "run", "wrap",
+]  # fmt: skip
 
 _HOMES = {
     "fedloom.api": ("load", "run"),

@@ -14,7 +14,8 @@ from fedloom import methods
 from fedloom.config.build import following
 from fedloom.config.federated import RUN, SYNTHESIZE, build
 from fedloom.config.schema import COMMANDS, Config, read_run
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.checks import one_of
+from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
@@ -156,8 +157,7 @@ def _experiment(
         )
     known = {field.name for field in fields(Experiment)} - {"method", "federation", "model"}
     for name in conditions:
-        if name not in known:
-            raise ConfigError(f"run has no argument {name!r}; {nearest(name, known)}")
+        one_of("run has no argument", name, known)
     made = methods.make(method) if isinstance(method, str) else method
     made = made if loss is None else made.with_loss(objectives.loss(loss))
     if isinstance(model, str):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from fedloom.config.online import ONLINE, build
 from fedloom.config.schema import COMMANDS, Config, read_run
-from fedloom.core.errors import CheckpointError, ConfigError
-from fedloom.experiment import checkpoint
+from fedloom.core.errors import ConfigError
+from fedloom.experiment import trainer
 from fedloom.experiment.rundir import Kind, RunDirectory
 from fedloom.tasks.online.live import Live
 from fedloom.tasks.online.task import OnlineTask
@@ -39,11 +39,5 @@ def load(path: Path | str) -> Live:
         raise ConfigError(f"{directory.path} is a run of fedloom {COMMANDS[directory.kind]}, not of fedloom online.")
     if "learner" not in stored:
         raise ConfigError(f"{directory.path} was begun in Python; use Live(OnlineTask(experiment)) instead.")
-    found = checkpoint.available(directory.checkpoints)
-    if not found:
-        raise CheckpointError(f"{directory.path} has no checkpoint yet.")
     task = OnlineTask(build(Config(ONLINE.complete(read_run(directory.path)))))
-    with checkpoint.refusing(found[-1]):
-        task.restore(checkpoint.read(found[-1]))
-    history = [record for record in directory.metrics() if record["round"] <= task.round]
-    return Live(task, history, directory.summary(), directory.path)
+    return Live(task, trainer.load(task, directory), directory.summary(), directory.path)

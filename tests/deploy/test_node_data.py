@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,13 @@ def test_arrays_and_tables_and_loaders_give_the_same_samples(tmp_path: Path, mon
         assert torch.equal(found.train.x, reference.train.x)
         assert torch.equal(found.test.y, reference.test.y)
     sys.modules.pop("my_loader")
+
+
+def test_a_loader_may_return_tensors_of_any_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "my_tensors", module := ModuleType("my_tensors"))
+    x = torch.linspace(0, 1, 30).reshape(10, 3).requires_grad_()
+    module.load = lambda: {"x_train": x, "y_train": torch.arange(10) % 2}  # pyright: ignore[reportAttributeAccessIssue]
+    assert read("my_tensors:load", TABLE).sizes == (8, 0, 2)
 
 
 def test_own_splits_are_kept(tmp_path: Path) -> None:

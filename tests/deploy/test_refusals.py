@@ -13,6 +13,7 @@ from fedloom.core.errors import ConfigError, FedLoomError
 from fedloom.core.rng import stream
 from fedloom.deploy.server import Recipe, run
 from fedloom.deploy.wire import pack, unpack
+from fedloom.experiment.rundir import RunDirectory
 
 
 @pytest.mark.parametrize(
@@ -89,6 +90,57 @@ def test_a_node_that_answers_nonsense_is_left_out_by_name(tmp_path: Path) -> Non
     assert "node-2: the update in its answer has another shape or type than the model" in reasons[2][1]
     assert "node-3: its answer is not finite" in reasons[3][1]
     assert torch.isfinite(result.snapshot.server.theta).all()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"n": 10**30},
+        {"n": -1},
+        {"values": {"loss": 10**400, "accuracy": 0.5}},
+        {"values": {"loss": 1.0, "accuracy": 0.5, "client": 7.0}},
+        {"values": {"loss": 1.0, "mine": 2.0}},
+        {"values": {"loss": "low", "accuracy": 0.5}},
+    ],
+)
+def test_a_node_that_measures_nonsense_spoils_nobody_elses_numbers(wrong: dict[str, object], tmp_path: Path) -> None:
+    words = ["rounds=1", "evaluation.what=[clients]"]
+    transport = in_process(made := config(*words), tmp_path)
+
+    def route(name: str, number: int, blob: bytes) -> list[bytes]:
+        if name == "node-0" and number == 2:  # after it joined and worked
+            return [pack("answer", unpack(blob).facts | wrong)]
+        return [blob]
+
+    transport.route = route
+    result = run(Recipe.of(made), transport, 4, tmp_path / "out")
+    transport.close()
+    table = RunDirectory(tmp_path / "out").clients()
+    assert table["client"].tolist() == [1, 2, 3]
+    assert set(table) == {"round", "client", "n", "accuracy", "loss"}
+    assert result.history[0]["clients/accuracy/mean"] == pytest.approx(table["accuracy"].mean())
+
+
+def test_counts_beyond_all_bounds_and_terminal_codes_are_not_passed_on(tmp_path: Path) -> None:
+    words = ["method=q_ffl", "rounds=1"]
+    transport = in_process(made := config(*words), tmp_path)
+
+    def route(name: str, number: int, blob: bytes) -> list[bytes]:
+        facts, tensors = unpack(blob).facts, unpack(blob).tensors
+        if name == "node-0" and number:
+            facts |= {"loss_received": 10**400}
+        if name == "node-1" and number:
+            facts |= {"sent": [10**30, 10**30]}
+        if name == "node-2" and number:
+            facts, tensors = facts | {"status": "refused", "reason": "no\n\x1b[2Jmemory."}, {}
+        return [pack("answer", facts, tensors)]
+
+    transport.route = route
+    result = run(Recipe.of(made), transport, 4)
+    transport.close()
+    assert {f.client: f.kind.value for f in result.failures} == {0: "diverged", 2: "refused"}
+    assert next(f.reason for f in result.failures if f.client == 2) == "node-2: no [2Jmemory"
+    assert result.history[0]["comm/bytes"] < 10**9
 
 
 def test_missing_flower_is_named() -> None:

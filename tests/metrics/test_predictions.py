@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score, top_k_accuracy_score
 
 from fedloom.core.errors import ConfigError
 from fedloom.metrics import Predictions, auroc, direction, ece, mce, predictions, top_k
-from fedloom.metrics.registry import check
+from fedloom.metrics.registry import lookup
 
 RANDOM = np.random.default_rng(0)
 
@@ -142,9 +142,9 @@ def test_directions() -> None:
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: check(["top0"]), "unknown metric 'top0'"),
-        (lambda: check(["top"]), "unknown metric 'top'"),
-        (lambda: check(["acuracy"]), "did you mean 'accuracy'"),
+        (lambda: lookup("top0"), "unknown metric 'top0'"),
+        (lambda: lookup("top"), "unknown metric 'top'"),
+        (lambda: lookup("acuracy"), "did you mean 'accuracy'"),
         (lambda: auroc([1.0], [1, 0]), "1 rows of scores but 2 labels"),
         (lambda: top_k([[1.0]], [0], 0), "at least 1 guess"),
         (lambda: ece([1.0], [1, 0]), "1 confidences but 2 outcomes"),

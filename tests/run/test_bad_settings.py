@@ -148,8 +148,16 @@ class Narrow(nn.Module):
         return self.linear(x)
 
 
+class Mute(Narrow):
+    """Refuses inputs without a word, as a bare assertion does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "inputs": ({"model": lambda: Narrow(3, 3)}, r"the model does not take inputs of shape \(4,\): "),
+    "no message": ({"model": lambda: Mute(4, 3)}, r"does not take inputs of shape \(4,\): AssertionError$"),
     "outputs": ({"model": lambda: Narrow(4, 2)}, r"the model has 2 outputs, but the data have 3 classes\."),
     "device": ({"device": "gpu"}, r"unknown device 'gpu'; did you mean 'cpu'\?"),
     "squared error of classes": (

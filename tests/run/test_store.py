@@ -25,10 +25,11 @@ from fedloom.config import build, resolve
 from fedloom.core.errors import ConfigError
 from fedloom.experiment import checkpoint, store
 from fedloom.experiment.callbacks import Callback
+from fedloom.experiment.disk_store import LRUCache
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.report.groups import group
 from fedloom.experiment.report.rundata import load
-from fedloom.experiment.store import DiskStore, LRUCache, MemoryStore, make_store, state_bytes
+from fedloom.experiment.store import DiskStore, MemoryStore, make_store, state_bytes
 from fedloom.experiment.trainer import Trainer
 from fedloom.methods import methods
 

@@ -215,5 +215,14 @@ def opened(log: str | None) -> Iterator[list[Console]]:
         yield [make_console(file)]
 
 
+def in_directory(run: Callable[..., Any]) -> Callable[..., None]:
+    """A command's ``run`` that runs one experiment in the directory of its job."""
+
+    def train(experiment: Any, job: Job, batch: RunPlan, **settings: Any) -> None:
+        run(experiment, job.directory, **settings)
+
+    return train
+
+
 class Stopped(KeyboardInterrupt):
     """Ctrl-C, with a sentence on how to continue."""

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.cli.partition import grid, has_classes, is_small, picture_path, write_picture
+from fedloom.cli.partition import grid, is_small, picture_path, write_picture
 from fedloom.config.build import DATA, Shared
 from fedloom.config.federated import RUN, build_federation
 from fedloom.config.overrides import split_words
@@ -110,7 +110,7 @@ def show(console: Console, name: str, source: Source, federation: Federation, mo
         size = format_size(sum(map(size_of, paths)))
         print_raw(console, f"files: {folder_of(paths)} ({size}{checksums(files, paths)})")
     tables = [splits(source), statistics_table(federation)]
-    if has_classes(federation) and is_small(federation):
+    if federation.train.arrays.has_classes and is_small(federation):
         tables.append(grid(federation))
     for made in tables:
         console.print()

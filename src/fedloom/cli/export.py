@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from fedloom.cli.predict import chosen, run_and_files
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.checks import one_of
+from fedloom.core.errors import ConfigError
 from fedloom.experiment.console import relpath
 from fedloom.experiment.export import FORMATS
 
@@ -17,8 +18,7 @@ def command(arguments: argparse.Namespace) -> int:
     if others:
         raise ConfigError(f"fedloom export does not know {others[0]!r}; see fedloom export --help.")
     format = (arguments.format or "safetensors").lower()
-    if format not in FORMATS:
-        raise ConfigError(f"unknown format {format!r}; {nearest(format, FORMATS)}")
+    one_of("unknown format", format, FORMATS)
     who = "server" if arguments.client is None else f"client-{arguments.client}"
     out = Path(arguments.out or f"{path.resolve().name}-{who}{FORMATS[format]}")
     print(f"{format}: {relpath(chosen(path, arguments.client).export(out, format))}")

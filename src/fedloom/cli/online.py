@@ -8,19 +8,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.cli.command import Command, Rows
-from fedloom.cli.jobs import Job, RunPlan
+from fedloom.cli.command import Command, Rows, in_directory
 from fedloom.cli.report import page
 from fedloom.config.online import ONLINE, build
 from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.console import ABSENT, duration, figures, number
 from fedloom.experiment.progress import LineProgress, NullProgress
 from fedloom.tasks.online.task import run
-
-
-def train(experiment: Any, job: Job, batch: RunPlan, **settings: Any) -> None:
-    """Run one learner in its directory."""
-    run(experiment, job.directory, **settings)
 
 
 class EveryNth(Callback):
@@ -61,4 +55,6 @@ def table(rows: Rows) -> Table:
     return shown
 
 
-command = Command(ONLINE, lambda config: config["learner.name"], build, train, table, page, progress=EveryNth)
+command = Command(
+    ONLINE, lambda config: config["learner.name"], build, in_directory(run), table, page, progress=EveryNth
+)

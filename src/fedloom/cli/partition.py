@@ -44,13 +44,14 @@ def command(arguments: argparse.Namespace) -> int:
     given = arguments.out or config.out
     path = picture_path(given) if given else free("partition.png")
     federation = build_federation(config)
-    if has_classes(federation):
+    has_classes = federation.train.arrays.has_classes
+    if has_classes:
         write_picture(path, lambda: plot_labels(federation, path))
     if arguments.json:
-        figure = str(path.resolve()) if has_classes(federation) else None
+        figure = str(path.resolve()) if has_classes else None
         print_raw(console, json.dumps({"statistics": statistics(federation), "figure": figure}, indent=1))
         return 0
-    if has_classes(federation) and is_small(federation):
+    if has_classes and is_small(federation):
         console.print(grid(federation))
         console.print()
     made = plain_table()
@@ -60,7 +61,7 @@ def command(arguments: argparse.Namespace) -> int:
         made.add_row(Text(WORDS.get(key, key), style="bold"), said)
     console.print(made)
     console.print()
-    drawn = f"figure: {relpath(path)}" if has_classes(federation) else "no figure: the targets are not class numbers"
+    drawn = f"figure: {relpath(path)}" if has_classes else "no figure: the targets are not class numbers"
     print_raw(console, drawn)
     return 0
 
@@ -97,12 +98,6 @@ def write_picture(path: Path, draw: Callable[[], Any]) -> None:
         draw()
     except OSError as error:
         raise ConfigError(f"the figure {str(path)!r} cannot be written: {error.strerror}.") from error
-
-
-def has_classes(federation: Federation) -> bool:
-    """Whether the targets are class numbers, which can be drawn."""
-    y = federation.train.arrays.y
-    return y.ndim == 1 and not y.is_floating_point()
 
 
 def is_small(federation: Federation) -> bool:

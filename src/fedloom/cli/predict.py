@@ -15,8 +15,8 @@ from fedloom.api import load
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.console import relpath
+from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.rundir import Kind, RunDirectory
-from fedloom.experiment.trained import DeployedModel
 
 Files = dict[str, np.ndarray]
 

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from fedloom.cli.command import Command, Rows
-from fedloom.cli.jobs import Job, RunPlan
+from fedloom.cli.command import Command, Rows, in_directory
 from fedloom.cli.report import page
 from fedloom.config.federated import RUN, build, build_method
 from fedloom.experiment.console import results
 from fedloom.experiment.federated import run
-
-
-def train(experiment: Any, job: Job, batch: RunPlan, **settings: Any) -> None:
-    """Run one experiment in its directory."""
-    run(experiment, job.directory, **settings)
 
 
 def remarks(rows: Rows) -> list[str]:
@@ -23,4 +15,4 @@ def remarks(rows: Rows) -> list[str]:
     return [f"clients: the {count} natural ones of the data (partition=natural)." for count in sorted(counts)]
 
 
-command = Command(RUN, lambda config: build_method(config).name, build, train, results, page, remarks)
+command = Command(RUN, lambda config: build_method(config).name, build, in_directory(run), results, page, remarks)

@@ -10,18 +10,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.cli.command import Command, Rows
-from fedloom.cli.jobs import Job, RunPlan
+from fedloom.cli.command import Command, Rows, in_directory
+from fedloom.cli.jobs import RunPlan
 from fedloom.config.search import SEARCH, build
 from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.console import ABSENT, figures
 from fedloom.experiment.progress import NullProgress
 from fedloom.tasks.search.task import RUNS, search
-
-
-def train(experiment: Any, job: Job, batch: RunPlan, **settings: Any) -> None:
-    """Run the search."""
-    search(experiment, job.directory, **settings)
 
 
 def table(rows: Rows) -> Table:
@@ -75,4 +70,4 @@ def files(batch: RunPlan, runs: Sequence[tuple[str, Path]]) -> list[tuple[str, P
     return [(word, path) for word, path in found if path.exists()]
 
 
-command = Command(SEARCH, lambda config: "search", build, train, table, files, remarks, BudgetProgress)
+command = Command(SEARCH, lambda config: "search", build, in_directory(search), table, files, remarks, BudgetProgress)

@@ -15,10 +15,10 @@ from omegaconf.errors import OmegaConfBaseException
 from fedloom.config.overrides import PATHS, Assignment, Key, combinations, parse
 from fedloom.config.sections import Choice, Record, Section, Tree, merge
 from fedloom.core import yaml
-from fedloom.core.errors import CheckpointError, ConfigError
-from fedloom.core.renamed import RENAMED, hint
+from fedloom.core.errors import CheckpointError, ConfigError, first_line
+from fedloom.core.renamed import hint, renamed
 from fedloom.core.settings import EMPTY, bare, convert, flatten, format_value, signature, to_plain
-from fedloom.experiment.rundir import Kind, RunDirectory
+from fedloom.experiment.rundir import PROVENANCE, Kind, RunDirectory
 
 COMMANDS = {
     Kind.FEDERATED: "run",
@@ -27,8 +27,6 @@ COMMANDS = {
     Kind.DISTILL: "distill",
     Kind.SEARCH: "search",
 }
-RECORDED = ("identity", "kind", "version", "versions", "machine", "git")
-"""Keys of a run directory's ``config.yaml`` that record how it was made; it is a recipe without them."""
 Condition = Callable[[Mapping[str, Any]], bool]
 
 
@@ -257,7 +255,7 @@ class CommandSchema:
         told = hint("key", key, keys)
         records = {name: section for name, section in self.sections.items() if isinstance(section, Record)}
         inside = [f"{name}.{key}" for name, record in records.items() if key in signature(record.factory)]
-        if inside and key not in RENAMED["key"] and not difflib.get_close_matches(key, keys, n=1, cutoff=0.6):
+        if inside and renamed(key, keys) is None and not difflib.get_close_matches(key, keys, n=1, cutoff=0.6):
             told = f"did you mean {inside[0]!r}? There are: {', '.join(sorted(keys))}."
         return ConfigError(f"unknown key {key!r}; {told}")
 
@@ -279,7 +277,7 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{str(path)!r} is not a YAML file of settings: {reason}.") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{str(path)!r} holds no settings: it should be a mapping of keys to values.")
-    return {str(key): value for key, value in found.items() if "identity" not in found or key not in RECORDED}
+    return {str(key): value for key, value in found.items() if "identity" not in found or key not in PROVENANCE}
 
 
 def read_run(directory: Path) -> dict[str, Any]:
@@ -312,7 +310,7 @@ def interpolate(tree: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return yaml.resolve(plain)
     except (OmegaConfBaseException, ValueError, RecursionError) as error:
-        raise ConfigError(f"a reference cannot be resolved: {str(error).splitlines()[0]}.") from error
+        raise ConfigError(f"a reference cannot be resolved: {first_line(error)}.") from error
 
 
 def to_yaml(config: Config) -> str:

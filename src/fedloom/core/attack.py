@@ -93,5 +93,5 @@ class Attack:
 
 def single_labels(name: str, arrays: Arrays) -> None:
     """Raise ``ConfigError`` unless every sample has one class."""
-    if arrays.y.is_floating_point() or arrays.y.ndim != 1:
+    if not arrays.has_classes:
         raise ConfigError(f"attack {name!r} changes the class of a sample, but here samples do not have one each.")

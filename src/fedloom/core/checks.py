@@ -1,8 +1,13 @@
-"""Range checks on settings, each with one error sentence."""
+"""Checks on settings, each with one error sentence."""
 
 from __future__ import annotations
 
-from fedloom.core.errors import ConfigError
+from collections.abc import Iterable, Mapping
+
+from fedloom.core.errors import ConfigError, nearest
+
+DTYPES = ("float32", "float64")
+"""The types in which runs compute."""
 
 
 def at_least(least: float, where: str = "", /, **settings: float) -> None:
@@ -30,3 +35,29 @@ def probability(where: str = "", /, **settings: float) -> None:
     for name, value in settings.items():
         if not 0 <= value <= 1:
             raise ConfigError(f"{where}{name} must lie in [0, 1], not {value}.")
+
+
+def one_of(what: str, value: object, valid: Iterable[str]) -> None:
+    """Raise a ``ConfigError`` unless a value is one of those; ``what`` begins the sentence.
+
+    >>> one_of("unknown dtype", "float23", ("float32", "float64"))
+    Traceback (most recent call last):
+    ...
+    fedloom.core.errors.ConfigError: unknown dtype 'float23'; did you mean 'float32'? There are: float32, float64.
+    """
+    valid = tuple(valid)
+    if value not in valid:
+        raise ConfigError(f"{what} {value!r}; {nearest(str(value), valid)}")
+
+
+def all_hold(where: str, conditions: Mapping[str, bool]) -> None:
+    """Raise a ``ConfigError`` with the first sentence whose condition does not hold; ``where`` begins it.
+
+    >>> all_hold("training: ", {"lr must be positive": True, "clip must be positive": False})
+    Traceback (most recent call last):
+    ...
+    fedloom.core.errors.ConfigError: training: clip must be positive.
+    """
+    for sentence, holds in conditions.items():
+        if not holds:
+            raise ConfigError(f"{where}{sentence}.")

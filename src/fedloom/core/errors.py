@@ -35,6 +35,34 @@ class ClientError(FedLoomError, RuntimeError):
         self.trace = trace
 
 
+def first_line(error: BaseException, most: int | None = None) -> str:
+    r"""The first line of an exception's message without its full stop, or its type if it has none.
+
+    >>> first_line(ValueError("no such axis.\nSee the manual.")), first_line(AssertionError())
+    ('no such axis', 'AssertionError')
+    """
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:most].rstrip(".")
+
+
+def in_one_line(error: BaseException, most: int = 200) -> str:
+    r"""An exception's message on one line of at most so many characters, without its full stop; or its type.
+
+    >>> in_one_line(ValueError("shapes differ:\n  [2] and [3].")), in_one_line(AssertionError())
+    ('shapes differ: [2] and [3]', 'AssertionError')
+    """
+    return (printable(str(error))[:most] or type(error).__name__).rstrip(".")
+
+
+def printable(text: str) -> str:
+    r"""Text from elsewhere on one line, without the characters that steer terminals.
+
+    >>> printable("shapes\n\x1b[2J differ")
+    'shapes [2J differ'
+    """
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """The hint that ends an "unknown ..." message: the closest valid name, then all valid names.
 

@@ -70,6 +70,11 @@ class Arrays:
         targets = "numbers" if self.y.is_floating_point() else f"{self.classes} classes"
         return f"<Arrays: {len(self)} samples of shape {list(self.x.shape[1:])}, {targets}>"
 
+    @property
+    def has_classes(self) -> bool:
+        """Whether every sample has one class number."""
+        return self.y.ndim == 1 and not self.y.is_floating_point()
+
     def take(self, rows: Tensor | np.ndarray) -> Arrays:
         """The given rows, as copies."""
         rows = torch.as_tensor(rows)

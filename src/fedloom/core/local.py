@@ -8,6 +8,7 @@ from math import ceil
 import numpy as np
 
 from fedloom.core import rng
+from fedloom.core.checks import all_hold
 from fedloom.core.errors import ConfigError
 from fedloom.core.settings import check_fields
 
@@ -75,7 +76,7 @@ class Local:
 
     def __post_init__(self) -> None:
         check_fields(self, "local.")
-        checks = {
+        conditions = {
             f"epochs must lie between 1 and {LONGEST:,}": 1 <= self.epochs <= LONGEST,
             f"steps must lie between 1 and {LONGEST:,}": self.steps is None or 1 <= self.steps <= LONGEST,
             "batch_size must be at least 1, or 0 for all data at once": self.batch_size >= 0,
@@ -99,9 +100,7 @@ class Local:
             "poisson needs steps, since an epoch's number of batches depends on n_i": not self.poisson
             or self.steps is not None,
         }
-        for sentence, holds in checks.items():
-            if not holds:
-                raise ConfigError(f"local training: {sentence}.")
+        all_hold("local training: ", conditions)
 
     @property
     def memory(self) -> int:

@@ -91,6 +91,15 @@ class Report:
     failures: list[Failure] = field(default_factory=list)
     states: dict[int, State] = field(default_factory=dict)
 
+    @property
+    def objective(self) -> float:
+        """Σ p_i F_i(θ^t) over the clients with p_i ≠ 0, F_i before local work; NaN if losses are unknown or p is all 0.
+
+        Hahn 2024, eq. (1.1) and figure 3.1.
+        """
+        mixed = self.p != 0
+        return float("nan") if self.losses is None or not mixed.any() else float(self.p[mixed] @ self.losses[mixed])
+
 
 def federated_round(
     plan: ClientPlan,

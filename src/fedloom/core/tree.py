@@ -21,6 +21,11 @@ def finite(tree: Mapping[str, Tensor]) -> bool:
     return all(bool(torch.isfinite(v.sum())) or bool(torch.isfinite(v).all()) for v in tree.values())
 
 
+def copied(t: Tensor, device: torch.device | str | None = None) -> Tensor:
+    """A copy in freshly allocated memory: the summation order of some kernels depends on a tensor's alignment."""
+    return torch.empty_like(t, device=device).copy_(t)
+
+
 def nbytes(tree: Mapping[str, Tensor]) -> int:
     """Total size of the tree's tensors in bytes."""
     return sum(v.numel() * v.element_size() for v in tree.values())

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays, Federation, Index, Split
@@ -85,52 +84,30 @@ def federate(
     partition = which_partition(partition, source)
     noise = noises.make(noise) if isinstance(noise, str) else noise
     target = targets.make(target) if isinstance(target, str) else target
-    share = 0.0 if isinstance(held_out, str) else held_out
-    if held_out not in ("common", "natural") and (isinstance(held_out, str) or not 0 <= held_out < 1):
-        raise ConfigError(f"held_out must be a fraction from 0 to 1, 'common' or 'natural', not {held_out!r}.")
-    if not (validation >= 0 and validation + share < 1):
-        raise ConfigError(
-            f"validation ({validation}) and held_out ({share}) must be 0 or more and leave something to train on."
-        )
-    if not 0 <= unseen < 1:
-        raise ConfigError(f"unseen must be a fraction from 0 to below 1, not {unseen}.")
+    check_fractions(validation, held_out, unseen)
     natural = isinstance(partition, Natural)
     if natural and source.federation is not None:
-        if unseen or not (noise.is_identity and target.is_identity):
-            raise ConfigError(f"{source.name} comes with clients of its own: it takes no unseen, noise or target.")
-        if clients not in (None, len(source.federation)):
-            count = len(source.federation)
-            raise DataError(f"{source.name} comes with {count} clients of its own, not {clients}.")
-        return source.federation
+        return federation_of(source, clients, changed=bool(unseen) or not (noise.is_identity and target.is_identity))
 
-    labels = class_numbers(source.train.y)
-    for reads, what in (
-        (partition.reads_labels, f"partition {partition.name!r}"),
-        (not noise.is_identity, "label noise"),
-        (not target.is_identity, "a target"),
-    ):
-        if labels is None and reads:
-            instead = "; choose partition iid, lognormal or natural" if what.startswith("partition") else ""
-            raise DataError(f"{what} reads class numbers, which {source.name} does not have{instead}.")
-    labels = np.zeros(len(source.train), dtype=np.int64) if labels is None else labels
+    labels = labels_read(source, partition, noise, target)
     index = partition(labels, clients, stream(seed, "partition"), groups=source.groups)
-
     classes = source.train.classes
     relabel = partition.relabelling(len(index), classes, stream(seed, "relabel"))
     order = last_unseen(len(index), unseen, stream(seed, "unseen"))
-    hidden = 0 if order is None else count_unseen(len(index), unseen)
 
-    parts = split_rows(index, labels, validation, share, stream(seed, "split"))
-    where, held = source.train, parts[2]
+    share = 0.0 if isinstance(held_out, str) else held_out
+    train, kept, held = split_rows(index, labels, validation, share, stream(seed, "split"))
+    where = source.train
     if held_out == "common":
         where, held = source.test, from_common(source, partition, index, labels, stream(seed, "split", 1))
     elif held_out == "natural":
         where, held = source.test, same_groups(source, index, natural)
     names = names_of(source, index) if natural else ()
-    train, kept, held = (one if order is None else one.pick(order) for one in (*parts[:2], held))
     if order is not None:
+        train, kept, held = (one.pick(order) for one in (train, kept, held))
         relabel = None if relabel is None else relabel[order]
         names = tuple(names[k] for k in order) if names else ()
+    hidden = [] if order is None else order[len(order) - count_unseen(len(order), unseen) :].tolist()
     calls = None if relabel is None else torch.from_numpy(relabel)
 
     pool, wrong = source.train, {}
@@ -147,7 +124,7 @@ def federate(
         held_out=Split(where, held, calls),
         test=test,
         names=names,
-        unseen=hidden,
+        unseen=len(hidden),
         unlabelled=unlabelled,
         provenance={
             "source": source.describe(),
@@ -162,7 +139,7 @@ def federate(
                 "held_out": len(held.rows),
                 "test": len(test),
             },
-            **({"unseen": order[len(order) - hidden :].tolist()} if order is not None else {}),
+            **({"unseen": hidden} if hidden else {}),
             **({"relabelled": True} if calls is not None else {}),
             **wrong,
             **({} if target.is_identity else {"target": target.describe()}),
@@ -170,11 +147,46 @@ def federate(
             "fingerprint": fingerprint(train, kept, held, *([] if relabel is None else [relabel])),
         },
     )
-    if partition.outputs is None:
-        return made
-    if not (noise.is_identity and target.is_identity):
+    return made if partition.outputs is None else with_own_labels(made, partition.outputs)
+
+
+def check_fractions(validation: float, held_out: HeldOut, unseen: float) -> None:
+    """Refuse fractions that are none, or that leave nothing to train on."""
+    share = 0.0 if held_out in ("common", "natural") else held_out
+    if isinstance(share, str) or not 0 <= share < 1:
+        raise ConfigError(f"held_out must be a fraction from 0 to 1, 'common' or 'natural', not {held_out!r}.")
+    if not (validation >= 0 and validation + share < 1):
+        raise ConfigError(
+            f"validation ({validation}) and held_out ({share}) must be 0 or more and leave something to train on."
+        )
+    if not 0 <= unseen < 1:
+        raise ConfigError(f"unseen must be a fraction from 0 to below 1, not {unseen}.")
+
+
+def federation_of(source: Source, clients: int | None, *, changed: bool) -> Federation:
+    """The federation that a source comes with, which can be neither dealt to other clients nor changed."""
+    assert source.federation is not None
+    if changed:
+        raise ConfigError(f"{source.name} comes with clients of its own: it takes no unseen, noise or target.")
+    if clients not in (None, len(source.federation)):
+        raise DataError(f"{source.name} comes with {len(source.federation)} clients of its own, not {clients}.")
+    return source.federation
+
+
+def labels_read(source: Source, partition: Partition, noise: LabelNoise, target: Target) -> np.ndarray:
+    """Class numbers of the training pool, int [N]; all 0 where there are none and nothing reads them."""
+    labels = class_numbers(source.train)
+    for reads, what in (
+        (partition.reads_labels, f"partition {partition.name!r}"),
+        (not noise.is_identity, "label noise"),
+        (not target.is_identity, "a target"),
+    ):
+        if labels is None and reads:
+            instead = "; choose partition iid, lognormal or natural" if what.startswith("partition") else ""
+            raise DataError(f"{what} reads class numbers, which {source.name} does not have{instead}.")
+    if partition.outputs is not None and not (noise.is_identity and target.is_identity):
         raise ConfigError(f"partition {partition.name!r} with local names takes no label noise and no target.")
-    return with_own_labels(made, partition.outputs)
+    return np.zeros(len(source.train), dtype=np.int64) if labels is None else labels
 
 
 def by_ids(partition: Any, client: Any) -> tuple[Any, Any]:
@@ -273,15 +285,15 @@ def from_common(
 
 def labels_of_test(source: Source, what: str) -> np.ndarray:
     """Class numbers of the common test set, int [N]; ``what`` needs them and begins the error sentence."""
-    labels = class_numbers(source.test.y)
+    labels = class_numbers(source.test)
     if labels is None or not len(labels):
         raise DataError(f"{what} needs a common test set with class numbers, which {source.name} does not have.")
     return labels
 
 
-def class_numbers(y: Tensor) -> np.ndarray | None:
+def class_numbers(arrays: Arrays) -> np.ndarray | None:
     """Labels as integers [N]; None if targets are real numbers or sequences."""
-    return None if y.is_floating_point() or y.ndim != 1 else y.numpy()
+    return arrays.y.numpy() if arrays.has_classes else None
 
 
 def group_of(source: Source, index: Index) -> np.ndarray:

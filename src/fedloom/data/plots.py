@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
@@ -19,6 +18,7 @@ from torch.nn.functional import pad
 
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays, Federation
+from fedloom.data.augment import Scale
 from fedloom.data.statistics import label_counts, statistics
 
 MAX_CIRCLES = 40  # clients with a column of circles each; more are drawn as a heat map
@@ -37,8 +37,7 @@ def plot_labels(federation: Federation, path: str | Path) -> Path:
     Raises:
         DataError: if the targets are not class numbers.
     """
-    y = federation.train.arrays.y
-    if y.is_floating_point() or y.ndim != 1:
+    if not federation.train.arrays.has_classes:
         raise DataError("the plot of labels needs class numbers, which this federation does not have.")
     clients, classes = len(federation), federation.classes
     figure = Figure(figsize=(10.5, min(2.6 + max(0.26 * classes, 2.2), 11)), facecolor="white", layout="constrained")
@@ -190,7 +189,7 @@ def plot_samples(arrays: Arrays, title: str, path: str | Path, per_class: int = 
 def kind_of(arrays: Arrays) -> str:
     """The kind of one sample: image, sound or text."""
     shape = tuple(arrays.x.shape[1:])
-    if arrays.y.is_floating_point() or arrays.y.ndim != 1:
+    if not arrays.has_classes:
         raise DataError("samples cannot be drawn by class: the targets are not one class number each.")
     if len(shape) == 3 and shape[0] in (1, 3):
         return "image"
@@ -211,8 +210,7 @@ def draw_samples(axes: Axes, x: Tensor, places: int, kind: str, arrays: Arrays) 
             axes.plot(np.linspace(place, place + 0.95, len(wave)), wave, linewidth=0.4, color=ACCENT)
         axes.set(xlim=(0, places), ylim=(-1, 1))
     else:
-        if arrays.std:
-            x = x * torch.tensor(arrays.std)[:, None, None] + torch.tensor(arrays.mean)[:, None, None]
+        x = Scale.of(x, arrays.mean, arrays.std).pixels(x)
         strip = pad(x.clamp(0, 1), (0, math.ceil(x.shape[3] / 20), 0, 0, 0, 0, 0, places - len(x)), value=1.0)
         pixels = strip.permute(2, 0, 3, 1).flatten(1, 2).expand(-1, -1, 3).numpy()  # [H, N·W, 3], white between
         axes.imshow(pixels, interpolation="nearest")

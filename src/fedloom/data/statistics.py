@@ -8,6 +8,8 @@ import numpy as np
 
 from fedloom.core.federation import Federation, Split
 
+PARTITION_CLIENTS = 10_000  # of more, no table of labels is made
+
 
 def statistics(federation: Federation) -> dict[str, Any]:
     """Sizes, classes per client and label entropy (in nats) of the training split, as plain data.
@@ -29,8 +31,7 @@ def statistics(federation: Federation) -> dict[str, Any]:
         "held_out": int(federation.held_out.index.sizes.sum()),
         "test": len(federation.test),
     }
-    y = federation.train.arrays.y
-    if y.is_floating_point() or y.ndim != 1:
+    if not federation.train.arrays.has_classes:
         return found
     client, label, count = label_counts(federation.train)
     part = count / sizes[client]
@@ -54,3 +55,14 @@ def spread(values: np.ndarray) -> dict[str, float]:
     """Minimum, median, mean and maximum as plain numbers."""
     low, high = values.min().item(), values.max().item()
     return {"min": low, "median": float(np.median(values)), "mean": float(values.mean()), "max": high}
+
+
+def partition_table(federation: Federation) -> dict[str, np.ndarray]:
+    """The label counts of all clients as columns client, label, samples.
+
+    Empty if targets are not class numbers, or only the clients hold them.
+    """
+    known = federation.train.arrays.has_classes and len(federation.train.index.rows)
+    if not known or len(federation) > PARTITION_CLIENTS:
+        return {}
+    return dict(zip(("client", "label", "samples"), label_counts(federation.train), strict=True))

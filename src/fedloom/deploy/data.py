@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from fedloom.core.errors import DataError
+from fedloom.core.errors import DataError, in_one_line
 from fedloom.core.federation import Arrays, Index
 from fedloom.core.rng import stream
 from fedloom.data.sources.arrays import inputs, targets
@@ -202,7 +201,7 @@ def _loaded(place: str) -> dict[str, Any]:
     try:
         found = getattr(importlib.import_module(module), name)()
     except Exception as error:
-        raise DataError(f"--data {place} cannot be loaded: {type(error).__name__}: {error}.") from error
+        raise DataError(f"--data {place} cannot be loaded: {type(error).__name__}: {in_one_line(error)}.") from error
     if not isinstance(found, Mapping):
         raise DataError(f"--data {place} returned {type(found).__name__}, but it must return a mapping of arrays.")
-    return {key: value.numpy() if isinstance(value, torch.Tensor) else value for key, value in found.items()}
+    return {key: value.detach().cpu().numpy() if isinstance(value, Tensor) else value for key, value in found.items()}

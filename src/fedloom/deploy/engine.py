@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ import torch
 from fedloom.core.aggregate import Fold, fold
 from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
 from fedloom.core.engine import ComputeFactory, Engine, States, Traits
-from fedloom.core.errors import ClientError
+from fedloom.core.errors import ClientError, printable
 from fedloom.core.plan import ClientPlan
 from fedloom.core.tree import finite
 from fedloom.deploy.assignment import Assignment
@@ -30,6 +31,7 @@ from fedloom.deploy.wire import LIMIT, Packet, WireError, unpack
 
 POLL = 0.5  # least seconds between looks at who is online
 SPARE = 9  # looks take at most a tenth of the time
+MOST = 2**40  # what numbers in answers stay below, so that they can be summed
 HANDLE = "node"  # the place, in the server's store, of the version of a state that its node keeps
 
 
@@ -147,7 +149,7 @@ class Deployed(Engine):
             answer = answers[client]
             if (failure := self._failure(down, client, answer)) is not None:
                 self.absent[client] = failure
-            elif isinstance(answer, Packet) and isinstance(value := answer.facts.get("loss_received"), float | int):
+            elif isinstance(answer, Packet) and is_number(value := answer.facts.get("loss_received")):
                 found[row] = value
         return found
 
@@ -163,17 +165,14 @@ class Deployed(Engine):
     def evaluate(self, down: Broadcast, clients: np.ndarray) -> Mapping[str, np.ndarray]:
         """One row per client that answered in time; nobody is waited for beyond the deadline."""
         answers = self.exchange((EVALUATE,), down, clients, 0, quorum=0)
-        rows: dict[str, list[float]] = {"client": [], "n": []}
-        for client in clients.tolist():
-            answer = answers[client]
-            if isinstance(answer, Failure) or not _is_row(answer, rows):
-                continue
-            rows["client"].append(client)
-            rows["n"].append(answer.facts["n"])
-            for name, value in answer.facts["values"].items():
-                rows.setdefault(name, []).append(value)
-        whole = {name: np.asarray(rows.pop(name), np.int64) for name in ("client", "n")}
-        return whole | {name: np.asarray(column, np.float64) for name, column in rows.items()}
+        rows = {client: row for client in clients.tolist() if (row := _row(answers[client])) is not None}
+        usual = Counter(frozenset(row) for row in rows.values()).most_common(1)
+        kept = {client: row for client, row in rows.items() if row.keys() == usual[0][0]}
+        columns = {
+            name: np.array([row[name] for row in kept.values()], np.int64 if name == "n" else np.float64)
+            for name in next(iter(kept.values()), ("n",))
+        }
+        return {"client": np.array([*kept], np.int64), **columns}
 
     def close(self) -> None:
         """Do nothing; who opened the transport closes it."""
@@ -288,8 +287,9 @@ class Deployed(Engine):
         kind = {"failed": FailureKind.CODE}.get(str(status), FailureKind.REFUSED)
         if status == "left out" and facts.get("kind") in list(FailureKind):
             kind = FailureKind(facts["kind"])
-        reason = str(facts.get("reason", "it gave no answer to the order"))[:1000].rstrip(".")
-        return Failure(down.round, client, kind, f"{self.names[client]}: {reason}", str(facts.get("stage", ""))[:100])
+        reason = printable(str(facts.get("reason", "it gave no answer to the order")))[:1000].rstrip(".")
+        stage = printable(str(facts.get("stage", "")))[:100]
+        return Failure(down.round, client, kind, f"{self.names[client]}: {reason}", stage)
 
     def _result(self, down: Broadcast, client: int, answer: Packet | Failure, level: int) -> Result:
         """A client's result as the serial engine would return it, with the version in place of its state."""
@@ -365,17 +365,29 @@ def _read_result(client: int, answer: Packet, down: Broadcast, plan: ClientPlan)
     if not all(map(finite, ({"": update, "buffers": buffers}, *uploads.values()))):
         raise WireError("its answer is not finite")
     loss, sent = answer.facts.get("loss"), answer.facts.get("sent")
-    counted = isinstance(sent, list) and len(sent) == 2 and all(isinstance(n, int) and n >= 0 for n in sent)
+    counted = isinstance(sent, list) and len(sent) == 2 and all(map(is_count, sent))
     return Result(
         client, update, buffers, uploads, loss=loss if isinstance(loss, float) else float("nan"),
         sent=(sent[0], sent[1]) if counted and sent is not None else None,
     )  # fmt: skip
 
 
-def _is_row(answer: Packet, rows: Mapping[str, list[float]]) -> bool:
-    """Whether an answer holds metrics, the same as those before."""
-    n, values = answer.facts.get("n"), answer.facts.get("values")
-    if answer.facts.get("status") != "done" or not isinstance(n, int) or n < 1 or not isinstance(values, dict):
-        return False
-    known = rows.keys() - {"client", "n"} or values.keys()
-    return values.keys() == known and "loss" in values and all(isinstance(v, float | int) for v in values.values())
+def _row(answer: Packet | Failure) -> dict[str, float] | None:
+    """A node's number of test samples ``n`` and its metrics, as the answer gives them; None if it holds none."""
+    facts = {} if isinstance(answer, Failure) else answer.facts
+    n, values = facts.get("n"), facts.get("values")
+    if facts.get("status") != "done" or not isinstance(values, dict) or not is_count(n) or n == 0:
+        return None
+    if "loss" not in values or values.keys() & {"client", "n"} or not all(map(is_number, values.values())):
+        return None
+    return {"n": n, **values}
+
+
+def is_count(value: Any) -> TypeGuard[int]:
+    """Whether a fact is a number of samples, parameters or bytes."""
+    return isinstance(value, int) and 0 <= value < MOST
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a fact is a number that floats can hold."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < MOST)

@@ -17,12 +17,12 @@ from fedloom.config.federated import CONDITIONS, METHOD
 from fedloom.config.schema import Config
 from fedloom.config.sections import arguments
 from fedloom.core.engine import ComputeFactory, EngineFactory
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, printable
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.plan import ClientPlan
 from fedloom.deploy.assignment import Assignment, bench, model_digest, settings_of
 from fedloom.deploy.data import DataSpec, NodeData
-from fedloom.deploy.engine import Deployed, Tally, Terms, version_in
+from fedloom.deploy.engine import Deployed, Tally, Terms, is_count, version_in
 from fedloom.deploy.messages import JOIN, Order, Request
 from fedloom.deploy.settings import DEPLOY, Deployment
 from fedloom.deploy.transport import Transport
@@ -247,11 +247,11 @@ def _joined(blob: bytes, limit: int) -> tuple[Sizes | None, str]:
     sizes = facts.get("sizes")
     if facts.get("status") == "joined" and isinstance(sizes, list) and len(sizes) == 3:
         a, b, c = sizes
-        if all(isinstance(n, int) and 0 <= n < 2**40 for n in sizes) and a:
+        if all(map(is_count, sizes)) and a:
             threads = facts.get("threads")
             several = isinstance(threads, int) and 1 < threads < 2**16
             return (a, b, c), f"; it computes with {threads} threads and rounds differently" if several else ""
-    return None, f"refused: {str(facts.get('reason', 'it gave no reason'))[:1000]}"
+    return None, f"refused: {printable(str(facts.get('reason', 'it gave no reason')))[:1000]}"
 
 
 class DeployTask(FederatedTask):

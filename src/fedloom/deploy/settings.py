@@ -8,7 +8,7 @@ from pathlib import Path
 from fedloom.config.federated import RUN
 from fedloom.config.schema import CommandSchema
 from fedloom.config.sections import Record
-from fedloom.core.errors import ConfigError
+from fedloom.core.checks import all_hold
 from fedloom.deploy.wire import LIMIT
 
 
@@ -49,7 +49,7 @@ class Deployment:
     limit: int = LIMIT
 
     def __post_init__(self) -> None:
-        checks = {
+        conditions = {
             "nodes must be at least 1": self.nodes is None or self.nodes >= 1,
             "deadline must be positive": self.deadline > 0,
             "quorum must be at least 1": self.quorum >= 1,
@@ -60,9 +60,7 @@ class Deployment:
             "range must ascend": self.range is None or self.range[0] < self.range[1],
             "limit must be at least a million bytes": self.limit >= 1_000_000,
         }
-        for sentence, holds in checks.items():
-            if not holds:
-                raise ConfigError(f"deploy: {sentence}.")
+        all_hold("deploy: ", conditions)
 
 
 @dataclass(frozen=True)

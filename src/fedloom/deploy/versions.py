@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
 from fedloom.core.client import State
 from fedloom.core.errors import CheckpointError
+from fedloom.core.tree import copied
 from fedloom.experiment import atomic
 from fedloom.experiment.state_files import flat, nested
 
@@ -72,7 +72,7 @@ class Versions:
             stored = load_tensors(found[base].read_bytes())
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"the state in {found[base]} cannot be read ({error}).") from error
-        return nested({key: torch.empty_like(t).copy_(t) for key, t in stored.items()})
+        return nested({key: copied(t) for key, t in stored.items()})
 
     def propose(self, round: int, ticket: str, state: State) -> str | None:
         """Keep a new state until it is known whether it counts; returns its version, None for an empty state."""

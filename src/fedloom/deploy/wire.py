@@ -14,11 +14,11 @@ import struct
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import torch
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from fedloom.core.errors import FedLoomError
+from fedloom.core.errors import FedLoomError, in_one_line
+from fedloom.core.tree import copied
 from fedloom.experiment.atomic import as_file
 
 MAGIC, VERSION = b"fedloom\0", 1
@@ -58,8 +58,6 @@ def pack(kind: str, facts: Mapping[str, Any], tensors: Mapping[str, Tensor] | No
 def unpack(blob: bytes, limit: int = LIMIT) -> Packet:
     """Decode a message.
 
-    Tensors are copied into freshly allocated memory, since the summation order of some kernels depends on alignment.
-
     Raises:
         WireError: if it is longer than ``limit`` bytes, of another version, or damaged.
 
@@ -86,8 +84,7 @@ def unpack(blob: bytes, limit: int = LIMIT) -> Packet:
         kind, facts = content["kind"], content["facts"]
         if not isinstance(kind, str) or not isinstance(facts, dict):
             raise TypeError("it names no kind, or holds no facts")
-        tensors = {name: torch.empty_like(t).copy_(t) for name, t in load_tensors(blob[end:]).items()}
+        tensors = {name: copied(t) for name, t in load_tensors(blob[end:]).items()}
     except Exception as error:  # each reader fails in its own ways
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise WireError(f"a message is damaged: {reason}.") from error
+        raise WireError(f"a message is damaged: {in_one_line(error)}.") from error
     return Packet(kind, facts, tensors)

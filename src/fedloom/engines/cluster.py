@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from fedloom.core.errors import ClientError, ConfigError
+from fedloom.core.errors import ClientError, ConfigError, first_line
 from fedloom.engines.actor import Actor
 from fedloom.engines.packed import Packed
 
@@ -153,9 +153,8 @@ class Cluster:
         try:
             self.ray.init(**options)
         except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             what = f"join the cluster at {self.address!r}" if self.address else "start a cluster on this machine"
-            raise ConfigError(f"engine 'ray' cannot {what}: {reason}") from error
+            raise ConfigError(f"engine 'ray' cannot {what}: {first_line(error)}.") from error
         finally:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, handler)  # Ray's own leaves without a checkpoint

@@ -22,7 +22,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from fedloom.core.errors import CheckpointError, FedLoomError
+from fedloom.core.errors import CheckpointError, FedLoomError, in_one_line
 from fedloom.experiment import atomic
 
 FORMAT = 2
@@ -104,8 +104,7 @@ def refusing(path: Path) -> Iterator[None]:
         found = available(path.parent)
         earlier = found[: found.index(path)] if path in found else []
         advice = f"continue from the one before it with resume={earlier[-1]}" if earlier else "there is none before it"
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise CheckpointError(f"the checkpoint {path} cannot be used ({reason}); {advice}.") from error
+        raise CheckpointError(f"the checkpoint {path} cannot be used ({in_one_line(error, 300)}); {advice}.") from error
 
 
 def read(path: Path) -> Checkpoint:

@@ -15,23 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 ABSENT = "–"
-HEADLINES = (
-    "global/accuracy",
-    "clients/accuracy/mean",
-    "average/accuracy",
-    "average/accuracy/mean",
-    "cohort/accuracy",
-    "cohort/accuracy/mean",
-    "server_average/accuracy",
-    "server_average/accuracy/mean",
-    "global/loss",
-    "global/cross_entropy",
-    "train/loss",
-    "ctm/accuracy/mean",
-    "ltm/accuracy",
-)
-"""The metrics shown while a run is in progress, the most important first."""
-
 WORDS = {
     "global/accuracy": "accuracy",
     "clients/accuracy/mean": "clients",
@@ -47,6 +30,9 @@ WORDS = {
     "ctm/accuracy/mean": "CTM",
     "ltm/accuracy": "LTM",
 }
+"""The metrics shown while a run is in progress, the most important first, and what they are called there."""
+
+HEADLINES = tuple(WORDS)
 
 MEANS = {
     "average/accuracy": "average model",

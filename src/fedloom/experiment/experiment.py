@@ -11,8 +11,9 @@ import numpy as np
 from torch import nn
 
 from fedloom.core.attack import Attack
+from fedloom.core.checks import DTYPES, one_of
 from fedloom.core.compose import named
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local, cohort_size
 from fedloom.core.method import Method
@@ -74,8 +75,7 @@ class Evaluation:
         check_fields(self, "evaluation.")
         object.__setattr__(self, "what", tuple(map(str.lower, self.what)))
         for name in self.what:
-            if name not in EVALUATIONS:
-                raise ConfigError(f"unknown evaluation {name!r}; {nearest(name, EVALUATIONS)}")
+            one_of("unknown evaluation", name, EVALUATIONS)
         object.__setattr__(self, "metrics", tuple(lookup(name).name for name in self.metrics))
         if self.every < 1 or self.batch_size < 1 or self.patience < 0:
             raise ConfigError("evaluation: every and batch_size must be at least 1, patience at least 0.")
@@ -216,17 +216,28 @@ class Experiment:
         self._check_objects()
         check_fields(self)
         object.__setattr__(self, "method", named(methods, self.method))
-        size = cohort_size(self.federation.seen, self.participation, self.cohort)
+        self._check_conditions()
+        self._check_needs()
+        for part in self.method.parts.values():
+            part.check(self.local)
+        self._check_attack()
+        self._check_evaluation()
+        if self.augment:
+            pipeline(self.augment, self.federation.train.arrays)  # raises if it does not suit the data
+        empty = (self.federation.train.index.sizes == 0).nonzero()[0]
+        if len(empty):
+            raise ConfigError(f"{len(empty)} clients have no training samples; the first is client {empty[0]}.")
+
+    def _check_conditions(self) -> None:
+        """Raise a ``ConfigError`` for a condition that is impossible by itself, or beside the local training."""
         if self.rounds < 1:
             raise ConfigError(f"rounds is {self.rounds}, but at least 1 is needed.")
         if self.rounds > ROUNDS:
             raise ConfigError(f"rounds is {self.rounds:.3g}, but at most {ROUNDS:,} are allowed.")
-        if self.sampling not in ("fixed", "bernoulli"):
-            raise ConfigError(f"unknown sampling {self.sampling!r}; {nearest(self.sampling, ('fixed', 'bernoulli'))}")
+        one_of("unknown sampling", self.sampling, ("fixed", "bernoulli"))
         if not 0 <= self.drop_rate < 1:
             raise ConfigError(f"drop_rate is {self.drop_rate:g}, but it must lie in [0, 1).")
-        if self.dtype not in ("float32", "float64"):
-            raise ConfigError(f"unknown dtype {self.dtype!r}; {nearest(self.dtype, ('float32', 'float64'))}")
+        one_of("unknown dtype", self.dtype, DTYPES)
         if self.local.precision != "full" and self.dtype != "float32":
             raise ConfigError(
                 f"local.precision={self.local.precision} rounds to fewer digits than dtype={self.dtype} keeps; "
@@ -237,54 +248,41 @@ class Experiment:
                 f"method {self.method.name!r} trains generative networks, which local.precision="
                 f"{self.local.precision} does not cover; choose local.precision=full."
             )
-        if self.client_state not in CLIENT_STATE:
-            raise ConfigError(f"unknown client_state {self.client_state!r}; {nearest(self.client_state, CLIENT_STATE)}")
-        if self.method.needs("full_participation") and size < self.federation.seen:
-            raise ConfigError(
-                f"{self.method.who_needs('full_participation')} needs every client in every round, "
-                f"but the cohort holds {size} of {self.federation.seen}; set participation=1."
-            )
-        if self.method.needs("twin") and not self.augment:
-            raise ConfigError(
-                f"{self.method.who_needs('twin')} compares two augmented views, but nothing is augmented; "
-                "set it with augment=[crop,flip]."
-            )
-        if self.method.needs("target") and self.federation.unlabelled is None:
-            raise ConfigError(
-                f"{self.method.who_needs('target')} learns from unlabelled inputs of a target distribution, but the "
-                "data have none; choose a target, like target=skew or target=uniform."
-            )
+        one_of("unknown client_state", self.client_state, CLIENT_STATE)
+
+    def _check_needs(self) -> None:
+        """Raise a ``ConfigError`` for the first need of a part that the conditions do not meet."""
+        federation, size = self.federation, self.cohort_size
+        validation = federation.validation.first(federation.seen)
+        lacking = {  # whether it is lacking, and what the part that needs it is told
+            "full_participation": (size < federation.seen, "needs every client in every round, but the cohort holds "
+                                   f"{size} of {federation.seen}; set participation=1."),
+            "twin": (not self.augment, "compares two augmented views, but nothing is augmented; set it with "
+                     "augment=[crop,flip]."),
+            "target": (federation.unlabelled is None, "learns from unlabelled inputs of a target distribution, but the "
+                       "data have none; choose a target, like target=skew or target=uniform."),
+            "views": (not self.views, "compares two views of inputs; choose their augmentations with "
+                      "views=[jitter,blur]."),
+            "teacher": (self.teacher is None, "needs a trained model to learn from; give its run directory, with "
+                        "teacher=runs/...."),
+            "sgd": (self.local.optimiser != "sgd", "reads gradients from displacements and so needs local training by "
+                    f"sgd, not {self.local.optimiser}."),
+            "validation": (not validation.index.sizes.all(), "takes responses on validation samples, but some clients "
+                           "have none; set some aside, with validation=0.1, or take response=train."),
+        }  # fmt: skip
+        for need, (lacks, told) in lacking.items():
+            if lacks and self.method.needs(need):
+                raise ConfigError(f"{self.method.who_needs(need)} {told}")
         if self.method.needs("views"):
-            if not self.views:
-                raise ConfigError(
-                    f"{self.method.who_needs('views')} compares two views of inputs; choose their augmentations "
-                    "with views=[jitter,blur]."
-                )
-            pipeline(self.views, self.federation.train.arrays)
-        if self.method.needs("teacher") and self.teacher is None:
-            raise ConfigError(
-                f"{self.method.who_needs('teacher')} needs a trained model to learn from; "
-                "give its run directory, with teacher=runs/...."
-            )
+            pipeline(self.views, federation.train.arrays)
         if self.teacher is not None and not self.method.needs("teacher"):
             raise ConfigError(
                 f"method {self.method.name!r} learns from no teacher; leave teacher= out, "
                 "or add a term that uses one, like method.objective=[cross_entropy,distillation]."
             )
-        if self.method.needs("sgd") and self.local.optimiser != "sgd":
-            raise ConfigError(
-                f"{self.method.who_needs('sgd')} reads gradients from displacements and so needs local training "
-                f"by sgd, not {self.local.optimiser}."
-            )
-        kept = self.federation.validation.first(self.federation.seen)
-        if self.method.needs("validation") and not kept.index.sizes.all():
-            raise ConfigError(
-                f"{self.method.who_needs('validation')} takes responses on validation samples, but some clients have "
-                "none; set some aside, with validation=0.1, or take response=train."
-            )
-        for part in self.method.parts.values():
-            part.check(self.local)
-        self._check_attack()
+
+    def _check_evaluation(self) -> None:
+        """Raise a ``ConfigError`` for an evaluation that does not go with the method."""
         metric = self.evaluation.metric
         if metric in ("average/accuracy", "cohort/accuracy") and not self.method.adaptation.is_identity:
             raise ConfigError(
@@ -306,11 +304,6 @@ class Experiment:
                 f"method {self.method.name!r} trains no predictor that evaluation.what={judged[0]} could measure; "
                 "use fedloom synthesize, which evaluates generated samples, or leave evaluation.what empty."
             )
-        if self.augment:
-            pipeline(self.augment, self.federation.train.arrays)  # raises if it does not suit the data
-        empty = (self.federation.train.index.sizes == 0).nonzero()[0]
-        if len(empty):
-            raise ConfigError(f"{len(empty)} clients have no training samples; the first is client {empty[0]}.")
 
     def _check_objects(self) -> None:
         """Raise a ``ConfigError`` if method, federation or model are not what they must be."""

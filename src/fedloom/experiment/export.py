@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.checks import one_of
+from fedloom.core.errors import ConfigError, first_line
 from fedloom.experiment.atomic import as_file, write_whole
 
 FORMATS = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx"}
@@ -37,8 +38,7 @@ def export(module: nn.Module, sample: Tensor, path: Path | str, format: str = "s
             the module cannot be written in it.
     """
     path = Path(path)
-    if format not in FORMATS:
-        raise ConfigError(f"unknown format {format!r}; {nearest(format, FORMATS)}")
+    one_of("unknown format", format, FORMATS)
     if path.exists():
         raise ConfigError(f"{path} exists already; choose another file.")
     module, sample = module.to("cpu"), sample[:SAMPLES].to("cpu")
@@ -95,8 +95,7 @@ def _traced(module: nn.Module, sample: Tensor) -> Any:
 
 
 def _refused(error: Exception, format: str) -> ConfigError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
-    return ConfigError(f"this model cannot be written as {format}: {reason}.")
+    return ConfigError(f"this model cannot be written as {format}: {first_line(error, 200)}.")
 
 
 @contextlib.contextmanager

@@ -16,14 +16,12 @@ from fedloom.core.aggregate import Traffic
 from fedloom.core.client import Failure, Result
 from fedloom.core.engine import Engine
 from fedloom.core.errors import CheckpointError, ConfigError, nearest
-from fedloom.core.federation import Federation
 from fedloom.core.local import cohort_size, draw_cohort
 from fedloom.core.round import Report, Server, federated_round, received_losses
 from fedloom.core.targets import CLASSES
-from fedloom.data.statistics import label_counts
+from fedloom.data.statistics import partition_table
 from fedloom.engines import engines
-from fedloom.experiment import atomic, fingerprint, privacy
-from fedloom.experiment import checkpoint as checkpoints
+from fedloom.experiment import atomic, fingerprint, privacy, trainer
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.evaluate import Evaluator
@@ -41,8 +39,6 @@ from fedloom.experiment.summary import headline, should_stop, summarise, warning
 from fedloom.experiment.trained import TrainedRun
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask, differences
 from fedloom.metrics import auroc, divergence_from_uniform
-
-PARTITION_CLIENTS = 10_000  # of more, no table of labels is kept
 
 
 class RoundStep(NamedTuple):
@@ -126,13 +122,7 @@ def load(experiment: Experiment, path: Path | str) -> TrainedRun:
         task = FederatedTask(experiment, directory.path)
     if changed := differences(stored.get("identity", {}), task.identity()):
         raise CheckpointError(f"{path} is not a run of this experiment: {'; '.join(changed)}.")
-    found = checkpoints.available(directory.checkpoints)
-    if not found:
-        raise CheckpointError(f"{path} has no checkpoint, and so no models to load.")
-    with checkpoints.refusing(found[-1]):
-        task.restore(checkpoints.read(found[-1]))
-    history = [record for record in directory.metrics() if record["round"] <= task.round]
-    return task.trained(history, directory.summary())
+    return task.trained(trainer.load(task, directory), directory.summary())
 
 
 class FederatedTask(TrainerTask):
@@ -251,17 +241,8 @@ class FederatedTask(TrainerTask):
         self.failures += report.failures
         here = Traffic() if experiment.method.pooled else report.traffic
         self.sent = Traffic(*(a + b for a, b in zip(vars(self.sent).values(), vars(here).values(), strict=True)))
-        record: Record = {"round": server.round, "train/loss": report.train_loss}
-        rows: Columns = {"client": report.cohort, "p": report.p}
-        if report.losses is not None:
-            record["mixing/objective"] = global_objective(report)
-            record["mixing/kl"] = divergence_from_uniform(report.p) if report.p.any() else float("nan")
-        if experiment.method.needs("losses") or "received" in experiment.evaluation.what:
-            rows["loss"] = np.full(len(report.cohort), np.nan) if report.losses is None else report.losses
-        if self.plan.attack is not None:
-            rows["hostile"] = np.isin(report.cohort, list(self.plan.hostile))
-            record["attack/detection"] = auroc(-report.p, rows["hostile"])
-        tables = {"mixing": rows}
+        self.took_part[report.cohort] += 1
+        record, tables = self._recorded(report)
         if server.round % experiment.evaluation.every == 0 or server.round == experiment.rounds:
             table = self._at_clients(server)
             measured, clients = self.evaluator.measure(server, state.store, state.client_models, state.averaged, table)
@@ -272,18 +253,31 @@ class FederatedTask(TrainerTask):
                 tables["clients"] = clients
         if self.accountant is not None:
             record["privacy/epsilon"] = self.accountant.epsilon(server.round)
-        self.took_part[report.cohort] += 1
         if self.examples is not None:
             record["privacy/example_epsilon"] = self.examples.epsilon(int(self.took_part.max()))
-        record |= {
+        return record | {
             "comm/down_params": here.down_params,
             "comm/up_params": here.up_params,
             "comm/params": self.sent.down_params + self.sent.up_params,
             "comm/bytes": self.sent.bytes,
             "cohort": len(report.cohort),
             "failures": len(report.failures),
-        }
-        return record, tables
+        }, tables
+
+    def _recorded(self, report: Report) -> tuple[Record, dict[str, Columns]]:
+        """What a round's mixing amounted to: numbers, and a row for each client of the cohort."""
+        experiment = self.experiment
+        record: Record = {"round": self.round, "train/loss": report.train_loss}
+        rows: Columns = {"client": report.cohort, "p": report.p}
+        if report.losses is not None:
+            record["mixing/objective"] = report.objective
+            record["mixing/kl"] = divergence_from_uniform(report.p) if report.p.any() else float("nan")
+        if experiment.method.needs("losses") or "received" in experiment.evaluation.what:
+            rows["loss"] = np.full(len(report.cohort), np.nan) if report.losses is None else report.losses
+        if self.plan.attack is not None:
+            rows["hostile"] = np.isin(report.cohort, list(self.plan.hostile))
+            record["attack/detection"] = auroc(-report.p, rows["hostile"])
+        return record, {"mixing": rows}
 
     def snapshot(self) -> Checkpoint:
         return self.state.checkpoint({"traffic": vars(self.sent), "failures": [asdict(f) for f in self.failures]})
@@ -371,24 +365,3 @@ class FederatedTask(TrainerTask):
         if experiment.method.pooled:
             return seen
         return min(seen, experiment.rounds * cohort_size(seen, experiment.participation, experiment.cohort))
-
-
-def partition_table(federation: Federation) -> Columns:
-    """The label counts of all clients as columns client, label, samples.
-
-    Empty if targets are not class numbers, or only the clients hold them.
-    """
-    y, rows = federation.train.arrays.y, federation.train.index.rows
-    if y.ndim != 1 or y.is_floating_point() or len(federation) > PARTITION_CLIENTS or not len(rows):
-        return {}
-    return dict(zip(("client", "label", "samples"), label_counts(federation.train), strict=True))
-
-
-def global_objective(report: Report) -> float:
-    """Σ p_i F_i(θ^t) over the round's clients, F_i before local work and p as used for mixing; NaN if p is all 0.
-
-    Hahn 2024, eq. (1.1) and figure 3.1.
-    """
-    assert report.losses is not None
-    mixed = report.p != 0
-    return float(report.p[mixed] @ report.losses[mixed]) if mixed.any() else float("nan")

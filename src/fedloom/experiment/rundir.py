@@ -22,13 +22,16 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from fedloom.core import yaml
-from fedloom.core.errors import CheckpointError
+from fedloom.core.errors import CheckpointError, first_line
 from fedloom.experiment import atomic
 from fedloom.experiment.integrity import missing
 from fedloom.experiment.lock import Lock
 
 VERSION = 2
 """Format version; version 1, of FedLoom 0.1, can be read but not resumed."""
+
+PROVENANCE = ("identity", "kind", "version", "versions", "machine", "git")
+"""Keys of ``config.yaml`` that record how a run was made; it is a recipe without them."""
 
 WRITTEN = ("metrics.jsonl", "checkpoint", "clients", "figures")
 """Files and folders that are written into; all others are replaced atomically."""
@@ -154,7 +157,7 @@ class RunDirectory:
         try:
             stored = yaml.load(path)
         except Exception as error:  # YAML and OmegaConf errors have no common base
-            raise CheckpointError(f"{path} cannot be read as a configuration: {_first_line(error)}.") from error
+            raise CheckpointError(f"{path} cannot be read as a configuration: {first_line(error)}.") from error
         if not isinstance(stored, dict):
             raise CheckpointError(f"{path} holds no settings: it should be a mapping of names to values.")
         return _with_text_keys(stored)
@@ -199,7 +202,7 @@ class RunDirectory:
         try:
             return Table(self.path / f"{name}.parquet").read()
         except Exception as error:  # a damaged file, or not parquet
-            self.notes.append(f"{name}.parquet could not be read: {_first_line(error)}.")
+            self.notes.append(f"{name}.parquet could not be read: {first_line(error)}.")
             return {}
 
     def clients(self) -> Columns:
@@ -317,7 +320,7 @@ class RunDirectory:
             try:
                 found[name] = table.read()
             except Exception as error:  # a damaged file, or not parquet
-                return f"{name}.parquet cannot be read: {_first_line(error)}"
+                return f"{name}.parquet cannot be read: {first_line(error)}"
             if found[name] and found[name].get("round", np.zeros(0)).dtype.kind not in "iu":
                 return f"{name}.parquet has no numbers of rounds"
         return missing(self._lines(), found, round)
@@ -365,7 +368,3 @@ def _with_text_keys(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {"on" if key is True else str(key): _with_text_keys(item) for key, item in value.items()}
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

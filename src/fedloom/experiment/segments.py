@@ -8,29 +8,20 @@ is written anew, as one segment; the others are removed once no kept checkpoint 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from fedloom.core.client import State
-from fedloom.core.tree import Tree, nbytes
+from fedloom.core.tree import Tree, copied, nbytes
 from fedloom.experiment import atomic
-from fedloom.experiment.state_files import flat, nested
+from fedloom.experiment.state_files import StateFile, file_of, files_in, flat, index_of, nested
 
 SPARE = 2
 STATES, MODELS = "states", "models"  # what segments hold, and how their names begin
-
-
-class Segment(NamedTuple):
-    """A segment's size in bytes and its SHA-256."""
-
-    bytes: int
-    sha256: bytes
 
 
 class Segments:
@@ -53,7 +44,7 @@ class Segments:
     def __init__(self, folder: Path, kind: str = STATES) -> None:
         self.folder, self.kind = folder, kind
         self.place: dict[int, int] = {}  # the round of the segment with a client's state
-        self.made: dict[int, Segment] = {}  # by round
+        self.made: dict[int, StateFile] = {}  # by round
 
     @property
     def files(self) -> frozenset[str]:
@@ -84,16 +75,13 @@ class Segments:
             blob = atomic.as_file(named)
             atomic.write_whole(self.folder / segment_file(round, self.kind), blob)
             atomic.sync_folder(self.folder)
-            self.made[round] = Segment(len(blob), hashlib.sha256(blob).digest())
+            self.made[round] = file_of(round, blob)
             self.place |= dict.fromkeys(changed, round)
             self.made = {round: self.made[round] for round in sorted({*self.place.values()})}
-        rows = self.made.items()
         return {
             "client": torch.tensor(list(self.place), dtype=torch.int64),
             "place": torch.tensor(list(self.place.values()), dtype=torch.int64),
-            "round": torch.tensor([round for round, _ in rows], dtype=torch.int64),
-            "bytes": torch.tensor([made.bytes for _, made in rows], dtype=torch.int64),
-            "sha256": torch.tensor(list(b"".join(made.sha256 for _, made in rows)), dtype=torch.uint8).reshape(-1, 32),
+            **index_of(list(self.made.values())),
         }
 
     @classmethod
@@ -108,15 +96,14 @@ class Segments:
         """
         found, states = cls(folder, kind), {}
         found.place = dict(zip(index["client"].tolist(), index["place"].tolist(), strict=True))
-        columns = (index[name].tolist() for name in ("round", "bytes", "sha256"))
-        for round, size, digest in zip(*columns, strict=True):
-            found.made[round] = segment = Segment(size, bytes(digest))
-            path = folder / segment_file(round, kind)
+        for segment in files_in(index):
+            found.made[segment.round] = segment
+            path = folder / segment_file(segment.round, kind)
             blob = path.read_bytes()
-            if (len(blob), hashlib.sha256(blob).digest()) != segment:
+            if file_of(segment.round, blob) != segment:
                 raise ValueError(f"{path} was altered: its checksum differs")
             held = states_of(load_tensors(blob), device)
-            states |= {client: state for client, state in held.items() if found.place.get(client) == round}
+            states |= {client: state for client, state in held.items() if found.place.get(client) == segment.round}
         if lost := found.place.keys() - states:
             raise ValueError(f"no segment has the state of client {min(lost)}")
         return found, states
@@ -136,6 +123,5 @@ def states_of(tensors: Mapping[str, Tensor], device: torch.device | str) -> dict
     found: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         client, name = key.split("|", 1)
-        # copied into freshly allocated memory: the summation order of some kernels depends on alignment
-        found.setdefault(int(client), {})[name] = torch.empty_like(value, device=device).copy_(value)
+        found.setdefault(int(client), {})[name] = copied(value, device)
     return {client: nested(state) for client, state in found.items()}

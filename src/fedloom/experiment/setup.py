@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core import example_privacy, rng
-from fedloom.core.errors import ConfigError, FedLoomError
+from fedloom.core.errors import ConfigError, FedLoomError, first_line
 from fedloom.core.federation import Arrays, Federation, Split, Unlabelled
 from fedloom.core.method import Method
 from fedloom.core.parts import Paired, Submodels
@@ -93,7 +93,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
             out = model.eval()(sample)
     except Exception as error:
         raise ConfigError(
-            f"the model does not take inputs of shape {tuple(sample.shape[1:])}: {str(error).splitlines()[0]}"
+            f"the model does not take inputs of shape {tuple(sample.shape[1:])}: {first_line(error)}"
         ) from error
     if isinstance(model, Wrapped) or experiment.method.needs("features"):
         wrapped.check(model, sample)
@@ -159,7 +159,7 @@ def _levels(plan: ClientPlan, sample: Tensor) -> None:
         except Exception as error:
             raise ConfigError(
                 f"personal {label(plan.method.personal)!r} cannot make the network {level.submodel.name!r} of this "
-                f"model: {str(error).splitlines()[0]}"
+                f"model: {first_line(error)}"
             ) from error
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedloom.core.client import State
 from fedloom.core.errors import CheckpointError
+from fedloom.core.tree import Tree, copied
 from fedloom.experiment import atomic
 
 SHARE = "client_state=shared needs a run directory that all nodes see: choose another out=, or client_state=disk."
@@ -38,11 +39,31 @@ class LostState(CheckpointError):
 
 
 class StateFile(NamedTuple):
-    """The file of a client's state: the round that wrote it, its size in bytes and its SHA-256."""
+    """A file of a client's state, or of several: the round that wrote it, its size in bytes and its SHA-256."""
 
     round: int
     bytes: int
     sha256: bytes
+
+
+def file_of(round: int, blob: bytes) -> StateFile:
+    """The file that a round wrote with this content."""
+    return StateFile(round, len(blob), hashlib.sha256(blob).digest())
+
+
+def index_of(files: Sequence[StateFile]) -> Tree:
+    """Files as tensors: ``round`` and ``bytes``, int64 [n], and ``sha256``, uint8 [n, 32]."""
+    return {
+        "round": torch.tensor([file.round for file in files], dtype=torch.int64),
+        "bytes": torch.tensor([file.bytes for file in files], dtype=torch.int64),
+        "sha256": torch.tensor(list(b"".join(file.sha256 for file in files)), dtype=torch.uint8).reshape(-1, 32),
+    }
+
+
+def files_in(index: Mapping[str, Tensor]) -> list[StateFile]:
+    """The files of which ``index_of`` returns these tensors."""
+    rows = zip(*(index[name].tolist() for name in ("round", "bytes", "sha256")), strict=True)
+    return [StateFile(round, size, bytes(digest)) for round, size, digest in rows]
 
 
 class StoredState(State):
@@ -94,8 +115,7 @@ class StatePlace:
             raise self._lost(f"{path} cannot be read on {platform.node()}: {error.strerror or error}") from error
         if hashlib.sha256(blob).digest() != self.file.sha256:
             raise self._lost(f"{path} was altered: its checksum differs")
-        # copied into freshly allocated memory: the summation order of some kernels depends on alignment
-        return nested({key: torch.empty_like(t, device=device).copy_(t) for key, t in load_tensors(blob).items()})
+        return nested({key: copied(t, device) for key, t in load_tensors(blob).items()})
 
     def save(self, state: State) -> State:
         """Write the next state; returns what the store adopts in its place. An empty state has no file.
@@ -115,7 +135,7 @@ class StatePlace:
                 f"the state of client {self.client} cannot be written to {path} ({error.strerror or error}); "
                 f"make room and continue with resume={self.folder.parent}."
             ) from error
-        return StoredState(StateFile(self.round, len(blob), hashlib.sha256(blob).digest()), platform.node())
+        return StoredState(file_of(self.round, blob), platform.node())
 
     def adopted(self, state: StoredState) -> StateFile:
         """The file of the next state, once it is seen here.

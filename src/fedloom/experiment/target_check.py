@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, first_line
 from fedloom.core.federation import Arrays
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
@@ -79,8 +79,7 @@ def try_loss(term: Term, out: Tensor, y: Tensor) -> None:
     except ConfigError:
         raise
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise ConfigError(f"{name} fails on {about}: {type(error).__name__}: {reason}.") from error
+        raise ConfigError(f"{name} fails on {about}: {type(error).__name__}: {first_line(error)}.") from error
     if not isinstance(value, Tensor) or not value.is_floating_point() or (value.ndim and len(value) != len(y)):
         got = f"{_type(value)} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ConfigError(f"{name} returns {got} for {about}; it must return a tensor, one loss per sample or for all.")

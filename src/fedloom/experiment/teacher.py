@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedloom.core.compose import compose, resolve_method
-from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.core.errors import CheckpointError, ConfigError, in_one_line
 from fedloom.core.federation import Federation
 from fedloom.core.settings import from_plain, validate
 from fedloom.experiment.rundir import Kind, RunDirectory, Status
@@ -35,7 +35,9 @@ def load_teacher(given: nn.Module | Path | str, federation: Federation, dtype: t
         with torch.no_grad():
             out = module(sample.to(dtype) if sample.is_floating_point() else sample)
     except Exception as error:
-        raise ConfigError(f"the teacher does not take inputs of shape {_shape(federation)}: {_line(error)}") from error
+        raise ConfigError(
+            f"the teacher does not take inputs of shape {_shape(federation)}: {in_one_line(error)}."
+        ) from error
     if out.shape[-1] != federation.classes:
         raise ConfigError(f"the teacher has {out.shape[-1]} outputs, but the data have {federation.classes} classes.")
     return module
@@ -47,7 +49,9 @@ def _from_run(path: Path, federation: Federation) -> nn.Module:
     try:
         weights = load_file(path / "model.safetensors")
     except (SafetensorError, OSError) as error:
-        raise ConfigError(f"the teacher's model {path / 'model.safetensors'} cannot be read: {_line(error)}") from error
+        raise ConfigError(
+            f"the teacher's model {path / 'model.safetensors'} cannot be read: {in_one_line(error)}."
+        ) from error
     try:
         entry = models[str(config["model"].get("name"))]
         own = {name: p for name, p in entry.parameters.items() if name not in ("classes", "inputs")}
@@ -122,7 +126,3 @@ def _compare(path: Path, made: Mapping[str, Tensor], stored: Mapping[str, Tensor
 
 def _shape(federation: Federation) -> tuple[int, ...]:
     return tuple(federation.train.arrays.x.shape[1:])
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200].rstrip(".") + "."

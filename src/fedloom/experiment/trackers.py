@@ -14,13 +14,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.errors import ConfigError, first_line, nearest
 from fedloom.core.settings import flatten
 from fedloom.experiment.callbacks import Callback, RunInfo
-from fedloom.experiment.rundir import RunDirectory, Status
+from fedloom.experiment.rundir import PROVENANCE, RunDirectory, Status
 
-FACTS = ("identity", "kind", "version", "versions", "machine", "git")
-"""Keys of ``config.yaml`` that are no settings."""
 STORE = "mlflow.db"
 """MLflow's own file in a run directory."""
 
@@ -59,7 +57,7 @@ class Tracker(Callback):
         if run.directory is None:
             raise ConfigError(f"trackers={self.name} tracks run directories; give the run one, with out=….")
         config, folder = run.directory.config(), run.directory.path.absolute()
-        settings = {key: value for key, value in config.items() if key not in FACTS}
+        settings = {key: value for key, value in config.items() if key not in PROVENANCE}
         if set(settings) <= {"checkpoint"}:  # begun in Python: what its results depend on stands for the settings
             settings |= config.get("identity", {})
         tags = {
@@ -73,8 +71,7 @@ class Tracker(Callback):
         try:
             self.begin(run, folder, flatten(settings), tags)
         except Exception as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-            raise ConfigError(f"trackers={self.name} cannot begin: {reason}.") from error
+            raise ConfigError(f"trackers={self.name} cannot begin: {first_line(error)}.") from error
         self.run = run
 
     def on_round(self, record: Mapping[str, Any]) -> None:

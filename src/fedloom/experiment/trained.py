@@ -4,167 +4,35 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedloom.compute import computes
 from fedloom.core import meta
 from fedloom.core.client import State
 from fedloom.core.context import Batch
-from fedloom.core.errors import ClientError, ConfigError, DataError, nearest
+from fedloom.core.errors import ClientError, ConfigError, nearest
 from fedloom.core.federation import Arrays, Index, Population, Split
 from fedloom.core.parts import Paired, Submodels
 from fedloom.core.plan import ClientPlan
 from fedloom.core.round import InitialStates
 from fedloom.core.slots import label
-from fedloom.core.targets import NUMBERS, TRUTHS
-from fedloom.data.sources.arrays import numbers
-from fedloom.data.sources.images import to_images
+from fedloom.experiment.deployed import Adapted, DeployedModel
 from fedloom.experiment.evaluate import Evaluator
-from fedloom.experiment.export import SAMPLES, export
 from fedloom.experiment.interpolation_eval import deployed_lambda, fill_interpolated
-from fedloom.experiment.loaded import LoadedModel, Measurement
+from fedloom.experiment.loaded import LoadedModel
 from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.snapshot import Snapshot
 from fedloom.experiment.store import MemoryStore
-from fedloom.metrics import Predictions
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-
-@dataclass(frozen=True)
-class DeployedModel:
-    """A trained model with the conventions of its data: what it takes, and how its outputs are read and measured.
-
-    Attributes:
-        module: an independent PyTorch module in evaluation mode, from inputs [N, ...] to outputs [N, ...].
-        arrays: training data whose shape, type, classes and normalisation the inputs must have.
-        measurement: how outputs are read and measured: metrics, loss and batch size.
-        lam: λ of an interpolated model (1 - λ)w + λv; None otherwise.
-    """
-
-    module: nn.Module
-    arrays: Arrays = field(repr=False)
-    measurement: Measurement = field(repr=False)
-    lam: float | None = None
-
-    def outputs(self, x: Any) -> Tensor:
-        """The module's outputs on inputs [N, ...]: logits [N, C], or predicted numbers of a regression.
-
-        Raises:
-            DataError: if the inputs have another shape or type than the run's data, or are not finite.
-        """
-        pieces = self.inputs(x).split(self.measurement.settings.batch_size)
-        with torch.no_grad():
-            return torch.cat([self.module(piece.to(self.device)).cpu() for piece in pieces])
-
-    def predict(self, x: Any) -> Tensor:
-        """Predictions in the form of the run's targets: class numbers, truth values 0 and 1, or numbers.
-
-        Args:
-            x: inputs [N, ...] as the run's data hold them, as an array, a tensor or a table. Images in 8-bit pixels,
-                also [N, H, W] or [N, H, W, C], are scaled and normalised as the run's images were.
-
-        Returns:
-            Class numbers, int64 [N], or [N, T] for sequences labelled at every position; truth values, int64, or
-            numbers, shaped like the targets.
-
-        Raises:
-            DataError: as ``outputs``.
-        """
-        out, kind = self.outputs(x), self.measurement.targets
-        if kind not in (TRUTHS, NUMBERS):
-            return out.argmax(-1)
-        out = out.reshape(len(out), *self.arrays.y.shape[1:])
-        return (out > 0).to(torch.int64) if kind == TRUTHS else out
-
-    def evaluate(self, x: Any, y: Any) -> dict[str, float]:
-        """Loss and the run's metrics on inputs [N, ...] with targets [N].
-
-        Raises:
-            DataError: as ``outputs``, or if the targets do not fit the run's.
-        """
-        given = self.labelled(x, y)
-        settings, found = self.measurement.settings, []
-        size = settings.batch_size
-        for x, y in zip(given.x.split(size), given.y.split(size), strict=True):
-            with torch.no_grad():
-                out = self.module(x.to(self.device))
-            found.append(self.measurement.predictions(out, y.to(self.device)))
-        joined = Predictions.joined(found)
-        values = {name: joined.value(name) for name in settings.metrics}
-        found = {self.measurement.loss_name: joined.value("loss")}
-        return found | {name: value for name, value in values.items() if not np.isnan(value)}
-
-    def export(self, path: Path | str, format: str = "safetensors") -> Path:
-        """Write the model to a new file, as safetensors, torch-export or onnx; see ``fedloom.experiment.export``.
-
-        Raises:
-            ConfigError: if the file exists or cannot be written, or the model cannot be written in that format.
-        """
-        sample = self.arrays.x[:1].repeat_interleave(SAMPLES, 0)
-        return export(copy.deepcopy(self.module), sample, path, format)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the module."""
-        return next((t.device for t in (*self.module.parameters(), *self.module.buffers())), torch.device("cpu"))
-
-    def inputs(self, x: Any) -> Tensor:
-        """Inputs [N, ...] in the type of the run's data; see ``predict``."""
-        wanted, shape = self.arrays.x.dtype, tuple(self.arrays.x.shape[1:])
-        x = as_tensor("x", x)
-        pixels = x.dtype == torch.uint8 and wanted.is_floating_point and len(shape) == 3
-        if pixels:
-            last = x.ndim == 3 or (x.shape[1:] != shape and x.shape[-1] in (1, 3, 4))  # the channels, if there are any
-            x = to_images(x.cpu().numpy()).to(x.device, wanted) if last else x.to(wanted) / 255
-        if tuple(x.shape[1:]) != shape or not len(x):
-            one = " (one sample needs a first axis of length 1)" if tuple(x.shape) == shape else ""
-            raise DataError(
-                f"the inputs have shape {list(x.shape)}, but this model takes [N, {', '.join(map(str, shape))}]{one}."
-            )
-        if not wanted.is_floating_point and x.is_floating_point():
-            raise DataError("the inputs are fractions, but this model takes whole numbers, such as tokens.")
-        if pixels:
-            mean, std = (
-                torch.tensor(values or default, dtype=wanted, device=x.device).reshape(-1, 1, 1)
-                for values, default in ((self.arrays.mean, (0.0,)), (self.arrays.std, (1.0,)))
-            )
-            return (x - mean) / std
-        x = x.to(wanted)
-        if x.is_floating_point() and not bool(torch.isfinite(x.sum())):
-            raise DataError("some inputs are NaN or infinite.")
-        return x
-
-    def labelled(self, x: Any, y: Any) -> Arrays:
-        """Inputs and targets as arrays like the run's."""
-        like, x, y = self.arrays.y, self.inputs(x), as_tensor("y", y)
-        if y.ndim == like.ndim + 1 and y.shape[-1] == 1:
-            y = y.squeeze(-1)
-        if tuple(y.shape) != (len(x), *like.shape[1:]):
-            raise DataError(f"the targets have shape {list(y.shape)}, not {[len(x), *like.shape[1:]]}.")
-        if not like.is_floating_point() and y.is_floating_point() and not torch.equal(y, y.round()):
-            raise DataError("the targets are fractions, but this run's are numbers of classes.")
-        return replace(self.arrays, x=x, y=y.to(like.dtype))
-
-
-class Adapted(nn.Module):
-    """A model that predicts with a client's samples beside its parameters, such as class means of their features."""
-
-    def __init__(self, predict: Any) -> None:
-        super().__init__()
-        self.predict = predict
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs [N, ...] of inputs [N, ...]."""
-        return self.predict(x)
 
 
 class RunRecords:
@@ -378,19 +246,3 @@ def _joined(plan: ClientPlan, new: Arrays) -> ClientPlan:
     index = Index.of([*([[]] * before.clients), np.arange(len(new))])
     whole = Population(before.clients + 1, sizes, float(sizes.mean()))
     return replace(plan, data=Split(new, index), validation=None, whole=whole)
-
-
-def as_tensor(what: str, given: Any) -> Tensor:
-    """Numbers of any kind of array or table as a tensor.
-
-    >>> as_tensor("x", [[1, 2]])
-    tensor([[1, 2]])
-
-    Raises:
-        DataError: if they are no numbers.
-    """
-    try:
-        array = given if isinstance(given, Tensor) else np.asarray(given)
-    except ValueError as error:
-        raise DataError(f"{what} has rows of different lengths.") from error
-    return numbers(array, what)

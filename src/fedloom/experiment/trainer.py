@@ -284,6 +284,20 @@ class Trainer:
         return summary
 
 
+def load(task: TrainerTask, directory: RunDirectory) -> list[Record]:
+    """Give a task the state of a run's newest checkpoint, and return the records up to it; nothing is written.
+
+    Raises:
+        CheckpointError: if the run has no checkpoint that can be read.
+    """
+    found = checkpoints.available(directory.checkpoints)
+    if not found:
+        raise CheckpointError(f"{directory.path} has no checkpoint, and so no models to load.")
+    with checkpoints.refusing(found[-1]):
+        task.restore(checkpoints.read(found[-1]))
+    return [record for record in directory.metrics() if record["round"] <= task.round]
+
+
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
     """The settings that differ, each as ``name: old → new``.
 

@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.targets import CLASSES, NUMBERS, TRUTHS, TargetKind, aligned, row_means
 from fedloom.metrics.curves import Direction
@@ -96,11 +97,9 @@ def metric(
     """
     if direction not in ("max", "min"):
         raise ConfigError(f"the direction of a metric is 'max' or 'min', not {direction!r}.")
-    if of not in VIEWS:
-        raise ConfigError(f"a metric is no function of {of!r}; {nearest(str(of), VIEWS)}")
+    one_of("a metric is no function of", of, VIEWS)
     for kind in suits:
-        if kind not in ANY:
-            raise ConfigError(f"there are no targets {kind!r}; {nearest(str(kind), ANY)}")
+        one_of("there are no targets", kind, ANY)
 
     def register(function: F) -> F:
         chosen = name or function.__name__
@@ -150,18 +149,6 @@ def lookup(name: str) -> Metric:
     if name not in _METRICS:
         raise ConfigError(f"unknown metric {name!r}; {nearest(str(name), (*_METRICS, 'topK'))}")
     return _METRICS[name]
-
-
-def check(names: Sequence[str]) -> None:
-    """Raise a ``ConfigError`` for an unknown name of a metric.
-
-    >>> check(["accuracy", "top5", "auc"])
-    Traceback (most recent call last):
-    ...
-    fedloom.core.errors.ConfigError: unknown metric 'auc'; did you mean 'auroc'? There are: accuracy, auprc, auroc, ...
-    """
-    for name in names:
-        lookup(name)
 
 
 def direction(key: str) -> Direction:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, first_line
 from fedloom.models.classifier import Classifier, image, models, positive, shape
 from fedloom.models.weights import load_weights
 from fedloom.models.wrapped import Wrapped, wrap
@@ -33,8 +33,7 @@ def _make(model: str, make: Any, *args: Any, **settings: Any) -> Any:
     try:
         return make(*args, **settings)
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"model {model!r} could not be made: {reason}") from error
+        raise ConfigError(f"model {model!r} could not be made: {first_line(error)}") from error
 
 
 @models.register

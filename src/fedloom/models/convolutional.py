@@ -6,7 +6,8 @@ from itertools import pairwise
 
 from torch import nn
 
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.checks import one_of
+from fedloom.core.errors import ConfigError
 from fedloom.models.classifier import Classifier, image, models, positive
 from fedloom.models.layers import GlobalMean, activation_layer, classifier, normalisation
 
@@ -21,8 +22,7 @@ def _two_convolutions(
     dense: tuple[int, ...],
     padding: str,
 ) -> Classifier:
-    if padding not in _PADDING:
-        raise ConfigError(f"model {name!r} has no padding {padding!r}; {nearest(padding, _PADDING)}")
+    one_of(f"model {name!r} has no padding", padding, _PADDING)
     zeros, least = _PADDING[padding]
     colours, *sides = image(name, classes, inputs, least, f" with {padding!r} padding")
     first, second = channels

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom.compute.cohort import CohortLayer, Lookup, Parameter, cohort_layer
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.checks import one_of
+from fedloom.core.errors import ConfigError
 from fedloom.models.classifier import Classifier, positive
 
 Norm = Callable[[int], nn.Module]
@@ -42,8 +43,7 @@ def normalisation(model: str, norm: str, groups: int, channels: Iterable[int], d
     """
     batch: Norm = nn.BatchNorm1d if dimensions == 1 else nn.BatchNorm2d
     kinds: dict[str, Norm] = {"group": lambda width: nn.GroupNorm(groups, width), "batch": batch}
-    if norm not in kinds:
-        raise ConfigError(f"model {model!r} has no norm {norm!r}; {nearest(norm, kinds)}")
+    one_of(f"model {model!r} has no norm", norm, kinds)
     common = gcd(*channels)
     if norm == "group" and common % positive(model, "groups", groups):
         raise ConfigError(f"model {model!r} needs a number of groups that divides {common}, not {groups}.")
@@ -60,8 +60,7 @@ def activation_layer(model: str, name: str) -> Callable[[], nn.Module]:
     SiLU()
     """
     kinds: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "swish": nn.SiLU}
-    if name not in kinds:
-        raise ConfigError(f"model {model!r} has no activation {name!r}; {nearest(name, kinds)}")
+    one_of(f"model {model!r} has no activation", name, kinds)
     return kinds[name]
 
 

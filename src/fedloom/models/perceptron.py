@@ -7,7 +7,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.checks import one_of
+from fedloom.core.errors import ConfigError
 from fedloom.models.classifier import Classifier, flat, models, positive
 
 
@@ -82,8 +83,7 @@ def mlp(*, classes: int, inputs: tuple[int, ...], hidden: tuple[int, ...] = (64,
         >>> mlp(classes=10, inputs=(1, 8, 8), hidden=(32, 16)).head
         Linear(in_features=16, out_features=10, bias=True)
     """
-    if norm not in ("none", "batch"):
-        raise ConfigError(f"model 'mlp' has no norm {norm!r}; {nearest(norm, ('none', 'batch'))}")
+    one_of("model 'mlp' has no norm", norm, ("none", "batch"))
     return _layers("mlp", classes, inputs, tuple(hidden), norm == "batch")
 
 

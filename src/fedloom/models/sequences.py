@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.checks import one_of
+from fedloom.core.errors import ConfigError
 from fedloom.models.classifier import Classifier, models, positive, shape
 from fedloom.models.layers import GlobalMean, normalisation
 
@@ -67,8 +68,7 @@ def stacked_lstm(
     """
     name = "stacked_lstm"
     shape(name, classes, inputs, 1, "sequences of token numbers")
-    if positions not in ("last", "every"):
-        raise ConfigError(f"model {name!r} has no positions {positions!r}; {nearest(positions, ('last', 'every'))}")
+    one_of(f"model {name!r} has no positions", positions, ("last", "every"))
     sizes = {"vocabulary": vocabulary or classes, "embedding": embedding, "hidden": hidden, "layers": layers}
     body = Recurrent(*(positive(name, key, size) for key, size in sizes.items()), every=positions == "every")
     return Classifier(body, hidden, classes)

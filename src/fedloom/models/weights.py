@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, first_line
 
 INSIDE = ("state_dict", "model")  # where training scripts put the parameters in what they save
 
@@ -46,8 +46,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, SafetensorError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")[:150]
-        raise ConfigError(f"weights={path} cannot be read: {reason}.") from error
+        raise ConfigError(f"weights={path} cannot be read: {first_line(error, 150)}.") from error
     for key in INSIDE:
         if isinstance(found, dict) and isinstance(found.get(key), dict):
             found = found[key]

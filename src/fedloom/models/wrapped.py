@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.errors import ConfigError, first_line, nearest
 
 
 class Wrapped(nn.Module):
@@ -101,8 +101,7 @@ def check(model: nn.Module, sample: Tensor) -> None:
     except Exception as error:
         if not isinstance(model, Wrapped):
             raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise ConfigError(f"layer {model.place!r} cannot be cut off as the head: {reason}.") from error
+        raise ConfigError(f"layer {model.place!r} cannot be cut off as the head: {first_line(error)}.") from error
     finally:
         model.train(training)
     tolerance = 1e-5 if cut.dtype == torch.float32 else 1e-9

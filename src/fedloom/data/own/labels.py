@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.errors import DataError
-from fedloom.data.own.tables import is_frame
+from fedloom.data.own.tables import categories, is_frame
 from fedloom.data.sources.arrays import targets
 
 
@@ -30,7 +30,7 @@ def coded(parts: Sequence[Any], names: Sequence[str], what: str) -> tuple[list[T
         texts = [part.astype(str) for part in raw]
         if any(part.ndim > 1 and part.shape[1:] != (1,) for part in texts):
             raise DataError(f"{what}: targets are texts of shape {list(texts[0].shape)}; give one name a sample.")
-        known = _categories(parts) or sorted({str(one) for part in texts for one in np.unique(part)})
+        known = categories(parts) or sorted({str(one) for part in texts for one in np.unique(part)})
         place = {name: number for number, name in enumerate(known)}
         return [torch.tensor([place[one] for one in part.ravel()], dtype=torch.int64) for part in texts], tuple(known)
     found = [targets(part, f"{what}: y") for part in raw]
@@ -85,10 +85,3 @@ def _raw(part: Any, what: str) -> np.ndarray:
         return array.astype(np.float64 if float in kinds else np.int64)
     told = ", ".join(sorted(kind.__name__ for kind in kinds))
     raise DataError(f"{what}: targets are {told}; give class numbers, names or numbers, and none missing.")
-
-
-def _categories(parts: Sequence[Any]) -> list[str]:
-    """The categories in pandas' order, if all parts are of one categorical type."""
-    kinds = [getattr(part, "dtype", None) for part in parts]
-    known = getattr(kinds[0], "categories", None)
-    return [] if known is None or any(kind != kinds[0] for kind in kinds) else [str(one) for one in known]

@@ -70,21 +70,21 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
             raise DataError(
                 f"{what}: column {column!r} holds dates; turn it into numbers, or leave it out of features=."
             )
-        categories = _categories(series)
-        if len(categories) > CATEGORIES:
+        known = categories(series) or sorted({str(value) for one in series for value in one.unique()})
+        if len(known) > CATEGORIES:
             raise DataError(
-                f"{what}: column {column!r} has {len(categories)} different texts, which are no categories; turn it "
+                f"{what}: column {column!r} has {len(known)} different texts, which are no categories; turn it "
                 "into numbers, or leave it out of features=."
             )
-        names += [f"{column}={category}" for category in categories]
+        names += [f"{column}={category}" for category in known]
         for block, one in zip(blocks, series, strict=True):
-            codes = pd.Categorical(one.astype(str), categories=categories).codes
-            block.append(np.eye(len(categories), dtype=np.float32)[codes])
+            codes = pd.Categorical(one.astype(str), categories=known).codes
+            block.append(np.eye(len(known), dtype=np.float32)[codes])
     return [np.concatenate(block, 1) for block in blocks], names
 
 
-def _categories(series: Sequence[Any]) -> list[str]:
-    known = getattr(series[0].dtype, "categories", None)
-    if known is not None and all(one.dtype == series[0].dtype for one in series):
-        return [str(category) for category in known]
-    return sorted({str(value) for one in series for value in one.unique()})
+def categories(parts: Sequence[Any]) -> list[str]:
+    """The categories of columns in pandas' order, if all are of one categorical type; else none."""
+    kinds = [getattr(part, "dtype", None) for part in parts]
+    known = getattr(kinds[0], "categories", None)
+    return [] if known is None or any(kind != kinds[0] for kind in kinds) else [str(one) for one in known]

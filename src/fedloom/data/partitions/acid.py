@@ -10,7 +10,8 @@ import numpy as np
 from numpy import ndarray
 from numpy.random import Generator
 
-from fedloom.core.errors import ConfigError, DataError, nearest
+from fedloom.core.checks import one_of
+from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.grouping import rank_within, shuffled_by_label
 from fedloom.data.partitions.base import Partition, partitions
 
@@ -94,8 +95,7 @@ class Alid(Acid):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.names not in ("all", "local"):
-            raise ConfigError(f"partition 'alid' has no names {self.names!r}; {nearest(self.names, ('all', 'local'))}")
+        one_of("partition 'alid' has no names", self.names, ("all", "local"))
 
     @property
     def outputs(self) -> int | None:

@@ -13,7 +13,8 @@ import numpy as np
 from numpy import ndarray
 from numpy.random import Generator
 
-from fedloom.core.errors import ConfigError, DataError, nearest
+from fedloom.core.checks import one_of
+from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.partitions.base import Partition, partitions
 
 
@@ -83,8 +84,7 @@ class Flower(Partition):
     def _make(self, clients: int, rng: Generator) -> Any:
         import flwr_datasets.partitioner as kinds  # pyright: ignore[reportMissingImports]
 
-        if self.kind not in kinds.__all__:
-            raise ConfigError(f"flwr-datasets has no partitioner {self.kind!r}; {nearest(self.kind, kinds.__all__)}")
+        one_of("flwr-datasets has no partitioner", self.kind, kinds.__all__)
         make = getattr(kinds, self.kind)
         filled = {"num_partitions": clients or None, "partition_by": "label", "seed": int(rng.integers(2**31))}
         accepted = inspect.signature(make).parameters

@@ -6,7 +6,8 @@ from collections import Counter
 
 import numpy as np
 
-from fedloom.core.errors import ConfigError, DataError, nearest
+from fedloom.core.checks import one_of
+from fedloom.core.errors import DataError
 from fedloom.data.sources.base import Source, cite, natural_clients, sources
 from fedloom.data.sources.files import Files, reads
 from fedloom.data.sources.images import image_arrays, read_images
@@ -61,8 +62,7 @@ def celeba(
         raise DataError(f"{identities} lists no person with at least {least} images.")
     lines = attributes.read_text().splitlines()
     heads = lines[1].split() if len(lines) > 1 else []
-    if attribute not in heads:
-        raise ConfigError(f"CelebA has no attribute {attribute!r}; {nearest(attribute, heads)}")
+    one_of("CelebA has no attribute", attribute, heads)
     chosen, column, rows = set(known), heads.index(attribute) + 1, []
     for line, words in enumerate(map(str.split, lines[2:]), 3):
         if not words or who.get(words[0]) not in chosen:

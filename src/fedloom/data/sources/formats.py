@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedloom.core.errors import ConfigError, DataError, nearest
+from fedloom.core.checks import one_of
+from fedloom.core.errors import DataError
 
 IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 UNKNOWN = ("", "?", "NaN", "nan")
@@ -265,8 +266,7 @@ def standardise(
     >>> standardise(np.array([[1.0], [3.0], [5.0], [5.0]]), np.array([0, 0, 1, 1]), "client").ravel().tolist()
     [-1.0, 1.0, 0.0, 0.0]
     """
-    if how not in ("client", "pooled", "none"):
-        raise ConfigError(f"there is no standardisation {how!r}; {nearest(how, ('client', 'pooled', 'none'))}")
+    one_of("there is no standardisation", how, ("client", "pooled", "none"))
     if how == "none":
         return x
     x = x.copy()

@@ -22,8 +22,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedloom.core.errors import DataError, FedLoomError
+from fedloom.core.errors import DataError, FedLoomError, first_line
 from fedloom.core.federation import Arrays
+from fedloom.data.augment.base import Scale
 from fedloom.data.sources.base import Source, sources
 from fedloom.data.sources.formats import read_npz, write_npz
 
@@ -46,19 +47,12 @@ def pixels(arrays: Arrays) -> Tensor:
     0.25
     """
     x = arrays.x.float()
-    if not arrays.std:
-        return x
-    return x * _per_channel(arrays.std, x) + _per_channel(arrays.mean, x)
-
-
-def _per_channel(values: tuple[float, ...], x: Tensor) -> Tensor:
-    return x.new_tensor(values).reshape(-1, *(1,) * (x.ndim - 2))
+    return Scale.of(x, arrays.mean, arrays.std).pixels(x) if arrays.std else x
 
 
 def _normalised(x: Tensor, about: Mapping[str, Any], y: Tensor) -> Arrays:
     mean, std = (tuple(float(v) for v in about[key]) for key in ("mean", "std"))
-    if std:
-        x = (x - _per_channel(mean, x)) / _per_channel(std, x)
+    x = Scale.of(x, mean, std).stored(x) if std else x
     return Arrays(x, y, int(about["classes"]), tuple(about["names"]), mean, std)
 
 
@@ -149,7 +143,7 @@ def _read_parquet(path: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
     except FileNotFoundError as error:
         raise DataError(f"there is no file {path}.") from error
     except Exception as error:  # arrow has an error for each kind of damage
-        raise DataError(f"{path} is truncated or not a parquet file ({str(error).splitlines()[0]}).") from error
+        raise DataError(f"{path} is truncated or not a parquet file ({first_line(error)}).") from error
     kept = (table.schema.metadata or {}).get(OURS)
     about = json.loads(kept) if kept else {}
     if not {*KEYS} <= {*about} or not {"x", "label"} <= {*table.column_names}:

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedloom.core.errors import ConfigError, DataError, nearest
+from fedloom.core.checks import one_of
+from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
 from fedloom.data.sources.base import Source, cite, sources
 from fedloom.data.sources.files import Files, reads
@@ -43,8 +44,7 @@ def heart(missing: str = "drop", standardised: Standardise = "client", root: str
             all are unknown).
         standardised: whether features are standardised per ``client``, ``pooled``, or not (``none``).
     """
-    if missing not in MISSING:
-        raise ConfigError(f"unknown values cannot be treated by {missing!r}; {nearest(missing, MISSING)}")
+    one_of("unknown values cannot be treated by", missing, MISSING)
     tables = [read_hospital(path, missing) for path in FILES.obtain(root)]
     x, y = (np.concatenate(column) for column in zip(*tables, strict=True))
     groups = np.repeat(np.arange(len(HOSPITALS)), [len(labels) for _, labels in tables])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fedloom.core.errors import DataError
+from fedloom.core.errors import DataError, first_line
 from fedloom.data.sources.base import Source, sources
 
 
@@ -71,5 +71,4 @@ def _split(found: Any, dataset: str, split: str, needed: bool = True) -> Any:
     except Exception as error:  # the network, the hub and each file format fail in their own ways
         if not needed and "not present in the dataset's splits" in str(error):
             return None
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise DataError(f"the split {split!r} of {dataset!r} cannot be loaded ({reason.rstrip('.')}).") from error
+        raise DataError(f"the split {split!r} of {dataset!r} cannot be loaded ({first_line(error)}).") from error

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedloom.core.errors import ConfigError, DataError, nearest
+from fedloom.core.checks import one_of
+from fedloom.core.errors import DataError
 from fedloom.data.grouping import rank_within
 from fedloom.data.sources.base import Source, cite, sources
 from fedloom.data.sources.files import Files, reads
@@ -77,8 +78,7 @@ def mini_imagenet(root: str | None = None, split: str = "images", size: int = 84
         size: height and width; images of another shape are first cropped to the central square.
         normalise: whether to normalise by ImageNet's mean and deviation per channel; otherwise 0..1.
     """
-    if split not in SPLITS:
-        raise ConfigError(f"miniImageNet has no split {split!r}; {nearest(split, SPLITS)}")
+    one_of("miniImageNet has no split", split, SPLITS)
     folder, *lists = MINI.obtain(root)
     rows = [(folder / name, label, part) for part, path in enumerate(lists) for name, label in listed(path)]
     names = sorted({label for _, label, _ in rows})

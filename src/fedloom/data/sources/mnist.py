@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.core.errors import ConfigError, DataError, nearest
+from fedloom.core.checks import one_of
+from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
 from fedloom.data.sources.base import Source, cite, natural_clients, sources
 from fedloom.data.sources.files import Files, find, reads
@@ -119,8 +120,7 @@ def emnist(split: str = "letters", root: str | None = None, download: bool = Fal
     Args:
         split: letters (26 classes, both cases together), byclass (62), balanced (47) or digits (10).
     """
-    if split not in CLASSES:
-        raise ConfigError(f"EMNIST has no split {split!r}; {nearest(split, CLASSES)}")
+    one_of("EMNIST has no split", split, CLASSES)
     train, test = (image_arrays(x, y, CLASSES[split], normalise, *SCALE) for x, y in read_split(split, root, download))
     settings = {"split": split, "normalise": normalise}
     return Source(f"emnist_{split}", train, test, LICENCE, cite("cohen2017emnist"), settings=settings)

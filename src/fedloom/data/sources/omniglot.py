@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedloom.core.errors import ConfigError, DataError, nearest
+from fedloom.core.checks import one_of
+from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.sources.base import Source, cite, natural_clients, sources
 from fedloom.data.sources.files import Files, reads
 from fedloom.data.sources.formats import read_npz
@@ -41,10 +42,8 @@ def omniglot(
         test: number of drawers whose drawings of each character are the common test set; with ``clients=drawers`` they
             have no training drawings.
     """
-    if subset not in SUBSETS:
-        raise ConfigError(f"Omniglot has no subset {subset!r}; {nearest(subset, SUBSETS)}")
-    if clients not in CLIENTS:
-        raise ConfigError(f"Omniglot's clients are not {clients!r}; {nearest(clients, CLIENTS)}")
+    one_of("Omniglot has no subset", subset, SUBSETS)
+    one_of("Omniglot's clients are not", clients, CLIENTS)
     [path] = FILES.obtain(root)
     held = read_npz(path, ["x", "alphabet"])
     x, spoken = held["x"], held["alphabet"].astype(str)

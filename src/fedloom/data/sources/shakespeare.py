@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fedloom.core.errors import ConfigError, DataError, nearest
+from fedloom.core.checks import one_of
+from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
 from fedloom.core.rng import stream
 from fedloom.data.sources import leaf
@@ -58,8 +59,7 @@ def shakespeare(
         least: samples that a role must have if ``train`` and ``test`` are null.
         seed: of the random split.
     """
-    if split not in SPLITS:
-        raise ConfigError(f"Shakespeare has no split {split!r}; {nearest(split, SPLITS)}")
+    one_of("Shakespeare has no split", split, SPLITS)
     if min(1 if train is None else train, 1 if test is None else test + 1) < 1:
         raise ConfigError(f"train must be at least 1 and test at least 0, not {train} and {test}.")
     paths = FILES.obtain(root)

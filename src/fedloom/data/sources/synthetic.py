@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedloom.core.checks import at_least, positive
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.checks import at_least, one_of, positive
+from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.core.rng import stream
 from fedloom.data.sources.base import Source, cite, sources
@@ -68,8 +68,7 @@ def synthetic(
     >>> source.train.x.shape[1], source.train.classes, len(source.group_names)
     (30, 5, 20)
     """
-    if heterogeneity not in KINDS:
-        raise ConfigError(f"there is no heterogeneity {heterogeneity!r}; {nearest(heterogeneity, KINDS)}")
+    one_of("there is no heterogeneity", heterogeneity, KINDS)
     given = (gamma1, gamma2, gamma3)
     g1, g2, g3 = (g if g is not None else kind for g, kind in zip(given, KINDS[heterogeneity], strict=True))
     at_least(1, "synthetic: ", clients=clients, features=features, samples=samples)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedloom.core.errors import DataError, nearest
+from fedloom.core.errors import DataError, first_line, in_one_line, nearest
 from fedloom.data.sources.base import Source, sources
 
 
@@ -52,7 +52,7 @@ def read_frame(path: Path) -> Any:
     except FileNotFoundError:
         raise DataError(f"there is no file {path}.") from None
     except Exception as error:  # readers fail in their own ways
-        raise DataError(f"{path} cannot be read as a table ({' '.join(str(error).split())[:200]}).") from error
+        raise DataError(f"{path} cannot be read as a table ({in_one_line(error)}).") from error
 
 
 def in_order(frame: Any, column: str, what: str) -> Any:
@@ -73,8 +73,8 @@ def in_order(frame: Any, column: str, what: str) -> Any:
     try:
         times = times if pd.api.types.is_numeric_dtype(times) else pd.to_datetime(times, utc=True, format="mixed")
     except (ValueError, TypeError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise DataError(f"{what}: column {column!r} holds neither numbers nor dates ({reason}).") from error
+        told = f"{what}: column {column!r} holds neither numbers nor dates ({first_line(error)})."
+        raise DataError(told) from error
     if lost := int(times.isna().sum()):
         raise DataError(
             f"{what}: column {column!r} lacks times in {lost} of {len(frame)} rows; fill them, or drop those rows."

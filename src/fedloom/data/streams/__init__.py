@@ -13,14 +13,5 @@ from fedloom.data.streams.kinds import KWay, SMnist, Transformed
 from fedloom.data.streams.natural import InOrder, Natural
 
 __all__ = [
-    "InOrder",
-    "KWay",
-    "Natural",
-    "SMnist",
-    "Task",
-    "TaskStream",
-    "Tasks",
-    "Transformed",
-    "streams",
-    "task_stream",
-]
+    "InOrder", "KWay", "Natural", "SMnist", "Task", "TaskStream", "Tasks", "Transformed", "streams", "task_stream",
+]  # fmt: skip

@@ -116,7 +116,7 @@ def task_stream(source: Source | str, kind: Tasks | str, seed: int = 0) -> TaskS
     """
     source = sources.make(source) if isinstance(source, str) else source
     kind = streams.make(kind) if isinstance(kind, str) else kind
-    if source.train.y.is_floating_point() or source.train.y.ndim != 1:
+    if not source.train.has_classes:
         raise DataError("task streams need samples with class numbers.")
     count, deal = kind.deal(source, seed)
 

@@ -157,10 +157,7 @@ def gains(groups: Sequence[RunGroup]) -> Iterator[Chart]:
                 f"{baseline.label}. Clients that gain: {'; '.join(better)}."
             )
             x = Axis(f"accuracy with {baseline.label}", "percent")
-            heading, name = (
-                f"Gain of each client over {baseline.label}",
-                "gain_over_" + re.sub(r"\W+", "_", baseline.label),
-            )
+            heading, name = f"Gain of each client over {baseline.label}", f"gain_over_{slug(baseline.label)}"
             yield Chart(name, heading, caption, [x], _CLIENT_ACCURACY, clouds, points=True, diagonal=True)
 
 
@@ -187,28 +184,26 @@ _LAMBDA = re.compile(r"lambda/([\d.]+)/accuracy/mean")
 
 def reliability(groups: Sequence[RunGroup]) -> Iterator[Chart]:
     """Accuracy against confidence of the server's model and of the clients' in the last evaluated round."""
-    yield from _reliability(groups, "global", "reliability", "Of the server model on the common test set")
-    told = "Of the models that clients deploy, each on the client's own test samples, all samples together"
-    yield from _reliability(groups, "clients", "reliability_clients", told)
-
-
-def _reliability(groups: Sequence[RunGroup], scope: str, name: str, what: str) -> Iterator[Chart]:
-    lines = []
-    for member in groups:
-        bins = np.array(member.runs[0].latest(f"{scope}/reliability") or np.zeros((0, 3)), dtype=np.float64)
-        if bins.ndim == 2 and bins.shape[1] == 3 and (known := bins[bins[:, 0] > 0]).size:
-            share, sure, right = known.T
-            error = float(np.sum(share * np.abs(right - sure)))
-            names = [f"{100 * s:.3g} % of samples" for s in share]
-            label = f"{member.label} (ECE {100 * error:.1f} %)"
-            lines.append(Series(label, member.style, [sure], right, names=names))
-    if lines:
+    for scope, name, heading, what in (
+        ("global", "reliability", "Reliability diagram", "Of the server model on the common test set"),
+        ("clients", "reliability_clients", "Reliability diagram, clients' models", "Of the models that clients deploy, "
+         "each on the client's own test samples, all samples together"),
+    ):  # fmt: skip
+        lines = []
+        for member in groups:
+            bins = np.array(member.runs[0].latest(f"{scope}/reliability") or np.zeros((0, 3)), dtype=np.float64)
+            if bins.ndim == 2 and bins.shape[1] == 3 and (known := bins[bins[:, 0] > 0]).size:
+                share, sure, right = known.T
+                error = float(np.sum(share * np.abs(right - sure)))
+                names = [f"{100 * s:.3g} % of samples" for s in share]
+                label = f"{member.label} (ECE {100 * error:.1f} %)"
+                lines.append(Series(label, member.style, [sure], right, names=names))
         caption = (
             f"{what}, in 15 bins: below the dashed line confidence is too high. First seed of each group; "
             "ECE is the expected calibration error."
         )
-        heading = "Reliability diagram" + (", clients' models" if scope == "clients" else "")
-        yield Chart(name, heading, caption, [Axis("confidence", "percent")], _ACCURACY, lines, diagonal=True)
+        if lines:
+            yield Chart(name, heading, caption, [Axis("confidence", "percent")], _ACCURACY, lines, diagonal=True)
 
 
 def guides(groups: Sequence[RunGroup]) -> Iterator[Chart]:

@@ -16,6 +16,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
+from fedloom.core.errors import printable
 from fedloom.experiment.report.charts import COLOURS, Axis, Chart, Figure, HeatMap, thinned
 
 WIDTH, HEIGHT = 3.4, 2.4
@@ -31,7 +32,7 @@ def plain(text: str, length: int = 60) -> str:
     >>> print(plain("_cost\n$5"))
      _cost \$5
     """
-    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    line = printable(text)
     line = line if len(line) <= length else line[: length - 1] + "…"
     return (" " if line.startswith("_") else "") + line.replace("$", r"\$")
 

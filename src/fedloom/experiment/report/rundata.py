@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from fedloom.core.errors import FedLoomError
+from fedloom.core.settings import flatten
 from fedloom.experiment.rundir import RunDirectory
 
 _PYTHON_KEYS = {
@@ -141,21 +142,6 @@ def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def flatten(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested mapping with dotted keys.
-
-    >>> flatten({"method": {"name": "feddyn", "steps": [1, 2]}, "seed": 3, "empty": {}})
-    {'method.name': 'feddyn', 'method.steps': '[1, 2]', 'seed': 3, 'empty': '{}'}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            flat.update(flatten(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = str(value) if isinstance(value, list | tuple | Mapping) else value
-    return flat
-
-
 def _settings(flat: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Separate settings from facts; for runs started from Python, which have no settings, facts replace them."""
     facts = {key.removeprefix("identity."): value for key, value in flat.items() if key.startswith("identity.")}
@@ -193,7 +179,8 @@ def load(path: Path) -> RunData:
         if not (path / name).is_file():
             raise FedLoomError(f"{path} is not a run directory: {name} is missing.")
     directory = RunDirectory(path)
-    config, facts = _settings(flatten(directory.config()))
+    stored = flatten(directory.config())
+    config, facts = _settings({k: str(v) if isinstance(v, list | Mapping) else v for k, v in stored.items()})
     columns = directory.clients()
     unknown = {"accuracy": np.full(len(columns["round"]), np.nan)} if "round" in columns else {}  # in a regression
     clients = _table({**unknown, **columns}, "clients", {"round", "client"}, directory.notes)

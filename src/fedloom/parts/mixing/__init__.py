@@ -18,23 +18,7 @@ from fedloom.parts.mixing.term import TERM
 from fedloom.parts.mixing.uniform import Uniform
 
 __all__ = [
-    "AFL",
-    "QFFL",
-    "TERM",
-    "AAggFFD",
-    "AAggFFS",
-    "CentredClipping",
-    "Confidence",
-    "CoordinateMedian",
-    "FLTrust",
-    "FedMGDA",
-    "Fixed",
-    "GeometricMedian",
-    "Krum",
-    "NormBounding",
-    "Proportional",
-    "SelfSupervised",
-    "Similarity",
-    "TrimmedMean",
-    "Uniform",
-]
+    "AFL", "QFFL", "TERM", "AAggFFD", "AAggFFS", "CentredClipping", "Confidence", "CoordinateMedian", "FLTrust",
+    "FedMGDA", "Fixed", "GeometricMedian", "Krum", "NormBounding", "Proportional", "SelfSupervised", "Similarity",
+    "TrimmedMean", "Uniform",
+]  # fmt: skip

@@ -8,8 +8,9 @@ from math import log, sqrt
 import numpy as np
 import torch
 
+from fedloom.core.checks import one_of
 from fedloom.core.context import RoundInfo
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Mixing, Needs
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
@@ -84,8 +85,7 @@ class AAggFFD(Mixing):
     def __post_init__(self) -> None:
         responses.check_samples(self.response)
         responses.check_prior(self.prior)
-        if self.step not in STEPS:
-            raise ConfigError(f"unknown step {self.step!r}; {nearest(self.step, STEPS)}")
+        one_of("unknown step", self.step, STEPS)
         responses.check(self.cdf, self.scale, self.shape)
         if not (0 <= self.c1 < float("inf") and (self.c2 == 0 or self.c1 < self.c2 < float("inf"))):
             raise ConfigError(f"mixing 'aaggff_d' needs 0 <= c1 < c2, not {self.c1:g} and {self.c2:g}.")

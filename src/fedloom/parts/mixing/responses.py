@@ -7,7 +7,8 @@ from importlib import import_module
 
 import numpy as np
 
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.checks import one_of
+from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Needs
 from fedloom.parts.mixing.simplex import Vector
 
@@ -49,8 +50,7 @@ def needs(response: str, **others: bool) -> Needs:
 
 def check_samples(response: str) -> None:
     """Raise a ``ConfigError`` for samples that there are none of."""
-    if response not in SAMPLES:
-        raise ConfigError(f"unknown samples for responses {response!r}; {nearest(response, SAMPLES)}")
+    one_of("unknown samples for responses", response, SAMPLES)
 
 
 PRIORS = ("uniform", "samples")
@@ -58,8 +58,7 @@ PRIORS = ("uniform", "samples")
 
 def check_prior(prior: str) -> None:
     """Raise a ``ConfigError`` for an unknown prior."""
-    if prior not in PRIORS:
-        raise ConfigError(f"unknown prior {prior!r}; {nearest(prior, PRIORS)}")
+    one_of("unknown prior", prior, PRIORS)
 
 
 def check(cdf: str, scale: float, shape: float) -> None:
@@ -68,8 +67,7 @@ def check(cdf: str, scale: float, shape: float) -> None:
     Raises:
         ConfigError: for an unknown name, a scale that is not positive, or a negative shape.
     """
-    if cdf not in CDFS:
-        raise ConfigError(f"unknown response transformation {cdf!r}; {nearest(cdf, CDFS)}")
+    one_of("unknown response transformation", cdf, CDFS)
     if not (0 < scale < float("inf") and 0 <= shape < float("inf")):
         raise ConfigError(
             f"the response transformation {cdf!r} needs a positive scale and a shape of at least 0 "

@@ -20,25 +20,8 @@ from fedloom.parts.objectives.squared_error import SquaredError
 from fedloom.parts.objectives.variational import Variational
 
 __all__ = [
-    "Adversarial",
-    "BalancedSoftmax",
-    "BinaryCrossEntropy",
-    "CalibratedLogits",
-    "Contrastive",
-    "CrossEntropy",
-    "Decorrelation",
-    "Distillation",
-    "ElasticNet",
-    "Energy",
-    "Loss",
-    "NotTrueDistillation",
-    "PropFair",
-    "PrototypeAlignment",
-    "Proximal",
-    "Robustness",
-    "Selective",
-    "SquaredError",
-    "Variational",
-    "WeightedCrossEntropy",
+    "Adversarial", "BalancedSoftmax", "BinaryCrossEntropy", "CalibratedLogits", "Contrastive", "CrossEntropy",
+    "Decorrelation", "Distillation", "ElasticNet", "Energy", "Loss", "NotTrueDistillation", "PropFair",
+    "PrototypeAlignment", "Proximal", "Robustness", "Selective", "SquaredError", "Variational", "WeightedCrossEntropy",
     "loss",
-]
+]  # fmt: skip

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedloom.core.checks import one_of
 from fedloom.core.context import Batch, Context, Model, Output
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Needs, Term
 from fedloom.core.slots import objectives
 from fedloom.core.tree import Tree
@@ -73,8 +74,7 @@ class Adversarial(Term):
   author={Rasouli, Mohammad and Sun, Tao and Rajagopal, Ram}, journal={arXiv:2006.07228}, year={2020}}"""
 
     def __post_init__(self) -> None:
-        if self.labels not in LABELS:
-            raise ConfigError(f"objective 'adversarial' has no labels {self.labels!r}; {nearest(self.labels, LABELS)}")
+        one_of("objective 'adversarial' has no labels", self.labels, LABELS)
         if self.latent < 1 or not 0 < self.speed < inf:
             raise ConfigError(
                 "objective 'adversarial' needs a latent of at least 1 and a positive, finite speed, "

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fedloom.core import rng
+from fedloom.core.checks import one_of
 from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.errors import ConfigError
 from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
@@ -117,11 +118,9 @@ class Energy(Term):
         for name in ("lam", "sigma", "delta", "repulsion", "blur", "magnitude"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ConfigError(f"objective 'energy' needs a finite {name} >= 0, not {getattr(self, name):g}.")
-        if self.weights not in WEIGHTS:
-            raise ConfigError(f"objective 'energy' has no weights {self.weights!r}; {nearest(self.weights, WEIGHTS)}")
+        one_of("objective 'energy' has no weights", self.weights, WEIGHTS)
         for name, known in (("schedule", tuple(langevin.SCHEDULES)), ("labelled", LABELLED)):
-            if (value := getattr(self, name)) not in known:
-                raise ConfigError(f"objective 'energy': unknown {name} {value!r}; {nearest(value, known)}")
+            one_of(f"objective 'energy': unknown {name}", getattr(self, name), known)
         if self.clip_gradient is not None and not self.clip_gradient > 0:
             raise ConfigError(f"objective 'energy' needs a clip_gradient > 0, not {self.clip_gradient:g}.")
 

@@ -8,8 +8,9 @@ from math import log
 import torch
 from torch import Tensor
 
+from fedloom.core.checks import one_of
 from fedloom.core.context import Batch, Context, Output
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Term
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
@@ -48,8 +49,7 @@ class PropFair(Term):
     def __post_init__(self) -> None:
         if not (0 < self.M < float("inf") and 0 < self.eps < float("inf")):
             raise ConfigError(f"objective 'propfair' needs a positive M and eps, not {self.M:g} and {self.eps:g}.")
-        if self.beyond not in SLOPES:
-            raise ConfigError(f"objective 'propfair' has no slope {self.beyond!r}; {nearest(self.beyond, SLOPES)}")
+        one_of("objective 'propfair' has no slope", self.beyond, SLOPES)
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         """A scalar for the batch, []."""

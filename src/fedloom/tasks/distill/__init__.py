@@ -14,21 +14,6 @@ from fedloom.tasks.distill.task import Distilled, run
 from fedloom.tasks.distill.training import SGDConfig
 
 __all__ = [
-    "DistillExperiment",
-    "DistillTerm",
-    "Distilled",
-    "Distiller",
-    "FeatureTap",
-    "Guide",
-    "SGDConfig",
-    "Splits",
-    "ce",
-    "disk",
-    "distillers",
-    "fitnet",
-    "kd",
-    "run",
-    "semckd",
-    "simkd",
-    "simkd_disk",
+    "DistillExperiment", "DistillTerm", "Distilled", "Distiller", "FeatureTap", "Guide", "SGDConfig", "Splits", "ce",
+    "disk", "distillers", "fitnet", "kd", "run", "semckd", "simkd", "simkd_disk",
 ]  # fmt: skip

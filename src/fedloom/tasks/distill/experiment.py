@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.checks import DTYPES, one_of
+from fedloom.core.errors import ConfigError
 from fedloom.data.augment import Augmentation, pipeline
 from fedloom.tasks.distill.data import Splits
 from fedloom.tasks.distill.method import Distiller
@@ -66,10 +67,8 @@ class DistillExperiment:
                 f"method {self.method.name!r} learns from a teacher; give a run directory, with teacher=runs/..., or a "
                 "model to be trained first, like teacher=two_cnn."
             )
-        if self.dtype not in ("float32", "float64"):
-            raise ConfigError(f"unknown dtype {self.dtype!r}; {nearest(self.dtype, ('float32', 'float64'))}")
-        if self.cache not in MODES:
-            raise ConfigError(f"unknown cache {self.cache!r}; {nearest(self.cache, MODES)}")
+        one_of("unknown dtype", self.dtype, DTYPES)
+        one_of("unknown cache", self.cache, MODES)
         if self.every < 1:
             raise ConfigError(f"every is {self.every}, but it must be at least 1 student pass.")
         if self.start is not None and not self.method.warm:

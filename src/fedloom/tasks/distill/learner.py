@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core import rng
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, in_one_line
 from fedloom.experiment.setup import make_model
 from fedloom.tasks.distill.guide import GuideNet
 from fedloom.tasks.distill.method import Distiller, DistillTerm, NetworkPair
@@ -123,7 +123,8 @@ def make_learner(
     except (RuntimeError, IndexError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"student or teacher does not accept inputs of shape {inputs}: {_line(error)}") from error
+        told = f"student or teacher does not accept inputs of shape {inputs}: {in_one_line(error)}."
+        raise ConfigError(told) from error
     if own.classes != theirs.classes:
         raise ConfigError(f"the student has {own.classes} outputs, but the teacher {theirs.classes}.")
     head: Any = None if teacher is None else teacher.head
@@ -145,7 +146,3 @@ def make_guide(method: Distiller, teacher: Sizes, seed: int, dtype: torch.dtype)
 def selective(method: Distiller) -> list[tuple[int, DistillTerm]]:
     """The selective terms with their numbers."""
     return [(number, method.terms[number]) for number in method.selective]
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200].rstrip(".") + "."

@@ -7,7 +7,8 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.checks import all_hold, one_of
+from fedloom.core.errors import ConfigError
 from fedloom.core.registry import Registry
 from fedloom.parts.objectives.guidance import falling, period
 from fedloom.tasks.distill.taps import Outputs, Sizes
@@ -124,7 +125,7 @@ class Guide:
     lr_restarts: bool = False
 
     def __post_init__(self) -> None:
-        checks = {
+        conditions = {
             "hidden must be two numbers of at least 1": len(self.hidden) == 2 and min(self.hidden) >= 1,
             "passes must be at least 1": self.passes >= 1,
             "0 <= lam_min <= lam_max must hold": 0 <= self.lam_min <= self.lam_max < float("inf"),
@@ -137,11 +138,8 @@ class Guide:
             "cap must be positive": self.cap is None or self.cap > 0,
             "first_passes must be at least 0": self.first_passes >= 0,
         }
-        for sentence, holds in checks.items():
-            if not holds:
-                raise ConfigError(f"the guide: {sentence}.")
-        if self.price not in PRICES:
-            raise ConfigError(f"the guide: unknown price {self.price!r}; {nearest(self.price, PRICES)}")
+        all_hold("the guide: ", conditions)
+        one_of("the guide: unknown price", self.price, PRICES)
 
     def period_of(self, rounds: int) -> int:
         """λ_T in a run of ``rounds`` rounds.

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedloom.data.augment import augmentation
@@ -37,7 +38,10 @@ def describe(
             "warmup_epochs": experiment.warmup_epochs,
         },
         "data": {name: digest(a.y, a.x[:: max(len(a) // SAMPLED, 1)]) for name, a in _named(data) if len(a)},
-        "student": {"modules": digest_text(modules), "weights": digest(*learner.student.state_dict().values())},
+        "student": {
+            "modules": digest(torch.tensor(list(modules.encode()), dtype=torch.uint8)),
+            "weights": digest(*learner.student.state_dict().values()),
+        },
         "seed": experiment.seed,
         "dtype": experiment.dtype,
     }
@@ -59,17 +63,6 @@ def teachers_accuracy(teacher: nn.Module, data: Splits) -> float:
     if key not in _MEASURED:
         _MEASURED[key] = dict(measured(teacher, data.test))["accuracy"]
     return _MEASURED[key]
-
-
-def digest_text(text: str) -> str:
-    """A checksum of text.
-
-    >>> len(digest_text("Linear(2, 3)"))
-    24
-    """
-    import torch
-
-    return digest(torch.tensor(list(text.encode()), dtype=torch.uint8))
 
 
 def _named(data: Splits) -> list[tuple[str, Any]]:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, in_one_line
 from fedloom.data.augment import pipeline
 from fedloom.experiment.atomic import as_file, write_whole
 from fedloom.experiment.callbacks import Callback
@@ -321,8 +321,9 @@ def begin_with(student: nn.Module, start: Path) -> int:
         passes = int(directory.summary()["passes"])
         student.load_state_dict(load_file(start / "last.safetensors"))
     except (OSError, SafetensorError, RuntimeError, KeyError, ValueError) as error:
-        reason = " ".join(str(error).split())[:150].rstrip(".")
-        raise ConfigError(f"start={start} holds no trained student of this shape ({reason}).") from error
+        raise ConfigError(
+            f"start={start} holds no trained student of this shape ({in_one_line(error, 150)})."
+        ) from error
     return passes
 
 

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.errors import CheckpointError, ConfigError, nearest
+from fedloom.core.checks import one_of
+from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.tasks.distill.taps import FeatureTap, Outputs
 
 MODES = ("auto", "memory", "disk", "none")
@@ -56,8 +57,7 @@ class TeacherCache:
     def __init__(
         self, teacher: nn.Module, x: Tensor, maps: tuple[int, ...] = (), mode: str = "auto", folder: Path | None = None
     ) -> None:
-        if mode not in MODES:
-            raise ConfigError(f"unknown cache {mode!r}; {nearest(mode, MODES)}")
+        one_of("unknown cache", mode, MODES)
         if mode == "disk" and folder is None:
             raise ConfigError("cache=disk needs a run directory; give out=.")
         self.x, self.maps = x, maps

@@ -8,7 +8,8 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.checks import one_of
+from fedloom.core.errors import ConfigError
 from fedloom.parts.objectives import divergence
 from fedloom.parts.objectives.guidance import excess, guided
 from fedloom.tasks.distill.method import DistillTerm, NetworkPair
@@ -87,8 +88,7 @@ class SelectiveResponse(DistillTerm):
         temperature("tau_s", self.tau_s)
         if self.top_k is not None and self.top_k < 1:
             raise ConfigError(f"selective distillation needs top_k of at least 1, not {self.top_k}.")
-        if self.support not in SUPPORTS:
-            raise ConfigError(f"unknown support {self.support!r}; {nearest(self.support, SUPPORTS)}")
+        one_of("unknown support", self.support, SUPPORTS)
         if self.normaliser < 0:
             raise ConfigError(f"selective distillation needs a normaliser of at least 0, not {self.normaliser:g}.")
 

@@ -11,13 +11,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from fedloom.core.errors import CheckpointError
+from fedloom.core.errors import CheckpointError, in_one_line
 from fedloom.core.targets import CLASSES
+from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.loaded import Measurement
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.teacher import load_teacher
-from fedloom.experiment.trained import DeployedModel, RunRecords
+from fedloom.experiment.trained import RunRecords
 from fedloom.tasks.distill.experiment import DistillExperiment
 from fedloom.tasks.distill.learner import make_learner, make_student
 
@@ -74,8 +75,7 @@ def load(
     try:
         learner.deploy(load_file(path / "model.safetensors"))
     except (OSError, SafetensorError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:150].rstrip(".")
-        raise CheckpointError(f"{path} holds no student that fits its settings ({reason}).") from error
+        raise CheckpointError(f"{path} holds no student that fits its settings ({in_one_line(error, 150)}).") from error
     module = learner if learner.reuse is not None else learner.student
     measurement = Measurement(Evaluation(), CLASSES)
     return TrainedStudent(

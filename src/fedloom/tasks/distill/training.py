@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core import rng
+from fedloom.core.checks import all_hold
 from fedloom.core.errors import ConfigError
 
 
@@ -39,7 +40,7 @@ class SGDConfig:
     clip: float | None = None
 
     def __post_init__(self) -> None:
-        checks = {
+        conditions = {
             "batch_size must be at least 2": self.batch_size >= 2,
             "lr must be positive and finite": 0 < self.lr < float("inf"),
             "momentum must lie in [0, 1)": 0 <= self.momentum < 1,
@@ -47,9 +48,7 @@ class SGDConfig:
             "weight_decay must be at least 0": self.weight_decay >= 0,
             "clip must be positive": self.clip is None or self.clip > 0,
         }
-        for sentence, holds in checks.items():
-            if not holds:
-                raise ConfigError(f"training: {sentence}.")
+        all_hold("training: ", conditions)
 
     def rate(self, step: int, steps: int) -> float:
         """The learning rate of a step in a phase of ``steps`` steps, lr (1 + cos(π step / steps)) / 2.
@@ -88,14 +87,9 @@ class PassSchedule:
     rounds: tuple[int, ...]
 
     @property
-    def main(self) -> int:
-        """The student's passes after the warm start."""
-        return sum(self.rounds)
-
-    @property
     def total(self) -> int:
         """The student's passes in all."""
-        return self.before + self.warm + self.main
+        return self.before + self.warm + sum(self.rounds)
 
     @property
     def all_rounds(self) -> int:

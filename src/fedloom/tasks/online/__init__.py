@@ -21,23 +21,6 @@ from fedloom.tasks.online.proximal import BufferedMoml, Moml, PlainMoml
 from fedloom.tasks.online.task import OnlineResult, run
 
 __all__ = [
-    "BufferedMoml",
-    "ExpertConfig",
-    "ExpertEnsemble",
-    "Fs",
-    "Ftml",
-    "Hedge",
-    "Live",
-    "Measures",
-    "Mogd",
-    "Moml",
-    "Online",
-    "OnlineLearner",
-    "OnlineResult",
-    "PlainMoml",
-    "Toe",
-    "ToeContinued",
-    "grid",
-    "learners",
-    "run",
-]
+    "BufferedMoml", "ExpertConfig", "ExpertEnsemble", "Fs", "Ftml", "Hedge", "Live", "Measures", "Mogd", "Moml",
+    "Online", "OnlineLearner", "OnlineResult", "PlainMoml", "Toe", "ToeContinued", "grid", "learners", "run",
+]  # fmt: skip

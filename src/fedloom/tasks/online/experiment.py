@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from fedloom.core import rng
-from fedloom.core.errors import ConfigError
+from fedloom.core.checks import DTYPES, one_of
+from fedloom.core.errors import ConfigError, first_line
 from fedloom.core.parts import Term
 from fedloom.core.settings import bare, flatten
 from fedloom.data.streams import TaskStream
@@ -113,8 +114,7 @@ class Online:
             raise ConfigError("an online experiment needs at least one task.")
         if self.hedged not in HEDGED:
             raise ConfigError(f"hedged is {self.hedged!r}, but it must be one of {', '.join(map(repr, HEDGED))}.")
-        if self.dtype not in ("float32", "float64"):
-            raise ConfigError(f"dtype is {self.dtype!r}, but it must be 'float32' or 'float64'.")
+        one_of("unknown dtype", self.dtype, DTYPES)
 
     def bank(self) -> ExpertEnsemble:
         """Make the ensemble on a freshly initialised model, which is tried on inputs of the first task.
@@ -132,8 +132,7 @@ class Online:
                 out = model.eval()(x)
         except Exception as error:
             shape = tuple(first.x.shape[1:])
-            reason = str(error).splitlines()[0]
-            raise ConfigError(f"the model does not take inputs of shape {shape}: {reason}") from error
+            raise ConfigError(f"the model does not take inputs of shape {shape}: {first_line(error)}") from error
         if not first.y.is_floating_point() and out.shape[-1] < first.classes:
             raise ConfigError(f"the model has {out.shape[-1]} outputs, but a task has {first.classes} classes.")
         return ExpertEnsemble(

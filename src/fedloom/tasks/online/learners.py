@@ -22,6 +22,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
+from fedloom.core.checks import at_least
 from fedloom.core.errors import ConfigError
 from fedloom.core.registry import Registry
 from fedloom.core.tree import Tree
@@ -85,13 +86,6 @@ def positive(name: str, **settings: float | Tensor) -> None:
             raise ConfigError(f"learner {name!r}: {setting} must be positive and finite, not {value:g}.")
 
 
-def counted(name: str, **settings: int) -> None:
-    """Raise ``ConfigError`` for counts below 0."""
-    for setting, value in settings.items():
-        if value < 0:
-            raise ConfigError(f"learner {name!r}: {setting} must be at least 0, not {value}.")
-
-
 FTML = """@inproceedings{finn2019online, title={Online Meta-Learning},
   author={Finn, Chelsea and Rajeswaran, Aravind and Kakade, Sham and Levine, Sergey}, booktitle={ICML}, year={2019}}"""
 OGD = """@inproceedings{zinkevich2003online,
@@ -138,7 +132,7 @@ class Ftml(StoresAll):
     citation = FTML
 
     def __post_init__(self) -> None:
-        counted("ftml", draws=self.draws)
+        at_least(0, "learner 'ftml': ", draws=self.draws)
 
     def tasks_per_step(self) -> int:
         return self.draws

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.core.checks import at_least
 from fedloom.core.errors import ConfigError
 from fedloom.core.tree import Tree
-from fedloom.tasks.online.learners import OnlineLearner, counted, learners, positive
+from fedloom.tasks.online.learners import OnlineLearner, learners, positive
 
 MOML = """@inproceedings{acar2021moml, title={Memory Efficient Online Meta Learning},
   author={Acar, Durmus Alp Emre and Zhu, Ruizhao and Saligrama, Venkatesh}, booktitle={ICML}, year={2021}}"""
@@ -79,7 +80,7 @@ class BufferedMoml(Moml):
 
     def __post_init__(self) -> None:
         positive("b_moml", alpha=self.alpha, buffer=self.buffer)
-        counted("b_moml", draws=self.draws)
+        at_least(0, "learner 'b_moml': ", draws=self.draws)
         if not 0 <= self.accept <= 1:
             raise ConfigError(f"learner 'b_moml': accept must lie in [0, 1], not {self.accept:g}.")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.checks import one_of
+from fedloom.core.errors import ConfigError
 
 SEARCHED = ("objective", "drift", "personal", "adaptation", "mixing", "server")
 
@@ -60,8 +61,7 @@ class SearchSettings:
         if not 0 < self.validation < 1:
             raise ConfigError(f"search.validation is {self.validation:g}, but it must lie between 0 and 1.")
         for slot in self.slots:
-            if slot not in SEARCHED:
-                raise ConfigError(f"search.slots has {slot!r}; {nearest(slot, SEARCHED)}")
+            one_of("search.slots has", slot, SEARCHED)
 
     def milestones(self, rounds: int) -> list[int]:
         """The rounds after which a candidate is compared with the others, ascending, without the last one.

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Uplink
 from fedloom.core.targets import CLASSES
+from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.ensemble import last_models
 from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.setup import server_data
-from fedloom.experiment.trained import DeployedModel, TrainedRun
+from fedloom.experiment.trained import TrainedRun
 from fedloom.tasks.target.discriminant import ClassSums, Discriminant
 from fedloom.tasks.target.exchange import Exchange
 from fedloom.tasks.target.fit import TargetFit
