@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedloom.core.federation import Arrays
-from fedloom.tasks.distill import Splits
+from fedloom.tasks.distill import Samples, Splits
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "distill"
 PNG = b"\x89PNG"
@@ -35,7 +35,9 @@ def clothes(count: int, seed: int) -> Arrays:
 @pytest.mark.slow
 def test_students(tmp_path: Path, recipe: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch):
     students = recipe("students")
-    monkeypatch.setattr(students, "data", lambda samples: Splits(clothes(40, 0), clothes(10, 1), clothes(20, 2)))
+    monkeypatch.setattr(
+        students, "data", lambda samples: Splits(*map(Samples, (clothes(40, 0), clothes(10, 1), clothes(20, 2))))
+    )
     out, runs = tmp_path / "out", tmp_path / "runs"
 
     def call(*words: object) -> int:

@@ -5,7 +5,7 @@
 ['ce', 'kd', 'disk', 'fitnet', 'semckd', 'simkd', 'simkd_disk']
 """
 
-from fedloom.tasks.distill.data import Splits
+from fedloom.tasks.distill.data import Samples, Splits
 from fedloom.tasks.distill.experiment import DistillExperiment
 from fedloom.tasks.distill.method import Distiller, DistillTerm, Guide, distillers
 from fedloom.tasks.distill.methods import ce, disk, fitnet, kd, semckd, simkd, simkd_disk
@@ -21,6 +21,7 @@ __all__ = [
     "FeatureTap",
     "Guide",
     "SGDConfig",
+    "Samples",
     "Splits",
     "ce",
     "disk",

@@ -12,7 +12,7 @@ from torch import nn
 from fedloom.data.augment import augmentation
 from fedloom.experiment.rundir import Status
 from fedloom.models import macs
-from fedloom.tasks.distill.data import Splits
+from fedloom.tasks.distill.data import Samples, Splits
 from fedloom.tasks.distill.experiment import DistillExperiment
 from fedloom.tasks.distill.learner import StudentModule
 from fedloom.tasks.distill.teacher_cache import digest
@@ -36,7 +36,7 @@ def describe(
             "epochs": experiment.epochs,
             "warmup_epochs": experiment.warmup_epochs,
         },
-        "data": {name: digest(a.y, a.x[:: max(len(a) // SAMPLED, 1)]) for name, a in _named(data) if len(a)},
+        "data": {name: _sampled(samples) for name, samples in _named(data) if len(samples)},
         "student": {"modules": digest_text(modules), "weights": digest(*learner.student.state_dict().values())},
         "seed": experiment.seed,
         "dtype": experiment.dtype,
@@ -55,7 +55,7 @@ _MEASURED: dict[tuple[str, str], float] = {}
 
 def teachers_accuracy(teacher: nn.Module, data: Splits) -> float:
     """The teacher's test accuracy, measured once per process."""
-    key = (digest(*teacher.state_dict().values()), digest(data.test.x, data.test.y))
+    key = (digest(*teacher.state_dict().values()), _sampled(data.test))
     if key not in _MEASURED:
         _MEASURED[key] = dict(measured(teacher, data.test))["accuracy"]
     return _MEASURED[key]
@@ -72,7 +72,12 @@ def digest_text(text: str) -> str:
     return digest(torch.tensor(list(text.encode()), dtype=torch.uint8))
 
 
-def _named(data: Splits) -> list[tuple[str, Any]]:
+def _sampled(samples: Samples) -> str:
+    """A checksum of all labels and of about a thousand inputs."""
+    return digest(samples.y, samples.x[:: max(len(samples) // SAMPLED, 1)])
+
+
+def _named(data: Splits) -> list[tuple[str, Samples]]:
     return [("train", data.train), ("validation", data.validation), ("test", data.test)]
 
 
