@@ -306,6 +306,12 @@ class Experiment:
                 f"method {self.method.name!r} trains no predictor that evaluation.what={judged[0]} could measure; "
                 "use fedloom synthesize, which evaluates generated samples, or leave evaluation.what empty."
             )
+        if judged and not self.method.personal.kept:
+            raise ConfigError(
+                f"clients of method {self.method.name!r} start from a new model in every round, so that "
+                f"evaluation.what={judged[0]} would measure an untrained one; set evaluation.what=[] (fedloom "
+                "synthesize evaluates the generated samples)."
+            )
         if self.augment:
             pipeline(self.augment, self.federation.train.arrays)  # raises if it does not suit the data
         empty = (self.federation.train.index.sizes == 0).nonzero()[0]
