@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedloom import attacks, data, distill, methods, metrics, models, online
+    from fedloom import attacks, data, distill, methods, metrics, models, online, target
     from fedloom.api import load, run
     from fedloom.core.errors import FedLoomError
     from fedloom.core.federation import Arrays, Federation, Index, Split
@@ -57,6 +57,7 @@ __all__ = [
     "objectives",
     "online",
     "run",
+    "target",
     "wrap",
 ]
 
@@ -76,7 +77,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import on first use, so that ``fedloom --help`` does not wait for PyTorch."""
-    if name in ("attacks", "data", "distill", "methods", "metrics", "models", "online"):
+    if name in ("attacks", "data", "distill", "methods", "metrics", "models", "online", "target"):
         return import_module(f"fedloom.{name}")
     if name == "objectives":
         return import_module("fedloom.parts.objectives")

@@ -41,6 +41,12 @@ RENAMED: dict[str, dict[str, str]] = {
     "personal 'early_exit'": _BOTH,
     "personal 'decoupled'": _SIMPLE,
     "personal 'width_slice'": {"shares": "widths"},
+    "mixing": {"target_fit": "fedloom target run=DIR data=FILE method=target_fit, after a run of any method,"},
+    "server": {"target_head": "fedloom target run=DIR data=FILE method=target_head, after a run of any method,"},
+    "method": {
+        name: f"fedloom target run=DIR data=FILE method={name}, after a run of any method,"
+        for name in ("target_head", "target_fit", "target_prior")
+    },
     "drift 'dynamic'": {"by_size": "size_weighted"},
     "drift 'dc'": {"everyone": "average_over_all"},
     "mixing 'ssa'": {"epochs": "steps"},

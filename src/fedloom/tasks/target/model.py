@@ -127,6 +127,22 @@ class ClassModels:
             prior = target_prior(self.discriminant.scores(phi), resamples, seed=seed)
         return self._found(prior, phi, self.head(torch.from_numpy(prior.shares)))
 
+    def target_prior(self, x: Any, resamples: int = 200, seed: int = 0) -> TargetModel:
+        """The target's class shares alone, with intervals, clients and check; the model is the server's as it is.
+
+        Args:
+            x: as in ``target_head``.
+            resamples: likewise.
+            seed: likewise.
+
+        Raises:
+            DataError: if the inputs do not fit the run's data.
+        """
+        with one_thread():
+            phi = self.features(self.server.inputs(x))
+            prior = target_prior(self.discriminant.scores(phi), resamples, seed=seed)
+        return self._found(prior, phi, self.server)
+
     def head(self, shares: Tensor) -> DeployedModel:
         """The server's features with the head of ``target_head`` for class shares π, float64 [C]."""
         bias = torch.where(shares > 0, shares.clamp(min=1e-300).log() + self.discriminant.offsets, ABSENT)
