@@ -123,7 +123,7 @@ def misplaced(guide: Mapping[str, float | None]) -> list[str]:
     'the guide helps where the student is right (g 0.45), not where it is wrong (0'
     """
     right, wrong = guide["right"], guide["wrong"]
-    if right is None or wrong is None or right <= wrong:
+    if right is None or wrong is None or round(right, 2) <= round(wrong, 2):
         return []
     return [
         f"the guide helps where the student is right (g {right:.2f}), not where it is wrong ({wrong:.2f}): help is "
