@@ -102,3 +102,15 @@ def test_the_command_line_keeps_bytes(folder: Path) -> None:
     found = build(DISTILL.resolve([f"data=npz:{folder}", "model=mlp", "teacher=mlp"])).data
     assert found.train.arrays.x.dtype == torch.uint8
     assert found.train.first.x.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("free", "place"), [(10_000, "meta"), (2_000, "cpu")])
+def test_a_gpu_takes_what_fills_at_most_half_of_its_memory(
+    free: int, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
+    stored = torch.zeros(20, 3, 8, 8, dtype=torch.uint8)
+    inputs = data.Inputs(stored, torch.arange(0, 20, 2)).to(torch.float32, "meta")  # 1920 bytes
+    assert (len(inputs), inputs.stored.device.type) == (10, place)
+    batch = inputs[torch.tensor([1, 4])] if place == "cpu" else inputs[:2]
+    assert (batch.device.type, batch.dtype, tuple(batch.shape)) == ("meta", torch.float32, (2, 3, 8, 8))

@@ -390,6 +390,8 @@ def test_samples_of_a_class_come_from_those_who_have_it() -> None:
 def test_models_that_no_round_keeps_are_not_evaluated(what: str) -> None:
     with pytest.raises(ConfigError, match=rf"evaluation\.what={what} would measure an untrained one; set eval"):
         Experiment(make("fedevg"), classes(), tanh_net, evaluation=Evaluation(what=(what,)))
+    with pytest.raises(ConfigError, match=r"evaluation\.server_average would measure an untrained one"):
+        Experiment(make("fedevg"), classes(), tanh_net, evaluation=Evaluation(what=(), server_average=0.9))
 
 
 @pytest.mark.parametrize("name", ["fedevg", "fedevg_kept"])

@@ -306,11 +306,12 @@ class Experiment:
                 f"method {self.method.name!r} trains no predictor that evaluation.what={judged[0]} could measure; "
                 "use fedloom synthesize, which evaluates generated samples, or leave evaluation.what empty."
             )
-        if judged and not self.method.personal.kept:
+        if (judged or self.evaluation.server_average) and not self.method.personal.kept:
+            asked = f"evaluation.what={judged[0]}" if judged else "evaluation.server_average"
             raise ConfigError(
-                f"clients of method {self.method.name!r} start from a new model in every round, so that "
-                f"evaluation.what={judged[0]} would measure an untrained one; set evaluation.what=[] (fedloom "
-                "synthesize evaluates the generated samples)."
+                f"clients of method {self.method.name!r} start from a new model in every round, so that {asked} would "
+                "measure an untrained one; set evaluation.what=[] and no server_average (fedloom synthesize evaluates "
+                "the generated samples)."
             )
         if self.augment:
             pipeline(self.augment, self.federation.train.arrays)  # raises if it does not suit the data

@@ -150,7 +150,7 @@ def read_images(
     """
     if not size or size < 1:
         raise DataError(f"{title}: images need a size of at least 1 pixel, not {size}.")
-    check_memory(title, 5 * len(paths) * size * size * 3)
+    check_memory(title, (1 if _BYTES.get() else 5) * len(paths) * size * size * 3)
     if lost := next((path for path in paths if not path.is_file()), None):
         raise DataError(f"{title} is not whole: there is no file {lost}.")
 
