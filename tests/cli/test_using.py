@@ -104,4 +104,8 @@ def test_models_for_targets(cli: Cli) -> None:
     )
     for words in (("method.mixing=target_fit",), ("method.server=target_head",), ("method=target_prior",)):
         assert "take fedloom target run=DIR data=FILE method=target" in cli("run", *words).err
+    ssa = ("method=fedssa", "method.variance=10", "method.views=[blur]", "method.steps=50", "--out", "ssa.safetensors")
+    code, out, _ = cli("target", "run=kept", "data=low.npz", *ssa)
+    assert code == 0
+    assert "weights of the clients' models: client " in out
     assert cli("list", "target_fit").out.startswith("method=target_fit")

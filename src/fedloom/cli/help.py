@@ -260,6 +260,7 @@ targets y in the .npz file, it and the server's model are measured on standard e
   method=target_head      the server's model with another head (the default)
   method=target_fit       the clients' last models, mixed with weights fitted to the inputs' estimated classes; the run
                           must have kept them, with evaluation.what=[global,average]; method.steps=60 method.lr=0.2
+  method=fedssa           the clients' last models, mixed by FedSSA, learnt once; method.variance=10 method.views=[blur]
   method=target_prior     class shares, clients and check alone, no model
 
 options:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from fedloom.core.checks import at_least
 from fedloom.core.registry import Registry
+from fedloom.parts.mixing.ssa import SelfSupervised
 from fedloom.tasks.target.fit import TargetFit
 from fedloom.tasks.target.model import ClassModels, TargetModel
 
@@ -91,6 +93,52 @@ class TargetMixture(TargetMethod):
 
     def __call__(self, known: ClassModels, x: Any) -> TargetModel:
         return known.target_fit(x, TargetFit(self.steps, self.lr, self.batch_size), self.resamples, self.seed)
+
+
+@target_methods.register(name="fedssa")
+@dataclass(frozen=True)
+class TargetSelfSupervised(TargetMethod):
+    """FedSSA learnt once, for ``fedloom target``: Σ p_k θ_k of the clients' last models, with p by self-supervision.
+
+    The run may be of any method and must have kept its clients' last models (``evaluation.what=[global,average]``). For
+    the same inputs p is that of ``method.mixing=ssa`` in the run's last round. FedSSA, table 3. Use it with care: its
+    loss sees how certain a client is, not whether it is right.
+
+    Args:
+        variance: λ_var ≥ 0, weight of confidence; 10 is often better than 1.
+        entropy: λ_we ≥ 0, weight of collaboration.
+        optimiser: ``adam``, whose steps do not depend on the scale of the loss, or ``sgd``.
+        lr: learning rate of the optimiser.
+        steps: number of its steps.
+        batch_size: inputs per step.
+        draws: number of times that views are drawn, at most once per pass.
+        views: augmentations that make two views of each input.
+    """
+
+    variance: float = SelfSupervised.variance
+    entropy: float = SelfSupervised.entropy
+    optimiser: Literal["adam", "sgd"] = SelfSupervised.optimiser
+    lr: float = SelfSupervised.lr
+    steps: int = SelfSupervised.steps
+    batch_size: int = SelfSupervised.batch_size
+    draws: int = SelfSupervised.draws
+    views: tuple[str | Mapping[str, Any], ...] = ("jitter", "blur")
+    resamples: int = 200
+    seed: int = 0
+    citation: ClassVar[str] = SelfSupervised.citation
+
+    def __post_init__(self) -> None:
+        at_least(0, "fedssa: ", resamples=self.resamples)
+        self.policy()
+
+    def policy(self) -> SelfSupervised:
+        """The mixing policy."""
+        return SelfSupervised(
+            self.variance, self.entropy, self.optimiser, self.lr, self.steps, self.batch_size, self.draws
+        )
+
+    def __call__(self, known: ClassModels, x: Any) -> TargetModel:
+        return known.fedssa(x, self.policy(), self.views, self.resamples, self.seed)
 
 
 @target_methods.register(name="target_prior")
