@@ -15,8 +15,8 @@ the same way. alpha is .1 for KD and DiSK; the thesis reports the best of 0, .1,
 ``--budget passes`` gives every student the same number of passes instead. The column of an accuracy is that of the
 epoch chosen on a tenth of the training images; with ``--as-published`` it is the best on the test images.
 
-Table A.13 asks for ImageNet and for networks of timm with its weights (the package timm). Images are held in memory, so
-what is read is an npz file of as many as fit, at 224 pixels.
+Table A.13 asks for ImageNet and for networks of timm with its weights (the package timm). Images are read by
+mini-batch, from an npz file, or from a folder with x_train.npy (uint8 [N, 224, 224, 3]) and so on, which stays on disk.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.data import sources
+from fedloom.data.sources.images import as_bytes
 from fedloom.experiment.console import make_console
 from fedloom.experiment.progress import make_progress
 from fedloom.experiment.rundir import RunDirectory
@@ -234,7 +235,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", choices=PAGES, required=True)
     parser.add_argument("--data", default=None, help="cifar100 or tiny_imagenet")
-    parser.add_argument("--imagenet", type=Path, default=None, help="an npz file, for table A.13")
+    parser.add_argument(
+        "--imagenet", type=Path, default=None, help="an npz file or a folder of npy files, for table A.13"
+    )
     parser.add_argument("--only", nargs="+", default=None, help='rows, like "resnet18 > resnet10_s"')
     parser.add_argument("--epochs", type=int, default=200)
     parser.add_argument("--budget", choices=("published", "passes"), default="published")
@@ -259,7 +262,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args.data = args.data or page.data[0]
     if not args.write:
         settings = {"path": str(args.imagenet)} if args.data == "npz" else {}
-        splits = Splits.of(sources.make(args.data, **settings), samples=args.samples)
+        with as_bytes():
+            splits = Splits.of(sources.make(args.data, **settings), samples=args.samples)
         runs = args.runs / f"{args.data}-{args.budget}-{args.epochs}-{args.seed}"
         for pair in page.pairs:
             if args.only is None or " > ".join(pair) in args.only:

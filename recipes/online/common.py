@@ -113,7 +113,7 @@ SETTINGS: dict[str, Setting] = {
         LETTERS,
         words="5-way Omniglot, 20 tasks without a common character",
         source="omniglot",
-        kind=KWay(ways=5, tasks=20, train=70, test=25, overlap=False),
+        kind=KWay(ways=5, tasks=20, train=80, test=20, overlap=False),
         shrink=1,
         ltm_every=5,
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from fedloom import methods
 from fedloom.core.local import Local
@@ -22,11 +22,13 @@ class Setup:
     settings: Mapping[str, Any] = field(default_factory=dict)
     layers: Mapping[str, Any] = field(default_factory=dict)
 
-    def made(self, spc: int) -> Method:
-        """The method; FedEvg is told how many images of a class there are, the others draw any number in the end."""
-        return methods.make(
-            self.method, **({"per_class": spc} if self.method.startswith("fedevg") else {}), **self.settings
-        )
+    def made(self, spc: int, numbers: int) -> Method:
+        """The method; FedEvg is told how many images of a class there are, the others draw any number in the end.
+
+        The setting ``D`` is the count of ``numbers`` of an image.
+        """
+        settings = {name: numbers if value == "D" else value for name, value in self.settings.items()}
+        return methods.make(self.method, **({"per_class": spc} if self.method.startswith("fedevg") else {}), **settings)
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,12 @@ def cgan(latent: int, local: Local, **layers: Any) -> Setup:
     return Setup("fedcgan", "conditional_gan", local, {"latent": latent}, {"latent": latent, **layers})
 
 
-def cvae(latent: int, local: Local, beta: float = 1.0, **layers: Any) -> Setup:
+def acgan(latent: int, local: Local, **layers: Any) -> Setup:
+    """FedCGAN as published: AC-GAN, whose classifier learns random classes for generated images."""
+    return Setup("fedcgan", "acgan", local, {"latent": latent, "auxiliary": "random"}, {"latent": latent, **layers})
+
+
+def cvae(latent: int, local: Local, beta: float | Literal["D"] = 1.0, **layers: Any) -> Setup:
     """FedCVAE; ``beta`` is the weight of the divergence: 1 for the bound of the likelihood, the number D of pixels
     where the reconstruction is a mean over pixels instead of their sum, as in the published baseline."""
     return Setup("fedcvae", "conditional_vae", local, {"latent": latent, "beta": beta}, {"latent": latent, **layers})
@@ -99,7 +106,8 @@ SCALES = {
             "FedEvg": evg(adam(15, 1e-3), weights="raw"),
             "FedEvg, apart": evg(adam(15, 1e-3), repulsion=0.1, blur=0.7),
             "FedEvg, kept": evg(adam(5, 1e-3), beta=2.0, **KEPT),
-            "FedCVAE, β = D": cvae(16, adam(60, 2e-3), beta=64.0, width=16),
+            "FedCGAN, ACGAN": acgan(16, adam(60, 3e-3, beta1=0.5), width=8),
+            "FedCVAE, β = D": cvae(16, adam(60, 2e-3), beta="D", width=16),
             "FedEvg, kept, apart": evg(adam(5, 5e-4), beta=5.0, repulsion=0.2, blur=0.7, **KEPT_RAW),
         },
         judging=EvalConfig(max_steps=1000),
@@ -120,7 +128,8 @@ SCALES = {
             "FedEvg": evg(adam(15, 3e-3), beta=30.0),
             "FedEvg, apart": evg(adam(15, 3e-3), beta=30.0, **APART),
             "FedEvg, kept": evg(adam(5, 1e-3), beta=15.0, **KEPT),
-            "FedCVAE, β = D": cvae(16, adam(15, 5e-3), beta=784.0, width=16),
+            "FedCGAN, ACGAN": acgan(32, adam(15, 1e-3, beta1=0.5), width=16),
+            "FedCVAE, β = D": cvae(16, adam(15, 5e-3), beta="D", width=16),
             "FedEvg, kept, apart": evg(adam(5, 1e-3), beta=15.0, **APART, **KEPT_RAW),
         },
         judging=EvalConfig(max_steps=1000),
@@ -134,11 +143,14 @@ SCALES = {
         (10, 100),
         rounds=500,
         setups={
-            "FedCGAN": cgan(100, adam(15, 1e-3, 50, beta1=0.5)),
-            "FedCVAE": cvae(64, adam(15, 2e-3, 50)),
+            "FedCGAN": cgan(100, AUTHORS),
+            "FedCVAE": cvae(64, AUTHORS),
             "FedEvg": evg(AUTHORS, network="resnet10", **AS_CODED),
             "FedEvg, apart": evg(adam(15, 3e-3, 50), network="resnet10", **APART),
             "FedEvg, kept": evg(adam(5, 1e-3, 50), 5.0, "resnet10", **KEPT),
+            "FedCGAN, ACGAN": acgan(128, AUTHORS, width=64),
+            "FedCVAE, β = D": cvae(64, AUTHORS, beta="D"),
+            "FedEvg, kept, apart": evg(adam(5, 1e-3, 50), 5.0, "resnet10", **APART, **KEPT_RAW),
         },
         judging=EvalConfig(),
         skewed={"FedEvg, kept": evg(adam(5, 1e-3, 50), 5.0, "resnet10", **KEPT_RAW)},
@@ -146,6 +158,6 @@ SCALES = {
     ),
 }
 METHODS = ("FedCGAN", "FedCVAE", "FedEvg", "FedEvg, apart", "FedEvg, kept")
-VARIANTS = ("FedCVAE, β = D", "FedEvg, kept, apart")
-"""Rows of the smaller scales, run when asked for: the published divergence of FedCVAE, and all three changes to FedEvg
-at once (kept models, raw weights, repulsion)."""
+VARIANTS = ("FedCGAN, ACGAN", "FedCVAE, β = D", "FedEvg, kept, apart")
+"""Rows that are run when asked for: the published network of FedCGAN and divergence of FedCVAE, and all three changes
+to FedEvg at once (kept models, raw weights, repulsion)."""

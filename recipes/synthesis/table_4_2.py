@@ -18,8 +18,8 @@ more than FedEvg has sent in all.
 three times the published ones, and its network must see the whole image. ``full`` has the thesis' settings
 (ResNet-10, 500 rounds, K 10 and 100, four data sets) and is for a machine with a GPU. "FedEvg, apart" is FedEvg with
 repulsion between the images of a class at the server, which costs no communication and is no part of the thesis.
-``--only "FedCVAE, β = D" "FedEvg, kept, apart"`` adds rows to the smaller scales: FedCVAE with a mean over pixels in
-its loss, as published, and FedEvg with kept models, raw weights and repulsion together.
+``--only "FedCGAN, ACGAN" "FedCVAE, β = D" "FedEvg, kept, apart"`` adds rows: FedCGAN by AC-GAN and FedCVAE with a mean
+over pixels in its loss, as published, and FedEvg with kept models, raw weights and repulsion together.
 Interrupted work goes on where it was.
 """
 
@@ -76,7 +76,7 @@ def experiment(name: str, scale: Scale, parts: Federation, seed: int) -> Experim
     setup, arrays = scale.setups[name], parts.train.arrays
     rounds = equal_rounds(name, scale, arrays) if scale.stops else scale.rounds
     return Experiment(
-        replace(setup.made(scale.spc), name=folder(name)),
+        replace(setup.made(scale.spc, arrays.x[0].numel()), name=folder(name)),
         parts,
         lambda: network(setup, arrays),
         rounds=rounds,
@@ -135,7 +135,7 @@ def work(name: str, scale: Scale, parts: Federation, seed: int, place: Path, cac
     return {
         "final": last,
         "equal": looks.get(many, last),
-        "steps": scale.setups[name].local.steps,
+        "steps": scale.setups[name].local.steps or "an epoch",
         "parameters": sent(name, scale, parts.train.arrays),
         "seconds": round(sum(record["seconds"] for record in made.result.history), 1),
         "failures": len(made.result.failures),

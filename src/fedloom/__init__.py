@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedloom import attacks, data, distill, methods, metrics, models, online
+    from fedloom import attacks, data, distill, methods, metrics, models, online, target
     from fedloom.api import load, run
     from fedloom.core.errors import FedLoomError
     from fedloom.core.federation import Arrays, Federation, Index, Split
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Arrays", "Callback", "EarlyStopping", "Evaluation", "Experiment", "FedLoomError", "Federation", "Index", "Local",
     "Measure", "Method", "RunResult", "Split", "TrainedRun", "attacks", "data", "distill", "load", "methods", "metrics",
-    "models", "objectives", "online", "run", "wrap",
+    "models", "objectives", "online", "run", "target",
+    "wrap",
 ]  # fmt: skip
 
 _HOMES = {
@@ -54,7 +55,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import on first use, so that ``fedloom --help`` does not wait for PyTorch."""
-    if name in ("attacks", "data", "distill", "methods", "metrics", "models", "online"):
+    if name in ("attacks", "data", "distill", "methods", "metrics", "models", "online", "target"):
         return import_module(f"fedloom.{name}")
     if name == "objectives":
         return import_module("fedloom.parts.objectives")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,3 +93,19 @@ def test_models_for_targets(cli: Cli) -> None:
     code, out, _ = cli("target", "run=kept", "data=low.npz", "method=target_fit")
     assert code == 0
     assert "weights of the clients' models: client 0: " in out
+    code, out, _ = cli("target", "run=kept", "data=high.npz", "method=target_prior", "method.resamples=20", "--json")
+    (told,) = json.loads(out)
+    assert code == 0
+    assert (told["model"], told["p"], int(np.argmax(told["known"]))) == (None, None, 4)
+    assert sum(told["shares"]) == pytest.approx(1)
+    assert not Path("kept-high.safetensors").exists()
+    assert cli("target", "run=kept", "data=low.npz", "method=target_head", "method.steps=3").err == (
+        "fedloom: method for a target 'target_head' has no setting 'steps'; there are: resamples, seed.\n"
+    )
+    for words in (("method.mixing=target_fit",), ("method.server=target_head",), ("method=target_prior",)):
+        assert "take fedloom target run=DIR data=FILE method=target" in cli("run", *words).err
+    ssa = ("method=fedssa", "method.variance=10", "method.views=[blur]", "method.steps=50", "--out", "ssa.safetensors")
+    code, out, _ = cli("target", "run=kept", "data=low.npz", *ssa)
+    assert code == 0
+    assert "weights of the clients' models: client " in out
+    assert cli("list", "target_fit").out.startswith("method=target_fit")

@@ -11,7 +11,6 @@ from helpers import distilling
 from helpers.distilling import Problem
 
 from fedloom.cli import main
-from fedloom.data import sources
 from fedloom.tasks.distill import Splits
 
 
@@ -27,7 +26,7 @@ def images() -> Problem:
 
 @pytest.fixture
 def digits() -> Splits:
-    return Splits.of(sources.make("digits"))
+    return Splits.of("digits")
 
 
 class Answer(NamedTuple):

@@ -103,6 +103,7 @@ def test_a_run_says_where_its_guide_helps(vectors: Problem) -> None:
     assert set(summary["guide"]) == {"mean", "right", "wrong", "spent"}
     assert summary["warnings"][:1] == misplaced(summary["guide"])[:1]
     assert misplaced({"right": 0.2, "wrong": 0.3}) == misplaced({"right": None, "wrong": 0.3}) == []
+    assert misplaced({"right": 0.732, "wrong": 0.731}) == []
     assert "g 0.30" in misplaced({"right": 0.3, "wrong": 0.2})[0]
 
 

@@ -189,7 +189,7 @@ def test_the_deployed_model_is_the_teachers_head_on_the_students_features(images
     )
     assert own.pooled
     assert theirs.pooled
-    x = images.data.test.x
+    x = images.data.test.x[:]
     learner.eval()
     said = learner.forward_student(x)
     expected = images.teacher.head(learner.of(0)(said.maps[-1]).mean((2, 3)))  # type: ignore[operator, misc]

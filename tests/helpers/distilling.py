@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedloom.core.federation import Arrays
 from fedloom.models import models
 from fedloom.models.residual import residual
-from fedloom.tasks.distill import Distiller, DistillExperiment, SGDConfig, Splits
+from fedloom.tasks.distill import Distiller, DistillExperiment, Samples, SGDConfig, Splits
 
 
 class Problem(NamedTuple):
@@ -40,7 +40,8 @@ def blobs(shape: tuple[int, ...], count: int, seed: int) -> Arrays:
 
 def splits(shape: tuple[int, ...]) -> Splits:
     """50 samples to learn from, 20 to choose on, 30 to test on; the last mini-batch of 16 holds two."""
-    return Splits(blobs(shape, 50, 1), blobs(shape, 20, 2), blobs(shape, 30, 3))
+    train, validation, test = (Samples(blobs(shape, count, seed)) for count, seed in ((50, 1), (20, 2), (30, 3)))
+    return Splits(train, validation, test)
 
 
 def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:

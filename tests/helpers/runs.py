@@ -60,6 +60,8 @@ def experiment(method: Method | str = "fedavg", **changes: Any) -> Experiment:
     if not made.predicts:
         settings["model"] = generative_net(made, settings["model"] is linear_layers)
         settings["evaluation"] = QUIET
+    if not made.personal.kept:
+        settings["evaluation"] = QUIET
     if made.needs("teacher"):
         settings.setdefault("teacher", teacher_net())
     if made.needs("twin") and "augment" not in settings:

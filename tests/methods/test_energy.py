@@ -23,6 +23,7 @@ from fedloom.core.federation import Arrays, Federation, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.experiment import checkpoint
+from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import RunResult, run
 from fedloom.methods import make
 from fedloom.parts.objectives import Energy, langevin
@@ -383,6 +384,14 @@ def test_samples_of_a_class_come_from_those_who_have_it() -> None:
     x, y = state(result)["x"], state(result)["y"]
     centres = torch.eye(CLASSES, FEATURES, dtype=torch.float64)
     assert float((torch.cdist(x, centres).argmin(1) == y).double().mean()) >= 0.9
+
+
+@pytest.mark.parametrize("what", ["global", "clients", "average"])
+def test_models_that_no_round_keeps_are_not_evaluated(what: str) -> None:
+    with pytest.raises(ConfigError, match=rf"evaluation\.what={what} would measure an untrained one; set eval"):
+        Experiment(make("fedevg"), classes(), tanh_net, evaluation=Evaluation(what=(what,)))
+    with pytest.raises(ConfigError, match=r"evaluation\.server_average would measure an untrained one"):
+        Experiment(make("fedevg"), classes(), tanh_net, evaluation=Evaluation(what=(), server_average=0.9))
 
 
 @pytest.mark.parametrize("name", ["fedevg", "fedevg_kept"])

@@ -99,6 +99,44 @@ def test_the_gradient_is_the_same_under_every_transform() -> None:
         torch.testing.assert_close(plain.detach(), said, rtol=1e-12, atol=1e-12)
 
 
+class Auxiliary(nn.Module):
+    """G(z, y) = tanh(A[z, y] + a), and beside D(x) the logits c(x) of the classes, linear in x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator, self.discriminator = nn.Linear(2 + CLASSES, FEATURES), nn.Linear(FEATURES, 1 + CLASSES)
+
+    def forward(self, x: Tensor, y: Tensor, part: str = "") -> Tensor:
+        return self.generator(torch.cat([x, F.one_hot(y, CLASSES)], 1)).tanh() if part == "generate" else (
+            self.discriminator(x)
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("auxiliary", ["own", "random"])
+def test_an_auxiliary_classifier_adds_its_cross_entropies(auxiliary: str) -> None:
+    """AC-GAN, by hand: L_S + L_C for the discriminator, L_C - L_S for the generator, without saturation."""
+    net, term = fixed(Auxiliary().double()), Adversarial(2, speed=2.5, auxiliary=auxiliary)
+    data = batch()
+    ctx = seen(term, data)
+    value = term.loss(asked(net), data, ctx)
+    made = net(ctx.local["z"], data.y, part="generate")
+    told = ctx.local.get("auxiliary", data.y)
+    assert ("auxiliary" in ctx.local) == (auxiliary == "random")
+
+    def judged(x: Tensor, sign: int, y: Tensor) -> Tensor:
+        logits = net(x, y)
+        named = logits[:, 1:].exp() / logits[:, 1:].exp().sum(1, keepdim=True)
+        return (1 + (-sign * logits[:, 0]).exp()).log() - named[torch.arange(len(y)), y].log()
+
+    of_judge = judged(data.x, 1, data.y) + judged(made.detach(), -1, told)
+    of_maker = judged(made, 1, data.y)
+    torch.testing.assert_close(value, of_judge + 2.5 * of_maker, rtol=1e-12, atol=1e-12)
+    found, judge, maker = (gradients(one.mean(), net) for one in (value, of_judge, of_maker))
+    for name, g in found.items():
+        right = judge[name] if name.startswith("discriminator") else 2.5 * maker[name]
+        torch.testing.assert_close(g, right, rtol=1e-12, atol=1e-12)
+
+
 class Dirac(nn.Module):
     """G(z) = a and D(x) = b·x: the smallest game there is."""
 
@@ -155,7 +193,9 @@ def test_made_samples_take_the_labels_of_the_mini_batch_or_any() -> None:
     assert torch.equal(given[1], ctx.local["y"])
 
 
-@pytest.mark.parametrize("part", [{"labels": "ours"}, {"speed": 0.0}, {"speed": float("inf")}, {"latent": 0}])
+@pytest.mark.parametrize(
+    "part", [{"labels": "ours"}, {"auxiliary": "ours"}, {"speed": 0.0}, {"speed": float("inf")}, {"latent": 0}]
+)
 def test_impossible_games_are_refused(part: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="objective 'adversarial'"):
         Adversarial(**part)

@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.layout import Layout
-from fedloom.models import ConditionalGAN, ConditionalVAE, SpectralLinear, macs, models
+from fedloom.models import ACGAN, ConditionalGAN, ConditionalVAE, SpectralLinear, macs, models
 from fedloom.models.generative import Stage, halvings
 
 IMAGES = [(1, 28, 28), (3, 28, 28), (1, 32, 32), (3, 32, 32), (1, 64, 64), (3, 64, 64)]
@@ -168,12 +168,25 @@ def test_sizes_are_those_of_the_docstrings(
     assert (size(pair.generator), size(pair.discriminator)) == (generator, discriminator)
 
 
+def test_a_discriminator_with_an_auxiliary_classifier_does_not_see_labels() -> None:
+    torch.manual_seed(0)
+    net = ACGAN(10, (1, 28, 28))
+    assert (size(net.generator), size(net.discriminator)) == (404_833, 143_691)
+    assert size(ACGAN(10, (3, 32, 32)).discriminator) == 165_963
+    x = net.generate(torch.randn(3, 100), torch.tensor([0, 5, 6]))
+    assert x.shape == (3, 1, 28, 28)
+    assert net.judge(x).shape == (3, 11)
+    assert torch.equal(net(x, torch.tensor([1, 2, 3]), part="judge"), net.judge(x))
+    assert not [name for name, _ in net.discriminator.named_parameters() if "label" in name]
+
+
 def test_a_stage_by_hand() -> None:
     """A convolution 1 → 2 with weight 1 on one pixel, no normalisation: the label's shift is added before swish."""
     stage = Stage(nn.Conv2d(1, 2, 1, bias=False), lambda _: nn.Identity(), 3, nn.SiLU(), doubles=True)
     with torch.no_grad():
         stage.conv.weight.fill_(1.0)
     out = stage(torch.full((1, 1, 1, 1), 2.0), torch.tensor([[0.0, 1.0, 0.0]]))
+    assert stage.label is not None
     a = 2 + stage.label.weight[:, 1]
     assert out.shape == (1, 2, 2, 2)
     torch.testing.assert_close(out[0, :, 1, 0], a * a.sigmoid())

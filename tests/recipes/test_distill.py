@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedloom.core.federation import Arrays
-from fedloom.tasks.distill import Splits
+from fedloom.tasks.distill import Samples, Splits
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "distill"
 PNG = b"\x89PNG"
@@ -35,7 +35,8 @@ def clothes(count: int, seed: int) -> Arrays:
 @pytest.mark.slow
 def test_students(tmp_path: Path, recipe: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch):
     students = recipe("students")
-    monkeypatch.setattr(students, "data", lambda samples: Splits(clothes(40, 0), clothes(10, 1), clothes(20, 2)))
+    train, validation, test = (Samples(clothes(*about)) for about in ((40, 0), (10, 1), (20, 2)))
+    monkeypatch.setattr(students, "data", lambda samples: Splits(train, validation, test))
     out, runs = tmp_path / "out", tmp_path / "runs"
 
     def call(*words: object) -> int:
@@ -94,6 +95,31 @@ def test_tables(tmp_path: Path, recipe: Callable[[str], Any], monkeypatch: pytes
     assert (tmp_path / "out" / "table_6_3.md").read_text() == text
 
 
+@pytest.mark.slow
+def test_convolutional(tmp_path: Path, recipe: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch):
+    small, random = recipe("convolutional"), np.random.default_rng(0)
+    arrays: dict[str, Any] = {}
+    for split, count in (("train", 60), ("test", 20)):
+        arrays[f"x_{split}"] = random.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
+        arrays[f"y_{split}"] = np.arange(count) % 10
+    np.savez(tmp_path / "cifar10.npz", **arrays)
+    monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path))
+    places = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--device", "cpu"]
+    words = ["--data", "cifar10", "--teacher", "resnet10_xs", "--passes", "5", "--batch-size", "30"]
+    assert small.main([*words, "--students", "resnet10_xxs", "--seeds", "0", *places]) == 0
+    found = json.loads((tmp_path / "out" / "convolutional.json").read_text())["runs"]["cifar10"]["resnet10_xxs"]
+    assert list(found) == list(small.METHODS)
+    assert {run["0"]["passes"] for run in found.values()} == {5}
+    assert [name for name, run in found.items() if run["0"]["right"] is not None] == [
+        "DiSK, eq. (6.5)",
+        "DiSK as coded",
+    ]
+    text = (tmp_path / "out" / "convolutional.md").read_text()
+    assert "| DiSK as coded |" in text
+    assert small.main(["--table", *places]) == 0
+    assert (tmp_path / "out" / "convolutional.md").read_text() == text
+
+
 def test_published_figures_are_complete(recipe: Callable[[str], Any]):
     tables = recipe("tables")
     for page in tables.PAGES.values():
@@ -105,7 +131,7 @@ def test_published_figures_are_complete(recipe: Callable[[str], Any]):
     assert small["resnet32x4", "wrn_16_2"] == (81.45, 74.26, 76.28, 77.67, 74.70, 75.65, 77.17)
 
 
-@pytest.mark.parametrize("name", ["students", "tables"])
+@pytest.mark.parametrize("name", ["students", "tables", "convolutional"])
 def test_without_data_they_say_so(
     name: str,
     tmp_path: Path,

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from fedloom.core.federation import Arrays
+from fedloom.data import Source, task_stream
 from fedloom.data.streams import KWay, Transformed
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "online"
@@ -115,3 +118,17 @@ def test_several_seeds_of_s_mnist(recipe: Callable[..., Path], monkeypatch: pyte
     assert "/runs" not in "".join(found["commands"])
     assert study.main(["--table", *places]) == 0
     assert (tmp_path / "out" / "s_mnist.md").read_text() == text
+
+
+@pytest.mark.parametrize(("name", "classes", "sizes"), [("omniglot", 1623, (16, 4)), ("cifar100", 100, (500, 100))])
+def test_streams_fit_the_data_that_they_are_for(
+    name: str, classes: int, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    kinds = [one.kind for one in importlib.import_module("common").SETTINGS.values() if one.source == name]
+    assert kinds
+    y = [torch.arange(classes).repeat_interleave(size) for size in sizes]
+    train, test = (Arrays(torch.zeros(len(labels), 1, 1, 1), labels, classes) for labels in y)
+    for kind in kinds:
+        task = task_stream(Source(name, train, test, "", ""), kind, seed=0)[0]
+        assert (len(task.train), len(task.test)) == (kind.train, kind.test)

@@ -126,9 +126,15 @@ def test_published_figures_stand_beside_ours(tables: Any) -> None:
 
 def test_rows_beside_the_main_ones(tables: Any) -> None:
     scale = tables.SCALES["digits"]
-    (term,) = scale.setups["FedCVAE, β = D"].made(10).objective
+    (term,) = scale.setups["FedCVAE, β = D"].made(10, 64).objective
     assert term.beta == scale.sides["digits"] ** 2
-    method = scale.setups["FedEvg, kept, apart"].made(10)
+    gan = scale.setups["FedCGAN, ACGAN"]
+    assert (gan.network, gan.made(10, 64).objective[0].auxiliary) == ("acgan", "random")
+    full = tables.SCALES["full"].setups
+    assert set(tables.METHODS + tables.VARIANTS) == set(full)
+    published = [full[name].local for name in ("FedCGAN, ACGAN", "FedCVAE, β = D", "FedEvg")]
+    assert [(one.epochs, one.batch_size, one.beta1, one.decay_every) for one in published] == [(1, 64, 0.5, 50)] * 3
+    method = scale.setups["FedEvg, kept, apart"].made(10, 64)
     energy = method.objective[-1]
     assert (energy.weights, energy.per_class) == ("raw", 10)
     assert energy.repulsion > 0

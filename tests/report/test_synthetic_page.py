@@ -10,9 +10,10 @@ import pytest
 from PIL import Image
 
 from fedloom.experiment.report import build
+from fedloom.experiment.report.comparisons import paired_table
 from fedloom.experiment.report.groups import read
 from fedloom.experiment.report.page import synthetic_images
-from fedloom.experiment.report.results import final_tables, synthetic_table
+from fedloom.experiment.report.results import final_tables, headline, synthetic_table
 
 Maker = Callable[..., Path]
 
@@ -48,6 +49,16 @@ def test_sets_have_a_table_curves_and_pictures(make_run: Maker, tmp_path: Path) 
     assert page.count("One row a class") + page.count("one row a class") >= 2
     assert "FID of the synthetic set" in page
     assert "Synthetic sets" in (tmp_path / "page" / "tables.tex").read_text()
+
+
+def test_sets_are_compared_by_what_is_learnt_from_them_and_never_by_an_energy(make_run: Maker) -> None:
+    made = {name: [judged(make_run(method=name, seed=seed), a + 0.1 * seed) for seed in (1, 2)]
+            for name, a in (("fedevg", 0.5), ("fedcvae", 0.3))}  # fmt: skip
+    table = paired_table(read([*made["fedevg"], *made["fedcvae"]]))
+    assert table is not None
+    assert "Classifier trained on the synthetic set" in table.caption
+    assert table.rows[0][2][1].text.startswith("-20.00")
+    assert (headline(read([*made["fedevg"], make_run(method="fedavg")])) or ("",))[0] != "train/loss"
 
 
 @pytest.mark.slow

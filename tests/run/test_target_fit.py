@@ -16,8 +16,10 @@ from fedloom.core.layout import Layout
 from fedloom.core.rng import stream
 from fedloom.core.server_data import ServerData
 from fedloom.data.targets import Skew, UniformLabels
+from fedloom.experiment.ensemble import after_training
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.trained import TrainedRun
+from fedloom.parts.mixing import SelfSupervised
 from fedloom.tasks.target.fit import Fitted, TargetFit
 from fedloom.tasks.target.model import ClassModels
 
@@ -149,3 +151,25 @@ def test_models_that_were_not_kept_are_missed_in_a_sentence() -> None:
     run = trained(what=("global",))
     with pytest.raises(ConfigError, match="last models were not kept; run with 'average'"):
         ClassModels(run).target_fit(run.federation.test.x)
+
+
+def test_fedssa_for_a_buyer_is_fedssa_after_training() -> None:
+    """The same inputs, views and settings give the same weights, whoever brings the inputs."""
+    made = fl.Experiment(
+        fl.methods.fedavg(),
+        fl.data.federate("digits", "niid1", clients=5, target="skew"),
+        lambda: fl.models.models.make("mlp", classes=10, inputs=(1, 8, 8), hidden=(16,)),
+        rounds=2,
+        local=fl.Local(epochs=2, batch_size=16, lr=0.1),
+        views=("blur",),
+        evaluation=Evaluation(what=("global", "average")),
+    )
+    result, policy = fl.run(made), SelfSupervised(variance=10.0, steps=40)
+    expected = after_training(made, result, policy)
+    unlabelled = made.federation.unlabelled
+    assert unlabelled is not None
+    found = ClassModels(result.trained).fedssa(unlabelled.x, policy, views=("blur",))
+    assert found.p is not None
+    np.testing.assert_allclose(found.p, expected.p, rtol=1e-9)
+    test = made.federation.test
+    assert found.model.evaluate(test.x, test.y)["accuracy"] == pytest.approx(expected.accuracy)

@@ -20,6 +20,7 @@ from fedloom.core.federation import Arrays
 from fedloom.core.round import Server
 from fedloom.data.sources.generated import read_generated
 from fedloom.experiment import checkpoint
+from fedloom.models import models
 from fedloom.parts.objectives import Energy
 from fedloom.tasks.synthesis.fit import fit
 from fedloom.tasks.synthesis.judge import EvalConfig
@@ -30,6 +31,14 @@ from fedloom.tasks.synthesis.take import extract_set
 def records(directory: Path) -> list[dict[str, Any]]:
     lines = (directory / "metrics.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+@pytest.mark.parametrize("auxiliary", ["own", "random"])
+def test_a_generator_with_an_auxiliary_classifier_leaves_a_set(auxiliary: str) -> None:
+    made = experiment("fedcgan", rounds=1)
+    net = lambda: models.make("acgan", classes=10, inputs=(1, 8, 8), width=8)  # noqa: E731
+    made = replace(made, method=methods.fedcgan(auxiliary=auxiliary), model=net)
+    assert synthesize(made, judge=replace(QUICK, every=0, max_steps=5)).found.arrays.x.shape == (60, 1, 8, 8)
 
 
 @pytest.mark.parametrize("name", GENERATORS)

@@ -14,6 +14,7 @@ from fedloom.config.online import LEARNER, ONLINE, STREAM
 from fedloom.config.schema import CommandSchema
 from fedloom.config.search import SEARCH
 from fedloom.config.sections import Choice, Record, Value
+from fedloom.config.target import TARGET_METHOD
 from fedloom.core.documentation import documentation
 from fedloom.core.errors import ConfigError, FedLoomError, nearest
 from fedloom.core.method import Method
@@ -37,6 +38,7 @@ KINDS["parts"] = [(f"method.{slot}", choice) for slot, choice in METHOD.slots.it
 KINDS |= {f"{slot}s": [(f"method.{slot}", choice)] for slot, choice in METHOD.slots.items()}
 KINDS |= {"augmentations": [("augment", Choice(augmentations))], "metrics": []}
 KINDS |= {"learners": [("learner", LEARNER)], "streams": [("stream", STREAM)], "distillers": [("method", DISTILLER)]}
+KINDS |= {"target_methods": [("method", TARGET_METHOD)]}
 KINDS["settings"] = []
 """The choices of each kind, with their keys."""
 

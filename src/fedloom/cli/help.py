@@ -169,6 +169,7 @@ usage: fedloom list KIND [NAME] [--json]
   fedloom list partitions   partition=       how samples are distributed over clients
   fedloom list noises       noise=           label noise in training samples
   fedloom list targets      target=          label distributions of the target data
+  fedloom list target_methods                methods of fedloom target
   fedloom list augmentations   augment=      random transformations of images
   fedloom list models       model=           networks
   fedloom list engines      engine=          where the clients' local training runs
@@ -249,7 +250,7 @@ example:
 
 TARGET = """Make models for unlabelled inputs of somebody else, from a finished run.
 
-usage: fedloom target run=DIR data=FILE [data=FILE …] [method=METHOD] [--out FILE] [--debug]
+usage: fedloom target run=DIR data=FILE [data=FILE …] [method=METHOD] [--out FILE] [--json] [--debug]
 
 FILE is an .npz file with inputs x [N, …] as the run's data hold them, or an .npy file of them; labels are not needed.
 For each file: the estimated class shares with intervals, the clients from which these classes are known, a check that
@@ -258,13 +259,19 @@ targets y in the .npz file, it and the server's model are measured on standard e
 
   method=target_head      the server's model with another head (the default)
   method=target_fit       the clients' last models, mixed with weights fitted to the inputs' estimated classes; the run
-                          must have kept them, with evaluation.what=[global,average]
+                          must have kept them, with evaluation.what=[global,average]; method.steps=60 method.lr=0.2
+  method=fedssa           the clients' last models, mixed by FedSSA, learnt once; method.variance=10 method.views=[blur]
+  method=target_prior     class shares, clients and check alone, no model
 
 options:
   --out FILE              the model's file, which must not exist; by default <run>-<file>.safetensors
+  --json                  print everything as JSON
 
-example:
+Settings of each method: fedloom list target_methods.
+
+examples:
   fedloom target run=runs/2026-01-31/093000-fedavg-0 data=buyer.npz
+  fedloom target run=runs/2026-01-31/093000-fedavg-0 data=north.npz data=south.npz method=target_fit
 """
 
 EXPORT = """Write a model of a finished run to a file.
@@ -340,7 +347,7 @@ COMMANDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "partition": (PARTITION, "partition", ("--out", "--json")),
     "report": (REPORT, "report", ("--out", "--figures", "--watch")),
     "predict": (PREDICT, "predict", ("--client", "--out")),
-    "target": (TARGET, "target", ("--out",)),
+    "target": (TARGET, "target", ("--out", "--json")),
     "export": (EXPORT, "export", ("--client", "--format", "--out")),
     "deploy": (DEPLOY_HELP, "deploy", (*TRAINS[1:], "--insecure", *OPTIONS)),
 }

@@ -3,48 +3,70 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedloom.api import load
 from fedloom.cli.predict import read, run_and_files
+from fedloom.config.target import build
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.console import relpath
 from fedloom.tasks.target.model import ClassModels, TargetModel
-
-METHODS = ("target_head", "target_fit")
 
 
 def command(arguments: argparse.Namespace) -> int:
     """For each file of inputs: write the model, print class shares, clients and the check."""
     path, others = run_and_files(arguments.words, "target")
-    given = [word.partition("=") for word in others]
-    files = [Path(value) for key, _, value in given if key == "data" and value]
-    chosen = [value for key, _, value in given if key == "method"]
-    if not files or len(files) + len(chosen) < len(others):
+    files = [Path(word.removeprefix("data=")) for word in others if word.startswith("data=") and word != "data="]
+    words = [word for word in others if word.split("=")[0].split(".")[0] == "method"]
+    if not files or len(files) + len(words) < len(others):
         raise ConfigError("fedloom target needs files of inputs, like: fedloom target run=runs/… data=x.npz")
-    if len(chosen) > 1 or not set(chosen) <= {*METHODS}:
-        raise ConfigError(f"fedloom target takes one method, method={' or method='.join(METHODS)}.")
+    method = build(words)
     if arguments.out is not None and len(files) > 1:
         raise ConfigError("--out names one file, but there are several targets; leave it out.")
+    if arguments.out is not None and not method.makes_model:
+        raise ConfigError("method=target_prior makes no model, so there is nothing for --out; leave it out.")
     outs = [Path(arguments.out or f"{path.resolve().name}-{file.stem}.safetensors") for file in files]
-    for out in outs:
+    for out in outs if method.makes_model else ():
         if out.exists() or outs.count(out) > 1:
             raise ConfigError(f"{out} exists already or would be written twice; choose another file with --out.")
-    inputs, run = [read(file) for file in files], load(path)
-    make = getattr(ClassModels(run), chosen[0] if chosen else METHODS[0])
+    inputs, run, told = [read(file) for file in files], load(path), []
+    known = ClassModels(run)
     for file, arrays, out in zip(files, inputs, outs, strict=True):
-        found = make(arrays["x"])
+        found = method(known, arrays["x"])
+        written = found.model.export(out) if method.makes_model else None
+        models = {"server's model": run.server, "this model": found.model}
+        measured = {name: model.evaluate(arrays["x"], arrays["y"]) for name, model in models.items() if "y" in arrays}
+        told.append({"data": str(file), "inputs": len(arrays["x"]), "model": written and str(written)})
+        told[-1] |= plain(found) | {"measured": measured}
+        if arguments.json:
+            continue
         print(f"target: {relpath(file)}, {len(arrays['x'])} inputs")
         print(described(found, run.federation.names))
-        print(f"model: {relpath(found.model.export(out))}")
-        if "y" in arrays:
-            for name, model in (("server's model", run.server), ("this model", found.model)):
-                told = ", ".join(f"{k} {v:.4g}" for k, v in model.evaluate(arrays["x"], arrays["y"]).items())
-                print(f"{name}: {told}", file=sys.stderr)
+        if written is not None:
+            print(f"model: {relpath(written)}")
+        for name, numbers in measured.items():
+            print(f"{name}: {', '.join(f'{k} {v:.4g}' for k, v in numbers.items())}", file=sys.stderr)
+    if arguments.json:
+        print(json.dumps(told, indent=1))
     return 0
+
+
+def plain(found: TargetModel) -> dict[str, Any]:
+    """Class shares, clients and the check as plain data."""
+
+    def numbers(given: np.ndarray | None) -> list[float] | None:
+        return None if given is None or not np.isfinite(given).all() else given.tolist()
+
+    prior: Mapping[str, Any] = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(found.prior).items()}
+    check = asdict(found.check) | {"holds": found.check.holds}
+    return {**prior, "known": numbers(found.known), "p": numbers(found.p), "check": check}
 
 
 def described(found: TargetModel, names: tuple[str, ...] = ()) -> str:

@@ -12,6 +12,8 @@ from fedloom.config.build import COMMON, DATA, MODEL, Shared, model_factory
 from fedloom.config.schema import CommandSchema, Config
 from fedloom.config.sections import Choice, Record, Tree, arguments, sections_of
 from fedloom.core.errors import ConfigError, nearest
+from fedloom.data.sources import Source
+from fedloom.data.sources.images import as_bytes
 from fedloom.experiment.rundir import Kind
 from fedloom.experiment.runtime import pick_device
 from fedloom.experiment.teacher import load_teacher
@@ -100,11 +102,11 @@ def build(config: Config, shared: Shared | None = None) -> DistillExperiment:
     run = values["teacher"].get("run")
     teacher = PENDING if run is None else Path(run)
     if run is None and values["teacher_epochs"] == 0:
-        teacher = make_student(model_factory(values["teacher"], data.train), values["split_seed"], torch.float32)
+        teacher = make_student(model_factory(values["teacher"], data.train.first), values["split_seed"], torch.float32)
     made = DistillExperiment(
         method=DISTILLER.instantiate(values["method"]),
         data=data,
-        model=model_factory(values["model"], data.train),
+        model=model_factory(values["model"], data.train.first),
         teacher=teacher,
         config=values,
         **arguments(DistillExperiment, CONDITIONS, values),
@@ -127,7 +129,7 @@ def build_teacher(config: Config, shared: Shared | None = None) -> DistillExperi
     return DistillExperiment(
         ce(),
         data,
-        model_factory(values["teacher"], data.train),
+        model_factory(values["teacher"], data.train.first),
         epochs=values["teacher_epochs"],
         training=TRAINING.instantiate(values["teacher_training"]),
         augment=tuple(values["augment"]),
@@ -139,11 +141,16 @@ def build_teacher(config: Config, shared: Shared | None = None) -> DistillExperi
 
 
 def _splits(config: Config, shared: Shared | None) -> Splits:
-    """The data splits, from the cache if they are there."""
+    """The data splits, from the cache if they are there; images stay bytes until a mini-batch reads them."""
     shared = shared or Shared()
 
     def split(settings: Mapping[str, Any]) -> Splits:
-        source = shared("source", settings["data"], DATA.instantiate)
+        source = shared("source", settings["data"], _read)
         return Splits.of(source, seed=settings["split_seed"], **arguments(Splits.of, SPLITS, settings))
 
     return shared("splits", {key: config[key] for key in ("data", "split_seed", *SPLITS)}, split)
+
+
+def _read(settings: Mapping[str, Any]) -> Source:
+    with as_bytes():
+        return DATA.instantiate(settings)

@@ -24,8 +24,13 @@ RENAMED: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """New names by old one, of which that counts which is valid where the old one was used."""
 
-INSTEAD = {("method 'fedevg'", "kept"): "method=fedevg_kept"}
-"""What to write instead of a setting that is none any more."""
+_AFTER = "fedloom target run=DIR data=FILE method={}, after a run of any method,"
+INSTEAD = {
+    ("method 'fedevg'", "kept"): "method=fedevg_kept",
+    ("mixing", "target_fit"): _AFTER.format("target_fit"), ("server", "target_head"): _AFTER.format("target_head"),
+    **{("method", name): _AFTER.format(name) for name in ("target_head", "target_fit", "target_prior")},
+}  # fmt: skip
+"""What to write instead of a setting that is none any more, or of a part that is none."""
 
 
 def renamed(name: str, valid: Collection[str]) -> str | None:

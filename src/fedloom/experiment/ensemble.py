@@ -98,20 +98,41 @@ def after_training(experiment: Experiment, result: RunResult, policy: Mixing | N
     with one_thread():
         here = _Ensemble(experiment, result)
         data = here.data(views=policy.needs.views)
-        samples = here.federation.train.index.sizes[here.clients]
-        info = RoundInfo(
-            here.round - 1, 0.0, here.clients, samples, np.zeros(len(samples)),
-            here.plan.facts._replace(rounds=here.round),  # the last round, whose views are drawn again
-            torch.zeros_like(here.models[0]), updates=[-theta for theta in here.models], buffers=list(here.buffers),
-            server_data=data,
-        )  # fmt: skip
-        _, p = policy.coefficients({}, info)
+        p = mixing_weights(policy, here.plan, here.round, here.clients, here.models, here.buffers, data)
         weights = torch.from_numpy(p).to(here.models)
         theta, buffers = weights @ here.models, weights @ here.buffers
         model = copy.deepcopy(here.plan.model).to(theta.device).eval()
         here.plan.layout.write(model, theta, buffers)
         logits = logits_of(data, theta[None], buffers[None], here.federation.test.x)[:, 0]
         return Customised(here.clients, p, model, accuracy(logits, here.federation.test.y), here.before(result, data))
+
+
+def mixing_weights(
+    policy: Mixing,
+    plan: ClientPlan,
+    rounds: int,
+    clients: np.ndarray,
+    models: Tensor,
+    buffers: Tensor,
+    data: ServerData,
+) -> np.ndarray:
+    """The coefficients p, float64 [K], that a policy gives to the last models of a finished run.
+
+    Args:
+        policy: what learns at the server.
+        plan: of the run.
+        rounds: that were run; the views of the last one are drawn again.
+        clients: whose models they are, int64 [K].
+        models: θ_k, [K, P].
+        buffers: their buffers [K, B].
+        data: the target's inputs, with views if the policy needs some.
+    """
+    samples = plan.population.sizes[clients]
+    info = RoundInfo(
+        rounds - 1, 0.0, clients, samples, np.zeros(len(samples)), plan.facts._replace(rounds=rounds),
+        torch.zeros_like(models[0]), updates=[-theta for theta in models], buffers=list(buffers), server_data=data,
+    )  # fmt: skip
+    return policy.coefficients({}, info)[1]
 
 
 def sample_wise(experiment: Experiment, result: RunResult, policy: SelfSupervised = SAMPLE_WISE) -> Votes:

@@ -304,6 +304,13 @@ class Experiment:
                 f"method {self.method.name!r} trains no predictor that evaluation.what={judged[0]} could measure; "
                 "use fedloom synthesize, which evaluates generated samples, or leave evaluation.what empty."
             )
+        if (judged or self.evaluation.server_average) and not self.method.personal.kept:
+            asked = f"evaluation.what={judged[0]}" if judged else "evaluation.server_average"
+            raise ConfigError(
+                f"clients of method {self.method.name!r} start from a new model in every round, so that {asked} would "
+                "measure an untrained one; set evaluation.what=[] and no server_average (fedloom synthesize evaluates "
+                "the generated samples)."
+            )
 
     def _check_objects(self) -> None:
         """Raise a ``ConfigError`` if method, federation or model are not what they must be."""

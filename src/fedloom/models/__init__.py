@@ -10,7 +10,7 @@ from fedloom.models.adapters import distilbert, efficientnet_b0, timm, transform
 from fedloom.models.classifier import Classifier, macs, models
 from fedloom.models.convolutional import energy_cnn, feddyn_cnn, fedssa_cnn, leaf_cnn, two_cnn, vgg9
 from fedloom.models.early_exit import EarlyExit, Shallow, exit_cnn, in_exit
-from fedloom.models.generative import ConditionalGAN, ConditionalVAE
+from fedloom.models.generative import ACGAN, ConditionalGAN, ConditionalVAE
 from fedloom.models.layers import SpectralLinear
 from fedloom.models.mobile import mobilenet, mobilenet_v2, shufflenet_v2
 from fedloom.models.perceptron import logistic, mlp, two_nn, two_nn_superfed
@@ -32,7 +32,8 @@ from fedloom.models.sequences import m5, stacked_lstm
 from fedloom.models.wrapped import Copies, Wrapped, wrap
 
 __all__ = [
-    "Classifier", "ConditionalGAN", "ConditionalVAE", "Copies", "EarlyExit", "Shallow", "SpectralLinear", "Wrapped",
+    "ACGAN", "Classifier", "ConditionalGAN", "ConditionalVAE", "Copies", "EarlyExit", "Shallow", "SpectralLinear",
+    "Wrapped",
     "distilbert", "efficientnet_b0", "energy_cnn", "energy_resnet", "exit_cnn", "feddyn_cnn", "fedssa_cnn", "in_exit",
     "leaf_cnn", "logistic", "m5", "macs", "mlp", "mobilenet", "mobilenet_v2", "models", "preact_exit18",
     "preact_resnet18", "preact_resnet34", "resnet8x4", "resnet10", "resnet10_l", "resnet10_m", "resnet10_s",

@@ -51,13 +51,16 @@ def one_hot(y: Tensor | None, classes: int, like: Tensor) -> Tensor:
 
 
 class Stage(nn.Module):
-    """Optional upsampling, convolution, normalisation, a label-dependent shift of each channel, and activation."""
+    """Optional upsampling, convolution, normalisation, a label-dependent shift of each channel, and activation.
+
+    With 0 classes there is no shift.
+    """
 
     def __init__(self, conv: nn.Conv2d, norm: Norm, classes: int, act: nn.Module, doubles: bool = False) -> None:
         super().__init__()
         self.conv = conv
         self.norm = norm(conv.out_channels)
-        self.label = nn.Linear(classes, conv.out_channels, bias=False)
+        self.label = nn.Linear(classes, conv.out_channels, bias=False) if classes else None
         self.act = act
         self.doubles = doubles
 
@@ -65,14 +68,15 @@ class Stage(nn.Module):
         """Feature maps [N, before, h, w] and one-hot labels [N, C] to feature maps [N, after, ...]."""
         if self.doubles:
             x = F.interpolate(x, scale_factor=2.0, mode="nearest")
-        return self.act(self.norm(self.conv(x)) + self.label(code)[:, :, None, None])
+        h = self.norm(self.conv(x))
+        return self.act(h if self.label is None else h + self.label(code)[:, :, None, None])
 
 
 class ConvEncoder(nn.Module):
     """Labelled images to outputs [N, outputs]: convolutions of stride 2 to features h, then a linear layer.
 
     Args:
-        classes: number of classes.
+        classes: number of classes; 0 for an encoder that does not see labels.
         inputs: (channels, height, width) of one image.
         outputs: number of outputs.
         width: channels after the first halving; every further halving doubles them.
@@ -311,3 +315,63 @@ class ConditionalGAN(nn.Module):
         if part == "generate":
             return self.generate(x, y)
         return self.judge(self.generate(x, y) if not part and x.ndim == 2 else x, y)
+
+
+@models.register(name="acgan")
+class ACGAN(nn.Module):
+    """Generator and discriminator with an auxiliary classifier, for ``fedcgan`` (Odena, Olah and Shlens, ICML 2017).
+
+    The generator is that of ``ConditionalGAN``. The discriminator does not see the label: it returns one logit for real
+    against generated and C logits of the class, [N, 1 + C], so that it must find the class in the image. Its layers are
+    those of ``ConditionalGAN``'s, without projection. With 10 classes and the defaults it has 144 thousand parameters
+    on 1x28x28 and 166 thousand on 3x32x32. The baseline of Hahn (2024) has batch normalisation and dropout, which are
+    left out here, since generators must not use batch statistics; it also trains the two networks in turns.
+
+    Args:
+        classes: number of classes.
+        inputs: (channels, height, width) of one image.
+        latent: dimension of the latent space.
+        width: channels before the generator's output; the discriminator has twice as many after its first halving.
+        low: smallest value of a pixel, one number or one per channel; (0 - mean) / std for normalised images.
+        high: largest value of a pixel, likewise.
+
+    Example:
+        >>> net = ACGAN(10, (3, 32, 32), latent=16)
+        >>> net.judge(net.generate(torch.randn(2, 16), torch.tensor([3, 4]))).shape
+        torch.Size([2, 11])
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        inputs: tuple[int, ...],
+        latent: int = 100,
+        *,
+        width: int = 32,
+        norm: str = "group",
+        groups: int = 8,
+        low: Bound = 0.0,
+        high: Bound = 1.0,
+    ) -> None:
+        super().__init__()
+        sizes, make = _checked("ACGAN", classes, inputs, width, norm, groups)
+        self.classes, self.inputs, self.latent = classes, sizes, positive("ACGAN", "latent", latent)
+        self.generator = ConvDecoder(classes, sizes, latent, width, make, nn.SiLU(), low, high)
+        self.discriminator = ConvEncoder(0, sizes, 1 + classes, 2 * width, make, nn.LeakyReLU(0.2))
+
+    def generate(self, z: Tensor, y: Tensor | None = None) -> Tensor:
+        """Images [N, C, H, W] in the data's range for latent vectors [N, latent]."""
+        return self.generator(z, y)
+
+    def judge(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """Logits [N, 1 + C] of images [N, C, H, W]: of being real, and of the classes; the label is not looked at."""
+        return self.discriminator(x)
+
+    def forward(self, x: Tensor, y: Tensor | None = None, part: str = "") -> Tensor:
+        """``generate(x, y)`` or ``judge(x, y)`` if ``part`` names it; otherwise logits of images or latent vectors.
+
+        Latent vectors pass through both networks and cost ``macs(net, (latent,))``. Without labels, all are class 0.
+        """
+        if part == "generate":
+            return self.generate(x, y)
+        return self.judge(self.generate(x, y) if not part and x.ndim == 2 else x)

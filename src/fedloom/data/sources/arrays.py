@@ -17,7 +17,7 @@ from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
 from fedloom.data.sources.base import Source, natural_clients, sources
 from fedloom.data.sources.formats import read_npy_folder, read_npz
-from fedloom.data.sources.images import to_images
+from fedloom.data.sources.images import as_stored
 
 CLASSES = 1_000_000
 
@@ -127,6 +127,8 @@ def from_tensors(
 def inputs(x: Tensor | np.ndarray, what: str = "x") -> Tensor:
     """Inputs as models take them: images [N, C, H, W] in 0..1, floats as float32, integers as int64.
 
+    Within ``images.as_bytes``, images stay bytes.
+
     Raises:
         DataError: for arrays without numbers or rows; ``what`` names them.
     """
@@ -135,7 +137,7 @@ def inputs(x: Tensor | np.ndarray, what: str = "x") -> Tensor:
         and x.dtype == np.uint8
         and (x.ndim == 3 or (x.ndim == 4 and x.shape[-1] in (1, 3, 4)))
     ):
-        return to_images(x)
+        return as_stored(x)
     x = numbers(x, what)
     return x.to(torch.float32 if x.is_floating_point() else torch.int64)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +19,43 @@ from fedloom.data.sources.files import check_memory, with_progress
 from fedloom.data.sources.formats import cached, stamp_of
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
+_BYTES: ContextVar[bool] = ContextVar("images stay bytes", default=False)
+
+
+@contextmanager
+def as_bytes() -> Iterator[None]:
+    """Within, data sources leave images as bytes, uint8 [N, C, H, W], for readers that take them by mini-batch.
+
+    ``normalised`` makes of them what the source would have made, bit for bit.
+    """
+    token = _BYTES.set(True)
+    try:
+        yield
+    finally:
+        _BYTES.reset(token)
+
+
+def as_stored(raw: np.ndarray, mean: Sequence[float] = (), std: Sequence[float] = ()) -> Tensor:
+    """Images as a source keeps them: ``to_images``, or within ``as_bytes`` the same bytes as [N, C, H, W], not copied.
+
+    >>> with as_bytes():
+    ...     as_stored(np.array([[[0, 255]]], np.uint8)).tolist()
+    [[[[0, 255]]]]
+    """
+    if not _BYTES.get():
+        return to_images(raw, mean, std)
+    with warnings.catch_warnings():  # a file that is mapped into memory is only read
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(_planes(raw)).permute(0, 3, 1, 2)
+
+
+def normalised(x: Tensor, mean: Sequence[float] = (), std: Sequence[float] = ()) -> Tensor:
+    """Bytes of images, uint8 [N, C, H, W], as float32 in 0..1, then (x - mean) / std per channel if given.
+
+    >>> normalised(torch.tensor([[[[0, 255]]]], dtype=torch.uint8), [0.5], [0.5]).tolist()
+    [[[[-1.0, 1.0]]]]
+    """
+    return _scaled(x.to(torch.float32), mean, std)
 
 
 def to_images(raw: np.ndarray, mean: Sequence[float] = (), std: Sequence[float] = ()) -> Tensor:
@@ -31,16 +71,26 @@ def to_images(raw: np.ndarray, mean: Sequence[float] = (), std: Sequence[float] 
     >>> to_images(np.array([[[0, 255]]], np.uint8), mean=[0.5], std=[0.5]).tolist()
     [[[[-1.0, 1.0]]]]
     """
-    if raw.dtype != np.uint8 or raw.ndim not in (3, 4):
-        raise DataError(f"images must be uint8 [N, H, W] or [N, H, W, C], not {raw.dtype} {list(raw.shape)}.")
-    planes = raw[..., None] if raw.ndim == 3 else raw
+    planes = _planes(raw)
     n, h, w, channels = planes.shape
     x = torch.empty(n, channels, h, w)
     for c in range(channels):
         np.copyto(x[:, c].numpy(), planes[..., c], casting="unsafe")
+    return _scaled(x, mean, std)
+
+
+def _planes(raw: np.ndarray) -> np.ndarray:
+    """Images as uint8 [N, H, W, C]."""
+    if raw.dtype != np.uint8 or raw.ndim not in (3, 4):
+        raise DataError(f"images must be uint8 [N, H, W] or [N, H, W, C], not {raw.dtype} {list(raw.shape)}.")
+    return raw[..., None] if raw.ndim == 3 else raw
+
+
+def _scaled(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Pixels 0..255 [N, C, H, W] to 0..1, then normalised per channel, in place."""
     x.div_(255)
     if mean:
-        x.sub_(torch.tensor(mean)[:, None, None]).div_(torch.tensor(std)[:, None, None])
+        x.sub_(x.new_tensor(mean)[:, None, None]).div_(x.new_tensor(std)[:, None, None])
     return x
 
 
@@ -55,7 +105,7 @@ def image_arrays(
     """Labelled images of one split; ``names`` are the classes."""
     mean, std = (tuple(mean), tuple(std)) if normalise else ((), ())
     y = torch.from_numpy(np.asarray(labels, dtype=np.int64))
-    return Arrays(to_images(raw, mean, std), y, len(names), tuple(names), mean, std)
+    return Arrays(as_stored(raw, mean, std), y, len(names), tuple(names), mean, std)
 
 
 def by_class(folder: Path, inner: str = "") -> tuple[list[Path], np.ndarray, list[str]]:
@@ -100,7 +150,7 @@ def read_images(
     """
     if not size or size < 1:
         raise DataError(f"{title}: images need a size of at least 1 pixel, not {size}.")
-    check_memory(title, 5 * len(paths) * size * size * 3)
+    check_memory(title, (1 if _BYTES.get() else 5) * len(paths) * size * size * 3)
     if lost := next((path for path in paths if not path.is_file()), None):
         raise DataError(f"{title} is not whole: there is no file {lost}.")
 

@@ -104,4 +104,7 @@ class Deck:
         sizes = np.diff(self.starts)[classes]
         if (sizes < needed).any():
             c = int(np.argmin(sizes))
-            raise DataError(f"{what} set needs {needed} samples of class {classes[c]}, which has {sizes[c]}.")
+            raise DataError(
+                f"{what} set needs {needed} samples of class {classes[c]}, which has {sizes[c]}; "
+                "lower stream.train or stream.test."
+            )

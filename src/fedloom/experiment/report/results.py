@@ -36,6 +36,9 @@ from fedloom.metrics import (
 EMA, EVALUATIONS = 0.9, 50
 """The decay of the moving average, and the evaluations below which it still depends on where it began."""
 
+DOWNSTREAM = "synthetic/accuracy"
+"""The accuracy of a classifier trained on a synthetic set."""
+
 
 @dataclass(frozen=True)
 class Scope:
@@ -201,8 +204,15 @@ def final_tables(groups: Sequence[RunGroup]) -> list[ReportTable]:
 
 
 def headline(groups: Sequence[RunGroup]) -> tuple[str, str, Format, Direction] | None:
-    """The metric by which groups are compared: its key, its name, the format of its values, and its direction."""
+    """The metric by which groups are compared: its key, its name, the format of its values, and its direction.
+
+    Generating methods are compared by the accuracy of classifiers trained on their sets, never by their training loss.
+    """
+    if all(has([member], DOWNSTREAM) for member in groups):
+        return DOWNSTREAM, "Classifier trained on the synthetic set: accuracy, %", as_percent, "max"
     for scope in scopes(groups):
+        if scope.loss == "train/loss" and has(groups, DOWNSTREAM):
+            continue
         name, key, kind, better = measured(groups, scope)[0]
         return key, f"{scope.title}: {heading(name, kind)}", FORMATS[kind], better
     return None
@@ -275,7 +285,6 @@ def fairness_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     )
 
 
-DOWNSTREAM = "synthetic/accuracy"
 _SYNTHETIC: tuple[tuple[str, str, Format, Direction | None], ...] = (
     ("accuracy, %", DOWNSTREAM, as_percent, "max"),
     ("clients, %", "synthetic/clients/accuracy/mean", as_percent, "max"),

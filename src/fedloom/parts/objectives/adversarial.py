@@ -18,6 +18,7 @@ from fedloom.core.slots import objectives
 from fedloom.core.tree import Tree
 
 LABELS = ("own", "uniform")
+AUXILIARY = ("own", "random")
 
 
 @objectives.register(name="adversarial")
@@ -41,6 +42,10 @@ class Adversarial(Term):
     uninformative D. The model must support ``model(z, y, part="generate")``, samples x̂ [B, ...] in the data's range,
     and ``model(x, y, part="judge")``, logits [B]; it must not use batch statistics.
 
+    If that returns [B, 1 + C], the last C logits are those of an *auxiliary classifier* c (``model=acgan``; Odena, Olah
+    and Shlens, ICML 2017), and both losses get cross entropies (CE): ℓ_D those of c(x) and y and of c(x̂) and ỹ, ℓ_G
+    that of c(x̂) and y'.
+
     All clients train both networks and the server averages both: the simultaneous local updates of Rasouli et al.
     (FedGAN, 2020), with labels. There κ is the ratio of two time scales. Adam is invariant to the scale of gradients,
     so κ only matters for ``sgd``.
@@ -50,6 +55,8 @@ class Adversarial(Term):
         labels: ``own``: y' are the labels of the mini-batch, so that D compares samples of the same class; ``uniform``:
             y' are drawn from all classes, and a client without real samples of a class teaches D that it is always
             generated.
+        auxiliary: ỹ, the classes that an auxiliary classifier learns for generated samples: their ``own`` y', as
+            published for AC-GAN, or ``random`` ones, as in the code of FedEvg's author, whose FedCGAN this then is.
         speed: κ > 0, the generator's learning rate relative to the discriminator's.
 
     Raises:
@@ -67,6 +74,7 @@ class Adversarial(Term):
     latent: int = 100
     labels: str = "own"
     speed: float = 1.0
+    auxiliary: str = "own"
 
     needs = Needs(output=False, model=True)
     citation = """@article{rasouli2020fedgan,
@@ -75,6 +83,7 @@ class Adversarial(Term):
 
     def __post_init__(self) -> None:
         one_of("objective 'adversarial' has no labels", self.labels, LABELS)
+        one_of("objective 'adversarial' has no auxiliary", self.auxiliary, AUXILIARY)
         if self.latent < 1 or not 0 < self.speed < inf:
             raise ConfigError(
                 "objective 'adversarial' needs a latent of at least 1 and a positive, finite speed, "
@@ -82,19 +91,36 @@ class Adversarial(Term):
             )
 
     def on_step(self, ctx: Context, model: Model, batch: Batch, draws: np.random.Generator) -> Tree:
-        """z [B, latent] and, with ``uniform`` labels, y' [B]."""
-        z = batch.x.new_tensor(draws.normal(size=(len(batch.x), self.latent)))
-        if self.labels == "own":
-            return {"z": z}
-        return {"z": z, "y": torch.as_tensor(draws.integers(ctx.facts.classes, size=len(batch.x))).to(batch.y)}
+        """z [B, latent], with ``uniform`` labels y' [B], and with ``random`` auxiliary ones ỹ [B]."""
+
+        def random_labels() -> Tensor:
+            return torch.as_tensor(draws.integers(ctx.facts.classes, size=len(batch.x))).to(batch.y)
+
+        found = {"z": batch.x.new_tensor(draws.normal(size=(len(batch.x), self.latent)))}
+        if self.labels == "uniform":
+            found["y"] = random_labels()
+        if self.auxiliary == "random":
+            found["auxiliary"] = random_labels()
+        return found
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         """Per-sample losses [B], with one generated sample per real one."""
         assert out.model is not None
-        model, y = out.model, batch.y if self.labels == "own" else ctx.local["y"]
+        model, y = out.model, ctx.local.get("y", batch.y)
         made = model(ctx.local["z"], y, part="generate")
         rows = torch.cat([batch.x, made.detach(), made]), torch.cat([batch.y, y, y])
         real, still, moving = model(*rows, part="judge").chunk(3)
-        of_maker = F.softplus(-still)
-        followed = F.softplus(-moving) - of_maker + of_maker.detach()
-        return F.softplus(-real) + F.softplus(still) + self.speed * followed
+        of_maker = game(still, 1.0, y)
+        followed = game(moving, 1.0, y) - of_maker + of_maker.detach()
+        return game(real, 1.0, batch.y) + game(still, -1.0, ctx.local.get("auxiliary", y)) + self.speed * followed
+
+
+def game(judged: Tensor, sign: float, y: Tensor) -> Tensor:
+    """ς(∓D) [B] of logits D [B], and CE(c, y) beside it where there are a classifier's logits c as well, [B, 1 + C].
+
+    >>> game(torch.zeros(1), 1.0, torch.tensor([0])), game(torch.zeros(1, 3), 1.0, torch.tensor([0]))
+    (tensor([0.6931]), tensor([1.3863]))
+    """
+    if judged.ndim == 1:
+        return F.softplus(-sign * judged)
+    return F.softplus(-sign * judged[:, 0]) + F.cross_entropy(judged[:, 1:], y, reduction="none")

@@ -2,17 +2,125 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedloom.core import rng
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays, Federation, Index, Split
-from fedloom.data import Source
+from fedloom.data import Source, sources
+from fedloom.data.sources.images import as_bytes, normalised
 from fedloom.data.split import split_rows
+
+ON_GPU = 0.5  # of its free memory, which the samples of a split may take
+FIRST = 100  # samples by which networks and augmentations are checked
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Inputs [N, ...] as networks take them, read by mini-batch: ``inputs[rows]`` alone is copied.
+
+    They are rows of a tensor: numbers, or bytes of images [.., C, H, W], which become (byte / 255 - mean) / std. The
+    tensor may be a file that is mapped into memory, so that N inputs need not fit into it.
+
+    Args:
+        stored: the tensor.
+        rows: the rows of it that are meant, int64 [N].
+        dtype: of inputs that are real numbers; None leaves it as it is.
+        device: where mini-batches are placed.
+        mean: per channel, for bytes; empty for pixels in 0..1.
+        std: likewise.
+
+    >>> Inputs(torch.tensor([[[[0]]], [[[255]]]], dtype=torch.uint8), torch.tensor([1, 0]))[:1]
+    tensor([[[[1.]]]])
+    """
+
+    stored: Tensor
+    rows: Tensor
+    dtype: torch.dtype | None = None
+    device: str = "cpu"
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, at: Tensor | slice) -> Tensor:
+        x = self.stored[self.rows[at.to(self.rows.device) if isinstance(at, Tensor) else at]].to(self.device)
+        if x.dtype == torch.uint8:
+            x = normalised(x, self.mean, self.std)
+        if x.is_floating_point():
+            x = x.to(dtype=self.dtype)
+        return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, ...)."""
+        return len(self), *self.stored.shape[1:]
+
+    def split(self, size: int) -> Iterator[Tensor]:
+        """All inputs in order, ``size`` at a time."""
+        return (self[start : start + size] for start in range(0, len(self), size))
+
+    def to(self, dtype: torch.dtype, device: str) -> Inputs:
+        """The inputs in this type, on this device if its memory has room for them, else mini-batch by mini-batch."""
+        stored, rows = self.stored, self.rows
+        if device != "cpu":
+            size = len(rows) * stored[:1].numel() * stored.element_size()
+            if size <= ON_GPU * torch.cuda.mem_get_info(device)[0]:
+                stored, rows = stored[rows].to(device), torch.arange(len(rows), device=device)
+        return replace(self, stored=stored, rows=rows, dtype=dtype, device=device)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Some samples of a data set, whose inputs stay where they are until a mini-batch reads them.
+
+    Args:
+        arrays: the data set.
+        rows: of these samples, int64 [N]; None for all.
+    """
+
+    arrays: Arrays
+    rows: Tensor | None = None
+    dtype: torch.dtype | None = None
+    device: str = "cpu"
+
+    def __len__(self) -> int:
+        return len(self.arrays if self.rows is None else self.rows)
+
+    @cached_property
+    def x(self) -> Inputs:
+        """The inputs [N, ...]."""
+        rows = torch.arange(len(self)) if self.rows is None else self.rows
+        inputs = Inputs(self.arrays.x, rows, mean=self.arrays.mean, std=self.arrays.std)
+        return inputs if self.dtype is None else inputs.to(self.dtype, self.device)
+
+    @cached_property
+    def y(self) -> Tensor:
+        """Their classes, int64 [N]."""
+        return (self.arrays.y if self.rows is None else self.arrays.y[self.rows]).to(self.device)
+
+    @property
+    def classes(self) -> int:
+        """C, the number of classes."""
+        return self.arrays.classes
+
+    @cached_property
+    def first(self) -> Arrays:
+        """The first of them as a network takes them, at most a hundred: for what needs shapes, classes and ranges."""
+        return replace(self.arrays, x=self.x[:FIRST], y=self.y[:FIRST])
+
+    def take(self, rows: Tensor | np.ndarray) -> Samples:
+        """Some of them, by their places among these."""
+        rows = torch.as_tensor(rows)
+        return replace(self, rows=rows if self.rows is None else self.rows[rows])
 
 
 @dataclass(frozen=True)
@@ -29,9 +137,9 @@ class Splits:
         DataError: for fewer than two training samples, or none to test on.
     """
 
-    train: Arrays
-    validation: Arrays
-    test: Arrays
+    train: Samples
+    validation: Samples
+    test: Samples
     about: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -46,23 +154,23 @@ class Splits:
     @classmethod
     def of(
         cls,
-        source: Source,
+        source: Source | str,
         validation: float = 0.1,
         samples: int | None = None,
         test_samples: int | None = None,
         seed: int = 0,
     ) -> Splits:
-        """Split a data source, stratified by class.
+        """Split a data source, stratified by class; nothing is copied.
 
         Args:
-            source: the data set.
+            source: the data set, or the name of one that needs no settings. Of a name, images are kept as bytes, a
+                quarter of their size; so they are of a source that is made within ``data.sources.images.as_bytes``.
             validation: fraction of the training samples set aside for validation.
             samples: number of training samples used, validation included; None for all.
             test_samples: number of test samples used; None for all.
             seed: of the split; separate from a run's, so that runs with different seeds share a split.
 
-        >>> from fedloom.data import sources
-        >>> parts = Splits.of(sources.make("digits"), validation=0.1, samples=1000)
+        >>> parts = Splits.of("digits", validation=0.1, samples=1000)
         >>> len(parts.train), len(parts.validation), len(parts.test)
         (900, 100, 355)
 
@@ -71,8 +179,11 @@ class Splits:
         """
         if not 0 <= validation < 1:
             raise DataError(f"validation is {validation:g}, but it must lie in [0, 1).")
-        train = _first(source.train, samples, "training", seed)
-        test = _first(source.test, test_samples, "test", seed)
+        if isinstance(source, str):
+            with as_bytes():
+                source = sources.make(source)
+        train = _first(Samples(source.train), samples, "training", seed)
+        test = _first(Samples(source.test), test_samples, "test", seed)
         everyone = Index.of([np.arange(len(train))])
         labels = train.y.numpy()
         kept, away, _ = split_rows(everyone, labels, validation, 0.0, rng.stream(seed, "distill-validation"))
@@ -81,29 +192,25 @@ class Splits:
         return cls(learned, chosen, test, {"source": source.describe(), **about})
 
     def federation(self) -> Federation:
-        """A federation of one client that holds the training samples."""
-        rows = Index.of([np.arange(len(self.train))])
-        none = Split(self.train, Index.of([[]]))
-        return Federation(Split(self.train, rows), none, none, self.test)
+        """A federation of one client with the first training samples, by which a teacher is checked."""
+        first = self.train.first
+        none = Split(first, Index.of([[]]))
+        return Federation(Split(first, Index.of([np.arange(len(first))])), none, none, first)
 
     def placed(self, dtype: torch.dtype, device: str) -> Splits:
         """The splits in the run's dtype and on its device."""
-
-        def to(arrays: Arrays) -> Arrays:
-            x = arrays.x.to(device, dtype) if arrays.x.is_floating_point() else arrays.x.to(device)
-            if x.ndim == 4:
-                x = x.contiguous(memory_format=torch.channels_last)
-            return replace(arrays, x=x, y=arrays.y.to(device))
-
-        return replace(self, train=to(self.train), validation=to(self.validation), test=to(self.test))
+        train, validation, test = (
+            replace(one, dtype=dtype, device=device) for one in (self.train, self.validation, self.test)
+        )
+        return replace(self, train=train, validation=validation, test=test)
 
 
-def _first(arrays: Arrays, count: int | None, what: str, seed: int) -> Arrays:
+def _first(samples: Samples, count: int | None, what: str, seed: int) -> Samples:
     """A stratified subset of ``count`` samples."""
-    if count is None or count == len(arrays):
-        return arrays
-    if not 1 <= count < len(arrays):
-        raise DataError(f"{count} {what} samples were requested, but there are {len(arrays)}.")
-    everyone = Index.of([np.arange(len(arrays))])
-    _, chosen, _ = split_rows(everyone, arrays.y.numpy(), count / len(arrays), 0.0, rng.stream(seed, f"first-{what}"))
-    return arrays.take(np.sort(chosen[0]))
+    if count is None or count == len(samples):
+        return samples
+    if not 1 <= count < len(samples):
+        raise DataError(f"{count} {what} samples were requested, but there are {len(samples)}.")
+    everyone = Index.of([np.arange(len(samples))])
+    _, chosen, _ = split_rows(everyone, samples.y.numpy(), count / len(samples), 0.0, rng.stream(seed, f"first-{what}"))
+    return samples.take(np.sort(chosen[0]))

@@ -75,7 +75,7 @@ class DistillExperiment:
             raise ConfigError(f"method {self.method.name!r} starts from scratch, so it cannot begin with start=.")
         self.schedule(0 if self.start is not None else None)
         if self.augment:
-            pipeline(self.augment, self.data.train)
+            pipeline(self.augment, self.data.train.first)
 
     def schedule(self, before: int | None = None) -> PassSchedule:
         """The schedule of the run; ``before`` is the number of passes already made by the student in ``start``."""

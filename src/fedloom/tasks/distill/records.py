@@ -13,7 +13,7 @@ from torch import nn
 from fedloom.data.augment import augmentation
 from fedloom.experiment.rundir import Status
 from fedloom.models import macs
-from fedloom.tasks.distill.data import Splits
+from fedloom.tasks.distill.data import Samples, Splits
 from fedloom.tasks.distill.experiment import DistillExperiment
 from fedloom.tasks.distill.learner import StudentModule
 from fedloom.tasks.distill.teacher_cache import digest
@@ -37,11 +37,8 @@ def describe(
             "epochs": experiment.epochs,
             "warmup_epochs": experiment.warmup_epochs,
         },
-        "data": {name: digest(a.y, a.x[:: max(len(a) // SAMPLED, 1)]) for name, a in _named(data) if len(a)},
-        "student": {
-            "modules": digest(torch.tensor(list(modules.encode()), dtype=torch.uint8)),
-            "weights": digest(*learner.student.state_dict().values()),
-        },
+        "data": {name: _sampled(samples) for name, samples in _named(data) if len(samples)},
+        "student": {"modules": digest_text(modules), "weights": digest(*learner.student.state_dict().values())},
         "seed": experiment.seed,
         "dtype": experiment.dtype,
     }
@@ -59,13 +56,28 @@ _MEASURED: dict[tuple[str, str], float] = {}
 
 def teachers_accuracy(teacher: nn.Module, data: Splits) -> float:
     """The teacher's test accuracy, measured once per process."""
-    key = (digest(*teacher.state_dict().values()), digest(data.test.x, data.test.y))
+    key = (digest(*teacher.state_dict().values()), _sampled(data.test))
     if key not in _MEASURED:
         _MEASURED[key] = dict(measured(teacher, data.test))["accuracy"]
     return _MEASURED[key]
 
 
-def _named(data: Splits) -> list[tuple[str, Any]]:
+def digest_text(text: str) -> str:
+    """A checksum of text.
+
+    >>> len(digest_text("Linear(2, 3)"))
+    24
+    """
+
+    return digest(torch.tensor(list(text.encode()), dtype=torch.uint8))
+
+
+def _sampled(samples: Samples) -> str:
+    """A checksum of all labels and of about a thousand inputs."""
+    return digest(samples.y, samples.x[:: max(len(samples) // SAMPLED, 1)])
+
+
+def _named(data: Splits) -> list[tuple[str, Samples]]:
     return [("train", data.train), ("validation", data.validation), ("test", data.test)]
 
 
@@ -111,7 +123,7 @@ def misplaced(guide: Mapping[str, float | None]) -> list[str]:
     'the guide helps where the student is right (g 0.45), not where it is wrong (0'
     """
     right, wrong = guide["right"], guide["wrong"]
-    if right is None or wrong is None or right <= wrong:
+    if right is None or wrong is None or round(right, 2) <= round(wrong, 2):
         return []
     return [
         f"the guide helps where the student is right (g {right:.2f}), not where it is wrong ({wrong:.2f}): help is "

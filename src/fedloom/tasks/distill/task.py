@@ -128,7 +128,7 @@ class DistillTask(TrainerTask):
         if self.guide is not None:
             self.guide.to(device)
             self.guide_sgd = work.optimiser(list(self.guide.parameters()), training)
-        self.change = pipeline(experiment.augment, experiment.data.train) if experiment.augment else None
+        self.change = pipeline(experiment.augment, self.data.train.first) if experiment.augment else None
         self.passes, self.forwards = self.schedule.before, 0
         self.delta: float | None = None
         self.tau_s = 1.0
@@ -229,8 +229,8 @@ class DistillTask(TrainerTask):
         record: Record = {"round": self.round, "passes": self.passes, "forwards": self.forwards, **step}
         if self.passes // every > before // every or self.round == self.rounds:
             model = self.learner.student if step["phase"] == "warm" else self.learner
-            for name, arrays in (("validation", self.data.validation), ("global", self.data.test)):
-                record |= {f"{name}/{key}": value for key, value in work.measured(model, arrays)}
+            for name, samples in (("validation", self.data.validation), ("global", self.data.test)):
+                record |= {f"{name}/{key}": value for key, value in work.measured(model, samples)}
         chosen = selected([*self.history, record])
         if chosen is not None and chosen["round"] == self.round:
             self.best = self.learner.deployed()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from fedloom.core.checks import one_of
 from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.tasks.distill.data import Inputs
 from fedloom.tasks.distill.taps import FeatureTap, Outputs
 
 MODES = ("auto", "memory", "disk", "none")
@@ -28,6 +30,11 @@ def digest(*tensors: Tensor) -> str:
     >>> digest(torch.zeros(2)) == digest(torch.zeros(2)), digest(torch.zeros(2)) == digest(torch.zeros(1, 2))
     (True, False)
     """
+    return _digest(tensors)
+
+
+def _digest(tensors: Iterable[Tensor]) -> str:
+    """The same of tensors that come one after the other."""
     hasher = hashlib.blake2b(digest_size=12)
     for t in tensors:
         hasher.update(f"{t.dtype}{tuple(t.shape)}".encode())
@@ -44,7 +51,7 @@ class TeacherCache:
 
     Args:
         teacher: the network, in evaluation mode.
-        x: inputs [N, ...].
+        x: inputs [N, ...], which are read a few hundred at a time.
         maps: the numbers of the feature maps to cache.
         mode: ``memory``, ``disk``, ``none`` (computed for every batch) or ``auto``: memory up to 1 GB, then the disk up
             to 50 GB if there is a folder.
@@ -55,7 +62,12 @@ class TeacherCache:
     """
 
     def __init__(
-        self, teacher: nn.Module, x: Tensor, maps: tuple[int, ...] = (), mode: str = "auto", folder: Path | None = None
+        self,
+        teacher: nn.Module,
+        x: Tensor | Inputs,
+        maps: tuple[int, ...] = (),
+        mode: str = "auto",
+        folder: Path | None = None,
     ) -> None:
         one_of("unknown cache", mode, MODES)
         if mode == "disk" and folder is None:
@@ -112,9 +124,11 @@ class TeacherCache:
             return "memory"
         return "disk" if folder is not None and size <= ON_DISK else "none"
 
+    def _parts(self) -> Iterator[slice]:
+        return (slice(start, min(start + AT_ONCE, len(self.x))) for start in range(0, len(self.x), AT_ONCE))
+
     def _batches(self) -> Iterator[tuple[slice, dict[str, Tensor]]]:
-        for start in range(0, len(self.x), AT_ONCE):
-            part = slice(start, min(start + AT_ONCE, len(self.x)))
+        for part in self._parts():
             with torch.no_grad():
                 yield part, self._flat(self.taps(self.x[part]))
 
@@ -129,7 +143,7 @@ class TeacherCache:
 
     def _from_disk(self, folder: Path) -> dict[str, Tensor]:
         state = self.taps.model.state_dict()
-        name = digest(*state.values(), self.x, torch.tensor(self.maps))
+        name = _digest(chain(state.values(), (self.x[part] for part in self._parts()), [torch.tensor(self.maps)]))
         final = folder / name
         if not (final / "shapes.json").is_file():
             self._write(final)

@@ -57,7 +57,7 @@ def load(
     path, dtype = directory.path, getattr(torch, experiment.dtype)
     if not directory.status.ended:
         raise CheckpointError(f"{path} has not ended, and its student is written at the end; continue it first.")
-    method, arrays = experiment.method, experiment.data.placed(dtype, "cpu").train
+    method, arrays = experiment.method, experiment.data.placed(dtype, "cpu").train.first
     taught: nn.Module | None = None
     if method.needs_teacher and teacher is not None:
         taught = teacher().to(dtype)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from fedloom.core import rng
 from fedloom.core.errors import ClientError
-from fedloom.core.federation import Arrays
 from fedloom.data.augment import Pipeline
 from fedloom.parts.objectives.divergence import cross_entropy
 from fedloom.parts.objectives.guidance import budget
+from fedloom.tasks.distill.data import Samples
 from fedloom.tasks.distill.guide import GuideNet, fit_temperature
 from fedloom.tasks.distill.learner import StudentModule, selective
 from fedloom.tasks.distill.method import Distiller, NetworkPair
@@ -41,7 +41,7 @@ class DistillationData:
         seed: of the run.
     """
 
-    train: Arrays
+    train: Samples
     teacher: TeacherCache | None
     change: Pipeline | None
     training: SGDConfig
@@ -50,7 +50,7 @@ class DistillationData:
     def batches(self, purpose: str, *counters: int) -> list[Tensor]:
         """The rows of each mini-batch of a pass."""
         rows = self.training.batches(len(self.train), self.seed, purpose, *counters)
-        return [part.to(self.train.x.device) for part in rows]
+        return [part.to(self.train.device) for part in rows]
 
     def at(self, rows: Tensor, draw: np.random.Generator) -> tuple[Tensor, Outputs | None, Tensor]:
         """A mini-batch: inputs (augmented), the teacher's outputs on them, and labels."""
@@ -184,7 +184,7 @@ def snapshot_student(bench: DistillationData, learner: StudentModule, method: Di
     """
     learner.eval()
     found: list[tuple[list[Tensor], Tensor, Tensor, Outputs]] = []
-    everything = torch.arange(len(bench.train), device=bench.train.x.device)
+    everything = torch.arange(len(bench.train), device=bench.train.device)
     with torch.no_grad():
         for at, rows in enumerate(everything.split(AT_ONCE)):
             x, teacher, y = bench.at(rows, rng.stream(bench.seed, "augment-guide", round, at))
@@ -259,16 +259,16 @@ def _budget(method: Distiller, answers: Tensor, teacher: Tensor, y: Tensor, g: T
     return budget(answers, y, g, delta, priced=priced, cap=method.guide.cap)
 
 
-def measured(model: nn.Module, arrays: Arrays) -> Iterator[tuple[str, float]]:
+def measured(model: nn.Module, samples: Samples) -> Iterator[tuple[str, float]]:
     """Accuracy and mean cross entropy of a model, by name; nothing if there are no samples."""
-    if not len(arrays):
+    if not len(samples):
         return
     model.eval()
     right, loss = 0, 0.0
     with torch.inference_mode():
-        for x, y in zip(arrays.x.split(AT_ONCE), arrays.y.split(AT_ONCE), strict=True):
+        for x, y in zip(samples.x.split(AT_ONCE), samples.y.split(AT_ONCE), strict=True):
             logits = model(x)
             right += int((logits.argmax(1) == y).sum())
             loss += float(nn.functional.cross_entropy(logits, y, reduction="sum"))
-    yield "accuracy", right / len(arrays)
-    yield "cross_entropy", loss / len(arrays)
+    yield "accuracy", right / len(samples)
+    yield "cross_entropy", loss / len(samples)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,11 +14,11 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.core.parts import Batch
 from fedloom.data.streams import Task
-from fedloom.experiment.trained import RunRecords
+from fedloom.experiment.trained import RunRecords, as_tensor
 from fedloom.tasks.online.task import OnlineTask
 
-Samples = tuple[Tensor, Tensor]
-"""Inputs x [n, ...] and labels y [n]."""
+Samples = tuple[Any, Any]
+"""Inputs x [n, ...] and labels y [n], tensors or arrays."""
 
 
 class Live(RunRecords):
@@ -53,7 +54,7 @@ class Live(RunRecords):
         """Hedge's weights of the experts, float64 [E]."""
         return self._task.online.hedge.p(self.total)
 
-    def predict(self, support: Samples, x: Tensor) -> Tensor:
+    def predict(self, support: Samples, x: Any) -> Tensor:
         """Class probabilities Σ_e p_e softmax(f_e(x)), [N, C], of inputs x [N, ...] after adaptation to the support.
 
         Raises:
@@ -87,12 +88,12 @@ class Live(RunRecords):
         self.state, _ = self._task.bank.learn(self.state, self.seen, evaluator.placed(train), active)
         self.total, self.seen = total, self.seen + 1
 
-    def _logits(self, support: Samples, x: Tensor, active: list[int]) -> Tensor:
-        train, asked = (self._task.evaluator.placed(self._arrays(s)) for s in (support, (x, x.new_zeros(len(x)))))
+    def _logits(self, support: Samples, x: Any, active: list[int]) -> Tensor:
+        train, asked = (self._task.evaluator.placed(self._arrays(s)) for s in (support, (x, np.zeros(len(x)))))
         return self._task.bank.predict(self.state, Batch(train.x, train.y), asked.x, active)
 
     def _arrays(self, samples: Samples) -> Arrays:
-        x, y = samples
+        x, y = (as_tensor(name, given) for name, given in zip("xy", samples, strict=True))
         if not len(y):
             raise ConfigError("a live learner needs at least one support sample of a task.")
-        return Arrays(x, y, self._task.bank.classes)
+        return Arrays(x, y.long(), self._task.bank.classes)

@@ -10,7 +10,7 @@ they are computed from the run's own data.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,11 +21,13 @@ from torch import Tensor, nn
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Uplink
 from fedloom.core.targets import CLASSES
+from fedloom.data.augment import pipeline
 from fedloom.experiment.deployed import DeployedModel
-from fedloom.experiment.ensemble import last_models
+from fedloom.experiment.ensemble import last_models, mixing_weights
 from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.setup import server_data
 from fedloom.experiment.trained import TrainedRun
+from fedloom.parts.mixing.ssa import SelfSupervised
 from fedloom.tasks.target.discriminant import ClassSums, Discriminant
 from fedloom.tasks.target.exchange import Exchange
 from fedloom.tasks.target.fit import TargetFit
@@ -128,6 +130,22 @@ class ClassModels:
             prior = target_prior(self.discriminant.scores(phi), resamples, seed=seed)
         return self._found(prior, phi, self.head(torch.from_numpy(prior.shares)))
 
+    def target_prior(self, x: Any, resamples: int = 200, seed: int = 0) -> TargetModel:
+        """The target's class shares alone, with intervals, clients and check; the model is the server's as it is.
+
+        Args:
+            x: as in ``target_head``.
+            resamples: likewise.
+            seed: likewise.
+
+        Raises:
+            DataError: if the inputs do not fit the run's data.
+        """
+        with one_thread():
+            phi = self.features(self.server.inputs(x))
+            prior = target_prior(self.discriminant.scores(phi), resamples, seed=seed)
+        return self._found(prior, phi, self.server)
+
     def head(self, shares: Tensor) -> DeployedModel:
         """The server's features with the head of ``target_head`` for class shares π, float64 [C]."""
         bias = torch.where(shares > 0, shares.clamp(min=1e-300).log() + self.discriminant.offsets, ABSENT)
@@ -170,6 +188,45 @@ class ClassModels:
         p = np.zeros(len(run.federation))
         p[clients] = found.p.numpy()
         return self._found(prior, phi, model, p)
+
+    def fedssa(
+        self,
+        x: Any,
+        policy: SelfSupervised | None = None,
+        views: Sequence[str | Mapping[str, Any]] = ("jitter", "blur"),
+        resamples: int = 200,
+        seed: int = 0,
+    ) -> TargetModel:
+        """The clients' last models mixed by FedSSA, learnt once: Σ_k p_k θ_k with p as in ``SelfSupervised``.
+
+        The class shares and the check are told beside it; the mixture does not depend on them.
+
+        Args:
+            x: as in ``target_head``.
+            policy: its settings; by default those of ``SelfSupervised``.
+            views: augmentations that make two views of each input.
+            resamples: as in ``target_head``.
+            seed: likewise.
+
+        Raises:
+            ConfigError: as ``target_fit``, or for unsuitable views.
+            DataError: if the inputs do not fit the run's data.
+        """
+        run, rounds = self.trained, self.trained.snapshot.server.round
+        change = pipeline(views, run.federation.train.arrays)
+        clients, models, buffers = last_models(run.plan, run.snapshot)
+        with one_thread():
+            given = self.server.inputs(x)
+            phi = self.features(given)
+            prior = target_prior(self.discriminant.scores(phi), resamples, seed=seed)
+            data = server_data(run.plan, given.to(models.device), change)
+            own = mixing_weights(policy or SelfSupervised(), run.plan, rounds, clients, models, buffers, data)
+        weights = torch.from_numpy(own).to(models)
+        merged = copy.deepcopy(self.server.module)
+        run.plan.layout.write(merged, weights @ models, weights @ buffers)
+        p = np.zeros(len(run.federation))
+        p[clients] = own
+        return self._found(prior, phi, replace(self.server, module=merged.eval()), p)
 
     def _with_head(self, module: nn.Module, weight: Tensor, bias: Tensor) -> DeployedModel:
         """A copy of the module with this head, [C, d] and [C]."""

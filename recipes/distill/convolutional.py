@@ -1,0 +1,159 @@
+"""Convolutional students under a convolutional teacher on CIFAR-10 and CIFAR-100, at equal passes.
+
+    FEDLOOM_DATA=... python recipes/distill/convolutional.py [--data cifar10] [--seeds 0 1 2] [--teacher resnet10_m]
+    python recipes/distill/convolutional.py --samples 20000 --passes 40        # smaller
+    python recipes/distill/convolutional.py --table           # tables again, from the stored results
+
+The students are the two smallest networks of the thesis (ResNet10-xxs, ResNet10-xs), far from their teacher's accuracy,
+so that there is something to excuse them from. ``--teacher`` names the largest network that trains here. All have batch
+normalisation; crop and flip; SGD with momentum .9 and a cosine from .1, batches of 200, weight decay 5e-4. Every
+student goes equally often over the data, warm start included, and the epoch is chosen on a tenth of the training
+images. DiSK stands here by eq. (6.5) and as its authors coded it; K is 20 for CIFAR-100 and 2 for CIFAR-10. The split
+and the teacher are the same for all seeds. Images stay bytes and are read by mini-batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedloom.experiment.console import make_console
+from fedloom.experiment.progress import LineProgress
+from fedloom.experiment.rundir import RunDirectory
+from fedloom.models import models
+from fedloom.tasks import distill
+from fedloom.tasks.distill import Distiller, DistillExperiment, SGDConfig, Splits, ce, disk, kd, simkd
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from protocol import gained, mean_error
+from reporting import machine, notes, read, reports_errors, rounded, table, write
+
+RESULTS = Path(__file__).parent / "results"
+ALPHA = 0.1
+STUDENTS = ("resnet10_xxs", "resnet10_xs")
+METHODS = {
+    "CE": ce(),
+    "KD": kd(ALPHA),
+    "DiSK, eq. (6.5)": disk(ALPHA, lam_period=0),
+    "DiSK as coded": disk(ALPHA, as_coded=True, lam_period=0),
+    "SimKD": simkd(),
+}
+
+
+def experiment(
+    args: argparse.Namespace, splits: Splits, network: str, method: Distiller, known: Path | None, seed: int
+) -> DistillExperiment:
+    """The training of one network."""
+    shape = {"classes": splits.train.classes, "inputs": splits.train.x.shape[1:]}
+    return DistillExperiment(
+        method,
+        splits,
+        partial(models.make, network, norm="batch", **shape),
+        known,
+        epochs=args.passes,
+        training=SGDConfig(batch_size=args.batch_size, lr=0.1, clip=10.0),
+        augment=("crop", "flip"),
+        every=args.every,
+        seed=seed,
+        device=args.device,
+        config={"command": "distill", "method": {"name": method.name}, "model": {"name": network, "norm": "batch"}},
+    )
+
+
+def trained(out: Path, made: DistillExperiment, label: str) -> dict[str, Any]:
+    """What a run came to, which is made in its directory or goes on there."""
+    if not RunDirectory(out).status.ended:
+        seen = LineProgress(make_console())
+        seen.label = label
+        distill.run(made, out, resume=True, callbacks=[seen])
+    about = RunDirectory(out).summary()
+    guide = about.get("guide") or {}
+    return {
+        "accuracy": rounded(about["selected"]["accuracy"]),
+        "best_on_test": rounded(about["as_published"]["accuracy"]),
+        "passes": about["passes"],
+        "parameters": about["student"]["parameters"],
+        "seconds": round(about["seconds"]),
+        "right": rounded(guide.get("right")),
+        "wrong": rounded(guide.get("wrong")),
+    }
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """One table for each data set and student."""
+    text = ["# Convolutional students at equal passes (Acar, thesis, chapter 6)", ""]
+    text += [
+        "Test accuracy in percent, epoch chosen on validation images; mean ± standard error over seeds, gains paired"
+    ]
+    text += ["by seed (95 % interval). *g*: the guide's mean where the student is right and where it is wrong.", ""]
+    for data, found in results["runs"].items():
+        teacher = found["teacher"]
+        text += [f"## {data}", ""]
+        text += [f"The teacher, {teacher['network']}: {100 * teacher['accuracy']:.1f} %, {teacher['parameters']:,}"]
+        text += ["parameters.", ""]
+        for student in (name for name in STUDENTS if name in found):
+            mine = {name: found[student][name] for name in METHODS if name in found[student]}
+            of = {name: {seed: run["accuracy"] for seed, run in runs.items()} for name, runs in mine.items()}
+            rows = []
+            for name, runs in mine.items():
+                g = [[run[key] for run in runs.values() if run[key] is not None] for key in ("right", "wrong")]
+                gains = [gained(of[name], of.get(base, {}), 100) if name != base else "-" for base in ("CE", "KD")]
+                guide = " : ".join(mean_error(values, 1, 2) for values in g) if g[0] else "-"
+                on_test = mean_error([run["best_on_test"] for run in runs.values()], 100)
+                rows.append([name, mean_error(of[name].values(), 100), *gains, on_test, guide, str(len(runs))])
+            header = ["method", "accuracy", "over CE", "over KD", "chosen on test", "g, right : wrong", "seeds"]
+            some = next(iter(mine["CE" if "CE" in mine else next(iter(mine))].values()))
+            text += [f"### {student}, {some['parameters']:,} parameters, {some['passes']} passes", ""]
+            text += [table(header, rows), ""]
+    return "\n".join([*text, f"`{results['command']}`. {results['machine']}", *notes(results)])
+
+
+@reports_errors
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train the teachers, then what is missing, seed by seed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", nargs="+", choices=("cifar10", "cifar100"), default=["cifar10", "cifar100"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--students", nargs="+", choices=STUDENTS, default=list(STUDENTS))
+    parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--teacher", default="resnet10_m", help="the largest network that trains here")
+    parser.add_argument("--passes", type=int, default=60, help="of every student and teacher")
+    parser.add_argument("--samples", type=int, default=None, help="training images, validation included")
+    parser.add_argument("--batch-size", type=int, default=200)
+    parser.add_argument("--every", type=int, default=3, help="student passes between two evaluations")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--runs", type=Path, default=Path("runs/distill/convolutional"), help="run directories")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true", help="only write the tables again")
+    args = parser.parse_args(arguments)
+    path, words = args.out / "convolutional.json", sys.argv[1:] if arguments is None else arguments
+    results = {"command": "", "machine": "", "notes": [], "runs": {}} | read(path)
+    for data in () if args.table else args.data:
+        splits, home = (
+            Splits.of(data, samples=args.samples),
+            args.runs / f"{data}-{args.samples or 'all'}-{args.passes}",
+        )
+        known = home / args.teacher
+        taught = trained(known, experiment(args, splits, args.teacher, ce(), None, 0), f"{data}: {args.teacher}")
+        found = results["runs"].setdefault(data, {})
+        found["teacher"] = {"network": args.teacher, **taught}
+        for seed, student, name in ((s, n, m) for s in args.seeds for n in args.students for m in args.only):
+            label = f"{data}, seed {seed}: {student}, {name}"
+            made = experiment(args, splits, student, METHODS[name], known, seed)
+            where = home / f"{student}-{name.lower().replace(', eq. (6.5)', '').replace(' ', '_')}-{seed}"
+            found.setdefault(student, {}).setdefault(name, {})[str(seed)] = trained(where, made, label)
+            results["command"] = " ".join(["python recipes/distill/convolutional.py", *words])
+            results["machine"] = machine()
+            write(path, results)
+    if not results["runs"]:
+        raise SystemExit(f"there are no results in {path} yet.")
+    write(path.with_suffix(".md"), markdown(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

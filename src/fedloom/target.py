@@ -1,0 +1,13 @@
+"""Models for unlabelled inputs of somebody else, from a finished run.
+
+``fl.target.ClassModels(fl.load(run))`` has ``target_head(x)``, ``target_fit(x)`` and ``target_prior(x)``, for any
+number of targets; ``fedloom target`` does the same.
+"""
+
+from __future__ import annotations
+
+from fedloom.tasks.target.fit import TargetFit
+from fedloom.tasks.target.label_shift import LabelShiftCheck, TargetPrior, target_prior
+from fedloom.tasks.target.model import ClassModels, TargetModel
+
+__all__ = ["ClassModels", "LabelShiftCheck", "TargetFit", "TargetModel", "TargetPrior", "target_prior"]
