@@ -229,10 +229,7 @@ class ClientWork:
             if plan.has_views:
                 total += yield from self._views(trained, StepInfo(down.round, number, draws[number]), ask, at, layers)
                 continue
-            grad, value = yield ask
-            if grad is not None and plan.local.dp_clip is not None:
-                noise = rng.stream(plan.facts.private_seed, "example noise", down.round, client, number)
-                grad = noised(plan, grad, len(batch_rows), len(rows), noise)
+            grad, value = yield from self._gradient(ask, number)
             if grad is not None:
                 descend(plan, trained, grad, down.lr, seen)
             total += value
@@ -246,6 +243,15 @@ class ClientWork:
             seen[place] = seen[place]._replace(local=part.begin(seen[place]))
         return seen
 
+    def _gradient(self, ask: Request, step: int) -> Generator[Request, Answer, Answer]:
+        """Request a gradient; that of DP-SGD comes clipped, and gets its noise here."""
+        grad, value = yield ask
+        plan = self.plan
+        if grad is not None and plan.local.dp_clip is not None:
+            draws = rng.stream(plan.facts.private_seed, "example noise", self.down.round, self.client, step)
+            grad = noised(plan, grad, len(ask.batch.x), len(plan.data.index[self.client]), draws)
+        return grad, value
+
     def _views(
         self, trained: TrainState, step: StepInfo, ask: Request, at: Vectors, layers: LayerViews
     ) -> Generator[Request, Answer, Tensor]:
@@ -256,7 +262,7 @@ class ClientWork:
         extra = at.theta[2 * size :] if plan.is_paired else at.theta[:0]
         for view in personal.views(step, extra, ask.contexts["personal"]):
             if not isinstance(personal, Paired):
-                grad, value = yield ask
+                grad, value = yield from self._gradient(ask, step.step)
                 assert grad is not None
                 descend(plan, trained, grad, lr, ask.contexts, view)
                 values.append(value)
@@ -266,7 +272,7 @@ class ClientWork:
             pair = SharedPrivate(w, v, extra)
             if view.data:
                 mixed(pair, view.at, at.model, layers)
-                grad, value = yield ask
+                grad, value = yield from self._gradient(ask, step.step)
                 assert grad is not None
                 values.append(value)
             else:
