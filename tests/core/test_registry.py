@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -119,7 +121,7 @@ KEYS = ("key", "local", "evaluation", "judge")  # of commands, not of registries
 def test_an_old_name_is_refused_with_the_new_one(what: str, old: str, new: str) -> None:
     kind, _, name = what.replace("'", "").rpartition(" ") if "'" in what else (what, "", "")
     registry = next(r for r in (methods, distillers, *SLOTS.values()) if r.kind == kind)
-    with pytest.raises(ConfigError, match=rf"{old!r}; (it is called {new!r} now|take {new} instead)\.$"):
+    with pytest.raises(ConfigError, match=rf"{old!r}; (it is called {new!r} now|take {re.escape(new)} instead)\.$"):
         registry.make(name or old, **({old: 1} if name else {}))
 
 

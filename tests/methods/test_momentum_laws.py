@@ -78,6 +78,20 @@ def test_a_second_round_of_scaffold_and_feddc_takes_all_clients_the_same_way(loc
         np.testing.assert_allclose(theta(first) - theta(second), step, rtol=1e-11)
 
 
+def test_feddc_corrects_by_control_variates_in_every_round_and_by_displacements_in_every_other_one() -> None:
+    """Constant gradients, α = 0: a displacement that was corrected no longer tells the clients' gradients apart."""
+    local = HEAVY["none"]
+    for control, apart in ((True, [True, False, False, False]), (False, [True, False, True, False])):
+        drifts = []
+        for rounds in (1, 2, 3, 4):
+            found = states(ran(FedDCDrift(0.0, control=control), local, rounds))
+            drifts.append(np.array([found[f"client {i}/drift/h"] for i in range(len(SIZES))]))
+        moved = np.diff([np.zeros_like(drifts[0]), *drifts], axis=0)  # [rounds, K, P]
+        assert [bool(np.ptp(one, axis=0).max() > 1e-9) for one in moved] == apart
+        if control:
+            np.testing.assert_allclose(found["server/drift/g"], slopes().mean(0), rtol=1e-11)
+
+
 @pytest.mark.parametrize("local", HEAVY.values(), ids=HEAVY)
 def test_fednova_moves_by_the_mean_gradient_whatever_the_numbers_of_steps(local: Local) -> None:
     unequal = Local(epochs=2, batch_size=0, lr=local.lr, momentum=local.momentum, nesterov=local.nesterov)

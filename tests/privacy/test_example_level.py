@@ -41,7 +41,9 @@ def local(**changes: Any) -> Local:
     return replace(Local(epochs=2, batch_size=4, lr=0.2, momentum=0.3), **changes)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "feddyn", "scaffold", "fedprox", "fedntd", "moon", "fednova", "superfed_mm", "fedrep"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "feddyn", "scaffold", "fedprox", "fedntd", "moon", "fednova", "superfed_mm", "fedrep"]
+)
 def test_without_a_bound_and_noise_it_is_plain_sgd(method: str) -> None:
     settings = {} if method != "scaffold" else {"momentum": 0.0}
     plain = go(method, local=local(**settings))

@@ -1,10 +1,11 @@
-"""``fedloom target``: a model for unlabelled inputs of somebody else, from a finished run."""
+"""``fedloom target``: a model for unlabelled inputs of somebody else, or for all classes alike, from a finished run."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +13,11 @@ from fedloom.api import load
 from fedloom.cli.predict import read, run_and_files
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.console import relpath
+from fedloom.experiment.trained import DeployedModel
+from fedloom.tasks.target.calibration import CCVR
 from fedloom.tasks.target.model import ClassModels, TargetModel
 
-METHODS = ("target_head", "target_fit")
+METHODS = ("target_head", "target_fit", "ccvr")
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -23,6 +26,10 @@ def command(arguments: argparse.Namespace) -> int:
     given = [word.partition("=") for word in others]
     files = [Path(value) for key, _, value in given if key == "data" and value]
     chosen = [value for key, _, value in given if key == "method"]
+    if chosen == ["ccvr"]:
+        if len(others) > 1:
+            raise ConfigError("ccvr makes one model for all classes alike and takes no inputs; leave data=… out.")
+        return calibrated(path, arguments.out)
     if not files or len(files) + len(chosen) < len(others):
         raise ConfigError("fedloom target needs files of inputs, like: fedloom target run=runs/… data=x.npz")
     if len(chosen) > 1 or not set(chosen) <= {*METHODS}:
@@ -41,10 +48,28 @@ def command(arguments: argparse.Namespace) -> int:
         print(described(found, run.federation.names))
         print(f"model: {relpath(found.model.export(out))}")
         if "y" in arrays:
-            for name, model in (("server's model", run.server), ("this model", found.model)):
-                told = ", ".join(f"{k} {v:.4g}" for k, v in model.evaluate(arrays["x"], arrays["y"]).items())
-                print(f"{name}: {told}", file=sys.stderr)
+            compared(run.server, found.model, arrays["x"], arrays["y"])
     return 0
+
+
+def calibrated(path: Path, given: str | None) -> int:
+    """Write the run's model with the head of CCVR, and measure both on the common test set, if there is one."""
+    out = Path(given or f"{path.resolve().name}-ccvr.safetensors")
+    if out.exists():
+        raise ConfigError(f"{out} exists already; choose another file with --out.")
+    run = load(path)
+    model = CCVR()(run)
+    print(f"model: {relpath(model.export(out))}")
+    test = run.federation.test
+    if len(test):
+        compared(run.server, model, test.x, test.y)
+    return 0
+
+
+def compared(server: DeployedModel, model: DeployedModel, x: Any, y: Any) -> None:
+    """Print what two models are worth on labelled inputs, on standard error."""
+    for name, one in (("server's model", server), ("this model", model)):
+        print(f"{name}: {', '.join(f'{k} {v:.4g}' for k, v in one.evaluate(x, y).items())}", file=sys.stderr)
 
 
 def described(found: TargetModel, names: tuple[str, ...] = ()) -> str:
