@@ -200,6 +200,10 @@ class Personal(Part):
         """Return the views (gradients) of one local step, in order, all on its mini-batch; as many at every client."""
         return (View(),)
 
+    def shared_steps(self, steps: int) -> int:
+        """Return in how many of a round's local steps the shared parameters move."""
+        return steps
+
 
 @dataclass(frozen=True)
 class Paired(Personal):
