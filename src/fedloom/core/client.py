@@ -28,6 +28,7 @@ from fedloom.core.tree import Tree
 from fedloom.core.views import LayerViews, SharedPrivate, StepInfo, mixed
 
 State = dict[str, Tree]  # a client's state: the part's place -> its tree
+ONE_VALUE = "Expected more than 1 value per channel"  # what PyTorch says of batch normalisation of one sample
 BUFFERS = "buffers"  # the slot of batch statistics in every message that has any
 
 
@@ -343,6 +344,11 @@ class ClientWork:
     def failed(self, error: Exception) -> Result:
         """The failure for an exception raised during the work, with stage, cause and traceback."""
         reason = f"{type(error).__name__}: {error}"
+        if str(error).startswith(ONE_VALUE):
+            reason += (
+                ". A mini-batch of one sample has no variance for batch normalisation: choose another "
+                "local.batch_size, or group normalisation"
+            )
         return self._left_out(FailureKind.CODE, reason, "".join(traceback.format_exception(error)))
 
     def _left_out(self, kind: FailureKind, reason: str, trace: str = "") -> Result:
