@@ -208,6 +208,11 @@ preset(
     Method("heterofl", CE, personal=personal.WidthSlice(), mixing=mixing.Uniform()),
     "Clients hold the first channels of each layer; parameters are averaged over their holders. Diao et al., 2021.",
 )
+# several models at the server
+preset(
+    Method("ifca", CE, personal=personal.Clustered(), mixing=mixing.Uniform()),
+    "k models at the server; a client trains the one with the least loss on its samples. Ghosh et al., NeurIPS 2020.",
+)
 # stronger local objectives; each works with any drift correction, mixing and server optimiser
 preset(
     Method("moon", (*CE, objectives.Contrastive())),

@@ -113,6 +113,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "superfed_lm": [{"mu": 0.5, "nu": 3.0}, {"start_round": 2}],
     "fedhen": [{"simple_fraction": 0.25, "side_weight": 3.0}, {"simple_fraction": 1.0}, {"simple_fraction": 0.0}],
     "noside": [{"simple_fraction": 0.7}],
+    "ifca": [{"clusters": 3}, {"clusters": 1}],
     "decouple": [{"simple_fraction": 0.7}],
     "heterofl": [{"widths": (1.0, 0.75, 0.25)}, {"widths": (1.0, 0.5, 0.25), "scale": True}],
     "fedevg": [

@@ -236,7 +236,12 @@ class Submodels(Personal):
     """Base class of parts for clients of different capacity: each trains the part of the network of its *level*.
 
     The server keeps one vector θ [P]; a level is a smaller network whose parameters are at known positions of θ.
+
+    Attributes:
+        chosen: clients take the level with the least loss on their samples, in every round, instead of ``level``.
     """
+
+    chosen: ClassVar[bool] = False
 
     @property
     def levels(self) -> tuple[str, ...]:

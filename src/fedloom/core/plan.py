@@ -146,6 +146,12 @@ class ClientPlan:
         """Whether clients train networks of different sizes."""
         return isinstance(self.method.personal, Submodels) and self.submodel is None
 
+    @property
+    def chooses(self) -> bool:
+        """Whether clients choose their level in every round."""
+        personal = self.method.personal
+        return isinstance(personal, Submodels) and personal.chosen
+
     @cached_property
     def level(self) -> np.ndarray:
         """The level of every client, int64 [K]."""

@@ -24,7 +24,6 @@ RENAMED: dict[str, dict[str, str]] = {
     "method": {
         "ccvr": "fedloom target run=DIR method=ccvr, on a finished run,",
         "fedala": "apfl with method.learn=true (docs/personal.md says why FedALA is not here)",
-        "ifca": "a run for each cluster (docs/personal.md says why IFCA is not here)",
     },
     "evaluation": {"on": "what"},
     "judge": {"most": "max_steps", "enough": "loss_tol"},

@@ -276,6 +276,13 @@ class Experiment:
                 f"{self.method.who_needs('sgd')} reads gradients from displacements and so needs local training "
                 f"by sgd, not {self.local.optimiser}."
             )
+        means = [what for what in ("average", "cohort") if what in self.evaluation.what]
+        personal = self.method.personal
+        if means and isinstance(personal, Submodels) and personal.chosen:
+            raise ConfigError(
+                f"evaluation.what={means[0]} is the mean of one model of each client, but with personal "
+                f"{label(personal)!r} clients train another one in every round; leave it out."
+            )
         kept = self.federation.validation.first(self.federation.seen)
         if self.method.needs("validation") and not kept.index.sizes.all():
             raise ConfigError(
