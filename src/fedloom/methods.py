@@ -33,7 +33,6 @@ ACAR = """@phdthesis{acar2023thesis, title={Learning with Constraints on Process
 
 methods: Registry[Method] = Registry("method")
 """All methods by name."""
-
 make = methods.make
 
 
@@ -73,8 +72,7 @@ preset(
 # against client drift
 preset(
     Method("fedprox", (*CE, objectives.Proximal())),
-    "Local SGD on F_i(θ) + (μ/2)‖θ - θ^t‖², then the mean weighted by samples.",
-    "Li et al., MLSys 2020. With μ = 0 it is FedAvg.",
+    "Local SGD on F_i(θ) + (μ/2)‖θ - θ^t‖², then the mean weighted by samples. Li et al., MLSys 2020.",
 )
 preset(
     Method("scaffold", CE, drift.Scaffold(), mixing=mixing.Uniform()),
@@ -189,7 +187,7 @@ preset(
     "Updates as long as the server's own, weighted by their cosine with it if positive. Cao et al., NDSS 2021.",
     "The server's data are those of one client, which takes part in every round. All clients in all rounds.",
 )
-# networks of different sizes
+# networks of different sizes, and several networks
 preset(
     Method("fedhen", CE, personal=personal.EarlyExitSlice(), mixing=mixing.Uniform()),
     "Simple clients train up to the early exit, complex ones the whole network at both exits. Acar & Saligrama 2022.",
@@ -207,6 +205,10 @@ preset(
 preset(
     Method("heterofl", CE, personal=personal.WidthSlice(), mixing=mixing.Uniform()),
     "Clients hold the first channels of each layer; parameters are averaged over their holders. Diao et al., 2021.",
+)
+preset(
+    Method("ifca", CE, personal=personal.Clustered(), mixing=mixing.Uniform()),
+    "k models at the server; a client trains the one with the least loss on its samples. Ghosh et al., NeurIPS 2020.",
 )
 # stronger local objectives; each works with any drift correction, mixing and server optimiser
 preset(
@@ -295,8 +297,7 @@ preset(
 )
 preset(
     Method("fedbn", CE, personal=personal.PrivateNorm()),
-    "Normalisation layers, statistics included, stay at the client; all other parameters are averaged.",
-    "Li et al., ICLR 2021.",
+    "Normalisation layers, statistics included, stay at the client; all else is averaged. Li et al., ICLR 2021.",
 )
 preset(
     Method("fedbabu", CE, personal=personal.Alternating(head_fraction=0.0), adaptation=adaptation.FineTune()),
@@ -352,8 +353,7 @@ preset(
 )
 preset(
     Method("fedexp", CE, mixing=mixing.Uniform(), server=server.Extrapolated()),
-    "Extrapolation: θ ← θ - ηΔ, η = max{1, Σ‖Δ_i‖² / (2|S|(‖Δ‖² + ε))}, unweighted mean.",
-    "Jhunjhunwala et al., ICLR 2023.",
+    "Extrapolation: θ ← θ - ηΔ, η = max{1, Σ‖Δ_i‖² / (2|S|(‖Δ‖² + ε))}, unweighted mean. Jhunjhunwala et al., 2023.",
 )
 # federated generation of labelled synthetic data
 preset(

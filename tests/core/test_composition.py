@@ -40,7 +40,7 @@ from fedloom.parts.mixing import (
     Uniform,
 )
 from fedloom.parts.objectives import CrossEntropy, ElasticNet, PropFair, Proximal
-from fedloom.parts.personal import APFL, Ditto, PrivateHead, Subspace
+from fedloom.parts.personal import APFL, Alternating, Ditto, PrivateHead, Subspace
 from fedloom.parts.server import SGD, Adagrad, Adam, Extrapolated, Yogi
 
 WIDTH, ROUNDS, COHORT, SEED = 3, 3, 4, 5
@@ -63,12 +63,14 @@ SLOTS: dict[str, dict[str, Filling]] = {
         "fedcm": ({"drift": FedCMDrift(0.4)}, {"drift": slots.FedCM}),
         "feddc": ({"drift": FedDCDrift(0.3, average_over_all=False)}, {"drift": slots.FedDC}),
         "feddc, all": ({"drift": FedDCDrift(0.3)}, {"drift": slots.FedDCAll}),
+        "feddc, control": ({"drift": FedDCDrift(0.3, control=True)}, {"drift": slots.FedDCControl}),
         "fedsplit": ({"drift": FedSplitDrift(1.5, True)}, {"drift": slots.FedSplit}),
         "fedsplit, all": ({"drift": FedSplitDrift(1.5)}, {"drift": slots.FedSplitAll}),
     },
     "personal": {
         "none": ({}, {}),
         "head": ({"personal": PrivateHead()}, {"personal": composition.Head}),
+        "fedrep": ({"personal": Alternating(0.5)}, {"personal": composition.FedRep}),
         "ditto": ({"personal": Ditto(0.6)}, {"personal": composition.Ditto}),
         "apfl": ({"personal": APFL(0.4)}, {"personal": composition.APFL}),
         "superfed": ({"personal": Subspace(False, 0.2, 0.5)}, {"personal": composition.SuPerFed}),
@@ -172,6 +174,11 @@ HEAVY = [Composition(drift=drift, local=local) for drift, local in product(SLOTS
 @pytest.mark.parametrize("chosen", HEAVY, ids=lambda c: f"{c.drift}, {c.local}")
 def test_every_drift_with_momentum(chosen: Composition) -> None:
     assert_follows_the_round(chosen)
+
+
+@pytest.mark.parametrize("drift", SLOTS["drift"])
+def test_every_drift_where_only_some_steps_move_what_is_shared(drift: str) -> None:
+    assert_follows_the_round(Composition(drift=drift, personal="fedrep", local="steps"))
 
 
 @pytest.mark.parametrize("chosen", PAIRS, ids=lambda c: f"{c.drift} x {c.mixing}")

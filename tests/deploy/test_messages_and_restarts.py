@@ -13,6 +13,7 @@ from helpers.deploying import InProcess, config, in_process, simulated
 from fedloom.core.client import FailureKind
 from fedloom.core.errors import CheckpointError, ClientError, ConfigError
 from fedloom.core.rng import stream
+from fedloom.deploy import engine
 from fedloom.deploy.server import Recipe, run
 from fedloom.deploy.transport import Delivered
 from fedloom.deploy.versions import Versions
@@ -52,6 +53,15 @@ def test_doubled_answers_count_once(undisturbed: RunResult, tmp_path: Path) -> N
     result = again(transport)
     same(result, undisturbed)
     assert [record["deploy/late"] for record in result.history] == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("method", ["scaffold", "term"])  # the losses of the latter come with the work
+def test_an_answer_is_read_once(method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen, read = [], engine._read_result
+    monkeypatch.setattr(engine, "_read_result", lambda client, *rest: seen.append(client) or read(client, *rest))
+    _, transport = deployed(tmp_path, f"method={method}", "rounds=2")
+    transport.close()
+    assert sorted(seen) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_a_lost_answer_and_a_late_one_leave_no_trace(tmp_path: Path) -> None:

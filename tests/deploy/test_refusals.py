@@ -20,6 +20,7 @@ from fedloom.experiment.rundir import RunDirectory
     ("words", "sentence"),
     [
         (["method=centralised"], "method 'centralised' trains on the pooled data of all clients"),
+        (["method=ifca"], "with personal 'clustered' clients choose among several models, which is not deployed"),
         (["evaluation.what=[average]"], "evaluation.what=average needs every client's own model"),
         (["evaluation.what=[train]"], "evaluation.what=train measures on all training data"),
         (["method.uplink=[secure_sum]", "method.mixing=uniform"], "uplink 'secure_sum' draws its masks from"),

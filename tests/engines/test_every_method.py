@@ -87,6 +87,8 @@ def conditions(name: str, engine: str = "serial", settings: Any = None, **change
     method = MIXED[name] if name in MIXED else make(name, **GENTLE.get(name, {}))
     cohort = None if method.needs("full_participation") else 5
     defaults = {"cohort": cohort, "rounds": 3, "drop_rate": 0.15, "local": SERVED, "evaluation": EVERYTHING, "seed": 11}
+    if name == "ifca":  # whose clients have no model of their own from one round to the next
+        defaults["evaluation"] = Evaluation(what=("global", "clients", "train"))
     return experiment(method, engine=engine, engine_settings=settings or {}, **defaults | changes)
 
 

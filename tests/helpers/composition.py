@@ -56,11 +56,15 @@ class Personal:
 
     def __init__(self, world: World) -> None:
         self.world, self.own = world, {}
-        self.shared = slice(0, world.body if self.head else None)
+        self.sent = slice(0, world.body if self.head else None)
 
     def whole(self, i: int, received: Vector) -> Vector:
         """The model that a client starts from, whose loss mixings read."""
         return np.concatenate([received, self.own.get(i, self.world.start[len(received) :])])
+
+    def shared(self, steps: int) -> int:
+        """The number of steps in which what is shared moves."""
+        return steps
 
     def work(self, task: Task, visit: slots.Visit, along: Along) -> Vector:
         w, pace, cut = self.whole(visit.client, visit.received), Pace(self.world, visit.lr), len(visit.received)
@@ -75,6 +79,25 @@ class Personal:
 
 class Head(Personal):
     head = True
+
+
+class FedRep(Head):
+    """The head in the first half of the steps, rounded down, then the body."""
+
+    def shared(self, steps: int) -> int:
+        return steps - steps // 2
+
+    def work(self, task: Task, visit: slots.Visit, along: Along) -> Vector:
+        pace, cut = Pace(self.world, visit.lr), len(visit.received)
+        w, h = np.split(self.whole(visit.client, visit.received), [cut])
+        for number, rows in enumerate(task.batches):
+            g = task.slope(np.concatenate([w, h]), rows)
+            if number < len(task.batches) // 2:
+                (h,) = pace.step({"h": (h, g[cut:])})
+            else:
+                (w,) = pace.step({"w": (w, along(w, g[:cut]))})
+        self.own[visit.client] = h
+        return w
 
 
 class Ditto(Personal):
@@ -186,7 +209,7 @@ def received_loss(world: World, rules: Rules, w: Vector, i: int) -> float:
 def trained(world: World, rules: Rules) -> tuple[Vector, Numbers]:
     """θ^T, and what clients keep for themselves, by client."""
     personal = rules.personal(world)
-    theta = world.start[personal.shared]
+    theta = world.start[personal.sent]
     drift, server = rules.drift(world.clients, theta), rules.server(np.zeros_like(theta))
     mixing = rules.mixing(world.n, world.cohort)
     for t, lr, who in world.schedule():
@@ -194,7 +217,9 @@ def trained(world: World, rules: Rules) -> tuple[Vector, Numbers]:
         visits = []
         for i in who:
             task = task_of(world, rules, t, i, lr)
-            visit = slots.Visit(i, lr, world.reach(len(task.batches)), theta, world.n[i] / world.n.mean())
+            visit = slots.Visit(
+                i, lr, world.reach(personal.shared(len(task.batches))), theta, world.n[i] / world.n.mean()
+            )
 
             def along(w: Vector, g: Vector, visit: slots.Visit = visit) -> Vector:
                 return drift.along(visit, w, g + rules.mu * (w - visit.received))

@@ -10,25 +10,35 @@ import numpy as np
 from helpers.reference import Found, Vector, World, average
 
 
-def feddc(world: World, alpha: float = 0.01, gradient: bool = True, average_over_all: bool = True) -> Found:
-    """Updates are θ_i - θ^t; the server mixes models, not displacements."""
+def feddc(
+    world: World, alpha: float = 0.01, gradient: bool = True, average_over_all: bool = True, control: bool = False
+) -> Found:
+    """Updates are θ_i - θ^t; the server mixes models, not displacements.
+
+    With ``control``, own and g are the control variates of the authors' code, for clients of equal weight.
+    """
     theta, g = world.start, np.zeros_like(world.start)
     own = {i: np.zeros_like(theta) for i in range(world.clients)}
     drift = {i: np.zeros_like(theta) for i in range(world.clients)}
     for t, rate, cohort in world.schedule():
-        models = {}
+        models, slopes = {}, {}
         for i in cohort:
             steps = world.reach(len(world.local.batches(world.federation.train.index[i], world.seed, t, i)))
 
             def correct(slope: Vector, w: Vector, i: int = i, at: Vector = theta, k: float = steps) -> Vector:
-                pull = (own[i] - g) / (rate * k) if gradient else 0.0  # noqa: B023
+                pull = (g - own[i] if control else (own[i] - g) / (rate * k)) if gradient else 0.0  # noqa: B023
                 return slope + alpha * (drift[i] + w - at) + pull
 
             models[i], _ = world.train(theta, i, t, rate, correct)
+            slopes[i] = (theta - models[i]) / (rate * steps)
+        before = dict(own)
         for i in cohort:
-            own[i] = models[i] - theta
-            drift[i] = drift[i] + own[i]
-        g = np.mean([own[i] for i in cohort], axis=0)
+            own[i] = own[i] - g + slopes[i] if control else models[i] - theta
+            drift[i] = drift[i] + models[i] - theta
+        if control:
+            g = g + sum(own[i] - before[i] for i in cohort) / world.clients
+        else:
+            g = np.mean([own[i] for i in cohort], axis=0)
         theta = np.mean([models[i] for i in cohort], axis=0)
         theta = theta + np.mean([drift[i] for i in (drift if average_over_all else cohort)], axis=0)
     states = {f"client {i}/drift/h": v for i, v in drift.items()}

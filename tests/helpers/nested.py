@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor, nn
 
+from fedloom.core.rng import stream
 from helpers.federations import CLASSES, FEATURES
 from helpers.networks import Split, fixed, tanh_net
 from helpers.reference import Found, Vector, World
@@ -211,4 +212,22 @@ def heterofl(world: World, widths: tuple[float, ...] = (1.0, 0.5), scale: bool =
     return Found(theta)
 
 
-ORACLES = {f.__name__: f for f in (fedhen, noside, decouple, heterofl)}
+def in_another_order(world: World, number: int) -> Vector:
+    """The start of cluster ``number``: the values of each tensor of the first model's, permuted."""
+    draw, inner = stream(0, "cluster", number), world.width * world.x.shape[1]
+    sizes = [inner, world.width, len(world.start) - world.body - CLASSES, CLASSES]
+    pieces = np.split(world.start, np.cumsum(sizes)[:-1])
+    return np.concatenate([piece[draw.permutation(len(piece))] for piece in pieces])
+
+
+def ifca(world: World, clusters: int = 2) -> Found:
+    thetas = [world.start, *(in_another_order(world, j) for j in range(1, clusters))]
+    for t, rate, cohort in world.schedule():
+        best = {i: int(np.argmin([world.loss(theta, i) for theta in thetas])) for i in cohort}
+        models = {i: world.train(thetas[j], i, t, rate)[0] for i, j in best.items()}
+        for j in set(best.values()):
+            thetas[j] = np.mean([models[i] for i in cohort if best[i] == j], axis=0)
+    return Found(np.concatenate(thetas))
+
+
+ORACLES = {f.__name__: f for f in (fedhen, noside, decouple, heterofl, ifca)}

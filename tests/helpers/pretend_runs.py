@@ -63,6 +63,8 @@ def sized(name: str, **changes: Any) -> Experiment:
     method = make(name, **GENTLE.get(name, {}))
     cohort = None if method.needs("full_participation") else 3
     conditions = {"cohort": cohort, "rounds": 2, "local": SHORT, "device": DEVICE, "evaluation": EVERYTHING}
+    if name == "ifca":  # whose clients have no model of their own from one round to the next
+        conditions["evaluation"] = Evaluation(what=("global", "clients", "train", "received"))
     return experiment(method, **conditions | changes)
 
 

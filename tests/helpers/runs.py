@@ -52,7 +52,7 @@ def experiment(method: Method | str = "fedavg", **changes: Any) -> Experiment:
     settings |= changes
     if settings["federation"] is None:
         settings["federation"] = classes()
-    if isinstance(made.personal, Submodels) and "model" not in changes:
+    if isinstance(made.personal, Submodels) and not made.personal.chosen and "model" not in changes:
         settings["model"] = wide_net if isinstance(made.personal, WidthSlice) else two_ends
     if isinstance(made.personal, PrivateNorm) and settings["model"] in (tanh_net, linear_layers):
         plain = settings["model"]

@@ -140,6 +140,24 @@ class FedDCAll(FedDC):
     everyone = True
 
 
+class FedDCControl(FedDCAll):
+    """With SCAFFOLD's control variates in the place of displacements; h and what is sent are FedDC's."""
+
+    def pull(self, visit: Visit, w: Vector) -> Vector:
+        i = visit.client
+        return self.alpha * (self.h[i] + w - visit.received) + self.g - self.own[i]
+
+    def end(self, visit: Visit) -> Vector:
+        i, moved = visit.client, visit.model - visit.received
+        self.own[i] = self.own[i] - self.g - moved / (visit.lr * visit.steps)
+        self.h[i] = self.h[i] + moved
+        return -moved
+
+    def correct(self, delta: Vector, visits: list[Visit], p: Vector) -> Vector:
+        self.g = np.mean([*self.own.values()], axis=0)
+        return delta - np.mean([*self.h.values()], axis=0)
+
+
 class FedSplit(Drift):
     """``z[i]`` starts at the first model; clients that never came have it still."""
 

@@ -104,6 +104,21 @@ def test_a_neighbour_is_believed_and_the_farther_one_less() -> None:
     assert p[3] < 1e-30
 
 
+@pytest.mark.parametrize("scale", [0.1, 10.0, 1e4])
+def test_no_step_of_a_personal_head_increases_the_loss_however_large_the_features_are(scale: float) -> None:
+    draw = np.random.default_rng(0)
+    x = torch.from_numpy(scale * draw.normal(size=(40, 6)))
+    support = Batch(x, torch.from_numpy(draw.integers(0, 4, 40)))
+    losses = []
+    for steps in (0, 1, 2, 5, 40, 41):
+        predict, _ = PersonalHead(lr=0.5, steps=steps).adapt(
+            forward, torch.ones(6), support, lambda out, batch: out.logits
+        )
+        losses.append(float(torch.nn.functional.cross_entropy(predict(x).logits, support.y)))
+    assert (np.diff(losses) <= 0).all(), losses
+    assert losses[-1] < losses[0] - 0.01
+
+
 @pytest.mark.parametrize("part", [Neighbours(k=3), PersonalHead(steps=3)])
 def test_rows_that_do_not_count_change_nothing(part: Neighbours | PersonalHead) -> None:
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))

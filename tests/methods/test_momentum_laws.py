@@ -9,7 +9,7 @@ import pytest
 from helpers.federations import regression
 from helpers.networks import line
 from helpers.runs import experiment, leaves, theta
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.local import Local
@@ -17,6 +17,7 @@ from fedloom.core.method import Method
 from fedloom.core.parts import Drift, Term
 from fedloom.experiment.federated import RunResult, run
 from fedloom.parts.drift import FedCMDrift, FedDCDrift, FedNovaDrift, Scaffold
+from fedloom.parts.personal import Alternating
 
 SIZES, DIM, RATE = (6, 14, 9), 4, 0.3
 
@@ -76,6 +77,44 @@ def test_a_second_round_of_scaffold_and_feddc_takes_all_clients_the_same_way(loc
         if isinstance(drift, FedDCDrift):  # without the drifts that it adds to the mean
             step = step - states(second)["server/drift/h"]
         np.testing.assert_allclose(theta(first) - theta(second), step, rtol=1e-11)
+
+
+class Halves(nn.Module):
+    """f(x) = ⟨a, x⟩ + ⟨b, x⟩ from zero, with a body a and a head b."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = (nn.Linear(DIM, 1, bias=False) for _ in range(2))
+        for layer in (self.body, self.head):
+            nn.init.zeros_(layer.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x) + self.head(x)
+
+
+@pytest.mark.parametrize("local", HEAVY.values(), ids=HEAVY)
+@pytest.mark.parametrize("fraction", [0.6, 0.0, 1.0])
+def test_steps_in_which_shared_parameters_rest_do_not_count(local: Local, fraction: float) -> None:
+    """SCAFFOLD on the body of FedRep: its control variates are the gradients, however long the head is trained."""
+    method = Method("m", (Tilted(),), Scaffold(), Alternating(fraction))
+    made = experiment(method, federation=regression(*data()), model=Halves, local=local, rounds=1)
+    found = states(run(made))
+    for i, g in enumerate(slopes()):
+        np.testing.assert_allclose(found[f"client {i}/drift/c"], g * (fraction < 1), rtol=1e-12)
+
+
+def test_feddc_corrects_by_control_variates_in_every_round_and_by_displacements_in_every_other_one() -> None:
+    """Constant gradients, α = 0: a displacement that was corrected no longer tells the clients' gradients apart."""
+    local = HEAVY["none"]
+    for control, apart in ((True, [True, False, False, False]), (False, [True, False, True, False])):
+        drifts = []
+        for rounds in (1, 2, 3, 4):
+            found = states(ran(FedDCDrift(0.0, control=control), local, rounds))
+            drifts.append(np.array([found[f"client {i}/drift/h"] for i in range(len(SIZES))]))
+        moved = np.diff([np.zeros_like(drifts[0]), *drifts], axis=0)  # [rounds, K, P]
+        assert [bool(np.ptp(one, axis=0).max() > 1e-9) for one in moved] == apart
+        if control:
+            np.testing.assert_allclose(found["server/drift/g"], slopes().mean(0), rtol=1e-11)
 
 
 @pytest.mark.parametrize("local", HEAVY.values(), ids=HEAVY)

@@ -41,7 +41,13 @@ LOCALS = {
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedprox": [{"mu": 0.7}],
     "feddyn": [{"alpha": 0.5}, {"alpha": 0.3, "size_weighted": False}],
-    "feddc": [{"alpha": 0.5}, {"alpha": 0.3, "gradient": False}, {"alpha": 0.4, "average_over_all": False}],
+    "feddc": [
+        {"alpha": 0.5},
+        {"alpha": 0.3, "gradient": False},
+        {"alpha": 0.4, "average_over_all": False},
+        {"alpha": 0.4, "control": True},
+        {"alpha": 0.2, "control": True, "average_over_all": False},
+    ],
     "fedsplit": [{"s": 2.0}, {"s": 1.5, "active": True}],
     "feddecorr": [{"beta": 1.0}],
     "moon": [{"mu": 5.0}, {"mu": 1.0, "tau": 0.1}],
@@ -107,6 +113,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "superfed_lm": [{"mu": 0.5, "nu": 3.0}, {"start_round": 2}],
     "fedhen": [{"simple_fraction": 0.25, "side_weight": 3.0}, {"simple_fraction": 1.0}, {"simple_fraction": 0.0}],
     "noside": [{"simple_fraction": 0.7}],
+    "ifca": [{"clusters": 3}, {"clusters": 1}],
     "decouple": [{"simple_fraction": 0.7}],
     "heterofl": [{"widths": (1.0, 0.75, 0.25)}, {"widths": (1.0, 0.5, 0.25), "scale": True}],
     "fedevg": [

@@ -77,6 +77,12 @@ def test_fedbn_with_batch_normalisation_follows_its_equations() -> None:
     assert result.history[0]["comm/up_params"] == result.history[0]["comm/down_params"] == sent
 
 
+def test_a_batch_of_one_sample_is_left_out_with_the_setting_to_change() -> None:
+    (failure,) = go("fedbn", federation=classes((7, 9, 8)), model=batch_normed, rounds=1, local=LOCAL).failures
+    assert failure.client == 0
+    assert "one sample has no variance for batch normalisation: choose another local.batch_size" in failure.reason
+
+
 @pytest.mark.parametrize("engine", ["serial", "processes"])
 def test_fedbn_with_feddyn(engine: str) -> None:
     """Two parts that nobody combined: h is as long as what is shared, and the result is neither's own."""

@@ -41,7 +41,9 @@ def local(**changes: Any) -> Local:
     return replace(Local(epochs=2, batch_size=4, lr=0.2, momentum=0.3), **changes)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "feddyn", "scaffold", "fedprox", "fedntd", "moon", "fednova"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "feddyn", "scaffold", "fedprox", "fedntd", "moon", "fednova", "superfed_mm", "fedrep"]
+)
 def test_without_a_bound_and_noise_it_is_plain_sgd(method: str) -> None:
     settings = {} if method != "scaffold" else {"momentum": 0.0}
     plain = go(method, local=local(**settings))
@@ -76,6 +78,31 @@ def test_a_round_by_numpy(poisson: bool) -> None:
         noise = np.concatenate([normal[:12].reshape(3, 4), normal[12:].reshape(3, 1)], axis=1)
         w -= 0.5 / (4 if poisson else len(batch)) * (total + z * C * noise)
     np.testing.assert_allclose(theta(found), np.concatenate([w[:, :4].ravel(), w[:, 4]]), rtol=1e-10, atol=1e-12)
+
+
+def test_a_round_of_superfed_by_numpy() -> None:
+    """Both models start at zero, move along the same private gradient, and one of them is sent."""
+    federation, C, z = classes((9,)), 0.7, 1.3
+    settings = Local(steps=3, batch_size=4, lr=0.5, dp_clip=C, dp_noise=z)
+    method = make("superfed_mm", mu=0.0, nu=0.0)
+    found = go(method, federation=federation, model=zero_linear, rounds=1, local=settings, seed=SEED)
+    x, y = federation.train.arrays.x.numpy(), federation.train.arrays.y.numpy()
+    order = rng.stream(SEED, "batches", 0, 0).permutation(federation.train.index[0])
+    lambdas = rng.stream(SEED, "views", 0, 0).random((3, 1))[:, 0]
+    w, v = np.zeros(15), np.zeros(15)
+    for step, (batch, lam) in enumerate(zip((order[:4], order[4:8], order[8:]), lambdas, strict=True)):
+        at = (1 - lam) * w + lam * v
+        total = z * C * rng.stream(SEED, "example noise", 0, 0, step).standard_normal(15)
+        for row in batch:
+            p = np.exp(at[:12].reshape(3, 4) @ x[row] + at[12:])
+            error = p / p.sum() - np.eye(3)[y[row]]
+            g = np.concatenate([np.outer(error, x[row]).ravel(), error])
+            total += g * min(1, C / np.linalg.norm(g))
+        g = total / len(batch)
+        w, v = w - 0.5 * (1 - lam) * g, v - 0.5 * lam * g
+    np.testing.assert_allclose(theta(found), w, rtol=1e-10, atol=1e-12)
+    kept = dict(found.snapshot.store)[0]["personal"]["private"].numpy()
+    np.testing.assert_allclose(kept, v, rtol=1e-10, atol=1e-12)
 
 
 def test_the_noise_has_its_variance() -> None:
@@ -142,7 +169,8 @@ def test_what_a_run_reports_is_that_of_the_client_with_the_fewest_samples_and_mo
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"method": "superfed_mm"}, "takes others"),
+        ({"method": "ditto"}, "'ditto' takes others; of the methods with a second model superfed_mm takes one"),
+        ({"method": make("pfedme", lam=3.0)}, "'pfedme' takes others"),
         ({"method": "per_fedavg"}, "takes others"),
         ({"method": "fedlc"}, "reads 'label_counts'"),
         ({"method": "term"}, "reads 'losses'"),

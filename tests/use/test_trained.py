@@ -62,7 +62,7 @@ def test_a_clients_model_is_the_one_that_was_evaluated(name: str, monkeypatch: p
     client = 0 if given.method.pooled else ONE
     given = replace(given, federation=with_tests_at(given.federation, ONE))
     result = run(given)
-    model, out = result.trained.client(client), seen[-1]
+    out, model = seen[-1], result.trained.client(client)
     test = given.federation.held_out.client(ONE)
     if isinstance(given.method.personal, Subspace):  # the sweep over λ is measured in one go
         assert model.lam == 0.5

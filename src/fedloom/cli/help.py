@@ -251,6 +251,7 @@ example:
 TARGET = """Make models for unlabelled inputs of somebody else, from a finished run.
 
 usage: fedloom target run=DIR data=FILE [data=FILE …] [method=METHOD] [--out FILE] [--json] [--debug]
+       fedloom target run=DIR method=ccvr [--out FILE] [--debug]
 
 FILE is an .npz file with inputs x [N, …] as the run's data hold them, or an .npy file of them; labels are not needed.
 For each file: the estimated class shares with intervals, the clients from which these classes are known, a check that
@@ -262,6 +263,8 @@ targets y in the .npz file, it and the server's model are measured on standard e
                           must have kept them, with evaluation.what=[global,average]; method.steps=60 method.lr=0.2
   method=fedssa           the clients' last models, mixed by FedSSA, learnt once; method.variance=10 method.views=[blur]
   method=target_prior     class shares, clients and check alone, no model
+  method=ccvr             for nobody's inputs: the server's model with its head trained again, on features drawn from
+                          the clients' class statistics (classifier calibration); against label skew
 
 options:
   --out FILE              the model's file, which must not exist; by default <run>-<file>.safetensors

@@ -1,4 +1,4 @@
-"""``fedloom target``: a model for unlabelled inputs of somebody else, from a finished run."""
+"""``fedloom target``: a model for unlabelled inputs of somebody else, or for all classes alike, from a finished run."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from fedloom.cli.predict import read, run_and_files
 from fedloom.config.target import build
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.console import relpath
+from fedloom.experiment.deployed import DeployedModel
+from fedloom.tasks.target.calibration import CCVR
 from fedloom.tasks.target.model import ClassModels, TargetModel
 
 
@@ -25,9 +27,13 @@ def command(arguments: argparse.Namespace) -> int:
     path, others = run_and_files(arguments.words, "target")
     files = [Path(word.removeprefix("data=")) for word in others if word.startswith("data=") and word != "data="]
     words = [word for word in others if word.split("=")[0].split(".")[0] == "method"]
+    method = build(words)
+    if isinstance(method, CCVR):
+        if files or len(words) < len(others):
+            raise ConfigError("ccvr makes one model for all classes alike and takes no inputs; leave data=… out.")
+        return calibrated(method, path, arguments.out)
     if not files or len(files) + len(words) < len(others):
         raise ConfigError("fedloom target needs files of inputs, like: fedloom target run=runs/… data=x.npz")
-    method = build(words)
     if arguments.out is not None and len(files) > 1:
         raise ConfigError("--out names one file, but there are several targets; leave it out.")
     if arguments.out is not None and not method.makes_model:
@@ -41,7 +47,7 @@ def command(arguments: argparse.Namespace) -> int:
     for file, arrays, out in zip(files, inputs, outs, strict=True):
         found = method(known, arrays["x"])
         written = found.model.export(out) if method.makes_model else None
-        models = {"server's model": run.server, "this model": found.model}
+        models = named(run.server, found.model)
         measured = {name: model.evaluate(arrays["x"], arrays["y"]) for name, model in models.items() if "y" in arrays}
         told.append({"data": str(file), "inputs": len(arrays["x"]), "model": written and str(written)})
         told[-1] |= plain(found) | {"measured": measured}
@@ -51,8 +57,7 @@ def command(arguments: argparse.Namespace) -> int:
         print(described(found, run.federation.names))
         if written is not None:
             print(f"model: {relpath(written)}")
-        for name, numbers in measured.items():
-            print(f"{name}: {', '.join(f'{k} {v:.4g}' for k, v in numbers.items())}", file=sys.stderr)
+        compared(measured)
     if arguments.json:
         print(json.dumps(told, indent=1))
     return 0
@@ -67,6 +72,30 @@ def plain(found: TargetModel) -> dict[str, Any]:
     prior: Mapping[str, Any] = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(found.prior).items()}
     check = asdict(found.check) | {"holds": found.check.holds}
     return {**prior, "known": numbers(found.known), "p": numbers(found.p), "check": check}
+
+
+def calibrated(method: CCVR, path: Path, given: str | None) -> int:
+    """Write the run's model with the head of CCVR, and measure both on the common test set, if there is one."""
+    out = Path(given or f"{path.resolve().name}-ccvr.safetensors")
+    if out.exists():
+        raise ConfigError(f"{out} exists already; choose another file with --out.")
+    run = load(path)
+    model, test = method(run), run.federation.test
+    print(f"model: {relpath(model.export(out))}")
+    if len(test):
+        compared({name: one.evaluate(test.x, test.y) for name, one in named(run.server, model).items()})
+    return 0
+
+
+def named(server: DeployedModel, model: DeployedModel) -> dict[str, DeployedModel]:
+    """What two models are called where they are compared."""
+    return {"server's model": server, "this model": model}
+
+
+def compared(measured: Mapping[str, Mapping[str, float]]) -> None:
+    """Print what models are worth on labelled inputs, on standard error."""
+    for name, numbers in measured.items():
+        print(f"{name}: {', '.join(f'{k} {v:.4g}' for k, v in numbers.items())}", file=sys.stderr)
 
 
 def described(found: TargetModel, names: tuple[str, ...] = ()) -> str:

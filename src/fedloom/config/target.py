@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from fedloom.config.overrides import parse
 from fedloom.config.sections import Choice, Tree
 from fedloom.core.errors import ConfigError
+from fedloom.tasks.target.calibration import CCVR
 from fedloom.tasks.target.methods import TargetMethod, target_methods
 
 TARGET_METHOD = Choice(target_methods, "target_head")
 
 
-def build(words: Sequence[str]) -> TargetMethod:
+def build(words: Sequence[str]) -> TargetMethod | CCVR:
     """The method of overrides like ``method=target_fit`` and ``method.steps=100``.
 
     >>> build(["method=target_fit", "method.steps=100"]).steps, type(build([])).__name__

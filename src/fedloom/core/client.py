@@ -28,6 +28,7 @@ from fedloom.core.tree import Tree
 from fedloom.core.views import LayerViews, SharedPrivate, StepInfo, mixed
 
 State = dict[str, Tree]  # a client's state: the part's place -> its tree
+ONE_VALUE = "Expected more than 1 value per channel"  # what PyTorch says of batch normalisation of one sample
 BUFFERS = "buffers"  # the slot of batch statistics in every message that has any
 
 
@@ -229,10 +230,7 @@ class ClientWork:
             if plan.has_views:
                 total += yield from self._views(trained, StepInfo(down.round, number, draws[number]), ask, at, layers)
                 continue
-            grad, value = yield ask
-            if grad is not None and plan.local.dp_clip is not None:
-                noise = rng.stream(plan.facts.private_seed, "example noise", down.round, client, number)
-                grad = noised(plan, grad, len(batch_rows), len(rows), noise)
+            grad, value = yield from self._gradient(ask, number)
             if grad is not None:
                 descend(plan, trained, grad, down.lr, seen)
             total += value
@@ -246,6 +244,15 @@ class ClientWork:
             seen[place] = seen[place]._replace(local=part.begin(seen[place]))
         return seen
 
+    def _gradient(self, ask: Request, step: int) -> Generator[Request, Answer, Answer]:
+        """Request a gradient; that of DP-SGD comes clipped, and gets its noise here."""
+        grad, value = yield ask
+        plan = self.plan
+        if grad is not None and plan.local.dp_clip is not None:
+            draws = rng.stream(plan.facts.private_seed, "example noise", self.down.round, self.client, step)
+            grad = noised(plan, grad, len(ask.batch.x), len(plan.data.index[self.client]), draws)
+        return grad, value
+
     def _views(
         self, trained: TrainState, step: StepInfo, ask: Request, at: Vectors, layers: LayerViews
     ) -> Generator[Request, Answer, Tensor]:
@@ -256,7 +263,7 @@ class ClientWork:
         extra = at.theta[2 * size :] if plan.is_paired else at.theta[:0]
         for view in personal.views(step, extra, ask.contexts["personal"]):
             if not isinstance(personal, Paired):
-                grad, value = yield ask
+                grad, value = yield from self._gradient(ask, step.step)
                 assert grad is not None
                 descend(plan, trained, grad, lr, ask.contexts, view)
                 values.append(value)
@@ -266,7 +273,7 @@ class ClientWork:
             pair = SharedPrivate(w, v, extra)
             if view.data:
                 mixed(pair, view.at, at.model, layers)
-                grad, value = yield ask
+                grad, value = yield from self._gradient(ask, step.step)
                 assert grad is not None
                 values.append(value)
             else:
@@ -337,6 +344,11 @@ class ClientWork:
     def failed(self, error: Exception) -> Result:
         """The failure for an exception raised during the work, with stage, cause and traceback."""
         reason = f"{type(error).__name__}: {error}"
+        if str(error).startswith(ONE_VALUE):
+            reason += (
+                ". A mini-batch of one sample has no variance for batch normalisation: choose another "
+                "local.batch_size, or group normalisation"
+            )
         return self._left_out(FailureKind.CODE, reason, "".join(traceback.format_exception(error)))
 
     def _left_out(self, kind: FailureKind, reason: str, trace: str = "") -> Result:

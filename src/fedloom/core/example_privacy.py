@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.core.context import NO_ROUND
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import UPDATE
+from fedloom.core.parts import UPDATE, Paired
 from fedloom.core.plan import ClientPlan
 from fedloom.core.slots import label
+from fedloom.core.views import StepInfo
 
 
 def noised(plan: ClientPlan, grad: Tensor, batch: int, samples: int, draws: np.random.Generator) -> Tensor:
@@ -43,6 +45,16 @@ def clipping(norms: Tensor, bound: float) -> Tensor:
     return norms.clamp(min=bound).reciprocal() * bound if bound < float("inf") else torch.ones_like(norms)
 
 
+def gradients(plan: ClientPlan) -> int:
+    """The number of gradients of a mini-batch that a local step takes.
+
+    A second model does not need one of its own: SuPerFed's only gradient moves both, by (1 - λ)g and λg.
+    """
+    personal, layers = plan.method.personal, len(plan.layout.layers)
+    extra = plan.theta0.new_tensor(personal.extras if isinstance(personal, Paired) else ())
+    return sum(view.data for view in personal.views(StepInfo(0, 0, [0.5] * layers), extra, NO_ROUND))
+
+
 def check(plan: ClientPlan) -> None:
     """Raise ``ConfigError`` if something else than private gradients would leave a client, or there is no g_j.
 
@@ -56,9 +68,16 @@ def check(plan: ClientPlan) -> None:
             f"{mine} needs the gradient of each sample, but buffer {plan.layout.buffers[0].name!r} couples those of a "
             "batch; choose a model without batch statistics, like one with group normalisation."
         )
-    if plan.is_meta or plan.has_views or not method.predicts:
-        part = method.adaptation if plan.is_meta else method.personal if plan.has_views else method.objective[0]
-        raise ConfigError(f"{mine} covers one gradient on one mini-batch a step, but {label(part)!r} takes others.")
+    others = (
+        (method.adaptation, plan.is_meta),
+        (method.personal, gradients(plan) > 1),
+        (method.objective[0], not method.predicts),
+    )
+    for part in (part for part, takes in others if takes):
+        raise ConfigError(
+            f"{mine} covers one gradient on one mini-batch a step, for which ε is computed, but {label(part)!r} takes "
+            "others; of the methods with a second model superfed_mm takes one."
+        )
     for place, part in method.parts.items():
         other, needs = f"{place} {label(part)!r}", part.needs
         reads = [name for name in ("model", "label_counts", "samples", "losses") if getattr(needs, name)]

@@ -200,6 +200,10 @@ class Personal(Part):
         """Return the views (gradients) of one local step, in order, all on its mini-batch; as many at every client."""
         return (View(),)
 
+    def shared_steps(self, steps: int) -> int:
+        """Return in how many of a round's local steps the shared parameters move."""
+        return steps
+
 
 @dataclass(frozen=True)
 class Paired(Personal):
@@ -232,7 +236,12 @@ class Submodels(Personal):
     """Base class of parts for clients of different capacity: each trains the part of the network of its *level*.
 
     The server keeps one vector θ [P]; a level is a smaller network whose parameters are at known positions of θ.
+
+    Attributes:
+        chosen: clients take the level with the least loss on their samples, in every round, instead of ``level``.
     """
+
+    chosen: ClassVar[bool] = False
 
     @property
     def levels(self) -> tuple[str, ...]:

@@ -146,6 +146,12 @@ class ClientPlan:
         """Whether clients train networks of different sizes."""
         return isinstance(self.method.personal, Submodels) and self.submodel is None
 
+    @property
+    def chooses(self) -> bool:
+        """Whether clients choose their level in every round."""
+        personal = self.method.personal
+        return isinstance(personal, Submodels) and personal.chosen
+
     @cached_property
     def level(self) -> np.ndarray:
         """The level of every client, int64 [K]."""
@@ -197,7 +203,8 @@ class ClientPlan:
         return 0 if isinstance(personal, Paired) and personal.plain else self.local.memory
 
     def effective_steps(self, steps: int) -> float:
-        """‖a‖₁ of the given number of local steps; see ``Local.effective_steps``."""
+        """‖a‖₁ of the shared parameters in so many local steps, at least 1; see ``Local.effective_steps``."""
+        steps = max(self.method.personal.shared_steps(steps), 1)
         return self.local.effective_steps(steps) if self.memory else float(steps)
 
     @cached_property

@@ -29,6 +29,8 @@ INSTEAD = {
     ("method 'fedevg'", "kept"): "method=fedevg_kept",
     ("mixing", "target_fit"): _AFTER.format("target_fit"), ("server", "target_head"): _AFTER.format("target_head"),
     **{("method", name): _AFTER.format(name) for name in ("target_head", "target_fit", "target_prior")},
+    ("method", "ccvr"): "fedloom target run=DIR method=ccvr, on a finished run,",
+    ("method", "fedala"): "apfl with method.learn=true (docs/personal.md says why FedALA is not here)",
 }  # fmt: skip
 """What to write instead of a setting that is none any more, or of a part that is none."""
 

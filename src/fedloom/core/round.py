@@ -138,6 +138,7 @@ def federated_round(
 
     # broadcast
     down = replace(server.broadcast(plan), invited=tuple(cohort.tolist()))
+    work = work.choosing(down)
     present = work.present(down, drop_rate)
     members = cohort[present]
     info = work.info(members, server_data)
@@ -214,7 +215,8 @@ def federated_round(
 def received_losses(plan: ClientPlan, engine: Engine, server: Server, store: Store, clients: np.ndarray) -> np.ndarray:
     """Training losses F_i(θ^t) of the current model at the given clients, float64 [clients], outside a round."""
     work = _Cohort(plan, engine, server, InitialStates(plan, server, store), Report(clients, np.zeros(len(clients))))
-    return work.losses(server.broadcast(plan), clients)
+    down = server.broadcast(plan)
+    return work.choosing(down).losses(down, clients)
 
 
 @dataclass(frozen=True)
@@ -244,13 +246,32 @@ class InitialStates:
 
 @dataclass(frozen=True)
 class _Cohort:
-    """The cohort of a round; the engine is called once per level of clients."""
+    """The cohort of a round; the engine is called once per level of clients.
+
+    Attributes:
+        chosen: the level that each client has chosen, int64 [K], if they do; else it is that of the plan.
+    """
 
     plan: ClientPlan
     engine: Engine
     server: Server
     states: InitialStates
     report: Report
+    chosen: np.ndarray | None = None
+
+    def choosing(self, down: Broadcast) -> _Cohort:
+        """The cohort whose members have the level of the least loss, if the method lets them choose."""
+        plan, cohort = self.plan, self.report.cohort
+        if not (plan.has_levels and plan.chooses):
+            return self
+        found = [self.engine.losses(self.sent(down, n), cohort, self.states, n) for n in range(len(plan.levels))]
+        chosen = np.zeros(plan.population.clients, dtype=np.int64)
+        chosen[cohort] = np.nan_to_num(found, nan=np.inf).argmin(0)
+        return replace(self, chosen=chosen)
+
+    def level(self, members: np.ndarray) -> np.ndarray:
+        """The level of each member, int64 [members]."""
+        return (self.plan.level if self.chosen is None else self.chosen)[members]
 
     def info(self, members: np.ndarray, server_data: ServerData | None) -> RoundInfo:
         """The record of the round as known before local work."""
@@ -265,7 +286,8 @@ class _Cohort:
     def present(self, down: Broadcast, drop_rate: float) -> np.ndarray:
         """Mask [|S|] of the members that remain after the broadcast; records F_i(θ^t) if a part needs it."""
         plan, cohort, report, t = self.plan, self.report.cohort, self.report, self.server.round
-        for level, rows in self.by_level(cohort):
+        whole = [(n, cohort) for n in range(len(plan.levels))]  # who chooses, receives all of them
+        for level, rows in self.by_level(cohort) if self.chosen is None else whole:
             mine = self.sent(down, level)
             slices = (value for parts in mine.parts.values() for value in parts.values())
             report.traffic.down((mine.theta, mine.buffers, *slices), len(rows))
@@ -339,7 +361,7 @@ class _Cohort:
             buffers = totals[0].mean(BUFFERS, total, p) if len(self.server.buffers) else self.server.buffers
             return totals[0].mean(UPDATE, total, p), buffers, totals[0].uploads(plan, total, p)
         assert weights is not None
-        level = plan.level[info.cohort]
+        level = self.level(info.cohort)
         sums = [total.sums.get(UPDATE) for total in totals]
         mass = [float(weights[arrived][level == number].sum()) for number in range(len(totals))]
         index = [one.submodel.param_index for one in plan.levels if one.submodel is not None]
@@ -349,7 +371,7 @@ class _Cohort:
         """The rows of each level's members, for levels that have any."""
         if len(self.plan.levels) == 1:
             return [(0, np.arange(len(members)))] if len(members) else []
-        level = self.plan.level[members]
+        level = self.level(members)
         return [(int(number), np.flatnonzero(level == number)) for number in np.unique(level)]
 
     def sent(self, down: Broadcast, level: int) -> Broadcast:

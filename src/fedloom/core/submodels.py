@@ -117,6 +117,8 @@ def _why(part: Part, personal: Submodels) -> str:
         return "changes sums of one length at the server"
     if part.uploads or part.downloads:
         return "exchanges more than models with clients"
+    if personal.chosen and overrides(part, "init_client"):
+        return "keeps a model for every client, who may choose another one in the next round"
     several = any(any(personal.exit_weights(n)) for n in range(len(personal.levels)))
     if several and (part.needs.features or part.needs.twin):
         return "uses more than the logits, and so cannot be evaluated at several exits"

@@ -121,6 +121,7 @@ class Deployed(Engine):
         self.proposed: dict[int, str] = {}
         self.absent: dict[int, Failure] = {}
         self.ready: dict[int, Packet | Failure] = {}
+        self.read: dict[int, Result] = {}  # of answers that were looked into when they came
 
     def run(
         self, down: Broadcast, clients: np.ndarray, states: States, weights: np.ndarray | None, level: int = 0
@@ -129,7 +130,10 @@ class Deployed(Engine):
         answers = {client: self.ready.pop(client) for client in clients.tolist() if client in self.ready}
         if not answers:
             answers = self.exchange((WORK,), down, clients, level)
-        results = [self._result(down, client, answers[client], level) for client in clients.tolist()]
+        results = [
+            self.read.pop(client, None) or self._result(down, client, answers[client], level)
+            for client in clients.tolist()
+        ]
         results = same_shapes(results, down.round)
         for block in self.blocks(len(clients)):
             members = slice(block.start, block.stop)
@@ -161,6 +165,7 @@ class Deployed(Engine):
         self.proposed.clear()
         self.absent.clear()
         self.ready.clear()
+        self.read.clear()
 
     def evaluate(self, down: Broadcast, clients: np.ndarray) -> Mapping[str, np.ndarray]:
         """One row per client that answered in time; nobody is waited for beyond the deadline."""
@@ -193,6 +198,7 @@ class Deployed(Engine):
         waiting: dict[str, int] = {}
         requests: dict[int, Request] = {}
         for client in clients.tolist():
+            self.read.pop(client, None)
             ticket = secrets.token_hex(16)
             told = replace(self.assignment, client=client).facts
             order = Order(ticket, do, told, level, self.versions.get(client), self.terms.oldest())
@@ -273,8 +279,11 @@ class Deployed(Engine):
 
         Work that diverged counts: its node has done what it could, and the same order again would diverge again.
         """
-        work = WORK in do
-        failure = self._result(down, client, answer, level).failure if work else self._failure(down, client, answer)
+        if WORK in do:
+            self.read[client] = self._result(down, client, answer, level)
+            failure = self.read[client].failure
+        else:
+            failure = self._failure(down, client, answer)
         return None if failure is not None and failure.kind is FailureKind.DIVERGED else failure
 
     def _failure(self, down: Broadcast, client: int, answer: Packet | Failure) -> Failure | None:

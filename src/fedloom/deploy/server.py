@@ -19,7 +19,9 @@ from fedloom.config.sections import arguments
 from fedloom.core.engine import ComputeFactory, EngineFactory
 from fedloom.core.errors import ConfigError, printable
 from fedloom.core.federation import Arrays, Federation, Index, Split
+from fedloom.core.parts import Submodels
 from fedloom.core.plan import ClientPlan
+from fedloom.core.slots import label
 from fedloom.deploy.assignment import Assignment, bench, model_digest, settings_of
 from fedloom.deploy.data import DataSpec, NodeData
 from fedloom.deploy.engine import Deployed, Tally, Terms, is_count, version_in
@@ -133,6 +135,10 @@ class Recipe:
         ):
             if name in what:
                 raise ConfigError(f"evaluation.what={name} {why}; a deployment can measure global and clients.")
+        if isinstance(method.personal, Submodels) and method.personal.chosen:
+            raise ConfigError(
+                f"with personal {label(method.personal)!r} clients choose among several models, which is not deployed."
+            )
         for uplink in method.uplink:
             if isinstance(uplink, SecureSum):
                 raise ConfigError(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.federation import Arrays, Federation
+from fedloom.core.federation import Arrays, Federation, Split
 from fedloom.core.parts import Submodels
 from fedloom.core.plan import ClientPlan
 from fedloom.core.round import Server, Store
@@ -75,7 +75,7 @@ class Evaluator(LoadedModel):
             new = tested >= self.federation.seen
             groups |= {"seen": ~new, "unseen": new}
         if self.levels:
-            level = self.level_of(tested)
+            level = table["cluster"] if "cluster" in table else self.level_of(tested)
             groups |= {f"clients/{name}": level == n for n, name in enumerate(self.names) if (level == n).any()}
         for metric in self.settings.metrics:
             if np.isnan(table[metric]).all():
@@ -106,25 +106,36 @@ class Evaluator(LoadedModel):
         personal = self.plan.method.personal
         return personal.levels if isinstance(personal, Submodels) else ()
 
-    def level_of(self, clients: np.ndarray) -> np.ndarray:
-        """The levels of clients, including clients that never train, int64 [clients]."""
+    def level_of(self, clients: np.ndarray, server: Server | None = None) -> np.ndarray:
+        """The levels of clients, including clients that never train, int64 [clients].
+
+        Clients that choose take that whose model at the server has the least loss on their training samples.
+        """
         personal = self.plan.method.personal
-        assert isinstance(personal, Submodels)
+        if not isinstance(personal, Submodels):
+            return np.zeros(len(clients), dtype=np.int64)
+        if self.plan.chooses and server is not None:
+            train, levels = self.federation.train, range(len(self.levels))
+            losses = [self.of_level(number, server, train, clients)["loss"] for number in levels]
+            return np.nan_to_num(losses, nan=np.inf).argmin(0)
         return np.array([personal.level(int(client)) for client in clients])
+
+    def of_level(self, number: int, server: Server, split: Split, clients: np.ndarray) -> Values:
+        """Metrics and loss of a level's network on each client's samples of the split, [clients] each."""
+        evaluator, index = self.levels[number], split.index.pick(clients)
+        evaluator.load(self.plan.levels[number].own(server.theta), server.buffers)
+        owners = torch.from_numpy(np.repeat(clients, index.sizes)).to(split.arrays.y.device)
+        labels = None if split.relabel is None else split.labels(torch.from_numpy(index.rows), owners)
+        return self.by_client(evaluator.scores(split.arrays, index.rows, labels), index.offsets)
 
     def by_level(self, server: Server, tested: np.ndarray) -> Values:
         """Metrics and loss of each tested client's level network on its own test samples, float64 [clients] each."""
-        split, levels = self.federation.held_out, self.level_of(tested)
-        values: Values = {}
-        for number, (evaluator, level) in enumerate(zip(self.levels, self.plan.levels, strict=False)):
+        levels = self.level_of(tested, server)
+        values: Values = {"cluster": levels} if self.plan.chooses else {}
+        for number in range(len(self.levels)):
             of = np.flatnonzero(levels == number)
             if len(of):
-                evaluator.load(level.own(server.theta), server.buffers)
-                index = split.index.pick(tested[of])
-                owners = torch.from_numpy(np.repeat(tested[of], index.sizes)).to(split.arrays.y.device)
-                labels = None if split.relabel is None else split.labels(torch.from_numpy(index.rows), owners)
-                found = evaluator.scores(split.arrays, index.rows, labels)
-                for metric, column in self.by_client(found, index.offsets).items():
+                for metric, column in self.of_level(number, server, self.federation.held_out, tested[of]).items():
                     values.setdefault(metric, np.full((len(tested), *column.shape[1:]), np.nan))[of] = column
         return values
 

@@ -283,6 +283,12 @@ class Experiment:
 
     def _check_evaluation(self) -> None:
         """Raise a ``ConfigError`` for an evaluation that does not go with the method."""
+        means, personal = [what for what in ("average", "cohort") if what in self.evaluation.what], self.method.personal
+        if means and isinstance(personal, Submodels) and personal.chosen:
+            raise ConfigError(
+                f"evaluation.what={means[0]} is the mean of one model of each client, but with personal "
+                f"{label(personal)!r} clients train another one in every round; leave it out."
+            )
         metric = self.evaluation.metric
         if metric in ("average/accuracy", "cohort/accuracy") and not self.method.adaptation.is_identity:
             raise ConfigError(

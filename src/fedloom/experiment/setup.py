@@ -184,7 +184,8 @@ def _private(method: Method, plan: ClientPlan) -> None:
         raise ConfigError(
             f"personal {label(method.personal)!r} keeps no parameter of this model private; "
             "the head consists of the parameters whose names begin with 'head.', "
-            "normalisation layers are recognised by their type, and low-rank adapters come with "
+            "normalisation layers are recognised by their type (mlp has some with model.norm=batch), and low-rank "
+            "adapters come with "
             f"model=transformers model.lora=8{_or_wrap(plan)}."
         )
     if not shared and not everything:

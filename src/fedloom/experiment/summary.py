@@ -8,7 +8,7 @@ from typing import Any
 from fedloom.core.client import Failure, FailureKind
 from fedloom.core.local import cohort_size
 from fedloom.core.method import Method
-from fedloom.core.parts import Paired, overrides
+from fedloom.core.parts import Paired, Submodels, overrides
 from fedloom.core.plan import ClientPlan
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.metrics import best_round, fedavg_rounds, parameters_to_target, rounds_to_target
@@ -20,9 +20,9 @@ def headline(method: Method, evaluation: Evaluation) -> str:
     """The metric by which a run of the method is judged.
 
     The accuracy that ``evaluation.metric`` names, if that is not the default, like that of the ``average`` model. Else
-    the server model's accuracy; but if clients keep private models or parts of one, or adapt what they receive, the
-    mean accuracy of their deployed models, since the server model is then not deployed. Where no accuracy is measured,
-    as in a regression, the same holds of the first metric.
+    the server model's accuracy; but if clients keep private models or parts of one, adapt what they receive or choose
+    among several, the mean accuracy of their deployed models, since the server model is then not deployed. Where no
+    accuracy is measured, as in a regression, the same holds of the first metric.
     """
     first = evaluation.first
     if evaluation.metric != f"global/{first}" and first in evaluation.metric.split("/"):
@@ -32,6 +32,7 @@ def headline(method: Method, evaluation: Evaluation) -> str:
         isinstance(personal, Paired)
         or (any(overrides(personal, hook) for hook in ("private", "private_in")) and personal.kept)
         or not method.adaptation.is_identity
+        or (isinstance(personal, Submodels) and personal.chosen)
     )
     return f"clients/{first}/mean" if own else f"global/{first}"
 

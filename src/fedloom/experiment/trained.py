@@ -136,7 +136,7 @@ class TrainedRun(RunRecords):
             own = self.federation.train.client(number)
             support = Batch(own.x, own.y)
         at = self._lambdas[number] if plan.is_paired else None
-        level = int(self.evaluator.level_of(np.array([number]))[0]) if self.evaluator.levels else 0
+        level = int(self.evaluator.level_of(np.array([number]), snapshot.server)[0])
         return self._deployed(plan, snapshot.store.get(number), at, level, support)
 
     def adapt(self, x: Any, y: Any, rounds: int = 10) -> DeployedModel:
@@ -174,7 +174,10 @@ class TrainedRun(RunRecords):
             fixed = 0.0 if private is None else plan.method.personal.deployed(private[plan.layout.size :])
             at = 0.5 if fixed is None else fixed
         support = None if plan.method.adaptation.is_identity else Batch(data.x, data.y)
-        return self._deployed(plan, state, at, int(plan.level[number]), support)
+        levels = range(len(plan.levels)) if plan.chooses else [int(plan.level[number])]
+        models = [self._deployed(plan, state, at, level, support) for level in levels]
+        loss = self.evaluator.measurement.loss_name
+        return models[0] if len(models) == 1 else min(models, key=lambda one: one.evaluate(x, y)[loss])
 
     def _deployed(
         self, plan: ClientPlan, state: State | None, at: float | None, level: int, support: Batch | None

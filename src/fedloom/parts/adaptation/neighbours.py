@@ -25,8 +25,9 @@ class Neighbours(Adaptation):
         p_knn(c | x) ∝ Σ_{i among the k nearest} [y_i = c] e^{-‖r(x) - r(x_i)‖/σ}
 
     The neighbours are the client's training samples nearest to x in feature space. The model is not changed; the
-    returned logits are the logarithm of the mixture. Marfoq, Neglia, Vidal & Kameni, ICML 2022. Deviation: there each
-    client chooses λ on validation samples, here one setting serves all.
+    returned logits are the logarithm of the mixture. Marfoq, Neglia, Vidal & Kameni, ICML 2022.
+    Deviations: there each client chooses λ on validation samples, here one setting serves all; the weights are those of
+    the text, while the authors' code has e^{-‖r(x) - r(x_i)‖²/(dσ)}.
 
     Args:
         k: number of neighbours, at least 1; a client with fewer samples uses all of them.

@@ -21,12 +21,14 @@ class PersonalHead(Adaptation):
     """A client deploys z(x) + φ(r(x), 1): the model's logits plus a linear head φ [C, d + 1] on its features r [B, d].
 
     φ starts at zero and is fitted by gradient steps on the cross entropy over all of the client's training samples; the
-    model is not changed. Chen & Chao, ICLR 2022 (FedRoD), with the linear head, not the hypernetwork. Deviation: in the
-    paper φ is trained along with the rounds. Since its gradient is stopped before the features, it never influences the
-    shared parameters, and here it is fitted to the deployed features instead, also for clients that never participated.
+    model is not changed. A step is at most 2 / mean ‖(r, 1)‖² long, whatever ``lr`` is: the curvature of the loss is at
+    most half that mean, so that no step increases it, however large the features are. Chen & Chao, ICLR 2022 (FedRoD),
+    with the linear head, not the hypernetwork. Deviation: in the paper φ is trained along with the rounds. Since its
+    gradient is stopped before the features, it never influences the shared parameters, and here it is fitted to the
+    deployed features instead, also for clients that never participated.
 
     Args:
-        lr: learning rate of the steps.
+        lr: the largest learning rate of the steps.
         steps: number of steps; with 0 the model is deployed unchanged.
 
     Raises:
@@ -57,9 +59,10 @@ class PersonalHead(Adaptation):
         truth = (support.y[:, None] == torch.arange(logits.shape[1], device=z.device)).to(z.dtype)  # [B, C]
         counts = torch.ones_like(z[:, 0]) if support.mask is None else support.mask.to(z.dtype)
         share = (counts / counts.sum())[:, None]
+        rate = (2 / (share * z.square()).sum()).clamp(max=self.lr)
         phi = z.new_zeros(logits.shape[1], z.shape[1])
         for _ in range(self.steps):
-            phi = phi - self.lr * (share * ((logits + z @ phi.T).softmax(1) - truth)).T @ z
+            phi = phi - rate * (share * ((logits + z @ phi.T).softmax(1) - truth)).T @ z
 
         def predict(x: Tensor) -> Output:
             out = forward(theta, x)

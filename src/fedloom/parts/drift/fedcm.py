@@ -36,7 +36,7 @@ class FedCMDrift(Drift):
 
     alpha: float = 0.1
 
-    needs = Needs(shared=True)
+    needs = Needs(shared=True, sgd=True)
     downloads = ("direction",)
     affine = True
     citation = """@article{xu2021fedcm, title={{FedCM}: Federated Learning with Client-level Momentum},

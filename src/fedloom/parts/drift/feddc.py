@@ -24,26 +24,33 @@ class FedDCDrift(Drift):
 
         h_i ← h_i + (θ_i - θ^t)          g_i ← θ_i - θ^t          θ ← Σ p_i (θ_i + h_i)          g ← Σ p_i g_i
 
-    with the new h_i. All vectors are [P]. The updates g_i and g are displacements *towards* the new model, the negative
-    of the library's Δ_i = θ^t - θ_i: about -ηk times a gradient, so that the last term adds ∇F - ∇F_i to the client's
-    gradient, as in SCAFFOLD. Of the paper's two readings of that term it is the one of its public code: g_i is the
-    client's last displacement, g the mixed one of the last round's cohort. η is the decayed rate of the round; with
+    with the new h_i. All vectors are [P]. g_i is the client's last displacement and g the mixed one of the last round's
+    cohort, both *towards* the new model, the negative of the library's Δ_i = θ^t - θ_i: about -ηk times a gradient, so
+    that the last term adds ∇F - ∇F_i to the client's gradient, as in SCAFFOLD. η is the decayed rate of the round; with
     local momentum ‖a‖₁ replaces k (``ctx.effective_steps``). h_i, g_i and g start at zero: the first round's local work
     is FedProx's with μ = α. Gao et al., CVPR 2022, algorithm 1.
+
+    That is the term as the paper's text defines it. A corrected displacement says little of the client's gradient,
+    however: where gradients are constant, all clients move alike in one round, and are not corrected in the next. The
+    authors' code has SCAFFOLD's control variates instead (``control=True``), ⟨θ, c - c_i⟩ with::
+
+        c_i⁺ = c_i - c + (θ^t - θ_i)/(ηk)          c ← c + (1/K) Σ_{i∈S} (c_i⁺ - c_i)
 
     At a fixed point θ_i = θ^t and h_i = -∇F_i/α, so Σ p_i ∇F_i = 0: with full participation it is the minimiser for any
     number of local steps. With partial participation Σ_S p_i h_i, which the algorithm box adds
     (``average_over_all=False``), does not vanish there, and θ fluctuates with the spread of ∇F_i/α. The default adds
     the mean of all K clients' h_i instead, as the authors' experiments do, and converges. Without the gradient term
     that is FedDyn with equal weights, whose linear terms are -αh_i. With it g is broadcast; g_i is uploaded beside
-    θ_i + h_i only if the cohort's drift is added, and a round then costs twice FedAvg's communication.
+    θ_i + h_i only if the cohort's drift is added, and c_i⁺ - c_i always: a round then costs twice FedAvg's
+    communication. The authors also divide α and c by n_i/n̄ (n̄ the mean), which is not done here.
 
     α = 0 alone is not FedAvg, since drifts are still added to the models: the first step is twice as long.
     ``decouple=False`` keeps h_i = 0; without the gradient term this is FedProx, and with α = 0 FedAvg.
 
     Args:
         alpha: α ≥ 0, weight of the drift penalty.
-        gradient: include the gradient term with g_i - g.
+        gradient: include the gradient term.
+        control: take it from control variates, as the authors' code does, instead of displacements.
         decouple: learn h_i; False keeps it at zero.
         average_over_all: add the mean drift of all K clients instead of the cohort's mixed drift.
 
@@ -55,8 +62,10 @@ class FedDCDrift(Drift):
     gradient: bool = True
     decouple: bool = True
     average_over_all: bool = True
+    control: bool = False
 
     downloads = ("g",)
+    boundable = ("control",)
     affine = True
     citation = """@inproceedings{gao2022feddc,
   title={{FedDC}: Federated Learning with Non-{IID} Data via Local Drift Decoupling and Correction},
@@ -74,20 +83,22 @@ class FedDCDrift(Drift):
 
     @property
     def uploads(self) -> Mapping[str, Reduce]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """g_i, unless the update itself is g_i; Σ Δ_i / K if the mean of all h_i is tracked."""
-        if not self.decouple:
-            return {}
-        if self.average_over_all:
-            return {"update": Reduce.SHARE}
-        return {"g": Reduce.MIX} if self.gradient else {}
+        """c_i⁺ - c_i or g_i, unless the update itself is g_i; Σ Δ_i / K if the mean of all h_i is tracked."""
+        controls = self.gradient and self.control
+        found = {"control": Reduce.SHARE} if controls else {}
+        if self.decouple and self.average_over_all:
+            found["update"] = Reduce.SHARE
+        elif self.decouple and self.gradient and not controls:
+            found["g"] = Reduce.MIX
+        return found
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
-        """g = 0, and h = 0, the mean drift of all clients, if it is tracked."""
+        """g = 0 (or c = 0), and h = 0, the mean drift of all clients, if it is tracked."""
         names = ["g"] * self.gradient + ["h"] * (self.decouple and self.average_over_all)
         return {name: torch.zeros_like(theta) for name in names}
 
     def init_client(self, theta: Tensor) -> Tree:
-        """g_i = h_i = 0."""
+        """g_i = h_i = 0 (or c_i = h_i = 0)."""
         names = ["g"] * self.gradient + ["h"] * self.decouple
         return {name: torch.zeros_like(theta) for name in names}
 
@@ -96,31 +107,36 @@ class FedDCDrift(Drift):
         centre = ctx.state["h"] - ctx.received if self.decouple else -ctx.received
         constant = self.alpha * centre
         if self.gradient:
-            constant = constant + (ctx.state["g"] - ctx.down["g"]) / (ctx.effective_steps * ctx.lr)
+            constant = constant + (ctx.state["g"] - ctx.down["g"]) * self._slope(ctx)
         return {"pull": constant}
 
     def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
-        """∇F_i + α(h_i + θ - θ^t) + (g_i - g)/(ηk)."""
+        """∇F_i + α(h_i + θ - θ^t) + (g_i - g)/(ηk), or + c - c_i."""
         return grad.add_(w, alpha=self.alpha).add_(ctx.local["pull"])
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
-        """New h_i and g_i; uploads θ^t - (θ_i + h_i) and g_i, or Δ_i alone with ``average_over_all``."""
-        moved = -update
-        state = {"g": moved} if self.gradient else {}
-        if not self.decouple:
-            return ClientEnd(state, {}, update)
-        state["h"] = ctx.state["h"] + moved
-        if self.average_over_all:
-            return ClientEnd(state, {}, update)
-        return ClientEnd(state, dict.fromkeys(self.uploads, moved), update - state["h"])
+        """New h_i and g_i; uploads θ^t - (θ_i + h_i) and g_i or c_i⁺ - c_i, or Δ_i for it with ``average_over_all``."""
+        state, sent = {"g": -update} if self.gradient else {}, {}
+        if self.gradient and self.control:
+            sent["control"] = update / (ctx.effective_steps * ctx.lr) - ctx.down["g"]
+            state["g"] = ctx.state["g"] + sent["control"]
+        elif "g" in self.uploads:
+            sent["g"] = -update
+        if self.decouple:
+            state["h"] = ctx.state["h"] - update
+        return ClientEnd(state, sent, update if "h" not in state or self.average_over_all else update - state["h"])
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        """The new g; with ``average_over_all``, h ← h - (1/K) Σ Δ_i and the update Δ - h."""
+        """The new g or c; with ``average_over_all``, h ← h - (1/K) Σ Δ_i and the update Δ - h."""
         assert info.mixed is not None
         new: Tree = {}
         if self.gradient:
-            new["g"] = uploads.get("g", -info.mixed)
+            new["g"] = state["g"] + uploads["control"] if self.control else uploads.get("g", -info.mixed)
         if self.decouple and self.average_over_all:
             new["h"] = state["h"] - uploads["update"]
             update = update - new["h"]
         return new, update
+
+    def _slope(self, ctx: Context) -> float:
+        """The factor from g_i - g to a gradient: 1/(ηk), or -1 for control variates, which are called g here."""
+        return -1.0 if self.control else 1 / (ctx.effective_steps * ctx.lr)

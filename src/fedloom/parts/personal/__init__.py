@@ -1,5 +1,6 @@
 """Personalisation: shared and private parameters, and the model that a client deploys."""
 
+from fedloom.parts.personal.clustered import Clustered
 from fedloom.parts.personal.interpolated import APFL, Subspace
 from fedloom.parts.personal.lora import PrivateLora
 from fedloom.parts.personal.nested import Decoupled, EarlyExitSlice, WidthSlice
@@ -11,6 +12,7 @@ from fedloom.parts.personal.sequential import Alternating
 __all__ = [
     "APFL",
     "Alternating",
+    "Clustered",
     "Decoupled",
     "Ditto",
     "EarlyExitSlice",

@@ -48,5 +48,12 @@ class Alternating(Personal):
 
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """The head while step + 1 ≤ head_fraction · steps, then the body."""
-        head = float(step.step + 1 <= self.head_fraction * ctx.steps + 1e-9)
+        head = float(step.step < self._head_steps(ctx.steps))
         return (View(shared=1 - head, private=head),)
+
+    def shared_steps(self, steps: int) -> int:
+        return steps - self._head_steps(steps)
+
+    def _head_steps(self, steps: int) -> int:
+        """The steps that train the head, of a round's."""
+        return int(self.head_fraction * steps + 1e-9)

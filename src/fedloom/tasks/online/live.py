@@ -14,7 +14,8 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.core.parts import Batch
 from fedloom.data.streams import Task
-from fedloom.experiment.trained import RunRecords, as_tensor
+from fedloom.experiment.deployed import as_tensor
+from fedloom.experiment.trained import RunRecords
 from fedloom.tasks.online.task import OnlineTask
 
 Samples = tuple[Any, Any]

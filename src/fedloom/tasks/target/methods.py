@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 from fedloom.core.checks import at_least
 from fedloom.core.registry import Registry
 from fedloom.parts.mixing.ssa import SelfSupervised
+from fedloom.tasks.target.calibration import CCVR
 from fedloom.tasks.target.fit import TargetFit
 from fedloom.tasks.target.model import ClassModels, TargetModel
 
@@ -37,7 +38,7 @@ class TargetMethod(ABC):
         """The result for inputs x [N, ...], as ``DeployedModel.predict`` takes them."""
 
 
-target_methods = Registry[TargetMethod](
+target_methods = Registry[TargetMethod | CCVR](
     "method for a target",
     shared={
         "resamples": "of the bootstrap over inputs, for the intervals of the shares.",
@@ -160,3 +161,6 @@ class TargetShares(TargetMethod):
 
     def __call__(self, known: ClassModels, x: Any) -> TargetModel:
         return known.target_prior(x, self.resamples, self.seed)
+
+
+target_methods.register(name="ccvr")(CCVR)  # of a finished run alone: it takes no inputs

@@ -18,9 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Uplink
-from fedloom.core.targets import CLASSES
 from fedloom.data.augment import pipeline
 from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.ensemble import last_models, mixing_weights
@@ -31,6 +29,7 @@ from fedloom.parts.mixing.ssa import SelfSupervised
 from fedloom.tasks.target.discriminant import ClassSums, Discriminant
 from fedloom.tasks.target.exchange import Exchange
 from fedloom.tasks.target.fit import TargetFit
+from fedloom.tasks.target.head import features_of, linear_head, with_head
 from fedloom.tasks.target.label_shift import LabelShiftCheck, TargetPrior, target_prior
 
 ABSENT = -1e4  # the logit's bias of a class with share 0
@@ -80,15 +79,7 @@ class ClassModels:
 
     def __init__(self, trained: TrainedRun, shrinkage: float = 0.01, uplink: Sequence[Uplink] | None = None) -> None:
         self.trained, self.server = trained, trained.server
-        module, head = self.server.module, getattr(self.server.module, "head", None)
-        if trained.apart:
-            raise ConfigError("the clients of this run kept their data to themselves; there are no class statistics.")
-        linear = isinstance(head, nn.Linear) and head.bias is not None and hasattr(module, "features")
-        if trained.plan.targets not in (None, CLASSES) or trained.federation.train.arrays.y.ndim != 1 or not linear:
-            raise ConfigError(
-                "a model for a target needs one class a sample and a model with features and a linear head with a bias."
-            )
-        train, classes = trained.federation.train, head.out_features  # pyright: ignore[reportOptionalMemberAccess]
+        train, classes = trained.federation.train, linear_head(trained, "a model for a target").out_features
         with one_thread():
             clients = [train.client(k) for k in range(len(trained.federation))]
             held = [(self.features(own.x), own.y.cpu()) for own in clients]
@@ -108,9 +99,7 @@ class ClassModels:
 
     def features(self, x: Tensor) -> Tensor:
         """φ(x), [N, d], of inputs as the run's data hold them."""
-        module, pieces = self.server.module, x.split(self.server.measurement.settings.batch_size)
-        with torch.no_grad():
-            return torch.cat([module.features(x.to(self.server.device)).flatten(1) for x in pieces]).cpu()  # type: ignore[operator]
+        return features_of(self.server, x)
 
     def target_head(self, x: Any, resamples: int = 200, seed: int = 0) -> TargetModel:
         """The model for a target: logits w_cᵀφ(x) + b_c, w_c = W⁻¹μ_c/T, b_c = log π_c - ½ μ_cᵀw_c + β_c.
@@ -149,7 +138,7 @@ class ClassModels:
     def head(self, shares: Tensor) -> DeployedModel:
         """The server's features with the head of ``target_head`` for class shares π, float64 [C]."""
         bias = torch.where(shares > 0, shares.clamp(min=1e-300).log() + self.discriminant.offsets, ABSENT)
-        return self._with_head(self.server.module, self.discriminant.weights, bias.clamp(min=ABSENT))
+        return with_head(self.server, self.server.module, self.discriminant.weights, bias.clamp(min=ABSENT))
 
     def target_fit(self, x: Any, fit: TargetFit | None = None, resamples: int = 200, seed: int = 0) -> TargetModel:
         """The model for a target as a mixture of the clients' last models, Σ_k p_k θ_k, fitted through that network.
@@ -184,7 +173,7 @@ class ClassModels:
         merged = copy.deepcopy(self.server.module)
         run.plan.layout.write(merged, weights @ models, weights @ buffers)
         head: nn.Linear = merged.head  # type: ignore[assignment]
-        model = self._with_head(merged, found.tau * head.weight, found.tau * head.bias + found.b.to(head.bias))
+        model = with_head(self.server, merged, found.tau * head.weight, found.tau * head.bias + found.b.to(head.bias))
         p = np.zeros(len(run.federation))
         p[clients] = found.p.numpy()
         return self._found(prior, phi, model, p)
@@ -227,15 +216,6 @@ class ClassModels:
         p = np.zeros(len(run.federation))
         p[clients] = own
         return self._found(prior, phi, replace(self.server, module=merged.eval()), p)
-
-    def _with_head(self, module: nn.Module, weight: Tensor, bias: Tensor) -> DeployedModel:
-        """A copy of the module with this head, [C, d] and [C]."""
-        module = copy.deepcopy(module)
-        head: nn.Linear = module.head  # type: ignore[assignment]
-        with torch.no_grad():
-            head.weight.copy_(weight)
-            head.bias.copy_(bias)
-        return replace(self.server, module=module.eval())
 
     def _found(self, prior: TargetPrior, phi: Tensor, model: DeployedModel, p: np.ndarray | None = None) -> TargetModel:
         """The model with what is known of the target, from features [M, d] of its inputs."""

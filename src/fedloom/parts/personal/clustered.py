@@ -1,0 +1,84 @@
+"""Clustered federated learning: several models at the server, of which every client takes the one that suits it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.core import rng
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Submodels
+from fedloom.core.slots import personals
+
+
+class Several(nn.Module):
+    """Models of one architecture, without common parameters; the output is that of the first."""
+
+    def __init__(self, models: list[nn.Module]) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [B, C] of the first model."""
+        return self.models[0](x)
+
+
+@personals.register(name="clustered")
+@dataclass(frozen=True)
+class Clustered(Submodels):
+    """The server keeps k models; a client trains and deploys the one whose loss on its training samples is least.
+
+    ::
+
+        j_i = argmin_j F_i(θ_j)                θ_j ← θ_j - Σ_{i∈S: j_i = j} p_i Δ_i / Σ_{i∈S: j_i = j} p_i
+
+    Clients choose anew in every round, and whenever they deploy a model, so that a client that never participated has
+    one, too. A model that nobody in the cohort chooses stays as it is. A round costs k downloads and one upload. The
+    first model starts as the experiment's; the others have its initial values in another order within every tensor,
+    that is, for independent values another draw of them. Constant values give equal models, of which the first is
+    taken. Much depends on the start: where one model suits all clients best at first, all train it, and the others stay
+    behind. Ghosh, Chung, Yin & Ramchandran, NeurIPS 2020 (IFCA), algorithm 1 with model averaging.
+
+    Args:
+        clusters: k ≥ 1; with 1 it is federated averaging.
+
+    Raises:
+        ConfigError: if there is no cluster.
+    """
+
+    clusters: int = 2
+
+    chosen = True
+    citation = """@inproceedings{ghosh2020ifca, title={An Efficient Framework for Clustered Federated Learning},
+  author={Ghosh, Avishek and Chung, Jichan and Yin, Dong and Ramchandran, Kannan},
+  booktitle={Advances in Neural Information Processing Systems}, year={2020}}"""
+
+    def __post_init__(self) -> None:
+        if self.clusters < 1:
+            raise ConfigError(f"personal 'clustered' needs at least 1 cluster, not {self.clusters}.")
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """One for each cluster."""
+        return tuple(f"cluster_{number}" for number in range(self.clusters))
+
+    def whole(self, model: nn.Module) -> nn.Module:
+        """All models."""
+        return Several([model, *(reordered(model, number) for number in range(1, self.clusters))])
+
+    def network(self, whole: nn.Module, level: int) -> nn.Module:
+        """The model of a cluster."""
+        return whole.get_submodule(f"models.{level}")
+
+
+def reordered(model: nn.Module, number: int) -> nn.Module:
+    """A copy whose tensors have the same values in another order, which depends on ``number`` and their sizes alone."""
+    model, draw = copy.deepcopy(model), rng.stream(0, "cluster", number)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            order = torch.from_numpy(draw.permutation(parameter.numel()))
+            parameter.copy_(parameter.flatten()[order].view_as(parameter))
+    return model

@@ -1,0 +1,125 @@
+"""IFCA: clients find the model that suits them, and everything that speaks of a client's model knows which it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from helpers.federations import classes
+from helpers.networks import tanh_net
+from helpers.runs import assert_same_run, experiment, go, theta
+
+import fedloom as fl
+from fedloom.core.errors import ConfigError
+from fedloom.core.federation import Federation
+from fedloom.core.local import Local
+from fedloom.core.method import Method
+from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.federated import run
+from fedloom.methods import make
+from fedloom.parts.drift import Scaffold
+from fedloom.parts.mixing import Uniform
+from fedloom.parts.objectives import Contrastive, CrossEntropy, NotTrueDistillation
+from fedloom.parts.personal import Clustered
+from fedloom.parts.server import Adam
+
+LOCAL = Local(epochs=2, batch_size=4, lr=0.2, momentum=0.5)
+SEEN = Evaluation(("clients", "global"), metrics=("accuracy",))
+
+
+def test_one_cluster_is_fedavg() -> None:
+    one = go(make("ifca", clusters=1), local=LOCAL, cohort=4)
+    plain = go(Method("m", (CrossEntropy(),), mixing=Uniform()), local=LOCAL, cohort=4)
+    np.testing.assert_array_equal(theta(one), theta(plain))
+
+
+def test_a_client_receives_all_models_and_sends_one() -> None:
+    result = go(make("ifca", clusters=3), local=LOCAL, cohort=4, rounds=1)
+    size = sum(p.numel() for p in tanh_net().parameters())
+    assert len(theta(result)) == 3 * size
+    assert result.history[0]["comm/down_params"] == 4 * 3 * size
+    assert result.history[0]["comm/up_params"] == 4 * size
+
+
+def test_a_model_that_nobody_chooses_stays_as_it_is() -> None:
+    """Of equal models the first is taken."""
+
+    def same() -> torch.nn.Module:
+        net = tanh_net()
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.fill_(0.1)
+        return net
+
+    first, second = np.split(theta(go("ifca", model=same, local=LOCAL, rounds=1)), 2)
+    np.testing.assert_allclose(second, 0.1, rtol=1e-6)
+    assert np.abs(first - 0.1).max() > 0.01
+
+
+def two_kinds() -> Federation:
+    """Pairs of digits, which even clients call 0 to 4 and odd ones 5 to 9: no model is right for both."""
+    federation = fl.data.federate("digits", "iid", clients=8, seed=0)
+    names = torch.arange(10)[None] // 2 + 5 * (torch.arange(8)[:, None] % 2)
+    train, own = (replace(split, relabel=names) for split in (federation.train, federation.held_out))
+    return replace(federation, train=train, held_out=own)
+
+
+def leaning() -> torch.nn.Module:
+    """A start that suits even clients, so that odd ones find any other order of its biases better."""
+    net = fl.models.mlp(classes=10, inputs=(1, 8, 8))
+    with torch.no_grad():
+        net.head.bias.copy_(torch.tensor([2.0] * 5 + [-2.0] * 5))  # type: ignore[union-attr, operator]
+    return net
+
+
+def test_clients_of_two_kinds_find_each_other(tmp_path: Path) -> None:
+    """Clients that never take part are served by the model of their kind all the same; one model has half the marks."""
+    settings: dict[str, Any] = {
+        "rounds": 6, "cohort": 4, "local": Local(epochs=3, batch_size=10, lr=0.2), "seed": 2,
+        "evaluation": Evaluation(("clients", "global"), every=6),
+    }  # fmt: skip
+    result = run(fl.Experiment(make("ifca"), two_kinds(), leaning, **settings), tmp_path / "run")
+    table = pq.read_table(tmp_path / "run" / "clients.parquet").to_pandas()
+    assert table["cluster"].tolist() == [0, 1] * 4
+    record = result.history[-1]
+    assert min(record[f"clients/{kind}/accuracy/mean"] for kind in ("cluster_0", "cluster_1")) > 0.8
+    assert result.summary["headline"] == "clients/accuracy/mean"
+    one = run(fl.Experiment(make("ifca", clusters=1), two_kinds(), leaning, **settings)).history[-1]
+    assert one["clients/accuracy/mean"] < 0.6
+    trained = result.trained
+    for client in (0, 1):
+        test, own = (split.client(client) for split in (trained.federation.held_out, trained.federation.train))
+        found = trained.client(client).evaluate(test.x, test.y)["accuracy"]
+        assert found == pytest.approx(table["accuracy"][client])
+        assert trained.adapt(own.x, own.y).evaluate(test.x, test.y)["accuracy"] == pytest.approx(found)
+
+
+@pytest.mark.parametrize("compute", ["live", "batched"])
+def test_clusters_with_distillation_and_adam_at_the_server(compute: str, tmp_path: Path) -> None:
+    """Three ideas of three papers, with the same bits on both engines, and after an interruption."""
+    method = Method(
+        "a", (CrossEntropy(), NotTrueDistillation()), personal=Clustered(3), mixing=Uniform(), server=Adam(0.05)
+    )
+    same: dict[str, Any] = {"local": LOCAL, "cohort": 4, "evaluation": SEEN, "compute": compute, "rounds": 4}
+    whole = go(method, **same)
+    assert_same_run(whole, go(method, engine="processes", **same))
+    made = experiment(method, **same)
+    run(replace(made, rounds=2), tmp_path)
+    assert_same_run(run(made, tmp_path, resume=True), whole)
+
+
+def test_what_would_mix_clusters_up_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"evaluation\.what=average is the mean of one model of each client"):
+        experiment("ifca", evaluation=Evaluation(("average",)))
+    with pytest.raises(ConfigError, match="drift 'scaffold' exchanges more than models with clients"):
+        go(Method("m", (CrossEntropy(),), Scaffold(), Clustered()))
+    with pytest.raises(ConfigError, match="'contrastive' keeps a model for every client, who may choose another"):
+        go(Method("m", (CrossEntropy(), Contrastive()), personal=Clustered()))
+    with pytest.raises(ConfigError, match="at least 1 cluster, not 0"):
+        Clustered(0)
+    assert len(classes().train) == 6

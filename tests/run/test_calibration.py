@@ -1,0 +1,120 @@
+"""CCVR: Gaussians of the clients' features from sums, and a head that is trained on draws from them."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers.losses import softmax
+from torch import nn
+
+import fedloom as fl
+from fedloom.core import rng
+from fedloom.core.errors import ConfigError
+from fedloom.parts.uplink import SecureSum
+from fedloom.tasks.target.calibration import CCVR, ClassGaussians, class_sums, statistics
+
+
+def clients(classes: int = 4, d: int = 3) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Three clients, one with a single sample, the only one of its class; nobody has the last class."""
+    draw = np.random.default_rng(0)
+    found = [(draw.normal(size=(n, d)), draw.integers(0, classes - 2, n)) for n in (9, 6)]
+    return [*found, (draw.normal(size=(1, d)), np.array([classes - 2]))]
+
+
+def summed(parts: list[tuple[np.ndarray, np.ndarray]], classes: int = 4) -> ClassGaussians:
+    sent = [class_sums(torch.from_numpy(x), torch.from_numpy(y), classes) for x, y in parts]
+    return ClassGaussians.of(*(torch.stack([one[name] for one in sent]).sum(0) for name in ("n", "first", "second")))
+
+
+def test_sums_of_clients_give_the_moments_of_the_pooled_features() -> None:
+    parts = clients()
+    found, x, y = summed(parts), *(np.concatenate(one) for one in zip(*parts, strict=True))
+    for c in (0, 1):
+        np.testing.assert_allclose(found.mean[c], x[y == c].mean(0), atol=1e-12)
+        np.testing.assert_allclose(found.covariance[c], np.cov(x[y == c].T), atol=1e-12)
+    np.testing.assert_allclose(found.mean[2], x[y == 2][0], atol=1e-12)
+    np.testing.assert_allclose(found.covariance[2:], 0, atol=1e-12)
+    assert found.n.tolist() == [*np.bincount(y, minlength=4)]
+
+
+def test_they_are_those_of_the_papers_equations() -> None:
+    """Its server has each client's own mean and unbiased covariance."""
+    parts = [(x, np.arange(len(x)) % 2) for x, _ in clients()[:2]]
+    found = summed(parts)
+    for c in (0, 1):
+        own = [x[y == c] for x, y in parts]
+        n = sum(map(len, own))
+        mu = sum(len(x) / n * x.mean(0) for x in own)
+        sigma = sum((len(x) - 1) / (n - 1) * np.cov(x.T) for x in own)
+        sigma = sigma + sum(len(x) / (n - 1) * np.outer(x.mean(0), x.mean(0)) for x in own)
+        np.testing.assert_allclose(found.mean[c], mu, atol=1e-12)
+        np.testing.assert_allclose(found.covariance[c], sigma - n / (n - 1) * np.outer(mu, mu), atol=1e-12)
+
+
+def test_virtual_features_have_these_moments() -> None:
+    """Of 40 000 draws a mean is known to .005 standard deviations; a feature that never varies does not vary."""
+    known = summed(clients())
+    known.covariance[0, 2] = known.covariance[0, :, 2] = 0
+    features, y = known.draw(40_000, seed=1)
+    assert sorted(set(y.tolist())) == [0, 1, 2]
+    for c in (0, 1, 2):
+        own = features[y == c].numpy()
+        np.testing.assert_allclose(own.mean(0), known.mean[c], atol=0.03)
+        np.testing.assert_allclose(np.cov(own.T), known.covariance[c], atol=0.05)
+    assert features[y == 0][:, 2].std() < 1e-7
+    assert torch.equal(features, known.draw(40_000, seed=1)[0])
+
+
+def test_the_head_takes_the_steps_of_sgd_on_the_cross_entropy() -> None:
+    part = CCVR(epochs=3, batch_size=5, lr=0.3, seed=4)
+    head, draw = nn.Linear(3, 4), np.random.default_rng(0)
+    x, y = draw.normal(size=(12, 3)), draw.integers(0, 3, 12)
+    weight, bias = part.fit(head, torch.from_numpy(x), torch.from_numpy(y))
+    w, b = (t.detach().double().numpy() for t in (head.weight, head.bias))
+    for epoch in range(3):
+        order = rng.stream(4, "virtual order", epoch).permutation(12)
+        for rows in (order[:5], order[5:10], order[10:]):
+            p = softmax(x[rows] @ w.T + b)
+            slope_w, slope_b = np.zeros_like(w), np.zeros_like(b)
+            for i, row in enumerate(rows):
+                error = p[i] - np.eye(4)[y[row]]
+                slope_w, slope_b = slope_w + np.outer(error, x[row]), slope_b + error
+            w, b = w - 0.3 * slope_w / len(rows), b - 0.3 * slope_b / len(rows)
+    np.testing.assert_allclose(weight, w, atol=1e-12)
+    np.testing.assert_allclose(bias, b, atol=1e-12)
+    before = CCVR(epochs=0).fit(head, torch.from_numpy(x), torch.from_numpy(y))
+    assert torch.equal(before[0], head.weight.detach().double())
+
+
+@pytest.fixture(scope="module")
+def skewed() -> fl.TrainedRun:
+    federation = fl.data.federate("digits", "pathological", clients=5)
+    return fl.run("feddyn", federation, "mlp", rounds=3, local=fl.Local(epochs=5, lr=0.1)).trained
+
+
+def test_the_calibrated_model_serves_all_classes_and_the_body_is_the_same(skewed: fl.TrainedRun) -> None:
+    test, model = skewed.federation.test, CCVR()(skewed)
+    before, after = (one.evaluate(test.x, test.y)["accuracy"] for one in (skewed.server, model))
+    assert after > before + 0.05
+    for (name, old), new in zip(skewed.server.module.named_parameters(), model.module.parameters(), strict=True):
+        assert torch.equal(old, new) != name.startswith("head."), name
+
+
+def test_statistics_pass_the_uplinks_of_the_method(skewed: fl.TrainedRun) -> None:
+    """Masks cancel in the sums, and a method whose uplink hides single uploads is calibrated alike."""
+    masked = copy.copy(skewed)
+    masked.plan = replace(skewed.plan, method=replace(skewed.plan.method, uplink=(SecureSum(),)))
+    for name in ("n", "mean", "covariance"):
+        plain, hidden = (getattr(statistics(run, 10), name) for run in (skewed, masked))
+        torch.testing.assert_close(hidden, plain, rtol=1e-5, atol=1e-5)
+
+
+def test_what_makes_no_sense_is_refused(skewed: fl.TrainedRun) -> None:
+    with pytest.raises(ConfigError, match="ccvr: samples must be at least 1, not 0"):
+        CCVR(samples=0)
+    with pytest.raises(ConfigError, match="the server has no whole model"):
+        CCVR()(fl.run("fedper", skewed.federation, "mlp", rounds=1).trained)
