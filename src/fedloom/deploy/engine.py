@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,14 +24,13 @@ from fedloom.core.errors import ClientError, printable
 from fedloom.core.plan import ClientPlan
 from fedloom.core.tree import finite
 from fedloom.deploy.assignment import Assignment
-from fedloom.deploy.messages import EVALUATE, LOSSES, WORK, Order, Request, pack_broadcast, tree
+from fedloom.deploy.messages import EVALUATE, LOSSES, WORK, Order, Request, is_count, is_number, pack_broadcast, tree
 from fedloom.deploy.transport import Delivered, Transport
 from fedloom.deploy.versions import FILE
 from fedloom.deploy.wire import LIMIT, Packet, WireError, unpack
 
 POLL = 0.5  # least seconds between looks at who is online
 SPARE = 9  # looks take at most a tenth of the time
-MOST = 2**40  # what numbers in answers stay below, so that they can be summed
 HANDLE = "node"  # the place, in the server's store, of the version of a state that its node keeps
 
 
@@ -390,13 +389,3 @@ def _row(answer: Packet | Failure) -> dict[str, float] | None:
     if "loss" not in values or values.keys() & {"client", "n"} or not all(map(is_number, values.values())):
         return None
     return {"n": n, **values}
-
-
-def is_count(value: Any) -> TypeGuard[int]:
-    """Whether a fact is a number of samples, parameters or bytes."""
-    return isinstance(value, int) and 0 <= value < MOST
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a fact is a number that floats can hold."""
-    return isinstance(value, float) or (isinstance(value, int) and abs(value) < MOST)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from fedloom.deploy.wire import Packet, WireError, pack, unpack
 from fedloom.experiment.state_files import flat, nested
 
 JOIN, LOSSES, WORK, EVALUATE = "join", "losses", "work", "evaluate"
+MOST = 2**40  # what numbers in answers stay below, so that they can be summed
 
 
 class Request(NamedTuple):
@@ -111,3 +112,13 @@ def tree(packet: Packet, name: str) -> dict[str, dict[str, Tensor]]:
     if any("|" not in key for key in found):
         raise WireError(f"a message holds {name} without places.")
     return nested(found)
+
+
+def is_count(value: Any) -> TypeGuard[int]:
+    """Whether a fact is a number of samples, parameters or bytes."""
+    return isinstance(value, int) and 0 <= value < MOST
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a fact is a number that floats can hold."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < MOST)

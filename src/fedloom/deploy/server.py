@@ -24,8 +24,8 @@ from fedloom.core.plan import ClientPlan
 from fedloom.core.slots import label
 from fedloom.deploy.assignment import Assignment, bench, model_digest, settings_of
 from fedloom.deploy.data import DataSpec, NodeData
-from fedloom.deploy.engine import Deployed, Tally, Terms, is_count, version_in
-from fedloom.deploy.messages import JOIN, Order, Request
+from fedloom.deploy.engine import Deployed, Tally, Terms, version_in
+from fedloom.deploy.messages import JOIN, Order, Request, is_count
 from fedloom.deploy.settings import DEPLOY, Deployment
 from fedloom.deploy.transport import Transport
 from fedloom.deploy.wire import WireError, unpack
