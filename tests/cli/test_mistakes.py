@@ -71,7 +71,7 @@ MISTAKES = {
     "target run=nix": "needs files of inputs, like",
     "target run=nix x.npz": "needs files of inputs, like",
     "target run=nix data=x.npz": "x.npz cannot be read",
-    "target run=nix data=x.npz method=nix": "method=target_head or method=target_fit or method=ccvr",
+    "target run=nix data=x.npz method=nix": "unknown method for a target 'nix'; there are: ccvr, fedssa, target_fit",
     "target run=nix data=x.npz method=ccvr": "ccvr makes one model for all classes alike and takes no inputs",
     "target run=nix data=x.npz data=y.npz --out a": "--out names one file, but there are several targets",
     "target run=nix data=x.npz data=x.npz": "would be written twice",

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from omegaconf import OmegaConf
 
 from fedloom.cli import jobs, main
 from fedloom.cli import run as train
+from fedloom.cli.command import in_directory
 from fedloom.config import federated
 from fedloom.core.errors import ClientError
 from fedloom.experiment.callbacks import RunInfo
@@ -33,6 +35,11 @@ SMALL = ("clients=5", "model.hidden=[8]", "local.batch_size=50")
 def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the page."""
     monkeypatch.setattr("fedloom.experiment.report.build", lambda directories, out: out / "report.html")
+
+
+def runs_by(monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any]) -> None:
+    """Let ``fedloom run`` do its runs by this function."""
+    monkeypatch.setattr(train, "command", replace(train.command, run=in_directory(run)))
 
 
 def metrics(directory: Path) -> list[dict[str, Any]]:
@@ -196,7 +203,7 @@ def test_ctrl_c_before_anything_is_written(cli: Cli, tmp_path: Path, monkeypatch
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(train, "run", stop)
+    runs_by(monkeypatch, stop)
     code, _, err = cli("run", "method=fedavg")
     assert (code, err) == (130, "fedloom: stopped before training began; nothing was written.\n")
     assert list(tmp_path.iterdir()) == []
@@ -237,7 +244,7 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
         assert len(begun) == 3 or main(["run", "-q", "method=fedavg", "rounds=1", *SMALL]) == 0
         return real(*words, **settings)
 
-    monkeypatch.setattr(train, "run", run)
+    runs_by(monkeypatch, run)
     assert cli("run", "-q", "method=fedavg", "rounds=1", *SMALL).code == 0
     for name in (same, f"{same}-2", f"{same}-3"):
         assert len(metrics(tmp_path / name)) == 1
@@ -261,7 +268,7 @@ def test_a_sweep_goes_past_a_run_that_diverges(cli: Cli, tmp_path: Path, monkeyp
             raise ClientError("the server model diverged.")
         return real(experiment, *words, **settings)
 
-    monkeypatch.setattr(train, "run", run)
+    runs_by(monkeypatch, run)
     code, out, err = cli("run", "-m", "-q", "method=fedavg,feddyn", "rounds=1", "out=sweep", *SMALL)
     assert code == 2
     assert err == "fedloom: fedavg: the server model diverged.\n"

@@ -135,7 +135,7 @@ MISTAKES = {
     "support=-1": "support must be at least 0",
     "data=mnist": "MNIST is not here",
     "device=gpu": "unknown device 'gpu'",
-    "dtype=half": "'float32' or 'float64'",
+    "dtype=half": "unknown dtype 'half'; there are: float32, float64",
     "resume=nix": "'nix' is not a run directory",
     "resume=nix out=there": "cannot be combined",
     "seed=[1": "cannot be read",

@@ -32,6 +32,7 @@ class Versions:
         folder: where they are; created for the node's owner alone.
 
     >>> import tempfile
+    >>> import torch
     >>> home = tempfile.TemporaryDirectory()
     >>> kept = Versions(Path(home.name))
     >>> kept.propose(0, "a" * 32, {"drift": {"h": torch.ones(2)}})

@@ -48,6 +48,7 @@ class Packet(NamedTuple):
 def pack(kind: str, facts: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> bytes:
     """Encode a message.
 
+    >>> import torch
     >>> unpack(pack("answer", {"n": 3}, {"x": torch.ones(2)}))
     Packet(kind='answer', facts={'n': 3}, tensors={'x': tensor([1., 1.])})
     """

@@ -1,7 +1,7 @@
 """Networks by name; classifiers have ``features`` and a linear ``head``.
 
 >>> len(models.names())
-37
+38
 >>> models.make("mlp", classes=3, inputs=(2,), hidden=(4,)).head
 Linear(in_features=4, out_features=3, bias=True)
 """

@@ -50,15 +50,14 @@ class Replays:
     """The recorded steps of a network.
 
     Example:
-        >>> steps = Replays(record=lambda operations: operations)  # a recorder that repeats a function as it is
-        >>> value = torch.zeros(1)
-        >>> def step(x, y, weights):
-        ...     return value.add_(x.sum())
+        >>> def record(operations):  # runs them, where a graph would only note them
+        ...     operations()
+        ...     return operations
         >>> x, none = torch.ones(1, 2), torch.zeros(1)
-        >>> for _ in range(OFTEN + 5):
-        ...     _ = steps(step, "the same rule", x, none, none)
-        >>> value, len(steps.recordings)
-        (tensor([30.]), 1)
+        >>> steps = Replays(record)
+        >>> losses = [steps(lambda x, y, weights: x.sum(1), "the rule", x, none, none) for _ in range(OFTEN + 1)]
+        >>> losses[-1], len(steps.recordings)
+        (tensor([2.]), 1)
     """
 
     def __init__(self, record: Recorder) -> None:
