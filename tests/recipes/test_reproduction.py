@@ -131,8 +131,8 @@ def test_transmissions_are_those_of_the_results_page(reproduction: ModuleType) -
     results = protocol.stored("feddyn/mnist_dirichlet")
     runs = {name: protocol.find(results, f"runs > {name} > *") for name in ("FedDyn", "SCAFFOLD")}
     sent = {name: [claims.reached(0.982)(run, results) for run in found.values()] for name, found in runs.items()}
-    assert sent == {"FedDyn": [143, 133, 123], "SCAFFOLD": [260, 300, 212]}
-    assert [isinstance(value, protocol.AtLeast) for value in sent["SCAFFOLD"]] == [False, True, False]
+    assert sent == {"FedDyn": [143, 133, 123, 113, 111], "SCAFFOLD": [260, 300, 212, 286, 232]}
+    assert [isinstance(value, protocol.AtLeast) for value in sent["SCAFFOLD"]] == [False, True, False, False, False]
 
 
 def test_every_file_of_results_has_claims_or_a_reason(reproduction: ModuleType) -> None:
