@@ -163,7 +163,7 @@ def old_names() -> Iterator[tuple[str, str, str, str]]:
             yield kind, name, old, new
 
 
-@pytest.mark.parametrize(("kind", "name", "old", "new"), old_names())
+@pytest.mark.parametrize(("kind", "name", "old", "new"), list(old_names()))
 def test_an_old_name_is_refused_with_the_new_one(kind: str, name: str, old: str, new: str) -> None:
     registry = next(r for r in (methods, distillers, *SLOTS.values()) if r.kind == kind)
     with pytest.raises(ConfigError, match=rf"{old!r}; (it is called {new!r} now|take {re.escape(new)} instead)\.$"):

@@ -35,7 +35,7 @@ from fedloom.core.plan import ClientPlan
 LONGEST = 25  # largest block: more clients would not fit into the caches
 MEMORY = 60 << 20  # target size of a block's models and activations, in bytes
 PAIRED = 16 << 20  # the same for pairs of models, all of whose vectors are read in every step
-ON_GPU = 128, 4 << 30  # both on a GPU, where a cohort should be one block: launches decide, not caches
+ON_GPU = 128, 4 << 30  # both on a GPU, where a cohort should be one block, for fewer launches; not yet measured on one
 
 
 def reason_against(plan: ClientPlan) -> str | None:

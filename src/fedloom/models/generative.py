@@ -294,10 +294,14 @@ class ConditionalGAN(nn.Module):
         high: Bound = 1.0,
     ) -> None:
         super().__init__()
-        sizes, make = _checked("ConditionalGAN", classes, inputs, width, norm, groups)
-        self.classes, self.inputs, self.latent = classes, sizes, positive("ConditionalGAN", "latent", latent)
+        what = type(self).__name__
+        sizes, make = _checked(what, classes, inputs, width, norm, groups)
+        self.classes, self.inputs, self.latent = classes, sizes, positive(what, "latent", latent)
         self.generator = ConvDecoder(classes, sizes, latent, width, make, nn.SiLU(), low, high)
-        self.discriminator = ConvEncoder(classes, sizes, 1, 2 * width, make, nn.LeakyReLU(0.2), project=True)
+        self.discriminator = self._discriminator(2 * width, make)
+
+    def _discriminator(self, width: int, norm: Norm) -> ConvEncoder:
+        return ConvEncoder(self.classes, self.inputs, 1, width, norm, nn.LeakyReLU(0.2), project=True)
 
     def generate(self, z: Tensor, y: Tensor | None = None) -> Tensor:
         """Images [N, C, H, W] in the data's range for latent vectors [N, latent]."""
@@ -308,7 +312,7 @@ class ConditionalGAN(nn.Module):
         return self.discriminator(x, y).squeeze(1)
 
     def forward(self, x: Tensor, y: Tensor | None = None, part: str = "") -> Tensor:
-        """``generate(x, y)`` or ``judge(x, y)`` if ``part`` names it; otherwise logits [N] of images or latent vectors.
+        """``generate(x, y)`` or ``judge(x, y)`` if ``part`` names it; otherwise logits of images or latent vectors.
 
         Latent vectors pass through both networks and cost ``macs(net, (latent,))``. Without labels, all are class 0.
         """
@@ -318,7 +322,7 @@ class ConditionalGAN(nn.Module):
 
 
 @models.register(name="acgan")
-class ACGAN(nn.Module):
+class ACGAN(ConditionalGAN):
     """Generator and discriminator with an auxiliary classifier, for ``fedcgan`` (Odena, Olah and Shlens, ICML 2017).
 
     The generator is that of ``ConditionalGAN``. The discriminator does not see the label: it returns one logit for real
@@ -341,37 +345,9 @@ class ACGAN(nn.Module):
         torch.Size([2, 11])
     """
 
-    def __init__(
-        self,
-        classes: int,
-        inputs: tuple[int, ...],
-        latent: int = 100,
-        *,
-        width: int = 32,
-        norm: str = "group",
-        groups: int = 8,
-        low: Bound = 0.0,
-        high: Bound = 1.0,
-    ) -> None:
-        super().__init__()
-        sizes, make = _checked("ACGAN", classes, inputs, width, norm, groups)
-        self.classes, self.inputs, self.latent = classes, sizes, positive("ACGAN", "latent", latent)
-        self.generator = ConvDecoder(classes, sizes, latent, width, make, nn.SiLU(), low, high)
-        self.discriminator = ConvEncoder(0, sizes, 1 + classes, 2 * width, make, nn.LeakyReLU(0.2))
-
-    def generate(self, z: Tensor, y: Tensor | None = None) -> Tensor:
-        """Images [N, C, H, W] in the data's range for latent vectors [N, latent]."""
-        return self.generator(z, y)
+    def _discriminator(self, width: int, norm: Norm) -> ConvEncoder:
+        return ConvEncoder(0, self.inputs, 1 + self.classes, width, norm, nn.LeakyReLU(0.2))
 
     def judge(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Logits [N, 1 + C] of images [N, C, H, W]: of being real, and of the classes; the label is not looked at."""
         return self.discriminator(x)
-
-    def forward(self, x: Tensor, y: Tensor | None = None, part: str = "") -> Tensor:
-        """``generate(x, y)`` or ``judge(x, y)`` if ``part`` names it; otherwise logits of images or latent vectors.
-
-        Latent vectors pass through both networks and cost ``macs(net, (latent,))``. Without labels, all are class 0.
-        """
-        if part == "generate":
-            return self.generate(x, y)
-        return self.judge(self.generate(x, y) if not part and x.ndim == 2 else x)

@@ -1,7 +1,7 @@
 """Local steps that are recorded once and replayed, so that a GPU need not wait for the host.
 
-A step of a small network is some sixty kernels of a few microseconds each, and the host issues them more slowly than a
-GPU runs them. A CUDA graph issues all of them at once: the same kernels on the same memory, with the same bits.
+A step of a small network is a few dozen short kernels, which the host issues one by one. A CUDA graph issues all of
+them at once: the same kernels on the same memory, with the same bits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Step = Callable[[Tensor, Tensor, Tensor], Tensor]
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]
 """Records the operations of a function without running them; returns what repeats them on the same memory."""
 
-OFTEN = 10  # a step is recorded after so many equal ones: recording costs about as much as running that many
+OFTEN = 10  # a step is recorded after so many equal ones, since recording takes time, too; not yet measured on a GPU
 KEPT = 8  # recordings per network; each holds the memory of its activations
 
 
