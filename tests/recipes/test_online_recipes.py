@@ -96,28 +96,34 @@ def test_stored_results_are_not_run_again(recipe: Callable[..., Path], capsys: p
 
 
 @pytest.mark.slow
-def test_several_seeds_of_s_mnist(recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    study = importlib.import_module("s_mnist")
-    small = replace(study.BASE, model_settings={"hidden": (8,)}, ltm_every=2)
-    monkeypatch.setattr(study, "BASE", small)
-    places = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+@pytest.mark.parametrize(("stream", "alphas"), [("s_mnist", {"1", "5", "10"}), ("cifar100_5", {"1", "0.1", "0.01"})])
+def test_several_seeds_of_a_stream(
+    recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stream: str, alphas: set[str]
+) -> None:
+    study = importlib.import_module("streams")
+    whole = study.STUDIES[stream]
+    kind = whole.setting.kind if stream == "s_mnist" else KWay(tasks=20, train=20, test=10)
+    few = {"source": "mnist", "model": "mlp", "model_settings": {"hidden": (8,)}, "ltm_every": 2}
+    small = replace(whole, setting=replace(whole.setting, kind=kind, vectorised=True, **few), tested=20)
+    monkeypatch.setitem(study.STUDIES, stream, small)
+    places = ["--stream", stream, "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
     some = ("MOML", "FTML", "MOML ∇=0")
     few = ["--tuning", "4", "--steps", "2", "--learners", *some, "--seeds", "0", "1"]
     assert study.main([*few, "--tasks", "2", "4", *places]) == 0
-    found = json.loads((tmp_path / "out" / "s_mnist.json").read_text())
+    found = json.loads((tmp_path / "out" / f"{stream}.json").read_text())
     tuning, runs = found["tuning"]["K 2"], found["runs"]["K 2"]
-    assert {name: set(tried) for name, tried in tuning.items()} == {name: {"1", "5", "10"} for name in some[::2]}
+    assert {name: set(tried) for name, tried in tuning.items()} == dict.fromkeys(some[::2], alphas)
     assert [list(runs[name]) for name in some] == [["0", "1"]] * 3
     assert all(run["tasks"] == len(run["ctm"]) == 4 for seeds in runs.values() for run in seeds.values())
     for name, tried in tuning.items():
         best = max(tried.items(), key=lambda item: item[1][1])[0]
         assert f"alpha {best}" in runs[name]["0"]["chosen"].split(", ")
-    text = (tmp_path / "out" / "s_mnist.md").read_text()
+    text = (tmp_path / "out" / f"{stream}.md").read_text()
     ours = np.mean([100 * np.mean(runs["MOML"][s]["ctm"]) - 100 * np.mean(runs["FTML"][s]["ctm"]) for s in "01"])
     assert f"| MOML − FTML | {ours:+.2f} ± " in text
     assert "/runs" not in "".join(found["commands"])
     assert study.main(["--table", *places]) == 0
-    assert (tmp_path / "out" / "s_mnist.md").read_text() == text
+    assert (tmp_path / "out" / f"{stream}.md").read_text() == text
 
 
 @pytest.mark.parametrize(("name", "classes", "sizes"), [("omniglot", 1623, (16, 4)), ("cifar100", 100, (500, 100))])
