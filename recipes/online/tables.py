@@ -4,7 +4,7 @@
     FEDLOOM_DATA=... python recipes/online/tables.py --only MOML FTML            # some of the learners
     python recipes/online/tables.py --table                   # tables and pictures again, from the stored results
 
-``s_mnist`` is the stream as the thesis' authors built it (``s_mnist.py`` runs one configuration of it for several
+``s_mnist`` is the stream as the thesis' authors built it (``streams.py`` runs one configuration of it for several
 seeds), ``transformed`` one with ranges: crops and scales from .9 to 1, so that the baseline that never learns (FS)
 stands near its published figure. As published: 1000 tasks of 60 + 10 samples; a network 784-200-10; learning rate .1,
 batches of 10, weight decay 1e-3; MAML with 1 or 5 steps of learning rate .1 or .01; alpha 1, 5 or 10; Hedge with gamma

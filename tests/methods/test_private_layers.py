@@ -185,3 +185,11 @@ def test_fedproto_learns_and_clients_come_to_mean_the_same_by_a_class() -> None:
     found = {name: on_digits(make(name), federation) for name in ("local", "fedproto")}
     assert found["fedproto"]["clients/accuracy/mean"] > 0.85, found
     assert found["fedproto"]["clients/accuracy/mean"] > found["local"]["clients/accuracy/mean"] - 0.02, found
+
+
+@pytest.mark.parametrize(("name", "judged"), [("local", "clients"), ("fedproto", "clients"), ("fedbn", "global")])
+def test_a_server_whose_model_nobody_trains_is_not_judged(name: str, judged: str) -> None:
+    made = go(make(name), evaluation=Evaluation(), rounds=2)
+    final = made.summary["final"]
+    assert any(key.startswith("clients/") for key in final)
+    assert any(key.startswith("global/") for key in final) == (judged == "global")

@@ -116,9 +116,10 @@ class Evaluation:
         return "accuracy" if "accuracy" in self.metrics else (*self.metrics, "loss")[0]
 
     def fitted(self, targets: TargetKind, common: bool) -> Evaluation:
-        """The evaluation for targets of a kind, with or without a common test set.
+        """The evaluation for targets of a kind, with or without a ``common`` test set for a model of the server.
 
-        Without a common test set there is no ``global`` evaluation, and runs are judged by their clients.
+        Without it, or where clients share no parameters, there is no ``global`` evaluation, and runs are judged by
+        their clients.
 
         >>> from fedloom.core.targets import NUMBERS
         >>> found = Evaluation().fitted(NUMBERS, common=False)

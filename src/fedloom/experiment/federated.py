@@ -147,7 +147,8 @@ class FederatedTask(TrainerTask):
         federation = experiment.federation.pooled() if method.pooled else experiment.federation
         self.federation = placed(federation, getattr(torch, experiment.dtype), device)
         self.plan = make_plan(experiment, self.federation, device)
-        evaluation = experiment.evaluation.fitted(self.plan.targets or CLASSES, common=len(federation.test) > 0)
+        common = len(federation.test) > 0 and self.plan.layout.shared_size > 0  # else never trained
+        evaluation = experiment.evaluation.fitted(self.plan.targets or CLASSES, common)
         self.experiment = experiment = replace(experiment, evaluation=evaluation)
         self.headline = headline(method, evaluation)
         self.server_data = make_server_data(experiment, self.plan, self.federation)
