@@ -18,7 +18,7 @@ from fedloom.core.context import Batch, Context, Output
 from fedloom.core.engine import States
 from fedloom.core.example_privacy import clipping
 from fedloom.core.layout import LiveModule
-from fedloom.core.meta import forward, objective
+from fedloom.core.meta import forward, gradient, objective
 from fedloom.core.objective import Net, companions, loss
 from fedloom.core.plan import ClientPlan
 
@@ -86,7 +86,7 @@ class Live:
             if self.live.buffers.numel():  # the adapted loss does not update running statistics
                 self.net(ask.batch.x)
             adapted = objective(self.plan, self.net, self.live.buffers, ask.support, ask.batch, ask.contexts)
-            return grad_and_value(adapted)(ask.at)
+            return gradient(adapted, ask.at)
         if self.plan.local.dp_clip is not None:
             return self._clipped(ask, self.plan.local.dp_clip)
         self.live.grad.zero_()

@@ -14,8 +14,8 @@ from fedloom.core.slots import adaptations
 from fedloom.data import task_stream
 from fedloom.data.streams import streams
 from fedloom.experiment.rundir import Kind
-from fedloom.tasks.online.ensemble import ExpertConfig, grid
 from fedloom.tasks.online.experiment import Online
+from fedloom.tasks.online.experts import ExpertConfig, grid
 from fedloom.tasks.online.learners import learners
 
 LEARNER = Choice(learners, grid=True)

@@ -74,6 +74,22 @@ def objective(
     return value
 
 
+def gradient(value: Callable[[Tensor], Tensor], theta: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient [P] of a function at θ and its value [], outside of any transform of ``torch.func``.
+
+    Plain autograd: one layer less than ``torch.func.grad_and_value`` for every operation of a function that itself
+    takes gradients.
+
+    >>> gradient(lambda theta: (theta**2).sum(), torch.tensor([1.0, 3.0]))
+    (tensor([2., 6.]), tensor(10.))
+    """
+    with torch.enable_grad():
+        at = theta.detach().requires_grad_()
+        found = value(at)
+        (slope,) = torch.autograd.grad(found, at, materialize_grads=True)
+    return slope, found.detach()
+
+
 def deployed(plan: ClientPlan, net: Net, theta: Tensor, buffers: Tensor, support: Batch) -> Callable[[Tensor], Tensor]:
     """The model that a client deploys, adapted on all its samples, as a function from inputs [N, ...] to logits [N, C].
 

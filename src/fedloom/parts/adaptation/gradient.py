@@ -18,7 +18,7 @@ PIECE = 1000  # samples per gradient at evaluation
 
 
 def descended(
-    forward: Forward, theta: Tensor, support: Batch, loss: Loss, lr: float, steps: int, second_order: bool
+    forward: Forward, theta: Tensor, support: Batch, loss: Loss, lr: float | Tensor, steps: int, second_order: bool
 ) -> Tensor:
     """Take ``steps`` steps θ ← θ - η∇L(θ; support) from θ [P]; differentiable in θ, with or without second order.
 
@@ -27,13 +27,18 @@ def descended(
     """
     pieces = [support] if torch.is_grad_enabled() else list(cut(support))
 
-    def value(at: Tensor, piece: Batch) -> Tensor:
-        return loss(forward(at, piece.x), piece)
+    def gradient(at: Tensor, piece: Batch) -> Tensor:
+        return torch.func.grad(lambda theta: loss(forward(theta, piece.x), piece))(at)
 
     for _ in range(steps):
-        shares = [len(piece.x) / len(support.x) * torch.func.grad(value)(theta, piece) for piece in pieces]
-        slope = shares[0] if len(shares) == 1 else torch.stack(shares).sum(0)
-        theta = theta - lr * (slope if second_order else slope.detach())
+        if len(pieces) == 1:
+            slope = gradient(theta, support)
+        else:
+            shares = [len(piece.x) / len(support.x) * gradient(theta, piece) for piece in pieces]
+            slope = torch.stack(shares).sum(0)
+        slope = slope if second_order else slope.detach()
+        # one pass over the model, forwards and backwards; a rate for each of several experts takes two
+        theta = theta - lr * slope if isinstance(lr, Tensor) else torch.add(theta, slope, alpha=-lr)
     return theta
 
 

@@ -12,8 +12,9 @@
 (3, 0)
 """
 
-from fedloom.tasks.online.ensemble import ExpertConfig, ExpertEnsemble, grid
+from fedloom.tasks.online.ensemble import ExpertEnsemble
 from fedloom.tasks.online.experiment import Measures, Online
+from fedloom.tasks.online.experts import ExpertConfig, grid
 from fedloom.tasks.online.hedge import Hedge
 from fedloom.tasks.online.learners import Fs, Ftml, Mogd, OnlineLearner, Toe, ToeContinued, learners
 from fedloom.tasks.online.live import Live

@@ -18,7 +18,8 @@ from fedloom.data.streams import TaskStream
 from fedloom.experiment.runtime import pick_device
 from fedloom.experiment.setup import make_model
 from fedloom.parts.objectives import CrossEntropy
-from fedloom.tasks.online.ensemble import ExpertConfig, ExpertEnsemble, expert_label
+from fedloom.tasks.online.ensemble import ExpertEnsemble
+from fedloom.tasks.online.experts import ExpertConfig, expert_label
 from fedloom.tasks.online.hedge import Hedge
 
 HEDGED = ("error", "loss")
