@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import exp, inf, sqrt
 from typing import Any
 
@@ -11,9 +12,16 @@ from helpers.runs import experiment, go
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from fedloom.core.local import Local
+from fedloom.data import federate
 from fedloom.experiment.federated import FederatedTask
 from fedloom.experiment.privacy import Accountant, accountant
+from fedloom.experiment.trained import TrainedRun
 from fedloom.methods import make
+from fedloom.models import models
+from fedloom.parts.uplink import ClipNoise
+from fedloom.tasks.target.calibration import CCVR
+from fedloom.tasks.target.model import ClassModels
 
 dp = pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
 
@@ -51,6 +59,44 @@ def test_cohorts_of_a_fixed_size_are_sampled_without_replacement(noise: float, c
     known = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
     known.compose(dp.SampledWithoutReplacementDpEvent(1000, cohort, dp.GaussianDpEvent(noise / 2)), rounds)
     assert abs(Accountant("fixed", noise, 1000, cohort, DELTA).epsilon(rounds) - known.get_epsilon(DELTA)) < 1e-6
+
+
+@pytest.mark.parametrize(("noise", "other"), [(4.0, 4.0), (4.0, 2.5)])
+def test_sums_of_all_clients_add_to_the_rounds(noise: float, other: float) -> None:
+    """Three sums with noise z', after ten rounds with noise z: as dp-accounting composes them one by one."""
+    asked = 3 * (noise / other) ** 2
+    poisson = dp.pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    poisson.compose(dp.PoissonSampledDpEvent(0.04, dp.GaussianDpEvent(noise)), 10)
+    expected = poisson.compose(dp.GaussianDpEvent(other), 3).get_epsilon(DELTA)
+    assert abs(Accountant("poisson", noise, 1000, 40, DELTA).epsilon(10, asked) - expected) < 1e-3 * expected
+    fixed = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+    fixed.compose(dp.SampledWithoutReplacementDpEvent(1000, 40, dp.GaussianDpEvent(noise / 2)), 10)
+    expected = fixed.compose(dp.GaussianDpEvent(other / 2), 3).get_epsilon(DELTA)
+    assert abs(Accountant("fixed", noise, 1000, 40, DELTA).epsilon(10, asked) - expected) < 1e-6
+    together = gaussian(2 * sqrt(10 / noise**2 + 3 / other**2))
+    for kind in ("fixed", "local"):
+        assert abs(Accountant(kind, noise, 50, 50, DELTA).epsilon(10, asked) - together) < 1e-6
+
+
+def test_class_statistics_add_to_a_private_run() -> None:
+    federation = federate("digits", "iid", clients=8, held_out=0.0)
+
+    def trained(method: str, **settings: Any) -> TrainedRun:
+        model = partial(models.make, "mlp", classes=10, inputs=(1, 8, 8))
+        local = Local(epochs=1, batch_size=32, lr=0.1)
+        return go(make(method, **settings), federation=federation, model=model, local=local, rounds=2).trained
+
+    private, known = trained("dp_fedavg", noise=0.05), Accountant("fixed", 0.05, 8, 8, DELTA)
+    found = ClassModels(private, uplink=[ClipNoise(clip=1e4, noise=1e-6)]).privacy
+    assert found is not None
+    assert (found.delta, found.neighbours) == (DELTA, "one client's data replaced")
+    assert found.epsilon == known.epsilon(2, 3 * (0.05 / 1e-6) ** 2)
+    bare, ccvr = ClassModels(private, uplink=[]).privacy, CCVR().privacy(private)
+    assert bare is not None
+    assert ccvr is not None
+    assert (bare.epsilon, ccvr.epsilon) == (inf, known.epsilon(2, 1))
+    assert known.epsilon(2, 1) > known.epsilon(2)
+    assert ClassModels(trained("fedavg")).privacy is None
 
 
 def test_cohorts_that_may_be_empty_cost_what_drawing_them_anew_does() -> None:

@@ -50,11 +50,13 @@ def command(arguments: argparse.Namespace) -> int:
         models = named(run.server, found.model)
         measured = {name: model.evaluate(arrays["x"], arrays["y"]) for name, model in models.items() if "y" in arrays}
         told.append({"data": str(file), "inputs": len(arrays["x"]), "model": written and str(written)})
-        told[-1] |= plain(found) | {"measured": measured}
+        told[-1] |= plain(found) | {"measured": measured, "privacy": known.privacy and asdict(known.privacy)}
         if arguments.json:
             continue
         print(f"target: {relpath(file)}, {len(arrays['x'])} inputs")
         print(described(found, run.federation.names))
+        if known.privacy is not None:
+            print(f"privacy: {known.privacy}")
         if written is not None:
             print(f"model: {relpath(written)}")
         compared(measured)
@@ -80,7 +82,9 @@ def calibrated(method: CCVR, path: Path, given: str | None) -> int:
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another file with --out.")
     run = load(path)
-    model, test = method(run), run.federation.test
+    model, test, privacy = method(run), run.federation.test, method.privacy(run)
+    if privacy is not None:
+        print(f"privacy: {privacy}")
     print(f"model: {relpath(model.export(out))}")
     if len(test):
         compared({name: one.evaluate(test.x, test.y) for name, one in named(run.server, model).items()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from importlib import import_module
@@ -10,6 +11,7 @@ from math import ceil, exp, inf, sqrt
 from typing import Any
 
 from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Uplink
 from fedloom.experiment.experiment import Experiment
 from fedloom.parts.uplink import ClipNoise
 
@@ -45,28 +47,36 @@ class Accountant:
         """The neighbouring relation, in words."""
         return "one client more or less" if self.kind == "poisson" else "one client's data replaced"
 
-    def epsilon(self, rounds: int) -> float:
-        """ε after the given number of rounds."""
-        return _spent(self, rounds)
+    def epsilon(self, rounds: int, asked: float = 0.0) -> float:
+        """ε after the given number of rounds, and after all clients were ``asked`` for sums that often besides.
 
-    def compute(self, rounds: int) -> float:
+        Sums with other noise z' count (z/z')² times: together they are one Gaussian mechanism.
+        """
+        return _spent(self, rounds, asked)
+
+    def compute(self, rounds: int, asked: float = 0.0) -> float:
         """ε, computed anew, which may take a second."""
         if self.kind == "poisson":
-            return self._poisson(rounds)
+            return self._poisson(rounds, asked)
         dp: Any = import_module("dp_accounting")
         if self.kind == "local" or self.cohort == self.clients:
-            return float(dp.get_epsilon_gaussian(self.noise / (2 * sqrt(rounds)), self.delta))
+            return float(dp.get_epsilon_gaussian(self.noise / (2 * sqrt(rounds + asked)), self.delta))
         accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
         gaussian = dp.GaussianDpEvent(self.noise / 2)
-        round_ = dp.SampledWithoutReplacementDpEvent(self.clients, int(self.cohort), gaussian)
-        return float(accountant.compose(round_, rounds).get_epsilon(self.delta))
+        accountant.compose(dp.SampledWithoutReplacementDpEvent(self.clients, int(self.cohort), gaussian), rounds)
+        if asked:
+            accountant.compose(dp.GaussianDpEvent(self.noise / (2 * sqrt(asked))))
+        return float(accountant.get_epsilon(self.delta))
 
-    def _poisson(self, rounds: int) -> float:
+    def _poisson(self, rounds: int, asked: float) -> float:
         """ε if empty cohorts are redrawn: each round is within (1-q)^K of a Poisson sample in total variation.
 
         This costs (1 + e^ε) T (1-q)^K of δ.
         """
         composed = self._one_round.self_compose(rounds)
+        if asked:
+            distributions: Any = import_module("dp_accounting.pld.privacy_loss_distribution")
+            composed = composed.compose(distributions.from_gaussian_mechanism(self.noise / sqrt(asked)))
         redrawn = rounds * (1 - self.cohort / self.clients) ** self.clients
         epsilon = composed.get_epsilon_for_delta(self.delta)
         for _ in range(100):
@@ -133,9 +143,48 @@ class ExampleAccountant:
 
 
 @lru_cache(maxsize=10_000)
-def _spent(accountant: Accountant | ExampleAccountant, rounds: int) -> float:
-    """ε by accountant and rounds: the runs of a sweep ask for the same ones."""
-    return accountant.compute(rounds)
+def _spent(accountant: Accountant | ExampleAccountant, *times: float) -> float:
+    """ε by accountant, rounds and sums: the runs of a sweep ask for the same ones."""
+    return accountant.compute(*times)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a private run and the sums that its clients were asked for afterwards have spent together.
+
+    Attributes:
+        epsilon: ε; infinite if sums went out without noise.
+        delta: δ.
+        neighbours: the neighbouring relation, in words.
+    """
+
+    epsilon: float
+    delta: float
+    neighbours: str
+
+    def __str__(self) -> str:
+        return (
+            f"ε = {self.epsilon:.3g} for δ = {self.delta:g}, {self.neighbours}; the run and its clients' sums together"
+        )
+
+
+def spent(summary: Mapping[str, Any], rounds: int, asked: int, uplinks: Sequence[Uplink]) -> Spent | None:
+    """What a finished run has spent after all its clients were asked for sums, through these uplinks, that often.
+
+    None if the run is not private, or its accountant was not installed: then there is nothing to add to.
+
+    Args:
+        summary: of the run.
+        rounds: that the run took.
+        asked: number of sums.
+        uplinks: of the sums.
+    """
+    if "privacy" not in summary or find_spec("dp_accounting") is None:
+        return None
+    known = Accountant(**{key: value for key, value in summary["privacy"].items() if key != "neighbours"})
+    noises = [one.noise for one in uplinks if isinstance(one, ClipNoise) and one.is_private]
+    epsilon = known.epsilon(rounds, asked * (known.noise / noises[0]) ** 2) if noises else inf
+    return Spent(epsilon, known.delta, known.neighbours)
 
 
 def example_accountant(experiment: Experiment) -> ExampleAccountant | None:

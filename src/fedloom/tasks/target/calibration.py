@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedloom.core import rng
 from fedloom.core.checks import at_least, positive
 from fedloom.experiment.deployed import DeployedModel
+from fedloom.experiment.privacy import Spent, spent
 from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.trained import TrainedRun
 from fedloom.tasks.target.exchange import Exchange
@@ -128,6 +129,10 @@ class CCVR:
             gaussians = statistics(trained, head.out_features)
             weight, bias = self.fit(head, *gaussians.draw(self.samples, self.seed))
         return with_head(trained.server, trained.server.module, weight, bias)
+
+    def privacy(self, trained: TrainedRun) -> Spent | None:
+        """What the run and the clients' sums have spent together; None if the run is not private."""
+        return spent(trained.summary, trained.snapshot.server.round, 1, trained.plan.method.uplink)
 
     def fit(self, head: nn.Linear, features: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The head, [C, d] and [C], after SGD on the features [M, d] of classes [M]; ``head`` is where it starts."""

@@ -51,11 +51,11 @@ class ClassSums:
             shrinkage: s ≥ 0.
 
         Raises:
-            ConfigError: if there is no sample, or W is singular.
+            ConfigError: if there is no sample, or noise hides that there are some, or W is singular.
         """
         total = float(self.n.sum())
         if not total > 0:
-            raise ConfigError("class statistics need at least one sample.")
+            raise ConfigError("class statistics count no sample: there are none, or noise hides them.")
         means = self.first / torch.where(self.n > 0, self.n, 1.0)[:, None]
         d = self.first.shape[1]
         row, column = torch.triu_indices(d, d)

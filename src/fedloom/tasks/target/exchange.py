@@ -55,6 +55,8 @@ class Exchange:
     declared: Part = field(default_factory=ClassStatistics)
 
     def __post_init__(self) -> None:
+        self.asked = 0
+        """How often all clients have sent something."""
         for uplink in self.uplinks:
             if isinstance(uplink, ClipNoise) and uplink.quantile is not None:
                 raise ConfigError(
@@ -104,7 +106,7 @@ class Exchange:
         for _, uplink in reversed(self.applied):
             received = {slot: Reduced(value, self.declared.uploads[_name(slot)]) for slot, value in total.items()}
             total |= uplink.receive({}, received, {}, info)[1]
-        self.t += 1
+        self.t, self.asked = self.t + 1, self.asked + 1
         return {_name(slot): value for slot, value in total.items()}
 
 

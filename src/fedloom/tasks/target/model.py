@@ -22,6 +22,7 @@ from fedloom.core.parts import Uplink
 from fedloom.data.augment import pipeline
 from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.ensemble import last_models, mixing_weights
+from fedloom.experiment.privacy import Spent, spent
 from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.setup import server_data
 from fedloom.experiment.trained import TrainedRun
@@ -96,6 +97,12 @@ class ClassModels:
                 return found["losses"], found["posteriors"]
 
             self.discriminant: Discriminant = plain.calibrated(ask, 0 if total.is_private else EXCHANGES)
+
+    @property
+    def privacy(self) -> Spent | None:
+        """What the run and the clients' statistics have spent together; None if the run is not private."""
+        run, total = self.trained, self.total
+        return spent(run.summary, run.snapshot.server.round, total.asked, total.uplinks)
 
     def features(self, x: Tensor) -> Tensor:
         """φ(x), [N, d], of inputs as the run's data hold them."""
