@@ -1,7 +1,7 @@
 """Convolutional students under a convolutional teacher on CIFAR-10 and CIFAR-100, at equal passes.
 
     FEDLOOM_DATA=... python recipes/distill/convolutional.py [--data cifar10] [--seeds 0 1 2] [--teacher resnet10_m]
-    python recipes/distill/convolutional.py --samples 20000 --passes 40        # smaller
+    python recipes/distill/convolutional.py --samples 10000 --passes 20 --precision bf16        # smaller, and faster
     python recipes/distill/convolutional.py --table           # tables again, from the stored results
 
 The students are the two smallest networks of the thesis (ResNet10-xxs, ResNet10-xs), far from their teacher's accuracy,
@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedloom.core.local import PRECISIONS
 from fedloom.experiment.console import make_console
 from fedloom.experiment.progress import LineProgress
 from fedloom.experiment.rundir import RunDirectory
@@ -55,7 +56,7 @@ def experiment(
         partial(models.make, network, norm="batch", **shape),
         known,
         epochs=args.passes,
-        training=SGDConfig(batch_size=args.batch_size, lr=0.1, clip=10.0),
+        training=SGDConfig(batch_size=args.batch_size, lr=0.1, clip=10.0, precision=args.precision),
         augment=("crop", "flip"),
         every=args.every,
         seed=seed,
@@ -124,6 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--passes", type=int, default=60, help="of every student and teacher")
     parser.add_argument("--samples", type=int, default=None, help="training images, validation included")
     parser.add_argument("--batch-size", type=int, default=200)
+    parser.add_argument("--precision", choices=PRECISIONS, default="full", help="of products while training")
     parser.add_argument("--every", type=int, default=3, help="student passes between two evaluations")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--runs", type=Path, default=Path("runs/distill/convolutional"), help="run directories")
@@ -133,10 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path, words = args.out / "convolutional.json", sys.argv[1:] if arguments is None else arguments
     results = {"command": "", "machine": "", "notes": [], "runs": {}} | read(path)
     for data in () if args.table else args.data:
-        splits, home = (
-            Splits.of(data, samples=args.samples),
-            args.runs / f"{data}-{args.samples or 'all'}-{args.passes}",
-        )
+        splits = Splits.of(data, samples=args.samples)
+        home = args.runs / f"{data}-{args.samples or 'all'}-{args.passes}-{args.precision}"
         known = home / args.teacher
         taught = trained(known, experiment(args, splits, args.teacher, ce(), None, 0), f"{data}: {args.teacher}")
         found = results["runs"].setdefault(data, {})

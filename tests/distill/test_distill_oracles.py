@@ -8,7 +8,7 @@ import torch
 from helpers.distilling import Problem
 from torch import Tensor, nn
 
-from fedloom.tasks.distill import FeatureTap, disk, fitnet, kd, semckd, simkd
+from fedloom.tasks.distill import FeatureTap, SGDConfig, disk, fitnet, kd, semckd, simkd
 from fedloom.tasks.distill.attention import Attention, SemanticAttention
 from fedloom.tasks.distill.guide import GuideNet
 from fedloom.tasks.distill.learner import make_learner
@@ -185,7 +185,7 @@ def test_guide(pair: NetworkPair):
 
 def test_the_deployed_model_is_the_teachers_head_on_the_students_features(images: Problem):
     learner, (own, theirs) = make_learner(
-        simkd(), images.student().double(), images.teacher, (1, 8, 8), 16, 0, torch.float64
+        simkd(), images.student().double(), images.teacher, (1, 8, 8), SGDConfig(batch_size=16), 0, torch.float64
     )
     assert own.pooled
     assert theirs.pooled
@@ -198,7 +198,9 @@ def test_the_deployed_model_is_the_teachers_head_on_the_students_features(images
 
 @pytest.mark.parametrize("method", [kd(), disk(), fitnet(), semckd(), simkd()])
 def test_the_loss_of_a_method_is_the_sum_of_its_terms(images: Problem, method):
-    learner, _ = make_learner(method, images.student().double(), images.teacher, (1, 8, 8), 16, 0, torch.float64)
+    learner, _ = make_learner(
+        method, images.student().double(), images.teacher, (1, 8, 8), SGDConfig(batch_size=16), 0, torch.float64
+    )
     x, y = images.data.train.x[:16], images.data.train.y[:16]
     with torch.no_grad():
         pair = NetworkPair(learner.forward_student(x), FeatureTap(images.teacher.eval(), maps=True)(x), y)

@@ -26,6 +26,11 @@ from fedloom.core.submodels import Submodel
 from fedloom.core.targets import TargetKind
 
 
+def operand_dtype(precision: str) -> torch.dtype | None:
+    """The dtype to which layers round the factors of products while training; None if they do not."""
+    return torch.bfloat16 if precision == "bf16" else None
+
+
 @dataclass(frozen=True)
 class ClientPlan:
     """Everything about client work that does not change from round to round.
@@ -181,7 +186,7 @@ class ClientPlan:
     @property
     def operand_dtype(self) -> torch.dtype | None:
         """The dtype to which layers round the factors of products in local training; None if they do not."""
-        return torch.bfloat16 if self.local.precision == "bf16" else None
+        return operand_dtype(self.local.precision)
 
     @property
     def exit_weights(self) -> tuple[float, ...]:

@@ -69,6 +69,11 @@ class DistillExperiment:
             )
         one_of("unknown dtype", self.dtype, DTYPES)
         one_of("unknown cache", self.cache, MODES)
+        if self.training.precision != "full" and self.dtype != "float32":
+            raise ConfigError(
+                f"training.precision={self.training.precision} rounds to fewer digits than dtype={self.dtype} keeps; "
+                "choose dtype=float32, or training.precision=full."
+            )
         if self.every < 1:
             raise ConfigError(f"every is {self.every}, but it must be at least 1 student pass.")
         if self.start is not None and not self.method.warm:

@@ -14,6 +14,7 @@ from fedloom.experiment.setup import make_model
 from fedloom.tasks.distill.guide import GuideNet
 from fedloom.tasks.distill.method import Distiller, DistillTerm, NetworkPair
 from fedloom.tasks.distill.taps import FeatureTap, Outputs, Sizes
+from fedloom.tasks.distill.training import SGDConfig
 
 
 class StudentModule(nn.Module):
@@ -24,16 +25,22 @@ class StudentModule(nn.Module):
         student: the network to train.
         sizes: output sizes of student and teacher; without a teacher, the student's twice.
         head: the teacher's head.
-        batch_size: samples of a full mini-batch.
+        training: batch size, and the dtype of factors while training.
     """
 
     def __init__(
-        self, method: Distiller, student: nn.Module, sizes: tuple[Sizes, Sizes], head: nn.Module | None, batch_size: int
+        self,
+        method: Distiller,
+        student: nn.Module,
+        sizes: tuple[Sizes, Sizes],
+        head: nn.Module | None,
+        training: SGDConfig,
     ) -> None:
         super().__init__()
         self.terms, self.reuse = method.terms, method.reuse
         self.student = student
-        made = [term.layers(*sizes, batch_size) for term in method.terms]
+        self.operands = training.operand_dtype
+        made = [term.layers(*sizes, training.batch_size) for term in method.terms]
         self.layers = nn.ModuleDict({str(number): one for number, one in enumerate(made) if one is not None})
         self.head: nn.Module | None = None
         if self.reuse is not None:
@@ -47,7 +54,7 @@ class StudentModule(nn.Module):
 
     def forward_student(self, x: Tensor) -> Outputs:
         """The student's outputs on inputs [B, ...]."""
-        return self.taps(x)
+        return self.taps(x, self.operands if self.training else None)
 
     def deployed_logits(self, outputs: Outputs) -> Tensor:
         """The deployed model's logits [B, C], from the student's outputs: its own, or those of the teacher's head."""
@@ -108,7 +115,7 @@ def make_learner(
     student: nn.Module,
     teacher: nn.Module | None,
     inputs: tuple[int, ...],
-    batch_size: int,
+    training: SGDConfig,
     seed: int,
     dtype: torch.dtype,
 ) -> tuple[StudentModule, tuple[Sizes, Sizes]]:
@@ -130,7 +137,7 @@ def make_learner(
     head: Any = None if teacher is None else teacher.head
     with torch.random.fork_rng(devices=[]):
         rng.seed_torch(seed, "layers")
-        learner = StudentModule(method, student, (own, theirs), head, batch_size).to(dtype)
+        learner = StudentModule(method, student, (own, theirs), head, training).to(dtype)
     return learner, (own, theirs)
 
 

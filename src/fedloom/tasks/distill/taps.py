@@ -69,8 +69,19 @@ class FeatureTap:
         if isinstance(out, Tensor) and out.ndim == 4 and out.shape[2] * out.shape[3] > 1:
             self.found[out.shape[2], out.shape[3]] = out
 
-    def __call__(self, x: Tensor) -> Outputs:
-        """The outputs on inputs [B, ...]."""
+    def __call__(self, x: Tensor, operands: torch.dtype | None = None) -> Outputs:
+        """The outputs on inputs [B, ...], in the dtype of the parameters.
+
+        ``operands`` is the dtype to which layers round the factors of their products; None keeps them.
+        """
+        if operands is None:
+            return self._outputs(x)
+        dtype = next(iter(self.model.parameters())).dtype
+        with torch.autocast(x.device.type, operands, cache_enabled=False):
+            logits, features, maps = self._outputs(x)
+        return Outputs(logits.to(dtype), features.to(dtype), tuple(found.to(dtype) for found in maps))
+
+    def _outputs(self, x: Tensor) -> Outputs:
         self.found.clear()
         features = self.model.features(x)
         maps = tuple(self.found.values())

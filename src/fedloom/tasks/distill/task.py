@@ -19,7 +19,7 @@ from fedloom.experiment.atomic import as_file, write_whole
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.rundir import Columns, Kind, RunDirectory, Status, Table
-from fedloom.experiment.runtime import one_thread, pick_device
+from fedloom.experiment.runtime import one_thread, pick_device, reason_against_bf16
 from fedloom.experiment.teacher import load_teacher
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.parts.objectives.guidance import multiplier
@@ -100,6 +100,8 @@ class DistillTask(TrainerTask):
         self.name, self.seed = method.name, experiment.seed
         self.config, self.citations = experiment.config, method.citation + "\n"
         device, dtype = pick_device(experiment.device), getattr(torch, experiment.dtype)
+        if training.operand_dtype is not None and (reason := reason_against_bf16(device)):
+            raise ConfigError(f"training.precision=bf16: {reason}; choose training.precision=full.")
         self.data = experiment.data.placed(dtype, device)
         self.inputs = tuple(self.data.train.x.shape[1:])
         student = make_student(experiment.model, experiment.seed, dtype)
@@ -114,7 +116,7 @@ class DistillTask(TrainerTask):
             student,
             self.teacher if method.needs_teacher else None,
             self.inputs,
-            training.batch_size,
+            training,
             experiment.seed,
             dtype,
         )
@@ -148,7 +150,8 @@ class DistillTask(TrainerTask):
             assert self.teacher is not None
             kept = sorted({n for term in experiment.method.terms for n in term.kept(*self.sizes)})
             mode = "none" if self.change is not None else experiment.cache
-            answers = TeacherCache(self.teacher, self.data.train.x, tuple(kept), mode, self.cache)
+            operands = experiment.training.operand_dtype
+            answers = TeacherCache(self.teacher, self.data.train.x, tuple(kept), mode, self.cache, operands)
         return work.DistillationData(self.data.train, answers, self.change, experiment.training, experiment.seed)
 
     def step(self) -> Record:

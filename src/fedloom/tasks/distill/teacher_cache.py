@@ -56,6 +56,7 @@ class TeacherCache:
         mode: ``memory``, ``disk``, ``none`` (computed for every batch) or ``auto``: memory up to 1 GB, then the disk up
             to 50 GB if there is a folder.
         folder: of the cache on disk.
+        operands: the dtype of factors in outputs that are computed for a batch; cached ones are always exact.
 
     Raises:
         ConfigError: for an unknown mode, or ``disk`` without a folder.
@@ -68,11 +69,12 @@ class TeacherCache:
         maps: tuple[int, ...] = (),
         mode: str = "auto",
         folder: Path | None = None,
+        operands: torch.dtype | None = None,
     ) -> None:
         one_of("unknown cache", mode, MODES)
         if mode == "disk" and folder is None:
             raise ConfigError("cache=disk needs a run directory; give out=.")
-        self.x, self.maps = x, maps
+        self.x, self.maps, self.operands = x, maps, operands
         self.taps = FeatureTap(teacher, maps=bool(maps))
         self.kept: dict[str, Tensor] = {}
         self.mode = self._chosen(mode, folder)
@@ -93,7 +95,7 @@ class TeacherCache:
     def of(self, x: Tensor) -> Outputs:
         """The teacher's outputs on any inputs [B, ...], computed now."""
         with torch.no_grad():
-            outputs = self.taps(x)
+            outputs = self.taps(x, self.operands)
         named = {f"map{number}": outputs.maps[number] for number in self.maps}
         return Outputs(outputs.logits, outputs.features, self._placed(named))
 

@@ -68,7 +68,7 @@ def load(
         make_student(experiment.model, experiment.seed, dtype),
         taught,
         tuple(arrays.x.shape[1:]),
-        experiment.training.batch_size,
+        experiment.training,
         experiment.seed,
         dtype,
     )

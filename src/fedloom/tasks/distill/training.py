@@ -12,6 +12,8 @@ from torch import Tensor
 from fedloom.core import rng
 from fedloom.core.checks import all_hold
 from fedloom.core.errors import ConfigError
+from fedloom.core.local import PRECISIONS
+from fedloom.core.plan import operand_dtype
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class SGDConfig:
         nesterov: whether to use Nesterov momentum.
         weight_decay: coefficient of L2 regularisation.
         clip: maximum norm of the gradient over all trained parameters; null does not clip.
+        precision: ``full``, or ``bf16``: while training, the layers of student and teacher round the factors of their
+            products to bfloat16, as in local training; parameters, losses and evaluation keep the run's dtype.
 
     Raises:
         ConfigError: for values outside their range.
@@ -38,6 +42,7 @@ class SGDConfig:
     nesterov: bool = False
     weight_decay: float = 5e-4
     clip: float | None = None
+    precision: str = "full"
 
     def __post_init__(self) -> None:
         conditions = {
@@ -47,8 +52,14 @@ class SGDConfig:
             "nesterov needs momentum above 0": not self.nesterov or self.momentum > 0,
             "weight_decay must be at least 0": self.weight_decay >= 0,
             "clip must be positive": self.clip is None or self.clip > 0,
+            f"precision must be {' or '.join(PRECISIONS)}": self.precision in PRECISIONS,
         }
         all_hold("training: ", conditions)
+
+    @property
+    def operand_dtype(self) -> torch.dtype | None:
+        """The dtype to which layers round the factors of products while training; None if they do not."""
+        return operand_dtype(self.precision)
 
     def rate(self, step: int, steps: int) -> float:
         """The learning rate of a step in a phase of ``steps`` steps, lr (1 + cos(π step / steps)) / 2.
