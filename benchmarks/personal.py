@@ -41,7 +41,7 @@ from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.meta import deployed
 from fedloom.core.parts import Paired
-from fedloom.core.round import Server
+from fedloom.core.server import Server
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.interpolation_eval import GRID, sweep

@@ -36,7 +36,8 @@ from fedloom.compute import computes
 from fedloom.core.engine import Engine
 from fedloom.core.local import draw_cohort
 from fedloom.core.plan import ClientPlan
-from fedloom.core.round import Server, federated_round
+from fedloom.core.round import federated_round
+from fedloom.core.server import Server
 from fedloom.engines import engines
 from fedloom.engines.packed import pack, unpack
 from fedloom.engines.ray import Ray

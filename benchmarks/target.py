@@ -31,7 +31,8 @@ from fedloom.core.federation import Arrays, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.parts import Mixing
 from fedloom.core.plan import ClientPlan
-from fedloom.core.round import Server, federated_round
+from fedloom.core.round import federated_round
+from fedloom.core.server import Server
 from fedloom.data import federate
 from fedloom.data.augment import pipeline
 from fedloom.engines import engines

@@ -26,7 +26,8 @@ from fedloom.compute import computes
 from fedloom.core.federation import Arrays, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.plan import ClientPlan
-from fedloom.core.round import Server, federated_round
+from fedloom.core.round import federated_round
+from fedloom.core.server import Server
 from fedloom.engines import engines
 from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.store import MemoryStore

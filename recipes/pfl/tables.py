@@ -39,7 +39,7 @@ from fedloom.core.federation import Arrays, Federation
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Adaptation
-from fedloom.core.round import Server
+from fedloom.core.server import Server
 from fedloom.data import Source, federate, partitions, sources
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.experiment import Evaluation, Experiment

@@ -15,12 +15,13 @@ from helpers.runs import assert_same_state, experiment, go
 from fedloom.compute.live import Live
 from fedloom.core.aggregate import Fold, fold
 from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
+from fedloom.core.cohort import InitialStates
 from fedloom.core.engine import ComputeFactory, EngineFactory, States, Traits
 from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.federation import Index, Population, Split
 from fedloom.core.plan import ClientPlan
 from fedloom.core.registry import Entry
-from fedloom.core.round import InitialStates, federated_round
+from fedloom.core.round import federated_round
 from fedloom.engines import engines
 from fedloom.engines.serial import Serial
 from fedloom.experiment.experiment import Evaluation

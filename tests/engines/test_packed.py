@@ -13,8 +13,8 @@ from torch import nn
 
 from fedloom.compute.live import Live
 from fedloom.core.aggregate import Fold, blocks
+from fedloom.core.cohort import InitialStates
 from fedloom.core.errors import ClientError, ConfigError
-from fedloom.core.round import InitialStates
 from fedloom.engines.actor import Actor, RemoteBlock
 from fedloom.engines.cluster import Hands, Member
 from fedloom.engines.packed import LARGE, nbytes, pack, unpack

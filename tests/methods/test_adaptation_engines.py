@@ -19,7 +19,7 @@ from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Adaptation
-from fedloom.core.round import Server
+from fedloom.core.server import Server
 from fedloom.data import federate, partitions, sources
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run

@@ -19,7 +19,7 @@ from fedloom.core.federation import Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.plan import ClientPlan
-from fedloom.core.round import Server
+from fedloom.core.server import Server
 from fedloom.data import federate, partitions
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run

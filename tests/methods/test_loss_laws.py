@@ -22,7 +22,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.plan import ClientPlan
-from fedloom.core.round import Server
+from fedloom.core.server import Server
 from fedloom.engines.serial import Serial
 from fedloom.experiment.federated import run
 from fedloom.parts.adaptation import Prototypes

@@ -17,7 +17,7 @@ from fedloom import methods
 from fedloom.core.context import Facts
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays
-from fedloom.core.round import Server
+from fedloom.core.server import Server
 from fedloom.data.sources.generated import read_generated
 from fedloom.experiment import checkpoint
 from fedloom.models import models

@@ -15,90 +15,19 @@ This module knows neither methods nor engines: it reduces what clients return as
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import replace
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from fedloom.core import rng, tree
-from fedloom.core.aggregate import Fold, Traffic
-from fedloom.core.client import BUFFERS, Broadcast, Failure, FailureKind, Result, State
-from fedloom.core.context import RoundInfo
+from fedloom.core import tree
+from fedloom.core.client import BUFFERS, FailureKind, Result
+from fedloom.core.cohort import Cohort, InitialStates, Report
 from fedloom.core.engine import Engine
 from fedloom.core.errors import ClientError
 from fedloom.core.parts import UPDATE, Reduce, Reduced
 from fedloom.core.plan import ClientPlan
+from fedloom.core.server import Server, Store
 from fedloom.core.server_data import ServerData
-from fedloom.core.submodels import mean_over_holders
-
-
-@dataclass(frozen=True)
-class Server:
-    """The server's state after ``round`` rounds: θ [P], shared buffers [buffers], and each part's server state."""
-
-    theta: Tensor
-    buffers: Tensor
-    parts: State
-    round: int = 0
-
-    @classmethod
-    def initial(cls, plan: ClientPlan, theta: Tensor, buffers: Tensor) -> Server:
-        """The state before the first round; θ [P] and buffers are those of a newly initialised model."""
-        shared = theta[: plan.layout.shared_size].clone()
-        states = {place: part.init_server(shared, plan.facts) for place, part in plan.method.hooks["init_server"]}
-        return cls(shared, buffers[: plan.layout.shared_buffers].clone(), states)
-
-    def broadcast(self, plan: ClientPlan) -> Broadcast:
-        """The message to the cohort of the next round."""
-        slices = {
-            place: {name: self.parts[place][name] for name in part.downloads if name in self.parts[place]}
-            for place, part in plan.method.parts.items()
-            if part.downloads
-        }
-        return Broadcast(self.round, plan.local.rate(self.round), self.theta, self.buffers, slices)
-
-
-class Store(Protocol):
-    """Storage of client states between rounds; a client without a state has not participated yet."""
-
-    def get(self, client: int) -> State | None:
-        """The client's state, or None."""
-        ...
-
-
-@dataclass
-class Report:
-    """The record of one round.
-
-    Attributes:
-        cohort: S_t, int64 [|S|].
-        p: the mixing coefficients actually used, float64 [|S|]; 0 for clients that were left out.
-        train_loss: mean training loss over the clients that arrived.
-        traffic: parameters and bytes sent.
-        losses: F_i(θ^t) before local work, float64 [|S|], if a part needs them.
-        failures: the clients that were left out, with the reason.
-        states: new client states, to be stored at the end of the round.
-    """
-
-    cohort: np.ndarray
-    p: np.ndarray
-    train_loss: float = float("nan")
-    traffic: Traffic = field(default_factory=Traffic)
-    losses: np.ndarray | None = None
-    failures: list[Failure] = field(default_factory=list)
-    states: dict[int, State] = field(default_factory=dict)
-
-    @property
-    def objective(self) -> float:
-        """Σ p_i F_i(θ^t) over the clients with p_i ≠ 0, F_i before local work; NaN if losses are unknown or p is all 0.
-
-        Hahn 2024, eq. (1.1) and figure 3.1.
-        """
-        mixed = self.p != 0
-        return float("nan") if self.losses is None or not mixed.any() else float(self.p[mixed] @ self.losses[mixed])
 
 
 def federated_round(
@@ -134,7 +63,7 @@ def federated_round(
     """
     method = plan.method
     report = Report(cohort, np.zeros(len(cohort)))
-    work = _Cohort(plan, engine, server, InitialStates(plan, server, store), report)
+    work = Cohort(plan, engine, server, InitialStates(plan, server, store), report)
 
     # broadcast
     down = replace(server.broadcast(plan), invited=tuple(cohort.tolist()))
@@ -214,175 +143,9 @@ def federated_round(
 
 def received_losses(plan: ClientPlan, engine: Engine, server: Server, store: Store, clients: np.ndarray) -> np.ndarray:
     """Training losses F_i(θ^t) of the current model at the given clients, float64 [clients], outside a round."""
-    work = _Cohort(plan, engine, server, InitialStates(plan, server, store), Report(clients, np.zeros(len(clients))))
+    work = Cohort(plan, engine, server, InitialStates(plan, server, store), Report(clients, np.zeros(len(clients))))
     down = server.broadcast(plan)
     return work.choosing(down).losses(down, clients)
-
-
-@dataclass(frozen=True)
-class InitialStates:
-    """Client states for the next round, initialised for clients that participate for the first time.
-
-    All new clients of a level share one initial state, which depends on the received model alone.
-    """
-
-    plan: ClientPlan
-    server: Server
-    store: Store
-    new: dict[int, State] = field(default_factory=dict)
-
-    def __call__(self, client: int) -> State:
-        """The state of a client."""
-        state = self.store.get(client)
-        if state is None:
-            level = int(self.plan.level[client]) if self.plan.has_levels else 0
-            if level not in self.new:
-                hooks = self.plan.method.hooks["init_client"]
-                theta = self.plan.received(client, self.server.theta) if hooks else self.server.theta
-                self.new[level] = {place: part.init_client(theta) for place, part in hooks}
-            state = self.new[level]
-        return state
-
-
-@dataclass(frozen=True)
-class _Cohort:
-    """The cohort of a round; the engine is called once per level of clients.
-
-    Attributes:
-        chosen: the level that each client has chosen, int64 [K], if they do; else it is that of the plan.
-    """
-
-    plan: ClientPlan
-    engine: Engine
-    server: Server
-    states: InitialStates
-    report: Report
-    chosen: np.ndarray | None = None
-
-    def choosing(self, down: Broadcast) -> _Cohort:
-        """The cohort whose members have the level of the least loss, if the method lets them choose."""
-        plan, cohort = self.plan, self.report.cohort
-        if not (plan.has_levels and plan.chooses):
-            return self
-        found = [self.engine.losses(self.sent(down, n), cohort, self.states, n) for n in range(len(plan.levels))]
-        chosen = np.zeros(plan.population.clients, dtype=np.int64)
-        chosen[cohort] = np.nan_to_num(found, nan=np.inf).argmin(0)
-        return replace(self, chosen=chosen)
-
-    def level(self, members: np.ndarray) -> np.ndarray:
-        """The level of each member, int64 [members]."""
-        return (self.plan.level if self.chosen is None else self.chosen)[members]
-
-    def info(self, members: np.ndarray, server_data: ServerData | None) -> RoundInfo:
-        """The record of the round as known before local work."""
-        plan, t = self.plan, self.server.round
-        samples = plan.population.sizes[members]
-        steps = np.array([plan.effective_steps(plan.local.steps_for(int(n))) for n in samples])
-        return RoundInfo(
-            t, plan.local.rate(t), members, samples, steps, plan.facts, self.server.theta, server_data=server_data,
-            invited=self.report.cohort.tolist(),
-        )  # fmt: skip
-
-    def present(self, down: Broadcast, drop_rate: float) -> np.ndarray:
-        """Mask [|S|] of the members that remain after the broadcast; records F_i(θ^t) if a part needs it."""
-        plan, cohort, report, t = self.plan, self.report.cohort, self.report, self.server.round
-        whole = [(n, cohort) for n in range(len(plan.levels))]  # who chooses, receives all of them
-        for level, rows in self.by_level(cohort) if self.chosen is None else whole:
-            mine = self.sent(down, level)
-            slices = (value for parts in mine.parts.values() for value in parts.values())
-            report.traffic.down((mine.theta, mine.buffers, *slices), len(rows))
-        present = np.ones(len(cohort), dtype=bool)
-        if drop_rate:
-            present = np.array([rng.stream(plan.seed, "drop", t, c).random() >= drop_rate for c in cohort])
-            self.leave_out(~present, FailureKind.ABSENT, "dropped out")
-        if plan.method.needs("losses") and present.any():
-            report.losses = np.full(len(cohort), np.nan)
-            report.losses[present] = self.losses(down, cohort[present])
-            diverged = present & ~np.isfinite(report.losses)
-            self.leave_out(diverged, FailureKind.DIVERGED, "its loss of the received model is not finite")
-            present &= ~diverged
-            sent = int(present.sum())  # one number each, beside the update
-            report.traffic.count(sent, sent * plan.layout.dtype.itemsize)
-        return present
-
-    def losses(self, down: Broadcast, members: np.ndarray) -> np.ndarray:
-        """F_i(θ^t), float64 [members]."""
-        found = np.empty(len(members))
-        for level, rows in self.by_level(members):
-            found[rows] = self.engine.losses(self.sent(down, level), members[rows], self.states, level)
-        return found
-
-    def run(
-        self, down: Broadcast, members: np.ndarray, weights: np.ndarray | None, observe: Callable[[Result], None]
-    ) -> tuple[list[Fold], np.ndarray]:
-        """One fold per level, and the rows of the members that arrived, int64."""
-        report, losses = self.report, []
-        totals = [Fold() for _ in self.plan.levels]
-        arrived = np.zeros(len(members), dtype=bool)
-        for level, rows in self.by_level(members):
-            mine = None if weights is None else weights[rows]
-            with closing(self.engine.run(self.sent(down, level), members[rows], self.states, mine, level)) as folds:
-                for fold in folds:
-                    totals[level].merge(fold)
-                    for result in fold.results:
-                        if result.failure is not None:
-                            report.failures.append(replace(result.failure, round=self.server.round))
-                            continue
-                        report.states[result.client] = result.state
-                        losses.append(result.loss)
-                        observe(result)
-            arrived[rows] = totals[level].arrived
-            report.traffic.add(totals[level].sent)
-        if losses:
-            report.train_loss = float(np.mean(losses))
-        return totals, np.flatnonzero(arrived)
-
-    def collude(self, total: Fold, members: np.ndarray) -> None:
-        """Replace the updates of hostile members, who know those of the honest ones; [arrived] clients."""
-        attack, updates = self.plan.attack, total.kept[UPDATE]
-        hostile = np.isin(members, list(self.plan.hostile))
-        if attack is None or not hostile.any() or hostile.all():
-            return
-        honest = torch.stack([update for update, bad in zip(updates, hostile, strict=True) if not bad])
-        forged = attack.collude(honest, int(hostile.sum()))
-        for slot, kept in total.kept.items():
-            if slot == UPDATE or slot.endswith(f"/{UPDATE}"):
-                for row in np.flatnonzero(hostile):
-                    kept[row] = forged
-
-    def mix(
-        self, totals: list[Fold], weights: np.ndarray | None, arrived: np.ndarray, info: RoundInfo
-    ) -> tuple[Tensor, Tensor, State]:
-        """The mixed update Δ [P], the mixed buffers [buffers], and every part's reduced uploads by place."""
-        plan, p = self.plan, info.p
-        assert p is not None
-        if not plan.has_levels:
-            total = 1.0 if weights is None else float(weights[arrived].sum())
-            buffers = totals[0].mean(BUFFERS, total, p) if len(self.server.buffers) else self.server.buffers
-            return totals[0].mean(UPDATE, total, p), buffers, totals[0].uploads(plan, total, p)
-        assert weights is not None
-        level = self.level(info.cohort)
-        sums = [total.sums.get(UPDATE) for total in totals]
-        mass = [float(weights[arrived][level == number].sum()) for number in range(len(totals))]
-        index = [one.submodel.param_index for one in plan.levels if one.submodel is not None]
-        return mean_over_holders(index, sums, mass, len(self.server.theta)), self.server.buffers, {}
-
-    def by_level(self, members: np.ndarray) -> list[tuple[int, np.ndarray]]:
-        """The rows of each level's members, for levels that have any."""
-        if len(self.plan.levels) == 1:
-            return [(0, np.arange(len(members)))] if len(members) else []
-        level = self.level(members)
-        return [(int(number), np.flatnonzero(level == number)) for number in np.unique(level)]
-
-    def sent(self, down: Broadcast, level: int) -> Broadcast:
-        """The broadcast to clients of a level."""
-        plan = self.plan.levels[level]
-        return down if plan is self.plan else replace(down, theta=plan.own(down.theta))
-
-    def leave_out(self, out: np.ndarray, kind: FailureKind, reason: str) -> None:
-        """Record members that take no further part in the round."""
-        t = self.server.round
-        self.report.failures += [Failure(t, int(c), kind, reason) for c in self.report.cohort[out]]
 
 
 def _refuse_if_broken(report: Report, members: np.ndarray) -> None:

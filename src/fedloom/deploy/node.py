@@ -24,7 +24,7 @@ from fedloom.core.client import Broadcast, Result, State
 from fedloom.core.engine import Compute
 from fedloom.core.errors import CheckpointError, FedLoomError
 from fedloom.core.plan import ClientPlan
-from fedloom.core.round import Server
+from fedloom.core.server import Server
 from fedloom.core.targets import CLASSES
 from fedloom.deploy.assignment import Assignment, Bench, bench
 from fedloom.deploy.data import NodeData, read

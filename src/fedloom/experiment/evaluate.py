@@ -13,7 +13,7 @@ from torch import Tensor
 from fedloom.core.federation import Arrays, Federation, Split
 from fedloom.core.parts import Submodels
 from fedloom.core.plan import ClientPlan
-from fedloom.core.round import Server, Store
+from fedloom.core.server import Server, Store
 from fedloom.experiment import batched_eval, interpolation_eval
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.last_models import ClientModels

@@ -14,10 +14,12 @@ from torch import nn
 from fedloom.compute import computes, reason_against_batched, resolved
 from fedloom.core.aggregate import Traffic
 from fedloom.core.client import Failure, Result
+from fedloom.core.cohort import Report
 from fedloom.core.engine import Engine
 from fedloom.core.errors import CheckpointError, ConfigError, nearest
 from fedloom.core.local import cohort_size, draw_cohort
-from fedloom.core.round import Report, Server, federated_round, received_losses
+from fedloom.core.round import federated_round, received_losses
+from fedloom.core.server import Server
 from fedloom.core.targets import CLASSES
 from fedloom.data.statistics import partition_table
 from fedloom.engines import engines

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedloom.core.client import State
 from fedloom.core.federation import Federation, Split
 from fedloom.core.parts import Paired
-from fedloom.core.round import Server, Store
+from fedloom.core.server import Server, Store
 from fedloom.experiment import batched_eval
 from fedloom.experiment.loaded import LoadedModel, Values
 from fedloom.metrics import direction

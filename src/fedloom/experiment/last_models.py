@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedloom.core.client import Result
 from fedloom.core.plan import ClientPlan
-from fedloom.core.round import Server
+from fedloom.core.server import Server
 from fedloom.core.tree import Tree
 from fedloom.experiment.segments import MODELS, Segments
 

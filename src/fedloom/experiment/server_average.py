@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedloom.core.round import Server
+from fedloom.core.server import Server
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from fedloom.core.errors import CheckpointError
-from fedloom.core.round import Server
+from fedloom.core.server import Server
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.last_models import CohortModels, LastModels
 from fedloom.experiment.server_average import ServerAverage

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedloom.core.client import State
 from fedloom.core.errors import ConfigError
 from fedloom.core.plan import ClientPlan
-from fedloom.core.round import Server
+from fedloom.core.server import Server
 from fedloom.core.tree import Tree, nbytes
 from fedloom.experiment import atomic
 from fedloom.experiment.checkpoint import available

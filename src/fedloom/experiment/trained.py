@@ -16,12 +16,12 @@ from torch import Tensor
 from fedloom.compute import computes
 from fedloom.core import meta
 from fedloom.core.client import State
+from fedloom.core.cohort import InitialStates
 from fedloom.core.context import Batch
 from fedloom.core.errors import ClientError, ConfigError, nearest
 from fedloom.core.federation import Arrays, Index, Population, Split
 from fedloom.core.parts import Paired, Submodels
 from fedloom.core.plan import ClientPlan
-from fedloom.core.round import InitialStates
 from fedloom.core.slots import label
 from fedloom.experiment.deployed import Adapted, DeployedModel
 from fedloom.experiment.evaluate import Evaluator

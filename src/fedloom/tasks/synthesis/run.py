@@ -14,7 +14,7 @@ from torch import nn
 
 from fedloom.core.errors import CheckpointError
 from fedloom.core.federation import Arrays
-from fedloom.core.round import Server
+from fedloom.core.server import Server
 from fedloom.core.settings import to_plain
 from fedloom.data.sources.generated import Generated, parquet, save_npz
 from fedloom.experiment.atomic import write_whole

@@ -7,7 +7,7 @@ from torch import nn
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.core.method import Method
-from fedloom.core.round import Server
+from fedloom.core.server import Server
 from fedloom.tasks.synthesis.sample import sample
 
 

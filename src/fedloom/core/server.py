@@ -1,0 +1,45 @@
+"""What lasts from round to round: the server's state, and where client states are stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from fedloom.core.client import Broadcast, State
+from fedloom.core.plan import ClientPlan
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server's state after ``round`` rounds: θ [P], shared buffers [buffers], and each part's server state."""
+
+    theta: Tensor
+    buffers: Tensor
+    parts: State
+    round: int = 0
+
+    @classmethod
+    def initial(cls, plan: ClientPlan, theta: Tensor, buffers: Tensor) -> Server:
+        """The state before the first round; θ [P] and buffers are those of a newly initialised model."""
+        shared = theta[: plan.layout.shared_size].clone()
+        states = {place: part.init_server(shared, plan.facts) for place, part in plan.method.hooks["init_server"]}
+        return cls(shared, buffers[: plan.layout.shared_buffers].clone(), states)
+
+    def broadcast(self, plan: ClientPlan) -> Broadcast:
+        """The message to the cohort of the next round."""
+        slices = {
+            place: {name: self.parts[place][name] for name in part.downloads if name in self.parts[place]}
+            for place, part in plan.method.parts.items()
+            if part.downloads
+        }
+        return Broadcast(self.round, plan.local.rate(self.round), self.theta, self.buffers, slices)
+
+
+class Store(Protocol):
+    """Storage of client states between rounds; a client without a state has not participated yet."""
+
+    def get(self, client: int) -> State | None:
+        """The client's state, or None."""
+        ...
