@@ -7,8 +7,8 @@
 ``s_mnist``, as its authors built it: 1000 tasks of 60 + 10 samples of MNIST, each class turned, flipped, shrunk and
 shifted in its own way; a network 784-200-10; batches of 10; MAML with five steps. ``cifar100_5``: 200 tasks of five
 classes of CIFAR-100, 250 + 50 images each, a CNN of five layers, batches of 20, MAML with one step. ``omniglot_5``, a
-question of our own: 200 tasks of five characters that no other task has, 16 + 4 drawings of each, 28 by 28. Learning
-rate .1 for all, inside MAML too; weight decay 1e-3.
+question of our own: 200 tasks of five characters that no other task has, 16 + 4 drawings of each, 28 by 28, MAML with
+five steps. Learning rate .1 for all, inside MAML too; weight decay 1e-3.
 
 Other than published: one configuration instead of Hedge over a grid. alpha is chosen, for each learner that has one,
 on the first tasks of a seed of its own (``--tuning``) at each K, by the accuracy on each new task in the last half; the
@@ -82,7 +82,7 @@ STUDIES = {
     ),
     "omniglot_5": Study(
         "5-way Omniglot, no character in two tasks",
-        replace(SETTINGS["omniglot_5"], inner=inner(1), ltm_every=100, efficiency_every=20),
+        replace(SETTINGS["omniglot_5"], inner=inner(5), ltm_every=100, efficiency_every=20),
         tuning=60, tested=20, tasks=(100, 200),
     ),
 }  # fmt: skip
