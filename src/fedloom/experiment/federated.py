@@ -149,7 +149,8 @@ class FederatedTask(TrainerTask):
         federation = experiment.federation.pooled() if method.pooled else experiment.federation
         self.federation = placed(federation, getattr(torch, experiment.dtype), device)
         self.plan = make_plan(experiment, self.federation, device)
-        common = len(federation.test) > 0 and self.plan.layout.shared_size > 0  # else never trained
+        judged = self.plan.layout.shared_size > 0 or self.kind is Kind.SYNTHESIS  # else it is never trained
+        common = judged and len(federation.test) > 0
         evaluation = experiment.evaluation.fitted(self.plan.targets or CLASSES, common)
         self.experiment = experiment = replace(experiment, evaluation=evaluation)
         self.headline = headline(method, evaluation)
