@@ -32,6 +32,7 @@ NOT_RUN = (
 )
 WITHOUT: Mapping[str, str] = {
     "distill/federated": "a question of our own: a teacher at the clients",
+    "online/omniglot_5": "a question of our own: characters that no two tasks share",
     "search/compositions": "a question of our own: does a search pay?",
     "smoke/smoke": "no comparison",
     "ssa/heads": "methods of our own: a head, or a fitted mixture, for each target",

@@ -65,7 +65,10 @@ class ClassSums:
         within = within + shrinkage * within.trace() / d * torch.eye(d, dtype=within.dtype, device=within.device)
         factor, wrong = torch.linalg.cholesky_ex((within + within.T) / 2)
         if int(wrong) or not bool(torch.isfinite(factor).all()):
-            raise ConfigError("the features' covariance within classes is singular; raise the shrinkage.")
+            raise ConfigError(
+                "the features' covariance within classes is singular, or hidden by noise; raise the shrinkage, "
+                "ClassModels(run, shrinkage=…), or take more clients where uplinks add noise."
+            )
         return Discriminant(means, factor, self.n.clamp(min=0))
 
 
