@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import common
 import matplotlib
 
 from fedloom.core.federation import Federation
-from fedloom.core.local import Local
+from fedloom.core.local import PRECISIONS, Local
 from fedloom.core.method import Method
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
@@ -61,7 +61,13 @@ class Study:
     ylim: tuple[float, float] = (0.0, 100.0)
 
     def experiment(
-        self, name: str, seed: int, rounds: int | None = None, engine: str = "auto", target: float | None = None
+        self,
+        name: str,
+        seed: int,
+        rounds: int | None = None,
+        engine: str = "auto",
+        target: float | None = None,
+        precision: str = "full",
     ) -> Experiment:
         """A method in this setting, stopped when the average model reaches the target."""
         case, federation = self.cases[name], self.deal(seed)
@@ -73,7 +79,7 @@ class Study:
             rounds=rounds or case.rounds,
             participation=self.participation,
             sampling="bernoulli",
-            local=self.local(**case.work),
+            local=replace(self.local(**case.work), precision=precision),
             evaluation=Evaluation(
                 what=("average", "global"),
                 metric="average/accuracy",
@@ -153,10 +159,10 @@ class Study:
         figure.savefig(path, dpi=110)
         pyplot.close(figure)
 
-    def report(self, runs: Path, out: Path, machine: dict[str, str]) -> dict[str, Any]:
+    def report(self, runs: Path, out: Path, facts: dict[str, str]) -> dict[str, Any]:
         """Bring the stored results up to date, and write tables and picture from them."""
         stored = out / f"{self.name}.json"
-        results = self.collect(runs, {"machine": "", **common.read(stored), **machine})
+        results = self.collect(runs, {"machine": "", **common.read(stored), **facts})
         common.write(stored, results)
         common.write(out / f"{self.name}.md", self.tables(results))
         self.picture(results, out / f"{self.name}.png")
@@ -164,16 +170,18 @@ class Study:
 
     def run(self, args: argparse.Namespace) -> int:
         """Run what is missing, seed by seed; the exit code."""
-        runs = args.runs / self.name
+        exact = args.precision == "full"
+        runs = args.runs / (self.name if exact else f"{self.name}-{args.precision}")
+        command = self.command if exact else f"{self.command} --precision {args.precision}"
         if args.table:
-            return common.verdict(self.report(runs, args.out, machine={}))
+            return common.verdict(self.report(runs, args.out, facts={}))
         results: dict[str, Any] = {}
         for seed in args.seeds:
             for name in args.only:
                 where = runs / name / f"seed{seed}"
-                chosen = self.experiment(name, seed, args.rounds, args.engine, args.target)
+                chosen = self.experiment(name, seed, args.rounds, args.engine, args.target, args.precision)
                 run(chosen, where, resume=where.exists(), checkpoint_every=25)
-                results = self.report(runs, args.out, {"machine": common.machine()})
+                results = self.report(runs, args.out, {"command": command, "machine": common.machine()})
         return common.verdict(results)
 
 
@@ -184,6 +192,7 @@ def parser(told: str | None, names: Sequence[str]) -> argparse.ArgumentParser:
     made.add_argument("--only", nargs="+", choices=names, default=list(names))
     made.add_argument("--rounds", type=int, help="instead of each method's own limit")
     made.add_argument("--target", type=float, help="where a run may stop, instead of the higher target")
+    made.add_argument("--precision", choices=PRECISIONS, default="full", help="of products while training")
     made.add_argument("--engine", default="auto", help="auto, serial or processes")
     made.add_argument("--runs", type=Path, default=Path("runs/feddyn"), help="run directories")
     made.add_argument("--out", type=Path, default=common.RESULTS, help="tables, picture and compact results")

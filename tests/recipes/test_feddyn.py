@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedloom.experiment.runtime import reason_against_bf16
+
 FOLDER = Path(__file__).parents[2] / "recipes" / "feddyn"
 
 
@@ -94,6 +96,11 @@ def test_cifar_runs_and_says_what_the_paper_sent(
     assert "| 80.2 % | SCAFFOLD | 2+ | 2+ | 504 |" in text
     found = json.loads((out / "cifar10_iid.json").read_text())["runs"]["SCAFFOLD"]["seed0"]
     assert (found["rounds"], found["cost"], found["average"]) == (1, 2, [found["average"][0]])
+    if reason_against_bf16("cpu") is None:
+        fast = ("--settings", "cifar10_iid", *chosen[3:], "--precision", "bf16")
+        assert recipe("cifar", *fast, "--runs", tmp_path / "runs", "--out", out) == 0
+        command = json.loads((out / "cifar10_iid.json").read_text())["command"]
+        assert command == "python recipes/feddyn/cifar.py --settings cifar10_iid --precision bf16"
     (out / "cifar10_iid.md").unlink()
     assert recipe("cifar", "--table", "--runs", tmp_path / "none", "--out", out) == 0
     assert (out / "cifar10_iid.md").exists()
