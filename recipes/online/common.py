@@ -145,6 +145,10 @@ LEARNERS: dict[str, tuple[str, dict[str, Any], bool]] = {  # registered name, se
     "B-MOML 10": ("b_moml", {"buffer": 10, "draws": 1}, True),
     "B-MOML 5 random": ("b_moml", {"buffer": 5, "draws": 1, "accept": 0.5}, True),
     "B-MOML 10 random": ("b_moml", {"buffer": 10, "draws": 1, "accept": 0.5}, True),
+    "B-MOML 5, whole": ("b_moml", {"buffer": 5}, True),
+    "B-MOML 10, whole": ("b_moml", {"buffer": 10}, True),
+    "B-MOML 5 random, whole": ("b_moml", {"buffer": 5, "accept": 0.5}, True),
+    "B-MOML 10 random, whole": ("b_moml", {"buffer": 10, "accept": 0.5}, True),
 }
 
 

@@ -43,7 +43,7 @@ def published(setting: str, learner: str) -> tuple[float, float] | None:
     ((31.58, 31.6), None)
     """
     kind = setting if setting in PAPER else setting.rpartition("_")[2]
-    return None if setting.startswith("omniglot") else PAPER.get(kind, {}).get(learner)
+    return None if setting.startswith("omniglot") else PAPER.get(kind, {}).get(learner.removesuffix(", whole"))
 
 
 def figures(run: Mapping[str, Any], tasks: int) -> dict[str, float]:

@@ -13,7 +13,8 @@ five steps of .1 for all: after one step a CNN that never learns is hardly bette
 Other than published: one configuration instead of Hedge over a grid. alpha is chosen, for each learner that has one,
 on the first tasks of a seed of its own (``--tuning``) at each K, by the accuracy on each new task in the last half; the
 reported seeds are others. Gradients are clipped at 3; a step adapts with 10 of a task's training samples and descends
-on a batch; FTML and B-MOML draw one of their tasks a step; a random buffer takes a task with probability .5.
+on a batch; FTML draws one of its tasks a step, and so does B-MOML except for ``B-MOML ..., whole``, whose step descends
+the mean loss of the buffer and the new task, as published; a random buffer takes a task with probability .5.
 
 Work goes stage by stage (``--tasks``): all runs on the first tasks, then the same runs on more of them. Every run is a
 run directory that goes on where it was.
@@ -41,10 +42,15 @@ from fedloom.tasks.online import Hedge
 from fedloom.tasks.online import run as run_stream
 
 MAIN = ("FS", "MOML", "FTML", "MOGD")
-VARIANTS = ("MOML ∇=0", "B-MOML 5", "B-MOML 10", "B-MOML 5 random", "B-MOML 10 random", "TOE")
+BUFFERED = ("B-MOML 5", "B-MOML 10", "B-MOML 5 random", "B-MOML 10 random")
+VARIANTS = ("MOML ∇=0", *BUFFERED, *(f"{name}, whole" for name in BUFFERED), "TOE")
 TUNING_SEED = 1000
 FIVE = {"adaptation.lr": (0.1,), "adaptation.steps": (5,)}
-COMPARED = (("MOML", "FTML"), ("FTML", "MOGD"), ("MOGD", "FS"), ("MOML", "MOML ∇=0"), ("B-MOML 10", "MOML"))
+COMPARED = (
+    ("MOML", "FTML"), ("FTML", "MOGD"), ("MOGD", "FS"), ("MOML", "MOML ∇=0"),
+    *((f"B-MOML {size}{whole}", other.format(size, whole)) for whole in ("", ", whole") for size in (5, 10)
+      for other in ("MOML", "B-MOML {} random{}")),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
