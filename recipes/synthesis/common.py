@@ -202,16 +202,16 @@ def keep_real(test: Arrays, folder: Path, each: int = 10) -> None:
 
 
 def picture(scale: str, key: str, cell: Mapping[str, Any], runs: Path, methods: Sequence[str], path: Path) -> None:
-    """Figures 4.1 to 4.4: real images, then each method's; left out if the runs are not here."""
-    seed = next(iter(next(iter(cell["runs"].values()))))
+    """Figures 4.1 to 4.4: real images, then each method's, of the first seed whose runs are here; else no picture."""
     folder = runs / scale / key.replace(" ", "-")
-    panels: list[tuple[str, np.ndarray]] = []
-    for name in methods:
-        place = folder / f"{name.lower().replace(', ', '-')}-{seed}"
-        if seed in cell["runs"].get(name, {}) and (place / "synthetic.npz").is_file():
-            panels.append((name, tile(read_generated(place / "synthetic.npz").arrays)))
-    if not panels:
+    for seed in sorted({seed for by_seed in cell["runs"].values() for seed in by_seed}):
+        made = {name: folder / f"{name.lower().replace(', ', '-')}-{seed}" / "synthetic.npz" for name in methods}
+        mine = [name for name in methods if seed in cell["runs"].get(name, {}) and made[name].is_file()]
+        if mine:
+            break
+    else:
         return
+    panels = [(name, tile(read_generated(made[name]).arrays)) for name in mine]
     if (folder / "real.npz").is_file():
         panels.insert(0, ("real test images", tile(read_generated(folder / "real.npz").arrays)))
     matplotlib.use("Agg")
