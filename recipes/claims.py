@@ -112,6 +112,7 @@ IMAGES: dict[str, Any] = {"unit": 100, "measure": lambda run, _: run["clients/ac
 FID: dict[str, Any] = {"lower": True, "measure": lambda run, _: run["fid"], **SENT}
 CROSS_ENTROPY = best_of("accuracy", "rounds", "runs > FedAvg cross entropy")
 
+ONE_TASK = "a step takes one of the buffer's tasks, not all"
 ACID, ALID = (f"cells > {split} 5 > curves > {{}} > average mean > -1" for split in ("acid", "alid"))
 HEN = ("NoSide", "Decouple")
 GENERATORS = ("FedCGAN", "FedCVAE")
@@ -194,13 +195,17 @@ RESULTS: dict[str, Result] = {
         *claims("table A.10", "S-MNIST, all tasks: {} is more accurate than {}", "runs > K 10 > {} > *",
                 ("MOML", "MOML ∇=0", "87.49 : 86.53"), **LTM),
         *claims("table 5.3", "S-MNIST, all tasks: {} is more accurate than {}", "runs > K 10 > {} > *",
-                ("B-MOML 5", "MOML", "87.54 : 87.49"), ("B-MOML 10", "MOML", "87.77 : 87.49"), **LTM),
+                ("B-MOML 5, whole", "MOML", "87.54 : 87.49"), **LTM),
         *claims("table 5.4", "S-MNIST, new task: {} is more accurate than {}", "runs > K 10 > {} > *",
-                ("B-MOML 5", "B-MOML 5 random", "84.21 : 83.30"), ("B-MOML 10", "B-MOML 10 random", "84.33 : 84.07"),
-                **CTM),
+                ("B-MOML 5, whole", "B-MOML 5 random, whole", "84.21 : 83.30"), **CTM),
         *claims("table 5.4", "S-MNIST, all tasks: {} is more accurate than {}", "runs > K 10 > {} > *",
-                ("B-MOML 5", "B-MOML 5 random", "87.54 : 86.09"), ("B-MOML 10", "B-MOML 10 random", "87.77 : 86.97"),
-                **LTM),
+                ("B-MOML 5, whole", "B-MOML 5 random, whole", "87.54 : 86.09"), **LTM),
+        *claims("table 5.3", "S-MNIST, all tasks: {} is more accurate than {}", "runs > K 10 > {} > *",
+                ("B-MOML 10", "MOML", "87.77 : 87.49"), differs=ONE_TASK, **LTM),
+        *claims("table 5.4", "S-MNIST, new task: {} is more accurate than {}", "runs > K 10 > {} > *",
+                ("B-MOML 10", "B-MOML 10 random", "84.33 : 84.07"), differs=ONE_TASK, **CTM),
+        *claims("table 5.4", "S-MNIST, all tasks: {} is more accurate than {}", "runs > K 10 > {} > *",
+                ("B-MOML 10", "B-MOML 10 random", "87.77 : 86.97"), differs=ONE_TASK, **LTM),
     ]),
     "online/tables": Result("Online meta-learning on 5-way tasks (Acar)", "letters for CIFAR-100", [
         *claims("table 5.1", "5-way, new task: {} is more accurate than {}", "settings > letters_5 > {}",
