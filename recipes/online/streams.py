@@ -48,8 +48,10 @@ TUNING_SEED = 1000
 FIVE = {"adaptation.lr": (0.1,), "adaptation.steps": (5,)}
 COMPARED = (
     ("MOML", "FTML"), ("FTML", "MOGD"), ("MOGD", "FS"), ("MOML", "MOML ∇=0"),
-    *((f"B-MOML {size}{whole}", other.format(size, whole)) for whole in ("", ", whole") for size in (5, 10)
-      for other in ("MOML", "B-MOML {} random{}")),
+    ("B-MOML 5", "MOML"), ("B-MOML 5", "B-MOML 5 random"),
+    ("B-MOML 10", "MOML"), ("B-MOML 10", "B-MOML 10 random"),
+    ("B-MOML 5, whole", "MOML"), ("B-MOML 5, whole", "B-MOML 5 random, whole"),
+    ("B-MOML 10, whole", "MOML"), ("B-MOML 10, whole", "B-MOML 10 random, whole"),
 )  # fmt: skip
 
 

@@ -101,6 +101,9 @@ def test_cifar_runs_and_says_what_the_paper_sent(
         assert recipe("cifar", *fast, "--runs", tmp_path / "runs", "--out", out) == 0
         command = json.loads((out / "cifar10_iid.json").read_text())["command"]
         assert command == "python recipes/feddyn/cifar.py --settings cifar10_iid --precision bf16"
+        places = [tmp_path / "runs" / name / "SCAFFOLD" / "seed0" for name in ("cifar10_iid", "cifar10_iid-bf16")]
+        exact, rounded = (json.loads((place / "metrics.jsonl").read_text())["train/loss"] for place in places)
+        assert exact != rounded
     (out / "cifar10_iid.md").unlink()
     assert recipe("cifar", "--table", "--runs", tmp_path / "none", "--out", out) == 0
     assert (out / "cifar10_iid.md").exists()
