@@ -94,6 +94,12 @@ def notes(results: dict[str, Any]) -> list[str]:
     return text + (["", "## What holds and what does not", "", *written] if written else [])
 
 
+def cpu_seconds() -> float:
+    """The processor's seconds of this process so far, and of its workers that have ended."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
+
+
 def machine() -> str:
     """What it ran on, and when."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

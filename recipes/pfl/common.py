@@ -181,7 +181,9 @@ def tables(results: Mapping[str, Any]) -> str:
     seconds = sum(c["seconds"] for cell in results["cells"].values() for c in cell["curves"].values())
     failures = sum(c["failures"] for cell in results["cells"].values() for c in cell["curves"].values())
     text += ["", f"`{results['command']}`, seed {results['seed']} (one seed). {results['machine']}. Training and looks"]
-    text += [f"took {seconds / 60:.0f} minutes of one core besides the short runs; {failures} clients were left out"]
+    text += [
+        f"took at least {seconds / 60:.0f} minutes of one core besides the short runs; {failures} clients were left out"
+    ]
     text += ["because their models diverged."]
     return "\n".join([*text, *notes(dict(results))])
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -154,7 +153,7 @@ def trained(
     """Train in pieces of ``every`` rounds and look after each; the curves by name, with what a round costs."""
     path = where.with_suffix(".json")
     curves = common.read(path)
-    total, started = chosen.rounds, time.process_time()
+    total, started = chosen.rounds, common.cpu_seconds()
     done = max((curve["round"][-1] for curve in curves.values()), default=0)
     first = (done // scale.every + 1) * scale.every
     for upto in [*range(first, total, scale.every), *([total] if done < total else [])]:
@@ -175,8 +174,8 @@ def trained(
             curve |= {"failures": len(result.failures), "left_out": common.left_out(result.history)}
             for key, value in point.items():
                 curve.setdefault(key, []).append(common.rounded(value))
-        curves[name]["seconds"] = round(curves[name]["seconds"] + time.process_time() - started, 1)
-        started = time.process_time()
+        curves[name]["seconds"] = round(curves[name]["seconds"] + common.cpu_seconds() - started, 1)
+        started = common.cpu_seconds()
         common.write(path, curves)
     return curves
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -37,9 +36,20 @@ from fedloom.parts.mixing import SelfSupervised
 from fedloom.parts.objectives import CrossEntropy
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from reporting import left_out, machine, notes, read, reports_errors, rounded, table, verdict, write
+from reporting import cpu_seconds, left_out, machine, notes, read, reports_errors, rounded, table, verdict, write
 
-__all__ = ["left_out", "machine", "notes", "read", "reports_errors", "rounded", "table", "verdict", "write"]
+__all__ = [
+    "cpu_seconds",
+    "left_out",
+    "machine",
+    "notes",
+    "read",
+    "reports_errors",
+    "rounded",
+    "table",
+    "verdict",
+    "write",
+]
 
 RESULTS = Path(__file__).parent / "results"
 TUNING = 0  # the seed on which settings are chosen, and which is not reported
@@ -113,9 +123,9 @@ class Scale:
 
 
 @cache
-def pool(images: int) -> Source:
-    """Fashion-MNIST with a random subset of its training images, the same for all seeds."""
-    found = sources.make("fashion_mnist")
+def pool(images: int, data: str = "fashion_mnist") -> Source:
+    """A data set with a random subset of its training images, the same for all seeds."""
+    found = sources.make(data)
     rows = np.random.default_rng(0).permutation(len(found.train))[:images]
     return replace(found, train=found.train.take(np.sort(rows)), settings={**found.settings, "images": images})
 
@@ -188,9 +198,9 @@ class Runs:
     ) -> tuple[Experiment, RunResult]:
         """The run; it is run, or gone on with, unless it is there."""
         chosen = self.experiment(name, partition, clients, target, seed)
-        where, started = self.where(name, partition, clients, target, seed), time.process_time()
+        where, started = self.where(name, partition, clients, target, seed), cpu_seconds()
         result = run(chosen, where, resume=(where / "config.yaml").exists(), checkpoint_every=8, keep=1)
-        self.spent += time.process_time() - started
+        self.spent += cpu_seconds() - started
         return chosen, result
 
     def on(self, experiment: Experiment, target: str) -> Experiment:

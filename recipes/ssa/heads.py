@@ -1,20 +1,29 @@
-"""Targets from one federation: FedSSA, mixtures fitted to estimated class shares, and heads for them, on Fashion-MNIST.
+"""Targets from one federation: FedSSA, mixtures fitted to estimated class shares, and heads for them.
 
     FEDLOOM_DATA=... python recipes/ssa/heads.py [--seeds 1 2 3 4 5] [--order shuffled "in order" NIID-2]
+    FEDLOOM_DATA=... python recipes/ssa/heads.py --study cifar10 --in-rounds          # CIFAR-10, learnt once alone
+    FEDLOOM_DATA=... python recipes/ssa/heads.py --study published --seeds 1 --order "in order" --runs runs/ssa_heads
     python recipes/ssa/heads.py --table                       # the table again, from the stored results
 
 FedAvg is trained once for each seed, and serves nine targets: the classes of each of five clients, three long tails,
-and all classes alike. FedSSA in rounds, which goes on from its mixtures, is a run for each target. Each target has 1000
-unlabelled inputs, and is tested on at most 2000 images. A choice of clients is right if the client whose classes the
-target has weighs most. Only what is missing in the stored results is computed.
+and all classes alike. FedSSA in rounds, which goes on from its mixtures, is a run for each target. A choice of clients
+is right if the client whose classes the target has weighs most. Only what is missing in the stored results is computed.
+
+``small``: 4000 images of Fashion-MNIST, 8 rounds of 5 epochs at .05; each target has 1000 unlabelled inputs and is
+tested on at most 2000 images. ``published``: all images, 100 rounds of 10 epochs at .01, all test images of a target,
+2000 of them unlabelled at the server. ``cifar10``: 10 000 images, 20 rounds of 5 epochs at .05 (chosen on seed 0), the
+targets as in ``small``. With ``--runs`` runs are kept, and go on where they were.
 """
 
 from __future__ import annotations
 
+import argparse
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -36,8 +45,31 @@ from fedloom.experiment.federated import RunResult, run
 from fedloom.parts.objectives import CrossEntropy
 from fedloom.tasks.target.model import ClassModels
 
-NAME = "heads"
-SCALE = Scale(images=4000, rounds=8, epochs=5, lr=0.05, tested=2000, unlabelled=1000)
+
+@dataclass(frozen=True)
+class Study:
+    """A data set and how much of everything; ``name`` is that of its results."""
+
+    name: str
+    title: str
+    data: str
+    scale: Scale
+
+
+STUDIES = {
+    "small": Study(
+        "heads", "Fashion-MNIST", "fashion_mnist",
+        Scale(images=4000, rounds=8, epochs=5, lr=0.05, tested=2000, unlabelled=1000),
+    ),
+    "published": Study(
+        "heads_published", "Fashion-MNIST", "fashion_mnist",
+        Scale(images=60_000, rounds=100, epochs=10, lr=0.01, tested=10_000, unlabelled=2000),
+    ),
+    "cifar10": Study(
+        "heads_cifar10", "CIFAR-10", "cifar10",
+        Scale(images=10_000, rounds=20, epochs=5, lr=0.05, tested=2000, unlabelled=1000),
+    ),
+}  # fmt: skip
 ORDERS: dict[str, tuple[str, Partition, int]] = {
     "shuffled": ("NIID-1, classes shuffled, five clients", Niid1(), 5),
     "in order": ("NIID-1, classes in order, five clients", Niid1(order=True), 5),
@@ -55,24 +87,37 @@ WAYS = ("FedAvg", *CHOOSING, "oracle")
 
 
 class Trained:
-    """FedAvg's run of one seed, trained when it is first asked for, and what targets make of it."""
+    """FedAvg's run of one seed, trained when it is first asked for, and what targets make of it.
 
-    def __init__(self, order: str, seed: int, scale: Scale) -> None:
-        self.order, self.seed, self.scale = order, seed, scale
+    Args:
+        order: of the classes, a key of ``ORDERS``.
+        seed: of data and training.
+        study: the data set, and how much of everything.
+        place: where runs are kept; None keeps them in memory alone.
+    """
+
+    def __init__(self, order: str, seed: int, study: Study, place: Path | None = None) -> None:
+        self.order, self.seed, self.data, self.scale = order, seed, study.data, study.scale
+        self.place = place and place / study.name / order.replace(" ", "_") / f"seed{seed}"
 
     def experiment(self, method: Method, target: Target | None = None) -> Experiment:
         """A method on the clients' data, which are the same for all targets."""
         _, partition, clients = ORDERS[self.order]
-        pool, given = common.pool(self.scale.images), target or Target()
+        pool, given = common.pool(self.scale.images, self.data), target or Target()
         made: Federation = federate(pool, partition, clients, self.seed, held_out=0.0, target=given)
         hidden = None if made.unlabelled is None else Unlabelled(made.unlabelled.x[: self.scale.unlabelled])
         test = made.test.take(np.arange(min(self.scale.tested, len(made.test))))
         return common.experiment_on(replace(made, test=test, unlabelled=hidden), method, self.scale, self.seed)
 
+    def run(self, experiment: Experiment, name: str) -> RunResult:
+        """What a run comes to, which goes on where it was if runs are kept."""
+        out = self.place and self.place / name.replace(" ", "_")
+        return run(experiment, out, resume=bool(out and (out / "config.yaml").exists()), checkpoint_every=5, keep=1)
+
     @cached_property
     def result(self) -> RunResult:
         """FedAvg's."""
-        return run(self.experiment(methods.fedavg()))
+        return self.run(self.experiment(methods.fedavg()), "fedavg")
 
     @cached_property
     def known(self) -> ClassModels:
@@ -99,20 +144,25 @@ class Trained:
         cell["error of shares"] = common.rounded(float(np.abs(head.prior.shares - shares).sum() / 2))
         cell["check"] = head.check.holds
 
-    def in_rounds(self, target: Target, cell: dict[str, Any]) -> None:
+    def in_rounds(self, name: str, cell: dict[str, Any]) -> None:
         """Add FedSSA where clients go on from its mixtures; in the last round p is learnt as after training."""
-        seen = self.experiment(Method("fedssa", (CrossEntropy(),), mixing=DESCENT), target)
-        custom = after_training(seen, run(seen), DESCENT)
+        seen = self.experiment(Method("fedssa", (CrossEntropy(),), mixing=DESCENT), TARGETS[name])
+        custom = after_training(seen, self.run(seen, name), DESCENT)
         cell |= {ROUNDS: common.rounded(custom.accuracy), f"client, {ROUNDS}": int(custom.p.argmax())}
 
 
 def missing(
-    runs: dict[str, Any], seeds: Sequence[int], orders: Sequence[str], scale: Scale, only: Sequence[str]
+    runs: dict[str, Any],
+    seeds: Sequence[int],
+    orders: Sequence[str],
+    study: Study,
+    only: Sequence[str],
+    place: Path | None,
 ) -> Iterator[str]:
     """Fill in the cells, what is cheap first; after each piece of work, the words for it."""
     for order in orders:
         for seed in seeds:
-            trained, rows = Trained(order, seed, scale), runs.setdefault(order, {}).setdefault(str(seed), {})
+            trained, rows = Trained(order, seed, study, place), runs.setdefault(order, {}).setdefault(str(seed), {})
             for name, target in TARGETS.items():
                 if "oracle" not in rows.get(name, {}):
                     trained.once(target, rows.setdefault(name, {}))
@@ -122,7 +172,7 @@ def missing(
             for seed in seeds:
                 cell = runs[order][str(seed)][name]
                 if ROUNDS not in cell:
-                    Trained(order, seed, scale).in_rounds(TARGETS[name], cell)
+                    Trained(order, seed, study, place).in_rounds(name, cell)
                     yield f"{order}, seed {seed}, {name}, in rounds"
 
 
@@ -151,13 +201,13 @@ def table(seeds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
     return [*text, f"The right client: {', '.join(right)}."]
 
 
-def tables(results: dict[str, Any]) -> str:
+def tables(study: Study, results: dict[str, Any]) -> str:
     """All of it as Markdown."""
     scale = results["scale"]
     text = [
-        "# Nine targets from one federation",
+        f"# Nine targets from one federation: {study.title}",
         "",
-        f"Fashion-MNIST; FedAvg, {scale['images']} training images, {scale['rounds']} rounds "
+        f"{study.title}; FedAvg, {scale['images']} training images, {scale['rounds']} rounds "
         f"of {scale['epochs']} epochs at rate {scale['lr']:g}. Accuracies in percent, mean ± standard error over "
         "seeds. FedSSA: learnt once, on the last client models; by Adam at .01 with λ_var 1, and by SGD at .01 with "
         "λ_var 10, 160 steps each; in rounds, the latter, where clients go on from its mixtures. Oracle: the head of "
@@ -173,21 +223,34 @@ def tables(results: dict[str, Any]) -> str:
 @common.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing."""
-    parser = common.parser(__doc__, (1, 2, 3, 4, 5), SCALE)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--study", choices=STUDIES, default="small")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--order", nargs="+", choices=ORDERS, default=list(ORDERS))
     parser.add_argument(
         "--in-rounds", nargs="*", choices=TARGETS, default=list(TARGETS), help="targets of FedSSA in rounds"
     )
+    parser.add_argument("--images", type=int, help="instead of the study's")
+    parser.add_argument("--rounds", type=int, help="instead of the study's")
+    parser.add_argument("--lr", type=float, help="instead of the study's")
+    parser.add_argument("--runs", type=Path, help="keep the runs there; by default they are not kept")
+    parser.add_argument("--out", type=Path, default=common.RESULTS)
+    parser.add_argument("--table", action="store_true", help="only write the page again")
     args = parser.parse_args(arguments)
-    scale = replace(SCALE, images=args.images, rounds=args.rounds)
-    empty = {"command": "python recipes/ssa/heads.py", "machine": "", "notes": [], "runs": {}}
-    results: dict[str, Any] = {**empty, "scale": vars(scale), **common.read(args.out / f"{NAME}.json")}
+    study = STUDIES[args.study]
+    asked = {key: vars(args)[key] for key in ("images", "rounds", "lr") if vars(args)[key]}
+    study = replace(study, scale=replace(study.scale, **asked))
+    stored = args.out / f"{study.name}.json"
+    words = sys.argv[1:] if arguments is None else arguments
+    said = shlex.join(["python", "recipes/ssa/heads.py", *words])
+    results: dict[str, Any] = {"command": said, "machine": "", "notes": [], "runs": {}} | common.read(stored)
+    results |= {} if "scale" in results else {"scale": vars(study.scale)}
     if not args.table:
-        for done in missing(results["runs"], args.seeds, args.order, scale, args.in_rounds):
+        for done in missing(results["runs"], args.seeds, args.order, study, args.in_rounds, args.runs):
             print(done, flush=True)
-            results |= {"machine": common.machine(), "scale": vars(scale)}
-            common.write(args.out / f"{NAME}.json", results)
-    common.write(args.out / f"{NAME}.md", tables(results))
+            results |= {"machine": common.machine(), "scale": vars(study.scale)}
+            common.write(stored, results)
+    common.write(stored.with_suffix(".md"), tables(study, results))
     return 0
 
 

@@ -145,7 +145,7 @@ def tables(results: dict[str, Any]) -> str:
             text += ["and Spearman's rank correlation of the two:", ""]
             text += [common.table(["method", "target", "p", "similarity", "rank correlation"], mixed)]
     text += ["", f"`{results['command']}`, seed {seed}. {results['machine']}."]
-    text += [f"The runs took {results['core_seconds'] / 60:.0f} minutes of one core."]
+    text += [f"The runs took at least {results['core_seconds'] / 60:.0f} minutes of one core."]
     return "\n".join([*text, *common.notes(results)])
 
 

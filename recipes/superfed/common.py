@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from fedloom.experiment.federated import RunResult, run
 from fedloom.models import models
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from reporting import left_out, machine, notes, read, reports_errors, rounded, table, verdict, write
+from reporting import cpu_seconds, left_out, machine, notes, read, reports_errors, rounded, table, verdict, write
 
 __all__ = ["float32", "left_out", "machine", "notes", "read", "reports_errors", "rounded", "table", "verdict", "write"]
 
@@ -121,9 +120,9 @@ def folder(name: str) -> str:
 
 def done(chosen: Experiment, where: Path) -> tuple[RunResult, float]:
     """Run it or go on with it; the result, and the processor's seconds that this took."""
-    started = time.process_time()
+    started = cpu_seconds()
     result = run(chosen, where, resume=(where / "config.yaml").exists(), checkpoint_every=5, keep=1)
-    return result, time.process_time() - started
+    return result, cpu_seconds() - started
 
 
 def history(where: Path) -> list[dict[str, Any]]:

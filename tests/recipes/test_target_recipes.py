@@ -250,3 +250,16 @@ def test_heads_serve_nine_targets_from_one_run(recipe: Callable[..., Path]) -> N
     assert [name for name, cell in cells.items() if "FedSSA, in rounds" in cell] == ["client 1"]
     recipe("heads", "--table")
     assert (out / "heads.md").read_text() == text
+
+
+@pytest.mark.slow
+def test_heads_of_another_study_have_results_of_their_own(recipe: Callable[..., Path], tmp_path: Path) -> None:
+    asked = ("heads", "--study", "published", "--seeds", 1, "--order", "NIID-2", "--in-rounds")
+    found = stored(recipe(*asked), "heads_published")
+    assert (found["scale"]["epochs"], found["scale"]["lr"], found["scale"]["images"]) == (10, 0.01, 200)
+    assert "oracle" in found["runs"]["NIID-2"]["1"]["uniform"]
+    history = tmp_path / "runs" / "heads_published" / "NIID-2" / "seed1" / "fedavg" / "metrics.jsonl"
+    (tmp_path / "out" / "heads_published.json").unlink()
+    before = history.read_bytes()
+    assert stored(recipe(*asked), "heads_published")["runs"] == found["runs"]
+    assert history.read_bytes() == before  # nothing was trained again: its lines say how long they took
