@@ -61,7 +61,6 @@ class Setting:
     ltm_every: int = 50
     efficiency_every: int = 10
     disjoint: bool = False
-    vectorised: bool = True
 
 
 SGD = Local(batch_size=10, lr=0.1, weight_decay=1e-3, clip=3.0)
@@ -76,7 +75,6 @@ CIFAR = Setting(
     sizes=(0, 50, 100, 150, 200, 250),
     target=0.55,
     ltm_every=20,
-    vectorised=False,
 )
 LETTERS = replace(
     CIFAR,
@@ -198,7 +196,7 @@ def online(setting: Setting, learner: str, tasks: int, seed: int) -> Online:
     measures = Measures(setting.ltm_every, setting.efficiency_every, setting.sizes, setting.target)
     return Online(
         learner, grid(learners.make(name, **settings), Maml(), local, over), whole[:tasks], make,
-        hedge=Hedge(retire=1e-6), measures=measures, support=setting.support, vectorised=setting.vectorised, seed=seed,
+        hedge=Hedge(retire=1e-6), measures=measures, support=setting.support, seed=seed,
         disjoint=setting.disjoint,
     )  # fmt: skip
 

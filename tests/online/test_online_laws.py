@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers.arriving import LOCAL, convex, gaussians, online, stream
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedloom.core import rng
@@ -18,7 +19,8 @@ from fedloom.core.parts import Batch
 from fedloom.parts.adaptation import FineTune, Maml, Prototypes
 from fedloom.tasks.online import BufferedMoml, Fs, Ftml, Mogd, Moml, OnlineLearner, PlainMoml, Toe, ToeContinued, run
 from fedloom.tasks.online.batches import stored, task_batches
-from fedloom.tasks.online.ensemble import MEMORY
+from fedloom.tasks.online.ensemble import MEMORY, ExpertEnsemble
+from fedloom.tasks.online.experiment import Measures
 
 RANDOM = np.random.default_rng(3)
 CENTRES, SCALES = RANDOM.normal(size=(20, 3)), RANDOM.uniform(0.5, 1.5, (20, 3))
@@ -212,7 +214,7 @@ def test_experts_at_once_are_the_single_ones(name: str) -> None:
     experts = online(make(), adaptation=adaptation, over=over).experts
     for place, expert in enumerate(experts):
         alone = run(online(expert.learner, adaptation=expert.adaptation, local=expert.local, support=5))
-        loop = online(make(), adaptation=adaptation, over=over, support=5, vectorised=False).bank()
+        loop = online(make(), adaptation=adaptation, over=over, support=5).bank()
         group = next(i for i, g in enumerate(loop.groups) if place in g.places)
         row = loop.groups[group].places.index(place)
         for key, value in alone.state["0"].items():
@@ -221,12 +223,29 @@ def test_experts_at_once_are_the_single_ones(name: str) -> None:
         assert found[:, place].tolist() == pytest.approx([r["ctm/accuracy"] for r in alone.history], abs=1e-9)
 
 
-def test_a_loop_over_experts_is_the_vmapped_group() -> None:
-    settings: dict[str, Any] = {"over": {"learner.alpha": (1.0, 2.0, 5.0)}}
-    a = run(online(Moml(), **settings)).state["0"]["w"]
-    b = run(online(Moml(), vectorised=False, **settings)).state["0"]["w"]
+def test_a_loop_over_experts_and_tasks_is_the_vmapped_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {"over": {"learner.alpha": (1.0, 2.0, 5.0)}, "measures": Measures(ltm_every=2)}
+    together = run(online(Moml(), **settings))
+    monkeypatch.setattr(ExpertEnsemble, "stacked", False)
+    in_turn = run(online(Moml(), **settings))
+    a, b = together.state["0"]["w"], in_turn.state["0"]["w"]
     assert torch.allclose(a, b, atol=1e-9, rtol=0)
     assert not torch.equal(a[0], a[1])
+    long = [[r["ltm/loss"] for r in found.history if "ltm/loss" in r] for found in (together, in_turn)]
+    assert len(long[0]) > 1
+    assert long[0] == pytest.approx(long[1], abs=1e-9)
+
+
+def test_convolutions_and_recurrent_networks_run_in_turn() -> None:
+    class Recurrent(nn.Flatten):
+        stackable = False
+
+    bank = online(Moml()).bank()
+    assert bank.stacked
+    for module in (nn.Conv2d(1, 1, 1), nn.Conv1d(1, 1, 1), Recurrent()):
+        model = nn.Sequential(module, nn.Flatten(), nn.LazyLinear(2))
+        assert not replace(bank, model=model).stacked, module
+    assert replace(bank, model=nn.Sequential(nn.Conv2d(1, 1, 1)), device="cuda").stacked
 
 
 def test_one_expert_under_hedge_is_that_learner() -> None:

@@ -104,7 +104,7 @@ def test_several_seeds_of_a_stream(
     whole = study.STUDIES[stream]
     kind = whole.setting.kind if stream == "s_mnist" else KWay(tasks=20, train=20, test=10)
     few = {"source": "mnist", "model": "mlp", "model_settings": {"hidden": (8,)}, "ltm_every": 2}
-    small = replace(whole, setting=replace(whole.setting, kind=kind, vectorised=True, **few), tested=20)
+    small = replace(whole, setting=replace(whole.setting, kind=kind, **few), tested=20)
     monkeypatch.setitem(study.STUDIES, stream, small)
     places = ["--stream", stream, "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
     some = ("MOML", "FTML", "MOML ∇=0")

@@ -1,4 +1,4 @@
-"""An ensemble of experts; those that differ in numbers alone are one vmapped computation over parameters [G, P]."""
+"""An ensemble of experts; those that differ in numbers alone are one group over parameters [G, P], often vmapped."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.conv import _ConvNd
 
 from fedloom.core import meta as adapting
 from fedloom.core import rng, tree
@@ -46,7 +47,6 @@ class ExpertEnsemble:
         objective: the terms of the loss.
         support: size of a support batch; 0 takes all of a task's training samples, as U^t is defined.
         seed: seed of all random numbers.
-        vectorised: whether the experts of a group are one vmapped computation or run one after the other.
         device: of the parameters and data.
         disjoint: whether support and query of a step share no sample, where a task has enough.
 
@@ -60,7 +60,6 @@ class ExpertEnsemble:
     objective: tuple[Term, ...]
     support: int = 0
     seed: int = 0
-    vectorised: bool = True
     device: str = "cpu"
     disjoint: bool = False
     plans: dict[int, tuple[ClientPlan, Net]] = field(default_factory=dict, repr=False, compare=False)
@@ -205,7 +204,7 @@ class ExpertEnsemble:
         w = self._each(lambda w, state: group.first.learner.begin(w, state), old["w"][rows], state)
         clip, decay = local.clip, local.lr_decay ** (t // local.decay_every)
         total = torch.zeros(len(w), dtype=w.dtype, device=w.device)
-        together = self._together(len(w))
+        together = self.stacked and len(w) > 1
         for material in steps:
 
             def step(
@@ -242,18 +241,20 @@ class ExpertEnsemble:
         return lambda w: torch.stack([value(w) for value in values]).mean()
 
     @cached_property
-    def stackable(self) -> bool:
-        """Whether ``vmap`` can run the model; it cannot where a module says ``stackable = False``, as LSTMs do."""
-        return all(getattr(module, "stackable", True) for module in self.model.modules())
+    def stacked(self) -> bool:
+        """Whether experts of a group, and tasks of an evaluation, are one vmapped computation or run in turn.
 
-    def _together(self, count: int) -> bool:
-        """Whether so many experts are one computation."""
-        return self.stackable and self.vectorised and count > 1
+        ``vmap`` cannot run modules that say ``stackable = False``, as LSTMs do, and makes grouped convolutions of those
+        with weights of their own, which take a CPU longer.
+        """
+        modules = list(self.model.modules())
+        slow = self.device == "cpu" and any(isinstance(module, _ConvNd) for module in modules)
+        return not slow and all(getattr(module, "stackable", True) for module in modules)
 
     def _each(self, f: Callable[..., Any], *trees: Any, always: bool = False) -> Any:
-        """Apply ``f`` along the first axis, of a group's experts or (``always`` in one call, if possible) of tasks."""
+        """Apply ``f`` along the first axis, of a group's experts or (``always`` in one call, if stacked) of tasks."""
         count = len(trees[0])
-        if self._together(count) or (always and self.stackable):
+        if self.stacked and (always or count > 1):
             return vmap(f, randomness="different")(*trees)
         return _stacked([f(*(_row(one, i) for one in trees)) for i in range(count)])
 

@@ -84,7 +84,6 @@ class Online:
             With 0 the query batch repeats samples used for adaptation, so that a step learns to memorise them; the
             default is therefore a small batch, as in MAML. Predictions always adapt with all samples of a task.
         disjoint: whether support and query of a training step share no sample, where a task has enough.
-        vectorised: whether experts that differ in numbers alone are trained in one vmapped computation.
         seed: seed of all random numbers.
         dtype: ``float32`` or ``float64``.
         device: ``auto`` (a GPU if available), ``cpu`` or ``cuda``.
@@ -104,7 +103,6 @@ class Online:
     measures: Measures = field(default_factory=Measures)
     support: int = 10
     disjoint: bool = False
-    vectorised: bool = True
     seed: int = 0
     dtype: str = "float32"
     device: str = "cpu"
@@ -137,7 +135,7 @@ class Online:
         if not first.y.is_floating_point() and out.shape[-1] < first.classes:
             raise ConfigError(f"the model has {out.shape[-1]} outputs, but a task has {first.classes} classes.")
         return ExpertEnsemble(
-            self.experts, model, first.classes, self.objective, self.support, self.seed, self.vectorised,
+            self.experts, model, first.classes, self.objective, self.support, self.seed,
             pick_device(self.device), self.disjoint,
         )  # fmt: skip
 
