@@ -17,7 +17,7 @@ on a batch; FTML draws one of its tasks a step, and so does B-MOML except for ``
 the mean loss of the buffer and the new task, as published; a random buffer takes a task with probability .5.
 
 Work goes stage by stage (``--tasks``): all runs on the first tasks, then the same runs on more of them. Every run is a
-run directory that goes on where it was.
+run directory that goes on where it was. A learner that diverges is listed, and the others go on.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ import plots
 from common import RESULTS, RUNS, SETTINGS, Setting
 from protocol import difference, mean_error
 
+from fedloom.core.errors import ClientError
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.metrics.comparison import paired
 from fedloom.tasks.online import Hedge
@@ -136,6 +137,13 @@ def page(name: str, results: Mapping[str, Any]) -> str:
     for steps, found in results["runs"].items():
         for tasks in sorted({run["tasks"] for seeds in found.values() for run in seeds.values()}, reverse=True):
             text += ["", f"## {steps}, {tasks} tasks", "", *_table(name, found, tasks), "", *_gains(found, tasks)]
+    diverged = [
+        f"- {learner}, {steps}, seed {seed}: {said}"
+        for steps, learners in results.get("diverged", {}).items()
+        for learner, seeds in learners.items()
+        for seed, said in seeds.items()
+    ]
+    text += ["", "## Diverged", "", *diverged] if diverged else []
     text += ["", "## Chosen on a seed of its own", ""]
     text += [f"CTM on {results['tuned']} tasks of seed {TUNING_SEED}, with {study.tested} test samples each; behind"]
     text += ["the bar the last half of them, which decides.", ""]
@@ -202,7 +210,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     study = STUDIES[args.stream]
     args.steps, args.tasks = args.steps or study.setting.steps, args.tasks or study.tasks
     args.tuning = args.tuning or study.tuning
-    results: dict[str, Any] = {"commands": [], "machine": "", "tuned": args.tuning, "tuning": {}, "runs": {}}
+    results: dict[str, Any] = {
+        "commands": [],
+        "machine": "",
+        "tuned": args.tuning,
+        "tuning": {},
+        "runs": {},
+        "diverged": {},
+    }
     results |= common.read(args.out / f"{args.stream}.json")
     if args.table:
         report(args.stream, results, args.out)
@@ -220,10 +235,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if learner == "FS" and steps != study.setting.steps[0]:
                 continue  # it takes no steps
             seeds = results["runs"].setdefault(f"K {steps}", {}).setdefault(learner, {})
-            if seeds.get(str(seed), {}).get("tasks", 0) < tasks:
+            diverged = results["diverged"].setdefault(f"K {steps}", {})
+            if seeds.get(str(seed), {}).get("tasks", 0) < tasks and str(seed) not in diverged.get(learner, {}):
                 place = common.directory(args.runs, f"{args.stream}/K{steps}", learner, seed)
                 setting = study.at(steps, best(known.get(learner)))
-                seeds[str(seed)] = common.run(setting, learner, tasks, seed, place)
+                try:
+                    seeds[str(seed)] = common.run(setting, learner, tasks, seed, place)
+                except ClientError as error:
+                    diverged.setdefault(learner, {})[str(seed)] = str(error)
                 report(args.stream, results, args.out)
     return 0
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedloom.core.errors import ClientError
 from fedloom.core.federation import Arrays
 from fedloom.data import Source, task_stream
 from fedloom.data.streams import KWay, Transformed
@@ -124,6 +125,29 @@ def test_several_seeds_of_a_stream(
     assert "/runs" not in "".join(found["commands"])
     assert study.main(["--table", *places]) == 0
     assert (tmp_path / "out" / f"{stream}.md").read_text() == text
+
+
+def test_a_learner_that_diverges_is_listed_and_the_others_go_on(
+    recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    study = importlib.import_module("streams")
+    tried = []
+
+    def run(setting: object, learner: str, tasks: int, seed: int, place: Path) -> dict[str, object]:
+        tried.append((learner, seed))
+        if (learner, seed) == ("MOGD", 0):
+            raise ClientError("at task 2 all experts' predictions have become infinite or NaN; lower local.lr.")
+        return {"tasks": 4, "ctm": [0.5] * 4, "ltm": [[4, 0.5]], "bytes": [0] * 4, "chosen": "-", "seconds": 1.0}
+
+    monkeypatch.setattr(study.common, "run", run)
+    monkeypatch.setattr(study.plots, "picture", lambda *_: None)
+    asked = ["--steps", "10", "--tasks", "4", "--seeds", "0", "1", "--learners", "MOGD", "FTML", "--out", str(tmp_path)]
+    assert study.main(asked) == 0
+    assert tried == [("MOGD", 0), ("FTML", 0), ("MOGD", 1), ("FTML", 1)]
+    text = (tmp_path / "s_mnist.md").read_text()
+    assert "- MOGD, K 10, seed 0: at task 2 all experts' predictions" in text
+    assert study.main(asked) == 0
+    assert len(tried) == 4  # it would diverge again
 
 
 @pytest.mark.parametrize(("name", "classes", "sizes"), [("omniglot", 1623, (16, 4)), ("cifar100", 100, (500, 100))])
