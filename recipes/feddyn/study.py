@@ -45,6 +45,7 @@ class Study:
         deal: the data of a seed.
         every: rounds from one evaluation to the next.
         ylim: the range of accuracies in the picture, in percent.
+        augment: augmentations of the mini-batches.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Study:
     participation: float = 0.1
     every: int = 1
     ylim: tuple[float, float] = (0.0, 100.0)
+    augment: tuple[str, ...] = ()
 
     def experiment(
         self,
@@ -87,6 +89,7 @@ class Study:
                 stop_at_target=True,
                 every=self.every,
             ),
+            augment=self.augment,
             engine=engine,
             seed=seed,
         )
@@ -103,7 +106,7 @@ class Study:
 
     def tables(self, results: dict[str, Any]) -> str:
         """The results beside the paper's."""
-        high = f"{100 * self.targets[0]:.1f} %"
+        high = f"{100 * results.get('target', self.targets[0]):.1f} %"
         text = [f"# {self.title}", ""]
         text += [
             "Parameters transmitted until the target test accuracy, in rounds of FedAvg (a round of SCAFFOLD costs"
@@ -159,7 +162,7 @@ class Study:
         figure.savefig(path, dpi=110)
         pyplot.close(figure)
 
-    def report(self, runs: Path, out: Path, facts: dict[str, str]) -> dict[str, Any]:
+    def report(self, runs: Path, out: Path, facts: dict[str, Any]) -> dict[str, Any]:
         """Bring the stored results up to date, and write tables and picture from them."""
         stored = out / f"{self.name}.json"
         results = self.collect(runs, {"machine": "", **common.read(stored), **facts})
@@ -172,7 +175,12 @@ class Study:
         """Run what is missing, seed by seed; the exit code."""
         exact = args.precision == "full"
         runs = args.runs / (self.name if exact else f"{self.name}-{args.precision}")
-        command = self.command if exact else f"{self.command} --precision {args.precision}"
+        command = self.command + "".join(
+            f" --{name} {value}"
+            for name, value in {"target": args.target, "precision": None if exact else args.precision}.items()
+            if value
+        )
+        facts = {"command": command, "machine": common.machine(), "target": args.target or self.targets[0]}
         if args.table:
             return common.verdict(self.report(runs, args.out, facts={}))
         results: dict[str, Any] = {}
@@ -181,7 +189,7 @@ class Study:
                 where = runs / name / f"seed{seed}"
                 chosen = self.experiment(name, seed, args.rounds, args.engine, args.target, args.precision)
                 run(chosen, where, resume=where.exists(), checkpoint_every=25)
-                results = self.report(runs, args.out, {"command": command, "machine": common.machine()})
+                results = self.report(runs, args.out, facts)
         return common.verdict(results)
 
 

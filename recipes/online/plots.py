@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -127,7 +128,7 @@ def picture(setting: str, found: Mapping[str, Any], path: Path) -> None:
         style = {"color": COLOURS[learner], "linewidth": 1.3, "label": learner}
         places = range(1, run["tasks"] + 1)
         axes[0].plot(places, smoothed(run["ctm"], window), **style)
-        axes[1].plot(*zip(*run["ltm"], strict=True), **style)
+        axes[1].plot(*zip(*run["ltm"], strict=True), marker="o" if len(run["ltm"]) == 1 else None, **style)
         axes[2].plot(places, [value / 1e6 for value in run["bytes"]], **style)
         if len(run["efficiency"]) > 4:
             curves = [
@@ -140,6 +141,8 @@ def picture(setting: str, found: Mapping[str, Any], path: Path) -> None:
     heads = (f"CTM, mean of {window} tasks", "LTM", "task data kept, MB", f"samples needed for {100 * target:.0f} %")
     for axis, head in zip(axes, heads, strict=True):
         axis.set(title=head, xlabel="tasks")
+        if not any(isfinite(value) for line in axis.lines for value in line.get_ydata()):
+            axis.set(title=f"{head}: none", xticks=[], yticks=[])
     axes[2].set_yscale("symlog", linthresh=0.1)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)

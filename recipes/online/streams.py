@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -123,8 +124,11 @@ def report(name: str, results: dict[str, Any], out: Path) -> None:
     common.write(out / f"{name}.json", results)
     common.write(out / f"{name}.md", page(name, results))
     for steps, found in results["runs"].items():
-        if first := {learner: seeds["0"] for learner, seeds in found.items() if "0" in seeds}:
-            plots.picture(name, first, out / f"{name}_{steps.replace(' ', '')}.png")
+        counts = Counter(seed for seeds in found.values() for seed in sorted(seeds))
+        if counts:  # the picture is of the seed that most learners have
+            (seed, _), *_ = counts.most_common(1)
+            drawn = {learner: seeds[seed] for learner, seeds in found.items() if seed in seeds}
+            plots.picture(name, drawn, out / f"{name}_{steps.replace(' ', '')}.png")
 
 
 def page(name: str, results: Mapping[str, Any]) -> str:
@@ -232,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             known[learner] = tuned(args.stream, learner, steps, args.tuning, args.runs)
             report(args.stream, results, args.out)
         for seed, learner in itertools.product(args.seeds, args.learners):
-            if learner == "FS" and steps != study.setting.steps[0]:
+            if learner == "FS" and steps != args.steps[0]:
                 continue  # it takes no steps
             seeds = results["runs"].setdefault(f"K {steps}", {}).setdefault(learner, {})
             diverged = results["diverged"].setdefault(f"K {steps}", {})

@@ -13,9 +13,21 @@ import matplotlib
 from fedloom.metrics import rounds_to_target
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from reporting import left_out, machine, notes, read, reports_errors, rounded, table, verdict, write
+from reporting import cpu_seconds, left_out, machine, notes, read, reports_errors, rounded, table, verdict, write
 
-__all__ = ["folder", "left_out", "machine", "read", "report", "reports_errors", "rounded", "table", "verdict", "write"]
+__all__ = [
+    "cpu_seconds",
+    "folder",
+    "left_out",
+    "machine",
+    "read",
+    "report",
+    "reports_errors",
+    "rounded",
+    "table",
+    "verdict",
+    "write",
+]
 
 RESULTS = Path(__file__).parent / "results"
 PERSONAL = ("Per-FedAvg", "PFLDyn (Proto)", "PFLDyn (MAML)", "PFLScaf (Proto)", "PFLScaf (MAML)", "P-Avg (Proto)")
