@@ -2,7 +2,7 @@
 
     python recipes/reproduction.py
 
-Writes ``docs/reproduction.md`` from the files of results alone; ``claims.py`` says where the evidence lies,
+Writes ``docs/reproduction.md`` from the files of results alone; ``claims`` says where the evidence lies,
 ``protocol.py`` how it is judged. Nothing runs.
 """
 

@@ -137,7 +137,7 @@ def test_transmissions_are_those_of_the_results_page(reproduction: ModuleType) -
 
 def test_every_file_of_results_has_claims_or_a_reason(reproduction: ModuleType) -> None:
     claims, protocol = sys.modules["claims"], sys.modules["protocol"]
-    assert sorted([*claims.RESULTS, *claims.WITHOUT]) == protocol.files(), "name the file in recipes/claims.py"
+    assert sorted([*claims.RESULTS, *claims.WITHOUT]) == protocol.files(), "name the file in recipes/claims"
     assert all(result.claims for result in claims.RESULTS.values())
 
 

@@ -1,0 +1,131 @@
+"""Claims of Acar's thesis: FedDyn, personal models, FedHeN, streams of tasks, distillation, local losses."""
+
+from __future__ import annotations
+
+from .measures import CROSS_ENTROPY, CTM, LTM, PERCENT, ROUNDS, SENT, TRANSMITTED, Result, best_of, claims, reached
+
+ONE_TASK = "a step takes one of the buffer's tasks, not all"
+ACID, ALID = (f"cells > {split} 5 > curves > {{}} > average mean > -1" for split in ("acid", "alid"))
+HEN = ("NoSide", "Decouple")
+
+RESULTS: dict[str, Result] = {
+    "feddyn/mnist_dirichlet": Result("FedDyn on MNIST, Dirichlet .3 (Acar)", "", [
+        *claims("table 2.3", "{} needs fewer transmissions than {} to 98.2 %", "runs > {} > *",
+                ("FedDyn", "SCAFFOLD", "90 : 208"), ("FedDyn", "FedAvg", "90 : 428"), ("FedDyn", "FedProx", "90 : 858"),
+                measure=reached(0.982), **ROUNDS),
+        *claims("table 2.3", "{} needs {} transmissions to 98.2 %, or fewer", "runs > {} > *",
+                ("FedDyn", 90.0, "90"), ("FedAvg", 428.0, "428"), measure=reached(0.982), **ROUNDS),
+        *claims("table 2.3", "{} needs fewer transmissions than {} to 97.2 %", "runs > {} > *",
+                ("FedDyn", "SCAFFOLD", "37 : 68"), ("FedDyn", "FedAvg", "37 : 76"), ("FedDyn", "FedProx", "37 : 61"),
+                measure=reached(0.972), **ROUNDS),
+        *claims("table 2.3", "{} needs {} transmissions to 97.2 %, or fewer", "runs > {} > *",
+                ("FedDyn", 37.0, "37"), ("FedAvg", 76.0, "76"), measure=reached(0.972), **ROUNDS),
+    ]),
+    "feddyn/table_a4": Result("FedDyn on the convex problem (Acar)", "", [
+        claim
+        for setting, scaffold, fedavg, differs in (
+            ("homogeneous", "32 : 70", "32 : 136", "the published target lies below the mean L*; ours is type 3's"),
+            ("type1", "17 : 88", "17 : 20", ""),
+            ("type2", "150 : 164", "150 : 274", "γ is not published"),
+            ("type3", "34 : 260", "34 : 79", ""))
+        for claim in claims("table A.4", setting + ": {} needs fewer transmissions than {}",
+                            f"settings > {setting} > draws > * > runs > {{}}", ("FedDyn", "SCAFFOLD", scaffold),
+                            ("FedDyn", "FedAvg", fedavg), differs=differs, **TRANSMITTED)
+    ]),
+    "pfl/tables": Result("Personalised meta-learning (Acar)", "images of 16 by 16, a small CNN, 40 rounds of 1000", [
+        *claims("tables 3.1, A.5", "ACID: {} is more accurate than {}", ACID,
+                ("PFLDyn (Proto)", "P-Avg (Proto)", "221 : 783 to 88.8 %"),
+                ("PFLDyn (Proto)", "Per-FedAvg", "221 : >1000 to 88.8 %"),
+                ("PFLScaf (Proto)", "P-Avg (Proto)", "666 : 783 to 88.8 %"), **PERCENT),
+        *claims("tables 3.2, A.6", "ALID: {} is more accurate than {}", ALID,
+                ("PFLDyn (Proto)", "P-Avg (Proto)", "161 : 341 to 87.5 %"),
+                ("PFLDyn (Proto)", "Per-FedAvg", "161 : >1000 to 87.5 %"), **PERCENT),
+        *claims("figure A.16", "ALID: {} is more accurate than {}", ALID,
+                ("PFLDyn (Proto)", "FedDyn + Proto", "-"), **PERCENT),
+    ]),
+    "pfl/letters": Result("Personalised meta-learning on letters (Acar)",
+                          "letters of 14 by 14 for CIFAR-10, a small CNN, 200 rounds of 1000", [
+        claim for split, table, rows in (
+            ("acid", "tables 3.1, A.5", (("PFLDyn (Proto)", "P-Avg (Proto)", "221 : 783 to 88.8 %"),
+                                         ("PFLScaf (Proto)", "P-Avg (Proto)", "666 : 783 to 88.8 %"),
+                                         ("PFLDyn (Proto)", "FedDyn + Proto", "-"))),
+            ("alid", "tables 3.2, A.6", (("PFLDyn (Proto)", "P-Avg (Proto)", "161 : 341 to 87.5 %"),
+                                         ("PFLScaf (Proto)", "P-Avg (Proto)", "452 : 341 to 87.5 %"))))
+        for claim in claims(table, split.upper() + ": {} is more accurate than {}",
+                            f"splits > {split} > runs > {{}} > * > average mean > -1", *rows, **PERCENT, digits=2)
+    ]),
+    "fedhen/tables": Result("Networks of two sizes (Acar)", "Fashion-MNIST, a small CNN, 150 rounds of 1000", [
+        claim
+        for split, size, published in (
+            ("iid", "simple", "289 : 805 to 84.4 %"), ("iid", "complex", "649 : 941 to 88.5 %"),
+            ("dirichlet", "simple", "295 : 810 to 79.4 %"), ("dirichlet", "complex", "596 : 857 to 84.2 %"))
+        for claim in claims("tables 4.1, 4.2", f"{split}, {size} model: {{}} needs fewer rounds than {{}}",
+                            f"runs > {split} > {{}} > *", ("FedHeN", HEN, published), **ROUNDS, **SENT,
+                            measure=best_of(f"{size}, all clients", "at",
+                                            *(f"runs > {split} > {name} > *" for name in ("FedHeN", *HEN))))
+    ]),
+    "online/s_mnist": Result("Online meta-learning on S-MNIST (Acar)", "", [
+        *(claim for steps in ("K 10", "K 20")
+          for level, measure, rows in (
+              ("new task", CTM, (("MOML", "FTML", "85.82 : 80.62"), ("FTML", "MOGD", "80.62 : 74.63"))),
+              ("all tasks", LTM, (("MOML", "FTML", "87.49 : 82.49"), ("FTML", "MOGD", "82.49 : 74.07"))))
+          for claim in claims("table 5.1", f"S-MNIST, {steps}, {level}: {{}} is more accurate than {{}}",
+                              f"runs > {steps} > {{}} > *", *rows, **measure)),
+        *claims("table 5.1", "S-MNIST, new task: {} is more accurate than {}", "runs > K 10 > {} > *",
+                ("MOGD", "FS", "74.63 : 71.15"), ("FTML", "TOE", "80.62 : 71.22"), **CTM),
+        *claims("table 5.1", "S-MNIST, all tasks: {} is more accurate than {}", "runs > K 10 > {} > *",
+                ("MOGD", "FS", "74.07 : 71.14"), ("FTML", "TOE", "82.49 : 63.73"), **LTM),
+        *claims("table A.10", "S-MNIST, new task: {} is more accurate than {}", "runs > K 10 > {} > *",
+                ("MOML", "MOML ∇=0", "85.82 : 84.09"), **CTM),
+        *claims("table A.10", "S-MNIST, all tasks: {} is more accurate than {}", "runs > K 10 > {} > *",
+                ("MOML", "MOML ∇=0", "87.49 : 86.53"), **LTM),
+        *claims("table 5.3", "S-MNIST, all tasks: {} is more accurate than {}", "runs > K 10 > {} > *",
+                ("B-MOML 5, whole", "MOML", "87.54 : 87.49"), **LTM),
+        *claims("table 5.4", "S-MNIST, new task: {} is more accurate than {}", "runs > K 10 > {} > *",
+                ("B-MOML 5, whole", "B-MOML 5 random, whole", "84.21 : 83.30"), **CTM),
+        *claims("table 5.4", "S-MNIST, all tasks: {} is more accurate than {}", "runs > K 10 > {} > *",
+                ("B-MOML 5, whole", "B-MOML 5 random, whole", "87.54 : 86.09"), **LTM),
+        *claims("table 5.3", "S-MNIST, all tasks: {} is more accurate than {}", "runs > K 10 > {} > *",
+                ("B-MOML 10", "MOML", "87.77 : 87.49"), differs=ONE_TASK, **LTM),
+        *claims("table 5.4", "S-MNIST, new task: {} is more accurate than {}", "runs > K 10 > {} > *",
+                ("B-MOML 10", "B-MOML 10 random", "84.33 : 84.07"), differs=ONE_TASK, **CTM),
+        *claims("table 5.4", "S-MNIST, all tasks: {} is more accurate than {}", "runs > K 10 > {} > *",
+                ("B-MOML 10", "B-MOML 10 random", "87.77 : 86.97"), differs=ONE_TASK, **LTM),
+    ]),
+    "online/cifar100_5": Result("Online meta-learning on 5-way CIFAR-100 (Acar)",
+                                "20 steps a task instead of 100 or 200, 100 tasks of 200", [
+        claim
+        for level, measure, rows in (
+            ("new task", CTM, (("MOML", "FTML", "55.83 : 50.68"), ("FTML", "MOGD", "50.68 : 49.92"),
+                               ("FTML", "FS", "50.68 : 31.58"))),
+            ("all tasks", LTM, (("MOML", "FTML", "60.78 : 54.50"), ("FTML", "MOGD", "54.50 : 50.21"),
+                                ("FTML", "FS", "54.50 : 31.60"))))
+        for claim in claims("table 5.1", f"5-way CIFAR-100, {level}: {{}} is more accurate than {{}}",
+                            "runs > K 20 > {} > *", *rows, **measure)
+    ]),
+    "online/tables": Result("Online meta-learning on 5-way tasks (Acar)", "letters for CIFAR-100", [
+        *claims("table 5.1", "5-way, new task: {} is more accurate than {}", "settings > letters_5 > {}",
+                ("MOML", "FTML", "55.83 : 50.68"), **CTM),
+    ]),
+    "distill/toys": Result("Selective distillation, toy problems (Acar)",
+                           "starts, sample sizes and margins, which the thesis does not give", [
+        *claims("table 6.1", "1-D: more starts end in minimum C with {} than with {}",
+                "toys > intervals > methods > {} > * > counts > C", ("DiSK", "KD", "90 : 3"), digits=0),
+        *claims("table 6.1", "2-D: more starts end in minimum D with {} than with {}",
+                "toys > six gaussians > methods > {} > * > counts > D", ("DiSK", "KD", "97 : 57"), digits=0),
+    ]),
+    "distill/students": Result("Selective distillation (Acar)", "Fashion-MNIST, small networks", [
+        *claims("tables 6.3, 6.4", "equal passes: {} is more accurate than {}", "runs > equal passes/{} > * > accuracy",
+                ("DiSK", "CE", "-"), ("DiSK", "KD", "-"), ("SimKD + DiSK", "SimKD", "-"), **PERCENT),
+        *claims("tables 6.3, 6.4", "rounds as published: {} is more accurate than {}",
+                "runs > as published/{} > * > best_on_test",
+                ("DiSK", "CE", "-"), ("DiSK", "KD", "-"), ("SimKD + DiSK", "SimKD", "-"), **PERCENT),
+    ]),
+    "sides/table_7_1": Result("Stronger local losses (Acar)", "CIFAR-10, a small CNN, 40 rounds", [
+        *claims("table 7.1", "{} needs fewer rounds than {}", "runs > {}",
+                ("FedAvg distillation", "FedAvg cross entropy", "403 : 1634"),
+                ("FedAvg robustness", "FedAvg cross entropy", "808 : 1634"),
+                ("FedDyn cross entropy", "FedAvg cross entropy", "419 : 1634"),
+                ("FedDyn both", "FedDyn cross entropy", "250 : 419"), measure=CROSS_ENTROPY, **ROUNDS),
+    ]),
+}  # fmt: skip

@@ -1,0 +1,57 @@
+"""Claims of the paper on FedSSA."""
+
+from __future__ import annotations
+
+from protocol import Claim
+
+from .measures import PERCENT, Result, claims
+
+TARGET = ("FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "MOON", "FedDC", "FedDecorr", "FedAvgM", "FedExP", "AFL", "FedDF")
+
+RESULTS: dict[str, Result] = {
+    "ssa/table_1": Result("Models for a target: FedSSA", "10 rounds of 100", [
+        *claims("table 1", "NIID-1, skew: {} is more accurate than {}", "runs > niid_1 > {} > * > skew > accuracy",
+                ("FedSSA", "FedAvg", "99.50 : 95.60"), **PERCENT),
+    ]),
+    "ssa/table_1_small": Result("Models for a target: FedSSA, small", "3000 of 60 000 images, 16 rounds of 100", [
+        *claims("table 1", "NIID-1, skew: {} is more accurate than {}", "runs > niid_1 > {} > * > skew > accuracy",
+                ("FedSSA", "FedAvg", "99.50 : 95.60"), **PERCENT),
+        *(claim for split, target, published in (
+            ("niid_1", "imbalanced 100", "86.97 : 86.68"), ("niid_1", "imbalanced 50", "84.69 : 84.36"),
+            ("niid_2", "skew", "96.40 : 93.36"), ("niid_2", "imbalanced 100", "90.92 : 90.27"))
+          for claim in claims("table 1", f"{split}, {target}: {{}} is ahead of {{}}",
+                              f"runs > {split} > {{}} > 1 > {target} > accuracy", ("FedSSA", TARGET, published),
+                              **PERCENT)),
+    ]),
+    "ssa/heads_published": Result("FedSSA learnt once at the paper's scale", "learnt once, after training", [
+        claim for target, published in (("client 1", "99.50 : 95.60"), ("imbalanced 100", "86.97 : 84.34"),
+                                        ("imbalanced 50", "84.69 : 82.61"))
+        for claim in claims("table 1", f"NIID-1 in order, {target}: {{}} is more accurate than {{}}",
+                            f"runs > in order > * > {target} > {{}}",
+                            *((way, "FedAvg", published) for way in ("FedSSA, Adam", "FedSSA, SGD")), **PERCENT)
+    ]),
+    "ssa/heads_cifar10": Result("FedSSA learnt once on CIFAR-10", "10 000 images, 20 rounds of 100", [
+        claim for target, gain in (("client 1", "+30.45"), ("imbalanced 100", "+16.23"), ("uniform", "+0.02"))
+        for claim in claims("table 3", f"CIFAR-10, NIID-1 in order, {target}: {{}} is more accurate than {{}}",
+                            f"runs > in order > * > {target} > {{}}",
+                            *((way, "FedAvg", gain) for way in ("FedSSA, Adam", "FedSSA, SGD")), **PERCENT)
+    ]),
+    "ssa/table_6": Result("FedSSA: the number of clients", "Fashion-MNIST for CIFAR-10, 16 rounds of 100", [
+        claim for clients, published in ((5, "81.78 : 65.10"), (10, "79.79 : 65.15"), (20, "81.46 : 77.94"))
+        for claim in claims("table 6", f"{clients} clients: {{}} is more accurate than {{}}",
+                            f"runs > {{}} > {clients} > accuracy", ("FedSSA", "FedAvg", published), **PERCENT)
+    ]),
+    "ssa/weights": Result("FedSSA: weights for finished runs", "Fashion-MNIST for CIFAR-10, 3000 images", [
+        *(claim for target, gain in (("skew", "+30.45"), ("imbalanced 100", "+16.23"), ("uniform", "+0.02"))
+          for claim in claims("table 3", target + ": FedSSA, learnt once ({}), is more accurate than {}",
+                              f"found > niid_1 > seeds > * > {target} > {{}}", ("SGD, λ_var 10", "FedAvg", gain),
+                              **PERCENT)),
+        *claims("table 9", "skew: FedSSA ({}) is more accurate than {}", "found > niid_1 > seeds > * > skew > {}",
+                ("SGD, λ_var 10", "similarity", "-"), ("SGD, λ_var 10", "confidence", "-"), **PERCENT),
+        *claims("table 2", "skew: {} is more accurate than {}", "found > niid_1 > votes > skew > {}",
+                ("sample-wise FedSSA", "FedAvg + ensemble", "72.50 : 69.70"), **PERCENT),
+        Claim("table 4", "skew: the first client's model is more accurate than the others'",
+              "found > niid_1 > single > skew > 0",
+              tuple(f"found > niid_1 > single > skew > {other}" for other in range(1, 5)), **PERCENT),
+    ]),
+}  # fmt: skip

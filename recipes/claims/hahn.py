@@ -1,0 +1,117 @@
+"""Claims of Hahn's thesis: SuPerFed, AAggFF, FedEvg."""
+
+from __future__ import annotations
+
+from protocol import Claim
+
+from .measures import BEST, FID, IMAGES, PERCENT, Result, claims
+
+GENERATORS = ("FedCGAN", "FedCVAE")
+DEVICES = ("FedAvg", "q-FedAvg", "TERM", "FedMGDA+", "PropFair")
+CDFS = ("weibull", "frechet", "gumbel", "exponential", "logistic", "normal")
+BRIEF = ("FedAvg", "FedPer", "APFL", "Ditto")
+NOISY = ("FedProx", "SCAFFOLD", "LG-FedAvg", "FedRep", *BRIEF)
+PERSONAL = ("pFedMe", *NOISY)
+
+RESULTS: dict[str, Result] = {
+    "superfed/table_2_3": Result("SuperFed on MNIST, two classes a client (Hahn)", "", [
+        *claims("table 2.3", "500 clients: {}, λ by validation, is ahead of {}",
+                "runs > 500 > {} > * > validation > mean > -1", ("SuPerFed-MM", PERSONAL, "99.24 : 98.98"), **PERCENT),
+        Claim("table 2.3", "500 clients: SuPerFed-MM, λ by test images as published, is ahead of all others",
+              "runs > 500 > SuPerFed-MM > * > as published > mean > -1",
+              tuple(f"runs > 500 > {name} > * > validation > mean > -1" for name in PERSONAL), "99.24 : 98.98",
+              **PERCENT),
+        *claims("table 2.3", "100 clients: {} is ahead of {}", "runs > 100 > {} > * > validation > mean > -1",
+                ("SuPerFed-MM", PERSONAL, "99.38 : 99.19"), differs="24 rounds of 500", **PERCENT),
+        *claims("table 2.3", "50 clients: {} is ahead of {}", "runs > 50 > {} > * > validation > mean > -1",
+                ("SuPerFed-LM", PERSONAL, "99.48 : 99.40"), differs="12 rounds of 500", **PERCENT),
+    ]),
+    "superfed/table_2_3_scripts": Result("SuperFed on MNIST, the scripts' settings (Hahn)", "", [
+        *claims("table 2.3", "500 clients: {} is ahead of {}", "runs > 500 > {} > * > validation > mean > -1",
+                ("SuPerFed-MM", PERSONAL, "99.24 : 98.98"), ("SuPerFed-MM", "APFL", "99.24 : 98.98"),
+                ("SuPerFed-MM", "FedAvg", "99.24 : 96.04"), ("SuPerFed-LM", "FedAvg", "98.83 : 96.04"),
+                ("APFL", "FedAvg", "98.98 : 96.04"), ("APFL", "FedPer", "98.98 : 98.67"), scripts=True, **PERCENT),
+        Claim("table 2.3", "500 clients: SuPerFed-MM, λ by test images as published, is ahead of all others",
+              "runs > 500 > SuPerFed-MM > * > as published > mean > -1",
+              tuple(f"runs > 500 > {name} > * > validation > mean > -1" for name in PERSONAL), "99.24 : 98.98",
+              scripts=True, **PERCENT),
+    ]),
+    "superfed/longer/table_2_3": Result("SuperFed's rivals on MNIST (Hahn)", "150 rounds of 500", [
+        *claims("table 2.3", "100 clients: {} is more accurate than {}", "runs > 100 > {} > * > validation > mean > -1",
+                ("APFL", "FedAvg", "99.19 : 89.78"), ("APFL", "FedPer", "99.19 : 99.14"), **PERCENT),
+    ]),
+    "superfed/tables_2_4_2_5_reduced": Result("SuperFed on Shakespeare (Hahn)", "40 of 660 roles, 30 rounds of 500", [
+        claim for top, published in (("accuracy", "54.52 : 54.08"), ("top5", "84.27 : 83.32"))
+        for claim in claims("table 2.5", top + ": {} is ahead of {}",
+                            f"columns > shakespeare > runs > {{}} > {top} > validation > mean > -1",
+                            ("SuPerFed-MM", BRIEF, published), **PERCENT)
+    ]),
+    "superfed/table_2_6": Result("SuperFed under wrong labels (Hahn)", "60 rounds of 500 (pair), 12 (symmetric)", [
+        *claims("table 2.6", "pair .4: {} is more accurate than {}", "runs > pair .4 > {} > accuracy > mean",
+                ("SuPerFed-LM", NOISY, "46.82 : 44.92"), **PERCENT),
+        *claims("table 2.6", "pair .4: {} has a lower ECE than {}", "runs > pair .4 > {} > ece > mean",
+                ("SuPerFed-MM", NOISY, ".28 : .38"), lower=True, digits=3),
+        *claims("table 2.6", "symmetric .6: {} is more accurate than {}", "runs > symmetric .6 > {} > accuracy > mean",
+                ("SuPerFed-MM", BRIEF, "56.07 : 52.41"), **PERCENT),
+        *claims("table 2.6", "symmetric .6: {} has a lower ECE than {}", "runs > symmetric .6 > {} > ece > mean",
+                ("SuPerFed-MM", BRIEF, ".30 : .40"), lower=True, digits=3),
+    ]),
+    "superfed/table_2_7_reduced": Result("SuperFed's settings (Hahn)", "MNIST, 100 rounds of 200", [
+        *claims("table 2.7", "MM: L/T = {} is more accurate than {}", "starts > SuPerFed-MM > {} > late",
+                ("0.4", "0", "92.69 : 89.87"), **BEST),
+        *claims("table 2.7", "LM: L/T = {} is more accurate than {}", "starts > SuPerFed-LM > {} > late",
+                ("0.4", "0", "92.69 : 91.55"), **BEST),
+        *claims("figure 2.3", "MM: ν = {} is more accurate than {}", "grid > SuPerFed-MM > {} 0.01 > own",
+                ("2", "0", "-"), **BEST),
+    ]),
+    **{file: Result(f"Accuracy against λ{words} (Hahn)", "", [
+        Claim("figure 2.5", f"{name}: λ = .5 is more accurate than both ends", f"runs > {name} > * > mean > 5",
+              (f"runs > {name} > * > mean > 0", f"runs > {name} > * > mean > 10"), scripts=bool(words), **PERCENT)
+        for name in ("SuPerFed-MM", "SuPerFed-LM")])
+       for file, words in (("superfed/figure_2_5", ""), ("superfed/figure_2_5_scripts", ", the scripts' settings"))},
+    "superfed/landscape": Result("The loss around the server's model (Hahn)", "24 rounds", [
+        *claims("figure 2.4", "The loss has risen by .1 at a larger distance with {} than with {}", "runs > {}",
+                ("SuPerFed-MM", "FedAvg", "-"), measure=lambda run, _: min(run["reach"]), digits=2),
+    ]),
+    "fair/silo": Result("Fair methods between silos: Heart (Hahn)", "", [
+        *claims("table 3.10", "Heart: {} has a higher worst AUROC than {}",
+                "data > heart_published > runs > {} > * > worst10", ("AAggFF", "FedAvg", "66.56 : 65.22"), **PERCENT),
+        *claims("table 3.10", "Heart: {} has a higher AUROC, weighted by samples, than {}",
+                "data > heart_published > runs > {} > * > weighted", ("AAggFF", "FedAvg", "85.04 : 84.42"), **PERCENT),
+    ]),
+    "fair/device": Result("Fair methods between devices (Hahn)", "MNIST by writer and Fashion-MNIST", [
+        claim for data in ("mnist_writers", "fashion_dirichlet")
+        for claim in claims("tables 3.7, 3.9", data + ": {} has a higher worst 10 % than {}",
+                            f"data > {data} > runs > {{}} > * > worst10",
+                            ("AAggFF", "FedAvg", "56.71 : 55.76 (CelebA)"),
+                            ("AAggFF", DEVICES, "14.54 : 11.19 (SpeechCommands)"), **PERCENT)
+    ]),
+    "fair/plug_and_play": Result("AAggFF in other algorithms (Hahn)", "", [
+        claim for data, differs, rows in (
+            ("heart_published", "",
+             (("FedAvg", "66.56 : 65.22"), ("FedProx", "66.67 : 65.44"), ("FedAdam", "67.00 : 65.44"),
+              ("FedYogi", "67.00 : 65.67"), ("FedAdagrad", "66.67 : 65.67"))),
+            ("fashion_dirichlet", "Fashion-MNIST for TinyImageNet", (("FedAvg", "-"), ("FedAdam", "-"))))
+        for name, published in rows
+        for claim in claims("table 3.10", f"{data}: {name} {{}} AAggFF has a higher worst 10 % than {{}}",
+                            f"data > {data} > runs > {name} > {{}} > * > worst10", ("with", "alone", published),
+                            differs=differs, **PERCENT)
+    ]),
+    "fair/responses": Result("Response transformations (Hahn)", "Heart and MNIST by writer for Berka and Reddit", [
+        claim for data, cdf in (("heart", "normal"), ("mnist_writers", "weibull"))
+        for claim in claims("figure 3.1", data + ": the {} CDF cumulates less than {}",
+                            f"data > {data} > runs > {{}} > *",
+                            (cdf, tuple(other for other in CDFS if other != cdf), "-"), lower=True, digits=2,
+                            measure=lambda run, _: run["objective"])
+    ]),
+    **{file: Result(f"Synthetic sets: {data} (Hahn)", differs, [
+        *(claim for alpha, accuracy, fid in columns for claim in (
+            *claims("tables 4.2, 4.3", f"α {alpha}: {{}} makes a better classifier than {{}}",
+                    f"cells > {data} 10 {alpha} > runs > {{}} > * > equal", ("FedEvg", GENERATORS, accuracy), **IMAGES),
+            *claims("tables 4.4, 4.5", f"α {alpha}: {{}} has a lower FID than {{}}",
+                    f"cells > {data} 10 {alpha} > runs > {{}} > * > equal", ("FedEvg", GENERATORS, fid), **FID)))])
+       for file, data, differs, columns in (
+           ("synthesis/table_4_2_digits", "digits", "digits, small networks", (("1", "-", "-"), ("0.01", "-", "-"))),
+           ("synthesis/table_4_2_reduced", "mnist", "small networks, 60 rounds of 500",
+            (("1", "70.94 : 64.73", "124.72 : 181.3"), ("0.01", "62.95 : 66.93", "171.53 : 214.35"))))},
+}  # fmt: skip

@@ -1,0 +1,71 @@
+"""How a claim is read from a file of results: where its evidence lies, and what is measured there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from protocol import TARGET_SEEDS, AtLeast, Claim, Measure, find
+
+
+@dataclass(frozen=True)
+class Result:
+    """A file of results, what in it is not as published, and the claims that it bears on."""
+
+    title: str
+    differs: str
+    claims: Sequence[Claim]
+
+
+Row = tuple[str, str | float | Sequence[str], str]
+"""A method; another, several others or a published figure; the published figures of both."""
+
+
+def claims(table: str, says: str, path: str, *rows: Row, **about: Any) -> list[Claim]:
+    """One claim a row; ``{}`` stands for the two methods in ``says``, and for one of them in ``path``."""
+    found = []
+    for ours, other, published in rows:
+        if isinstance(other, float | int):
+            against, paths = f"{other:g}", other
+        elif isinstance(other, str):
+            against, paths = other, path.format(other)
+        else:
+            against, paths = "all others", tuple(path.format(name) for name in other)
+        found.append(Claim(table, says.format(ours, against), path.format(ours), paths, published, **about))
+    return found
+
+
+def reached(target: float) -> Measure:
+    """Transmissions until the average model has an accuracy, in rounds of FedAvg."""
+
+    def measure(run: Any, _: Mapping[str, Any]) -> float:
+        hit = next((at for at, value in enumerate(run["average"], 1) if value is not None and value >= target), None)
+        return AtLeast(run["rounds"] * run["cost"]) if hit is None else hit * run["cost"]
+
+    return measure
+
+
+def best_of(curve: str, rounds: str, *paths: str) -> Measure:
+    """Rounds until a run has the best value that the runs at these paths all reach."""
+
+    def measure(run: Any, results: Mapping[str, Any]) -> float:
+        target = min(max(one[curve]) for path in paths for one in find(results, path).values())
+        hit = next((at for at, value in zip(run[rounds], run[curve], strict=True) if value >= target), None)
+        return AtLeast(run[rounds][-1]) if hit is None else hit
+
+    return measure
+
+
+ROUNDS: dict[str, Any] = {"lower": True, "digits": 0, "seeds": TARGET_SEEDS}
+PERCENT: dict[str, Any] = {"unit": 100}
+SENT: dict[str, Any] = {"cost": (lambda run, _: run["sent"] / 1e6, "M numbers")}
+KEPT: dict[str, Any] = {"unit": 100, "cost": (lambda run, _: run["bytes"][-1] / 1e6, "MB kept")}
+TRANSMITTED: dict[str, Any] = {"measure": lambda run, _: run["rounds"] * run["cost"], **ROUNDS}
+CTM: dict[str, Any] = {"measure": lambda run, _: fmean(run["ctm"]), **KEPT}
+LTM: dict[str, Any] = {"measure": lambda run, _: run["ltm"][-1][1], **KEPT}
+BEST: dict[str, Any] = {"unit": 100, "digits": 2, "measure": lambda run, _: max(mean for mean, _ in run["accuracy"])}
+IMAGES: dict[str, Any] = {"unit": 100, "measure": lambda run, _: run["clients/accuracy/mean"], **SENT}
+FID: dict[str, Any] = {"lower": True, "measure": lambda run, _: run["fid"], **SENT}
+CROSS_ENTROPY = best_of("accuracy", "rounds", "runs > FedAvg cross entropy")
