@@ -236,7 +236,8 @@ def difference(gain: Mapping[str, float], digits: int = 1) -> str:
 
 def gained(ours: Mapping[str, float], other: Mapping[str, float], scale: float = 1.0, digits: int = 1) -> str:
     """By how much one method's figures exceed another's, paired by seed; ``-`` without a common seed."""
-    found = paired(*({seed: scale * value for seed, value in one.items()} for one in (ours, other)))
+    first, second = ({seed: scale * value for seed, value in one.items()} for one in (ours, other))
+    found = paired(first, second)
     return difference(found, digits) if found["seeds"] else "-"
 
 

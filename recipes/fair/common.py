@@ -186,10 +186,11 @@ def figures(where: Path, metric: str) -> dict[str, Any]:
     objective = np.array([np.nan if r["mixing/objective"] is None else r["mixing/objective"] for r in history])
     given = np.bincount(mixing["client"].to_numpy(), p, minlength=int(clients["client"].to_numpy().max()) + 1)
     told = [r["mixing/kl"] for r in history if r.get("mixing/kl") is not None]
-    averaged = {key: history[-1].get(f"server_average/{metric}/{key}") for key in FIGURES}
+    average = {key: history[-1].get(f"server_average/{metric}/{key}") for key in FIGURES}
+    averaged = {key: value for key, value in average.items() if value is not None}
     return {
         **{key: round(summary[key], 6) for key in FIGURES},
-        **({} if averaged["mean"] is None else {"averaged": {k: round(v, 6) for k, v in averaged.items()}}),
+        **({"averaged": {k: round(v, 6) for k, v in averaged.items()}} if averaged else {}),
         "hardest_p": round(fairness.hardest_weight(values, given[clients["client"].to_numpy()[at_end]]), 4),
         "kl": round(float(np.mean(told)), 5) if told else None,
         "rounds": len(history),

@@ -213,7 +213,7 @@ def plugged(title: str, results: dict[str, Any], out: Path) -> None:
         for name, pair in found["runs"].items():
             figures = {kind: by_seed(runs) for kind, runs in pair.items()}
             more = [
-                gained(*(figure(pair[kind], key) for kind in ("with", "alone")), 100, 2) for key in ("mean", "worst10")
+                gained(figure(pair["with"], key), figure(pair["alone"], key), 100, 2) for key in ("mean", "worst10")
             ]
             shown = body(figures, COLUMNS)
             for line, printed in zip(

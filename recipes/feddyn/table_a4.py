@@ -81,7 +81,7 @@ class Point:
 
     def experiment(self, federation: Federation, target: float, budget: int, seed: int) -> Experiment:
         """The setting of table A.4, stopped at the target or when the budget of transmissions is spent."""
-        amount = {"steps" if self.method == "SCAFFOLD" else "epochs": self.work}
+        amount: dict[str, Any] = {"steps" if self.method == "SCAFFOLD" else "epochs": self.work}
         settings = {"FedDyn": {"alpha": self.strength}, "FedProx": {"mu": self.strength}}.get(self.method, {})
         return Experiment(
             methods.make(self.method.lower(), **settings),
@@ -105,7 +105,7 @@ def grid(method: str) -> Iterator[Point]:
     strengths = {"FedDyn": (0.001, 0.01, 0.1), "FedProx": (0.0001, 0.01)}.get(method, (0.0,))
     amounts = (1000, 200, 20) if method == "SCAFFOLD" else (50, 10, 1)
     for work, lr, strength in product(amounts, (1.0, 0.1), strengths):
-        yield Point(method, lr, work, strength)
+        yield Point(method, lr, int(work), strength)
 
 
 def draw(setting: str, seed: int) -> Federation:
@@ -263,7 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for setting in args.settings:
         found = results["settings"].setdefault(setting, {"chosen": {}, "grid": {}, "draws": {}})
         if "ratio" not in found:
-            same = SAME_PROBLEM.get(setting, setting)
+            same = SAME_PROBLEM.get(setting) or setting
             found["reference"] = reference(setting, args.draws)
             found["ratio"] = PAPER[same][0] / reference(same, args.draws)
         points = {str(point): point for method in METHODS for point in grid(method)}

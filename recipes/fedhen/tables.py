@@ -129,7 +129,8 @@ def row(by_seed: Sequence[dict[str, Any]], curve: str, easier: int) -> list[str]
         for name, count in at.items():
             rounds[name] += [] if count is None else [count]
         others = [count for name, count in at.items() if name != "FedHeN" and count]
-        gains += [min(others) / at["FedHeN"]] if at.get("FedHeN") and others else []
+        ours = at.get("FedHeN")
+        gains += [min(others) / ours] if ours and others else []
     return [f"{mean_error(goals, 100)} %", *(mean_error(count, digits=0) for count in rounds.values()),
             mean_error(gains, digits=2)]  # fmt: skip
 

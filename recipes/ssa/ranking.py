@@ -46,7 +46,7 @@ class Watched(Mixing):
     """FedAvg's coefficients; and what FedSSA's terms are for every client alone is written down."""
 
     arrays: Arrays = field(compare=False)
-    seen: list[dict[str, list[float]]] = field(default_factory=list, compare=False)
+    seen: list[dict[str, dict[str, list[float]]]] = field(default_factory=list, compare=False)
 
     needs = Needs(target=True, views=True, updates=True, shared=True)
 
