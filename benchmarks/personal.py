@@ -157,12 +157,12 @@ def one_by_one(evaluator: Evaluator, server: Server, states: States) -> np.ndarr
     for at in GRID if personal.random else (1.0,):
         found = []
         for client in range(len(evaluator.federation)):
-            own = (states.get(client) or {}).get("personal", {})
+            state = states.get(client) or {}
             rows = torch.from_numpy(test.index[client])
             if isinstance(personal, Paired):
-                evaluator.load(torch.lerp(w, own["private"], at), server.buffers)
+                evaluator.load(torch.lerp(w, state["personal"]["private"], at), server.buffers)
             else:
-                evaluator.load(w, server.buffers, own)
+                evaluator.load(w, server.buffers, state)
             if adaptation.is_identity:
                 found.append(evaluator.scores(test.arrays, test.index[client], test.labels(rows, client)))
                 continue

@@ -6,10 +6,9 @@ import pandas as pd
 import fedloom as fl
 
 rng = np.random.default_rng(0)
-people = pd.DataFrame(
-    {"education": rng.choice(["school", "college", "bachelor", "master"], 2000, p=[0.4, 0.3, 0.2, 0.1])}
-)
-level = people["education"].map({"school": 0, "college": 1, "bachelor": 2, "master": 3})
+levels = ["school", "college", "bachelor", "master"]
+people = pd.DataFrame({"education": rng.choice(levels, 2000, p=[0.4, 0.3, 0.2, 0.1])})
+level = people["education"].map(levels.index)
 people["age"] = rng.integers(18, 70, 2000) / 50
 people["hours"] = rng.normal(40, 8, 2000) / 40
 people["work"] = rng.choice(["private", "public", "own"], 2000)
