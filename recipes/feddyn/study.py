@@ -124,7 +124,11 @@ class Study:
                     runs = results["runs"].get(name, {}).values()
                     sent = [(common.reached(r, model, target, "max"), r["rounds"] * r["cost"]) for r in runs]
                     best = [max(v for v in r[model] if v is not None) for r in runs if r["rounds"]]
-                    reach = f"{100 * min(best):.2f} to {100 * max(best):.2f} %" if best else "-"
+                    reach = (
+                        " to ".join(dict.fromkeys(f"{100 * end(best):.2f}" for end in (min, max))) + " %"
+                        if best
+                        else "-"
+                    )
                     ours = ", ".join(common.shown(*one) for one in sent) or "-"
                     middle = common.cell(*zip(*sent, strict=True)).partition(" ")[0] if sent else "-"
                     rows.append([f"{100 * target:.1f} %", name, middle, ours, case.published[number], reach])
@@ -149,10 +153,11 @@ class Study:
         for axis, (model, words) in zip(axes, common.MODELS.items(), strict=True):
             for name, runs in results["runs"].items():
                 for number, r in enumerate(runs.values()):
-                    sent = [r["cost"] * (t + 1) for t in range(r["rounds"])]
-                    values = [float("nan") if v is None else 100 * v for v in r[model]]
+                    looks = [(r["cost"] * t, 100 * value) for t, value in enumerate(r[model], 1) if value is not None]
                     label = name if not number else None
-                    axis.plot(sent, values, color=common.COLOURS[name], linewidth=0.8, alpha=0.8, label=label)
+                    axis.plot(
+                        *zip(*looks, strict=True), color=common.COLOURS[name], linewidth=0.8, alpha=0.8, label=label
+                    )
             for target in self.targets:
                 axis.axhline(100 * target, color="grey", linewidth=0.6, linestyle=":")
             axis.set(title=words, xlabel="transmissions (rounds of FedAvg)", ylim=self.ylim)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from fedloom.experiment.runtime import reason_against_bf16
 
@@ -129,3 +130,16 @@ def test_medians_say_what_was_not_reached(recipe: Callable[..., int]) -> None:
     assert book.cell([30, 20, never], [30, 20, 500]) == "30 (20 to 500+)"
     assert book.cell([never, never, 20], [500, 500, 20]) == "500+ (20 to 500+)"
     assert book.cell([never, 20], [40, 20]) == "30+ (20 to 40+)"
+
+
+def test_the_picture_joins_looks_that_are_rounds_apart(
+    tmp_path: Path, recipe: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = importlib.import_module("cifar").study("cifar10_dir6")
+    curve = [None, 0.5, None, 0.7]
+    run = {"rounds": 4, "cost": 2, "average": curve, "global": [None, 0.4, None, 0.6]}
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    study.picture({"runs": {"SCAFFOLD": {"seed0": run}}}, tmp_path / "picture.png")
+    lines = [axis.lines[0].get_xydata().tolist() for axis in drawn[0].axes]
+    assert lines == [[[4, 50], [8, 70]], [[4, 40], [8, 60]]]
