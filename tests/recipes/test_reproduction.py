@@ -122,6 +122,13 @@ def test_a_bound_decides_towards_its_side_only(protocol: ModuleType) -> None:
     assert protocol.evidence(claim(protocol, **measure), stored(A=slow, B=fast)).verdict == "not reproduced"
     beyond = protocol.evidence(claim(protocol, **measure), stored(A=slow, B=[200, 210, 220]))
     assert (beyond.verdict, beyond.reason) == ("cannot be decided here", "the gain is but a bound")
+    for mean, bounds, says in (
+        (-1.0, "at_least", "but a bound"),
+        (1.0, "at_least", "as claimed"),
+        (1.0, "at_most", "but a bound"),
+        (-1.0, "at_most", "the other way round"),
+    ):
+        assert protocol.judge({"mean": mean, "seeds": 1}, **{bounds: True})[1] == f"1 seed; the difference is {says}"
     assert protocol.evidence(claim(protocol, **measure), stored(A=[None] * 3, B=slow)).gain["seeds"] == 1
 
 
