@@ -149,7 +149,7 @@ def judge(
         return Verdict.NOT_REPRODUCED, "the interval contains 0 and excludes half the published gain"
     if seeds < needed:
         sign = "as claimed" if gain["mean"] > 0 else "the other way round" if gain["mean"] < 0 else "zero"
-        if (at_least and gain["mean"] < 0) or (at_most and gain["mean"] > 0):
+        if (at_least and gain["mean"] <= 0) or (at_most and gain["mean"] >= 0):
             sign = "but a bound"
         here = f"{seeds} seed{'s' * (seeds != 1)}; the difference is {sign}"
     elif above or below:

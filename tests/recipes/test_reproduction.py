@@ -124,6 +124,7 @@ def test_a_bound_decides_towards_its_side_only(protocol: ModuleType) -> None:
     assert (beyond.verdict, beyond.reason) == ("cannot be decided here", "the gain is but a bound")
     for mean, bounds, says in (
         (-1.0, "at_least", "but a bound"),
+        (0.0, "at_least", "but a bound"),
         (1.0, "at_least", "as claimed"),
         (1.0, "at_most", "but a bound"),
         (-1.0, "at_most", "the other way round"),
