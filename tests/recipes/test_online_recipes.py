@@ -140,7 +140,8 @@ def test_a_learner_that_diverges_is_listed_and_the_others_go_on(
         return {"tasks": 4, "ctm": [0.5] * 4, "ltm": [[4, 0.5]], "bytes": [0] * 4, "chosen": "-", "seconds": 1.0}
 
     monkeypatch.setattr(study.common, "run", run)
-    monkeypatch.setattr(study.plots, "picture", lambda *_: None)
+    drawn: list[set[str]] = []
+    monkeypatch.setattr(study.plots, "picture", lambda _, found, __: drawn.append(set(found)))
     asked = ["--steps", "10", "--tasks", "4", "--seeds", "0", "1", "--learners", "MOGD", "FTML", "--out", str(tmp_path)]
     assert study.main(asked) == 0
     assert tried == [("MOGD", 0), ("FTML", 0), ("MOGD", 1), ("FTML", 1)]
@@ -148,6 +149,20 @@ def test_a_learner_that_diverges_is_listed_and_the_others_go_on(
     assert "- MOGD, K 10, seed 0: at task 2 all experts' predictions" in text
     assert study.main(asked) == 0
     assert len(tried) == 4  # it would diverge again
+    assert drawn[-1] == {"MOGD", "FTML"}  # those of seed 1
+
+
+def test_a_learner_without_steps_runs_once_whatever_steps_are_asked_for(
+    recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    study = importlib.import_module("streams")
+    run = {"tasks": 4, "ctm": [0.5] * 4, "ltm": [[4, 0.5]], "bytes": [0] * 4, "chosen": "-", "seconds": 1.0}
+    monkeypatch.setattr(study.common, "run", lambda *_: run)
+    monkeypatch.setattr(study.plots, "picture", lambda *_: None)
+    asked = ["--steps", "7", "11", "--tasks", "4", "--seeds", "0", "--learners", "FS", "FTML", "--out", str(tmp_path)]
+    assert study.main(asked) == 0
+    runs = json.loads((tmp_path / "s_mnist.json").read_text())["runs"]
+    assert {steps: set(found) for steps, found in runs.items()} == {"K 7": {"FS", "FTML"}, "K 11": {"FTML"}}
 
 
 @pytest.mark.parametrize(("name", "classes", "sizes"), [("omniglot", 1623, (16, 4)), ("cifar100", 100, (500, 100))])
