@@ -1,7 +1,7 @@
 """Convolutional students under a convolutional teacher on CIFAR-10 and CIFAR-100, at equal passes.
 
     FEDLOOM_DATA=... python recipes/distill/convolutional.py [--data cifar10] [--seeds 0 1 2] [--teacher resnet10_m]
-    python recipes/distill/convolutional.py --samples 10000 --passes 20 --precision bf16        # smaller, and faster
+    python recipes/distill/convolutional.py --samples 12000 --passes 20 --teacher-passes 40 --precision bf16  # smaller
     python recipes/distill/convolutional.py --table           # tables again, from the stored results
 
 The students are the two smallest networks of the thesis (ResNet10-xxs, ResNet10-xs), far from their teacher's accuracy,
@@ -48,14 +48,14 @@ METHODS = {
 def experiment(
     args: argparse.Namespace, splits: Splits, network: str, method: Distiller, known: Path | None, seed: int
 ) -> DistillExperiment:
-    """The training of one network."""
+    """The training of one network: a student of a ``known`` teacher, or the teacher itself."""
     shape = {"classes": splits.train.classes, "inputs": splits.train.x.shape[1:]}
     return DistillExperiment(
         method,
         splits,
         partial(models.make, network, norm="batch", **shape),
         known,
-        epochs=args.passes,
+        epochs=passes(args, known is None),
         training=SGDConfig(batch_size=args.batch_size, lr=0.1, clip=10.0, precision=args.precision),
         augment=("crop", "flip"),
         every=args.every,
@@ -63,6 +63,16 @@ def experiment(
         device=args.device,
         config={"command": "distill", "method": {"name": method.name}, "model": {"name": network, "norm": "batch"}},
     )
+
+
+def passes(args: argparse.Namespace, teacher: bool) -> int:
+    """Passes over the data of the teacher, or of a student."""
+    return (teacher and args.teacher_passes) or args.passes
+
+
+def home(args: argparse.Namespace, data: str, teacher: bool = False) -> Path:
+    """The folder of the runs with as many passes."""
+    return args.runs / f"{data}-{args.samples or 'all'}-{passes(args, teacher)}-{args.precision}"
 
 
 def trained(out: Path, made: DistillExperiment, label: str) -> dict[str, Any]:
@@ -95,7 +105,7 @@ def markdown(results: dict[str, Any]) -> str:
         teacher = found["teacher"]
         text += [f"## {data}", ""]
         text += [f"The teacher, {teacher['network']}: {100 * teacher['accuracy']:.1f} %, {teacher['parameters']:,}"]
-        text += ["parameters.", ""]
+        text += [f"parameters, {teacher['passes']} passes.", ""]
         for student in (name for name in STUDENTS if name in found):
             mine = {name: found[student][name] for name in METHODS if name in found[student]}
             of = {name: {seed: run["accuracy"] for seed, run in runs.items()} for name, runs in mine.items()}
@@ -122,7 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--students", nargs="+", choices=STUDENTS, default=list(STUDENTS))
     parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--teacher", default="resnet10_m", help="the largest network that trains here")
-    parser.add_argument("--passes", type=int, default=60, help="of every student and teacher")
+    parser.add_argument("--passes", type=int, default=60, help="of every student over the data")
+    parser.add_argument("--teacher-passes", type=int, help="of the teacher; by default the students'")
     parser.add_argument("--samples", type=int, default=None, help="training images, validation included")
     parser.add_argument("--batch-size", type=int, default=200)
     parser.add_argument("--precision", choices=PRECISIONS, default="full", help="of products while training")
@@ -136,15 +147,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = {"command": "", "machine": "", "notes": [], "runs": {}} | read(path)
     for data in () if args.table else args.data:
         splits = Splits.of(data, samples=args.samples)
-        home = args.runs / f"{data}-{args.samples or 'all'}-{args.passes}-{args.precision}"
-        known = home / args.teacher
+        known = home(args, data, teacher=True) / args.teacher
         taught = trained(known, experiment(args, splits, args.teacher, ce(), None, 0), f"{data}: {args.teacher}")
         found = results["runs"].setdefault(data, {})
         found["teacher"] = {"network": args.teacher, **taught}
         for seed, student, name in ((s, n, m) for s in args.seeds for n in args.students for m in args.only):
             label = f"{data}, seed {seed}: {student}, {name}"
             made = experiment(args, splits, student, METHODS[name], known, seed)
-            where = home / f"{student}-{name.lower().replace(', eq. (6.5)', '').replace(' ', '_')}-{seed}"
+            short = name.lower().replace(", eq. (6.5)", "").replace(" ", "_")
+            where = home(args, data) / f"{student}-{short}-{seed}"
             found.setdefault(student, {}).setdefault(name, {})[str(seed)] = trained(where, made, label)
             results["command"] = " ".join(["python recipes/distill/convolutional.py", *words])
             results["machine"] = machine()

@@ -105,9 +105,12 @@ def test_convolutional(tmp_path: Path, recipe: Callable[[str], Any], monkeypatch
     np.savez(tmp_path / "cifar10.npz", **arrays)
     monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path))
     places = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--device", "cpu"]
-    words = ["--data", "cifar10", "--teacher", "resnet10_xs", "--passes", "5", "--batch-size", "30"]
-    assert small.main([*words, "--students", "resnet10_xxs", "--seeds", "0", *places]) == 0
-    found = json.loads((tmp_path / "out" / "convolutional.json").read_text())["runs"]["cifar10"]["resnet10_xxs"]
+    words = ["--data", "cifar10", "--teacher", "resnet10_xs", "--teacher-passes", "6", "--passes", "5"]
+    words += ["--batch-size", "30", "--students", "resnet10_xxs", "--seeds", "0"]
+    assert small.main([*words, *places]) == 0
+    results = json.loads((tmp_path / "out" / "convolutional.json").read_text())["runs"]["cifar10"]
+    assert results["teacher"]["passes"] == 6
+    found = results["resnet10_xxs"]
     assert list(found) == list(small.METHODS)
     assert {run["0"]["passes"] for run in found.values()} == {5}
     assert [name for name, run in found.items() if run["0"]["right"] is not None] == [
