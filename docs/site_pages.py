@@ -21,7 +21,7 @@ from fedloom.methods import methods
 
 ROOT = Path(__file__).parents[1]
 COPIED = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md"}
-"""Pages outside ``docs``, with their places in the site, besides those of recipes and benchmarks."""
+"""Pages outside ``docs``, with their places in the site, except those of recipes and benchmarks."""
 KINDS = (".md", ".png", ".svg", ".ipynb")
 API = {
     "Runs": ("fedloom.api.run", "fedloom.Experiment", "fedloom.Evaluation", "fedloom.Local", "fedloom.RunResult"),

@@ -1,4 +1,4 @@
-"""Online learners of finished or running runs, to go on with outside their streams.
+"""Online learners of finished or running runs, for use outside their streams.
 
 >>> import fedloom as fl
 >>> fl.online.load("runs/no-such-run")

@@ -1,4 +1,4 @@
-"""Models for unlabelled inputs of somebody else, from a finished run.
+"""Models for another party's unlabelled inputs, from a finished run.
 
 ``fl.target.ClassModels(fl.load(run))`` has ``target_head(x)``, ``target_fit(x)`` and ``target_prior(x)``, for any
 number of targets; ``fedloom target`` does the same.

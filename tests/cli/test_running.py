@@ -172,7 +172,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on(cli: Cli, tmp_path: Path, monkeypatch:
         interrupt_in(patch, run=1, round=2)
         code, out, err = cli("run", "-q", "method=feddyn", "rounds=4", "out=stopped", *SMALL)
     assert (code, out) == (130, "")
-    assert err == "fedloom: stopped after round 2 of feddyn; go on with: fedloom run resume=stopped\n"
+    assert err == "fedloom: stopped after round 2 of feddyn; continue with: fedloom run resume=stopped\n"
     assert cli("run", "-q", "resume=stopped").code == 0
     assert cli("run", "-q", "method=feddyn", "rounds=4", "out=whole", *SMALL).code == 0
     assert same(tmp_path / "stopped", tmp_path / "whole")
@@ -185,14 +185,14 @@ def test_ctrl_c_leaves_a_sweep_that_goes_on(cli: Cli, tmp_path: Path, monkeypatc
         interrupt_in(patch, run=2, round=2)
         code, _, err = cli("run", "-m", "-q", *words, "out=stopped")
     assert code == 130
-    assert err == "fedloom: stopped after round 2 of feddyn, seed 0; go on with: fedloom run resume=stopped\n"
+    assert err == "fedloom: stopped after round 2 of feddyn, seed 0; continue with: fedloom run resume=stopped\n"
     finished = (tmp_path / "stopped" / "fedavg-0" / "summary.json").stat().st_mtime_ns
     code, _, err = cli("run", "resume=stopped", "rounds=9")
     assert code == 2
-    assert "goes on as it is" in err
+    assert "continues with its own settings" in err
     code, out, _ = cli("run", "resume=stopped")
     assert code == 0
-    assert "feddyn (2 of 3)  goes on after round 2" in out
+    assert "feddyn (2 of 3)  continues after round 2" in out
     assert (tmp_path / "stopped" / "fedavg-0" / "summary.json").stat().st_mtime_ns == finished
     assert cli("run", "-m", "-q", *words, "out=whole").code == 0
     for name in ("fedavg-0", "feddyn-0", "fedprox-0"):

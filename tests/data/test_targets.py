@@ -153,5 +153,5 @@ def test_bad_targets_get_one_sentence() -> None:
     some = from_tensors(
         torch.zeros(100, 1), torch.arange(100) % 10, x_test=torch.zeros(4, 1), y_test=torch.tensor([0, 1, 2, 3])
     )
-    with pytest.raises(DataError, match=r"wants class \[4\], which the common test set does not have"):
+    with pytest.raises(DataError, match=r"needs class \[4\], which the common test set does not have"):
         federate(some, "iid", 5, target="imbalanced")

@@ -115,5 +115,5 @@ def test_bad_requests_get_one_sentence() -> None:
         federate("digits", "iid", 10, unseen=1.0)
     with pytest.raises(DataError, match="no client would be left to train"):
         federate("digits", "iid", 1, unseen=0.1)
-    with pytest.raises(DataError, match="nobody is left to train"):
+    with pytest.raises(DataError, match="no client is left to train"):
         dataclasses.replace(federate("digits", "iid", 3), unseen=3)

@@ -208,7 +208,7 @@ def test_nothing_is_left_after_ctrl_c(tmp_path: Path) -> None:
     assert not left(folder)
     assert not Path(folder).exists()
     assert program.returncode == 130
-    assert "go on with: fedloom run resume=here" in out + err
+    assert "continue with: fedloom run resume=here" in out + err
     assert not any(word in out + err for word in ("raylet", "Traceback", "ray::", "usage"))
 
 

@@ -654,7 +654,7 @@ def test_warnings_say_what_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("room", [0.5, 1.1], ids=["at the start", "after a round"])
 def test_no_file_may_grow_any_more(room: float, tmp_path: Path, finished: Path) -> None:
-    """The system's own limit on file sizes: the run stops with a sentence and goes on where there is room again."""
+    """The system's own limit on file sizes: the run stops with a clear error and continues once there is room."""
     out = Path(shutil.copytree(finished, tmp_path / "limited"))
     back_to(out, 4)
     good = {path: path.read_bytes() for path in (out / "checkpoint" / "round-000004").iterdir()}

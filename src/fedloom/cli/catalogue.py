@@ -191,7 +191,7 @@ def preset(entry: Entry[Method]) -> Method | None:
 
 
 def parts_of(method: Method | None) -> str:
-    """The parts of a method that are not the identity, besides cross entropy."""
+    """The parts of a method that are not the identity, other than cross entropy."""
     if method is None:
         return ""
     named = {place.partition(".")[0]: label(part) for place, part in method.parts.items() if not part.is_identity}

@@ -166,7 +166,7 @@ class Command:
         at = RunDirectory(job.directory).summary().get("rounds", 0)
         who = f"{job.label}, seed {job.config['seed']}" if batch.is_sweep else job.label
         how = f"fedloom {self.schema.command} resume={relpath(batch.parent)}"
-        return f"stopped after round {at} of {who}; go on with: {how}"
+        return f"stopped after round {at} of {who}; continue with: {how}"
 
     def show(self, consoles: Sequence[Console], batch: RunPlan) -> None:
         """Write figures and pages; print the results and the paths of all files."""
@@ -225,4 +225,4 @@ def in_directory(run: Callable[..., Any]) -> Callable[..., None]:
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C, with a sentence on how to continue."""
+    """Ctrl-C, with a message on how to continue."""

@@ -80,7 +80,7 @@ def size_of(path: Path) -> int:
 
 
 def format_size(size: float) -> str:
-    """Bytes in words.
+    """Bytes in readable form.
 
     >>> format_size(999), format_size(184_801_644), format_size(6.9e9)
     ('1 kB', '185 MB', '6.9 GB')

@@ -14,7 +14,7 @@ usage: fedloom COMMAND …
   partition   show how data are distributed over clients, without training
   report      compare runs on one page
   predict     predict with a model of a finished run
-  target      make a model for unlabelled inputs of somebody else, from a finished run
+  target      make a model for another party's unlabelled inputs, from a finished run
   export      write a model of a finished run to a file: safetensors, torch-export or onnx
   deploy      train with real clients: a server, nodes that keep their data, certificates
   completion  print a script that completes commands, keys and names in bash or zsh
@@ -248,7 +248,7 @@ example:
   fedloom predict run=runs/2026-01-31/093000-fedrep-0 test.npz --client 7
 """
 
-TARGET = """Make models for unlabelled inputs of somebody else, from a finished run.
+TARGET = """Make models for another party's unlabelled inputs, from a finished run.
 
 usage: fedloom target run=DIR data=FILE [data=FILE …] [method=METHOD] [--out FILE] [--json] [--debug]
        fedloom target run=DIR method=ccvr [--out FILE] [--debug]
@@ -263,7 +263,7 @@ targets y in the .npz file, it and the server's model are measured on standard e
                           must have kept them, with evaluation.what=[global,average]; method.steps=60 method.lr=0.2
   method=fedssa           the clients' last models, mixed by FedSSA, learnt once; method.variance=10 method.views=[blur]
   method=target_prior     class shares, clients and check alone, no model
-  method=ccvr             for nobody's inputs: the server's model with its head trained again, on features drawn from
+  method=ccvr             needs no inputs: the server's model with its head trained again, on features drawn from
                           the clients' class statistics (classifier calibration); against label skew
 
 options:

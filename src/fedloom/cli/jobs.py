@@ -47,7 +47,7 @@ class RunPlan:
     Attributes:
         parent: the folder.
         jobs: the runs.
-        is_dated: whether the folder is new and nobody chose its name.
+        is_dated: whether the folder is new, under a name that the user did not choose.
     """
 
     parent: Path
@@ -130,7 +130,7 @@ def plan(
     resume = next((Path(word.partition("=")[2]) for word in words if word.startswith("resume=")), None)
     if resume is not None and (resume / PLAN).is_file():
         if len(words) > 1 or base is not None:
-            raise ConfigError(f"{str(resume)!r} goes on as it is; leave out the other settings.")
+            raise ConfigError(f"{str(resume)!r} continues with its own settings; leave out the others.")
         return _read_plan(schema, resume)
     configs = schema.plan(words, base, multirun)
     if len(configs) > 1:

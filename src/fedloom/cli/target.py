@@ -1,4 +1,4 @@
-"""``fedloom target``: a model for unlabelled inputs of somebody else, or for all classes alike, from a finished run."""
+"""``fedloom target``: a model for another party's unlabelled inputs, or for all classes alike, from a finished run."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class PairedRound:
 
 @dataclass
 class _Products:
-    """The inner products of all clients' g, w and v, computed when somebody asks."""
+    """The inner products of all clients' g, w and v, computed on demand."""
 
     net: PairedNet
     count: int

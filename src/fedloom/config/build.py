@@ -50,7 +50,7 @@ def tracking(trackers: tuple[str, ...] = ()) -> list[Tracker]:
     """Make trackers.
 
     Args:
-        trackers: log every round's record to these, besides the run directory: tensorboard, mlflow, wandb.
+        trackers: log every round's record to these, in addition to the run directory: tensorboard, mlflow, wandb.
     """
     return make_trackers(trackers)
 

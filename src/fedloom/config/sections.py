@@ -241,7 +241,7 @@ def sections_of(owner: Callable[..., Any], skip: Sequence[str] = (), **choices: 
 
     Args:
         owner: a record of conditions, like ``Experiment``.
-        skip: parameters that are no keys, besides ``engine_settings`` of a choice ``engine``.
+        skip: parameters that are no keys, other than ``engine_settings`` of a choice ``engine``.
         choices: registries of those that are chosen by name.
     """
     found: dict[str, Section] = {}

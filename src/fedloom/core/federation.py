@@ -274,7 +274,7 @@ class Federation:
         if len({len(self.train), len(self.validation), len(self.held_out)}) != 1:
             raise DataError("training, validation and test splits must list the same clients.")
         if not 0 <= self.unseen < len(self.train):
-            raise DataError(f"{self.unseen} of {len(self.train)} clients are unseen: nobody is left to train.")
+            raise DataError(f"{self.unseen} of {len(self.train)} clients are unseen: no client is left to train.")
 
     def __len__(self) -> int:
         return len(self.train)

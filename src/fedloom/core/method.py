@@ -181,7 +181,7 @@ class Method:
 
     @cached_property
     def slots(self) -> tuple[str, ...]:
-        """The slices that leave a client, besides batch statistics: ``update``, and ``<place>/<name>`` of parts."""
+        """The slices that leave a client, other than batch statistics: ``update``, and ``<place>/<name>`` of parts."""
         parts = {place: part for place, part in self.parts.items() if not isinstance(part, Uplink)}
         return UPDATE, *(f"{place}/{n}" for place, part in parts.items() for n in part.uploads if n != UPDATE)
 

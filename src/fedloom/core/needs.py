@@ -12,7 +12,7 @@ class Needs:
     Attributes:
         output: (terms) the model's output on the mini-batch; False for a term that only uses ``out.model``.
         model: the model itself, to evaluate it on inputs other than the mini-batch.
-        features: the model's features, besides its logits.
+        features: the model's features, in addition to its logits.
         label_counts: the number of samples of each class at the client.
         received: for a term, the logits of the received model on the mini-batch.
         samples: all of the client's training samples at once.

@@ -18,7 +18,7 @@ REFERENCES = 32
 PLAIN = re.compile(r"\$\{[\w.\[\]-]+\}")
 
 YAMLProblem = (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, ValueError, RecursionError)
-"""The errors of reading a malformed file, besides ``OSError``."""
+"""The errors of reading a malformed file, other than ``OSError``."""
 
 
 def load(path: Path) -> Any:

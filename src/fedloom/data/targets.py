@@ -45,7 +45,7 @@ class Target:
         wanted = np.flatnonzero(shares)
         if not len(wanted) or not available[wanted].all():
             missing = wanted[available[wanted] == 0][:1].tolist()
-            raise DataError(f"the target wants class {missing}, which the common test set does not have.")
+            raise DataError(f"the target needs class {missing}, which the common test set does not have.")
         size = (available[wanted] / shares[wanted]).min()
         counts = np.minimum(np.floor(shares * size + 1e-9).astype(np.int64), available)
         chosen = [rng.permutation(np.flatnonzero(labels == c))[: counts[c]] for c in wanted]

@@ -166,7 +166,7 @@ class Deployed(Engine):
         self.read.clear()
 
     def evaluate(self, down: Broadcast, clients: np.ndarray) -> Mapping[str, np.ndarray]:
-        """One row per client that answered in time; nobody is waited for beyond the deadline."""
+        """One row per client that answered in time; no node is waited for beyond the deadline."""
         answers = self.exchange((EVALUATE,), down, clients, 0, quorum=0)
         rows = {client: row for client in clients.tolist() if (row := _row(answers[client])) is not None}
         usual = Counter(frozenset(row) for row in rows.values()).most_common(1)

@@ -55,7 +55,7 @@ class Node:
     Args:
         data: where its samples are, see ``fedloom.deploy.data.read``.
         state: folder of its client states; of the node's owner alone.
-        tell: is given a sentence for everything that happens.
+        tell: called with a message about every event.
         limit: largest message in bytes.
 
     Raises:
@@ -157,7 +157,7 @@ class Node:
         return self._samples[1]
 
     def _compute(self, made: Bench, level: int) -> Compute:
-        """The compute of a level; for a private uplink a new one, with secret noise that nobody else can draw."""
+        """The compute of a level; for a private uplink a new one, with secret noise that no one else can draw."""
         experiment, plan = made.experiment, made.plan.levels[level]
         factory = computes.make(experiment.compute, **experiment.compute_settings)
         if any(uplink.is_private for uplink in plan.method.uplink):

@@ -195,7 +195,7 @@ def assemble(
         recipe: the configuration.
         transport: reaches the nodes.
         nodes: K.
-        tell: is given a sentence for everything that happens.
+        tell: called with a message about every event.
         known: the roster of a run that is continued: it goes on with ``deploy.quorum`` of these nodes if the others
             are not back within ``deploy.deadline`` seconds.
 
@@ -348,7 +348,7 @@ def run(
         checkpoint_every: rounds between checkpoints.
         keep: number of checkpoints to keep.
         callbacks: observers of the run.
-        tell: is given a sentence for everything that happens before the first round.
+        tell: called with a message about every event before the first round.
 
     Raises:
         ConfigError: if a node's data changed since the run began.

@@ -30,7 +30,7 @@ class Transport(Protocol):
         ...
 
     def receive(self, seconds: float) -> list[Delivered]:
-        """The answers that have arrived; waits for one, but not much longer than so many seconds."""
+        """The answers that have arrived; waits for one, but not much longer than the given number of seconds."""
         ...
 
     def close(self) -> None:

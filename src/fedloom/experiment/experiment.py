@@ -47,7 +47,7 @@ class Evaluation:
         stop_at_target: end the run when the target is reached.
         patience: stop after this many evaluations without improvement (0: never).
         batch_size: samples per forward pass.
-        metrics: besides the loss, which is that of the objective on the data without regularisers, any registered
+        metrics: in addition to the loss (of the objective on the data, without regularisers), any registered
             metric: ``accuracy``, ``cross_entropy``, ``auroc``, ``auprc``, ``f1`` (means over several classes),
             ``balanced_accuracy``, ``top5`` or another k, ``ece`` and ``mce`` (calibration errors, 15 bins),
             ``exact_match``; for numbers ``rmse``, ``mae``, ``r2``, where the default stands for ``rmse`` and ``r2``. In

@@ -48,14 +48,14 @@ class Accountant:
         return "one client more or less" if self.kind == "poisson" else "one client's data replaced"
 
     def epsilon(self, rounds: int, asked: float = 0.0) -> float:
-        """ε after the given number of rounds, and after all clients were ``asked`` for sums that often besides.
+        """ε after the given number of rounds, and after all clients were ``asked`` for sums that often in addition.
 
         Sums with other noise z' count (z/z')² times: together they are one Gaussian mechanism.
         """
         return _spent(self, rounds, asked)
 
     def compute(self, rounds: int, asked: float = 0.0) -> float:
-        """ε, computed anew, which may take a second."""
+        """ε, recomputed, which may take a second."""
         if self.kind == "poisson":
             return self._poisson(rounds, asked)
         dp: Any = import_module("dp_accounting")
@@ -128,7 +128,7 @@ class ExampleAccountant:
         return _spent(self, rounds)
 
     def compute(self, rounds: int) -> float:
-        """ε, computed anew, which may take a second."""
+        """ε, recomputed, which may take a second."""
         if not rounds:
             return 0.0
         if self.kind == "poisson":

@@ -40,7 +40,7 @@ class LineProgress(NullProgress):
     def on_start(self, run: RunInfo) -> None:
         self.run = run
         if run.start:
-            self._print(f"{self.label or run.name}  goes on after round {run.start}")
+            self._print(f"{self.label or run.name}  continues after round {run.start}")
 
     def on_round(self, record: Mapping[str, Any]) -> None:
         """Print one line: round, metrics, failures, time."""

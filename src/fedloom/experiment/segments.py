@@ -3,7 +3,7 @@
 A checkpoint adds one file, a *segment* ``states-<round>.safetensors`` or ``models-<round>.safetensors``, with the
 states (or models) that have changed since the one before, and itself holds an index alone: the segment of each client,
 size and SHA-256 of each segment. When segments would hold more than ``SPARE`` times the bytes of all states, everything
-is written anew, as one segment; the others are removed once no kept checkpoint refers to them.
+is rewritten as one segment; the others are removed once no kept checkpoint refers to them.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class Tracker(Callback):
 
     @abstractmethod
     def begin(self, run: RunInfo, folder: Path, settings: Mapping[str, Any], tags: Mapping[str, str]) -> None:
-        """Start logging a run whose run directory is ``folder``, or go on with it after ``run.start`` rounds."""
+        """Start logging a run whose run directory is ``folder``, or continue it after ``run.start`` rounds."""
 
     @abstractmethod
     def log(self, round: int, numbers: Mapping[str, float]) -> None:

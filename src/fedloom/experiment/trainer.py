@@ -82,7 +82,7 @@ class TrainerTask(ABC):
 
     @abstractmethod
     def summarise(self, status: Status) -> dict[str, Any]:
-        """The content of ``summary.json`` besides method, seed, status, rounds, seconds and the final record."""
+        """The content of ``summary.json`` other than method, seed, status, rounds, seconds and the final record."""
 
     def open(self) -> None:
         """Acquire what steps need; called before anything is written, so that it may raise."""
@@ -223,7 +223,7 @@ class Trainer:
         elif directory.outran(stored):
             raise CheckpointError(
                 f"{directory.path} has lost its checkpoints: rounds are on record, but none is left to continue from; "
-                "put the folder checkpoint back, or start anew in another directory."
+                "put the folder checkpoint back, or start again in another directory."
             )
         task.collect_garbage(directory.checkpoints)  # what a killed run wrote after it
         task.history[:] = directory.rewind(task.round)

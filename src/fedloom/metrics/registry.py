@@ -128,7 +128,7 @@ def add(one: Metric) -> None:
 
 
 def names() -> list[str]:
-    """Names of all registered metrics, besides ``topK`` for every K."""
+    """Names of all registered metrics, except ``topK`` for every K."""
     return list(_METRICS)
 
 

@@ -91,8 +91,8 @@ class SpectralLinear(nn.Linear):
     """A linear layer with a spectrally normalised weight: x ↦ (W / σ(W)) x + b (Miyato et al., 2018, eq. 8).
 
     σ(W) is the exact largest singular value, where the paper takes one step of power iteration; the layer therefore
-    keeps no state besides its parameters and runs under ``torch.func``. The gradient flows through σ, ∂σ/∂W = u vᵀ. As
-    in the paper, the weight is divided even if σ(W) < 1, and the bias is unchanged. A zero weight stays zero.
+    has no state but its parameters and runs under ``torch.func``. The gradient flows through σ, ∂σ/∂W = u vᵀ. As in the
+    paper, the weight is divided even if σ(W) < 1, and the bias is unchanged. A zero weight stays zero.
 
     Example:
         >>> layer = SpectralLinear(3, 2, bias=False)

@@ -69,8 +69,8 @@ class Replays:
         """Take a step; the losses [c] are overwritten by the next one.
 
         Args:
-            step: the step; what it reads besides its inputs must stay at the same places in memory.
-            rule: everything that it computes with besides tensors, such as the learning rate.
+            step: the step; what it reads in addition to its inputs must stay at the same places in memory.
+            rule: everything other than tensors that it computes with, such as the learning rate.
             inputs: the inputs x, y and weights of the step, on the device.
         """
         key = (rule, *((value.shape, value.stride(), value.dtype) for value in inputs))

@@ -57,7 +57,7 @@ def as_source(
         numbers. Targets [N, 1] that are classes become [N].
 
     Raises:
-        DataError: if the data cannot be used, in a sentence that says what to do.
+        DataError: if the data cannot be used; the message says what to do.
     """
     if isinstance(data, Source):
         return data

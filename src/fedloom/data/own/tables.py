@@ -51,7 +51,7 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
         if list(frame.columns) != columns:
             raise DataError(f"{what}: the tables have different columns; give features=[...], which all of them have.")
     if not columns:
-        raise DataError(f"{what} has no column besides label and client; there is nothing to learn from.")
+        raise DataError(f"{what} has no column other than label and client; there is nothing to learn from.")
     blocks: list[list[np.ndarray]] = [[] for _ in frames]
     names: list[str] = []
     for column in columns:

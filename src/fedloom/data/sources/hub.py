@@ -28,7 +28,7 @@ def hub(
     Args:
         dataset: name on the hub, like ``ylecun/mnist``, or a folder.
         subset: its configuration, if it has several.
-        features: the input columns; by default the image or array column, or else all columns besides label and client.
+        features: the input columns; by default the image or array column, or else all but label and client.
         label: the target column.
         client: the column of natural clients.
         train: the split that is dealt to clients.

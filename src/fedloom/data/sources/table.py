@@ -20,7 +20,7 @@ def table(
     Args:
         path: the file, ``.csv`` or ``.parquet``.
         label: the target column.
-        features: the input columns; by default all besides label, client and time.
+        features: the input columns; by default all other than label, client and time.
         client: the column of natural clients.
         time: the column by which rows are sorted, of numbers or dates; it is no input.
 

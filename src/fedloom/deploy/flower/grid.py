@@ -173,7 +173,7 @@ class FlowerTransport:
 
     @contextmanager
     def _linked(self) -> Iterator[None]:
-        """Turn a SuperLink that is gone into a sentence."""
+        """Turn the loss of a SuperLink into an error message."""
         try:
             yield
         except httpx.HTTPError as error:

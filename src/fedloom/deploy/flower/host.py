@@ -83,7 +83,7 @@ def free(host: str, port: int) -> bool:
 
 
 def any_port() -> int:
-    """A port of this machine that nobody uses."""
+    """A free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -184,7 +184,7 @@ def serve(
         address: of the server, ``host:port``.
         ca: certificate of its authority; None for no encryption.
         key: the node's private key.
-        tell: is given a sentence for everything that happens.
+        tell: called with a message about every event.
         poll: seconds between looks for messages when nothing happens for long.
 
     Raises:

@@ -35,8 +35,8 @@ class Clustered(Submodels):
 
         j_i = argmin_j F_i(θ_j)                θ_j ← θ_j - Σ_{i∈S: j_i = j} p_i Δ_i / Σ_{i∈S: j_i = j} p_i
 
-    Clients choose anew in every round, and whenever they deploy a model, so that a client that never participated has
-    one, too. A model that nobody in the cohort chooses stays as it is. A round costs k downloads and one upload. The
+    Clients choose again in every round, and whenever they deploy a model, so that a client that never participated has
+    one, too. A model that no client of the cohort chooses stays as it is. A round costs k downloads and one upload. The
     first model starts as the experiment's; the others have its initial values in another order within every tensor,
     that is, for independent values another draw of them. Constant values give equal models, of which the first is
     taken. Much depends on the start: where one model suits all clients best at first, all train it, and the others stay

@@ -103,7 +103,7 @@ class Guide:
         price: the class whose probability prices help: ``label``, eq. (6.3), or ``teacher``, its most likely one.
         cap: the largest price; None has none.
         first_passes: passes of the guide alone, before the first round.
-        lr_restarts: whether both learning rates begin anew, and fall to 0, in each of λ's periods.
+        lr_restarts: whether both learning rates restart, and fall to 0, in each of λ's periods.
 
     Raises:
         ConfigError: for values outside their range.

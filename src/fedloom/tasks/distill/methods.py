@@ -112,7 +112,7 @@ def disk(
         price: of help in the budget, by the probability of the ``label`` or of the ``teacher``'s most likely class
             (as coded); null for ``label``.
         cap: the largest price; null for none (5 as coded).
-        lr_restarts: whether learning rates begin anew in each of λ's periods; null for false (true as coded).
+        lr_restarts: whether learning rates restart in each of λ's periods; null for false (true as coded).
     """
     published: dict[str, Any] = {"lam_min": 0.1, "lam_max": 50.0, "lr": 0.003}
     coded: dict[str, Any] = {

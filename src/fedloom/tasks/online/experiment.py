@@ -27,7 +27,7 @@ HEDGED = ("error", "loss")
 
 @dataclass(frozen=True)
 class Measures:
-    """The measurements besides the current task metric, and when they are taken.
+    """The measurements in addition to the current task metric, and when they are taken.
 
     Args:
         ltm_every: tasks between long-term evaluations; 0 evaluates at the end only.

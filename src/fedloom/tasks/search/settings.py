@@ -31,7 +31,7 @@ class SearchSettings:
         rungs: number of times that a candidate is compared with the others before its last round.
         eta: the best 1/η of the candidates go on at each of these comparisons.
         validation: fraction of each client's training samples on which candidates are compared.
-        finalists: number of candidates in the final comparison, besides FedAvg.
+        finalists: number of candidates in the final comparison, in addition to FedAvg.
         seeds: number of held-out seeds of the final comparison.
 
     Raises:

@@ -13,7 +13,7 @@ from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.experiment import Experiment
 
 GoesOn = Callable[[int, float], bool]
-"""Whether a candidate with this score after this round may go on."""
+"""Whether a candidate with this score after this round may continue."""
 
 
 class _Ended(Exception):

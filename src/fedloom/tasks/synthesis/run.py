@@ -136,7 +136,7 @@ def synthesize(
         callbacks: observers of the run.
 
     Raises:
-        ConfigError: for a method that generates no samples, besides what ``run`` refuses.
+        ConfigError: for a method that generates no samples, in addition to those of ``run``.
         CheckpointError: as ``run``, or if the results cannot be written.
 
     Example:

@@ -18,7 +18,7 @@ from fedloom.core.federation import Arrays, Federation, Index, Split
 
 
 def shared(federation: Federation, arrays: Arrays, times: int = 1) -> Federation:
-    """A federation in which every participating client trains on a synthetic set besides its own samples.
+    """A federation in which every participating client trains on a synthetic set in addition to its own samples.
 
     The set is stored once for all clients; n_i grows by M · ``times``. Validation and test samples do not change.
 

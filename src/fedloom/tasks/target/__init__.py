@@ -1,1 +1,1 @@
-"""Models for the unlabelled data of somebody else, from a finished run."""
+"""Models for another party's unlabelled data, from a finished run."""

@@ -2,7 +2,7 @@
 
 Under label skew the head of a federated model is biased towards the classes of the last clients, its features much
 less. Clients therefore send, once after training, sums of their features by class; the server fits a Gaussian to each
-class, draws virtual features from it, and trains the head on them. Nobody's features leave a client. Luo, Chen, Hu,
+class, draws virtual features from it, and trains the head on them. No features leave a client. Luo, Chen, Hu,
 Zhang, Liang & Feng, NeurIPS 2021, algorithm 1.
 """
 

@@ -1,4 +1,4 @@
-"""A model for unlabelled inputs of somebody else, from a finished run: class shares by EM, then a head or a mixture.
+"""A model for another party's unlabelled inputs, from a finished run: class shares by EM, then a head or a mixture.
 
 Sums over the clients are enough for any number of targets. With the server's features φ, clients first send class
 sums (``ClassSums``), of which the server makes a discriminant; then distances to its classes (``Discriminant.far``),
