@@ -32,6 +32,8 @@ from fedloom.metrics.comparison import paired
 ROOT = Path(__file__).parent
 SEEDS, TARGET_SEEDS = 3, 5
 """Fewer seeds cannot decide; rounds to a target need more."""
+HOLDS, CONTRARY = "holds here", "the contrary holds here"
+"""What enough seeds show about a claim that they do not decide, since data or scale are not the published ones."""
 Measure = Callable[[Any, Mapping[str, Any]], float]
 """A figure of a stored run; the file's whole content is there too."""
 
@@ -153,7 +155,7 @@ def judge(
             sign = "but a bound"
         here = f"{seeds} seed{'s' * (seeds != 1)}; the difference is {sign}"
     elif above or below:
-        here = "holds here" if above else "the contrary holds here"
+        here = HOLDS if above else CONTRARY
     else:
         here = "the interval contains 0" if gain["low"] <= 0 <= gain["high"] else "the gain is but a bound"
     return Verdict.UNDECIDED, f"{differs}; {here}" if differs else here

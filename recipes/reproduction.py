@@ -11,20 +11,25 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from claims import CHANGED, DEFAULTS, NOT_RUN, RESULTS, WITHOUT
-from protocol import ROOT, SEEDS, TARGET_SEEDS, Claim, Evidence, Verdict, difference, evidence, stored
+from protocol import CONTRARY, HOLDS, ROOT, SEEDS, TARGET_SEEDS, Claim, Evidence, Verdict, difference, evidence, stored
 from reporting import table
 
 PAGE = ROOT.parent / "docs/reproduction.md"
 HEADER = ("table", "claim", "published", "ours", "gain ± s.e. (95 %)", "seeds", "left out", "cost", "verdict", "why")
+OVERVIEW = ("results", "claims", "reproduced", "not reproduced", "holds here", "contrary here", "open")
 HEAD = """# Which published claims hold here
 
-Of {count} claims, read from the stored results of the [recipes](../recipes/README.md): {shares}.
+Of {count} claims, read from the stored results of the [recipes](../recipes/README.md): {shares}. Of the
+last, {holds} hold with our data or at our scale and of {contrary} the contrary holds, each with its 95 % interval on
+one side of 0; the others are open.
+
+{overview}
 
 A claim is decided where data and scale are the published ones, no run left out more than 5 % of its updates, there are
 at least {seeds} seeds (or draws of the data; {target_seeds} for rounds to a target, which curves cross by chance near
@@ -67,6 +72,27 @@ def link(file: str) -> str:
     return f"[{file}](../recipes/{folder}/results/{rest}.md)"
 
 
+def anchor(title: str) -> str:
+    """The link to a section of this page.
+
+    >>> anchor("FedDyn on MNIST, Dirichlet .3 (Acar)")
+    '[FedDyn on MNIST, Dirichlet .3 (Acar)](#feddyn-on-mnist-dirichlet-3-acar)'
+    """
+    place = "".join(letter for letter in title.lower() if letter.isalnum() or letter in " -_")
+    return f"[{title}](#{place.replace(' ', '-')})"
+
+
+def counts(judged: Iterable[tuple[Claim, Evidence]]) -> list[int]:
+    """How many claims there are, are decided either way, hold here or their contrary does, and are open."""
+    found = Counter(
+        given.verdict if given.verdict is not Verdict.UNDECIDED else given.reason.rpartition("; ")[2]
+        for _, given in judged
+    )
+    reproduced = found[Verdict.REPRODUCED] + found[Verdict.SCRIPTS]
+    known = [reproduced, found[Verdict.NOT_REPRODUCED], found[HOLDS], found[CONTRARY]]
+    return [found.total(), *known, found.total() - sum(known)]
+
+
 def page() -> str:
     """The whole page, as Markdown."""
     contents = {file: stored(file) for file in (*RESULTS, *WITHOUT)}
@@ -77,8 +103,12 @@ def page() -> str:
     }  # fmt: skip
     count = Counter(found.verdict for rows in judged.values() for _, found in rows)
     shares = ", ".join(f"{count[verdict]} *{verdict}*" for verdict in Verdict)
+    rows = [[anchor(RESULTS[file].title), *(str(n or "") for n in counts(found))] for file, found in judged.items()]
+    total = counts(pair for found in judged.values() for pair in found)
+    overview = table(OVERVIEW, [*rows, ["**all**", *map(str, total)]])
     old = sum(day(contents[file]) < DEFAULTS for file in RESULTS)
     facts = {"seeds": SEEDS, "target_seeds": TARGET_SEEDS, "day": DEFAULTS, "old": old, "files": len(RESULTS)}
+    facts |= {"holds": total[3], "contrary": total[4], "overview": overview}
     text = [HEAD.format(count=count.total(), shares=shares, **facts)]
     text += [*(f"- {change}" for change in CHANGED), "", "Not run at all, or not at the published scale:", ""]
     text += [f"- {tables}" for tables in NOT_RUN]

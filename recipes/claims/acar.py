@@ -5,7 +5,7 @@ from __future__ import annotations
 from .measures import CROSS_ENTROPY, CTM, LTM, PERCENT, ROUNDS, SENT, TRANSMITTED, Result, best_of, claims, reached
 
 ONE_TASK = "a step takes one of the buffer's tasks, not all"
-ACID, ALID = (f"cells > {split} 5 > curves > {{}} > average mean > -1" for split in ("acid", "alid"))
+ACID, ALID = (f"cells > {split} 5 > curves > {{}} > * > average mean > -1" for split in ("acid", "alid"))
 HEN = ("NoSide", "Decouple")
 
 RESULTS: dict[str, Result] = {

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import matplotlib
@@ -13,6 +14,7 @@ import matplotlib
 from fedloom.metrics import rounds_to_target
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+from protocol import gained, mean_error
 from reporting import cpu_seconds, left_out, machine, notes, read, reports_errors, rounded, table, verdict, write
 
 __all__ = [
@@ -30,6 +32,9 @@ __all__ = [
 ]
 
 RESULTS = Path(__file__).parent / "results"
+BASE, FINAL = "P-Avg (Proto)", "average mean"
+TUNING_SEED = 100
+"""Settings are chosen on it; it is not reported."""
 PERSONAL = ("Per-FedAvg", "PFLDyn (Proto)", "PFLDyn (MAML)", "PFLScaf (Proto)", "PFLScaf (MAML)", "P-Avg (Proto)")
 METHODS = ("FedAvg", "FedDyn", "SCAFFOLD", *PERSONAL)
 INFERENCE = tuple(f"{name} + {part}" for name in METHODS[:3] for part in ("Proto", "MAML"))
@@ -82,6 +87,23 @@ def folder(name: str) -> str:
     return "_".join(re.findall(r"[a-z0-9]+", name.lower()))
 
 
+def mean_curves(curves: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """The mean over seeds of each method's curves, as far as all seeds go.
+
+    >>> mean_curves({"FedAvg": {"0": {"round": [4, 8], "mean": [0.25, 0.5], "cost": 1},
+    ...                         "1": {"round": [4], "mean": [0.75], "cost": 1}}})
+    {'FedAvg': {'round': [4], 'cost': 1, 'mean': [0.5]}}
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, by_seed in curves.items():
+        runs = list(by_seed.values())
+        first = min(runs, key=lambda run: len(run["round"]))
+        found[name] = {"round": first["round"], "cost": first["cost"]}
+        for level in (key for key in first if key.endswith(("mean", "best", "worst"))):
+            found[name][level] = [fmean(values) for values in zip(*(run[level] for run in runs), strict=False)]
+    return found
+
+
 def sent(curve: Mapping[str, Any], level: str, target: float) -> float:
     """Models transmitted until the target, in rounds of FedAvg; infinite if it is never reached."""
     at = rounds_to_target(curve[level], curve["round"], target, "max")
@@ -108,7 +130,7 @@ def gain(ours: float, theirs: float, spent: float) -> str:
 
 def transmissions(cell: Mapping[str, Any], published: Published) -> list[str]:
     """Tables 3.1 and 3.2 (mean), A.5 and A.6 (best and worst client): ours, and below it the thesis'."""
-    curves, lines = cell["curves"], []
+    curves, lines = mean_curves(cell["curves"]), []
     header = ["accuracy", *PERSONAL, "PFLDyn against Per-FedAvg", "against the best without correction"]
     baselines = [n for n in curves if n in ("Per-FedAvg", "P-Avg (Proto)") or n.startswith("FedAvg + Proto")]
     for level, words in LEVELS.items():
@@ -135,25 +157,30 @@ def transmissions(cell: Mapping[str, Any], published: Published) -> list[str]:
     return lines
 
 
-def percent(curve: Mapping[str, Any], level: str) -> str:
-    """The last value in percent; ``-`` where it was not measured."""
-    return f"{100 * curve[level][-1]:.1f}" if curve.get(level) else "-"
+def last(runs: Mapping[str, Mapping[str, Any]], level: str) -> dict[str, float]:
+    """The last value by seed; nothing where it was not measured."""
+    return {seed: curve[level][-1] for seed, curve in runs.items() if curve.get(level)}
 
 
 def finals(results: Mapping[str, Any], classes: str) -> str:
     """Mean, best and worst client after the last round, both splits side by side."""
     cells = {split: results["cells"].get(f"{split} {classes}", {"curves": {}})["curves"] for split in SPLITS}
-    header = ["method", *(f"{split.upper()} {level}" for split in SPLITS for level in (*LEVELS, "mean, average model"))]
+    words = (*LEVELS, "mean, average model", f"gain over {BASE}")
     rows = []
     for name in (*METHODS[:3], *INFERENCE, *PERSONAL):
-        if any(name in curves for curves in cells.values()):
-            levels = (*LEVELS, "average mean")
-            rows.append([name, *(percent(cells[s].get(name, {}), level) for s in SPLITS for level in levels)])
-    return table(header, rows)
+        if not any(name in curves for curves in cells.values()):
+            continue
+        row = [name]
+        for curves in cells.values():
+            runs = curves.get(name, {})
+            row += [mean_error(last(runs, level).values(), 100) for level in (*LEVELS, FINAL)]
+            row.append("" if name == BASE else gained(last(runs, FINAL), last(curves.get(BASE, {}), FINAL), 100))
+        rows.append(row)
+    return table(["method", *(f"{split.upper()} {word}" for split in SPLITS for word in words)], rows)
 
 
 def choices(cell: Mapping[str, Any]) -> str:
-    """What the short runs came to."""
+    """What the short runs chose from."""
     rows = [
         [name, str(value), f"{100 * accuracy:.1f}"]
         for name, grid in cell["picked"]["trials"].items()
@@ -171,8 +198,9 @@ def tables(results: Mapping[str, Any]) -> str:
     text += ["images, on 100 test images of its own. `+ Proto`, `+ MAML`: trained without adaptation, adapted at"]
     text += ["inference. *Average model*: the mean of all clients' last models, which the thesis plots (a client that"]
     text += [
-        "has not taken part counts with the initial one). A model that cannot know what a client calls the classes"
+        "has not taken part counts with the initial one); the gain is that of this model, paired by seed, with its 95 %"
     ]
+    text += ["interval. Means ± standard errors over seeds. A model that cannot know what a client calls the classes"]
     chance = "is at chance, 10 %." if data == "cifar10" else "is at chance."
     text += [f"{chance} Networks, images and rounds are not those of the thesis, whose figures (*italic*) are"]
     text += ["for comparing the order of methods and the gains, not the accuracies."]
@@ -182,17 +210,17 @@ def tables(results: Mapping[str, Any]) -> str:
             if cell := results["cells"].get(f"{split} {classes}"):
                 text += ["", f"### {words}: models transmitted until an accuracy", ""]
                 text += ["In rounds of FedAvg: a round of PFLScaf counts 2. Targets are the highest accuracies of"]
-                text += [f"PFLDyn and PFLScaf, and of Per-FedAvg. {cell['rounds']} rounds, a look every"]
-                text += [
-                    f"{results['every']}; `>x`: not with x models. Without correction: Per-FedAvg, P-Avg (Proto), and"
-                ]
-                text += ["FedAvg with Proto at inference."]
+                text += ["PFLDyn and PFLScaf, and of Per-FedAvg, all from curves that are means over seeds."]
+                text += [f"{cell['rounds']} rounds, a look every {results['every']}; `>x`: not with x models. Without"]
+                text += ["correction: Per-FedAvg, P-Avg (Proto), and FedAvg with Proto at inference."]
                 published = PUBLISHED.get(f"{split} {classes}", {}) if data == "cifar10" else {}
                 text += transmissions(cell, published)
-                text += ["", "Settings, tried in short runs:", "", choices(cell)]
-    seconds = sum(c["seconds"] for cell in results["cells"].values() for c in cell["curves"].values())
-    failures = sum(c["failures"] for cell in results["cells"].values() for c in cell["curves"].values())
-    text += ["", f"`{results['command']}`, seed {results['seed']} (one seed). {results['machine']}. Training and looks"]
+                text += ["", f"Settings, tried in short runs on seed {TUNING_SEED}:", "", choices(cell)]
+    runs = [run for cell in results["cells"].values() for runs in cell["curves"].values() for run in runs.values()]
+    seeds = {seed for cell in results["cells"].values() for runs in cell["curves"].values() for seed in runs}
+    seconds, failures = (sum(run[key] for run in runs) for key in ("seconds", "failures"))
+    text += ["", f"`{results['command']}`, seeds {', '.join(sorted(seeds, key=int))}. {results['machine']}."]
+    text += ["Training and looks"]
     text += [
         f"took at least {seconds / 60:.0f} minutes of one core besides the short runs; {failures} clients were left out"
     ]
@@ -211,7 +239,7 @@ def picture(results: Mapping[str, Any], path: Path) -> None:
     figure, axes = pyplot.subplots(2, len(keys), figsize=(5.2 * len(keys) + 2, 7.5), sharey=True, layout="constrained",
                                    squeeze=False)  # fmt: skip
     for column, key in enumerate(keys):
-        curves = results["cells"][key]["curves"]
+        curves = mean_curves(results["cells"][key]["curves"])
         below = [n for n in (*METHODS[:3], *INFERENCE) if not n.endswith("MAML")] + ["PFLDyn (Proto)"]
         for axis, names in ((axes[0, column], PERSONAL), (axes[1, column], below)):
             for name in names:
@@ -233,14 +261,18 @@ def picture(results: Mapping[str, Any], path: Path) -> None:
     pyplot.close(figure)
 
 
-def report(path: Path, facts: Mapping[str, Any], key: str | None = None, cell: Mapping[str, Any] | None = None) -> None:
-    """Bring the stored results up to date, and write tables and picture from them."""
+def report(
+    path: Path, facts: Mapping[str, Any], key: str = "", cell: Mapping[str, Any] | None = None, seed: int = 0
+) -> None:
+    """Bring the stored results up to date, with a cell's curves of a seed, and write tables and picture from them."""
     results = {"notes": [], "cells": {}} | read(path) | dict(facts)
-    if key is not None and cell is not None:
+    if cell is not None:
         known = results["cells"].get(key, {"curves": {}, "picked": {"alpha": {}, "trials": {}}})
         picked = {name: known["picked"][name] | cell["picked"][name] for name in ("alpha", "trials")}
         picked["inner"] = cell["picked"]["inner"]
-        results["cells"][key] = {**cell, "picked": picked, "curves": known["curves"] | dict(cell["curves"])}
+        for name, curve in cell["curves"].items():
+            known["curves"].setdefault(name, {})[str(seed)] = curve
+        results["cells"][key] = {**cell, "picked": picked, "curves": known["curves"]}
     write(path, results)
     write(path.with_suffix(".md"), tables(results))
     picture(results, path.with_suffix(".png"))

@@ -23,6 +23,7 @@ from typing import Any
 
 import common
 import tables
+from common import BASE, FINAL, TUNING_SEED, last
 from protocol import gained, mean_error
 
 from fedloom.data import sources
@@ -35,15 +36,8 @@ SCALE = tables.Scale(
 METHODS = ("P-Avg (Proto)", "PFLDyn (Proto)", "PFLScaf (Proto)", "FedAvg", "FedDyn")
 SHOWN = (*METHODS[:3], *(f"{name} + Proto" for name in METHODS[3:]))
 """What clients deploy: FedAvg and FedDyn are adapted at inference only."""
-CLASSES, TUNING_SEED = 5, 100
-FINAL = "average mean"
+CLASSES = 5
 LEVELS = {FINAL: "average model", "mean": "server's model", "average worst": "average model, worst client"}
-BASE = METHODS[0]
-
-
-def last(runs: Mapping[str, Any], level: str) -> dict[str, float]:
-    """Accuracy in percent after the last round, by seed."""
-    return {seed: 100 * curve[level][-1] for seed, curve in runs.items()}
 
 
 def transmissions(runs: Mapping[str, Any], base: Mapping[str, Any]) -> str:
@@ -68,8 +62,8 @@ def page(results: Mapping[str, Any]) -> str:
             [
                 name,
                 ", ".join(by_seed),
-                *(mean_error(last(by_seed, level).values(), digits=2) for level in LEVELS),
-                "" if name == BASE else gained(last(by_seed, FINAL), last(plain, FINAL), digits=2),
+                *(mean_error(last(by_seed, level).values(), 100, 2) for level in LEVELS),
+                "" if name == BASE else gained(last(by_seed, FINAL), last(plain, FINAL), 100, 2),
                 transmissions(by_seed, plain),
             ]
             for name, by_seed in runs.items()

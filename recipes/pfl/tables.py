@@ -8,14 +8,14 @@
 As published: a client holds a window of 3, 5 or 7 classes, in ALID with names of its own for them; a tenth of the
 clients takes part in a round; learning rate .1 times .997 a round, weight decay 1e-3, gradients clipped (at 10).
 FedDyn's alpha is .1 or .01, the inner steps of MAML are 1 or 5 with learning rate .1 or .01: what is best in a short
-run. FedAvg, FedDyn and SCAFFOLD are trained as they are, and looked at as they are and adapted at inference.
+run on a seed of its own, which is not reported. FedAvg, FedDyn and SCAFFOLD are trained as they are, and looked at as
+they are and adapted at inference.
 
 Other than published (``--scale thesis`` undoes all of it): images are averaged to 16 by 16; the CNN has 6 and 16
 channels and 120 and 84 dense units (published: 64, 64, 384, 192); 50 clients (100) hold 250 training images each (500)
 and take 25 steps (50) on batches of 25 (50) a round, for 40 rounds (1000); a short run has 30 rounds (100), in which a
-client is visited three times; MAML takes
-one inner step (1 or 5), and the learning rate found for Per-FedAvg serves all methods with MAML (each its own). Runs
-that were interrupted go on where they were.
+client is visited three times; MAML takes one inner step (1 or 5), and the learning rate found for Per-FedAvg serves
+all methods with MAML (each its own). Runs that were interrupted go on where they were.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +213,7 @@ def settings(names: Sequence[str], federation: Federation, scale: Scale, seed: i
 def main(arguments: Sequence[str] | None = None) -> int:
     """Choose settings, then run what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--data", choices=common.NAMES, default="cifar10")
     parser.add_argument("--classes", type=int, nargs="+", choices=(3, 5, 7), default=[5], help="classes a client")
     parser.add_argument("--splits", nargs="+", choices=("acid", "alid"), default=["acid", "alid"])
@@ -238,21 +239,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen_words = [f" --{key} {vars(args)[key]}" for key, usual in said.items() if vars(args)[key] != usual]
     chosen_words += [" ".join([" --augment", *args.augment])] if args.augment else []
     command = f"python recipes/pfl/tables.py{''.join(chosen_words)}"
-    facts = {"machine": common.machine(), "command": command, "seed": args.seed, "every": scale.every}
+    facts = {"machine": common.machine(), "command": command, "every": scale.every}
     facts["data"] = args.data
     images = averaged(sources.make(args.data), scale.shrink)
-    for classes in args.classes:
-        for split in args.splits:
-            federation = data(images, split, classes, scale, args.seed, args.names)
-            where = args.runs / f"{named}{args.scale}_{split}_{classes}" / f"seed{args.seed}"
-            picked = settings(args.only, federation, scale, args.seed, where / "trials")
-            inner = tuple(picked["inner"])
+    for classes, split in product(args.classes, args.splits):
+        where = args.runs / f"{named}{args.scale}_{split}_{classes}"
+        trial = data(images, split, classes, scale, common.TUNING_SEED, args.names)
+        picked = settings(args.only, trial, scale, common.TUNING_SEED, where / "trials")
+        inner = tuple(picked["inner"])
+        for seed in args.seeds:
+            federation = data(images, split, classes, scale, seed, args.names)
             for name in args.only:
                 made = method(name, picked["alpha"].get(name, 0.1), inner)
-                chosen = experiment(made, federation, scale, args.seed, scale.rounds, args.augment)
-                curves = trained(name, chosen, scale, inner, where / common.folder(name))
+                chosen = experiment(made, federation, scale, seed, scale.rounds, args.augment)
+                curves = trained(name, chosen, scale, inner, where / f"seed{seed}" / common.folder(name))
                 cell = {"picked": picked, "rounds": scale.rounds, "curves": curves}
-                common.report(args.out / f"{stem}.json", facts, f"{split} {classes}", cell)
+                common.report(args.out / f"{stem}.json", facts, f"{split} {classes}", cell, seed)
     return common.verdict(common.read(args.out / f"{stem}.json"))
 
 

@@ -63,21 +63,23 @@ def test_tables_run_go_on_and_are_written_again(tmp_path: Path, run: Callable[..
     out = tmp_path / "out"
     where = ("--runs", tmp_path / "runs", "--out", out)
     some = ("FedAvg", "Per-FedAvg", "PFLDyn (Proto)", "PFLScaf (MAML)")
-    assert run(*where, "--rounds", 2, "--only", *some) == 0
-    trials = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").glob("*/seed0/trials/*.json")}
+    assert run(*where, "--rounds", 2, "--seeds", 0, "--only", *some) == 0
+    trials = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").glob("*/trials/*.json")}
     assert len(trials) == 4, "two splits; MAML's rate and one alpha"
-    assert run(*where, "--only", *some, "P-Avg (Proto)") == 0
+    assert run(*where, "--seeds", 0, 1, "--only", *some, "P-Avg (Proto)") == 0
     assert {p: p.stat().st_mtime_ns for p in trials} == trials, "settings were chosen once"
     cells = json.loads((out / "tables.json").read_text())["cells"]
     assert set(cells) == {"acid 5", "alid 5"}
     for cell in cells.values():
         curves = cell["curves"]
         assert set(curves) == {*some, "P-Avg (Proto)", "FedAvg + Proto", "FedAvg + MAML"}
-        assert {tuple(curve["round"]) for curve in curves.values()} == {(2, 4)}
-        assert {name: curve["cost"] for name, curve in curves.items()} == {
-            name: 2 if name.startswith("PFLScaf") else 1 for name in curves
+        assert {name: tuple(by_seed) for name, by_seed in curves.items()} == dict.fromkeys(curves, ("0", "1"))
+        runs = [(name, curve) for name, by_seed in curves.items() for curve in by_seed.values()]
+        assert {(name, curve["cost"]) for name, curve in runs} == {
+            (name, 2 if name.startswith("PFLScaf") else 1) for name in curves
         }
-        for curve in curves.values():
+        for _, curve in runs:
+            assert tuple(curve["round"]) in ((2, 4), (4,))
             for worst, mean, best in zip(curve["worst"], curve["mean"], curve["best"], strict=True):
                 assert 0 <= worst <= mean <= best <= 1
         assert cell["picked"]["alpha"]["PFLDyn (Proto)"] in (0.1, 0.01)
@@ -85,6 +87,8 @@ def test_tables_run_go_on_and_are_written_again(tmp_path: Path, run: Callable[..
     text = (out / "tables.md").read_text()
     assert "| *thesis: 88.8* | *>1000* | *221* | *392* | *666* | *>1000* | *783* | *>4.5x* | *3.5x (P-Avg)* |" in text
     assert "| FedAvg + Proto |" in text
+    first, second = (cells["acid 5"]["curves"]["PFLDyn (Proto)"][seed]["average mean"][-1] for seed in "01")
+    assert f" | {50 * (first + second):.1f} ± {50 * abs(first - second):.1f} |" in text
     assert (out / "tables.png").read_bytes().startswith(b"\x89PNG")
     assert run("--table", "--out", out) == 0
     assert (out / "tables.md").read_text() == text
