@@ -129,7 +129,7 @@ RESULTS: dict[str, Result] = {
                 ("DiSK", "CE", "-"), ("DiSK", "KD", "-"), ("SimKD + DiSK", "SimKD", "-"), **PERCENT),
     ]),
     "sides/table_7_1": Result("Stronger local losses (Acar)", "CIFAR-10, a small CNN, 40 rounds", [
-        *claims("table 7.1", "{} needs fewer rounds than {}", "runs > {}",
+        *claims("table 7.1", "{} needs fewer rounds than {}", "runs > {} > *",
                 ("FedAvg distillation", "FedAvg cross entropy", "403 : 1634"),
                 ("FedAvg robustness", "FedAvg cross entropy", "808 : 1634"),
                 ("FedDyn cross entropy", "FedAvg cross entropy", "419 : 1634"),

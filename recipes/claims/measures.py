@@ -68,4 +68,4 @@ LTM: dict[str, Any] = {"measure": lambda run, _: run["ltm"][-1][1], **KEPT}
 BEST: dict[str, Any] = {"unit": 100, "digits": 2, "measure": lambda run, _: max(mean for mean, _ in run["accuracy"])}
 IMAGES: dict[str, Any] = {"unit": 100, "measure": lambda run, _: run["clients/accuracy/mean"], **SENT}
 FID: dict[str, Any] = {"lower": True, "measure": lambda run, _: run["fid"], **SENT}
-CROSS_ENTROPY = best_of("accuracy", "rounds", "runs > FedAvg cross entropy")
+CROSS_ENTROPY = best_of("accuracy", "rounds", "runs > FedAvg cross entropy > *")

@@ -1,6 +1,6 @@
 """Stronger local losses: FedAvg and FedDyn with distillation, robustness and both (Acar, thesis, table 7.1), reduced.
 
-    FEDLOOM_DATA=... python recipes/sides/table_7_1.py [--seed 0] [--only "FedDyn both"] [--rounds 5]
+    FEDLOOM_DATA=... python recipes/sides/table_7_1.py [--seeds 0 1] [--only "FedDyn both"] [--rounds 5]
     python recipes/sides/table_7_1.py --table                 # table and picture again, from the stored results
 
 The thesis trains PreActResNet18 on CIFAR-100 with 100 clients, and distils from PreActResNet34. Here a client trains
@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import matplotlib
@@ -42,6 +43,7 @@ from fedloom.parts.mixing import Uniform
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import reporting
+from protocol import gained, mean_error
 
 RESULTS = Path(__file__).parent / "results"
 AUGMENT = ("crop", "flip", "autoaugment", {"name": "cutout", "size": 16})
@@ -54,8 +56,9 @@ LOSSES = {
     "robustness": methods.robust(alpha=0.5, tau=3.5),
     "both": methods.distill_robust(alpha=0.1, tau=3.5),
 }
+BASE = "FedAvg cross entropy"
 PUBLISHED = {  # rounds to 67 % on CIFAR-100
-    "FedAvg cross entropy": 1634, "FedDyn cross entropy": 419, "FedAvg distillation": 403, "FedAvg robustness": 808,
+    BASE: 1634, "FedDyn cross entropy": 419, "FedAvg distillation": 403, "FedAvg robustness": 808,
     "FedDyn both": 250,
 }  # fmt: skip
 
@@ -115,16 +118,16 @@ def experiment(method: Method, federation: Federation, known: Path, seed: int, r
 
 def collect(runs: Path, stored: dict[str, Any]) -> dict[str, Any]:
     """The accuracies in the run directories, finished or not, over what is stored."""
-    found = {"command": "python recipes/sides/table_7_1.py", "seed": 0, "notes": [], "runs": {}} | stored
+    found = {"command": "python recipes/sides/table_7_1.py", "notes": [], "runs": {}} | stored
     for name in ("teacher", *CASES):
-        path = runs / name.replace(" ", "_") / "metrics.jsonl"
-        if path.exists():
+        for path in sorted(runs.glob(f"seed*/{name.replace(' ', '_')}/metrics.jsonl")):
             history = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
             measured = [(r["round"], round(r["global/accuracy"], 4)) for r in history if "global/accuracy" in r]
             cell = {"rounds": [r for r, _ in measured], "accuracy": [a for _, a in measured]}
             seconds = round(sum(r["seconds"] for r in history))
-            lost = reporting.left_out(history)
-            found["runs"][name] = {"done": len(history), "seconds": seconds, "left_out": lost, **cell}
+            facts = {"done": len(history), "seconds": seconds, "left_out": reporting.left_out(history)}
+            if measured:
+                found["runs"].setdefault(name, {})[path.parts[-3].removeprefix("seed")] = facts | cell
     return found
 
 
@@ -133,32 +136,48 @@ def reached(cell: dict[str, Any], target: float) -> int | None:
     return rounds_to_target(cell["accuracy"], cell["rounds"], target, "max")
 
 
+def arrivals(by_seed: dict[str, Any], target: float) -> str:
+    """Rounds until the target, of the seeds that get there, and how many of them do."""
+    found = [reached(cell, target) for cell in by_seed.values()]
+    arrived = [float(at) for at in found if at is not None]
+    return f"{mean_error(arrived, digits=0)} ({len(arrived)} of {len(found)})"
+
+
+def best(by_seed: dict[str, Any]) -> dict[str, float]:
+    """The best accuracy in each seed."""
+    return {seed: max(cell["accuracy"]) for seed, cell in by_seed.items()}
+
+
 def table(results: dict[str, Any]) -> str:
     """The results as Markdown, beside the published rounds."""
     runs = results["runs"]
-    baseline = runs.get("FedAvg cross entropy", {"accuracy": []})
-    target = max(baseline["accuracy"], default=float("nan"))
+    target = min(best(runs.get(BASE, {})).values(), default=float("nan"))
     text = ["# Stronger local losses (Acar, thesis, table 7.1, reduced to CIFAR-10 and a small CNN)", ""]
     text += [
-        f"Rounds until the server model has the best test accuracy of FedAvg with cross entropy, {100 * target:.1f} %,"
+        f"Rounds until the server model has the test accuracy that FedAvg with cross entropy reaches in all seeds,"
     ]
-    text += ["in brackets the gain over it; `x+`: not within x rounds.", ""]
-    text += ["| method | local loss | rounds | best accuracy | last accuracy | seconds | published: rounds to 67 % |"]
-    text += ["| --- | --- | --- | --- | --- | --- | --- |"]
-    for name in CASES:
-        if name not in runs or not runs[name]["accuracy"]:
-            continue
-        cell, (method, loss) = runs[name], name.split(" ", 1)
-        at, first = reached(cell, target), reached(baseline, target)
-        shown = f"{cell['done']}+" if at is None else f"{at} ({(first or 0) / at:.2f})"
+    text += [f"{100 * target:.1f} %, and in brackets how many seeds get there. Accuracies in percent, means ± standard"]
+    text += ["errors over seeds; gains of the best accuracy over cross entropy under the same method and over the same"]
+    text += ["loss under FedAvg, paired by seed, with 95 % intervals.", ""]
+    rows = []
+    for name in (name for name in CASES if name in runs):
+        (method, loss), mine = name.split(" ", 1), best(runs[name])
+        gains = [
+            gained(mine, best(runs.get(other, {})), 100) if other != name else ""
+            for other in (f"{method} cross entropy", f"FedAvg {loss}")
+        ]
+        last = [cell["accuracy"][-1] for cell in runs[name].values()]
         there = PUBLISHED.get(name)
-        paper = f"{there} ({PUBLISHED['FedAvg cross entropy'] / there:.2f})" if there else "-"
-        best, last = max(cell["accuracy"]), cell["accuracy"][-1]
-        text += [f"| {method} | {loss} | {shown} | {best:.1%} | {last:.1%} | {cell['seconds']} | {paper} |"]
+        paper = f"{there} ({PUBLISHED[BASE] / there:.2f})" if there else "-"
+        shown = [mean_error(values, 100) for values in (mine.values(), last)]
+        rows.append([method, loss, arrivals(runs[name], target), *shown, *gains, paper])
+    header = ["method", "local loss", "rounds", "best accuracy", "last accuracy", "over cross entropy", "over FedAvg"]
+    text += [reporting.table([*header, "published: rounds to 67 % (gain)"], rows)]
     if taught := runs.get("teacher"):
-        text += ["", f"The teacher has {taught['accuracy'][-1]:.1%} after {taught['done']} epochs "
-                 f"({taught['seconds']} seconds)."]  # fmt: skip
-    text += ["", f"`{results['command']}`, seed {results['seed']}. {results.get('machine', '')}."]
+        accuracy = mean_error([cell["accuracy"][-1] for cell in taught.values()], 100)
+        text += ["", f"The teachers, one a seed, have {accuracy} % after {next(iter(taught.values()))['done']} epochs."]
+    seeds = sorted({seed for by_seed in runs.values() for seed in by_seed}, key=int)
+    text += ["", f"`{results['command']}`, seeds {', '.join(seeds)}. {results.get('machine', '')}."]
     return "\n".join([*text, *reporting.notes(results)])
 
 
@@ -171,10 +190,12 @@ def picture(results: dict[str, Any], path: Path) -> None:
     colours = dict(zip(LOSSES, ("#444444", "#c1272d", "#0b6e99", "#d9902f"), strict=True))
     for name in CASES:
         if name in results["runs"]:
-            cell, (method, loss) = results["runs"][name], name.split(" ", 1)
+            cells, (method, loss) = list(results["runs"][name].values()), name.split(" ", 1)
             style = "-" if method == "FedDyn" else "--"
-            axis.plot(cell["rounds"], [100 * a for a in cell["accuracy"]], style, color=colours[loss], label=name)
-    axis.set(xlabel="rounds", ylabel="test accuracy, %")
+            rounds = min((cell["rounds"] for cell in cells), key=len)
+            mean = [100 * fmean(values) for values in zip(*(cell["accuracy"] for cell in cells), strict=False)]
+            axis.plot(rounds, mean, style, color=colours[loss], label=name)
+    axis.set(xlabel="rounds", ylabel="test accuracy, %, mean over seeds")
     figure.legend(loc="outside right center", frameon=False)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
@@ -192,7 +213,7 @@ def report(runs: Path, out: Path, facts: dict[str, Any]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train the teacher, then run what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--epochs", type=int, default=25, help="of the teacher's training")
@@ -203,15 +224,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.table:
         report(args.runs, args.out, {})
         return reporting.verdict(reporting.read(args.out / "table_7_1.json"))
-    facts = {"machine": f"One thread of {reporting.machine()}", "seed": args.seed}
-    federation = data(args.seed)
-    known = args.runs / "teacher"
-    run(teacher(federation, args.seed, args.epochs), known, resume=known.exists())
-    for name in args.only:
-        where = args.runs / name.replace(" ", "_")
-        chosen = experiment(CASES[name], federation, known, args.seed, args.rounds)
-        run(chosen, where, resume=where.exists())
-        report(args.runs, args.out, facts)
+    facts = {"machine": f"One thread of {reporting.machine()}"}
+    for seed in args.seeds:
+        federation, home = data(seed), args.runs / f"seed{seed}"
+        known = home / "teacher"
+        run(teacher(federation, seed, args.epochs), known, resume=known.exists())
+        for name in args.only:
+            where = home / name.replace(" ", "_")
+            chosen = experiment(CASES[name], federation, known, seed, args.rounds)
+            run(chosen, where, resume=where.exists())
+            report(args.runs, args.out, facts)
     return reporting.verdict(reporting.read(args.out / "table_7_1.json"))
 
 

@@ -38,21 +38,29 @@ def photographs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_table_7_1_runs_goes_on_and_writes_the_table_again(tmp_path: Path, recipe: Callable[..., int]) -> None:
     out = tmp_path / "out"
     where = ("--runs", tmp_path / "runs", "--out", out, "--epochs", 1)
-    assert recipe(*where, "--rounds", 2, "--only", "FedAvg cross entropy", "FedDyn both") == 0
-    teacher = (tmp_path / "runs" / "teacher" / "metrics.jsonl").read_text()
-    assert recipe(*where, "--rounds", 4, "--only", "FedDyn both", "FedAvg robustness") == 0
-    assert (tmp_path / "runs" / "teacher" / "metrics.jsonl").read_text() == teacher, "it was trained once"
+    some = ("--only", "FedAvg cross entropy", "FedDyn both")
+    assert recipe(*where, "--seeds", 0, 1, "--rounds", 2, *some) == 0
+    taught = tmp_path / "runs" / "seed0" / "teacher" / "metrics.jsonl"
+    teacher = taught.read_text()
+    assert recipe(*where, "--seeds", 0, "--rounds", 4, "--only", "FedDyn both", "FedAvg robustness") == 0
+    assert taught.read_text() == teacher, "it was trained once"
     runs = json.loads((out / "table_7_1.json").read_text())["runs"]
-    done = {name: (cell["done"], cell["rounds"]) for name, cell in runs.items()}
+    done = {
+        (name, seed): (cell["done"], cell["rounds"]) for name, found in runs.items() for seed, cell in found.items()
+    }
     assert done == {
-        "teacher": (1, [1]),
-        "FedAvg cross entropy": (2, [2]),
-        "FedDyn both": (4, [2, 4]),
-        "FedAvg robustness": (4, [2, 4]),
+        ("teacher", "0"): (1, [1]),
+        ("teacher", "1"): (1, [1]),
+        ("FedAvg cross entropy", "0"): (2, [2]),
+        ("FedAvg cross entropy", "1"): (2, [2]),
+        ("FedDyn both", "0"): (4, [2, 4]),
+        ("FedDyn both", "1"): (2, [2]),
+        ("FedAvg robustness", "0"): (4, [2, 4]),
     }
     text = (out / "table_7_1.md").read_text()
     assert "| FedDyn | both |" in text
     assert "250 (6.54)" in text
+    assert "(2 of 2)" in text, "all seeds of FedAvg reach the target"
     assert (out / "table_7_1.png").read_bytes().startswith(b"\x89PNG")
     assert recipe("--table", "--runs", tmp_path / "none", "--out", out) == 0
     assert (out / "table_7_1.md").read_text() == text
