@@ -153,9 +153,7 @@ def table(results: dict[str, Any]) -> str:
     runs = results["runs"]
     target = min(best(runs.get(BASE, {})).values(), default=float("nan"))
     text = ["# Stronger local losses (Acar, thesis, table 7.1, reduced to CIFAR-10 and a small CNN)", ""]
-    text += [
-        f"Rounds until the server model has the test accuracy that FedAvg with cross entropy reaches in all seeds,"
-    ]
+    text += ["Rounds until the server model has the test accuracy that FedAvg with cross entropy has in all seeds,"]
     text += [f"{100 * target:.1f} %, and in brackets how many seeds get there. Accuracies in percent, means ± standard"]
     text += ["errors over seeds; gains of the best accuracy over cross entropy under the same method and over the same"]
     text += ["loss under FedAvg, paired by seed, with 95 % intervals.", ""]
