@@ -1,6 +1,6 @@
 """Wrong labels on MNIST, 100 clients, Dirichlet 10: accuracy and calibration (Hahn, thesis, table 2.6).
 
-    FEDLOOM_DATA=... python recipes/superfed/table_2_6.py [--only FedAvg] [--settings "pair .4"] [--rounds 5]
+    FEDLOOM_DATA=... python recipes/superfed/table_2_6.py [--seeds 0] [--only FedAvg] [--settings "pair .4"]
     python recipes/superfed/table_2_6.py --table              # table again, from the stored results
 
 Labels of the training images alone are wrong: ``pair`` calls class c c + 1 with that probability, ``symmetric`` any of
@@ -17,11 +17,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import common
+from protocol import gained, mean_error
 
 from fedloom.core.federation import Federation
 from fedloom.data import Source, federate, sources
@@ -76,44 +79,58 @@ def cell(where: Path) -> dict[str, Any]:
     return found
 
 
-def collect(runs: Path, stored: dict[str, Any], seed: int) -> dict[str, Any]:
+def collect(runs: Path, stored: dict[str, Any]) -> dict[str, Any]:
     """What the run directories hold, finished or not, over what is stored."""
-    found = {"command": "python recipes/superfed/table_2_6.py", "notes": [], "seed": seed, "runs": {}, **stored}
-    for setting in ORDER:
-        for name in PUBLISHED:
-            where = place(runs, setting, name, seed)
+    found = {"command": "python recipes/superfed/table_2_6.py", "notes": [], "runs": {}, **stored}
+    for setting, name in product(ORDER, PUBLISHED):
+        for where in sorted(place(runs, setting, name, 0).parent.glob("seed*")):
             if (where / "clients.parquet").exists() and (new := cell(where)):
-                found["runs"].setdefault(setting, {})[name] = new
+                by_seed = found["runs"].setdefault(setting, {}).setdefault(name, {})
+                by_seed[where.name.removeprefix("seed")] = new
     return found
+
+
+def last(runs: Mapping[str, Any], metric: str, key: str, scale: float = 1.0) -> dict[str, float]:
+    """A figure of a method's runs, by seed."""
+    return {seed: scale * run[metric][key] for seed, run in runs.items()}
+
+
+def shown(runs: Mapping[str, Any], metric: str, scale: float = 1.0, digits: int = 3) -> str:
+    """Mean and standard error over seeds, and in brackets the mean deviation over clients, of those that took part."""
+    mean, deviation = (last(runs, metric, key, scale).values() for key in ("in", "in_std"))
+    return f"{mean_error(mean, digits=digits)} ({fmean(deviation):.{digits}f})"
 
 
 def tables(results: dict[str, Any]) -> str:
     """The results beside the published ones."""
     text = ["# Wrong training labels on MNIST (Hahn, thesis, table 2.6, with fewer rounds)", ""]
     text += [f"{CLIENTS} clients, Dirichlet 10. Expected and maximum calibration error (15 bins, lower is better) and"]
-    text += [
-        "top-1 accuracy in percent on clean test labels: mean and in brackets standard deviation over clients, for"
-    ]
-    text += ["those that took part at least once and, in the last column but one, for all; others deploy the server's"]
-    text += ["model. SuPerFed's clients choose λ on clean validation images."]
+    text += ["top-1 accuracy in percent on clean test labels, mean ± standard error over seeds, in brackets the"]
+    text += ["standard deviation over clients: for those that took part at least once and, in the last column but one,"]
+    text += ["for all; others deploy the server's model. Gains are in accuracy, paired by seed, with 95 % intervals."]
+    text += ["SuPerFed's clients choose λ on clean validation images."]
     for number, setting in enumerate(ORDER):
-        rows = []
-        for name, run in results["runs"].get(setting, {}).items():
-            error = [f"{run[m]['in']:.3f} ({run[m]['in_std']:.3f})" for m in ("ece", "mce")]
-            accuracy, (ece, mce, paper) = run["accuracy"], PUBLISHED[name][number]
-            inside = f"{common.percent(accuracy['in'], accuracy['in_std'])}, {accuracy['count']:g} clients"
-            everyone = " / ".join(f"{run[m]['mean']:.3f}" for m in ("ece", "mce"))
-            everyone += f" / {common.percent(accuracy['mean'])}"
-            published = f"{ece:.2f} / {mce:.2f} / {paper:.2f}"
-            rows.append([name, str(run["rounds"]), *error, inside, everyone, published])
-        header = ["method", "rounds", "ECE", "MCE", "accuracy", "all clients", "published, 500 rounds"]
-        text += ["", f"## {setting}", "", common.table(header, rows) if rows else "Not run."]
+        found, rows = results["runs"].get(setting, {}), []
+        plain = last(found.get("FedAvg", {}), "accuracy", "in", 100)
+        for name, runs in found.items():
+            ece, mce, paper = PUBLISHED[name][number]
+            everyone = " / ".join(mean_error(last(runs, m, "mean").values(), digits=3) for m in ("ece", "mce"))
+            everyone += f" / {mean_error(last(runs, 'accuracy', 'mean', 100).values(), digits=2)}"
+            rows.append([
+                name, ", ".join(sorted(runs)), ", ".join(str(run["rounds"]) for _, run in sorted(runs.items())),
+                *(shown(runs, metric) for metric in ("ece", "mce")), shown(runs, "accuracy", 100, 2),
+                "" if name == "FedAvg" else gained(last(runs, "accuracy", "in", 100), plain, digits=2),
+                everyone, f"{ece:.2f} / {mce:.2f} / {paper:.2f}",
+            ])  # fmt: skip
+        header = ["method", "seeds", "rounds", "ECE", "MCE", "accuracy", "gain over FedAvg", "all clients"]
+        body = common.table([*header, "published, 500 rounds"], rows) if rows else "Not run."
+        text += ["", f"## {setting}", "", body]
     return "\n".join([*text, *common.foot(results)])
 
 
-def report(runs: Path, out: Path, seed: int, facts: dict[str, Any], spent: dict[str, float] | None = None) -> None:
+def report(runs: Path, out: Path, facts: dict[str, Any], spent: dict[str, float] | None = None) -> None:
     """Bring the stored results up to date, and write the table from them."""
-    results = collect(runs, common.read(out / "table_2_6.json"), seed) | facts
+    results = collect(runs, common.read(out / "table_2_6.json")) | facts
     common.spend(results, spent or {})
     common.write(out / "table_2_6.json", results)
     common.write(out / "table_2_6.md", tables(results))
@@ -123,7 +140,7 @@ def report(runs: Path, out: Path, seed: int, facts: dict[str, Any], spent: dict[
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, one kind of noise after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument(
         "--only", nargs="+", choices=PUBLISHED, default=[name for name in PUBLISHED if name != "pFedMe"]
     )
@@ -134,16 +151,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--table", action="store_true", help="only write them again")
     args = parser.parse_args(arguments)
     if args.table:
-        report(args.runs, args.out, args.seed, {})
+        report(args.runs, args.out, {})
         return common.verdict(common.read(args.out / "table_2_6.json"))
     mnist = sources.make("mnist")
-    for setting in args.settings:
-        federation = data(mnist, SETTINGS[setting], args.seed)
+    for seed, setting in product(args.seeds, args.settings):
+        federation = data(mnist, SETTINGS[setting], seed)
         for name in args.only:
-            chosen = common.experiment(name, federation, args.rounds, args.seed, METRICS, START)
-            seconds = common.done(chosen, place(args.runs, setting, name, args.seed))[1]
-            facts = {"machine": common.machine(), "seed": args.seed}
-            report(args.runs, args.out, args.seed, facts, {f"{name}, {setting}": seconds})
+            chosen = common.experiment(name, federation, args.rounds, seed, METRICS, START)
+            seconds = common.done(chosen, place(args.runs, setting, name, seed))[1]
+            report(args.runs, args.out, {"machine": common.machine()}, {f"{name}, {setting}": seconds})
     return common.verdict(common.read(args.out / "table_2_6.json"))
 
 

@@ -1,6 +1,6 @@
 """SuPerFed's own settings: when local models start, and how strong nu and mu are (Hahn, thesis, table 2.7, figure 2.3).
 
-    FEDLOOM_DATA=... python recipes/superfed/table_2_7.py [--only SuPerFed-LM] [--starts 0 .4] [--nus 0 2] [--mus 0 .01]
+    FEDLOOM_DATA=... python recipes/superfed/table_2_7.py [--seeds 0] [--only SuPerFed-LM] [--starts 0 .4] [--nus 0 2]
     python recipes/superfed/table_2_7.py --scale published    # CIFAR-10 and all sixteen pairs of nu and mu
     python recipes/superfed/table_2_7.py --table              # table and picture again, from the stored results
 
@@ -12,7 +12,7 @@ mu .01; then nu and mu with L .4 T, for each the accuracy of (1 - lambda) w + la
 stated, and 100 comes nearest to the deviations over clients that are. The reduced scale has MNIST, TwoNN, 500 clients,
 T 100 for both, and two values each of nu and mu. Where few clients of many take part, a late L leaves fewer of them a
 local model that was ever trained; the table therefore compares the clients that took part after the last L, which are
-the same in all runs. Runs that were interrupted go on from their last checkpoint.
+the same in all runs of a seed. Runs that were interrupted go on from their last checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import common
@@ -29,6 +32,7 @@ import matplotlib
 import numpy as np
 import torch
 from figure_2_5 import evaluator
+from protocol import gained, mean_error
 from published import TABLE_2_7
 
 from fedloom.core.federation import Federation
@@ -138,41 +142,61 @@ def best(group: dict[str, Any]) -> tuple[list[float], float, list[float]]:
     return group["accuracy"][at], GRID[at], min(group["loss"])
 
 
+def shown(found: Sequence[Sequence[float]], scale: float = 100, digits: int = 2) -> str:
+    """Mean ± standard error over seeds, and in brackets the mean of the deviations over clients.
+
+    >>> shown([[0.5, 0.25], [0.75, 0.25]])
+    '62.50 ± 12.50 (25.00)'
+    """
+    mean = mean_error([value for value, _ in found], scale, digits)
+    return f"{mean} ({scale * fmean(off for _, off in found):.{digits}f})"
+
+
+def late_gain(by_seed: dict[str, Any], plain: dict[str, Any]) -> str:
+    """By how much the best mixture is ahead of that of L 0, paired by seed."""
+    if by_seed is plain:
+        return ""
+    mine, other = ({s: best(run["late"])[0][0] for s, run in of.items() if "late" in run} for of in (by_seed, plain))
+    return gained(mine, other, 100, 2)
+
+
 def first_rows(results: dict[str, Any]) -> list[list[str]]:
     """L/T in turn: what clients deploy, and the best mixtures of those that took part late."""
     rows = []
-    for name in METHODS:
-        for number, start in enumerate(STARTS):
-            run = results["starts"].get(name, {}).get(f"{start:g}")
-            if not run:
-                continue
-            own, late = run.get("own"), run.get("late")
-            accuracy, loss = TABLE_2_7[name][number]
-            row = [name, f"{start:g}", str(run["rounds"]), common.percent(*run["deployed"])]
-            row += [f"{common.percent(*own['deployed'])}, {own['clients']} clients" if own else "-"]
-            if late:
-                top, at, low = best(late)
-                row += [common.percent(*late["deployed"]), f"{common.percent(*top)} at {at:g}"]
-                row += [f"{low[0]:.3f} ({low[1]:.3f})"]
-            else:
-                row += ["-"] * 3
-            rows.append([*row, f"{accuracy[0]:.2f} ({accuracy[1]:.2f})", f"{loss[0]:.2f} ({loss[1]:.2f})"])
+    for name, (number, start) in product(METHODS, enumerate(STARTS)):
+        by_seed = results["starts"].get(name, {}).get(f"{start:g}", {})
+        if not (runs := list(by_seed.values())):
+            continue
+        row = [name, f"{start:g}", ", ".join(by_seed), ", ".join(str(run["rounds"]) for run in runs)]
+        row.append(shown([run["deployed"] for run in runs]))
+        own, late = ([run[group] for run in runs if group in run] for group in ("own", "late"))
+        count = f", {fmean(group['clients'] for group in own):.4g} clients" if own else ""
+        row.append(shown([group["deployed"] for group in own]) + count if own else "-")
+        if late:
+            tops, ats, lows = zip(*map(best, late), strict=True)
+            row.append(shown([group["deployed"] for group in late]))
+            row.append(f"{shown(tops)} at {', '.join(f'{at:g}' for at in ats)}")
+            row += [late_gain(by_seed, results["starts"][name].get("0", {})), shown(lows, 1, 3)]
+        else:
+            row += ["-"] * 4
+        accuracy, loss = TABLE_2_7[name][number]
+        rows.append([*row, f"{accuracy[0]:.2f} ({accuracy[1]:.2f})", f"{loss[0]:.2f} ({loss[1]:.2f})"])
     return rows
 
 
 def second_rows(results: dict[str, Any]) -> list[list[str]]:
     """ν and μ in turn: the ends, the middle, and the best of the mixtures."""
     rows = []
-    for name in METHODS:
-        for nu in NUS:
-            for mu in MUS:
-                run = results["grid"].get(name, {}).get(f"{nu:g} {mu:g}", {})
-                if group := run.get("own"):
-                    ends = [common.percent(*group["accuracy"][GRID.index(at)]) for at in (0.0, 0.5, 1.0)]
-                    top, at, _ = best(group)
-                    top = f"{common.percent(*top)} at {at:g}"
-                    row = [name, f"{nu:g}", f"{mu:g}", str(run["rounds"]), str(group["clients"]), *ends, top]
-                    rows.append([*row, f"{run['cosine']:.3f}"])
+    for name, nu, mu in product(METHODS, NUS, MUS):
+        by_seed = results["grid"].get(name, {}).get(f"{nu:g} {mu:g}", {})
+        if runs := {seed: run for seed, run in by_seed.items() if "own" in run}:
+            groups = [run["own"] for run in runs.values()]
+            row = [name, f"{nu:g}", f"{mu:g}", ", ".join(runs), ", ".join(str(run["rounds"]) for run in runs.values())]
+            row.append(f"{fmean(group['clients'] for group in groups):.4g}")
+            row += [shown([group["accuracy"][GRID.index(at)] for group in groups]) for at in (0.0, 0.5, 1.0)]
+            tops, ats, _ = zip(*map(best, groups), strict=True)
+            row.append(f"{shown(tops)} at {', '.join(f'{at:g}' for at in ats)}")
+            rows.append([*row, mean_error([run["cosine"] for run in runs.values()], digits=3)])
     return rows
 
 
@@ -180,27 +204,32 @@ def page(results: dict[str, Any]) -> str:
     """Both tables."""
     name = results["scale"]
     scale, stem = SCALES[name], f"table_2_7_{name}"
-    late = {run["late"]["clients"] for runs in results["starts"].values() for run in runs.values() if "late" in run}
+    runs = [run for cells in results["starts"].values() for by_seed in cells.values() for run in by_seed.values()]
+    late = {run["late"]["clients"] for run in runs if "late" in run}
     text = [f"# When local models start, and how strong ν and μ are (Hahn, thesis, table 2.7, figure 2.3; {name})", ""]
     text += [f"`{scale.source}`, `{scale.model}`, two classes a client, {scale.clients} clients, five a round. Top-1"]
-    text += [
-        "accuracy in percent, mean and in brackets standard deviation over clients. `chosen`: each client deploys the"
-    ]
-    text += ["λ that is best on its own validation images. `best`: the one λ, for everybody, with the best mean on the"]
-    text += [
-        "clients' test images, and the lowest mean loss of any λ, as published. A client has a trained local model"
-    ]
+    text += ["accuracy in percent, mean ± standard error over seeds, in brackets the standard deviation over clients."]
+    text += ["`chosen`: each client deploys the λ that is best on its own validation images. `best`: the one λ, for"]
+    text += ["everybody, with the best mean on the clients' test images, and the lowest mean loss of any λ, as"]
+    text += ["published; its gain over L 0 is paired by seed, with a 95 % interval. A client has a trained local model"]
     text += ["if it took part after round L; those that took part after the last L"]
-    text += [f"({', '.join(map(str, sorted(late))) or 'none'} of {scale.clients}) are the same in all runs. `cosine`:"]
-    text += ["that of the angle between the server's model and a client's trained local one, mean over clients."]
-    header = ["method", "L/T", "rounds", "chosen, all clients", "chosen, those with a trained local model"]
-    header += ["chosen, after the last L", "best, after the last L", "loss", "published accuracy", "published loss"]
+    text += [f"({', '.join(map(str, sorted(late))) or 'none'} of {scale.clients}) are the same in all runs of a seed."]
+    text += ["`cosine`: that of the angle between the server's model and a client's trained local one, mean over"]
+    text += ["clients."]
+    header = ["method", "L/T", "seeds", "rounds", "chosen, all clients", "chosen, those with a trained local model"]
+    header += ["chosen, after the last L", "best, after the last L", "gain of the best", "loss"]
+    header += ["published accuracy", "published loss"]
     text += ["", f"## L, with ν {USUAL['nu']:g} and μ {USUAL['mu']:g} (published: CIFAR-10, T 200)", ""]
     text += [common.table(header, first_rows(results))]
-    header = ["method", "ν", "μ", "rounds", "clients", "λ = 0", "λ = .5", "λ = 1", "best", "cosine"]
+    header = ["method", "ν", "μ", "seeds", "rounds", "clients", "λ = 0", "λ = .5", "λ = 1", "best", "cosine"]
     text += ["", f"## ν and μ, with L = {common.START:g} T: clients with a trained local model", ""]
     text += [common.table(header, second_rows(results)), "", f"![L, ν and μ]({stem}.png)"]
     return "\n".join([*text, *common.foot(results)])
+
+
+def mean_curve(by_seed: dict[str, Any]) -> np.ndarray:
+    """Mean and deviation over clients of the accuracy at every λ, means over seeds, [2, λ]."""
+    return np.mean([run["own"]["accuracy"] for run in by_seed.values()], axis=0).T
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
@@ -213,13 +242,16 @@ def picture(results: dict[str, Any], path: Path) -> None:
     nus, mus = sorted({*scale.nus, *(nu for nu, _ in pairs)}), sorted({*scale.mus, *(mu for _, mu in pairs)})
     whole = pyplot.figure(figsize=(3.2 + 4 * len(nus), 1.2 + 2 * len(mus)), layout="constrained")
     widths = (3.2, 2 * len(nus), 2 * len(nus))
-    lowest = [
-        mean - off for of in results["grid"].values() for run in of.values() for mean, off in run["own"]["accuracy"]
-    ]
+    grid = {name: {key: mean_curve(by_seed) for key, by_seed in of.items()} for name, of in results["grid"].items()}
+    lowest = [float((curve[0] - curve[1]).min()) for of in grid.values() for curve in of.values()]
     left, *right = whole.subfigures(1, 3, squeeze=False, width_ratios=widths)[0]
     first = left.subplots()
     for number, (name, colour, part) in enumerate(zip(METHODS, ("#d9791e", "#3b9dd1"), right, strict=True)):
-        late = {float(at): best(run["late"])[0] for at, run in results["starts"].get(name, {}).items() if "late" in run}
+        late = {
+            float(at): np.mean([best(run["late"])[0] for run in by_seed.values() if "late" in run], axis=0)
+            for at, by_seed in results["starts"].get(name, {}).items()
+            if any("late" in run for run in by_seed.values())
+        }
         mean, deviation = (100 * np.array([late[at][k] for at in sorted(late)]) for k in (0, 1))
         first.errorbar(np.array(sorted(late)) + 0.02 * number, mean, deviation, marker="o", capsize=2, color=colour,
                        label=name)  # fmt: skip
@@ -228,8 +260,8 @@ def picture(results: dict[str, Any], path: Path) -> None:
         for row, mu in zip(axes, mus, strict=True):
             for axis, nu in zip(row, nus, strict=True):
                 axis.set_title(f"ν {nu:g}, μ {mu:g}", fontsize=8)
-                if group := results["grid"].get(name, {}).get(f"{nu:g} {mu:g}", {}).get("own"):
-                    mean, deviation = 100 * np.array(group["accuracy"]).T
+                if (curve := grid.get(name, {}).get(f"{nu:g} {mu:g}")) is not None:
+                    mean, deviation = 100 * curve
                     axis.errorbar(GRID, mean, deviation, capsize=2, color=colour)
                     axis.text(0.5, 0.08, f"{mean.max():.2f}", transform=axis.transAxes, ha="center", fontsize=9)
         axes[-1, 0].set(xlabel="λ", ylabel="top-1 accuracy, %", ylim=(100 * min(lowest, default=0.0) - 15, 104))
@@ -254,7 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing: L first, then ν and μ; a run that both have is run once."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", choices=SCALES, default="reduced")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--starts", nargs="*", type=float, choices=STARTS, default=list(STARTS), help="L/T")
     parser.add_argument("--nus", nargs="*", type=float, choices=NUS, help="instead of the scale's own")
@@ -266,24 +298,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     scale = SCALES[args.scale]
     command = f"python recipes/superfed/table_2_7.py --scale {args.scale}"
-    empty = {"command": command, "scale": args.scale, "notes": [], "seed": args.seed, "starts": {}, "grid": {}}
+    empty = {"command": command, "scale": args.scale, "notes": [], "starts": {}, "grid": {}}
     results = empty | common.read(args.out / f"table_2_7_{args.scale}.json")
     if args.table:
         write(results, args.out)
         return common.verdict(results)
     first, second = (args.rounds or rounds for rounds in scale.rounds)
     nus, mus = (scale.nus if args.nus is None else args.nus), (scale.mus if args.mus is None else args.mus)
-    points = [("starts", f"{at:g}", (first, at, *USUAL.values())) for at in args.starts]
-    points += [("grid", f"{nu:g} {mu:g}", (second, common.START, nu, mu)) for nu in nus for mu in mus]
+    parts = [("starts", f"{at:g}", partial(Point, rounds=first, start=at, **USUAL)) for at in args.starts]
+    parts += [
+        ("grid", f"{nu:g} {mu:g}", partial(Point, rounds=second, start=common.START, nu=nu, mu=mu))
+        for nu, mu in product(nus, mus)
+    ]
     source = sources.make(scale.source)
-    federation = federate(source, Pathological(2), scale.clients, args.seed, validation=0.1, held_out=0.2)
-    for part, key, settings in points:
-        for name in args.only:
-            point = Point(name, *settings)
-            where = args.runs / args.scale / point.folder / f"seed{args.seed}"
-            results[part].setdefault(name, {})[key], seconds = figures(point, scale, federation, where, args.seed)
+    for seed in args.seeds:
+        federation = federate(source, Pathological(2), scale.clients, seed, validation=0.1, held_out=0.2)
+        for (part, key, make), name in product(parts, args.only):
+            point = make(name)
+            where = args.runs / args.scale / point.folder / f"seed{seed}"
+            found, seconds = figures(point, scale, federation, where, seed)
+            results[part].setdefault(name, {}).setdefault(key, {})[str(seed)] = found
             common.spend(results, {point.folder: seconds})
-            write(results | {"machine": common.machine(), "seed": args.seed}, args.out)
+            write(results | {"machine": common.machine()}, args.out)
     return common.verdict(results)
 
 

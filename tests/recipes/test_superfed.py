@@ -107,16 +107,17 @@ def test_table_2_6(tmp_path: Path, recipe: Recipe) -> None:
     out = tmp_path / "out"
     where = ("--runs", tmp_path / "runs", "--out", out)
     some = ("--settings", "pair .4", "symmetric .6", "--only", "FedAvg", "SuPerFed-LM")
-    assert recipe("table_2_6", *where, *some, "--rounds", 1) == 0
+    assert recipe("table_2_6", *where, *some, "--rounds", 1, "--seeds", 0, 1) == 0
     runs = json.loads((out / "table_2_6.json").read_text())["runs"]
     assert sorted(runs) == ["pair .4", "symmetric .6"]
     for cells in runs.values():
         assert list(cells) == ["FedAvg", "SuPerFed-LM"]
-        for cell in cells.values():
+        for cell in (cell for by_seed in cells.values() for cell in by_seed.values()):
             assert all(0 <= cell[metric]["mean"] <= 1 for metric in ("accuracy", "ece", "mce"))
             assert cell["ece"]["mean"] <= cell["mce"]["mean"], "an average of gaps is at most the largest"
     text = (out / "table_2_6.md").read_text()
     assert "0.35 / 0.77 / 46.82" in text, "the published figures of SuPerFed-LM for pair .4"
+    assert re.search(r"\| SuPerFed-LM \| 0, 1 \| 1, 1 \|( \d\S* ± \S+ \(\S+\) \|){3} \S+ ± \S+ \(\S+ to \S+\) \|", text)
     assert text.count("Not run.") == 2
     assert recipe("table_2_6", "--table", "--runs", tmp_path / "none", "--out", out) == 0
     assert (out / "table_2_6.md").read_text() == text
@@ -217,7 +218,7 @@ def test_table_2_7(tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPat
     table = importlib.import_module("table_2_7")
     monkeypatch.setitem(table.SCALES, "reduced", replace(table.SCALES["reduced"], clients=50))
     out, runs = tmp_path / "out", tmp_path / "runs"
-    where = ("--runs", runs, "--out", out, "--rounds", 5, "--only", "SuPerFed-MM")
+    where = ("--runs", runs, "--out", out, "--rounds", 5, "--seeds", 0, 1, "--only", "SuPerFed-MM")
     assert recipe("table_2_7", *where, "--starts", 0, 0.4, 0.8, "--nus", 0, 2, "--mus", 0.01) == 0
     assert len(list(runs.glob("reduced/superfed_mm/*"))) == 4, "ν 2, μ .01 and L .4 T is run once"
     results = json.loads((out / "table_2_7_reduced.json").read_text())
@@ -225,7 +226,8 @@ def test_table_2_7(tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPat
     assert list(starts) == ["0", "0.4", "0.8"]
     assert list(grid) == ["0 0.01", "2 0.01"]
     assert grid["2 0.01"] == starts["0.4"]
-    for run in (*starts.values(), *grid.values()):
+    assert all(list(by_seed) == ["0", "1"] for by_seed in (*starts.values(), *grid.values()))
+    for run in (run for by_seed in (*starts.values(), *grid.values()) for run in by_seed.values()):
         assert 5 == run["late"]["clients"] <= run["own"]["clients"] <= run["took part"]["clients"] <= 25
         for group in (run["own"], run["late"]):
             assert len(group["accuracy"]) == len(group["loss"]) == 11
@@ -233,8 +235,10 @@ def test_table_2_7(tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPat
             assert top == group["accuracy"][round(10 * at)]
             assert all(top[0] >= mean for mean, _ in group["accuracy"])
             assert all(low[0] <= mean for mean, _ in group["loss"])
-    assert starts["0"]["own"] == starts["0"]["took part"], "with L 0 whoever took part has a trained local model"
-    assert starts["0.8"]["own"] == starts["0.8"]["late"]
+    for seed in "01":
+        first, last = starts["0"][seed], starts["0.8"][seed]
+        assert first["own"] == first["took part"], "with L 0 whoever took part has a trained local model"
+        assert last["own"] == last["late"]
     text = (out / "table_2_7_reduced.md").read_text()
     assert "| 91.29 (6.28) | 2.53 (0.72) |" in text, "the published figures of model mixing with L .8 T"
     assert (out / "table_2_7_reduced.png").read_bytes().startswith(b"\x89PNG")
