@@ -1,6 +1,6 @@
 """FedSSA with 5, 10 and 20 clients (its table 6), Dirichlet .5 and the skew target, on Fashion-MNIST at a small scale.
 
-    FEDLOOM_DATA=... python recipes/ssa/table_6.py [--clients 5 20] [--only FedAvg FedSSA]
+    FEDLOOM_DATA=... python recipes/ssa/table_6.py [--clients 5 20] [--only FedAvg FedSSA] [--seeds 1]
     python recipes/ssa/table_6.py --table                     # table again, from the stored results
 
 Scale and settings are those of table_1.py --scale small, whose runs with ten clients are used where they are there;
@@ -13,11 +13,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import common
 from common import SEED, Runs, Scale
+from protocol import gained, mean_error
 
 NAME = "table_6"
 CLIENTS = (5, 10, 20)
@@ -38,16 +40,24 @@ def tables(results: dict[str, Any]) -> str:
         "Accuracy in percent on the skew target of Fashion-MNIST, Dirichlet .5, at the scale of "
         "[table_1_small](table_1_small.md)."
     ]
-    text += ["Which target that is depends on the first client's labels and so on K; rows compare, columns do not.", ""]
+    text += ["Which target that is depends on the first client's labels and so on K; rows compare, columns do not."]
+    text += ["Means ± standard errors over seeds; gains over FedAvg are paired by seed, with 95 % intervals.", ""]
+    found = {
+        (name, k): {seed: cell["accuracy"] for seed, cell in cells.get(str(k), {}).items()}
+        for name, cells in results["runs"].items()
+        for k in CLIENTS
+    }
     lines = []
     for name in ROWS:
-        cells = results["runs"].get(name, {})
-        shown = [f"{100 * cells[str(k)]['accuracy']:.2f}" if str(k) in cells else "-" for k in CLIENTS]
+        mine = [(found.get((name, k), {}), found.get(("FedAvg", k), {})) for k in CLIENTS]
+        shown = [mean_error(accuracy.values(), 100, 2) for accuracy, _ in mine]
+        gains = [gained(*pair, 100, 2) if name != "FedAvg" else "" for pair in mine]
         paper = PUBLISHED.get(name)
-        lines.append([name, *shown, *([f"{value:.2f}" for value in paper] if paper else ["-"] * len(CLIENTS))])
-    header = ["method", *(f"K = {k}" for k in CLIENTS), *(f"paper (CIFAR-10): {k}" for k in CLIENTS)]
+        lines.append([name, *shown, *gains, *([f"{value:.2f}" for value in paper] if paper else ["-"] * len(CLIENTS))])
+    header = ["method", *(f"{words}{k}" for words in ("K = ", "gain, K = ", "paper (CIFAR-10): ") for k in CLIENTS)]
     text += [common.table(header, lines), ""]
-    text += [f"`{results['command']}`, seed {results['seed']}. {results['machine']}."]
+    seeds = sorted({seed for accuracy in found.values() for seed in accuracy}, key=int)
+    text += [f"`{results['command']}`, seeds {', '.join(seeds)}. {results['machine']}."]
     return "\n".join([*text, *common.notes(results)])
 
 
@@ -63,26 +73,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", choices=CLIENTS, default=list(CLIENTS))
     parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS))
-    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[SEED, SEED + 1, SEED + 2])
     parser.add_argument("--rounds", type=int, default=Scale.rounds)
     parser.add_argument("--images", type=int, default=Scale.images)
     parser.add_argument("--runs", type=Path, default=Path("runs/ssa"), help="run directories")
     parser.add_argument("--out", type=Path, default=common.RESULTS, help="table and compact results")
     parser.add_argument("--table", action="store_true", help="only write it again")
     args = parser.parse_args(arguments)
-    empty = {"command": "python recipes/ssa/table_6.py", "machine": "", "seed": args.seed, "notes": [], "runs": {}}
+    empty = {"command": "python recipes/ssa/table_6.py", "machine": "", "notes": [], "runs": {}}
     results = {**empty, **common.read(args.out / f"{NAME}.json")}
     if args.table:
         report(results, args.out)
         return common.verdict(results)
     runs = Runs(args.runs, Scale(args.images, args.rounds))
     results["machine"] = common.machine()
-    for clients in args.clients:
-        for name in args.only:
-            row = results["runs"].setdefault(name, {})
-            if str(clients) not in row:
-                row[str(clients)] = runs.figures(name, "niid_2", clients, args.seed, ["skew"])["skew"]
-                report(results, args.out)
+    for seed, clients, name in product(args.seeds, args.clients, args.only):
+        by_seed = results["runs"].setdefault(name, {}).setdefault(str(clients), {})
+        if str(seed) not in by_seed:
+            by_seed[str(seed)] = runs.figures(name, "niid_2", clients, seed, ["skew"])["skew"]
+            report(results, args.out)
     return common.verdict(results)
 
 
