@@ -71,7 +71,7 @@ RESULTS: dict[str, Result] = {
         for name in ("SuPerFed-MM", "SuPerFed-LM")])
        for file, words in (("superfed/figure_2_5", ""), ("superfed/figure_2_5_scripts", ", the scripts' settings"))},
     "superfed/landscape": Result("The loss around the server's model (Hahn)", "24 rounds", [
-        *claims("figure 2.4", "The loss has risen by .1 at a larger distance with {} than with {}", "runs > {}",
+        *claims("figure 2.4", "The loss has risen by .1 at a larger distance with {} than with {}", "runs > {} > *",
                 ("SuPerFed-MM", "FedAvg", "-"), measure=lambda run, _: min(run["reach"]), digits=2),
     ]),
     "fair/silo": Result("Fair methods between silos: Heart (Hahn)", "", [

@@ -93,8 +93,11 @@ def test_table_2_3_and_its_pictures(tmp_path: Path, recipe: Recipe) -> None:
     assert recipe("figure_2_5", "--table", "--settings", "text", "--out", out) == 0
     assert (out / "figure_2_5.md").read_text() == text
 
-    assert recipe("landscape", *where, "--rounds", 2, "--steps", 3, "--only", "FedAvg", "SuPerFed-MM") == 0
-    drawn = json.loads((out / "landscape.json").read_text())["runs"]
+    some = ("--seeds", 0, 1, "--rounds", 2, "--steps", 3, "--only", "FedAvg", "SuPerFed-MM")
+    assert recipe("landscape", *where, *some) == 0
+    by_seed = json.loads((out / "landscape.json").read_text())["runs"]
+    assert all(list(runs) == ["0", "1"] for runs in by_seed.values())
+    drawn = {name: runs["0"] for name, runs in by_seed.items()}
     for run in drawn.values():
         assert all(0 < reached <= distance for reached, distance in zip(run["reach"], run["distances"], strict=True))
     assert min(drawn["SuPerFed-MM"]["distances"]) > max(drawn["FedAvg"]["distances"]), "v was initialised elsewhere"
