@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedloom.experiment.federated import RunResult, run
 from fedloom.models import models
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+from protocol import mean_error
 from reporting import cpu_seconds, left_out, machine, notes, read, reports_errors, rounded, table, verdict, write
 
 __all__ = ["float32", "left_out", "machine", "notes", "read", "reports_errors", "rounded", "table", "verdict", "write"]
@@ -179,32 +181,29 @@ def spend(results: dict[str, Any], spent: Mapping[str, float]) -> None:
 
 
 def foot(results: dict[str, Any]) -> list[str]:
-    """The last lines of a page: command, seed if there is one, machine, time and notes."""
-    seed = f", seed {results['seed']}" if "seed" in results else ""
-    text = ["", f"`{results['command']}`{seed}. {results.get('machine', '')}."]
+    """The last lines of a page: command, machine, time and notes."""
+    text = ["", f"`{results['command']}`. {results.get('machine', '')}."]
     if spent := results.get("core_seconds"):
         text += [f"The runs took at least {sum(spent.values()) / 60:.0f} minutes of one core."]
     return [*text, *notes(results)]
 
 
-def shown(run: dict[str, Any], protocol: str) -> str:
-    """The last value of a protocol of a cell; ``-`` where the method has none.
+def seeded(pairs: Sequence[Sequence[float | None]], scale: float = 100, digits: int = 2) -> str:
+    """Mean ± standard error over seeds and, if there are deviations over clients, their mean in brackets.
 
-    >>> shown({"validation": {"mean": [0.5, 0.6], "std": [0.1, 0.2]}}, "validation")
+    >>> seeded([[0.5, 0.25], [0.75, 0.25]]), seeded([[0.5, None]])
+    ('62.50 ± 12.50 (25.00)', '50.00')
+    """
+    text = mean_error([value for value, _ in pairs if value is not None], scale, digits)
+    deviations = [off for _, off in pairs if off is not None]
+    return f"{text} ({scale * fmean(deviations):.{digits}f})" if deviations else text
+
+
+def shown(by_seed: Mapping[str, Any], protocol: str) -> str:
+    """The last value of a protocol of a method's cells; ``-`` where the method has none.
+
+    >>> shown({"0": {"validation": {"mean": [0.5, 0.6], "std": [0.1, 0.2]}}}, "validation")
     '60.00 (20.00)'
     """
-    if protocol not in run:
-        return "-"
-    curve = run[protocol]
-    return percent(curve["mean"][-1], curve["std"][-1] if "std" in curve else None)
-
-
-def percent(mean: float | None, deviation: float | None = None) -> str:
-    """``98.21 (1.28)``: mean and standard deviation in percent.
-
-    >>> percent(0.9821, 0.0128), percent(None)
-    ('98.21 (1.28)', '-')
-    """
-    if mean is None:
-        return "-"
-    return f"{100 * mean:.2f}" + ("" if deviation is None else f" ({100 * deviation:.2f})")
+    curves = [run[protocol] for run in by_seed.values() if protocol in run]
+    return seeded([(curve["mean"][-1], curve["std"][-1] if "std" in curve else None) for curve in curves])

@@ -20,7 +20,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import common
@@ -97,8 +96,7 @@ def last(runs: Mapping[str, Any], metric: str, key: str, scale: float = 1.0) -> 
 
 def shown(runs: Mapping[str, Any], metric: str, scale: float = 1.0, digits: int = 3) -> str:
     """Mean and standard error over seeds, and in brackets the mean deviation over clients, of those that took part."""
-    mean, deviation = (last(runs, metric, key, scale).values() for key in ("in", "in_std"))
-    return f"{mean_error(mean, digits=digits)} ({fmean(deviation):.{digits}f})"
+    return common.seeded([(run[metric]["in"], run[metric]["in_std"]) for run in runs.values()], scale, digits)
 
 
 def tables(results: dict[str, Any]) -> str:

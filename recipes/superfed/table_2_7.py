@@ -142,16 +142,6 @@ def best(group: dict[str, Any]) -> tuple[list[float], float, list[float]]:
     return group["accuracy"][at], GRID[at], min(group["loss"])
 
 
-def shown(found: Sequence[Sequence[float]], scale: float = 100, digits: int = 2) -> str:
-    """Mean ± standard error over seeds, and in brackets the mean of the deviations over clients.
-
-    >>> shown([[0.5, 0.25], [0.75, 0.25]])
-    '62.50 ± 12.50 (25.00)'
-    """
-    mean = mean_error([value for value, _ in found], scale, digits)
-    return f"{mean} ({scale * fmean(off for _, off in found):.{digits}f})"
-
-
 def late_gain(by_seed: dict[str, Any], plain: dict[str, Any]) -> str:
     """By how much the best mixture is ahead of that of L 0, paired by seed."""
     if by_seed is plain:
@@ -168,15 +158,15 @@ def first_rows(results: dict[str, Any]) -> list[list[str]]:
         if not (runs := list(by_seed.values())):
             continue
         row = [name, f"{start:g}", ", ".join(by_seed), ", ".join(str(run["rounds"]) for run in runs)]
-        row.append(shown([run["deployed"] for run in runs]))
+        row.append(common.seeded([run["deployed"] for run in runs]))
         own, late = ([run[group] for run in runs if group in run] for group in ("own", "late"))
         count = f", {fmean(group['clients'] for group in own):.4g} clients" if own else ""
-        row.append(shown([group["deployed"] for group in own]) + count if own else "-")
+        row.append(common.seeded([group["deployed"] for group in own]) + count if own else "-")
         if late:
             tops, ats, lows = zip(*map(best, late), strict=True)
-            row.append(shown([group["deployed"] for group in late]))
-            row.append(f"{shown(tops)} at {', '.join(f'{at:g}' for at in ats)}")
-            row += [late_gain(by_seed, results["starts"][name].get("0", {})), shown(lows, 1, 3)]
+            row.append(common.seeded([group["deployed"] for group in late]))
+            row.append(f"{common.seeded(tops)} at {', '.join(f'{at:g}' for at in ats)}")
+            row += [late_gain(by_seed, results["starts"][name].get("0", {})), common.seeded(lows, 1, 3)]
         else:
             row += ["-"] * 4
         accuracy, loss = TABLE_2_7[name][number]
@@ -193,9 +183,9 @@ def second_rows(results: dict[str, Any]) -> list[list[str]]:
             groups = [run["own"] for run in runs.values()]
             row = [name, f"{nu:g}", f"{mu:g}", ", ".join(runs), ", ".join(str(run["rounds"]) for run in runs.values())]
             row.append(f"{fmean(group['clients'] for group in groups):.4g}")
-            row += [shown([group["accuracy"][GRID.index(at)] for group in groups]) for at in (0.0, 0.5, 1.0)]
+            row += [common.seeded([group["accuracy"][GRID.index(at)] for group in groups]) for at in (0.0, 0.5, 1.0)]
             tops, ats, _ = zip(*map(best, groups), strict=True)
-            row.append(f"{shown(tops)} at {', '.join(f'{at:g}' for at in ats)}")
+            row.append(f"{common.seeded(tops)} at {', '.join(f'{at:g}' for at in ats)}")
             rows.append([*row, mean_error([run["cosine"] for run in runs.values()], digits=3)])
     return rows
 

@@ -1,6 +1,6 @@
 """The other columns of tables 2.3 to 2.5: eleven methods on CIFAR-10, CIFAR-100, TinyImageNet, FEMNIST, Shakespeare.
 
-    FEDLOOM_DATA=... python recipes/superfed/tables_2_4_2_5.py [--columns shakespeare] [--only FedAvg APFL] [--rounds 5]
+    FEDLOOM_DATA=... python recipes/superfed/tables_2_4_2_5.py [--columns shakespeare] [--only FedAvg APFL] [--seeds 0]
     python recipes/superfed/tables_2_4_2_5.py --scale published      # table 2.2's settings, for a machine with a GPU
     python recipes/superfed/tables_2_4_2_5.py --table                # table again, from the stored results
 
@@ -20,12 +20,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import common
+from protocol import gained
 from settings import PUBLISHED, SCALES, Column, changes
 
 from fedloom.core.errors import DataError
@@ -55,32 +58,42 @@ def cell(where: Path, column: Column) -> dict[str, Any]:
 
 def section(column: Column, held: dict[str, Any], runs: dict[str, Any], metric: str) -> str:
     """One published column: all clients, those that took part, and the thesis' figure."""
-    rows = []
+    rows, plain = [], last(runs.get("FedAvg", {}), metric)
     for method in common.METHODS:
-        if not (run := runs.get(method, {}).get(metric)):
+        if not (by_seed := {seed: run[metric] for seed, run in runs.get(method, {}).items() if metric in run}):
             continue
-        part, (mean, deviation) = run["took part"], column.published(method)[metric]
-        inside = f"{common.percent(part.get('in'), part.get('in_std'))}, {part['count']:g} clients"
-        chosen = [common.shown(run, protocol) for protocol in list(common.PROTOCOLS)[1:]]
-        row = [method, str(run["rounds"]), common.shown(run, "validation"), inside, *chosen]
+        parts, (mean, deviation) = [run["took part"] for run in by_seed.values()], column.published(method)[metric]
+        inside = common.seeded([(part.get("in"), part.get("in_std")) for part in parts])
+        inside += f", {fmean(part['count'] for part in parts):.4g} clients"
+        gain = "" if method == "FedAvg" else gained(last(runs[method], metric), plain, 100, 2)
+        chosen = [common.shown(by_seed, protocol) for protocol in list(common.PROTOCOLS)[1:]]
+        row = [method, ", ".join(by_seed), ", ".join(str(run["rounds"]) for run in by_seed.values())]
+        row += [common.shown(by_seed, "validation"), gain, inside, *chosen]
         rows.append([*row, f"{mean:.2f} ({deviation:.2f})"])
-    header = ["method", "rounds", "all clients", "those that took part", *list(common.PROTOCOLS)[1:], "published"]
+    header = ["method", "seeds", "rounds", "all clients", "gain over FedAvg", "those that took part"]
+    header += [*list(common.PROTOCOLS)[1:], "published"]
     return f"{NAMES[metric]}, {held['clients']} clients:\n\n{common.table(header, rows)}"
+
+
+def last(by_seed: Mapping[str, Any], metric: str) -> dict[str, float]:
+    """What all clients deploy after the last round, by seed."""
+    return {seed: run[metric]["validation"]["mean"][-1] for seed, run in by_seed.items() if metric in run}
 
 
 def page(results: dict[str, Any]) -> str:
     """The results beside the published ones."""
     text = [f"# Personal models on further data (Hahn, thesis, tables 2.3 to 2.5; {results['scale']})", ""]
     text += [
-        "Accuracy in percent, mean and in brackets standard deviation over clients, of what each client deploys after"
+        "Accuracy in percent of what each client deploys after the last round, mean ± standard error over seeds and"
+    ]
+    text += ["in brackets standard deviation over clients: over all clients, and over those that took part at least"]
+    text += [
+        "once. A client that never took part deploys the server's model (with the initial private half where there"
     ]
     text += [
-        "the last round: over all clients, and over those that took part at least once. A client that never took part"
+        "is one). Gains are paired by seed, with 95 % intervals. SuPerFed's clients choose λ on validation samples of"
     ]
-    text += [
-        "deploys the server's model (with the initial private half where there is one). SuPerFed's clients choose λ on"
-    ]
-    text += ["validation samples of their own; `as published` takes the λ that is best on their *test* samples."]
+    text += ["their own; `as published` takes the λ that is best on their *test* samples."]
     for name, column in PUBLISHED.items():
         if held := results["columns"].get(name):
             other = "; ".join(held["changed"]) or "as published, but for the validation samples"
@@ -99,9 +112,10 @@ def write(results: dict[str, Any], out: Path) -> None:
     common.write(out / f"{stem}.md", page(results))
 
 
-def fill(name: str, column: Column, methods: Sequence[str], results: dict[str, Any], runs: Path, out: Path) -> None:
-    """Run what is missing of a column, and write after every run."""
-    seed = results["seed"]
+def fill(
+    name: str, column: Column, methods: Sequence[str], seed: int, results: dict[str, Any], runs: Path, out: Path
+) -> None:
+    """Run what is missing of a column with a seed, and write after every run."""
     if (federation := data(name, column, seed)) is None:
         return
     held = results["columns"].setdefault(name, {"runs": {}})
@@ -113,7 +127,7 @@ def fill(name: str, column: Column, methods: Sequence[str], results: dict[str, A
         )  # fmt: skip
         where = place(runs, results["scale"], name, column.rounds, method, seed)
         seconds = common.done(chosen, where)[1]
-        held["runs"][method] = cell(where, column)
+        held["runs"].setdefault(method, {})[str(seed)] = cell(where, column)
         common.spend(results, {f"{method}, {name}": seconds})
         write(results | {"machine": common.machine()}, out)
 
@@ -123,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, one column after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", choices=SCALES, default="reduced")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", choices=common.METHODS, default=list(common.METHODS))
     parser.add_argument("--columns", nargs="+", choices=PUBLISHED, default=list(PUBLISHED), metavar="NAME",
                         help=f"any of {', '.join(PUBLISHED)}")  # fmt: skip
@@ -133,14 +147,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--table", action="store_true", help="only write the table again")
     args = parser.parse_args(arguments)
     command = f"python recipes/superfed/tables_2_4_2_5.py --scale {args.scale}"
-    empty = {"command": command, "scale": args.scale, "notes": [], "seed": args.seed, "columns": {}}
-    results = empty | common.read(args.out / f"tables_2_4_2_5_{args.scale}.json") | {"seed": args.seed}
+    empty = {"command": command, "scale": args.scale, "notes": [], "columns": {}}
+    results = empty | common.read(args.out / f"tables_2_4_2_5_{args.scale}.json")
     if args.table:
         write(results, args.out)
         return common.verdict(results)
-    for name in args.columns:
+    for seed, name in product(args.seeds, args.columns):
         column = SCALES[args.scale][name]
-        fill(name, replace(column, rounds=args.rounds or column.rounds), args.only, results, args.runs, args.out)
+        fill(name, replace(column, rounds=args.rounds or column.rounds), args.only, seed, results, args.runs, args.out)
     return common.verdict(results)
 
 

@@ -152,7 +152,7 @@ def test_tables_2_4_2_5(
     out, runs = tmp_path / "out", tmp_path / "runs"
     where = ("--runs", runs, "--out", out)
     some = ("--columns", "cifar10_50", "cifar100_10", "shakespeare", "--only", "FedAvg", "SuPerFed-LM")
-    assert recipe("tables_2_4_2_5", *where, *some, "--rounds", 1) == 0
+    assert recipe("tables_2_4_2_5", *where, *some, "--rounds", 1, "--seeds", 0) == 0
     said = capsys.readouterr().err
     assert said.startswith("cifar100_10 is left out: CIFAR-100 is not here")
     assert said.count("\n") == 1
@@ -162,7 +162,9 @@ def test_tables_2_4_2_5(
     assert held["cifar10_50"]["changed"] == ["rounds: 1 instead of 500"]
     for name, metrics in (("cifar10_50", ["accuracy"]), ("shakespeare", ["accuracy", "top5"])):
         assert list(held[name]["runs"]) == ["FedAvg", "SuPerFed-LM"]
-        for method, run in held[name]["runs"].items():
+        for method, by_seed in held[name]["runs"].items():
+            assert list(by_seed) == ["0"]
+            run = by_seed["0"]
             assert list(run) == metrics
             for cell in run.values():
                 assert cell["rounds"] == 1
@@ -176,10 +178,12 @@ def test_tables_2_4_2_5(
     assert "clients: 8 instead of 660; rounds: 1 instead of 500; source settings: train=80" in text
     assert "CIFAR-100, Dirichlet 10, 100 clients" in text.partition("Not run: ")[2]
     before = (runs / "reduced" / "shakespeare" / "t1" / "fedavg" / "seed0" / "metrics.jsonl").read_text()
-    assert recipe("tables_2_4_2_5", *where, "--columns", "shakespeare", "--only", "FedAvg", "--rounds", 1) == 0
+    again = ("--columns", "shakespeare", "--only", "FedAvg", "--rounds", 1, "--seeds", 0, 1)
+    assert recipe("tables_2_4_2_5", *where, *again) == 0
     after = (runs / "reduced" / "shakespeare" / "t1" / "fedavg" / "seed0" / "metrics.jsonl").read_text()
     assert after == before, "finished runs stay as they are"
     text = (out / "tables_2_4_2_5_reduced.md").read_text()
+    assert re.search(r"\| FedAvg \| 0, 1 \| 1, 1 \| \S+ ± \S+ \(\S+\) \|", text)
     assert recipe("tables_2_4_2_5", "--table", "--runs", tmp_path / "none", "--out", out) == 0
     assert (out / "tables_2_4_2_5_reduced.md").read_text() == text
 
