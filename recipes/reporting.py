@@ -103,8 +103,9 @@ def cpu_seconds() -> float:
 def machine() -> str:
     """What it ran on, and when."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    which = f"{cores} core{'s' * (cores != 1)} ({platform.machine()})"
     day = datetime.now(UTC).strftime("%Y-%m-%d")
-    return f"{cores} core{'s' * (cores != 1)} ({platform.machine()}), torch {torch.__version__}, Python {platform.python_version()}, {day}"
+    return f"{which}, torch {torch.__version__}, Python {platform.python_version()}, {day}"
 
 
 def write(path: Path, content: Any) -> None:
