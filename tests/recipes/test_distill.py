@@ -115,6 +115,7 @@ def test_convolutional(tmp_path: Path, recipe: Callable[[str], Any], monkeypatch
     assert {run["0"]["passes"] for run in found.values()} == {5}
     assert [name for name, run in found.items() if run["0"]["right"] is not None] == [
         "DiSK, eq. (6.5)",
+        "DiSK, a pass a round",
         "DiSK as coded",
     ]
     text = (tmp_path / "out" / "convolutional.md").read_text()
