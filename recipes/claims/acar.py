@@ -126,6 +126,13 @@ RESULTS: dict[str, Result] = {
                 "runs > as published/{} > * > best_on_test",
                 ("DiSK", "CE", "-"), ("DiSK", "KD", "-"), ("SimKD + DiSK", "SimKD", "-"), **PERCENT),
     ]),
+    "distill/convolutional": Result("Selective distillation, small ResNets (Acar)",
+                                    "CIFAR-10, 12 000 images, 20 passes, a teacher with 79.6 %", [
+        claim for student in ("resnet10_xxs", "resnet10_xs")
+        for claim in claims("table 6.3", f"CIFAR-10, {student}: {{}} is more accurate than {{}}",
+                            f"runs > cifar10 > {student} > {{}} > * > accuracy",
+                            *(("DiSK, eq. (6.5)", other, "-") for other in ("KD", "CE")), ("KD", "CE", "-"), **PERCENT)
+    ]),
     "sides/table_7_1": Result("Stronger local losses (Acar)", "CIFAR-10, a small CNN, 40 rounds", [
         *claims("table 7.1", "{} needs fewer rounds than {}", "runs > {} > *",
                 ("FedAvg distillation", "FedAvg cross entropy", "403 : 1634"),
