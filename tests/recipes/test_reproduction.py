@@ -158,3 +158,22 @@ def test_examples_run(reproduction: ModuleType) -> None:
         failed, tried = doctest.testmod(sys.modules[name])
         assert tried
         assert not failed
+
+
+def test_the_page_counts_every_claim_once_and_links_to_its_section(
+    reproduction: ModuleType, protocol: ModuleType
+) -> None:
+    def given(verdict: Any, reason: str) -> Any:
+        return None, protocol.Evidence("", "", "", {}, "", "", verdict, reason)
+
+    kinds, undecided = protocol.Verdict, protocol.Verdict.UNDECIDED
+    found = [given(kinds.REPRODUCED, "interval above 0"), given(kinds.SCRIPTS, "interval above 0")]
+    found += [given(kinds.NOT_REPRODUCED, "interval below 0"), given(undecided, "γ is not published; holds here")]
+    found += [given(undecided, "letters; the contrary holds here")] * 2 + [given(undecided, "the interval contains 0")]
+    assert reproduction.counts(found) == [7, 2, 1, 1, 2, 1]
+    page = reproduction.PAGE.read_text()
+    headings = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")]
+    assert all(f"| {reproduction.anchor(title)} |" in page for title in headings[:-1])
+    *_, total = (line for line in page.splitlines() if line.startswith("| **all** |"))
+    rows = [line for line in page.splitlines() if line.count(" | ") == 9 and line.endswith(" |")]
+    assert int(total.split(" | ")[1]) == len(rows) - len(headings[:-1]) * 2
