@@ -49,6 +49,19 @@ def test_clients_measure_what_a_simulation_does(method: str, tmp_path: Path) -> 
                 assert mine[key] == pytest.approx(theirs[key], abs=1e-6), key
 
 
+def test_nodes_know_losses_on_validation_samples_and_on_training_samples(tmp_path: Path) -> None:
+    words = ["method=term", "method.response=validation", "rounds=2", "evaluation.what=[received]", "validation=0.2"]
+    transport = in_process(made := config(*words), tmp_path)
+    result = run(Recipe.of(made), transport, 4)
+    transport.close()
+    reference = simulated(*words)
+    assert torch.equal(result.snapshot.server.theta, reference.snapshot.server.theta)
+    for mine, theirs in zip(result.history, reference.history, strict=True):
+        for key in ("mixing/objective", "mixing/held_out_objective"):
+            assert mine[key] == theirs[key], key
+    assert result.history[1]["mixing/objective"] != result.history[1]["mixing/held_out_objective"]
+
+
 def test_noise_of_private_uplinks_is_not_that_of_the_public_seed(tmp_path: Path) -> None:
     """The seed does not give away a node's noise, and the same order again draws no other."""
     words = ["method.uplink=[clip_noise]", "method.uplink.clip_noise.noise_at=client", "rounds=1",

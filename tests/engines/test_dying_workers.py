@@ -112,9 +112,9 @@ class Deadly(Live):
 
     act: Callable[[], None]
 
-    def losses(self, down: Broadcast, clients: np.ndarray, states: States) -> np.ndarray:
+    def losses(self, down: Broadcast, clients: np.ndarray, states: States, held_out: bool = False) -> np.ndarray:
         self.act()
-        return super().losses(down, clients, states)
+        return super().losses(down, clients, states, held_out)
 
 
 @pytest.mark.parametrize("deaths", [2, 10**6])
@@ -128,7 +128,7 @@ def test_workers_that_die_over_losses(deaths: int, tmp_path: Path, monkeypatch: 
             expected = Serial(plan, Live).losses(down, cohort, lambda i: {})
             np.testing.assert_array_equal(engine.losses(down, cohort, lambda i: {}), expected)
         else:
-            sentence = r"^round 0: the training losses of clients 0 to 5 could not .* died 3 times\.$"
+            sentence = r"^round 0: the losses of clients 0 to 5 could not .* died 3 times\.$"
             with pytest.raises(ClientError, match=sentence):
                 engine.losses(down, cohort, lambda i: {})
     finally:
@@ -140,7 +140,7 @@ def test_an_error_over_losses_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> 
     machine = FederatedTask(experiment())
     engine = Processes(machine.plan, Deadly, workers=1)
     try:
-        with pytest.raises(ClientError, match="training losses cannot be computed: RuntimeError: the sample is cursed"):
+        with pytest.raises(ClientError, match="losses cannot be computed: RuntimeError: the sample is cursed"):
             engine.losses(machine.state.server.broadcast(machine.plan), np.arange(2), lambda i: {})
     finally:
         engine.close()

@@ -8,9 +8,11 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
+from helpers.federations import with_validation
 from helpers.runs import experiment, go
 from torch import nn
 
+from fedloom import methods
 from fedloom.compute.live import Live
 from fedloom.core.aggregate import Fold, blocks
 from fedloom.core.cohort import InitialStates
@@ -99,7 +101,20 @@ def test_a_worker_answers_faults_in_a_part_with_a_sentence(monkeypatch: pytest.M
     down = pack(machine.state.server.broadcast(machine.plan))
     found = unpack(worker.losses(0, down, pack([RemoteBlock(0, 0, [1], None, [{}])])))
     assert isinstance(found, ClientError)
-    assert str(found) == "round 0: training losses cannot be computed: RuntimeError: the sample is cursed."
+    assert str(found) == "round 0: losses cannot be computed: RuntimeError: the sample is cursed."
+
+
+def test_a_worker_knows_losses_on_training_and_on_validation_samples() -> None:
+    machine = FederatedTask(experiment(methods.term(response="validation"), federation=with_validation(shift=1.0)))
+    plan, down = machine.plan, machine.state.server.broadcast(machine.plan)
+    worker = Actor([])
+    worker.plan, worker.computes = plan, [Live(plan)]
+    found = []
+    for held_out in (False, True):
+        (answer,) = unpack(worker.losses(0, pack(down), pack([RemoteBlock(0, 0, [1], None, [{}])]), held_out))
+        np.testing.assert_array_equal(answer, Serial(plan, Live).losses(down, np.array([1]), dict, held_out=held_out))
+        found.append(float(answer[0]))
+    assert found[0] != found[1]
 
 
 def test_tensors_arrive_on_the_device_of_the_worker() -> None:

@@ -89,3 +89,17 @@ def regression(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> Federation:
     lists = [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
     arrays = Arrays(torch.tensor(np.concatenate(x)), torch.tensor(np.concatenate(y))[:, None], 1)
     return federation(arrays, lists, arrays, held_out=1)
+
+
+def with_validation(shift: float = 0.0, other: int | None = None) -> Federation:
+    """Two rows of each client set aside, their inputs moved by ``shift``; client ``other``'s training rows moved."""
+    given = classes()
+    lists = [given.train.index[i] for i in range(len(SIZES))]
+    train, kept = Index.of([rows[2:] for rows in lists]), Index.of([rows[:2] for rows in lists])
+    arrays = given.train.arrays
+    x = arrays.x.clone()
+    x[torch.from_numpy(kept.rows)] += shift
+    if other is not None:
+        x[torch.from_numpy(train[other])] += 1.0
+    arrays = replace(arrays, x=x)
+    return replace(given, train=Split(arrays, train), validation=Split(arrays, kept))

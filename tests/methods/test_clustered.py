@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from helpers.federations import classes
+from helpers.federations import classes, with_validation
 from helpers.networks import tanh_net
 from helpers.runs import assert_same_run, experiment, go, theta
 
@@ -23,7 +23,7 @@ from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.methods import make
 from fedloom.parts.drift import Scaffold
-from fedloom.parts.mixing import Uniform
+from fedloom.parts.mixing import TERM, Uniform
 from fedloom.parts.objectives import Contrastive, CrossEntropy, NotTrueDistillation
 from fedloom.parts.personal import Clustered
 from fedloom.parts.server import Adam
@@ -111,6 +111,13 @@ def test_clusters_with_distillation_and_adam_at_the_server(compute: str, tmp_pat
     made = experiment(method, **same)
     run(replace(made, rounds=2), tmp_path)
     assert_same_run(run(made, tmp_path, resume=True), whole)
+
+
+def test_clients_choose_by_training_losses_whatever_the_policy_sees() -> None:
+    """Coefficients without a tilt do not depend on responses, and neither does the choice of a cluster."""
+    method = replace(make("ifca", clusters=2), mixing=TERM(lam=0.0, response="validation"))
+    ends = [theta(go(method, local=LOCAL, federation=with_validation(shift))) for shift in (0.0, -5.0)]
+    np.testing.assert_array_equal(*ends)
 
 
 def test_what_would_mix_clusters_up_is_refused() -> None:

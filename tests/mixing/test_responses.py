@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.federations import SIZES, classes
+from helpers.federations import with_validation
 from helpers.rounds import round_info
 from helpers.runs import experiment, go, theta
 
 from fedloom.core.context import RoundInfo
 from fedloom.core.errors import ConfigError
-from fedloom.core.federation import Federation, Index, Split
+from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.methods import make
@@ -26,24 +26,11 @@ FAIR = ("afl", "q_ffl", "term", "aaggff_s", "aaggff_d")
 WHOLE = Local(steps=1, batch_size=0, lr=0.2)
 
 
-def with_validation(shift: float = 0.0, other: int | None = None) -> Federation:
-    """Two rows of each client set aside, their inputs moved by ``shift``; client ``other``'s training rows moved."""
-    given = classes()
-    lists = [given.train.index[i] for i in range(len(SIZES))]
-    train, kept = Index.of([rows[2:] for rows in lists]), Index.of([rows[:2] for rows in lists])
-    arrays = given.train.arrays
-    x = arrays.x.clone()
-    x[torch.from_numpy(kept.rows)] += shift
-    if other is not None:
-        x[torch.from_numpy(train[other])] += 1.0
-    arrays = replace(arrays, x=x)
-    return replace(given, train=Split(arrays, train), validation=Split(arrays, kept))
-
-
 def losses(name: str, federation: Federation, **changes: Any) -> list[float]:
     """What a policy saw: the first round's mixture of losses, before any training."""
     method = make(name, response="validation")
-    return [go(method, federation=federation, rounds=1, local=WHOLE, **changes).history[0]["mixing/objective"]]
+    record = go(method, federation=federation, rounds=1, local=WHOLE, **changes).history[0]
+    return [record["mixing/held_out_objective"]]
 
 
 @pytest.mark.parametrize("name", FAIR)

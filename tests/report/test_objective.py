@@ -11,20 +11,21 @@ import pytest
 from helpers.pages import drawn
 
 from fedloom import methods
+from fedloom.core.federation import Federation
 from fedloom.core.method import Method
 from fedloom.core.parts import Mixing
 from fedloom.data import federate
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
 from fedloom.experiment.report import build
-from fedloom.experiment.report.figures import OBJECTIVE, cumulated, cumulated_band
+from fedloom.experiment.report.figures import HELD_OUT_OBJECTIVE, OBJECTIVE, cumulated, cumulated_band
 from fedloom.experiment.report.groups import has, read
 from fedloom.models import models
 from fedloom.parts.objectives import CrossEntropy
 
 
-def experiment(method: Method, on: tuple[str, ...], **settings) -> Experiment:
-    federation = federate("digits", "dirichlet_balanced", clients=5, seed=1)
+def experiment(method: Method, on: tuple[str, ...], federation: Federation | None = None, **settings) -> Experiment:
+    federation = federation or federate("digits", "dirichlet_balanced", clients=5, seed=1)
     make = lambda: models.make("logistic", classes=10, inputs=(1, 8, 8))  # noqa: E731
     evaluation = Evaluation(on, every=3, metric="clients/accuracy/mean")
     return Experiment(method, federation, make, rounds=3, evaluation=evaluation, **settings)
@@ -47,6 +48,25 @@ def test_it_is_the_mixture_of_the_losses_of_received_models(method: Method, on: 
         assert record[OBJECTIVE] == pytest.approx(float((p * losses).sum()), rel=1e-12)
     assert records[0][OBJECTIVE] == pytest.approx(np.log(10), rel=1e-6)  # every loss, at a model of zeros
     assert records[2][OBJECTIVE] < records[1][OBJECTIVE] < records[0][OBJECTIVE]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_losses_on_validation_samples_are_kept_apart(asked: bool, tmp_path: Path) -> None:
+    """With equal coefficients the objective is FedAvg's, whatever the policy sees."""
+    on = ("clients", "received") if asked else ("clients",)
+    federation = federate("digits", "dirichlet_balanced", clients=5, seed=1, validation=0.2)
+    for name, method in (("plain", methods.term(0.0)), ("held_out", methods.term(0.0, response="validation"))):
+        run(experiment(method, on, federation=federation), tmp_path / name)
+    (plain, one), (held_out, other) = stored(tmp_path / "plain"), stored(tmp_path / "held_out")
+    assert ("loss" in other, OBJECTIVE in held_out[0]) == (asked, asked)
+    assert not {"held_out_loss"} & one.keys()
+    for ours, theirs in zip(held_out, plain, strict=True):
+        mine = other["round"] == ours["round"]
+        mixture = float((other["p"] * other["held_out_loss"])[mine].sum())
+        assert ours[HELD_OUT_OBJECTIVE] == pytest.approx(mixture, rel=1e-12)
+        assert ours["round"] == 1 or ours[HELD_OUT_OBJECTIVE] != pytest.approx(theirs[OBJECTIVE], rel=1e-4)
+        if asked:
+            assert ours[OBJECTIVE] == theirs[OBJECTIVE]
 
 
 def test_asking_changes_nothing_else(tmp_path: Path) -> None:
@@ -109,3 +129,15 @@ def test_the_page_draws_it_where_it_is(make_run, tmp_path: Path) -> None:
     each, total = (figure for figure in drawn(page) if figure["heading"].startswith("Global objective"))
     assert [line["label"] for line in each["series"]] == [line["label"] for line in total["series"]] == ["aaggff_s"]
     assert (each["series"][0]["y"], total["series"][0]["y"]) == ([2.0, 1.0], [2.0, 3.0])
+
+
+@pytest.mark.slow
+def test_the_page_draws_losses_on_validation_samples_apart(tmp_path: Path) -> None:
+    federation = federate("digits", "dirichlet_balanced", clients=5, seed=1, validation=0.2)
+    run(experiment(methods.term(response="validation"), ("clients",), federation), tmp_path / "run")
+    (only,) = (
+        figure for figure in drawn(build([tmp_path / "run"], tmp_path / "page")) if "objective" in figure["name"]
+    )
+    assert only["heading"] == "Global objective on validation samples in each round"
+    values = [record[HELD_OUT_OBJECTIVE] for record in stored(tmp_path / "run")[0]]
+    assert only["series"][0]["y"] == pytest.approx(values, rel=1e-5)

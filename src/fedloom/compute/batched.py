@@ -124,9 +124,9 @@ class Batched:
                 return found
         return fold(self.plan, self.work(down, clients, states), weights)
 
-    def losses(self, down: Broadcast, clients: np.ndarray, states: States) -> np.ndarray:
+    def losses(self, down: Broadcast, clients: np.ndarray, states: States, held_out: bool = False) -> np.ndarray:
         """F_i(θ^t), float64 [clients], one client after the other."""
-        return self.live.losses(down, clients, states)
+        return self.live.losses(down, clients, states, held_out)
 
     def constants(self, clients: int) -> Tensor:
         """A buffer for the constants of a block's corrections, [clients, P], reused in every round."""

@@ -124,7 +124,7 @@ class Live:
         out = out._replace(model=self.net.model) if self.net.needs_model else out
         return companions(self.plan, self.net, out, batch.x, self.live.theta, self.live.buffers)
 
-    def losses(self, down: Broadcast, clients: np.ndarray, states: States) -> np.ndarray:
+    def losses(self, down: Broadcast, clients: np.ndarray, states: States, held_out: bool = False) -> np.ndarray:
         """F_i(θ^t), float64 [clients], with the clients' own private parameters if a model is split."""
         split = self.plan.has_private
         if not split:
@@ -133,13 +133,14 @@ class Live:
         for client in map(int, clients):
             if split:
                 work.load(self.plan, down, client, states(client), self.vectors)
-            found.append(self._loss_of_received(down, client))
+            found.append(self._loss_of_received(down, client, held_out))
         return np.array(found)
 
-    def _loss_of_received(self, down: Broadcast, client: int) -> float:
+    def _loss_of_received(self, down: Broadcast, client: int, held_out: bool) -> float:
         """The mean loss of the loaded model before local work, on all training (or validation) data of the client."""
         plan = self.plan
-        judged = plan.data if plan.validation is None else plan.validation
+        judged = plan.validation if held_out else plan.data
+        assert judged is not None
         rows = torch.from_numpy(judged.index[client])
         self.live.module.eval()
         total = 0.0

@@ -31,7 +31,9 @@ class Report:
         p: the mixing coefficients actually used, float64 [|S|]; 0 for clients that were left out.
         train_loss: mean training loss over the clients that arrived.
         traffic: parameters and bytes sent.
-        losses: F_i(θ^t) before local work, float64 [|S|], if a part needs them.
+        losses: F_i(θ^t) before local work, float64 [|S|], if a part needs them; on validation samples if it asks for
+            those.
+        training_losses: F_i(θ^t) on training samples, float64 [|S|], if they are known.
         failures: the clients that were left out, with the reason.
         states: new client states, to be stored at the end of the round.
     """
@@ -41,17 +43,14 @@ class Report:
     train_loss: float = float("nan")
     traffic: Traffic = field(default_factory=Traffic)
     losses: np.ndarray | None = None
+    training_losses: np.ndarray | None = None
     failures: list[Failure] = field(default_factory=list)
     states: dict[int, State] = field(default_factory=dict)
 
-    @property
-    def objective(self) -> float:
-        """Σ p_i F_i(θ^t) over the clients with p_i ≠ 0, F_i before local work; NaN if losses are unknown or p is all 0.
-
-        Hahn 2024, eq. (1.1) and figure 3.1.
-        """
+    def objective(self, losses: np.ndarray) -> float:
+        """Σ p_i F_i(θ^t) over the clients with p_i ≠ 0; NaN if p is all 0 (Hahn 2024, eq. (1.1) and figure 3.1)."""
         mixed = self.p != 0
-        return float("nan") if self.losses is None or not mixed.any() else float(self.p[mixed] @ self.losses[mixed])
+        return float(self.p[mixed] @ losses[mixed]) if mixed.any() else float("nan")
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,9 @@ class Cohort:
             self.leave_out(~present, FailureKind.ABSENT, "dropped out")
         if plan.method.needs("losses") and present.any():
             report.losses = np.full(len(cohort), np.nan)
-            report.losses[present] = self.losses(down, cohort[present])
+            held_out = plan.method.needs("validation")
+            report.losses[present] = self.losses(down, cohort[present], held_out)
+            report.training_losses = None if held_out else report.losses
             diverged = present & ~np.isfinite(report.losses)
             self.leave_out(diverged, FailureKind.DIVERGED, "its loss of the received model is not finite")
             present &= ~diverged
@@ -140,11 +141,11 @@ class Cohort:
             report.traffic.count(sent, sent * plan.layout.dtype.itemsize)
         return present
 
-    def losses(self, down: Broadcast, members: np.ndarray) -> np.ndarray:
-        """F_i(θ^t), float64 [members]."""
+    def losses(self, down: Broadcast, members: np.ndarray, held_out: bool = False) -> np.ndarray:
+        """F_i(θ^t) on training or validation samples, float64 [members]."""
         found = np.empty(len(members))
         for level, rows in self.by_level(members):
-            found[rows] = self.engine.losses(self.sent(down, level), members[rows], self.states, level)
+            found[rows] = self.engine.losses(self.sent(down, level), members[rows], self.states, level, held_out)
         return found
 
     def run(

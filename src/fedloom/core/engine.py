@@ -59,8 +59,8 @@ class Compute(Protocol):
         """The fold of a block's results, which may be computed without every member's own result."""
         ...
 
-    def losses(self, down: Broadcast, clients: np.ndarray, states: States) -> np.ndarray:
-        """Training losses F_i of the received model, with the clients' private parameters, float64 [clients]."""
+    def losses(self, down: Broadcast, clients: np.ndarray, states: States, held_out: bool = False) -> np.ndarray:
+        """F_i of the received model on training or validation samples, with private parameters, float64 [clients]."""
         ...
 
 
@@ -99,8 +99,10 @@ class Engine(Protocol):
         """Run the clients of one level, one fold per block; ``weights`` are p, float64 [clients], if already known."""
         ...
 
-    def losses(self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0) -> np.ndarray:
-        """Training losses of the received model, float64 [clients]."""
+    def losses(
+        self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, held_out: bool = False
+    ) -> np.ndarray:
+        """Losses of the received model on training or, if ``held_out``, validation samples, float64 [clients]."""
         ...
 
     def committed(self, round: int, accepted: np.ndarray) -> None:

@@ -23,7 +23,18 @@ from fedloom.core.errors import ClientError, printable
 from fedloom.core.plan import ClientPlan
 from fedloom.core.tree import finite
 from fedloom.deploy.assignment import Assignment
-from fedloom.deploy.messages import EVALUATE, LOSSES, WORK, Order, Request, is_count, is_number, pack_broadcast, tree
+from fedloom.deploy.messages import (
+    EVALUATE,
+    HELD_OUT,
+    LOSSES,
+    WORK,
+    Order,
+    Request,
+    is_count,
+    is_number,
+    pack_broadcast,
+    tree,
+)
 from fedloom.deploy.transport import Delivered, Transport
 from fedloom.deploy.versions import FILE
 from fedloom.deploy.wire import LIMIT, Packet, WireError, unpack
@@ -137,13 +148,16 @@ class Deployed(Engine):
             members = slice(block.start, block.stop)
             yield fold(self.plan.levels[level], results[members], None if weights is None else weights[members])
 
-    def losses(self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0) -> np.ndarray:
+    def losses(
+        self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, held_out: bool = False
+    ) -> np.ndarray:
         """F_i(θ^t), NaN for members that did not answer.
 
-        If the method needs them, nodes go on to their local work at once: it does not depend on the coefficients.
+        If the method needs these, nodes go on to their local work at once: it does not depend on the coefficients.
         """
-        both = self.plan.method.needs("losses")
-        answers = self.exchange((LOSSES, WORK) if both else (LOSSES,), down, clients, level)
+        both = self.plan.method.needs("losses") and self.plan.method.needs("validation") == held_out
+        asked = HELD_OUT if held_out else LOSSES
+        answers = self.exchange((asked, WORK) if both else (asked,), down, clients, level)
         if both:
             self.ready |= answers
         found = np.full(len(clients), np.nan)

@@ -15,7 +15,7 @@ from fedloom.deploy.versions import FILE, TICKET
 from fedloom.deploy.wire import Packet, WireError, pack, unpack
 from fedloom.experiment.state_files import flat, nested
 
-JOIN, LOSSES, WORK, EVALUATE = "join", "losses", "work", "evaluate"
+JOIN, LOSSES, HELD_OUT, WORK, EVALUATE = "join", "losses", "held_out_losses", "work", "evaluate"
 MOST = 2**40  # what numbers in answers stay below, so that they can be summed
 
 
@@ -37,7 +37,7 @@ class Order:
 
     Args:
         ticket: 32 random hexadecimal digits; the answer repeats them. The same ticket is the same message again.
-        do: any of ``join``, ``losses``, ``work`` and ``evaluate``.
+        do: any of ``join``, ``losses`` or ``held_out_losses``, ``work`` and ``evaluate``.
         assignment: the node's part in the run, see ``Assignment``.
         level: the level of the model that is sent, if clients train networks of different size.
         base: the version of the client's state that counted last; None if none did.
@@ -56,7 +56,7 @@ class Order:
             raise WireError("an order has no ticket of 32 hexadecimal digits.")
         if self.base is not None and not FILE.fullmatch(f"{self.base}.counted"):
             raise WireError("an order names no version as its base.")
-        if not self.do or not set(self.do) <= {JOIN, LOSSES, WORK, EVALUATE}:
+        if not self.do or not set(self.do) <= {JOIN, LOSSES, HELD_OUT, WORK, EVALUATE}:
             raise WireError(f"an order asks for {', '.join(self.do) or 'nothing'}, which this node does not know.")
 
     def packed(self) -> bytes:

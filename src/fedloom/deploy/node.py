@@ -28,7 +28,7 @@ from fedloom.core.server import Server
 from fedloom.core.targets import CLASSES
 from fedloom.deploy.assignment import Assignment, Bench, bench
 from fedloom.deploy.data import NodeData, read
-from fedloom.deploy.messages import EVALUATE, JOIN, LOSSES, WORK, Order, read_broadcast
+from fedloom.deploy.messages import EVALUATE, HELD_OUT, JOIN, LOSSES, WORK, Order, read_broadcast
 from fedloom.deploy.versions import Versions
 from fedloom.deploy.wire import LIMIT, WireError, pack
 from fedloom.experiment.evaluate import Evaluator
@@ -131,8 +131,12 @@ class Node:
             state = {place: part.init_client(down.theta) for place, part in plan.method.hooks["init_client"]}
         compute = self._compute(made, order.level)
         facts: dict[str, Any] = {"status": "done"}
-        if LOSSES in order.do:
-            facts["loss_received"] = float(compute.losses(down, np.array([made.client]), lambda client: state)[0])
+        if LOSSES in order.do or HELD_OUT in order.do:
+            held_out = HELD_OUT in order.do
+            if held_out and plan.validation is None:
+                raise WireError("an order asks for losses on validation samples, which the method does not need.")
+            losses = compute.losses(down, np.array([made.client]), lambda client: state, held_out)
+            facts["loss_received"] = float(losses[0])
         if WORK not in order.do:
             return facts, {}
         (result,) = compute.work(down, [made.client], [state])

@@ -117,14 +117,14 @@ class Actor:
             add(running, Fold(unpack(sums, self.device)))
         return pack(running.sums)
 
-    def losses(self, round: int, down: Packed, blocks: Packed) -> Packed:
-        """Training losses of the received model."""
+    def losses(self, round: int, down: Packed, blocks: Packed, held_out: bool = False) -> Packed:
+        """Losses of the received model."""
 
         def work(received: Broadcast, compute: Compute, task: RemoteBlock) -> np.ndarray:
             states = dict(zip(task.clients, task.states, strict=True))
-            return compute.losses(received, np.array(task.clients), states.__getitem__)
+            return compute.losses(received, np.array(task.clients), states.__getitem__, held_out)
 
-        return self._answers(round, down, blocks, work, "training losses cannot be computed")
+        return self._answers(round, down, blocks, work, "losses cannot be computed")
 
     def _answers(
         self,

@@ -147,13 +147,15 @@ class Processes(Engine):
             if any(worker.tasks for worker in self.workers):  # the round was interrupted: discard its work
                 self.close()
 
-    def losses(self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0) -> np.ndarray:
-        """Training losses of the received model, float64 [clients]."""
+    def losses(
+        self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, held_out: bool = False
+    ) -> np.ndarray:
+        """Losses of the received model, float64 [clients]."""
         self._announce(down)
         shares = []
         for share in np.array_split(clients, len(self.workers)):
             own = {int(c): {k: v for k, v in states(int(c)).items() if k == "personal"} for c in share}
-            shares.append((level, share, own if self.plan.has_private else {}))
+            shares.append((level, share, own if self.plan.has_private else {}, held_out))
         try:
             for worker, share in zip(self.workers, shares, strict=True):
                 self._send(worker, ("losses", share))
@@ -162,7 +164,7 @@ class Processes(Engine):
             self.close()
             raise
 
-    def _losses(self, number: int, share: tuple[int, np.ndarray, States]) -> np.ndarray:
+    def _losses(self, number: int, share: tuple[int, np.ndarray, States, bool]) -> np.ndarray:
         """A worker's answer, or that of the worker that replaces it."""
         for attempt in range(ATTEMPTS + 1):
             try:
@@ -177,7 +179,7 @@ class Processes(Engine):
                 raise found
             return found
         raise ClientError(
-            f"round {self.round}: the training losses of clients {share[1][0]} to {share[1][-1]} could not be "
+            f"round {self.round}: the losses of clients {share[1][0]} to {share[1][-1]} could not be "
             f"computed: the worker process died {ATTEMPTS + 1} times."
         )
 

@@ -107,13 +107,15 @@ class Ray(Engine):
             return self.gather == "chain"
         return weights is not None and (blocks - len(self.cluster.ready) - 1) * self.sums > SAVED
 
-    def losses(self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0) -> np.ndarray:
-        """Training losses of the received model, float64 [clients]."""
+    def losses(
+        self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, held_out: bool = False
+    ) -> np.ndarray:
+        """Losses of the received model, float64 [clients]."""
         private = self.plan.has_private
         own: States = (
             (lambda client: {k: v for k, v in states(client).items() if k == "personal"}) if private else _none
         )
-        return _Blocks(self, down, clients, own, None, level, self.places if private else None).losses()
+        return _Blocks(self, down, clients, own, None, level, self.places if private else None).losses(held_out)
 
     def receive(self, answer: Packed) -> Any:
         """Unpack an answer, and raise it if it is an error."""
@@ -167,13 +169,13 @@ class _Blocks:
         states = [{} if stored else self.states(client) for client, stored in zip(clients, there, strict=True)]
         return RemoteBlock(number, self.level, clients, part, states, keep, places)
 
-    def job(self, method: str, parts: Mapping[int, range], keep: bool = False) -> Job:
+    def job(self, method: str, parts: Mapping[int, range], keep: bool = False, held_out: bool = False) -> Job:
         """The call of a worker's method for members, by number of the block; states are read when it is dealt."""
 
         def arguments() -> tuple[Any, ...]:
             blocks = pack([self.block(number, members, keep) for number, members in parts.items()])
             self.engine.sent += nbytes(blocks)
-            return (*self.broadcast, blocks)
+            return (*self.broadcast, blocks, *([True] if held_out else []))
 
         return Job([*parts], method, arguments)
 
@@ -280,16 +282,17 @@ class _Blocks:
         weights = None if self.weights is None else self.weights[cut.start : cut.stop]
         return fold(self.engine.plan.levels[self.level], results, weights)
 
-    def losses(self) -> np.ndarray:
-        """Training losses of the received model, float64 [clients]."""
+    def losses(self, held_out: bool) -> np.ndarray:
+        """Losses of the received model, float64 [clients]."""
         members = len(self.cluster.crew())
         ends = [round(len(self.clients) * n / members) for n in range(members + 1)]
-        jobs = [self.job("losses", {n: range(*pair)}) for n, pair in enumerate(itertools.pairwise(ends))]
+        cuts = [{n: range(*pair)} for n, pair in enumerate(itertools.pairwise(ends))]
+        jobs = [self.job("losses", cut, held_out=held_out) for cut in cuts]
         found: dict[int, np.ndarray] = {}
         for job, _, answer in self.cluster.done(Hands(deque(jobs)), ATTEMPTS + 1):
             if answer is None:
                 raise ClientError(
-                    f"round {self.t}: the training losses of some clients could not be computed: their worker died "
+                    f"round {self.t}: the losses of some clients could not be computed: their worker died "
                     f"{job.deaths} times."
                 )
             found[job.numbers[0]] = self.engine.receive(answer)[0]

@@ -27,8 +27,10 @@ class Serial(Engine):
             part = None if weights is None else weights[block.start : block.stop]
             yield compute.fold(down, members, [states(client) for client in members], part)
 
-    def losses(self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0) -> np.ndarray:
-        return self.computes[level].losses(down, clients, states)
+    def losses(
+        self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, held_out: bool = False
+    ) -> np.ndarray:
+        return self.computes[level].losses(down, clients, states, held_out)
 
     def close(self) -> None:
         """Do nothing; there is nothing to release."""

@@ -104,9 +104,10 @@ def _work(plan: ClientPlan, computes: list[Compute], segment: Segment, slots: li
             continue
         assert down is not None
         if kind == "losses":
-            level, clients, states = content
-            work = partial(computes[level].losses, down, clients, lambda client, states=states: states.get(client, {}))
-            pipe.send(or_error(work, f"round {down.round}: training losses cannot be computed"))
+            level, clients, states, held_out = content
+            own = lambda client, states=states: states.get(client, {})  # noqa: E731
+            work = partial(computes[level].losses, down, clients, own, held_out)
+            pipe.send(or_error(work, f"round {down.round}: losses cannot be computed"))
         else:
             number, message, end = content
             task: BlockTask = slots[number].load(message)

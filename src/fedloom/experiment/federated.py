@@ -225,8 +225,8 @@ class FederatedTask(TrainerTask):
                 server_data=self.server_data,
                 observe=observe,
             )
-            if "received" in experiment.evaluation.what and report.losses is None:  # for the record only
-                report.losses = received_losses(self.plan, self.engine, server, self.state.store, cohort)
+            if "received" in experiment.evaluation.what and report.training_losses is None:  # for the record only
+                report.training_losses = received_losses(self.plan, self.engine, server, self.state.store, cohort)
         except LostState as error:  # which a worker has found
             self.state.store.damaged(error)
             raise
@@ -273,11 +273,17 @@ class FederatedTask(TrainerTask):
         experiment = self.experiment
         record: Record = {"round": self.round, "train/loss": report.train_loss}
         rows: Columns = {"client": report.cohort, "p": report.p}
-        if report.losses is not None:
-            record["mixing/objective"] = report.objective
-            record["mixing/kl"] = divergence_from_uniform(report.p) if report.p.any() else float("nan")
-        if experiment.method.needs("losses") or "received" in experiment.evaluation.what:
-            rows["loss"] = np.full(len(report.cohort), np.nan) if report.losses is None else report.losses
+        held_out = experiment.method.needs("validation")
+        known: dict[str, tuple[str, np.ndarray | None]] = {}
+        if "received" in experiment.evaluation.what or (experiment.method.needs("losses") and not held_out):
+            known["loss"] = "objective", report.training_losses
+        if held_out:
+            known["held_out_loss"] = "held_out_objective", report.losses
+        for column, (name, losses) in known.items():
+            rows[column] = np.full(len(report.cohort), np.nan) if losses is None else losses
+            if losses is not None:
+                record[f"mixing/{name}"] = report.objective(losses)
+                record["mixing/kl"] = divergence_from_uniform(report.p) if report.p.any() else float("nan")
         if self.plan.attack is not None:
             rows["hostile"] = np.isin(report.cohort, list(self.plan.hostile))
             record["attack/detection"] = auroc(-report.p, rows["hostile"])

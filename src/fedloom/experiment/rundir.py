@@ -4,7 +4,8 @@
 - ``metrics.jsonl``: one object per round;
 - ``clients.parquet``: round, client, n, accuracy, loss and other metrics of each client's deployed model;
 - ``mixing.parquet``: round, client, p and, if a policy or ``evaluation.what=[received]`` needs it, the client's
-  training ``loss`` F_i(θ^t) of the received model, NaN if there is none;
+  training ``loss`` F_i(θ^t) of the received model, or ``held_out_loss`` on its validation samples; NaN if there is
+  none;
 - ``partition.parquet``: client, label, samples of the training data, from the start;
 - ``checkpoint/`` and ``clients/`` (client states kept on disk);
 - ``model.safetensors`` (the final model under its module's names), ``summary.json``, ``figures/``, ``citations.bib``.

@@ -26,6 +26,7 @@ OVER = {
 """The other horizontal axes of curves, by the metric that they show."""
 
 OBJECTIVE = "mixing/objective"
+HELD_OUT_OBJECTIVE = "mixing/held_out_objective"
 """Σ p_i F_i(θ^t) over a round's clients, with the losses of the received model."""
 
 MATRICES, CLIENTS_DRAWN, COLUMNS = 8, 100, 200
@@ -290,25 +291,31 @@ def cumulated_band(member: RunGroup) -> pd.DataFrame:
 
 def objectives(groups: Sequence[RunGroup]) -> Iterator[Chart]:
     """The objective in each round, and cumulative (Hahn 2024, figure 3.1: smaller is better)."""
-    found = [member for member in groups if has([member], OBJECTIVE)]
     caption = (
-        "The training losses of the model that a round's clients received, weighted by the coefficients that then "
-        f"mixed their updates. Smaller is better. {bands(groups)}"
+        "The {} losses of the model that a round's clients received, weighted by the coefficients that then mixed "
+        "their updates. Smaller is better. " + bands(groups)
     )
-    each: tuple[tuple[str, str, Callable[[RunGroup], pd.DataFrame]], ...] = (
-        ("objective", "Global objective in each round", partial(series, key=OBJECTIVE)),
-        ("objective_cumulated", "Global objective, cumulated", cumulated_band),
-    )
-    for name, heading, values in each if found else ():
-        lines = [line(member, values(member)) for member in found]
-        yield Chart(name, heading, caption, [ROUNDS], Axis("Σ p F"), lines)
+    each: tuple[tuple[str, str, str, str, Callable[[RunGroup], pd.DataFrame]], ...] = (
+        (OBJECTIVE, "objective", "Global objective in each round", "training", partial(series, key=OBJECTIVE)),
+        (OBJECTIVE, "objective_cumulated", "Global objective, cumulated", "training", cumulated_band),
+        (HELD_OUT_OBJECTIVE, "objective_held_out", "Global objective on validation samples in each round", "validation",
+         partial(series, key=HELD_OUT_OBJECTIVE)),
+    )  # fmt: skip
+    for key, name, heading, kind, values in each:
+        lines = [line(member, values(member)) for member in groups if has([member], key)]
+        if lines:
+            yield Chart(name, heading, caption.format(kind), [ROUNDS], Axis("Σ p F"), lines)
 
 
 def decisions(run: RunData) -> tuple[Floats, Floats] | None:
-    """P and F(θ^t), float64 [T, K] each, if ``mixing.parquet`` has both for all clients in all rounds, else None."""
-    if "loss" not in run.mixing:
+    """P and F(θ^t), float64 [T, K] each, if ``mixing.parquet`` has both for all clients in all rounds, else None.
+
+    F are the losses that the policy saw: on validation samples, if it takes its responses there.
+    """
+    seen = next((column for column in ("held_out_loss", "loss") if column in run.mixing), None)
+    if seen is None:
         return None
-    p, losses = (pivot(run.mixing, column).to_numpy(np.float64) for column in ("p", "loss"))
+    p, losses = (pivot(run.mixing, column).to_numpy(np.float64) for column in ("p", seen))
     complete = p.shape == losses.shape and np.isfinite(p).all() and np.isfinite(losses).all()
     return (p.T, losses.T) if len(p) > 1 and complete else None
 
