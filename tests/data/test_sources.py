@@ -238,6 +238,21 @@ def test_cifar_npz(tmp_path: Path) -> None:
     assert source.train.names[3] == "n3"
 
 
+def test_cifar100_npz_has_labels_of_two_kinds(tmp_path: Path) -> None:
+    x = RNG.integers(0, 256, (8, 32, 32, 3), dtype=np.uint8)
+    fine, coarse = np.arange(8), np.arange(8) // 4
+    held = {"x_train": x, "y_train": fine, "x_test": x[:2], "y_test": fine[:2]}
+    np.savez(tmp_path / "cifar100.npz", **held)
+    with pytest.raises(DataError, match="coarse_train"):
+        sources.make("cifar100", root=str(tmp_path), labels="coarse")
+    held |= {"coarse_train": coarse, "coarse_test": coarse[:2], "coarse_names": np.array(["fish", "trees"])}
+    np.savez(tmp_path / "cifar100.npz", **held)
+    source = sources.make("cifar100", root=str(tmp_path), labels="coarse")
+    assert (source.train.y.tolist(), source.test.y.tolist()) == (coarse.tolist(), [0, 0])
+    assert (source.train.names, source.train.classes) == (("fish", "trees"), 2)
+    assert sources.make("cifar100", root=str(tmp_path)).train.y.tolist() == fine.tolist()
+
+
 def test_anyones_npz(tmp_path: Path) -> None:
     path = tmp_path / "mine.npz"
     np.savez(path, x_train=np.zeros((4, 3)), y_train=[0, 2, 1, 0], client_train=["b", "a", "b", "b"])

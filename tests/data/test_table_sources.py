@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -185,6 +186,28 @@ def test_a_table_is_read_in_order_of_time(tmp_path: Path, kind: str) -> None:
     assert [found.group_names[g] for g in found.groups] == ["a", "a", "b", "b"]
     stream = task_stream(found, InOrder(train=1, test=1, by_client=True))
     assert [task.train.x[0, 0].item() for task in stream] == [30, 10]
+
+
+@pytest.mark.parametrize(
+    "written", ["{:%d.%m.%Y}", "{:%d/%m/%Y}", "{:%m/%d/%Y}", "{:%d-%m-%y}", "{:%Y-%m-%d}", "{:%d %b %Y %H:%M}"]
+)
+def test_a_hundred_days_in_a_row_are_sorted_however_dates_are_written(written: str, tmp_path: Path) -> None:
+    days = pd.date_range("2026-01-25", periods=100)
+    rows = np.random.default_rng(0).permutation(100)
+    lines = [f"{n},{written.format(days[n])},{n % 2}" for n in rows]
+    (tmp_path / "days.csv").write_text("\n".join(["n,day,label", *lines]))
+    found = sources.make("table", path=str(tmp_path / "days.csv"), time="day")
+    assert found.train.x[:, 0].tolist() == list(range(100))
+
+
+def test_dates_that_may_begin_with_the_day_or_the_month_are_refused(tmp_path: Path) -> None:
+    for days, sentence in (
+        (["01/02/2026", "03/04/2026"], "dates like '01/02/2026', which may begin with the day or with the month"),
+        (["13/01/2026", "01/13/2026"], "dates that begin with the day and others that begin with the month"),
+    ):
+        (tmp_path / "days.csv").write_text("\n".join(["n,day,label", *(f"{n},{d},{n}" for n, d in enumerate(days))]))
+        with pytest.raises(DataError, match=re.escape(f"column 'day' holds {sentence}")):
+            sources.make("table", path=str(tmp_path / "days.csv"), time="day")
 
 
 def test_what_is_no_table_gets_one_sentence(tmp_path: Path) -> None:

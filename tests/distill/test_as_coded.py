@@ -61,6 +61,12 @@ def test_the_losses_of_the_code() -> None:
     assert any(int(label) not in np.argsort(-row)[:K] for row, label in zip(t.numpy(), y.numpy(), strict=True))
 
 
+def test_no_more_classes_are_helped_than_there_are() -> None:
+    s, t, y, g = drawn()
+    few, many = (disk(as_coded=True, top_k=k).terms[1].guided(s, Outputs(t, t), y, g, tau_s=1.0) for k in (C, 5 * C))
+    torch.testing.assert_close(few, many, rtol=0, atol=0)
+
+
 def test_help_is_priced_by_the_teachers_class_up_to_the_cap() -> None:
     s, t, y, g = drawn()
     price = [min(-np.log(softmax(row)[top]), 2.0) for row, top in zip(s.numpy(), t.argmax(1).numpy(), strict=True)]
@@ -96,6 +102,8 @@ def test_every_switch_back_is_the_paper(vectors: Problem) -> None:
     assert torch.equal(weights(first.model), weights(second.model))
     coded = distill.run(vectors.experiment(disk(as_coded=True), epochs=4))
     assert not torch.equal(weights(first.model), weights(coded.model))
+    told = [{r["guide/tau_s"] for r in run.history if "guide/tau_s" in r} for run in (first, coded)]
+    assert told == [{2.0}, {3.5}]
 
 
 def test_a_run_says_where_its_guide_helps(vectors: Problem) -> None:

@@ -110,6 +110,7 @@ MISTAKES = {
     "distill resume=nix": "'nix' is not a run directory",
     "distill resume=nix out=there": "cannot be combined",
     "distill --nix": "has no option '--nix'",
+    "distill teacher=mlp teacher_epochs=0": "mlp starts from random values; train it, with teacher_epochs=20",
     "distill nix.yaml": "there is no file 'nix.yaml'",
 }
 

@@ -165,11 +165,17 @@ def test_p_does_not_depend_on_how_often_the_same_inputs_are_given() -> None:
 def test_the_mean_of_fedavg_until_the_mixture_is_learnt() -> None:
     settings = {"cohort": 4, "rounds": 3, "drop_rate": 0.1, "seed": 3}
     plain = theta(go(fedavg(), **settings))
-    late = theta(go(fedssa(feed_back=True, start=3, steps=10), **settings))
-    np.testing.assert_allclose(late, plain, rtol=0, atol=1e-12)
+    longer = [go(method, **settings | {"rounds": 4}).history for method in (fedavg(), fedssa(feed_back=True, start=3))]
+    one, other = ([record["train/loss"] for record in history] for history in longer)
+    assert one == other, "local work of the fourth round begins at FedAvg's model"
     last = theta(go(fedssa(feed_back=True, start=2, lr=0.2, steps=10), **settings))
     np.testing.assert_allclose(last, theta(go(fedssa(lr=0.2, steps=10), **settings)), rtol=0, atol=1e-12)
     assert np.abs(last - plain).max() > 1e-3
+
+
+def test_a_start_that_no_round_follows_is_refused() -> None:
+    with pytest.raises(ConfigError, match="learnt from round 3 on, counted from 0, but there are 3 rounds"):
+        go(fedssa(feed_back=True, start=3), rounds=3)
 
 
 def test_the_least_loss_that_is_known() -> None:

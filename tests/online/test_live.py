@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.arriving import gaussians, online, stream
+from helpers.arriving import LOCAL, gaussians, online, stream
 
 import fedloom as fl
 from fedloom.cli import main
 from fedloom.config.online import ONLINE, build
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, DataError
+from fedloom.data.streams import TaskStream
+from fedloom.models import models
 from fedloom.tasks.online import BufferedMoml, Ftml, Live, Moml, OnlineLearner, Toe, run
 from fedloom.tasks.online.ensemble import state_bytes, task_bytes
 from fedloom.tasks.online.task import OnlineTask
@@ -68,7 +71,33 @@ def test_a_run_goes_on_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert torch.equal(live.total, whole.total)
 
 
+def test_any_number_of_threads_gives_the_bits_of_a_run() -> None:
+    """Two threads add up in another order where a network is large enough."""
+
+    def wide() -> torch.nn.Module:
+        return models.make("mlp", classes=3, inputs=(2,), hidden=(400, 400))
+
+    local = replace(LOCAL, batch_size=64)
+    tasks = TaskStream(2, lambda number: gaussians(number, samples=300))
+    work = online(Moml(), tasks, model=wide, dtype="float32", local=local, support=64)
+    whole, live = run(work), Live(OnlineTask(work))
+    torch.set_num_threads(2)
+    try:
+        for task in tasks:
+            live.observe((task.train.x, task.train.y), (task.test.x, task.test.y))
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert all(torch.equal(value, live.state["0"][name]) for name, value in whole.state["0"].items())
+
+
 def test_refusals() -> None:
+    live = Live(OnlineTask(online(Moml())))
+    support = torch.zeros(3, 2), torch.zeros(3, dtype=torch.long)
+    with pytest.raises(DataError, match=r"the inputs have shape \[2, 3\], but this model takes \[N, 2\]"):
+        live.predict(support, torch.zeros(2, 3))
+    with pytest.raises(DataError, match=r"the inputs have shape \[3, 5\]"):
+        live.observe((torch.zeros(3, 5), support[1]))
     with pytest.raises(ConfigError, match="cannot be live"):
         Live(OnlineTask(online(Toe())))
     with pytest.raises(ConfigError, match="at least one support sample"):

@@ -113,6 +113,12 @@ def test_statistics_pass_the_uplinks_of_the_method(skewed: fl.TrainedRun) -> Non
         torch.testing.assert_close(hidden, plain, rtol=1e-5, atol=1e-5)
 
 
+def test_unseen_clients_send_nothing() -> None:
+    federation = fl.data.federate("digits", "iid", clients=4, seed=1, held_out=0.0, unseen=0.5)
+    trained = fl.run("fedavg", federation, "mlp", rounds=1).trained
+    assert int(statistics(trained, 10).n.sum()) == sum(federation.train.index.sizes[:2])
+
+
 def test_what_makes_no_sense_is_refused(skewed: fl.TrainedRun) -> None:
     with pytest.raises(ConfigError, match="ccvr: samples must be at least 1, not 0"):
         CCVR(samples=0)

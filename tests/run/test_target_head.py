@@ -63,6 +63,29 @@ def test_intervals_of_classes_that_are_told_apart_are_binomial() -> None:
     np.testing.assert_array_equal(found.low, again.low)
 
 
+@pytest.mark.parametrize("gap", [50.0, 1e3])
+def test_intervals_are_numbers_where_a_resample_lacks_a_class(gap: float) -> None:
+    """With a gap of 1000 another class's likelihood is 0, also of inputs that a resample does not have."""
+    scores = torch.full((12, 3), -gap)
+    scores[torch.arange(12), torch.tensor([0] * 9 + [1] * 2 + [2])] = 0.0
+    found = target_prior(scores)
+    assert found.shares == pytest.approx([9 / 12, 2 / 12, 1 / 12], abs=1e-6)
+    assert found.low[2] == pytest.approx(0, abs=1e-6)
+    assert found.high == pytest.approx([11 / 12, 5 / 12, 3 / 12], abs=1.1 / 12)
+
+
+def test_without_resamples_there_are_no_intervals() -> None:
+    found = target_prior(torch.zeros(3, 2), resamples=0)
+    assert np.isnan([found.low, found.high]).all()
+    assert found.shares.tolist() == [0.5, 0.5]
+
+
+def test_a_distance_without_spread_contradicts_label_shift_unless_it_is_the_clients() -> None:
+    assert LabelShiftCheck(1.0, 1.0, 0.0, 5).holds
+    assert LabelShiftCheck(0.5, 1.0, 0.0, 5).holds
+    assert not LabelShiftCheck(1.5, 1.0, 0.0, 5).holds
+
+
 def test_a_sample_that_counts_twice_is_two_samples() -> None:
     likelihood = torch.tensor(np.random.default_rng(1).random((7, 3)))
     counts = torch.tensor([[2.0, 0, 1, 1, 3, 1, 1]], dtype=torch.float64)
@@ -198,6 +221,15 @@ def test_every_client_is_named_as_the_one_that_knows_its_classes(five: TrainedRu
     assert np.mean(better) > 0.05
 
 
+def test_unseen_clients_send_nothing() -> None:
+    federation = fl.data.federate("digits", "iid", clients=4, seed=1, held_out=0.0, unseen=0.5)
+    known = ClassModels(fl.run("fedavg", federation, "mlp", rounds=1).trained)
+    assert [len(known.sums), int(sum(one.n.sum() for one in known.sums))] == [2, sum(federation.train.index.sizes[:2])]
+    found = known.target_head(federation.test.x[:40], resamples=0)
+    assert found.known.shape == (4,)
+    assert found.known[2:].tolist() == [0, 0]
+
+
 def test_inputs_unlike_the_clients_are_warned_of(five: TrainedRun) -> None:
     x = five.federation.test.x
     known = ClassModels(five)
@@ -253,6 +285,8 @@ def test_labels_of_the_target_change_nothing() -> None:
 def test_what_cannot_be_done_is_refused_in_a_sentence(five: TrainedRun) -> None:
     with pytest.raises(DataError, match="the inputs have shape"):
         ClassModels(five).target_head(torch.zeros(3, 5))
+    with pytest.raises(DataError, match="there are no inputs"):
+        ClassModels(five).target_head(five.federation.test.x[:0])
     with pytest.raises(ConfigError, match="the server has no whole model"):
         ClassModels(fl.run("fedper", five.federation, "mlp", rounds=1).trained)
     far = copy.copy(five)

@@ -24,7 +24,7 @@ def test_each_method_runs_and_its_set_is_data_for_another_run(cli: Cli, tmp_path
     code, out, err = cli("synthesize", *words)
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0].startswith(f"{name}  round 1/2  accuracy ")
+    assert "  synthetic set " in lines[0].partition(f"{name}  round 1/2")[2], lines[0]
     heads = ["method", "accuracy", "clients", "recognised", "FID", "diversity", "coverage", "copies", "sent", "time"]
     assert next(line for line in lines if line.startswith("method")).split() == heads
     made = tmp_path / "made"

@@ -41,6 +41,11 @@ def test_a_generator_with_an_auxiliary_classifier_leaves_a_set(auxiliary: str) -
     assert synthesize(made, judge=replace(QUICK, every=0, max_steps=5)).found.arrays.x.shape == (60, 1, 8, 8)
 
 
+def test_random_classes_for_a_classifier_that_is_not_there_are_refused() -> None:
+    with pytest.raises(ConfigError, match="this discriminator has not; choose model=acgan, or auxiliary=own"):
+        synthesize(replace(experiment("fedcgan", rounds=1), method=methods.fedcgan(auxiliary="random")), judge=QUICK)
+
+
 @pytest.mark.parametrize("name", GENERATORS)
 @pytest.mark.slow
 def test_a_run_leaves_its_set_pictures_and_numbers_and_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:

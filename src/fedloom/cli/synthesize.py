@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,7 @@ from fedloom.cli.command import Command, Rows
 from fedloom.cli.jobs import Job, RunPlan
 from fedloom.cli.report import page
 from fedloom.config.federated import JUDGE, SYNTHESIZE, build_method, build_synthesis
-from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.console import ABSENT, count, duration, figures
-from fedloom.experiment.progress import NullProgress
 from fedloom.tasks.synthesis.judge import CACHE
 from fedloom.tasks.synthesis.run import synthesize
 
@@ -35,17 +33,6 @@ def train(experiment: Any, job: Job, batch: RunPlan, **settings: Any) -> None:
     """Run one method and evaluate its set; the runs of a sweep share the real-data classifier."""
     cache = batch.parent / CACHE if batch.is_sweep else None
     synthesize(experiment, job.directory, JUDGE.instantiate(job.config["judge"]), cache=cache, **settings)
-
-
-class SyntheticHeadline(Callback):
-    """Shows the accuracy of the classifier trained on the set in place of the server model's."""
-
-    def __init__(self, progress: NullProgress) -> None:
-        self.on_start, self.on_finish, self.progress = progress.on_start, progress.on_finish, progress
-
-    def on_round(self, record: Mapping[str, Any]) -> None:
-        accuracy = record.get("synthetic/accuracy")
-        self.progress.on_round(record if accuracy is None else {**record, "global/accuracy": accuracy})
 
 
 def table(rows: Rows) -> Table:
@@ -81,6 +68,5 @@ command = Command(
     train,
     table,
     files,
-    progress=SyntheticHeadline,
     last_file="synthetic.json",
 )

@@ -21,6 +21,9 @@ from fedloom.experiment.deployed import DeployedModel
 from fedloom.tasks.target.calibration import CCVR
 from fedloom.tasks.target.model import ClassModels, TargetModel
 
+FEW = 20
+"""Of fewer inputs, draws say little about what else may come."""
+
 
 def command(arguments: argparse.Namespace) -> int:
     """For each file of inputs: write the model, print class shares, clients and the check."""
@@ -54,7 +57,7 @@ def command(arguments: argparse.Namespace) -> int:
         if arguments.json:
             continue
         print(f"target: {relpath(file)}, {len(arrays['x'])} inputs")
-        print(described(found, run.federation.names))
+        print(described(found, len(arrays["x"]), run.federation.names))
         if known.privacy is not None:
             print(f"privacy: {known.privacy}")
         if written is not None:
@@ -71,7 +74,7 @@ def plain(found: TargetModel) -> dict[str, Any]:
     def numbers(given: np.ndarray | None) -> list[float] | None:
         return None if given is None or not np.isfinite(given).all() else given.tolist()
 
-    prior: Mapping[str, Any] = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(found.prior).items()}
+    prior = {k: numbers(v) if isinstance(v, np.ndarray) else v for k, v in vars(found.prior).items()}
     check = asdict(found.check) | {"holds": found.check.holds}
     return {**prior, "known": numbers(found.known), "p": numbers(found.p), "check": check}
 
@@ -102,20 +105,25 @@ def compared(measured: Mapping[str, Mapping[str, float]]) -> None:
         print(f"{name}: {', '.join(f'{k} {v:.4g}' for k, v in numbers.items())}", file=sys.stderr)
 
 
-def described(found: TargetModel, names: tuple[str, ...] = ()) -> str:
+def described(found: TargetModel, inputs: int, names: tuple[str, ...] = ()) -> str:
     """Class shares with intervals, the clients from which the target is known, and the check, as text."""
     prior = found.prior
+    known = np.isfinite(prior.high).all()
+    ends = zip(prior.low, prior.high, strict=True)
+    interval = [f" ({100 * low:.1f} to {100 * high:.1f})" if known else "" for low, high in ends]
     shown = [
-        f"  {c}: {100 * prior.shares[c]:.1f} % ({100 * prior.low[c]:.1f} to {100 * prior.high[c]:.1f})"
+        f"  {c}: {100 * prior.shares[c]:.1f} %{interval[c]}"
         for c in np.argsort(-prior.shares, kind="stable")
-        if prior.high[c] >= 0.0005
+        if max(prior.shares[c], np.nan_to_num(prior.high[c])) >= 0.0005
     ]
 
     def clients(shares: np.ndarray) -> str:
         largest = [k for k in np.argsort(-shares, kind="stable")[:10] if shares[k] >= 0.005]
         return ", ".join(f"{names[k] if names else f'client {k}'}: {100 * shares[k]:.0f} %" for k in largest)
 
-    lines = [f"class shares ({100 * prior.coverage:g} % intervals over draws of the inputs):", *shown]
+    few = f", too narrow with only {inputs} inputs" if inputs < FEW else ""
+    told = f"{100 * prior.coverage:g} % intervals over draws of the inputs{few}" if known else "without intervals"
+    lines = [f"class shares ({told}):", *shown]
     if np.isfinite(found.known).all():
         lines.append(f"these classes are known from {clients(found.known)}")
     if found.p is not None:

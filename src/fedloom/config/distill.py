@@ -102,6 +102,12 @@ def build(config: Config, shared: Shared | None = None) -> DistillExperiment:
     run = values["teacher"].get("run")
     teacher = PENDING if run is None else Path(run)
     if run is None and values["teacher_epochs"] == 0:
+        given = values["teacher"]
+        if not given.get("pretrained") and not given.get("weights"):
+            raise ConfigError(
+                f"teacher_epochs=0 takes the teacher as it starts, but {given['name']} starts from random values; "
+                "train it, with teacher_epochs=20, or give it parameters, like teacher=timm teacher.weights=FILE."
+            )
         teacher = make_student(model_factory(values["teacher"], data.train.first), values["split_seed"], torch.float32)
     made = DistillExperiment(
         method=DISTILLER.instantiate(values["method"]),

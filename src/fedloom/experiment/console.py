@@ -29,6 +29,7 @@ WORDS = {
     "train/loss": "loss",
     "ctm/accuracy/mean": "CTM",
     "ltm/accuracy": "LTM",
+    "synthetic/accuracy": "synthetic set",
 }
 """The metrics shown while a run is in progress, the most important first, and what they are called there."""
 

@@ -102,25 +102,7 @@ class DeployedModel:
 
     def inputs(self, x: Any) -> Tensor:
         """Inputs [N, ...] in the type of the run's data; see ``predict``."""
-        wanted, shape = self.arrays.x.dtype, tuple(self.arrays.x.shape[1:])
-        x = as_tensor("x", x)
-        pixels = x.dtype == torch.uint8 and wanted.is_floating_point and len(shape) == 3
-        if pixels:
-            last = x.ndim == 3 or (x.shape[1:] != shape and x.shape[-1] in (1, 3, 4))  # the channels, if there are any
-            x = to_images(x.cpu().numpy()).to(x.device, wanted) if last else x.to(wanted) / 255
-        if tuple(x.shape[1:]) != shape or not len(x):
-            one = " (one sample needs a first axis of length 1)" if tuple(x.shape) == shape else ""
-            raise DataError(
-                f"the inputs have shape {list(x.shape)}, but this model takes [N, {', '.join(map(str, shape))}]{one}."
-            )
-        if not wanted.is_floating_point and x.is_floating_point():
-            raise DataError("the inputs are fractions, but this model takes whole numbers, such as tokens.")
-        if pixels:
-            return Scale.of(x, self.arrays.mean, self.arrays.std).stored(x)
-        x = x.to(wanted)
-        if x.is_floating_point() and not bool(torch.isfinite(x.sum())):
-            raise DataError("some inputs are NaN or infinite.")
-        return x
+        return inputs_like(self.arrays, x)
 
     def labelled(self, x: Any, y: Any) -> Arrays:
         """Inputs and targets as arrays like the run's."""
@@ -144,6 +126,35 @@ class Adapted(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Outputs [N, ...] of inputs [N, ...]."""
         return self.predict(x)
+
+
+def inputs_like(arrays: Arrays, x: Any) -> Tensor:
+    """Inputs [N, ...] in the shape, type and scale of a run's data; pixels in bytes are brought to their scale.
+
+    Raises:
+        DataError: if they do not fit.
+    """
+    wanted, shape = arrays.x.dtype, tuple(arrays.x.shape[1:])
+    x = as_tensor("x", x)
+    if not len(x):
+        raise DataError("there are no inputs.")
+    pixels = x.dtype == torch.uint8 and wanted.is_floating_point and len(shape) == 3
+    if pixels:
+        last = x.ndim == 3 or (x.shape[1:] != shape and x.shape[-1] in (1, 3, 4))  # the channels, if there are any
+        x = to_images(x.cpu().numpy()).to(x.device, wanted) if last else x.to(wanted) / 255
+    if tuple(x.shape[1:]) != shape:
+        one = " (one sample needs a first axis of length 1)" if tuple(x.shape) == shape else ""
+        raise DataError(
+            f"the inputs have shape {list(x.shape)}, but this model takes [N, {', '.join(map(str, shape))}]{one}."
+        )
+    if not wanted.is_floating_point and x.is_floating_point():
+        raise DataError("the inputs are fractions, but this model takes whole numbers, such as tokens.")
+    if pixels:
+        return Scale.of(x, arrays.mean, arrays.std).stored(x)
+    x = x.to(wanted)
+    if x.is_floating_point() and not bool(torch.isfinite(x.sum())):
+        raise DataError("some inputs are NaN or infinite.")
+    return x
 
 
 def as_tensor(what: str, given: Any) -> Tensor:

@@ -98,6 +98,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
     if isinstance(model, Wrapped) or experiment.method.needs("features"):
         wrapped.check(model, sample)
     _levels(plan, sample)
+    _auxiliary(experiment.method, out)
     if not experiment.method.predicts:
         return plan
     return replace(plan, targets=check_targets(experiment.method, federation.train.arrays, out))
@@ -172,6 +173,16 @@ def _latent(method: Method, model: nn.Module) -> None:
             raise ConfigError(
                 f"{place} {label(part)!r} draws latent vectors of length {wants}, but those of the model have {has}; "
                 "give both the same latent."
+            )
+
+
+def _auxiliary(method: Method, judged: Tensor) -> None:
+    """Raise ``ConfigError`` if a part draws classes for an auxiliary classifier that the discriminator has not."""
+    for place, part in method.parts.items():
+        if getattr(part, "auxiliary", "own") != "own" and judged.ndim == 1:
+            raise ConfigError(
+                f"{place} {label(part)!r} with auxiliary={part.auxiliary} draws classes for an auxiliary classifier, "  # type: ignore[attr-defined]
+                "which this discriminator has not; choose model=acgan, or auxiliary=own."
             )
 
 

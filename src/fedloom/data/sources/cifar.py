@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -68,17 +67,17 @@ def cifar10(root: str | None = None, download: bool = False, normalise: bool = T
 def cifar100(root: str | None = None, download: bool = False, normalise: bool = True, labels: str = "fine") -> Source:
     """CIFAR-100: 50 000 + 10 000 colour photographs, 32x32, 100 classes.
 
-    Reads ``cifar100.npz`` (as ``cifar10.npz``) or the official ``cifar-100-python``.
+    Reads ``cifar100.npz`` (as ``cifar10.npz``, with ``coarse_train``, ``coarse_test`` and optionally ``coarse_names``
+    for coarse labels) or the official ``cifar-100-python``.
 
     Args:
-        labels: fine (100 classes) or coarse (20 superclasses, in the official batches only).
+        labels: fine (100 classes) or coarse (20 superclasses).
     """
     if labels not in ("fine", "coarse"):
         raise ConfigError(f"CIFAR-100 has fine and coarse labels, not {labels!r}.")
-    files = CIFAR100 if labels == "fine" else replace(CIFAR100, layouts=(BATCHES_100,))
-    paths = files.obtain(root, download)
+    paths = CIFAR100.obtain(root, download)
     if len(paths) == 1:
-        names, train, test = from_npz(paths[0])
+        names, train, test = from_npz(paths[0], *(() if labels == "fine" else ("coarse_", "coarse_names")))
     else:
         names = read_pickle(paths[2], [f"{labels}_label_names"])[f"{labels}_label_names"]
         train, test = (partial(from_batches, [path], f"{labels}_labels") for path in paths[:2])
@@ -90,15 +89,15 @@ def cifar100(root: str | None = None, download: bool = False, normalise: bool = 
 Read = Callable[[], tuple[np.ndarray, np.ndarray]]  # reads images [N, 32, 32, 3] and labels [N]
 
 
-def from_npz(path: Path) -> tuple[Sequence[str], Read, Read]:
-    """Class names, and readers of the training and the test images of an npz file."""
+def from_npz(path: Path, labels: str = "y_", known: str = "names") -> tuple[Sequence[str], Read, Read]:
+    """Class names, and readers of the training and the test images of an npz file; labels and names by their keys."""
 
     def read(part: str) -> tuple[np.ndarray, np.ndarray]:
-        found = read_npz(path, [f"x_{part}", f"y_{part}"])
-        return found[f"x_{part}"], found[f"y_{part}"]
+        found = read_npz(path, [f"x_{part}", f"{labels}{part}"])
+        return found[f"x_{part}"], found[f"{labels}{part}"]
 
-    about = read_npz(path, ["y_train"], optional=["names"])
-    names = about.get("names", np.arange(int(about["y_train"].max(initial=0)) + 1))
+    about = read_npz(path, [f"{labels}train"], optional=[known])
+    names = about.get(known, np.arange(int(about[f"{labels}train"].max(initial=0)) + 1))
     return [str(name) for name in names], partial(read, "train"), partial(read, "test")
 
 

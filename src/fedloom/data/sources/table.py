@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from fedloom.core.errors import DataError, first_line, in_one_line, nearest
 from fedloom.data.sources.base import Source, sources
+
+IN_DIGITS = re.compile(r"^\s*(\d{1,2})([./-])(\d{1,2})\2\d{2,4}\b")
+"""A date whose day, month and year are numbers, the year at the end."""
 
 
 @sources.register
@@ -63,20 +67,50 @@ def in_order(frame: Any, column: str, what: str) -> Any:
     [2, 1]
 
     Raises:
-        DataError: if there is no such column, or some of its values are neither numbers nor dates.
+        DataError: if there is no such column, some of its values are neither numbers nor dates, or its dates may begin
+            with the day or with the month.
     """
     import pandas as pd
 
     if column not in frame.columns:
         raise DataError(f"{what} has no column {column!r}; {nearest(column, map(str, frame.columns))}")
     times = frame[column]
-    try:
-        times = times if pd.api.types.is_numeric_dtype(times) else pd.to_datetime(times, utc=True, format="mixed")
-    except (ValueError, TypeError) as error:
-        told = f"{what}: column {column!r} holds neither numbers nor dates ({first_line(error)})."
-        raise DataError(told) from error
+    if not pd.api.types.is_numeric_dtype(times):
+        times = dates(times, f"{what}: column {column!r}")
     if lost := int(times.isna().sum()):
         raise DataError(
             f"{what}: column {column!r} lacks times in {lost} of {len(frame)} rows; fill them, or drop those rows."
         )
     return frame.iloc[times.argsort(kind="stable")]
+
+
+def dates(column: Any, what: str) -> Any:
+    """A pandas column of dates as times in UTC; dates in digits all begin with the day, or all with the month.
+
+    Which of the two, is known from a number above 12, or from dots, before which the day stands.
+
+    >>> import pandas as pd
+    >>> dates(pd.Series(["31/01/2026", "01/02/2026"]), "visits").dt.month.tolist()
+    [1, 2]
+
+    Raises:
+        DataError: if some are no dates, or it cannot be known with what they begin.
+    """
+    import pandas as pd
+
+    parts = column.dropna().astype(str).str.extract(IN_DIGITS).dropna()
+    day_first = bool((parts[0].astype(int) > 12).any())
+    month_first = bool((parts[2].astype(int) > 12).any())
+    if day_first and month_first:
+        raise DataError(f"{what} holds dates that begin with the day and others that begin with the month.")
+    if len(parts) and not (day_first or month_first or (day_first := bool((parts[1] == ".").all()))):
+        raise DataError(
+            f"{what} holds dates like {column[parts.index[0]]!r}, which may begin with the day or with the month; "
+            "write them as 2026-12-31."
+        )
+    try:
+        in_digits = column.index.isin(parts.index)
+        times = pd.to_datetime(column.mask(in_digits), utc=True, format="mixed")
+        return times.fillna(pd.to_datetime(column.where(in_digits), utc=True, format="mixed", dayfirst=day_first))
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{what} holds neither numbers nor dates ({first_line(error)}).") from error

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from fedloom.core.checks import at_least
-from fedloom.core.context import RoundInfo
+from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Mixing, Needs
 from fedloom.core.server_data import usable, view_logits
@@ -89,7 +89,7 @@ class SelfSupervised(Mixing):
         feed_back: whether clients go on from the mixture. If not, p_k = n_k / Σ n in all rounds but the last.
 
     Raises:
-        ConfigError: if a setting is out of range, or ``start`` is set without ``feed_back``.
+        ConfigError: if a setting is out of range, ``start`` is set without ``feed_back``, or no round follows it.
     """
 
     variance: float = 1.0
@@ -119,6 +119,14 @@ class SelfSupervised(Mixing):
         at_least(0, "mixing 'ssa': ", start=self.start)
         if self.start and not self.feed_back:
             raise ConfigError("mixing 'ssa': start counts only where mixtures are fed back; set feed_back=true.")
+
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
+        if facts.rounds and self.start >= facts.rounds:
+            raise ConfigError(
+                f"mixing 'ssa': p is learnt from round {self.start} on, counted from 0, but there are {facts.rounds} "
+                f"rounds; choose a start below {facts.rounds}."
+            )
+        return {}
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         assert info.server_data is not None

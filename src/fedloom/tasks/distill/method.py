@@ -72,9 +72,8 @@ class DistillTerm:
             g = pair.student.logits.new_zeros(len(pair.y))
         return self.weight * self.guided(self.view(pair, layers), pair.teacher, pair.y, g, tau_s)
 
-    @property
-    def fits(self) -> float | None:
-        """The teacher's temperature to which the student's is fitted after the warm start; None fits none."""
+    def student_temperature(self, teacher: Tensor, student: Tensor) -> float | None:
+        """τ_s, as given or fitted to logits [N, C] of both after the warm start; None for terms without one."""
         return None
 
     def features(self, outputs: Outputs, layers: nn.Module | None) -> Tensor:

@@ -202,7 +202,7 @@ class DistillTask(TrainerTask):
         if self.delta is None:  # the student as it stands at the beginning
             error = float((now.own.argmax(1) != now.y).double().mean())
             self.delta = error if settings.delta is None else settings.delta
-            self.tau_s = work.fitted(method, now) or 1.0
+            self.tau_s = work.student_temperature(method, now)
         lagrange = multiplier(r, rounds, settings.lam_min, settings.lam_max, settings.period_of(rounds))
         begin, end = self._phase(r)
         lr = settings.lr * training.rate(r - begin, end - begin) / training.lr

@@ -12,6 +12,7 @@ from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError
 from fedloom.parts.objectives import divergence
 from fedloom.parts.objectives.guidance import excess, guided
+from fedloom.tasks.distill.guide import fit_temperature
 from fedloom.tasks.distill.method import DistillTerm, NetworkPair
 from fedloom.tasks.distill.taps import Outputs, Sizes
 
@@ -92,9 +93,8 @@ class SelectiveResponse(DistillTerm):
         if self.normaliser < 0:
             raise ConfigError(f"selective distillation needs a normaliser of at least 0, not {self.normaliser:g}.")
 
-    @property
-    def fits(self) -> float | None:
-        return self.tau if self.tau_s is None else None
+    def student_temperature(self, teacher: Tensor, student: Tensor) -> float | None:
+        return fit_temperature(teacher, student, self.tau) if self.tau_s is None else self.tau_s
 
     def guided(self, view: Tensor, teacher: Outputs | None, y: Tensor, g: Tensor, tau_s: float) -> Tensor:
         assert teacher is not None
@@ -102,7 +102,8 @@ class SelectiveResponse(DistillTerm):
         top_k = min(20, max(view.shape[-1] // 5, 1)) if self.top_k is None else self.top_k
         labels = y if self.support == "top_k_and_label" else None
         found = guided(view, teacher.logits, g, self.tau, at, top_k, labels, self.truncate)
-        return found + self.normaliser * excess(g, top_k) if self.normaliser else found
+        helped = min(top_k, view.shape[-1])
+        return found + self.normaliser * excess(g, helped) if self.normaliser else found
 
 
 @dataclass(frozen=True)

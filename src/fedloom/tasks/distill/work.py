@@ -15,7 +15,7 @@ from fedloom.data.augment import Pipeline
 from fedloom.parts.objectives.divergence import cross_entropy
 from fedloom.parts.objectives.guidance import budget
 from fedloom.tasks.distill.data import Samples
-from fedloom.tasks.distill.guide import GuideNet, fit_temperature
+from fedloom.tasks.distill.guide import GuideNet
 from fedloom.tasks.distill.learner import StudentModule, selective
 from fedloom.tasks.distill.method import Distiller, NetworkPair
 from fedloom.tasks.distill.taps import Outputs
@@ -201,12 +201,10 @@ def snapshot_student(bench: DistillationData, learner: StudentModule, method: Di
     return StudentSnapshot(together, torch.cat(own), torch.cat(answers), teacher, bench.train.y)
 
 
-def fitted(method: Distiller, now: StudentSnapshot) -> float | None:
-    """The fitted τ_s, if a term needs one."""
-    for _, term in selective(method):
-        if term.fits is not None:
-            return fit_temperature(now.teacher.logits, now.own, term.fits)
-    return None
+def student_temperature(method: Distiller, now: StudentSnapshot) -> float:
+    """τ_s of the first selective term that has one, or 1."""
+    found = (term.student_temperature(now.teacher.logits, now.own) for _, term in selective(method))
+    return next((tau for tau in found if tau is not None), 1.0)
 
 
 def guide_pass(

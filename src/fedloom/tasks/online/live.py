@@ -14,7 +14,8 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.core.parts import Batch
 from fedloom.data.streams import Task
-from fedloom.experiment.deployed import as_tensor
+from fedloom.experiment.deployed import as_tensor, inputs_like
+from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.trained import RunRecords
 from fedloom.tasks.online.task import OnlineTask
 
@@ -60,11 +61,13 @@ class Live(RunRecords):
 
         Raises:
             ConfigError: if the support is empty.
+            DataError: if inputs or labels do not fit the run's.
         """
-        active = list(self._task.online.hedge.active(self.total))
-        logits = self._logits(support, x, active)
-        p = self.p[active].to(logits)
-        return torch.einsum("e,enc->nc", p / p.sum(), logits.softmax(-1))
+        with one_thread():
+            active = list(self._task.online.hedge.active(self.total))
+            logits = self._logits(support, x, active)
+            p = self.p[active].to(logits)
+            return torch.einsum("e,enc->nc", p / p.sum(), logits.softmax(-1))
 
     def observe(self, support: Samples, answers: Samples | None = None) -> None:
         """Learn a task from its support samples, as a run does after it has scored its prediction.
@@ -76,7 +79,12 @@ class Live(RunRecords):
 
         Raises:
             ConfigError: if the support is empty.
+            DataError: if inputs or labels do not fit the run's.
         """
+        with one_thread():
+            self._observe(support, answers)
+
+    def _observe(self, support: Samples, answers: Samples | None) -> None:
         online, evaluator = self._task.online, self._task.evaluator
         train, total = self._arrays(support), self.total
         active = list(online.hedge.active(total))
@@ -94,7 +102,8 @@ class Live(RunRecords):
         return self._task.bank.predict(self.state, Batch(train.x, train.y), asked.x, active)
 
     def _arrays(self, samples: Samples) -> Arrays:
-        x, y = (as_tensor(name, given) for name, given in zip("xy", samples, strict=True))
+        x, y = samples
+        y = as_tensor("y", y)
         if not len(y):
             raise ConfigError("a live learner needs at least one support sample of a task.")
-        return Arrays(x, y.long(), self._task.bank.classes)
+        return Arrays(inputs_like(self._task.online.stream[0].train, x), y.long(), self._task.bank.classes)

@@ -156,7 +156,7 @@ class _Sent(Sequence[dict[str, Tensor]]):
     classes: int
 
     def __len__(self) -> int:
-        return len(self.trained.federation)
+        return self.trained.federation.seen
 
     def __getitem__(self, client: Any) -> Any:
         if client >= len(self):
@@ -166,6 +166,6 @@ class _Sent(Sequence[dict[str, Tensor]]):
 
 
 def statistics(trained: TrainedRun, classes: int) -> ClassGaussians:
-    """The Gaussians of all clients' training samples, in the features of the run's server model."""
+    """The Gaussians of the training samples of all clients that took part, in the run's server features."""
     exchange = Exchange(trained.plan.method.uplink, trained.plan.facts, trained.snapshot.server.round)
     return ClassGaussians.of(**exchange(_Sent(trained, classes)))

@@ -150,11 +150,20 @@ class Discriminant:
         Args:
             ask: from β [9, C] to the sum of all clients' ``answer``.
             exchanges: number of steps for β; with 0 there is a temperature alone.
+
+        Raises:
+            ConfigError: if some client has samples of a class that the sums do not count, since noise hides them.
         """
         beta = torch.zeros(len(TEMPERATURES), len(self.n), dtype=torch.float64)
         for _ in range(exchanges):
             _, found = ask(beta)
             share, posterior = (t.clamp(min=1e-12) / t.sum(-1, keepdim=True) for t in (self.n, found))
             beta = beta + torch.where(self.n > 0, (share / posterior).log(), 0.0)
-        best = int(ask(beta)[0].argmin())
+        losses = ask(beta)[0]
+        if not bool(torch.isfinite(losses).all()):
+            raise ConfigError(
+                "class statistics count no sample of a class that clients have: noise hides them; take more clients, "
+                "or uplinks with less noise."
+            )
+        best = int(losses.argmin())
         return replace(self, temperature=TEMPERATURES[best], beta=beta[best])

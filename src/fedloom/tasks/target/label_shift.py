@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
+from math import copysign, inf, sqrt
 
 import numpy as np
 import torch
@@ -21,8 +21,8 @@ class TargetPrior:
 
     Attributes:
         shares: π, float64 [C], on the simplex.
-        low: lower ends of the intervals, [C].
-        high: their upper ends, [C].
+        low: lower ends of the intervals, [C]; NaN without resamples.
+        high: their upper ends, [C], likewise.
         coverage: of each interval, in (0, 1), over draws of the inputs; errors of the class models are not in it.
     """
 
@@ -38,7 +38,7 @@ def target_prior(scores: Tensor, resamples: int = 200, coverage: float = 0.95, s
     Args:
         scores: log p(x | c) up to a constant for each input, [N, C]; -inf for a class that is not modelled. A
             classifier's logits are such scores once log of its training shares is subtracted.
-        resamples: number of bootstrap samples.
+        resamples: number of bootstrap samples; with 0 there are no intervals.
         coverage: of the intervals.
         seed: of the bootstrap.
 
@@ -59,6 +59,9 @@ def target_prior(scores: Tensor, resamples: int = 200, coverage: float = 0.95, s
     for begin in range(0, resamples, AT_ONCE):
         counts = draw.multinomial(n, np.full(n, 1 / n), min(AT_ONCE, resamples - begin))
         found.append(fitted(likelihood, torch.from_numpy(counts).double()))
+    if not found:
+        nothing = np.full(len(pi), np.nan)
+        return TargetPrior(pi.numpy(), nothing, nothing, coverage)
     tails = torch.tensor([(1 - coverage) / 2, (1 + coverage) / 2], dtype=torch.float64)
     low, high = torch.quantile(torch.cat([*found, pi[None]]), tails, 0)
     return TargetPrior(pi.numpy(), low.numpy(), high.numpy(), coverage)
@@ -83,7 +86,8 @@ def fitted(likelihood: Tensor, counts: Tensor, tol: float = 1e-9, most: int = 50
     pi = (modelled / modelled.sum()).expand(len(counts), -1)
     weights = counts / counts.sum(1, keepdim=True)
     for _ in range(most):
-        new = pi * ((weights / (pi @ likelihood.T)) @ likelihood)
+        ratio = torch.where(weights > 0, weights / (pi @ likelihood.T), 0.0)  # not 0 / 0 for inputs of a class left out
+        new = pi * (ratio @ likelihood)
         step, pi = float((new - pi).abs().max()), new
         if step < tol:
             break
@@ -119,8 +123,9 @@ class LabelShiftCheck:
 
     @property
     def effect(self) -> float:
-        """(distance - expected) / spread."""
-        return (self.distance - self.expected) / self.spread if self.spread > 0 else 0.0
+        """(distance - expected) / spread; without a spread infinite, unless both are equal."""
+        farther = self.distance - self.expected
+        return farther / self.spread if self.spread > 0 else copysign(inf, farther) if farther else 0.0
 
     @property
     def holds(self) -> bool:

@@ -60,6 +60,8 @@ class TargetModel:
 class ClassModels:
     """The clients' classes in the features of a run's server model, for any number of targets.
 
+    The statistics are those of the clients that took part in training, not of unseen ones.
+
     >>> import fedloom as fl
     >>> federation = fl.data.federate("digits", "niid1", clients=5, target="skew")
     >>> trained = fl.run("fedavg", federation, "mlp", rounds=3).trained
@@ -82,7 +84,7 @@ class ClassModels:
         self.trained, self.server = trained, trained.server
         train, classes = trained.federation.train, linear_head(trained, "a model for a target").out_features
         with one_thread():
-            clients = [train.client(k) for k in range(len(trained.federation))]
+            clients = [train.client(k) for k in range(trained.federation.seen)]
             held = [(self.features(own.x), own.y.cpu()) for own in clients]
             self.sums = [ClassSums.of(*one, classes) for one in held]
             plan = trained.plan
@@ -228,7 +230,8 @@ class ClassModels:
         """The model with what is known of the target, from features [M, d] of its inputs."""
         pi = torch.from_numpy(prior.shares)
         counts = torch.stack([one.n for one in self.sums])
-        known = (pi * counts / counts.sum(0).clamp(min=1)).sum(1).numpy()
+        known = np.zeros(len(self.trained.federation))
+        known[: len(counts)] = (pi * counts / counts.sum(0).clamp(min=1)).sum(1).numpy()
         if self.total.only_sums:
             known = np.full_like(known, np.nan)
         return TargetModel(model, prior, known, self._check(phi, pi), p)
