@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers.arriving import LOCAL, gaussians, online, stream
@@ -13,7 +14,7 @@ import fedloom as fl
 from fedloom.cli import main
 from fedloom.config.online import ONLINE, build
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.data.streams import TaskStream
+from fedloom.data.streams import Task, TaskStream
 from fedloom.models import models
 from fedloom.tasks.online import BufferedMoml, Ftml, Live, Moml, OnlineLearner, Toe, run
 from fedloom.tasks.online.ensemble import state_bytes, task_bytes
@@ -75,16 +76,21 @@ def test_any_number_of_threads_gives_the_bits_of_a_run() -> None:
     """Two threads add up in another order where a network is large enough."""
 
     def wide() -> torch.nn.Module:
-        return models.make("mlp", classes=3, inputs=(2,), hidden=(400, 400))
+        return models.make("mlp", classes=3, inputs=(784,), hidden=(200,))
 
-    local = replace(LOCAL, batch_size=64)
-    tasks = TaskStream(2, lambda number: gaussians(number, samples=300))
-    work = online(Moml(), tasks, model=wide, dtype="float32", local=local, support=64)
+    def task(number: int) -> Task:
+        draw, given = np.random.default_rng(number), gaussians(number, samples=30)
+        up = torch.from_numpy(draw.normal(size=(2, 784)))
+        more = [replace(part, x=torch.tanh(part.x @ up).float()) for part in (given.train, given.test)]
+        return Task(number, *more)
+
+    tasks = TaskStream(2, task)
+    work = online(Moml(), tasks, model=wide, dtype="float32", local=replace(LOCAL, batch_size=10))
     whole, live = run(work), Live(OnlineTask(work))
     torch.set_num_threads(2)
     try:
-        for task in tasks:
-            live.observe((task.train.x, task.train.y), (task.test.x, task.test.y))
+        for one in tasks:
+            live.observe((one.train.x, one.train.y), (one.test.x, one.test.y))
             assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
