@@ -7,9 +7,11 @@ holds, positive where it does. The verdict is
   or there are fewer than three seeds (five for rounds to a target, which curves cross by chance near their plateau);
 - *reproduced* where the 95 % interval of the mean gain (Student's t, paired by seed) is above zero (*with the scripts'
   settings* where the authors' scripts differ from their text, and the runs follow the scripts);
-- *not reproduced* where the interval is below zero, or contains zero and excludes half the published gain, where that
-  is known in the same unit;
-- *cannot be decided here* otherwise.
+- *reproduced in order alone* where it is above zero, but excludes half the published gain, where that is known in the
+  same unit;
+- *not reproduced* where the interval is below zero, or contains zero and excludes half the published gain;
+- *cannot be decided here* otherwise, and where a seed has no difference, since a run gave no number or both of its runs
+  ended before the target.
 
 A target that a run did not reach counts with what had been spent by then, which bounds the gain from one side: a bound
 decides only towards its own side.
@@ -43,6 +45,7 @@ class Verdict(StrEnum):
 
     REPRODUCED = "reproduced"
     SCRIPTS = "reproduced with the scripts' settings"
+    ORDER = "reproduced in order alone"
     NOT_REPRODUCED = "not reproduced"
     UNDECIDED = "cannot be decided here"
 
@@ -106,7 +109,7 @@ def find(results: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def dropped(results: Mapping[str, Any], path: str) -> list[float]:
-    """The updates that each run on a path left out: a share where one is stored, else a number, which no rule uses."""
+    """The updates that each run on a path left out: a share where one is stored, else a whole number."""
     for end in range(len(steps := path.split(" > ")), 0, -1):
         runs = find(results, " > ".join(steps[:end])).values()
         for key in ("left_out", "failures"):
@@ -125,11 +128,13 @@ def judge(
     at_most: bool = False,
     needed: int = SEEDS,
     published: float = 0.0,
+    without: int = 0,
 ) -> tuple[Verdict, str]:
     """The verdict by this module's rule, and why.
 
     ``gain`` is what ``paired`` gives; ``at_least`` and ``at_most`` say that some of its differences are bounds; fewer
-    than ``needed`` seeds cannot decide. ``published`` is the published gain, 0 where it is unknown.
+    than ``needed`` seeds cannot decide. ``published`` is the published gain, 0 where it is unknown; ``without`` is the
+    number of seeds that have no difference; a ``left_out`` of 1 and more is a number of updates, of an unknown share.
 
     >>> judge({"mean": 2.0, "low": 1.6, "high": 2.4, "seeds": 3})
     (<Verdict.REPRODUCED: 'reproduced'>, 'interval above 0')
@@ -137,13 +142,21 @@ def judge(
     (<Verdict.UNDECIDED: 'cannot be decided here'>, '1 seed; the difference is as claimed')
     >>> judge({"mean": 0.1, "low": -0.2, "high": 0.4, "seeds": 5}, published=1.0)
     (<Verdict.NOT_REPRODUCED: 'not reproduced'>, 'the interval contains 0 and excludes half the published gain')
+    >>> judge({"mean": 0.2, "low": 0.1, "high": 0.3, "seeds": 5}, published=1.0)
+    (<Verdict.ORDER: 'reproduced in order alone'>, 'interval above 0, but below half the published gain')
     """
     seeds = int(gain["seeds"])
     above = seeds >= needed and gain["low"] > 0 and not at_most
     below = seeds >= needed and gain["high"] < 0 and not at_least
-    none = seeds >= needed and gain["low"] <= 0 <= gain["high"] < published / 2 and not (at_least or at_most)
+    small = seeds >= needed and gain["high"] < published / 2 and not (at_least or at_most)
+    none = small and gain["low"] <= 0 <= gain["high"]
     if left_out > MOST:
-        return Verdict.UNDECIDED, f"{left_out:.0%} of the updates were left out"
+        lost = f"{left_out:.0%} of the updates" if left_out < 1 else f"{left_out:.0f} updates, of an unknown share,"
+        return Verdict.UNDECIDED, f"{lost} were left out"
+    if without:
+        return Verdict.UNDECIDED, f"{without} of {seeds + without} seeds have no difference"
+    if above and small and not differs:
+        return Verdict.ORDER, "interval above 0, but below half the published gain"
     if (above or below) and not differs:
         held = Verdict.SCRIPTS if scripts else Verdict.REPRODUCED
         return (held, "interval above 0") if above else (Verdict.NOT_REPRODUCED, "interval below 0")
@@ -179,10 +192,11 @@ def evidence(claim: Claim, results: Mapping[str, Any], differs: str = "") -> Evi
     late = [any(isinstance(v[s], AtLeast) for s in seeds) for v in (ours, rivals)]
     at_least, at_most = reversed(late) if claim.lower else late
     lost = [*dropped(results, claim.ours), *dropped(results, best)]
-    share = max((v for v in lost if isinstance(v, float)), default=0.0)
+    share = max(lost, default=0.0)
     verdict, reason = judge(
         gain, differs=claim.differs or differs, scripts=claim.scripts, left_out=share, at_least=at_least,
         at_most=at_most, needed=claim.seeds, published=published_gain(claim),
+        without=len(ours.keys() & rivals.keys()) - int(gain["seeds"]),
     )  # fmt: skip
     return Evidence(
         ours=figure(ours, claim),

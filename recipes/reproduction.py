@@ -22,7 +22,9 @@ from reporting import table
 
 PAGE = ROOT.parent / "docs/reproduction.md"
 HEADER = ("table", "claim", "published", "ours", "gain ± s.e. (95 %)", "seeds", "left out", "cost", "verdict", "why")
-OVERVIEW = ("results", "claims", "reproduced", "not reproduced", "holds here", "contrary here", "open")
+OVERVIEW = (
+    "results", "claims", "reproduced", "in order alone", "not reproduced", "holds here", "contrary here", "open"
+)  # fmt: skip
 HEAD = """# Which published claims hold here
 
 Of {count} claims, read from the stored results of the [recipes](../recipes/README.md): {shares}. Of the
@@ -34,7 +36,8 @@ one side of 0; the others are open.
 A claim is decided where data and scale are the published ones, no run left out more than 5 % of its updates, there are
 at least {seeds} seeds (or draws of the data; {target_seeds} for rounds to a target, which curves cross by chance near
 their plateau), and the 95 % interval of the mean gain (Student's t, paired by seed) lies on one side of 0, or contains
-0 and excludes half the published gain; elsewhere the last column says what our runs show. Intervals are not corrected
+0 and excludes half the published gain; above 0 and below half the published gain it confirms the order alone. Elsewhere
+the last column says what our runs show. Intervals are not corrected
 for the number of claims, and the claims of one table share their runs.
 
 *Ours*: the mean figure of the first method, then of the other, which is named in brackets (of several others the best);
@@ -89,7 +92,7 @@ def counts(judged: Iterable[tuple[Claim, Evidence]]) -> list[int]:
         for _, given in judged
     )
     reproduced = found[Verdict.REPRODUCED] + found[Verdict.SCRIPTS]
-    known = [reproduced, found[Verdict.NOT_REPRODUCED], found[HOLDS], found[CONTRARY]]
+    known = [reproduced, found[Verdict.ORDER], found[Verdict.NOT_REPRODUCED], found[HOLDS], found[CONTRARY]]
     return [found.total(), *known, found.total() - sum(known)]
 
 
@@ -108,13 +111,14 @@ def page() -> str:
     overview = table(OVERVIEW, [*rows, ["**all**", *map(str, total)]])
     old = sum(day(contents[file]) < DEFAULTS for file in RESULTS)
     facts = {"seeds": SEEDS, "target_seeds": TARGET_SEEDS, "day": DEFAULTS, "old": old, "files": len(RESULTS)}
-    facts |= {"holds": total[3], "contrary": total[4], "overview": overview}
+    facts |= {"holds": total[4], "contrary": total[5], "overview": overview}
     text = [HEAD.format(count=count.total(), shares=shares, **facts)]
     text += [*(f"- {change}" for change in CHANGED), "", "Not run at all, or not at the published scale:", ""]
     text += [f"- {tables}" for tables in NOT_RUN]
     for file, result in RESULTS.items():
         about = f"Results: {link(file)}, {day(contents[file]) or 'without a date'}."
         about += f" Not as published: {result.differs}." if result.differs else ""
+        about += f" {result.note}" if result.note else ""
         text += ["", f"## {result.title}", "", about, "", table(HEADER, [line(*pair) for pair in judged[file]])]
     text += ["", "## Results without a published claim", ""]
     text += [f"- {link(file)}: {why}" for file, why in WITHOUT.items()]

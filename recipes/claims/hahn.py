@@ -16,8 +16,9 @@ PERSONAL = ("pFedMe", *NOISY)
 RESULTS: dict[str, Result] = {
     "superfed/table_2_3": Result("SuperFed on MNIST, two classes a client (Hahn)", "", [
         *claims("table 2.3", "500 clients: {}, λ by validation, is ahead of {}",
-                "runs > 500 > {} > * > validation > mean > -1", ("SuPerFed-MM", PERSONAL, "99.24 : 98.98"), **PERCENT),
-        Claim("table 2.3", "500 clients: SuPerFed-MM, λ by test images as published, is ahead of all others",
+                "runs > 500 > {} > * > validation > mean > -1", ("SuPerFed-MM", PERSONAL, "99.24 : 98.98"),
+                differs="λ by validation images", **PERCENT),
+        Claim("table 2.3", "500 clients: SuPerFed-MM, λ by test images as published, is ahead of all rivals run here",
               "runs > 500 > SuPerFed-MM > * > as published > mean > -1",
               tuple(f"runs > 500 > {name} > * > validation > mean > -1" for name in PERSONAL), "99.24 : 98.98",
               **PERCENT),
@@ -26,16 +27,21 @@ RESULTS: dict[str, Result] = {
         *claims("table 2.3", "50 clients: {} is ahead of {}", "runs > 50 > {} > * > validation > mean > -1",
                 ("SuPerFed-LM", PERSONAL, "99.48 : 99.40"), differs="12 rounds of 500", **PERCENT),
     ]),
-    "superfed/table_2_3_scripts": Result("SuperFed on MNIST, the scripts' settings (Hahn)", "", [
+    "superfed/table_2_3_scripts": Result("SuPerFed on MNIST, the scripts' settings (Hahn)", "", [
+        *(Claim("table 2.3", f"500 clients: {ours}, λ by test images as published, is ahead of {says}",
+                f"runs > 500 > {ours} > * > as published > mean > -1",
+                tuple(f"runs > 500 > {name} > * > validation > mean > -1" for name in rivals), published, scripts=True,
+                **PERCENT)
+          for ours, says, rivals, published in (
+              ("SuPerFed-MM", "all rivals run here", PERSONAL, "99.24 : 98.98"),
+              ("SuPerFed-MM", "APFL", ("APFL",), "99.24 : 98.98"),
+              ("SuPerFed-MM", "FedAvg", ("FedAvg",), "99.24 : 96.04"),
+              ("SuPerFed-LM", "FedAvg", ("FedAvg",), "98.83 : 96.04"))),
         *claims("table 2.3", "500 clients: {} is ahead of {}", "runs > 500 > {} > * > validation > mean > -1",
-                ("SuPerFed-MM", PERSONAL, "99.24 : 98.98"), ("SuPerFed-MM", "APFL", "99.24 : 98.98"),
-                ("SuPerFed-MM", "FedAvg", "99.24 : 96.04"), ("SuPerFed-LM", "FedAvg", "98.83 : 96.04"),
                 ("APFL", "FedAvg", "98.98 : 96.04"), ("APFL", "FedPer", "98.98 : 98.67"), scripts=True, **PERCENT),
-        Claim("table 2.3", "500 clients: SuPerFed-MM, λ by test images as published, is ahead of all others",
-              "runs > 500 > SuPerFed-MM > * > as published > mean > -1",
-              tuple(f"runs > 500 > {name} > * > validation > mean > -1" for name in PERSONAL), "99.24 : 98.98",
-              scripts=True, **PERCENT),
-    ]),
+        *claims("table 2.3", "500 clients: {}, λ = .5, is ahead of {}", "runs > 500 > {} > * > validation > mean > -1",
+                ("SuPerFed-MM", PERSONAL, "99.24 : 98.98"), differs="λ .5, not the best on test images", **PERCENT),
+    ], "Here every client of every method keeps a tenth of its training images for λ, which the paper does not say."),
     "superfed/longer/table_2_3": Result("SuperFed's rivals on MNIST (Hahn)", "150 rounds of 500", [
         *claims("table 2.3", "100 clients: {} is more accurate than {}", "runs > 100 > {} > * > validation > mean > -1",
                 ("APFL", "FedAvg", "99.19 : 89.78"), ("APFL", "FedPer", "99.19 : 99.14"), **PERCENT),

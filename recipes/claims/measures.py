@@ -12,11 +12,12 @@ from protocol import TARGET_SEEDS, AtLeast, Claim, Measure, find
 
 @dataclass(frozen=True)
 class Result:
-    """A file of results, what in it is not as published, and the claims that it bears on."""
+    """A file of results, what in it is not as published, the claims that it bears on, and how to read them."""
 
     title: str
     differs: str
     claims: Sequence[Claim]
+    note: str = ""
 
 
 Row = tuple[str, str | float | Sequence[str], str]
@@ -32,7 +33,7 @@ def claims(table: str, says: str, path: str, *rows: Row, **about: Any) -> list[C
         elif isinstance(other, str):
             against, paths = other, path.format(other)
         else:
-            against, paths = "all others", tuple(path.format(name) for name in other)
+            against, paths = "all rivals run here", tuple(path.format(name) for name in other)
         found.append(Claim(table, says.format(ours, against), path.format(ours), paths, published, **about))
     return found
 

@@ -38,7 +38,9 @@ TUNING_SEED = 100
 PERSONAL = ("Per-FedAvg", "PFLDyn (Proto)", "PFLDyn (MAML)", "PFLScaf (Proto)", "PFLScaf (MAML)", "P-Avg (Proto)")
 METHODS = ("FedAvg", "FedDyn", "SCAFFOLD", *PERSONAL)
 INFERENCE = tuple(f"{name} + {part}" for name in METHODS[:3] for part in ("Proto", "MAML"))
-LEVELS = {"mean": "mean over clients", "best": "best client", "worst": "worst client"}
+LEVELS = {f"average {level}": words for level, words in
+          {"mean": "mean over clients", "best": "best client", "worst": "worst client"}.items()}  # fmt: skip
+"""What is looked at is the mean of all clients' last models."""
 SPLITS = {"acid": "ACID: common names of classes", "alid": "ALID: names of its own at each client"}
 CHANCE = 1 / 10
 NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "mini_imagenet": "miniImageNet"}
@@ -148,7 +150,7 @@ def transmissions(cell: Mapping[str, Any], published: Published) -> list[str]:
             line.append(gain(ours, found[per], spent[per]) if per in found else "-")
             line.append(f"{gain(ours, found[best], spent[best])} ({best})" if best else "-")
             rows.append(line)
-        for target, figures in published.get(level, []):
+        for target, figures in published.get(level.removeprefix("average "), []):
             line = [f"*thesis: {target:.1f}*", *(f"*>{f - 1}*" if f > 1000 else f"*{f}*" for f in figures)]
             ours = float(min(figures[1:3]))
             line.append(f"*{gain(ours, figures[0] if figures[0] <= 1000 else float('inf'), 1000)}*")
@@ -165,7 +167,7 @@ def last(runs: Mapping[str, Mapping[str, Any]], level: str) -> dict[str, float]:
 def finals(results: Mapping[str, Any], classes: str) -> str:
     """Mean, best and worst client after the last round, both splits side by side."""
     cells = {split: results["cells"].get(f"{split} {classes}", {"curves": {}})["curves"] for split in SPLITS}
-    words = (*LEVELS, "mean, average model", f"gain over {BASE}")
+    words = ("mean", "best", "worst", "mean, server model", f"gain over {BASE}")
     rows = []
     for name in (*METHODS[:3], *INFERENCE, *PERSONAL):
         if not any(name in curves for curves in cells.values()):
@@ -173,7 +175,7 @@ def finals(results: Mapping[str, Any], classes: str) -> str:
         row = [name]
         for curves in cells.values():
             runs = curves.get(name, {})
-            row += [mean_error(last(runs, level).values(), 100) for level in (*LEVELS, FINAL)]
+            row += [mean_error(last(runs, level).values(), 100) for level in (*LEVELS, "mean")]
             row.append("" if name == BASE else gained(last(runs, FINAL), last(curves.get(BASE, {}), FINAL), 100))
         rows.append(row)
     return table(["method", *(f"{split.upper()} {word}" for split in SPLITS for word in words)], rows)
@@ -194,13 +196,13 @@ def tables(results: Mapping[str, Any]) -> str:
     data = results.get("data", "cifar10")
     where = "table A.7" if data == "mini_imagenet" else "tables 3.1, 3.2, A.5, A.6"
     text = [f"# Personalised federated meta-learning on {NAMES[data]} (Acar, thesis, {where})", ""]
-    text += ["Test accuracies in percent, of the server model after it was adapted with all of a client's training"]
-    text += ["images, on 100 test images of its own. `+ Proto`, `+ MAML`: trained without adaptation, adapted at"]
-    text += ["inference. *Average model*: the mean of all clients' last models, which the thesis plots (a client that"]
+    text += ["Test accuracies in percent, of the mean of all clients' last models, which the thesis plots (a client"]
     text += [
-        "has not taken part counts with the initial one); the gain is that of this model, paired by seed, with its 95 %"
+        "that has not taken part counts with the initial one), after it was adapted with all of a client's training"
     ]
-    text += ["interval. Means ± standard errors over seeds. A model that cannot know what a client calls the classes"]
+    text += ["training images, on 100 test images of its own; beside it, of the server's model. `+ Proto`, `+ MAML`: trained"]
+    text += ["without adaptation, adapted at inference. Means ± standard errors over seeds; gains are paired by seed,"]
+    text += ["with 95 % intervals. A model that cannot know what a client calls the classes"]
     chance = "is at chance, 10 %." if data == "cifar10" else "is at chance."
     text += [f"{chance} Networks, images and rounds are not those of the thesis, whose figures (*italic*) are"]
     text += ["for comparing the order of methods and the gains, not the accuracies."]
@@ -247,7 +249,7 @@ def picture(results: Mapping[str, Any], path: Path) -> None:
                     style = "--" if "MAML" in name or name == "Per-FedAvg" else "-" if "Proto" in name else ":"
                     whole = name == "PFLDyn (Proto)" and names is below
                     colour = "#e0a030" if whole else colours[name.split(" ")[0]]
-                    values = [100 * v for v in curves[name]["mean"]]
+                    values = [100 * v for v in curves[name][FINAL]]
                     axis.plot(curves[name]["round"], values, style, color=colour, label=name)
             axis.set(title=f"{key.upper()} classes a client", xlabel="rounds")
             axis.axhline(100 * CHANCE, color="grey", linewidth=0.5)

@@ -182,7 +182,7 @@ def trained(
 
 
 def chosen_by_trial(name: str, federation: Federation, scale: Scale, seed: int, inner: Any, where: Path) -> Any:
-    """The setting of a method's grid whose clients are best on average after a short run, and what each came to."""
+    """The setting whose average model serves the clients best after a short run, and what each of a grid came to."""
     grid = ALPHAS if SEARCHED[name] == "alpha" else scale.inner
     path = where / f"{common.folder(name)}.json"
     found = common.read(path)
@@ -191,10 +191,12 @@ def chosen_by_trial(name: str, federation: Federation, scale: Scale, seed: int, 
             settings = {"inner": inner, SEARCHED[name]: value}
             made = experiment(method(name, **settings), federation, scale, seed, scale.trial)
             result = run(made)
-            adaptation = made.method.adaptation
+            adaptation, last = made.method.adaptation, result.snapshot.last
             if made.method.adaptation.is_identity:  # its clients will be looked at with prototypes too
                 adaptation = Prototypes(False)
-            found[str(value)] = common.rounded(look(made, result.snapshot.server, result, adaptation)["mean"])
+            assert last is not None
+            mean = replace(result.snapshot.server, theta=last.mean())
+            found[str(value)] = common.rounded(look(made, mean, result, adaptation)["mean"])
             common.write(path, found)
     return max(grid, key=lambda value: found[str(value)]), found
 

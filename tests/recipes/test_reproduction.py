@@ -84,6 +84,9 @@ def test_a_gain_that_is_far_smaller_than_published(protocol: ModuleType) -> None
         assert protocol.evidence(claim(protocol, published=published), results).verdict == verdict
     lower = {"lower": True, "published": "8 : 9.76"}
     assert protocol.evidence(claim(protocol, **lower), results).verdict == "not reproduced"
+    small = stored(A=[2, 2, 3], B=[0, 0, 0])  # .90 to 3.77
+    for published, verdict in (("+7.5", "reproduced"), ("+7.6", "reproduced in order alone")):
+        assert protocol.evidence(claim(protocol, published=published), small).verdict == verdict
     late = protocol.AtLeast(0)
     bound = claim(protocol, **lower, measure=lambda score, _: late if score == 1 else score)
     assert protocol.evidence(bound, results).verdict == "cannot be decided here"
@@ -102,6 +105,22 @@ def test_other_settings_lost_updates_and_scripts(protocol: ModuleType) -> None:
         for run in (*results["runs"]["A"].values(), *results["runs"]["B"].values()):
             run.setdefault("left_out", 0.0)
         assert protocol.evidence(claim(protocol), results).verdict == verdict
+    for run in results["runs"]["B"].values():
+        del run["left_out"]
+        run["failures"] = 2  # a number, of an unknown share
+    found = protocol.evidence(claim(protocol), results)
+    assert (found.verdict, found.reason) == (
+        "cannot be decided here", "2 updates, of an unknown share, were left out"
+    )  # fmt: skip
+
+
+def test_seeds_without_a_difference_are_not_passed_over(protocol: ModuleType) -> None:
+    found = protocol.evidence(claim(protocol), stored(A=[2, 2, 3, 2], B=[0, 0, 0, float("nan")]))
+    assert (found.verdict, found.reason) == ("cannot be decided here", "1 of 4 seeds have no difference")
+    late = protocol.AtLeast(100)
+    unreached = claim(protocol, lower=True, measure=lambda score, _: late if score is None else score)
+    found = protocol.evidence(unreached, stored(A=[10, 11, 12, None], B=[90, 91, 92, None]))
+    assert (found.verdict, found.reason) == ("cannot be decided here", "1 of 4 seeds have no difference")
 
 
 def test_the_best_of_several_counts_and_published_figures_too(protocol: ModuleType) -> None:
@@ -168,9 +187,10 @@ def test_the_page_counts_every_claim_once_and_links_to_its_section(
 
     kinds, undecided = protocol.Verdict, protocol.Verdict.UNDECIDED
     found = [given(kinds.REPRODUCED, "interval above 0"), given(kinds.SCRIPTS, "interval above 0")]
+    found += [given(kinds.ORDER, "interval above 0, but below half the published gain")]
     found += [given(kinds.NOT_REPRODUCED, "interval below 0"), given(undecided, "γ is not published; holds here")]
     found += [given(undecided, "letters; the contrary holds here")] * 2 + [given(undecided, "the interval contains 0")]
-    assert reproduction.counts(found) == [7, 2, 1, 1, 2, 1]
+    assert reproduction.counts(found) == [8, 2, 1, 1, 1, 2, 1]
     page = reproduction.PAGE.read_text()
     headings = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")]
     assert all(f"| {reproduction.anchor(title)} |" in page for title in headings[:-1])
