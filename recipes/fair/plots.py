@@ -34,7 +34,8 @@ ABOUT = (
     "Mean ± standard error over seeds, all times 100; the best in bold. Differences are paired by seed, with their",
     "95 % interval (Student's t). Clients are tested on their own samples; the worst and best 10 % of few clients are",
     "one client each. Weight of worst 10 %: their share of all mixing coefficients. Largest F: the training loss of",
-    "the worst client before the last round (PropFair minimises something else). Largest p: the largest mixing",
+    "the worst client before the last round (PropFair minimises something else; - where losses on held-out samples",
+    "alone were stored). Largest p: the largest mixing",
     "coefficient of a round, mean over rounds.",
 )
 
@@ -145,7 +146,9 @@ def comparison(name: str, title: str, results: dict[str, Any], out: Path) -> Non
         picked = [text(found["chosen"].get(method, {})) or "-" for method in rows]
         largest = [f"{fmean(r['largest_p'] for r in runs.values()):.3f}" for runs in shared.values()]
         hardest = [
-            "-" if method == "PropFair" else f"{fmean(max(r['last_losses']) for r in runs.values()):.2f}"
+            "-"
+            if method == "PropFair" or any(r["last_losses"] is None for r in runs.values())
+            else f"{fmean(max(r['last_losses']) for r in runs.values()):.2f}"
             for method, runs in shared.items()
         ]
         beside = [weights(runs) for runs in shared.values()]

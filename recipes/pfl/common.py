@@ -197,12 +197,10 @@ def tables(results: Mapping[str, Any]) -> str:
     where = "table A.7" if data == "mini_imagenet" else "tables 3.1, 3.2, A.5, A.6"
     text = [f"# Personalised federated meta-learning on {NAMES[data]} (Acar, thesis, {where})", ""]
     text += ["Test accuracies in percent, of the mean of all clients' last models, which the thesis plots (a client"]
-    text += [
-        "that has not taken part counts with the initial one), after it was adapted with all of a client's training"
-    ]
-    text += ["training images, on 100 test images of its own; beside it, of the server's model. `+ Proto`, `+ MAML`: trained"]
-    text += ["without adaptation, adapted at inference. Means ± standard errors over seeds; gains are paired by seed,"]
-    text += ["with 95 % intervals. A model that cannot know what a client calls the classes"]
+    text += ["that has not taken part counts with the initial one), after it was adapted with all of a client's"]
+    text += ["training images, on 100 test images of its own; beside it, of the server's model. `+ Proto`, `+ MAML`:"]
+    text += ["trained without adaptation, adapted at inference. Means ± standard errors over seeds; gains are paired"]
+    text += ["by seed, with 95 % intervals. A model that cannot know what a client calls the classes"]
     chance = "is at chance, 10 %." if data == "cifar10" else "is at chance."
     text += [f"{chance} Networks, images and rounds are not those of the thesis, whose figures (*italic*) are"]
     text += ["for comparing the order of methods and the gains, not the accuracies."]

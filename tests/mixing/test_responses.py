@@ -99,16 +99,19 @@ def test_a_larger_loss_has_a_larger_weight_than_the_prior_gives(policy: AAggFFS 
         np.testing.assert_allclose(tilt[[0, 1, 3]], tilt[0], rtol=1e-6)
 
 
-def test_the_step_by_visits_is_that_much_larger_where_few_clients_come() -> None:
-    """About 2√(K/n) times the published one: log-odds of two members after one round, 1000 clients, 5 of them."""
+@pytest.mark.parametrize(
+    ("rounds", "ratio"),
+    [(2000, 2 * np.sqrt(1000 / 5)), (300, 2 * np.sqrt(300 / np.log(1000))), (1, np.sqrt(8 / np.log(1000)))],
+)
+def test_the_step_by_visits_is_that_much_larger_where_few_clients_come(rounds: int, ratio: float) -> None:
+    """2√(K/n) times the published one once clients were there log K times, before that 2√((t + 1)/log K)."""
     info = RoundInfo.of_cohort(range(5), [10] * 5, clients=1000, losses=[1.0, 0.1, 0.1, 0.1, 0.1])
+    before = {"total": torch.zeros(1000, dtype=torch.float64), "rounds": torch.tensor(rounds - 1)}
     odds = []
     for step in ("published", "visits"):
-        _, p = AAggFFD(step=step).coefficients({}, info)
-        odds.append(np.log(p[0] / p[1]))
-    share = 0.005
-    expected = min(1.0, np.sqrt(np.log(1000) / share)) * (share + 2) * np.sqrt(2) / np.sqrt(np.log(1000))
-    assert odds[1] / odds[0] == pytest.approx(expected, rel=1e-9)
+        _, p = AAggFFD(step=step).coefficients(before, info)
+        odds.append(np.log(p[0] / p[1]))  # of two members
+    assert odds[1] / odds[0] == pytest.approx(ratio, rel=0.005)
 
 
 def test_held_out_responses_combine_with_drift_and_private_heads() -> None:
