@@ -29,6 +29,7 @@ from typing import Any
 
 import common
 import numpy as np
+import pyarrow.parquet as parquet
 import torch
 from common import ADAM, DESCENT, Scale
 from protocol import mean_error
@@ -82,6 +83,7 @@ TARGETS: dict[str, Target] = {
     "uniform": UniformLabels(),
 }
 ROUNDS = "FedSSA, in rounds"
+JUMPS = "jumps"
 CHOOSING = ("FedSSA, Adam", "FedSSA, SGD", ROUNDS, "target_fit", "target_head")
 WAYS = ("FedAvg", *CHOOSING, "oracle")
 
@@ -149,6 +151,15 @@ class Trained:
         seen = self.experiment(Method("fedssa", (CrossEntropy(),), mixing=DESCENT), TARGETS[name])
         custom = after_training(seen, self.run(seen, name), DESCENT)
         cell |= {ROUNDS: common.rounded(custom.accuracy), f"client, {ROUNDS}": int(custom.p.argmax())}
+        if self.place:
+            cell[JUMPS] = jumps(self.place / name.replace(" ", "_") / "mixing.parquet")
+
+
+def jumps(mixing: Path) -> int:
+    """How often a run's largest coefficient moved from one client to another between two rounds."""
+    rows = parquet.read_table(mixing).sort_by([("round", "ascending"), ("client", "ascending")])
+    p = rows["p"].to_numpy().reshape(len(rows["round"].unique()), -1)  # [T, K]
+    return int((np.diff(p.argmax(1)) != 0).sum())
 
 
 def missing(
@@ -198,7 +209,12 @@ def table(seeds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
         skewed = [(k, cell[f"client, {way}"]) for k, (_, each) in enumerate(cells[:SKEWED]) for cell in each
                   if f"client, {way}" in cell]  # fmt: skip
         right.append(f"{way} {sum(chosen == k for k, chosen in skewed)} of {len(skewed)}")
-    return [*text, f"The right client: {', '.join(right)}."]
+    text += [f"The right client: {', '.join(right)}."]
+    moved = {name: [cell[JUMPS] for cell in each if JUMPS in cell] for name, each in cells}
+    told = [f"{name}: {', '.join(map(str, counts))}" for name, counts in moved.items() if counts]
+    if told:
+        text += ["", f"FedSSA in rounds, how often the largest coefficient moved to another client: {'; '.join(told)}."]
+    return text
 
 
 def tables(study: Study, results: dict[str, Any]) -> str:

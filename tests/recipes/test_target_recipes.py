@@ -250,6 +250,10 @@ def test_heads_serve_nine_targets_from_one_run(recipe: Callable[..., Path]) -> N
     text = (out / "heads.md").read_text()
     assert "The right client: FedSSA, Adam " in text
     assert [name for name, cell in cells.items() if "FedSSA, in rounds" in cell] == ["client 1"]
+    rounds = found["scale"]["rounds"]
+    counts = [cells["client 1"]["jumps"] for cells in found["runs"]["in order"].values()]
+    assert all(0 <= count < rounds for count in counts)
+    assert f"moved to another client: client 1: {counts[0]}, {counts[1]}." in text
     recipe("heads", "--table")
     assert (out / "heads.md").read_text() == text
 
