@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,25 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "alpha": (lambda: federate((X, Y), {"alpha": 1}, 5), r"the partition is a dict; give the name"),
     "named source": (lambda: federate("digits", "iid", 5, y=Y), r"y= belongs to own data"),
     "complex": (lambda: federate((X + 1j, Y), "iid", 5), r"x holds complex numbers"),
+    "clients that lack": (
+        lambda: federate((X, Y), client=pd.Series([None, np.nan, *WHO[2:]])),
+        r"2 of 60 samples have no client",
+    ),
+    "days": (lambda: federate(frame(a=datetime.date(2020, 1, 1)), "iid", 5, label="class"), r"column 'a' holds dates"),
+    "row numbers": (
+        lambda: federate(frame().rename(columns={"a": "Unnamed: 0"}), "iid", 5, label="class"),
+        r"row numbers that pandas",
+    ),
+    "columns twice": (
+        lambda: federate(frame().rename(columns={"a": "b"}), "iid", 5, label="class"),
+        r"several columns named 'b'",
+    ),
+    "huge labels": (lambda: federate((X, [10**30, *map(int, Y[1:])]), "iid", 5), r"beyond the numbers of classes"),
+    "an empty client": (lambda: as_source([(X, Y), (X[:0], Y[:0])]), r"of client 1 has no samples; leave it out"),
+    "images of whole numbers": (
+        lambda: federate((np.zeros((60, 8, 8), np.uint16), Y), "iid", 5),
+        r"give images as bytes, uint8",
+    ),
 }
 
 
@@ -202,6 +222,60 @@ def test_what_cannot_be_used_is_refused(case: str) -> None:
     call, sentence = REFUSED[case]
     with pytest.raises(FedLoomError, match=sentence):
         call()
+
+
+class Named(Dataset):
+    def __init__(self, classes: list[str], labels: list[int]) -> None:
+        self.classes, self.labels = classes, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, int]:
+        return torch.zeros(2), self.labels[row]
+
+
+def test_numbers_of_classes_with_other_names_at_each_client() -> None:
+    here, there = Named(["cat", "dog"], [0, 1]), Named(["dog", "fish"], [0, 1])
+    source = as_source([here, there], test=there)
+    assert source.train.names == ("cat", "dog", "fish")
+    assert (source.train.y.tolist(), source.test.y.tolist()) == ([0, 1, 1, 2], [1, 2])
+    assert as_source([here, here]).train.names == ("cat", "dog")
+    with pytest.raises(FedLoomError, match="different names of classes, and some have none"):
+        as_source([here, there, (torch.zeros(2, 2), torch.tensor([0, 1]))])
+    with pytest.raises(FedLoomError, match="a label 5, but only 2 names"):
+        as_source([here, Named(["dog", "fish"], [5])])
+
+
+@pytest.mark.parametrize(
+    ("mode", "value", "expected"),
+    [("P", (255, 0, 0), [1, 0, 0]), ("CMYK", (255, 0, 0), [1, 0, 0]), ("LA", 128, [128 / 255]), ("1", 255, [1])],
+)
+def test_images_of_other_modes_keep_their_colours(mode: str, value: Any, expected: list[float]) -> None:
+    grey = isinstance(value, int)
+    image = Image.new("L" if grey else "RGB", (4, 4), value).convert(mode)
+
+    x = as_source(Pairs([image, image], np.arange(2))).train.x
+    assert x.shape == (2, len(expected), 4, 4)
+    torch.testing.assert_close(x[0, :, 0, 0], torch.tensor(expected).float(), rtol=0, atol=0.01)
+
+
+def test_sixteen_bits_become_eight_and_grey_joins_colour() -> None:
+    ramp = Image.fromarray(np.linspace(0, 65535, 16).astype(np.uint16).reshape(4, 4))
+    red = Image.new("RGB", (4, 4), (255, 0, 0))
+    found = as_source(Pairs([ramp, ramp], np.arange(2))).train.x
+    torch.testing.assert_close(found[0, 0].flatten(), torch.linspace(0, 1, 16), rtol=0, atol=0.004)
+    mixed = as_source(Pairs([red, Image.new("L", (4, 4), 51)], np.arange(2))).train.x
+    assert mixed[:, :, 0, 0].tolist() == [[1, 0, 0], pytest.approx([0.2] * 3)]
+
+
+def test_bytes_with_channels_first_and_tensors_of_bytes_are_images() -> None:
+    raw = np.random.default_rng(0).integers(0, 256, (6, 3, 5, 5), dtype=np.uint8)
+    last = as_source(raw.transpose(0, 2, 3, 1), np.arange(6) % 2).train.x
+    for given in (raw, torch.from_numpy(raw)):
+        assert torch.equal(as_source(given, np.arange(6) % 2).train.x, last)
+    grey = as_source(torch.from_numpy(raw[:, 0]), np.arange(6) % 2).train.x
+    assert torch.equal(grey[:, 0], last[:, 0])
 
 
 def test_a_folder_of_arrays_is_mapped_and_not_read(tmp_path: Path) -> None:

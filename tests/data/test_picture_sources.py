@@ -291,3 +291,22 @@ def test_samples_can_be_looked_at(tmp_path: Path) -> None:
     assert Image.open(tmp_path / "digits.png").size[0] > 300
     with pytest.raises(DataError, match=r"samples of shape \[30\] cannot be drawn"):
         plot_samples(sources.make("synthetic").train, "synthetic", tmp_path / "x.png")
+
+
+def test_changed_pictures_are_decoded_again_and_sixteen_bits_are_scaled(tmp_path: Path) -> None:
+    """Also where a file of the same name has the same size as before."""
+    path = tmp_path / "a.png"
+    found = []
+    for value in (0, 65535, 32896):
+        Image.fromarray(np.full((4, 4), value, np.uint16)).save(path, compress_level=0)
+        found.append(int(images.read_images("mine", [path], 4, tmp_path / "cache.npz")[0, 0, 0, 0]))
+    assert found == [0, 255, 128]
+
+
+@pytest.mark.parametrize("suffix", [".bmp", ".webp", ".tif"])
+def test_folders_hold_pictures_of_other_formats_too(suffix: str, tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        picture(tmp_path / name / f"one{suffix}", 8)
+    paths, y, names = images.by_class(tmp_path)
+    assert ([path.suffix for path in paths], y.tolist(), names) == ([suffix] * 2, [0, 1], ["cat", "dog"])

@@ -58,6 +58,18 @@ def test_k_way_laws(classes: int, ways: int, overlap: bool, size: int, seed: int
     assert same(stream[number:][0], stream[number])
 
 
+def test_uneven_tasks_use_every_sample_of_a_class_before_one_comes_again() -> None:
+    """Of seven samples of two classes, the first has four and the second three."""
+    pool = source(train=20, test=20)
+    stream = task_stream(pool, KWay(2, 60, train=7, test=7))
+    times = np.zeros(len(pool.train), dtype=int)
+    for task in stream:
+        times[task.train.x[:, 0].long().numpy()] += 1
+        for c in task.classes:
+            assert np.ptp(times[pool.train.y.numpy() == c]) <= 1
+    assert times.max() > 1
+
+
 def test_samples_come_again_only_when_all_of_their_class_have_come() -> None:
     pool = source(train=60, test=10)
     stream = task_stream(pool, KWay(10, 15, train=60, test=10), 3)

@@ -61,6 +61,22 @@ def test_certificates_are_made_once_and_private_keys_are_the_owners(tmp_path: Pa
         assert path.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize("name", ["server", "ca", "../clinic", "a/b"])
+def test_no_node_gets_the_keys_of_the_server(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["deploy", "certificates", str(tmp_path / "keys"), "--nodes", name]) == 2
+    assert f"no node can be called {name!r}" in capsys.readouterr().err
+    assert not (tmp_path / "keys").exists()
+
+
+def test_another_host_needs_another_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("cryptography")
+    words = ["deploy", "certificates", str(tmp_path), "--hosts"]
+    assert main([*words, "fed.example.org"]) == 0
+    assert main([*words, "fed.example.org"]) == 0
+    assert main([*words, "other.example.org"]) == 2
+    assert "is not for other.example.org; remove server.pem" in capsys.readouterr().err
+
+
 def test_a_certificate_covers_the_machine_that_serves_beside_the_hosts(tmp_path: Path) -> None:
     x509 = pytest.importorskip("cryptography.x509")
     assert main(["deploy", "certificates", str(tmp_path), "--hosts", "fed.example.org,localhost"]) == 0

@@ -10,9 +10,11 @@ import torch
 from helpers.deploying import config, in_process, simulated
 
 from fedloom.core.errors import ConfigError, FedLoomError
+from fedloom.core.local import draw_cohort
 from fedloom.core.rng import stream
-from fedloom.deploy.server import Recipe, run
+from fedloom.deploy.server import DeployTask, Recipe, Roster, assemble, run
 from fedloom.deploy.wire import pack, unpack
+from fedloom.experiment import privacy
 from fedloom.experiment.rundir import RunDirectory
 
 
@@ -79,6 +81,107 @@ def test_noise_of_private_uplinks_is_not_that_of_the_public_seed(tmp_path: Path)
         assert node is not None
         assert node.answer(*transport.sent[name][-1]) == answers[name]
     transport.close()
+
+
+def test_noise_and_samples_of_private_examples_are_not_those_of_the_public_seed(tmp_path: Path) -> None:
+    """Two deployments draw other noise, no simulation draws it too, and the training loss stays at the node."""
+    words = ["local.dp_clip=1.0", "local.dp_noise=5.0", "local.poisson=true", "rounds=1"]
+    ends, said = [], []
+    for folder in ("one", "two"):
+        transport = in_process(made := config(*words), tmp_path / folder)
+        transport.route = lambda name, number, blob: [said.append(unpack(blob).facts) or blob]  # type: ignore[func-returns-value]
+        ends.append(run(Recipe.of(made), transport, 4).snapshot.server.theta)
+        transport.close()
+    assert not torch.equal(*ends)
+    assert not any(torch.equal(end, simulated(*words).snapshot.server.theta) for end in ends)
+    assert len([facts for facts in said if facts["status"] == "done"]) == 8
+    assert not any("loss" in facts for facts in said)
+
+
+def test_losses_of_received_models_leave_client_states_alone(tmp_path: Path) -> None:
+    words = ["method=scaffold", "evaluation.what=[clients,received]", "rounds=3"]
+    transport = in_process(made := config(*words), tmp_path)
+    result = run(Recipe.of(made), transport, 4)
+    transport.close()
+    reference = simulated(*words)
+    assert torch.equal(result.snapshot.server.theta, reference.snapshot.server.theta)
+    assert [r["mixing/objective"] for r in result.history] == [r["mixing/objective"] for r in reference.history]
+
+
+@pytest.mark.parametrize(
+    ("slot", "kind", "sentence"),
+    [
+        ("update", torch.int64, "the update in its answer has another shape or type"),
+        ("uploads|drift", torch.float8_e4m3fn, "its answer holds slices of a type that no part uploads"),
+    ],
+)
+def test_a_node_that_sends_another_type_is_left_out(
+    slot: str, kind: torch.dtype, sentence: str, tmp_path: Path
+) -> None:
+    transport = in_process(made := config("method=scaffold", "rounds=1"), tmp_path)
+
+    def route(name: str, number: int, blob: bytes) -> list[bytes]:
+        if name != "node-0" or not number:
+            return [blob]
+        facts, tensors = unpack(blob).facts, dict(unpack(blob).tensors)
+        place = next(key for key in tensors if key.startswith(slot))
+        return [pack("answer", facts, tensors | {place: tensors[place].to(kind)})]
+
+    transport.route = route
+    result = run(Recipe.of(made), transport, 4)
+    transport.close()
+    (failure,) = result.failures
+    assert (failure.client, failure.kind.value) == (0, "refused")
+    assert sentence in failure.reason
+
+
+def test_a_node_may_not_declare_more_samples_than_agreed(tmp_path: Path) -> None:
+    transport = in_process(config("rounds=1"), tmp_path)
+    told: list[str] = []
+    terms = config("rounds=1", "deploy.most_samples=1", "deploy.deadline=0.1")
+    transport.nodes = {"node-0": transport.nodes["node-0"]}
+
+    def tell(sentence: str) -> None:
+        told.append(sentence)
+        if "declares" in sentence:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        assemble(Recipe.of(terms), transport, 1, tell)
+    transport.close()
+    assert "training samples, more than deploy.most_samples=1" in told[-1]
+
+
+def test_rounds_that_are_begun_again_cost_privacy_and_cohorts_are_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Count:
+        neighbours = "none"
+
+        def epsilon(self, rounds: int) -> float:
+            return float(rounds)
+
+    monkeypatch.setattr(privacy, "accountant", lambda experiment: Count())
+    transport = in_process(made := config("rounds=2", "cohort=2", "participation=0.5"), tmp_path / "nodes")
+    recipe = Recipe.of(made)
+    (tmp_path / "run").mkdir()
+    roster = Roster("0" * 16, dict.fromkeys(transport.nodes, (5, 0, 0)))
+    tasks = [DeployTask(recipe, roster, transport, tmp_path / "run") for _ in range(2)]
+    transport.close()
+    first, again = tasks
+    first._begin()
+    assert first.repeated == 0
+    again._begin()  # the first one died before its round was over
+    assert again.repeated == 1
+    again.round = 1
+    again._begin()
+    assert again.repeated == 1
+    drawn = [[task._cohort(t).tolist() for t in range(20)] for task in tasks]
+    public = [draw_cohort(4, 2, 0, t).tolist() for t in range(20)]
+    assert public not in drawn
+    assert drawn[0] != drawn[1]
+    again.cohort_seed = first.cohort_seed
+    assert [again._cohort(t).tolist() for t in range(20)] == drawn[0]
 
 
 def test_a_node_that_answers_nonsense_is_left_out_by_name(tmp_path: Path) -> None:

@@ -30,6 +30,22 @@ def shuffled_by_label(labels: np.ndarray, rng: np.random.Generator) -> np.ndarra
     return rows[np.argsort(labels[rows], kind="stable")]
 
 
+def sums_within(values: np.ndarray, amounts: np.ndarray) -> np.ndarray:
+    """For each entry, the sum of the amounts of earlier entries with the same value, in the shape of ``values``.
+
+    >>> sums_within(np.array([[0, 1], [1, 2], [1, 0]]), np.array([[4, 3]] * 3)).tolist()
+    [[0, 0], [3, 0], [7, 4]]
+    """
+    flat = amounts.ravel()
+    order = np.argsort(values.ravel(), kind="stable")
+    before = np.cumsum(flat[order]) - flat[order]
+    ordered = values.ravel()[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    sums = np.empty(flat.shape, dtype=np.int64)
+    sums[order] = before - np.repeat(before[starts], np.diff(np.r_[starts, len(flat)]))
+    return sums.reshape(values.shape)
+
+
 def rank_within(values: np.ndarray) -> np.ndarray:
     """Number of earlier entries equal to each entry, int64 of the same shape; entries are non-negative integers.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from fedloom.core.errors import ConfigError
 
 DAYS = 365
 AUTHORITY, SERVER = "ca", "server"
+NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 
 
 def make(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]:
@@ -23,8 +25,13 @@ def make(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]
     stay at the server. Existing files are kept, so that nodes can be added.
 
     Raises:
-        ConfigError: if the package ``cryptography`` is missing, or the folder cannot be written.
+        ConfigError: for a name that no node can have, if the server's certificate is for other hosts, the package
+            ``cryptography`` is missing, or the folder cannot be written.
     """
+    for name in nodes:
+        if name in (AUTHORITY, SERVER) or not NAME.fullmatch(name):
+            raise ConfigError(f"no node can be called {name!r}; choose letters, digits, '-', '_' and '.', but not "
+                              f"{AUTHORITY} or {SERVER}, whose keys it would get.")  # fmt: skip
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
@@ -93,6 +100,14 @@ def make(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]
         server = key(SERVER, plain)
         if not (folder / f"{SERVER}.pem").exists():
             write(f"{SERVER}.pem", certificate("FedLoom server", server.public_key(), authority, hosts))
+        else:
+            stored = x509.load_pem_x509_certificate((folder / f"{SERVER}.pem").read_bytes())
+            names = stored.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            if missing := [host for host in hosts if alternative(host) not in list(names)]:
+                raise ConfigError(
+                    f"the server's certificate in {folder} is not for {', '.join(missing)}; remove {SERVER}.pem to "
+                    "have another one made."
+                )
         for name in nodes:
             if not (folder / "nodes" / f"{name}.pub").exists():
                 public = key(name, ssh).public_key()

@@ -41,6 +41,8 @@ from fedloom.deploy.wire import LIMIT, Packet, WireError, unpack
 
 POLL = 0.5  # least seconds between looks at who is online
 SPARE = 9  # looks take at most a tenth of the time
+SLICES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
+"""The types of what parts upload."""
 HANDLE = "node"  # the place, in the server's store, of the version of a state that its node keeps
 
 
@@ -319,8 +321,9 @@ class Deployed(Engine):
         assert isinstance(answer, Packet)
         try:
             result = _read_result(client, answer, down, self.plan.levels[level])
-        except WireError as error:
-            reason = f"{self.names[client]}: {error}"
+        except Exception as error:  # whatever a node sends, only its own work is lost
+            told = error if isinstance(error, WireError) else f"its answer cannot be used ({type(error).__name__})"
+            reason = f"{self.names[client]}: {told}"
             return Result(client, failure=Failure(down.round, client, FailureKind.REFUSED, reason))
         version = answer.facts.get("version")
         if isinstance(version, str) and FILE.fullmatch(f"{version}.counted"):
@@ -378,11 +381,12 @@ def _read_result(client: int, answer: Packet, down: Broadcast, plan: ClientPlan)
     if {(place, name) for place, one in uploads.items() for name in one} != wanted:
         raise WireError("its answer holds other slices than the parts of the method upload")
     for name, found, like in (("update", update, down.theta), ("buffers", buffers, down.buffers)):
-        ring = name == "update" and found is not None and not found.is_floating_point()
-        if found is None or found.shape != like.shape or (found.dtype != like.dtype and not ring):
+        if found is None or found.shape != like.shape or found.dtype != like.dtype:
             raise WireError(f"the {name} in its answer has another shape or type than the model")
     assert update is not None
     assert buffers is not None
+    if any(t.dtype not in SLICES for one in uploads.values() for t in one.values()):
+        raise WireError("its answer holds slices of a type that no part uploads")
     if not all(map(finite, ({"": update, "buffers": buffers}, *uploads.values()))):
         raise WireError("its answer is not finite")
     loss, sent = answer.facts.get("loss"), answer.facts.get("sent")

@@ -124,7 +124,7 @@ class Node:
             raise WireError(f"an order is for level {order.level}, but there are {len(plans)}.")
         plan = plans[order.level]
         _check(plan, down)
-        state = versions.confirm(order.base, order.oldest)
+        state = versions.confirm(order.base, order.oldest, prune=WORK in order.do)
         if EVALUATE in order.do:
             return self._evaluate(made, down, state), {}
         if state is None:
@@ -140,7 +140,7 @@ class Node:
         if WORK not in order.do:
             return facts, {}
         (result,) = compute.work(down, [made.client], [state])
-        more, tensors = self._result(result)
+        more, tensors = self._result(result, _is_private(plan))
         if result.failure is None:
             more["version"] = versions.propose(down.round, order.ticket, result.state)
         self.tell(f"round {down.round + 1}: " + (f"left out, {result.failure}" if result.failure else "trained"))
@@ -161,16 +161,16 @@ class Node:
         return self._samples[1]
 
     def _compute(self, made: Bench, level: int) -> Compute:
-        """The compute of a level; for a private uplink a new one, with secret noise that no one else can draw."""
+        """The compute of a level; a new one with secret noise and samples that no one else can draw, if they matter."""
         experiment, plan = made.experiment, made.plan.levels[level]
         factory = computes.make(experiment.compute, **experiment.compute_settings)
-        if any(uplink.is_private for uplink in plan.method.uplink):
+        if _is_private(plan):
             return factory(replace(plan, noise_seed=secrets.randbits(128)))
         if level not in made.computes:
             made.computes[level] = factory(plan)
         return made.computes[level]
 
-    def _result(self, result: Result) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    def _result(self, result: Result, private: bool) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
         if result.failure is not None:
             failure = result.failure
             if failure.trace:
@@ -179,7 +179,8 @@ class Node:
             return {"status": "left out", "kind": failure.kind.value, "reason": reason, "stage": failure.stage}, {}
         uploads = {f"uploads|{key}": value for key, value in flat(result.uploads).items()}
         tensors = {"update": result.update, "buffers": result.buffers, **uploads}
-        return {"loss": result.loss, "sent": result.sent}, tensors
+        loss = {} if private else {"loss": result.loss}  # which no noise covers
+        return {**loss, "sent": result.sent}, tensors
 
     def _evaluate(self, made: Bench, down: Broadcast, state: State | None) -> dict[str, Any]:
         """Loss and metrics of the deployed model, as means over the node's test samples, and their number."""
@@ -191,6 +192,11 @@ class Node:
         _, table = evaluator.clients(server, One(made.client, state))
         row = {name: float(column[0]) for name, column in table.items() if name not in ("client", "n")}
         return {"status": "done", "n": int(table["n"][0]), "values": row}
+
+
+def _is_private(plan: ClientPlan) -> bool:
+    """Whether a client's upload is protected by noise, its own or that of the server."""
+    return plan.local.dp_clip is not None or any(uplink.is_private for uplink in plan.method.uplink)
 
 
 def _check(plan: ClientPlan, down: Broadcast) -> None:

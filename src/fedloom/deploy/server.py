@@ -29,6 +29,7 @@ from fedloom.deploy.messages import JOIN, Order, Request, is_count
 from fedloom.deploy.settings import DEPLOY, Deployment
 from fedloom.deploy.transport import Transport
 from fedloom.deploy.wire import WireError, unpack
+from fedloom.experiment import atomic
 from fedloom.experiment import checkpoint as checkpoints
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
@@ -40,6 +41,7 @@ from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.trainer import Record, Trainer
 from fedloom.parts.uplink import SecureSum
 
+BEGUN = "rounds_begun"  # the file of their number
 REMIND = 15.0  # seconds between reminders of who has not joined
 Sizes = tuple[int, int, int]  # samples for training, validation and tests
 
@@ -224,7 +226,7 @@ def assemble(
         if fresh:
             transport.send(fresh)
         for delivered in transport.receive(0.5):
-            sizes, remark = _joined(delivered.blob, recipe.deployment.limit)
+            sizes, remark = _joined(delivered.blob, recipe.deployment)
             if sizes is None:
                 tell(f"{delivered.node} {remark}")
                 continue
@@ -244,15 +246,17 @@ def assemble(
     return known if known is not None else Roster(run, dict(sorted(joined.items())))
 
 
-def _joined(blob: bytes, limit: int) -> tuple[Sizes | None, str]:
+def _joined(blob: bytes, terms: Deployment) -> tuple[Sizes | None, str]:
     """The numbers of samples in an answer to a join order and a remark; or None and what is wrong."""
     try:
-        facts = unpack(blob, limit).facts
+        facts = unpack(blob, terms.limit).facts
     except WireError as error:
         return None, f"gave an answer that cannot be read: {error}"
     sizes = facts.get("sizes")
     if facts.get("status") == "joined" and isinstance(sizes, list) and len(sizes) == 3:
         a, b, c = sizes
+        if all(map(is_count, sizes)) and terms.most_samples is not None and a > terms.most_samples:
+            return None, f"declares {a} training samples, more than deploy.most_samples={terms.most_samples}"
         if all(map(is_count, sizes)) and a:
             threads = facts.get("threads")
             several = isinstance(threads, int) and 1 < threads < 2**16
@@ -274,6 +278,9 @@ class DeployTask(FederatedTask):
         super().__init__(recipe.experiment(roster), out)
         self.recipe, self.roster, self.transport = recipe, roster, transport
         self.plan = replace(self.plan, noise_seed=secrets.randbits(128))
+        self.is_private = self.accountant is not None or self.examples is not None
+        if self.is_private:  # who knows the cohorts, learns more: nodes know the experiment's seed
+            self.cohort_seed = secrets.randbits(62)
         self.make_engine = EngineFactory(self._engine, Deployed.traits)
         self.traits = Deployed.traits
 
@@ -304,9 +311,19 @@ class DeployTask(FederatedTask):
         engine = self.engine
         assert isinstance(engine, Deployed)
         engine.tally = Tally()
+        self._begin()
         step = super().step()
         step.report.failures[:] = [engine.absent.get(f.client, f) for f in step.report.failures]
         return step
+
+    def _begin(self) -> None:
+        """Count a round that is begun, before anything is asked for: a repeated one costs privacy again."""
+        if not self.is_private or self.out is None:
+            return
+        path = self.out / BEGUN
+        begun = int(path.read_text()) + 1 if path.exists() else self.round + 1
+        atomic.write_whole(path, str(begun).encode())
+        self.repeated = begun - self.round - 1
 
     def commit(self, step: RoundStep) -> tuple[Record, dict[str, Columns]]:
         """The round's record, with what its messages and those of its evaluation amounted to."""
@@ -317,9 +334,12 @@ class DeployTask(FederatedTask):
     def snapshot(self) -> Checkpoint:
         stored = super().snapshot()
         stored.facts["deploy"] = {"run": self.roster.run, "nodes": {k: list(v) for k, v in self.roster.nodes.items()}}
+        if self.is_private:
+            stored.facts["deploy"]["cohorts"] = self.cohort_seed
         return stored
 
     def restore(self, checkpoint: Checkpoint) -> None:
+        self.cohort_seed = checkpoint.facts["deploy"].get("cohorts", self.cohort_seed)
         super().restore(checkpoint)
         assert isinstance(self.engine, Deployed)
         self.engine.versions = {client: version_in(state) for client, state in self.state.store}

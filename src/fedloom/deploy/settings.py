@@ -31,6 +31,7 @@ class Deployment:
         names: names of the classes, for nodes with image folders.
         range: least and largest value of an input, which nodes check.
         limit: largest size of a message in bytes.
+        most_samples: largest number of training samples that a node may declare; it is its weight in most mixings.
 
     Raises:
         ConfigError: for values outside their range.
@@ -47,6 +48,7 @@ class Deployment:
     names: tuple[str, ...] = ()
     range: tuple[float, float] | None = None
     limit: int = LIMIT
+    most_samples: int | None = None
 
     def __post_init__(self) -> None:
         conditions = {
@@ -59,6 +61,7 @@ class Deployment:
             "names must have one entry per class": not self.names or len(self.names) == self.classes,
             "range must ascend": self.range is None or self.range[0] < self.range[1],
             "limit must be at least a million bytes": self.limit >= 1_000_000,
+            "most_samples must be at least 1": self.most_samples is None or self.most_samples >= 1,
         }
         all_hold("deploy: ", conditions)
 

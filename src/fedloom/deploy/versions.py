@@ -46,12 +46,13 @@ class Versions:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def confirm(self, base: str | None, oldest: int) -> State | None:
+    def confirm(self, base: str | None, oldest: int, prune: bool = True) -> State | None:
         """The state of the version ``base``, which counted; None if no result of this client has counted.
 
         Args:
             base: the version.
             oldest: the completed rounds of the oldest checkpoint to which the server may go back.
+            prune: whether to drop other states, among them those of which it is not known yet whether they count.
 
         Raises:
             CheckpointError: if its file is missing or damaged.
@@ -66,7 +67,8 @@ class Versions:
             if found[base].suffix == ".pending":
                 found[base] = found[base].rename(found[base].with_suffix(".counted"))
                 atomic.sync_folder(self.folder)
-        self._prune(found, base, oldest)
+        if prune:
+            self._prune(found, base, oldest)
         if base is None:
             return None
         try:

@@ -133,11 +133,16 @@ class FederatedTask(TrainerTask):
     Args:
         experiment: the experiment.
         out: run directory, in which client states may be kept.
+
+    Attributes:
+        cohort_seed: of the draws of cohorts.
+        repeated: rounds that were begun once more, which privacy accounting counts as well.
     """
 
     def __init__(self, experiment: Experiment, out: Path | None = None) -> None:
         super().__init__()
         self.experiment = experiment = privacy.calibrated(experiment)
+        self.cohort_seed, self.repeated = experiment.seed, 0
         self.out = out
         method = experiment.method
         self.kind = Kind.SYNTHESIS if "judge" in experiment.config else Kind.FEDERATED
@@ -256,9 +261,9 @@ class FederatedTask(TrainerTask):
             if clients is not None:
                 tables["clients"] = clients
         if self.accountant is not None:
-            record["privacy/epsilon"] = self.accountant.epsilon(server.round)
+            record["privacy/epsilon"] = self.accountant.epsilon(server.round + self.repeated)
         if self.examples is not None:
-            record["privacy/example_epsilon"] = self.examples.epsilon(int(self.took_part.max()))
+            record["privacy/example_epsilon"] = self.examples.epsilon(int(self.took_part.max()) + self.repeated)
         return record | {
             "comm/down_params": here.down_params,
             "comm/up_params": here.up_params,
@@ -354,7 +359,7 @@ class FederatedTask(TrainerTask):
         probability = None
         if experiment.sampling == "bernoulli":
             probability = experiment.cohort / seen if experiment.cohort else experiment.participation
-        return draw_cohort(seen, size, experiment.seed, round, probability=probability)
+        return draw_cohort(seen, size, self.cohort_seed, round, probability=probability)
 
     def _place(self, client: int) -> StatePlace:
         """Where a client's state is, for workers that read and write it themselves."""

@@ -69,15 +69,15 @@ class Accountant:
         return float(accountant.get_epsilon(self.delta))
 
     def _poisson(self, rounds: int, asked: float) -> float:
-        """ε if empty cohorts are redrawn: each round is within (1-q)^K of a Poisson sample in total variation.
+        """ε if empty cohorts are redrawn: each round is within (1-q)^(K-1) of a Poisson sample in total variation.
 
-        This costs (1 + e^ε) T (1-q)^K of δ.
+        That is the bound for K - 1 clients, the smaller of two neighbours. It costs (1 + e^ε) T (1-q)^(K-1) of δ.
         """
         composed = self._one_round.self_compose(rounds)
         if asked:
             distributions: Any = import_module("dp_accounting.pld.privacy_loss_distribution")
             composed = composed.compose(distributions.from_gaussian_mechanism(self.noise / sqrt(asked)))
-        redrawn = rounds * (1 - self.cohort / self.clients) ** self.clients
+        redrawn = rounds * (1 - self.cohort / self.clients) ** (self.clients - 1)
         epsilon = composed.get_epsilon_for_delta(self.delta)
         for _ in range(100):
             left = self.delta - (1 + exp(min(epsilon, 700))) * redrawn

@@ -76,11 +76,14 @@ def as_source(
     if test is not None:
         tests = [read(test, None, features, label, column if _has(test, column) else None, f"{name}: test")]
     x, columns = _inputs([part.x for part in (*read_parts, *tests)], name)
-    targets, names = coded([part.y for part in (*read_parts, *tests)], next((p.names for p in read_parts), ()), name)
+    named = [part.names for part in (*read_parts, *tests)]
+    targets, names = coded([part.y for part in (*read_parts, *tests)], named, name)
     targets = with_kind(targets, x)
     for told, a, b in zip((*what, f"{name}: test"), x, targets, strict=False):
         if len(a) != len(b):
             raise DataError(f"{told} has {len(a)} inputs but {len(b)} targets.")
+        if not len(a):
+            raise DataError(f"{told} has no samples; leave it out, or give it some.")
     ids, ids_test = _clients(read_parts, tests, owners, client, [len(one) for one in x], name)
     return from_tensors(
         _joined(x[:count], f"{name}: inputs"),
@@ -146,7 +149,10 @@ def _clients(
     if client is None or isinstance(client, str):
         return parts[0].client, ids_test
     ids = np.asarray(client)
-    ids = ids.astype(str) if ids.dtype.kind == "O" else ids
+    if ids.dtype.kind == "O":
+        if lost := sum(one is None or one != one for one in ids.ravel()):  # NaN differs from itself
+            raise DataError(f"{name}: {lost} of {ids.size} samples have no client; drop them, or give each one.")
+        ids = ids.astype(str)
     if ids.ndim != 1 or len(ids) != sizes[0]:
         raise DataError(f"{name} has {sizes[0]} samples, but client ids of shape {list(ids.shape)}; give one a sample.")
     return ids, None

@@ -13,6 +13,7 @@ from fedloom.core.errors import DataError, nearest
 from fedloom.core.federation import Arrays
 from fedloom.data.own.tables import clients_of, is_frame
 from fedloom.data.sources.files import with_progress
+from fedloom.data.sources.images import in_bytes
 
 
 class Columns(NamedTuple):
@@ -156,12 +157,14 @@ def _torch(
 
 
 def stacked(items: Sequence[Any], what: str) -> np.ndarray:
-    """Samples as one array [N, ...]; images of PIL as uint8.
+    """Samples as one array [N, ...]; images of PIL as uint8, in colour if any of them is.
 
     Raises:
         DataError: if their shapes differ.
     """
-    arrays = [item.numpy() if isinstance(item, Tensor) else np.asarray(item) for item in items]
+    if any(hasattr(item, "getbands") for item in items):
+        items = pixels(items)
+    arrays = [item.detach().cpu().numpy() if isinstance(item, Tensor) else np.asarray(item) for item in items]
     shapes = {array.shape for array in arrays}
     if len(shapes) > 1:
         other = next(i for i, array in enumerate(arrays) if array.shape != arrays[0].shape)
@@ -170,3 +173,11 @@ def stacked(items: Sequence[Any], what: str) -> np.ndarray:
             "resize or pad them to one."
         )
     return np.stack(arrays) if arrays else np.zeros(0)
+
+
+def pixels(items: Sequence[Any]) -> list[Any]:
+    """Images of PIL in bytes a channel: all grey, all in colour, or all in colour with transparency."""
+    modes = {item.mode for item in items if hasattr(item, "getbands")}
+    grey = modes <= {"1", "L", "LA", "La"} or all(mode.startswith("I") for mode in modes)
+    mode = "RGBA" if modes == {"RGBA"} else "L" if grey else "RGB"
+    return [in_bytes(item).convert(mode) if hasattr(item, "getbands") else item for item in items]

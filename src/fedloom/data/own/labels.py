@@ -14,16 +14,20 @@ from fedloom.data.own.tables import categories, is_frame
 from fedloom.data.sources.arrays import targets
 
 
-def coded(parts: Sequence[Any], names: Sequence[str], what: str) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Targets of several parts of the data, and the class names.
+def coded(parts: Sequence[Any], names: Sequence[Sequence[str]], what: str) -> tuple[list[Tensor], tuple[str, ...]]:
+    """Targets of several parts of the data, each with its class names or (), and the names of all classes.
 
-    Texts and categories are numbered in the same way in all parts: in the order of their categories, or sorted.
+    Texts and categories are numbered in the same way in all parts: in the order of their categories, or sorted. Numbers
+    of parts with different names of classes become numbers of all of these names.
 
-    >>> [y.tolist() for y in coded([["no", "yes"], ["yes"]], (), "mine")[0]], coded([["b", "a"]], (), "mine")[1]
+    >>> [y.tolist() for y in coded([["no", "yes"], ["yes"]], [(), ()], "mine")[0]], coded([["b", "a"]], [()], "mine")[1]
     ([[0, 1], [1]], ('a', 'b'))
+    >>> [y.tolist() for y in coded([np.array([0, 1])] * 2, [("cat", "dog"), ("dog", "fish")], "mine")[0]]
+    [[0, 1], [1, 2]]
 
     Raises:
-        DataError: if targets are missing, negative, or neither numbers nor names.
+        DataError: if targets are missing, negative, or neither numbers nor names, or some parts name other classes than
+            others, and others none.
     """
     raw = [_raw(part, what) for part in parts]
     if any(part.dtype.kind in "US" for part in raw):
@@ -44,7 +48,25 @@ def coded(parts: Sequence[Any], names: Sequence[str], what: str) -> tuple[list[T
             raise DataError(
                 f"{what}: there is a label {least}, but classes are numbered from 0; for labels -1 and 1 give y > 0."
             )
-    return found, tuple(names)
+    return _renumbered(found, [tuple(one) for one in names], what)
+
+
+def _renumbered(
+    found: list[Tensor], names: Sequence[tuple[str, ...]], what: str
+) -> tuple[list[Tensor], tuple[str, ...]]:
+    """Class numbers of parts as numbers of the classes of all of them, and these."""
+    known = list(dict.fromkeys(one for part in names for one in part))
+    if len({part for part in names if part}) < 2:
+        return found, tuple(known)
+    if not all(names) or any(part.is_floating_point() or part.ndim > 1 for part in found):
+        raise DataError(
+            f"{what}: data sets have different names of classes, and some have none; give the targets as names."
+        )
+    for part, own in zip(found, names, strict=True):
+        if part.numel() and int(part.max()) >= len(own):
+            raise DataError(f"{what}: there is a label {int(part.max())}, but only {len(own)} names of classes.")
+    place = [torch.tensor([known.index(one) for one in own]) for own in names]
+    return [table[part] for table, part in zip(place, found, strict=True)], tuple(known)
 
 
 def with_kind(found: Sequence[Tensor], x: Sequence[Tensor]) -> list[Tensor]:
@@ -65,7 +87,7 @@ def with_kind(found: Sequence[Tensor], x: Sequence[Tensor]) -> list[Tensor]:
 def _raw(part: Any, what: str) -> np.ndarray:
     """Targets as an array of numbers or texts."""
     if isinstance(part, Tensor):
-        return part.numpy()
+        return part.detach().cpu().numpy()
     if is_frame(part):
         part = part.to_numpy()
     elif hasattr(part, "isna"):  # a pandas series
@@ -82,6 +104,9 @@ def _raw(part: Any, what: str) -> np.ndarray:
     if kinds <= {str}:
         return array.astype(str)
     if kinds <= {bool, int, np.bool_, np.int64} or kinds <= {float, int}:
-        return array.astype(np.float64 if float in kinds else np.int64)
+        try:
+            return array.astype(np.float64 if float in kinds else np.int64)
+        except OverflowError as error:
+            raise DataError(f"{what}: some labels are beyond the numbers of classes that fit.") from error
     told = ", ".join(sorted(kind.__name__ for kind in kinds))
     raise DataError(f"{what}: targets are {told}; give class numbers, names or numbers, and none missing.")

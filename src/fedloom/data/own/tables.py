@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from datetime import date, time, timedelta
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,13 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
             raise DataError(f"{what}: the tables have different columns; give features=[...], which all of them have.")
     if not columns:
         raise DataError(f"{what} has no column other than label and client; there is nothing to learn from.")
+    if double := sorted({str(column) for column in columns if columns.count(column) > 1}):
+        raise DataError(f"{what} has several columns named {', '.join(map(repr, double))}; rename them.")
+    if "Unnamed: 0" in columns:
+        raise DataError(
+            f"{what} has the row numbers that pandas writes with a table as an input, column 'Unnamed: 0'; drop it, or "
+            "leave it out of features=."
+        )
     blocks: list[list[np.ndarray]] = [[] for _ in frames]
     names: list[str] = []
     for column in columns:
@@ -66,7 +74,7 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
             for block, one in zip(blocks, series, strict=True):
                 block.append(one.to_numpy(dtype=np.float32)[:, None])
             continue
-        if any(pd.api.types.is_datetime64_any_dtype(one.dtype) for one in series):
+        if any(_in_time(one) for one in series):
             raise DataError(
                 f"{what}: column {column!r} holds dates; turn it into numbers, or leave it out of features=."
             )
@@ -81,6 +89,16 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
             codes = pd.Categorical(one.astype(str), categories=known).codes
             block.append(np.eye(len(known), dtype=np.float32)[codes])
     return [np.concatenate(block, 1) for block in blocks], names
+
+
+def _in_time(column: Any) -> bool:
+    """Whether a column holds dates, times or durations."""
+    import pandas as pd
+
+    kinds = pd.api.types
+    if kinds.is_datetime64_any_dtype(column.dtype) or kinds.is_timedelta64_dtype(column.dtype):
+        return True
+    return len(column) > 0 and isinstance(column.iloc[0], date | time | timedelta)
 
 
 def categories(parts: Sequence[Any]) -> list[str]:

@@ -20,6 +20,8 @@ from fedloom.data.sources.formats import read_npy_folder, read_npz
 from fedloom.data.sources.images import as_stored
 
 CLASSES = 1_000_000
+CHANNELS = (1, 3, 4)
+"""Of images."""
 
 
 @sources.register
@@ -132,13 +134,20 @@ def inputs(x: Tensor | np.ndarray, what: str = "x") -> Tensor:
     Raises:
         DataError: for arrays without numbers or rows; ``what`` names them.
     """
-    if (
-        isinstance(x, np.ndarray)
-        and x.dtype == np.uint8
-        and (x.ndim == 3 or (x.ndim == 4 and x.shape[-1] in (1, 3, 4)))
-    ):
-        return as_stored(x)
+    if isinstance(x, Tensor):
+        x = x.detach()
+    if x.ndim in (3, 4) and x.dtype in (np.uint8, torch.uint8):
+        raw = x.cpu().numpy() if isinstance(x, Tensor) else x
+        if raw.ndim == 4 and raw.shape[-1] not in CHANNELS and raw.shape[1] in CHANNELS:
+            raw = raw.transpose(0, 2, 3, 1)
+        if raw.ndim == 3 or raw.shape[-1] in CHANNELS:
+            return as_stored(raw)
     x = numbers(x, what)
+    if x.ndim > 2 and not x.is_floating_point() and x.dtype != torch.bool:
+        raise DataError(
+            f"{what} holds whole numbers of shape {list(x.shape)}; give images as bytes, uint8 [N, H, W] or "
+            "[N, H, W, C], or as float32 in 0..1."
+        )
     return x.to(torch.float32 if x.is_floating_point() else torch.int64)
 
 

@@ -107,10 +107,11 @@ def cached(path: Path, stamp: str, make: Callable[[], np.ndarray]) -> np.ndarray
 
 
 def stamp_of(paths: Iterable[Path], *settings: Any) -> str:
-    """Checksum of the names and sizes of files and of settings."""
+    """Checksum of files' names, sizes and times of change, and of settings."""
     digest = hashlib.blake2b(repr(settings).encode(), digest_size=16)
     for path in paths:
-        digest.update(f"{path.parent.name}/{path.name} {path.stat().st_size}\n".encode())
+        about = path.stat()
+        digest.update(f"{path.parent.name}/{path.name} {about.st_size} {about.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 

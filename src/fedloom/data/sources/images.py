@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from fedloom.core.federation import Arrays
 from fedloom.data.sources.files import check_memory, with_progress
 from fedloom.data.sources.formats import cached, stamp_of
 
-SUFFIXES = (".png", ".jpg", ".jpeg")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 _BYTES: ContextVar[bool] = ContextVar("images stay bytes", default=False)
 
 
@@ -163,6 +164,15 @@ def read_images(
     return cached(cache, stamp_of(paths, size, crop), make)
 
 
+def in_bytes(picture: Any) -> Any:
+    """An image of PIL with 16 bits a pixel as one with 8, which PIL would clip; others as they are."""
+    from PIL import Image
+
+    if not picture.mode.startswith("I"):
+        return picture
+    return Image.fromarray((np.asarray(picture).astype(np.int64).clip(0, 65535) // 257).astype(np.uint8))
+
+
 def read_image(path: Path, size: int, crop: bool = False, resize: bool = True) -> np.ndarray:
     """One image as RGB, uint8 [size, size, 3]."""
     from PIL import Image
@@ -172,7 +182,7 @@ def read_image(path: Path, size: int, crop: bool = False, resize: bool = True) -
             wide, high = file.size
             if (wide, high) != (size, size) and not resize:
                 raise DataError(f"{path} is {wide} by {high} pixels, but {size} by {size} are expected.")
-            picture = file.convert("RGB")
+            picture = in_bytes(file).convert("RGB")
             if crop and wide != high:
                 scale = size / min(wide, high)
                 sides = max(size, round(wide * scale)), max(size, round(high * scale))

@@ -33,6 +33,10 @@ def table(
     """
     from fedloom.data.own import as_source  # this package is imported by it
 
+    if label in features or client in features:
+        raise DataError(
+            f"data.features names the column of labels or clients, {label if label in features else client!r}."
+        )
     place = Path(path).expanduser()
     frame, name = read_frame(place), place.stem
     if time is not None:
@@ -40,6 +44,8 @@ def table(
         frame = frame if time in features else frame.drop(columns=time)
     one = as_source(frame, features=list(features) or None, label=label, client=client, name=name)
     settings = {"path": str(path), "label": label, "time": time}
+    settings |= {"client": client} if client else {}
+    settings |= {"features": list(features)} if features else {}
     return Source(name, one.train, one.test, "not stated", "", one.groups, None, one.group_names, settings=settings)
 
 
@@ -52,7 +58,7 @@ def read_frame(path: Path) -> Any:
     import pandas as pd
 
     try:
-        return pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
+        return pd.read_csv(path) if ".csv" in map(str.lower, path.suffixes) else pd.read_parquet(path)
     except FileNotFoundError:
         raise DataError(f"there is no file {path}.") from None
     except Exception as error:  # readers fail in their own ways

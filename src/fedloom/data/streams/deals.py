@@ -10,7 +10,7 @@ import torch
 from fedloom.core import rng
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
-from fedloom.data.grouping import rank_within, shuffled_by_label
+from fedloom.data.grouping import shuffled_by_label, sums_within
 from fedloom.data.sources import Source
 from fedloom.data.streams.base import Dealt
 
@@ -31,19 +31,19 @@ def by_class(source: Source, table: np.ndarray, sizes: tuple[int, int], seed: in
         DataError: if a class has fewer samples than a task needs.
     """
     pools = (source.train, source.test)
-    turn = rank_within(table)  # [T, k] earlier tasks with the same class
     ways = table.shape[1]
     quotas = [size // ways + (np.arange(ways) < size % ways) for size in sizes]
     decks = [Deck.of(pool, rng.stream(seed, "tasks", 1 + k)) for k, pool in enumerate(pools)]
     for deck, quota, what in zip(decks, quotas, ("training", "test"), strict=True):
         deck.check(np.unique(table), int(quota.max()), f"{source.name}: a {what}")
 
+    before = [sums_within(table, np.broadcast_to(quota, table.shape)) for quota in quotas]  # [T, k] dealt already
+
     def deal(number: int, draw: np.random.Generator) -> tuple[Arrays, Arrays, list[int]]:
         chosen, splits = table[number], []
         names = tuple(source.train.names[c] for c in chosen) if source.train.names else ()
-        for deck, quota, pool in zip(decks, quotas, pools, strict=True):
-            starts = turn[number] * quota.max()
-            rows = [deck.take(c, start, n) for c, start, n in zip(chosen, starts, quota, strict=True)]
+        for deck, quota, starts, pool in zip(decks, quotas, before, pools, strict=True):
+            rows = [deck.take(c, start, n) for c, start, n in zip(chosen, starts[number], quota, strict=True)]
             order = draw.permutation(int(quota.sum()))
             x = pool.x[torch.from_numpy(np.concatenate(rows)[order])]
             y = torch.from_numpy(np.repeat(np.arange(ways), quota)[order])
