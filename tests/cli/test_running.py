@@ -301,6 +301,17 @@ def test_trackers_get_every_record(cli: Cli, tmp_path: Path, monkeypatch: pytest
     assert seen == ["fedavg-0", 1, 2, Status.FINISHED]
 
 
+@pytest.mark.parametrize("words", [(), ("--dry-run",)])
+def test_what_one_run_of_a_sweep_cannot_do_is_said_before_the_first(
+    words: tuple[str, ...], cli: Cli, tmp_path: Path
+) -> None:
+    """``fedbn`` needs normalisation layers, which is known once the model is made."""
+    code, out, err = cli("run", "-q", "-m", "method=fedavg,fedbn", "out=both", *words, *SMALL)
+    assert (code, out) == (2, "")
+    assert "keeps no parameter of this model private" in err
+    assert not (tmp_path / "both").exists()
+
+
 def test_a_dry_run_prints_a_recipe_and_writes_nothing(cli: Cli, tmp_path: Path):
     code, out, _ = cli("run", "--dry-run", "method=feddyn", "method.alpha=0.2", *SMALL)
     assert code == 0

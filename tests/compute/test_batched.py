@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.federations import SIZES, classes
+from helpers.federations import SIZES, Shaken, classes
 from helpers.marks import first_quick
 from helpers.networks import IMAGE, images, tanh_net
 from helpers.runs import assert_same_run, experiment, go, theta
@@ -178,6 +178,9 @@ def test_a_large_network_takes_small_blocks() -> None:
 def test_reasons_are_words() -> None:
     assert reason_against_batched(_plan()) is None
     assert reason_against_batched(_plan("per_fedavg")) == "local steps differentiate through an adaptation"
+    shaken = {"federation": classes((6, 9, 11), shape=IMAGE), "augment": (Shaken(),)}
+    for dropout, reason in ((0.0, None), (0.5, "two views of every sample pass layers of dropout")):
+        assert reason_against_batched(_plan("robust", model=images("group", dropout), **shaken)) == reason
 
 
 def _plan(name: str = "fedavg", **changes: Any) -> Any:

@@ -66,6 +66,15 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Evaluation(what=("clients",), target=0.5),
         r"'global/accuracy', which is never measured: evaluation\.what is clients",
     ),
+    "a figure over clients": (
+        lambda: Evaluation(metric="clients/accuracy", target=0.5),
+        r"'clients/accuracy' names no figure over clients; "
+        r"take one like clients/accuracy/mean, or mean, weighted, std, …",
+    ),
+    "a figure that there is not": (
+        lambda: Evaluation(metric="clients/accuracy/meen", patience=2),
+        r"'clients/accuracy/meen' names no figure",
+    ),
     "patience nobody measures": (
         lambda: Evaluation(what=("global",), patience=2, metric="global/train_loss"),
         r"'global/train_loss', which is never measured",

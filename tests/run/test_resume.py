@@ -33,6 +33,7 @@ from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
 from fedloom.experiment.rundir import RunDirectory
+from fedloom.experiment.summary import should_stop
 from fedloom.methods import make
 from fedloom.models import models
 from fedloom.parts.adaptation import Maml
@@ -189,6 +190,39 @@ def test_a_compute_that_rounds_in_its_own_way_is_refused(tmp_path: Path) -> None
     run(experiment(rounds=1, compute="batched", **settings), tmp_path / "out")
     with pytest.raises(CheckpointError, match=r"cannot be continued: compute: batched → live\."):
         run(experiment(rounds=2, **settings), tmp_path / "out", resume=True)
+
+
+def test_other_blocks_of_clients_are_refused(tmp_path: Path) -> None:
+    """Their sums round differently."""
+    run(experiment(rounds=1, compute="batched"), tmp_path / "out")
+    with pytest.raises(CheckpointError, match="shares: None → 1"):
+        run(experiment(rounds=2, compute="batched", compute_settings={"shares": 1}), tmp_path / "out", resume=True)
+
+
+def test_another_decay_of_the_averaged_model_is_refused(tmp_path: Path) -> None:
+    def averaging(decay: float, rounds: int) -> Experiment:
+        return experiment(rounds=rounds, evaluation=Evaluation(("global",), server_average=decay))
+
+    run(averaging(0.5, 1), tmp_path / "out")
+    with pytest.raises(CheckpointError, match=r"averaged its server model with 0.5, not 0.9; set evaluation"):
+        run(averaging(0.9, 2), tmp_path / "out", resume=True)
+    run(averaging(0.5, 2), tmp_path / "out", resume=True)
+
+
+def test_a_method_that_depends_on_the_number_of_rounds_gets_no_more_of_them(tmp_path: Path) -> None:
+    run(experiment(make("fedssa", steps=2), rounds=2), tmp_path / "out")
+    with pytest.raises(CheckpointError, match="rounds: 2 → 3"):
+        run(experiment(make("fedssa", steps=2), rounds=3), tmp_path / "out", resume=True)
+    fed_back = make("fedssa", steps=2, feed_back=True)
+    run(experiment(fed_back, rounds=2), tmp_path / "back")
+    run(experiment(fed_back, rounds=3), tmp_path / "back", resume=True)
+
+
+def test_the_look_at_the_end_of_a_shorter_run_is_none_that_patience_counts(tmp_path: Path) -> None:
+    patient = Evaluation(("global",), every=2, patience=1, metric="global/loss", metrics=("accuracy",))
+    history = [{"round": t, "global/loss": value} for t, value in ((2, 0.5), (3, 0.6), (4, 0.4))]
+    assert should_stop(history, patient) is None
+    assert should_stop([*history, {"round": 6, "global/loss": 0.45}], patient) is not None
 
 
 def test_other_metrics_after_resuming_leave_the_earlier_rounds_without(tmp_path: Path) -> None:

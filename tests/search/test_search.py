@@ -234,6 +234,16 @@ def test_a_partition_that_a_held_out_seed_makes_impossible_fails_that_run_alone(
     assert (record["state"], record["score"], record["reason"][:22]) == ("failed", None, "partition 'dirichlet' ")
 
 
+def test_candidates_without_the_goal_fail_alone(tmp_path: Path) -> None:
+    """Clients of ``local`` share nothing, so that there is no model of the server to be measured."""
+    words = ("search.goal=global/accuracy", "search.methods=[fedavg,local]", "search.budget=20")
+    search(made(*words), tmp_path / "run")
+    tried = {r["label"]: r for r in history(tmp_path / "run") if r["stage"] == "search"}
+    assert tried["fedavg"]["state"] == "complete"
+    assert (tried["local"]["state"], tried["local"]["score"]) == ("failed", None)
+    assert "is not measured for this candidate" in tried["local"]["reason"]
+
+
 def test_methods_without_a_loss_to_compare_are_left_out_of_a_search_for_the_least_loss() -> None:
     found = made("search.goal=clients/loss/mean", "search.methods=[fedavg,fedlc]")
     assert found.misfits == {"fedlc": "the loss of 'fedlc' cannot be computed outside training."}

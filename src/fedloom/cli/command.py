@@ -65,6 +65,7 @@ class Command:
         schema: of the configuration.
         title: maps a configuration to the name of its method, like ``feddyn``.
         build: makes and checks the experiment of a configuration.
+        check: what else is checked of an experiment before the runs of a sweep, or in a dry run.
         run: runs one experiment, with ``resume``, ``checkpoint_every``, ``keep`` and ``callbacks``.
         table: makes the table of results.
         files: writes figures and pages of the labelled runs; returns the paths to print, with a word for each.
@@ -84,6 +85,7 @@ class Command:
     progress: Callable[[NullProgress], Callback] = lambda progress: progress
     last_file: str = "summary.json"
     plans: bool = False
+    check: Callable[[Any], object] = lambda experiment: None
 
     def __call__(self, arguments: argparse.Namespace) -> int:
         """Run the command; returns the exit code."""
@@ -98,6 +100,8 @@ class Command:
             planned = [  # all settings are checked before anything trains
                 (self.build(job.config, shared), run_settings(job.config)) for job in batch.jobs
             ]
+            for experiment, _ in planned if batch.is_sweep or arguments.dry_run else ():
+                self.check(experiment)
         except KeyboardInterrupt:
             raise Stopped(UNBEGUN) from None
         if arguments.dry_run:
@@ -125,19 +129,19 @@ class Command:
             if arguments.json:
                 print_raw(console, json.dumps([*self._summaries(batch)], indent=1))
         for label, error in failed:
-            trace = f"\n{error.trace}" if arguments.debug and error.trace else ""
+            trace = f"\n{error.trace}" if arguments.debug and isinstance(error, ClientError) and error.trace else ""
             print(f"fedloom: {label}: {error}{trace}", file=sys.stderr)
         return 2 if failed else 0
 
     def train(
         self, batch: RunPlan, work: Sequence[Work], displays: Sequence[NullProgress]
-    ) -> list[tuple[str, ClientError]]:
+    ) -> list[tuple[str, FedLoomError]]:
         """Run all jobs, one after the other; returns those of a sweep that failed.
 
         Raises:
             Stopped: on Ctrl-C, with the command that continues.
         """
-        failed: list[tuple[str, ClientError]] = []
+        failed: list[tuple[str, FedLoomError]] = []
         if batch.is_sweep or self.plans:
             batch.write_plan()
         for number, (job, experiment, settings) in enumerate(work, 1):
@@ -148,7 +152,7 @@ class Command:
                 settings["callbacks"].insert(0, self.progress(display))
             try:
                 self.run(experiment, job, batch, resume=job.resume, **settings)
-            except ClientError as error:
+            except (ClientError, ConfigError) as error:
                 if not batch.is_sweep:
                     raise
                 failed.append((job.label, error))

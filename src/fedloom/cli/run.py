@@ -6,7 +6,7 @@ from fedloom.cli.command import Command, Rows, in_directory
 from fedloom.cli.report import page
 from fedloom.config.federated import RUN, build, build_method
 from fedloom.experiment.console import results
-from fedloom.experiment.federated import run
+from fedloom.experiment.federated import FederatedTask, run
 
 
 def remarks(rows: Rows) -> list[str]:
@@ -15,4 +15,6 @@ def remarks(rows: Rows) -> list[str]:
     return [f"clients: the {count} natural ones of the data (partition=natural)." for count in sorted(counts)]
 
 
-command = Command(RUN, lambda config: build_method(config).name, build, in_directory(run), results, page, remarks)
+command = Command(
+    RUN, lambda config: build_method(config).name, build, in_directory(run), results, page, remarks, check=FederatedTask
+)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedloom.compute.cohort import BatchSchedule, CohortNet, Draws, SGDRule, TrainedCohort, train
@@ -47,6 +47,8 @@ def reason_against(plan: ClientPlan) -> str | None:
         return "local steps differentiate through an adaptation"
     if method.needs("model") or not method.predicts:
         return "a part calls the model on inputs of its own"
+    if plan.has_twin and any(isinstance(layer, nn.Dropout) and layer.p for layer in plan.model.modules()):
+        return "two views of every sample pass layers of dropout"
     return CohortNet.reason(plan.model, outputs_of(plan))
 
 

@@ -25,6 +25,7 @@ class Needs:
         updates: all updates of the cohort at once, instead of a running sum.
         full_participation: every client in every round.
         shared: at least one shared parameter.
+        rounds: the number T of rounds, which then cannot grow when a run is continued.
         sgd: local steps of SGD, with or without momentum, because the part infers gradients from displacements.
     """
 
@@ -43,4 +44,5 @@ class Needs:
     updates: bool = False
     full_participation: bool = False
     shared: bool = False
+    rounds: bool = False
     sgd: bool = False

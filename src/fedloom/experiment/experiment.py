@@ -24,6 +24,7 @@ from fedloom.core.targets import NUMBERS, TargetKind
 from fedloom.data.augment import Augmentation, pipeline
 from fedloom.methods import methods
 from fedloom.metrics import direction, lookup, names
+from fedloom.metrics.fairness import FIGURES
 
 EVALUATIONS = ("global", "clients", "average", "cohort", "train", "received")
 ROUNDS = 100_000_000
@@ -90,6 +91,12 @@ class Evaluation:
             raise ConfigError(
                 f"the target or patience uses the metric {self.metric!r}, which is never measured: "
                 f"evaluation.what is {', '.join(self.what) or 'empty'}."
+            )
+        own = scope == "clients" and "clients" in scopes and self.metric.startswith(("clients/", "seen/", "unseen/"))
+        if own and self.metric.rpartition("/")[2] not in FIGURES:
+            raise ConfigError(
+                f"the metric {self.metric!r} names no figure over clients; take one like {scope}/"
+                f"{self.first}/mean, or {', '.join(FIGURES[1:4])}, … in its place."
             )
         if self.target is not None:
             words = self.metric.split("/")

@@ -24,13 +24,15 @@ SAMPLED = 1000  # number of input rows in the digest
 def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
     """The experiment as nested plain data; runs with equal descriptions give equal bits on one machine.
 
-    The number of rounds, the engine and the evaluations are left out: they do not change what was computed so far.
+    The number of rounds, unless a part depends on it, the engine and the evaluations are left out: they do not change
+    what was computed so far.
     """
     federation = experiment.federation
     x, relabel = federation.train.arrays.x, federation.train.relabel
     modules = re.sub(r"0x[0-9a-f]+", "", repr(plan.model))  # layers and their settings, without memory addresses
     names = () if relabel is None else (relabel.numpy(),)
     parts = {place: repr(part) for place, part in experiment.method.parts.items()}
+    compute, shares = resolved(experiment.compute, plan), experiment.compute_settings.get("shares")
     return {
         "method": {"name": experiment.method.name, "pooled": experiment.method.pooled, **parts},
         "local": _local(experiment.local),
@@ -65,7 +67,9 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
         **_beside(experiment, plan),
         "seed": experiment.seed,
         "dtype": experiment.dtype,
-        "compute": resolved(experiment.compute, plan),  # computes differ by rounding
+        **({"rounds": experiment.rounds} if experiment.method.needs("rounds") else {}),
+        "compute": compute,  # computes differ by rounding, and so do blocks of clients
+        **({"shares": shares} if compute == "batched" and shares else {}),
     }
 
 

@@ -57,6 +57,7 @@ class Snapshot:
             tensors |= self.last.saved(server.round)
         if self.averaged is not None:
             tensors["server_average"] = {"model": self.averaged.model}
+            facts = facts | {"server_average": self.averaged.rho}
         return Checkpoint(server.round, tensors, facts)
 
     def restored(self, checkpoint: Checkpoint, out: Path) -> Snapshot:
@@ -95,6 +96,11 @@ class Snapshot:
                 raise CheckpointError(
                     f"the run in {out} did not average its server model, so that cannot begin now; "
                     "leave evaluation.server_average out."
+                )
+            if (before := checkpoint.facts.get("server_average", averaged.rho)) != averaged.rho:
+                raise CheckpointError(
+                    f"the run in {out} averaged its server model with {before:g}, not {averaged.rho:g}; "
+                    f"set evaluation.server_average={before:g}."
                 )
             model = checkpoint.tensors["server_average"]["model"].to(device)
             averaged = replace(averaged, model=model, rounds=server.round)

@@ -63,7 +63,8 @@ def should_stop(history: Sequence[dict[str, Any]], settings: Evaluation) -> str 
     >>> should_stop(records, Evaluation(patience=2))
     'no improvement in 2 evaluations'
     """
-    _, values = curve(history, settings.metric)
+    due = [r for r in history if settings.metric == "train/loss" or r["round"] % settings.every == 0]
+    _, values = curve(due, settings.metric)  # without the look at the end of a run that was given more rounds
     if not values:
         return None
     better = max if settings.maximise else min

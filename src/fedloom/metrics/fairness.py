@@ -201,3 +201,7 @@ def summary(values: Values, weights: Values | None = None, direction: Direction 
         "gap": parity_gap(known),
         **{f"q{round(100 * q)}": v for q, v in quantiles(known, (0.1, 0.25, 0.5, 0.75, 0.9)).items()},
     }
+
+
+FIGURES = tuple(summary([0.0]))
+"""The names of all summaries."""

@@ -102,7 +102,6 @@ class SelfSupervised(Mixing):
     start: int = 0
     feed_back: bool = False
 
-    needs = Needs(target=True, views=True, updates=True, shared=True)
     citation = CITATION
 
     def __post_init__(self) -> None:
@@ -119,6 +118,11 @@ class SelfSupervised(Mixing):
         at_least(0, "mixing 'ssa': ", start=self.start)
         if self.start and not self.feed_back:
             raise ConfigError("mixing 'ssa': start counts only where mixtures are fed back; set feed_back=true.")
+
+    @property
+    def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Unlabelled inputs on which all updates are tried; without feeding back, which round is the last one."""
+        return Needs(target=True, views=True, updates=True, shared=True, rounds=not self.feed_back)
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         if facts.rounds and self.start >= facts.rounds:

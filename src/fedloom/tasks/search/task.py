@@ -223,7 +223,10 @@ class SearchTask(TrainerTask):
         if outcome is None:
             outcome = attempt(make, candidate["method"], self.settings.goal, self.milestones, goes_on, limit)
         if outcome.state == "complete" and not outcome.scores:
-            raise ConfigError(f"search.goal is {self.settings.goal!r}, which is not measured; {outcome.reason}")
+            missing = f"search.goal is {self.settings.goal!r}, which is not measured"
+            if candidate["method"] == REFERENCE:
+                raise ConfigError(f"{missing}; {outcome.reason}")
+            outcome.state, outcome.reason = "failed", f"{missing} for this candidate"
         drawn = {"params": trial.params, "ranges": {k: distribution_to_json(d) for k, d in trial.distributions.items()}}
         return {
             "stage": "search",
