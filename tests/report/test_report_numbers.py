@@ -52,6 +52,23 @@ def test_runs_that_share_everything_but_the_seed_are_one_group(make_run) -> None
     assert [(g.label, [r.seed for r in g.runs]) for g in groups] == [("fedavg", ["1", "2"]), ("feddyn", ["2", "1"])]
 
 
+def test_a_run_counts_once(make_run) -> None:
+    runs = [make_run(seed=1), make_run(seed=2), make_run(seed=1)]
+    with pytest.warns(UserWarning, match="run2 has the settings and the seed of .*run0, and is left out"):
+        (group,) = read(runs)
+    assert [run.path.name for run in group.runs] == ["run0", "run1"]
+
+
+def test_only_runs_on_the_same_data_are_paired(make_run) -> None:
+    runs = [make_run(seed=s, rounds=2, config={"partition": {"alpha": 0.1}}) for s in (1, 2)]
+    there = [make_run(method="feddyn", seed=s, rounds=2, config={"partition": {"alpha": 5}}) for s in (1, 2)]
+    here = [make_run(method="scaffold", seed=s, rounds=2, config={"partition": {"alpha": 0.1}}) for s in (1, 2)]
+    table = paired_table(read([*runs, *there, *here]))
+    assert table is not None
+    assert list(table.names) == ["scaffold"]
+    assert paired_table(read([*runs, *there])) is None
+
+
 def test_variants_of_a_method_are_told_apart_by_what_differs(make_run) -> None:
     runs = [make_run(config={"local": {"lr": lr}, "versions": {"torch": str(lr)}}) for lr in (0.1, 0.2)]
     groups = read([*runs, make_run(method="feddyn")])
@@ -215,7 +232,8 @@ def test_paired_differences_are_those_of_the_t_test_on_common_seeds(make_run) ->
     assert column(table, "difference")[0].startswith("6.33 ± ")
     assert [float(p) for p in column(table, "p")] == pytest.approx([t.pvalue for t in tests], rel=0.05)
     ends = [t.confidence_interval(0.95) for t in tests]
-    assert column(table, "95 % interval") == [f"[{100 * e.low:.2f}, {100 * e.high:.2f}]" for e in ends]
+    assert column(table, "from") == [f"{100 * e.low:.2f}" for e in ends]
+    assert column(table, "to") == [f"{100 * e.high:.2f}" for e in ends]
     least = min(t.pvalue for t in tests)
     assert min(float(p) for p in column(table, "p, adjusted")) == pytest.approx(2 * least, rel=0.05)
     assert holm([0.03, 0.02, 0.9]) == pytest.approx([0.06, 0.06, 0.9])

@@ -106,7 +106,7 @@ def test_csv_and_page_state_the_mean_and_standard_error_of_what_the_runs_recorde
         assert table.loc[method, "left out"] == pytest.approx(np.mean(shares), rel=1e-12)
         for failed, asked in lost[method]:
             assert f"{failed} ({100 * failed / asked:.1f} %)" in page
-        for column, key in (("weighted", "weighted"), ("worst 10 %", "worst10"), ("Gini × 100", "gini")):
+        for column, key in (("weighted", "weighted"), ("worst 10 %", "worst10"), ("Gini", "gini")):
             known = [record[f"clients/accuracy/{key}"] for record in records]
             assert fairness.loc[method, column] == pytest.approx(np.mean(known), rel=1e-9)
 

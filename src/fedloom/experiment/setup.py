@@ -84,6 +84,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
     )
     _private(experiment.method, plan)
     _needs_features(experiment.method, model)
+    _adapts_features(experiment.method, model)
     example_privacy.check(plan)
     _latent(experiment.method, model)
     refuse(experiment.method, plan.layout)
@@ -92,8 +93,9 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
         with torch.no_grad():
             out = model.eval()(sample)
     except Exception as error:
+        whole = "" if sample.is_floating_point() else "; whole numbers are taken as tokens: give others as float32"
         raise ConfigError(
-            f"the model does not take inputs of shape {tuple(sample.shape[1:])}: {first_line(error)}"
+            f"the model does not take inputs of shape {tuple(sample.shape[1:])}: {first_line(error)}{whole}"
         ) from error
     if isinstance(model, Wrapped) or experiment.method.needs("features"):
         wrapped.check(model, sample)
@@ -147,6 +149,16 @@ def _needs_features(method: Method, model: nn.Module) -> None:
         raise ConfigError(
             f"{method.who_needs('features')} needs the model's features, but {type(model).__name__} has no "
             f"features(x) and head; {wrapped.remedy(model)}"
+        )
+
+
+def _adapts_features(method: Method, model: nn.Module) -> None:
+    """Raise ``ConfigError`` if training goes through an adaptation of features that have no parameters."""
+    learnt = any(p.requires_grad and not name.startswith("head.") for name, p in model.named_parameters())
+    if method.adaptation.trains and method.adaptation.needs.features and not learnt:
+        raise ConfigError(
+            f"adaptation {label(method.adaptation)!r} trains the features before the head, but those of "
+            f"{type(model).__name__} have no parameters; choose a model with layers before its head, like mlp."
         )
 
 

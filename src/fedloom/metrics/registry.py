@@ -65,7 +65,9 @@ class Metric:
 
 
 _METRICS: dict[str, Metric] = {}
-_LOWER = {"std", "gini", "gap"}  # summaries over clients of which less is better, whatever the metric
+_LOWER = {  # of which less is better: summaries over clients, whatever the metric, distances of sets, and privacy spent
+    "std", "gini", "gap", "fid", "kid", "epsilon", "example_epsilon",
+}  # fmt: skip
 _TOP = re.compile(r"top([1-9]\d*)")
 
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from fedloom.experiment.report.groups import ABSENT, PROVENANCE, RunGroup, settings
+from fedloom.experiment.report.groups import ABSENT, PROVENANCE, RunGroup, on_the_same_data, settings
 from fedloom.experiment.report.results import headline, per_run
 from fedloom.experiment.report.rundata import RunData
 from fedloom.experiment.report.tables import ReportTable, SeedStats, column, group_table, words
@@ -66,17 +66,18 @@ def paired_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     if len(groups) < 2 or (judged := headline(groups)) is None:
         return None
     (key, name, form, _), base = judged, baseline(groups)
-    others = [member for member in groups if member is not base]
+    others = [member for member in groups if member is not base and on_the_same_data(member, base)]
     pairs = [differences(member, base, key) for member in others]
-    if max(map(len, pairs)) < 2:
+    if max(map(len, pairs), default=0) < 2:
         return None
     tests = [paired_t(values) for values in pairs]
-    intervals = [ABSENT if np.isnan(low) else f"[{form(low)}, {form(high)}]" for low, high, _ in tests]
+    ends = [[SeedStats([] if np.isnan(test[k]) else [test[k]]) for test in tests] for k in (0, 1)]
     adjusted = [ABSENT if np.isnan(p) else f"{p:.2g}" for p in holm([p for *_, p in tests])]
     columns = [
         words("n", [str(len(values)) for values in pairs]),
         column("difference", [SeedStats(values) for values in pairs], form),
-        words("95 % interval", intervals),
+        column("from", ends[0], form, spread=False, over="95 % interval"),
+        column("to", ends[1], form, spread=False, over="95 % interval"),
         words("p", [ABSENT if np.isnan(p) else f"{p:.2g}" for *_, p in tests]),
         words("p, adjusted", adjusted),
     ]

@@ -11,7 +11,16 @@ import numpy as np
 import pandas as pd
 
 from fedloom.experiment.report.charts import Axis, Chart, Figure, Floats, Form, HeatMap, LineStyle, Series, thinned
-from fedloom.experiment.report.groups import RunGroup, all_runs, band, by_seed, has, series, targets_by_metric
+from fedloom.experiment.report.groups import (
+    RunGroup,
+    all_runs,
+    band,
+    by_seed,
+    has,
+    on_the_same_data,
+    series,
+    targets_by_metric,
+)
 from fedloom.experiment.report.results import Scope, measured, scopes
 from fedloom.experiment.report.rundata import WALL, RunData
 from fedloom.metrics.regret import lipschitz, played, regret_of_losses, silo_bound
@@ -142,7 +151,7 @@ def gains(groups: Sequence[RunGroup]) -> Iterator[Chart]:
             both = [
                 pd.DataFrame({"x": before[run.seed], "y": client_accuracies(run)}).dropna().assign(seed=run.seed)
                 for run in member.runs
-                if member is not baseline and run.seed in before
+                if member is not baseline and run.seed in before and on_the_same_data(member, baseline)
             ]
             points = pd.concat([pd.DataFrame(columns=["x", "y", "seed"]), *both]) if both else pd.DataFrame()
             if not len(points):

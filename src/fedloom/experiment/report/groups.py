@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ _MADE = ("out", "resume", "version", "versions", "git", "machine")
 _KEPT = ("checkpoint", "states", "client_state", "track", "trackers")
 PROVENANCE = (*_MADE, *_KEPT)
 """Top-level keys on where and how a run was made and stored, which do not define it."""
+
+DEALT = ("data", "partition", "clients", "validation", "held_out", "unseen", "target")
+"""Top-level keys of what clients hold."""
 
 ABSENT = "–"
 
@@ -42,6 +46,15 @@ def _identity(run: RunData) -> dict[str, str]:
     }
 
 
+def on_the_same_data(a: RunGroup, b: RunGroup) -> bool:
+    """Whether the runs of two groups deal the same data to the same clients, where they have the same seed."""
+    first, second = (
+        {key: value for key, value in _identity(member.runs[0]).items() if key.partition(".")[0] in DEALT}
+        for member in (a, b)
+    )
+    return first == second
+
+
 def _labels(runs: Sequence[RunData]) -> list[str]:
     """The method's name and, if several groups share it, up to three settings that differ."""
     identities = [_identity(run) for run in runs]
@@ -58,10 +71,14 @@ def _labels(runs: Sequence[RunData]) -> list[str]:
 
 
 def group(runs: Sequence[RunData]) -> list[RunGroup]:
-    """Group runs that share everything but the seed: FedAvg first, then in the given order."""
+    """Group runs that share everything but the seed: FedAvg first, then in the given order; one run for each seed."""
     members: dict[tuple[Any, ...], list[RunData]] = {}
     for run in runs:
-        members.setdefault((run.method, *sorted(_identity(run).items())), []).append(run)
+        same = members.setdefault((run.method, *sorted(_identity(run).items())), [])
+        if other := next((one for one in same if run.seed is not None and one.seed == run.seed), None):
+            warnings.warn(f"{run.path} has the settings and the seed of {other.path}, and is left out.", stacklevel=3)
+            continue
+        same.append(run)
     together = sorted(members.values(), key=lambda found: found[0].method != "fedavg")
     first = [found[0] for found in together]
     styles = line_styles([run.method for run in first])
@@ -155,9 +172,9 @@ class TargetValue:
         >>> TargetValue("global/accuracy", 0.9).text, TargetValue("global/train_loss", 0.0603).text
         ('global/accuracy ≥ 90 %', 'global/train_loss ≤ 0.0603')
         """
-        if self.direction == "min":
-            return f"{self.metric} ≤ {self.value:g}"
-        return f"{self.metric} ≥ {100 * self.value:g} %"
+        share = any(word == "accuracy" or word.startswith("top") for word in self.metric.split("/"))
+        value = f"{100 * self.value:g} %" if share else f"{self.value:g}"
+        return f"{self.metric} {'≤' if self.direction == 'min' else '≥'} {value}"
 
 
 def _target(run: RunData) -> TargetValue | None:

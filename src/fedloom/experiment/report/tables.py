@@ -221,7 +221,7 @@ class ReportTable:
         """
         table: list[list[Any]] = [[self.heading, *self.names]]
         for one in self.columns:
-            title = f"{one.over}: {one.title}".removeprefix(": ").replace(", %", "")
+            title = f"{one.over}: {one.title}".removeprefix(": ").replace(", %", "").replace(" × 100", "")
             stats = [cell.stats for cell in one.cells if cell.stats is not None]
             if len(stats) < len(one.cells):
                 table.append([title, *(cell.text for cell in one.cells)])
