@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.deploying import config, in_process, simulated
 
-from fedloom.core.errors import ConfigError, FedLoomError
+from fedloom.core.errors import ClientError, ConfigError, FedLoomError
 from fedloom.core.local import draw_cohort
 from fedloom.core.rng import stream
 from fedloom.deploy.server import DeployTask, Recipe, Roster, assemble, run
@@ -112,7 +112,7 @@ def test_losses_of_received_models_leave_client_states_alone(tmp_path: Path) -> 
     ("slot", "kind", "sentence"),
     [
         ("update", torch.int64, "the update in its answer has another shape or type"),
-        ("uploads|drift", torch.float8_e4m3fn, "its answer holds slices of a type that no part uploads"),
+        ("uploads|drift", torch.float8_e4m3fn, "in its answer has another shape or type than clients upload"),
     ],
 )
 def test_a_node_that_sends_another_type_is_left_out(
@@ -133,6 +133,29 @@ def test_a_node_that_sends_another_type_is_left_out(
     (failure,) = result.failures
     assert (failure.client, failure.kind.value) == (0, "refused")
     assert sentence in failure.reason
+
+
+@pytest.mark.parametrize("words", [("participation=1.0",), ("participation=1.0", "clients=1", "deploy.nodes=1")])
+def test_the_shapes_of_uploads_are_known_without_a_majority(words: tuple[str, ...], tmp_path: Path) -> None:
+    """The first of the cohort, or the only one, sends a control variate of another shape."""
+    made = config("method=scaffold", "rounds=1", *words)
+    transport, nodes = in_process(made, tmp_path), int(made.values["clients"])
+
+    def route(name: str, number: int, blob: bytes) -> list[bytes]:
+        if name != "node-0" or not number:
+            return [blob]
+        facts, tensors = unpack(blob).facts, dict(unpack(blob).tensors)
+        place = next(key for key in tensors if key.startswith("uploads|drift"))
+        return [pack("answer", facts, tensors | {place: torch.zeros(1)})]
+
+    transport.route = route
+    if nodes == 1:
+        with pytest.raises(ClientError, match="0 of 1 nodes gave a usable answer"):
+            run(Recipe.of(made), transport, nodes)
+    else:
+        result = run(Recipe.of(made), transport, nodes)
+        assert [failure.client for failure in result.failures] == [0]
+    transport.close()
 
 
 def test_a_node_may_not_declare_more_samples_than_agreed(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from fedloom.core.engine import ComputeFactory, Engine, States, Traits
 from fedloom.core.errors import ClientError, printable
 from fedloom.core.plan import ClientPlan
 from fedloom.core.tree import finite
-from fedloom.deploy.assignment import Assignment
+from fedloom.deploy.assignment import Assignment, Shapes
 from fedloom.deploy.messages import (
     EVALUATE,
     HELD_OUT,
@@ -109,6 +109,7 @@ class Deployed(Engine):
         names: the node of each client.
         assignment: what all nodes are told; ``client`` differs.
         terms: deadline, quorum and limits.
+        shapes: of what clients upload beside their update; None if it is not known, so that most of them decide.
 
     Attributes:
         versions: the version of each client's state that counted last.
@@ -121,6 +122,7 @@ class Deployed(Engine):
     names: tuple[str, ...]
     assignment: Assignment
     terms: Terms = field(default_factory=Terms)
+    shapes: Shapes | None = None
     versions: dict[int, str] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
 
@@ -320,7 +322,7 @@ class Deployed(Engine):
             return Result(client, failure=failure)
         assert isinstance(answer, Packet)
         try:
-            result = _read_result(client, answer, down, self.plan.levels[level])
+            result = _read_result(client, answer, down, self.plan.levels[level], self.shapes)
         except Exception as error:  # whatever a node sends, only its own work is lost
             told = error if isinstance(error, WireError) else f"its answer cannot be used ({type(error).__name__})"
             reason = f"{self.names[client]}: {told}"
@@ -370,7 +372,9 @@ def same_shapes(results: list[Result], round: int) -> list[Result]:
     return results
 
 
-def _read_result(client: int, answer: Packet, down: Broadcast, plan: ClientPlan) -> Result:
+def _read_result(
+    client: int, answer: Packet, down: Broadcast, plan: ClientPlan, shapes: Shapes | None = None
+) -> Result:
     """The update and uploads in an answer.
 
     Raises:
@@ -385,8 +389,11 @@ def _read_result(client: int, answer: Packet, down: Broadcast, plan: ClientPlan)
             raise WireError(f"the {name} in its answer has another shape or type than the model")
     assert update is not None
     assert buffers is not None
-    if any(t.dtype not in SLICES for one in uploads.values() for t in one.values()):
-        raise WireError("its answer holds slices of a type that no part uploads")
+    for place, one in uploads.items():
+        for name, found in one.items():
+            shape, kind = (found.shape, SLICES) if shapes is None else (shapes[place, name][0], shapes[place, name][1:])
+            if tuple(found.shape) != tuple(shape) or found.dtype not in kind:
+                raise WireError(f"the slice {place}/{name} in its answer has another shape or type than clients upload")
     if not all(map(finite, ({"": update, "buffers": buffers}, *uploads.values()))):
         raise WireError("its answer is not finite")
     loss, sent = answer.facts.get("loss"), answer.facts.get("sent")

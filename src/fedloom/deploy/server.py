@@ -22,7 +22,7 @@ from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.parts import Submodels
 from fedloom.core.plan import ClientPlan
 from fedloom.core.slots import label
-from fedloom.deploy.assignment import Assignment, bench, model_digest, settings_of
+from fedloom.deploy.assignment import Assignment, bench, model_digest, settings_of, upload_shapes
 from fedloom.deploy.data import DataSpec, NodeData
 from fedloom.deploy.engine import Deployed, Tally, Terms, version_in
 from fedloom.deploy.messages import JOIN, Order, Request, is_count
@@ -296,8 +296,11 @@ class DeployTask(FederatedTask):
             noise=None if private is None else private.noise,
             model=model_digest(plan),
         )
+        samples = placeholder(self.recipe.spec)
+        trial = bench(replace(assignment, clients=1, model=""), NodeData(samples, samples, samples))
         terms = Terms(deployment.deadline, deployment.quorum, deployment.limit, self._oldest)
-        return Deployed(plan, compute, self.transport, self.roster.names, assignment, terms)
+        names, shapes = self.roster.names, upload_shapes(trial)
+        return Deployed(plan, compute, self.transport, names, assignment, terms, shapes)
 
     def _oldest(self) -> int:
         """The completed rounds of the oldest checkpoint to which the run may go back."""
