@@ -25,12 +25,13 @@ NOT_RUN = (
     "there), on EMNIST-L and Shakespeare, and with many clients (tables 2.1 to 2.3); PFLDyn and PFLScaf at the "
     "thesis' scale and with 3 and 7 classes (tables 3.1, 3.2, A.5, A.6), on CIFAR-100 and miniImageNet (A.7); "
     "FedHeN on CIFAR-10 and CIFAR-100 (4.1, 4.2); online streams of miniImageNet, of 3 and 4 classes, B-MOML on "
-    "CIFAR-100 (5.1 to 5.4, A.8 to A.10); distillation on CIFAR-100, TinyImageNet "
+    "CIFAR-100 (5.1 to 5.4, A.8 to A.10); distillation at full scale, on TinyImageNet "
     "and ImageNet (6.3, 6.4, A.13, A.14); table 7.1 on CIFAR-100",
     "Hahn: CIFAR-10 (2.3), CIFAR-100 and TinyImageNet (2.4), FEMNIST (2.5), pair noise .1 and symmetric noise .2 (2.6),"
     " CIFAR-10 (2.7); Berka, MQP and ISIC 2019 (3.6, 3.8), CelebA, Reddit and SpeechCommands (3.7, 3.9), TinyImageNet"
     " (3.10); CIFAR-10, DermaMNIST, OrganCMNIST and 100 clients (4.2 to 4.5)",
-    "FedSSA: the columns of CIFAR-10 beside all methods; in rounds at full scale, NIID-2 there (tables 1 and 5)",
+    "FedSSA: the columns of CIFAR-10 beside all methods; in rounds at full scale but for one target, NIID-2 there"
+    " (tables 1 and 5)",
 )
 WITHOUT: Mapping[str, str] = {
     "distill/federated": "a question of our own: a teacher at the clients",

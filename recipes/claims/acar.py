@@ -127,11 +127,16 @@ RESULTS: dict[str, Result] = {
                 ("DiSK", "CE", "-"), ("DiSK", "KD", "-"), ("SimKD + DiSK", "SimKD", "-"), **PERCENT),
     ]),
     "distill/convolutional": Result("Selective distillation, small ResNets (Acar)",
-                                    "CIFAR-10, 12 000 images, 20 passes, a teacher with 79.6 %", [
-        claim for student in ("resnet10_xxs", "resnet10_xs")
-        for claim in claims("table 6.3", f"CIFAR-10, {student}: {{}} is more accurate than {{}}",
-                            f"runs > cifar10 > {student} > {{}} > * > accuracy",
-                            *(("DiSK, eq. (6.5)", other, "-") for other in ("KD", "CE")), ("KD", "CE", "-"), **PERCENT)
+                                    "12 000 images, 20 passes, teachers with 79.6 % and (CIFAR-100) 43.0 %", [
+        claim for data, words, student, published in (
+            ("cifar10", "CIFAR-10", "resnet10_xxs", ("-", "-", "-")),
+            ("cifar10", "CIFAR-10", "resnet10_xs", ("-", "-", "-")),
+            ("cifar100", "CIFAR-100", "resnet10_xxs", ("37.56 : 32.64", "37.56 : 32.05", "32.64 : 32.05")),
+            ("cifar100", "CIFAR-100", "resnet10_xs", ("-", "-", "-")))
+        for claim in claims("table 6.3", f"{words}, {student}: {{}} is more accurate than {{}}",
+                            f"runs > {data} > {student} > {{}} > * > accuracy",
+                            ("DiSK, eq. (6.5)", "KD", published[0]), ("DiSK, eq. (6.5)", "CE", published[1]),
+                            ("KD", "CE", published[2]), **PERCENT)
     ]),
     "sides/table_7_1": Result("Stronger local losses (Acar)", "CIFAR-10, a small CNN, 40 rounds", [
         *claims("table 7.1", "{} needs fewer rounds than {}", "runs > {} > *",
