@@ -130,7 +130,7 @@ def test_a_loss_that_is_not_finite_is_named_and_left_out(name: str, monkeypatch:
 
     original = Live._loss_of_received
     lost = {2: float("inf")}
-    monkeypatch.setattr(Live, "_loss_of_received", lambda self, d, c: lost.get(c, original(self, d, c)))
+    monkeypatch.setattr(Live, "_loss_of_received", lambda self, d, c, h: lost.get(c, original(self, d, c, h)))
     result = go(name, rounds=2)
     assert {str(f).split(": ")[0] for f in result.failures} == {f"round {t}, client 2" for t in (0, 1)}
     assert all("its loss of the received model is not finite" in str(f) for f in result.failures)

@@ -100,7 +100,7 @@ def test_a_loss_that_is_not_finite_is_named_and_left_out(part: Mixing, monkeypat
 
     original: Any = Live._loss_of_received
     lost = {1: float("nan"), 2: float("inf")}
-    monkeypatch.setattr(Live, "_loss_of_received", lambda self, d, c: lost.get(c, original(self, d, c)))
+    monkeypatch.setattr(Live, "_loss_of_received", lambda self, d, c, h: lost.get(c, original(self, d, c, h)))
     result = go(Method("mine", (CrossEntropy(),), mixing=part), rounds=2)
     assert {str(f).split(": ")[0] for f in result.failures} == {
         f"round {t}, client {c}" for t in (0, 1) for c in (1, 2)
