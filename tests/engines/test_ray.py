@@ -295,7 +295,15 @@ class Looks(Callback):
             time.sleep(0.1)
         alive = sum(actor["State"] == "ALIVE" for actor in ray._private.state.actors().values())
         print(ray.cluster_resources()["GPU"], "taken by", alive)
-assert_same_run(go(rounds=1), run(experiment(rounds=1, **settings(gpus=0.5)), callbacks=[Looks()]))
+for _ in range(40):  # actors that could not start take a moment to be gone
+    try:
+        found = run(experiment(rounds=1, **settings(gpus=0.5)), callbacks=[Looks()])
+        break
+    except FedLoomError as error:
+        if "has room for 0 now" not in str(error):
+            raise
+        time.sleep(0.5)
+assert_same_run(go(rounds=1), found)
 cluster.shutdown()
 """
 
