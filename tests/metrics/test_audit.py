@@ -58,4 +58,6 @@ def test_refusals() -> None:
         inference(np.zeros(3), np.ones(3, dtype=bool))
     with pytest.raises(ConfigError, match="more shadows"):
         lira(np.zeros(2), np.zeros((3, 2)), np.ones((3, 2), dtype=bool))
+    with pytest.raises(ConfigError, match="several shadow models with some sample"):
+        lira(np.zeros(2), np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[True, False], [False, True]]))
     assert np.isfinite(logit_confidence(np.array([0.0, 1.0]))).all()

@@ -78,10 +78,13 @@ def lira(target: np.ndarray, shadows: np.ndarray, inside: np.ndarray) -> np.ndar
         inside: whether a shadow model was trained on a sample, bool [S, N].
 
     Raises:
-        ConfigError: if some sample was in all shadow models' training sets or in none.
+        ConfigError: if some sample was in all shadow models' training sets or in none, or all have but one shadow model
+            with them, or without them, so that the variance is unknown.
     """
     if not (inside.any(0) & ~inside.all(0)).all():
         raise ConfigError("lira needs, for every sample, a shadow model with it and one without it; take more shadows.")
+    if min(inside.sum(), (~inside).sum()) <= inside.shape[1]:
+        raise ConfigError("lira needs several shadow models with some sample, and without some; take more shadows.")
     found = np.zeros(len(target))
     for of, sign in ((inside, 1), (~inside, -1)):
         mean = (shadows * of).sum(0) / of.sum(0)
