@@ -269,6 +269,13 @@ def test_sixteen_bits_become_eight_and_grey_joins_colour() -> None:
     assert mixed[:, :, 0, 0].tolist() == [[1, 0, 0], pytest.approx([0.2] * 3)]
 
 
+def test_lists_are_arrays_and_names_may_be_alike() -> None:
+    source = as_source(([[1.0, 2.0], [3.0, 4.0]], [0, 1]))
+    assert source.train.x.tolist() == [[1, 2], [3, 4]]
+    twice = Named(["crane", "crane"], [0, 1])  # the bird and the machine
+    assert as_source(twice).train.names == ("crane", "crane")
+
+
 def test_bytes_with_channels_first_and_tensors_of_bytes_are_images() -> None:
     raw = np.random.default_rng(0).integers(0, 256, (6, 3, 5, 5), dtype=np.uint8)
     last = as_source(raw.transpose(0, 2, 3, 1), np.arange(6) % 2).train.x

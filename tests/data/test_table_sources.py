@@ -200,6 +200,15 @@ def test_a_hundred_days_in_a_row_are_sorted_however_dates_are_written(written: s
     assert found.train.x[:, 0].tolist() == list(range(100))
 
 
+def test_packed_tables_and_capital_endings(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"x": [1.0, 2.0], "label": [0, 1]})
+    frame.to_csv(tmp_path / "one.CSV", index=False)
+    frame.to_csv(tmp_path / "two.csv.gz", index=False)
+    frame.to_parquet(tmp_path / "three.csv.parquet")
+    for name in ("one.CSV", "two.csv.gz", "three.csv.parquet"):
+        assert sources.make("table", path=str(tmp_path / name)).train.x.tolist() == [[1], [2]]
+
+
 def test_dates_that_may_begin_with_the_day_or_the_month_are_refused(tmp_path: Path) -> None:
     for days, sentence in (
         (["01/02/2026", "03/04/2026"], "dates like '01/02/2026', which may begin with the day or with the month"),

@@ -57,8 +57,8 @@ def test_doubled_answers_count_once(undisturbed: RunResult, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("method", ["scaffold", "term"])  # the losses of the latter come with the work
 def test_an_answer_is_read_once(method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    seen, read = [], engine._read_result
-    monkeypatch.setattr(engine, "_read_result", lambda client, *rest: seen.append(client) or read(client, *rest))
+    seen, read = [], engine.read_result
+    monkeypatch.setattr(engine, "read_result", lambda client, *rest: seen.append(client) or read(client, *rest))
     _, transport = deployed(tmp_path, f"method={method}", "rounds=2")
     transport.close()
     assert sorted(seen) == [0, 0, 1, 1, 2, 2, 3, 3]

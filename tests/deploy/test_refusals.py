@@ -14,7 +14,6 @@ from fedloom.core.local import draw_cohort
 from fedloom.core.rng import stream
 from fedloom.deploy.server import DeployTask, Recipe, Roster, assemble, run
 from fedloom.deploy.wire import pack, unpack
-from fedloom.experiment import privacy
 from fedloom.experiment.rundir import RunDirectory
 
 
@@ -175,17 +174,10 @@ def test_a_node_may_not_declare_more_samples_than_agreed(tmp_path: Path) -> None
     assert "training samples, more than deploy.most_samples=1" in told[-1]
 
 
-def test_rounds_that_are_begun_again_cost_privacy_and_cohorts_are_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Count:
-        neighbours = "none"
-
-        def epsilon(self, rounds: int) -> float:
-            return float(rounds)
-
-    monkeypatch.setattr(privacy, "accountant", lambda experiment: Count())
-    transport = in_process(made := config("rounds=2", "cohort=2", "participation=0.5"), tmp_path / "nodes")
+def test_rounds_that_are_begun_again_cost_privacy_and_cohorts_are_secret(tmp_path: Path) -> None:
+    transport = in_process(
+        made := config("rounds=2", "cohort=2", "local.dp_clip=1.0", "local.dp_noise=1.0"), tmp_path / "nodes"
+    )
     recipe = Recipe.of(made)
     (tmp_path / "run").mkdir()
     roster = Roster("0" * 16, dict.fromkeys(transport.nodes, (5, 0, 0)))

@@ -21,6 +21,7 @@ from fedloom.core.method import Method
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.methods import make
+from fedloom.models import models
 from fedloom.parts.drift import FedDynDrift
 from fedloom.parts.objectives import Proximal, SquaredError
 from fedloom.parts.server import SGD, Adagrad, Adam, Extrapolated, Yogi
@@ -146,6 +147,13 @@ def numbers() -> Any:
     )
 
 
+def whole() -> Any:
+    """The usual federation with whole numbers for inputs."""
+    federation = classes()
+    arrays = replace(federation.train.arrays, x=federation.train.arrays.x.long())
+    return replace(federation, train=replace(federation.train, arrays=arrays))
+
+
 class Narrow(nn.Module):
     """Takes three features where the data have four, or has too few outputs."""
 
@@ -189,6 +197,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "workers": ({"engine": "processes", "engine_settings": {"workers": -1}}, r"workers is -1, but .* at least 0"),
     "too many workers": ({"engine": "processes", "engine_settings": {"workers": 100_000}}, r"at most \d+, since each"),
     "compute": ({"compute": "life"}, r"compute 'life'; did you mean 'live'\?"),
+    "features without parameters": (
+        {"method": "p_avg_proto", "model": lambda: models.make("logistic", classes=3, inputs=(4,))},
+        r"trains the features before the head, but those of \w+ have no parameters; choose .* like mlp",
+    ),
+    "whole numbers": (
+        {"federation": whole()},
+        r"does not take inputs of shape \(4,\): .*; whole numbers are taken as tokens",
+    ),
 }
 
 

@@ -65,7 +65,6 @@ class Command:
         schema: of the configuration.
         title: maps a configuration to the name of its method, like ``feddyn``.
         build: makes and checks the experiment of a configuration.
-        check: what else is checked of an experiment before the runs of a sweep, or in a dry run.
         run: runs one experiment, with ``resume``, ``checkpoint_every``, ``keep`` and ``callbacks``.
         table: makes the table of results.
         files: writes figures and pages of the labelled runs; returns the paths to print, with a word for each.
@@ -73,6 +72,7 @@ class Command:
         progress: wraps the progress display.
         last_file: the file that a run writes last.
         plans: whether a single run has a plan, too, because it trains a teacher first.
+        check: what else is checked of an experiment before the runs of a sweep, or in a dry run.
     """
 
     schema: CommandSchema

@@ -175,6 +175,11 @@ class ClientPlan:
         """Whether no upload is summed before all of them are there, since hostile clients know the others'."""
         return self.attack is not None and self.attack.colludes
 
+    @property
+    def is_private(self) -> bool:
+        """Whether noise, the clients' own or the server's, protects what clients upload."""
+        return self.local.dp_clip is not None or any(uplink.is_private for uplink in self.method.uplink)
+
     def received(self, client: int, theta: Tensor) -> Tensor:
         """The entries of the server's parameters [P] that a client receives."""
         return self.levels[self.level[client]].own(theta)

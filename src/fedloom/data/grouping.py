@@ -36,24 +36,19 @@ def sums_within(values: np.ndarray, amounts: np.ndarray) -> np.ndarray:
     >>> sums_within(np.array([[0, 1], [1, 2], [1, 0]]), np.array([[4, 3]] * 3)).tolist()
     [[0, 0], [3, 0], [7, 4]]
     """
-    flat = amounts.ravel()
     order = np.argsort(values.ravel(), kind="stable")
-    before = np.cumsum(flat[order]) - flat[order]
-    ordered = values.ravel()[order]
-    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-    sums = np.empty(flat.shape, dtype=np.int64)
-    sums[order] = before - np.repeat(before[starts], np.diff(np.r_[starts, len(flat)]))
+    ordered, each = values.ravel()[order], amounts.ravel()[order]
+    before = np.cumsum(each) - each
+    _, starts, counts = np.unique(ordered, return_index=True, return_counts=True)
+    sums = np.empty(values.size, dtype=np.int64)
+    sums[order] = before - np.repeat(before[starts], counts)
     return sums.reshape(values.shape)
 
 
 def rank_within(values: np.ndarray) -> np.ndarray:
-    """Number of earlier entries equal to each entry, int64 of the same shape; entries are non-negative integers.
+    """Number of earlier entries equal to each entry, int64 of the same shape.
 
     >>> rank_within(np.array([[0, 1], [1, 2], [1, 0]])).tolist()
     [[0, 0], [1, 0], [2, 1]]
     """
-    flat = values.ravel()
-    counts = np.bincount(flat)
-    rank = np.empty(len(flat), dtype=np.int64)
-    rank[np.argsort(flat, kind="stable")] = np.arange(len(flat)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return rank.reshape(values.shape)
+    return sums_within(values, np.ones_like(values, dtype=np.int64))

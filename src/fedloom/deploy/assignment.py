@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedloom.compute.live import Live
 from fedloom.config.build import model_factory
 from fedloom.config.federated import CONDITIONS, METHOD
 from fedloom.config.sections import arguments
@@ -18,7 +17,6 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation, Index, Population, Split
 from fedloom.core.method import Method
 from fedloom.core.plan import ClientPlan
-from fedloom.core.server import Server
 from fedloom.core.settings import from_plain, signature, to_plain, validate
 from fedloom.deploy.data import DataSpec, NodeData
 from fedloom.deploy.settings import DEPLOY
@@ -152,26 +150,6 @@ def bench(assignment: Assignment, data: NodeData) -> Bench:
     whole = Population(clients, np.zeros(0, np.int64), assignment.mean_size or float(len(data.train)))
     plan = replace(plan, whole=whole, cohort=assignment.cohort, expected_cohort=assignment.expected_cohort)
     return Bench(experiment, plan, federation, client)
-
-
-Shapes = Mapping[tuple[str, str], tuple[tuple[int, ...], torch.dtype]]
-"""The shape and type of every upload, by place and name."""
-
-
-def upload_shapes(made: Bench) -> Shapes | None:
-    """What clients upload beside their update, as one local step on the bench's samples shows.
-
-    None if that step fails, as it may on samples that are all equal.
-    """
-    if made.plan.has_levels:  # whose parts upload nothing
-        return {}
-    plan = replace(made.plan, local=replace(made.plan.local, steps=1), noise_seed=0)
-    server = Server.initial(plan, plan.theta0, plan.buffers0)
-    state = {place: part.init_client(server.theta) for place, part in plan.method.hooks["init_client"]}
-    (result,) = Live(plan).work(server.broadcast(plan), [made.client], [state])
-    if result.failure is not None:
-        return None
-    return {(p, name): (tuple(t.shape), t.dtype) for p, one in result.uploads.items() for name, t in one.items()}
 
 
 def model_digest(plan: ClientPlan) -> str:

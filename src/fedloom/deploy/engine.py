@@ -21,28 +21,15 @@ from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
 from fedloom.core.engine import ComputeFactory, Engine, States, Traits
 from fedloom.core.errors import ClientError, printable
 from fedloom.core.plan import ClientPlan
-from fedloom.core.tree import finite
-from fedloom.deploy.assignment import Assignment, Shapes
-from fedloom.deploy.messages import (
-    EVALUATE,
-    HELD_OUT,
-    LOSSES,
-    WORK,
-    Order,
-    Request,
-    is_count,
-    is_number,
-    pack_broadcast,
-    tree,
-)
+from fedloom.deploy.answers import Shapes, measured, read_result, same_shapes, worked
+from fedloom.deploy.assignment import Assignment
+from fedloom.deploy.messages import EVALUATE, HELD_OUT, LOSSES, WORK, Order, Request, is_number, pack_broadcast
 from fedloom.deploy.transport import Delivered, Transport
 from fedloom.deploy.versions import FILE
 from fedloom.deploy.wire import LIMIT, Packet, WireError, unpack
 
 POLL = 0.5  # least seconds between looks at who is online
 SPARE = 9  # looks take at most a tenth of the time
-SLICES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
-"""The types of what parts upload."""
 HANDLE = "node"  # the place, in the server's store, of the version of a state that its node keeps
 
 
@@ -186,7 +173,7 @@ class Deployed(Engine):
     def evaluate(self, down: Broadcast, clients: np.ndarray) -> Mapping[str, np.ndarray]:
         """One row per client that answered in time; no node is waited for beyond the deadline."""
         answers = self.exchange((EVALUATE,), down, clients, 0, quorum=0)
-        rows = {client: row for client in clients.tolist() if (row := _row(answers[client])) is not None}
+        rows = {client: row for client in clients.tolist() if (row := measured(answers[client])) is not None}
         usual = Counter(frozenset(row) for row in rows.values()).most_common(1)
         kept = {client: row for client, row in rows.items() if row.keys() == usual[0][0]}
         columns = {
@@ -237,7 +224,7 @@ class Deployed(Engine):
                 if client is not None and (failure := self._unusable(do, down, client, found[client], level)):
                     lacking[client] = failure
         self.tally.seconds += time.monotonic() - started
-        self.tally.work += max((_seconds(answer) for answer in found.values()), default=0.0)
+        self.tally.work += max((worked(answer) for answer in found.values()), default=0.0)
         self.tally.answered += len(found)
         for client in waiting.values():
             seconds = f"{self.terms.deadline:g} s"
@@ -322,7 +309,7 @@ class Deployed(Engine):
             return Result(client, failure=failure)
         assert isinstance(answer, Packet)
         try:
-            result = _read_result(client, answer, down, self.plan.levels[level], self.shapes)
+            result = read_result(client, answer, down, self.plan.levels[level], self.shapes)
         except Exception as error:  # whatever a node sends, only its own work is lost
             told = error if isinstance(error, WireError) else f"its answer cannot be used ({type(error).__name__})"
             reason = f"{self.names[client]}: {told}"
@@ -332,12 +319,6 @@ class Deployed(Engine):
             self.proposed[client] = version
             result.state = handle(version)
         return result
-
-
-def _seconds(answer: Packet | Failure) -> float:
-    """How long a node worked, by its own account."""
-    seconds = None if isinstance(answer, Failure) else answer.facts.get("seconds")
-    return seconds if isinstance(seconds, float) and seconds >= 0 else 0.0
 
 
 def handle(version: str) -> State:
@@ -352,64 +333,3 @@ def version_in(state: State) -> str:
     '000000003-00ff'
     """
     return bytes(state[HANDLE]["version"].tolist()).decode()
-
-
-def same_shapes(results: list[Result], round: int) -> list[Result]:
-    """The results, less those whose uploads have other shapes than most."""
-    shapes = [
-        str(
-            sorted(
-                (place, name, tuple(t.shape), t.dtype) for place, one in r.uploads.items() for name, t in one.items()
-            )
-        )
-        for r in results
-    ]
-    usual = Counter(s for s, r in zip(shapes, results, strict=True) if r.failure is None).most_common(1)
-    for row, (shape, result) in enumerate(zip(shapes, results, strict=True)):
-        if result.failure is None and shape != usual[0][0]:
-            reason = "its uploads have other shapes than those of the other clients"
-            results[row] = Result(result.client, failure=Failure(round, result.client, FailureKind.REFUSED, reason))
-    return results
-
-
-def _read_result(
-    client: int, answer: Packet, down: Broadcast, plan: ClientPlan, shapes: Shapes | None = None
-) -> Result:
-    """The update and uploads in an answer.
-
-    Raises:
-        WireError: if they are not what the method's parts upload.
-    """
-    update, buffers, uploads = answer.tensors.get("update"), answer.tensors.get("buffers"), tree(answer, "uploads")
-    wanted = {(place, name) for place, part in plan.method.uploading for name in part.uploads if name != "update"}
-    if {(place, name) for place, one in uploads.items() for name in one} != wanted:
-        raise WireError("its answer holds other slices than the parts of the method upload")
-    for name, found, like in (("update", update, down.theta), ("buffers", buffers, down.buffers)):
-        if found is None or found.shape != like.shape or found.dtype != like.dtype:
-            raise WireError(f"the {name} in its answer has another shape or type than the model")
-    assert update is not None
-    assert buffers is not None
-    for place, one in uploads.items():
-        for name, found in one.items():
-            shape, kind = (found.shape, SLICES) if shapes is None else (shapes[place, name][0], shapes[place, name][1:])
-            if tuple(found.shape) != tuple(shape) or found.dtype not in kind:
-                raise WireError(f"the slice {place}/{name} in its answer has another shape or type than clients upload")
-    if not all(map(finite, ({"": update, "buffers": buffers}, *uploads.values()))):
-        raise WireError("its answer is not finite")
-    loss, sent = answer.facts.get("loss"), answer.facts.get("sent")
-    counted = isinstance(sent, list) and len(sent) == 2 and all(map(is_count, sent))
-    return Result(
-        client, update, buffers, uploads, loss=loss if isinstance(loss, float) else float("nan"),
-        sent=(sent[0], sent[1]) if counted and sent is not None else None,
-    )  # fmt: skip
-
-
-def _row(answer: Packet | Failure) -> dict[str, float] | None:
-    """A node's number of test samples ``n`` and its metrics, as the answer gives them; None if it holds none."""
-    facts = {} if isinstance(answer, Failure) else answer.facts
-    n, values = facts.get("n"), facts.get("values")
-    if facts.get("status") != "done" or not isinstance(values, dict) or not is_count(n) or n == 0:
-        return None
-    if "loss" not in values or values.keys() & {"client", "n"} or not all(map(is_number, values.values())):
-        return None
-    return {"n": n, **values}

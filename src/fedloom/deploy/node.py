@@ -140,7 +140,7 @@ class Node:
         if WORK not in order.do:
             return facts, {}
         (result,) = compute.work(down, [made.client], [state])
-        more, tensors = self._result(result, _is_private(plan))
+        more, tensors = self._result(result, plan.is_private)
         if result.failure is None:
             more["version"] = versions.propose(down.round, order.ticket, result.state)
         self.tell(f"round {down.round + 1}: " + (f"left out, {result.failure}" if result.failure else "trained"))
@@ -164,7 +164,7 @@ class Node:
         """The compute of a level; a new one with secret noise and samples that no one else can draw, if they matter."""
         experiment, plan = made.experiment, made.plan.levels[level]
         factory = computes.make(experiment.compute, **experiment.compute_settings)
-        if _is_private(plan):
+        if plan.is_private:
             return factory(replace(plan, noise_seed=secrets.randbits(128)))
         if level not in made.computes:
             made.computes[level] = factory(plan)
@@ -192,11 +192,6 @@ class Node:
         _, table = evaluator.clients(server, One(made.client, state))
         row = {name: float(column[0]) for name, column in table.items() if name not in ("client", "n")}
         return {"status": "done", "n": int(table["n"][0]), "values": row}
-
-
-def _is_private(plan: ClientPlan) -> bool:
-    """Whether a client's upload is protected by noise, its own or that of the server."""
-    return plan.local.dp_clip is not None or any(uplink.is_private for uplink in plan.method.uplink)
 
 
 def _check(plan: ClientPlan, down: Broadcast) -> None:

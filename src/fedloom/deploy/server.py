@@ -22,7 +22,8 @@ from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.parts import Submodels
 from fedloom.core.plan import ClientPlan
 from fedloom.core.slots import label
-from fedloom.deploy.assignment import Assignment, bench, model_digest, settings_of, upload_shapes
+from fedloom.deploy.answers import upload_shapes
+from fedloom.deploy.assignment import Assignment, bench, model_digest, settings_of
 from fedloom.deploy.data import DataSpec, NodeData
 from fedloom.deploy.engine import Deployed, Tally, Terms, version_in
 from fedloom.deploy.messages import JOIN, Order, Request, is_count
@@ -255,9 +256,9 @@ def _joined(blob: bytes, terms: Deployment) -> tuple[Sizes | None, str]:
     sizes = facts.get("sizes")
     if facts.get("status") == "joined" and isinstance(sizes, list) and len(sizes) == 3:
         a, b, c = sizes
-        if all(map(is_count, sizes)) and terms.most_samples is not None and a > terms.most_samples:
-            return None, f"declares {a} training samples, more than deploy.most_samples={terms.most_samples}"
         if all(map(is_count, sizes)) and a:
+            if terms.most_samples is not None and a > terms.most_samples:
+                return None, f"declares {a} training samples, more than deploy.most_samples={terms.most_samples}"
             threads = facts.get("threads")
             several = isinstance(threads, int) and 1 < threads < 2**16
             return (a, b, c), f"; it computes with {threads} threads and rounds differently" if several else ""
@@ -278,8 +279,7 @@ class DeployTask(FederatedTask):
         super().__init__(recipe.experiment(roster), out)
         self.recipe, self.roster, self.transport = recipe, roster, transport
         self.plan = replace(self.plan, noise_seed=secrets.randbits(128))
-        self.is_private = self.accountant is not None or self.examples is not None
-        if self.is_private:  # who knows the cohorts, learns more: nodes know the experiment's seed
+        if self.plan.is_private:  # who knows the cohorts, learns more: nodes know the experiment's seed
             self.cohort_seed = secrets.randbits(62)
         self.make_engine = EngineFactory(self._engine, Deployed.traits)
         self.traits = Deployed.traits
@@ -321,7 +321,7 @@ class DeployTask(FederatedTask):
 
     def _begin(self) -> None:
         """Count a round that is begun, before anything is asked for: a repeated one costs privacy again."""
-        if not self.is_private or self.out is None:
+        if not self.plan.is_private or self.out is None:
             return
         path = self.out / BEGUN
         begun = int(path.read_text()) + 1 if path.exists() else self.round + 1
@@ -337,7 +337,7 @@ class DeployTask(FederatedTask):
     def snapshot(self) -> Checkpoint:
         stored = super().snapshot()
         stored.facts["deploy"] = {"run": self.roster.run, "nodes": {k: list(v) for k, v in self.roster.nodes.items()}}
-        if self.is_private:
+        if self.plan.is_private:
             stored.facts["deploy"]["cohorts"] = self.cohort_seed
         return stored
 

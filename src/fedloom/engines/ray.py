@@ -169,13 +169,13 @@ class _Blocks:
         states = [{} if stored else self.states(client) for client, stored in zip(clients, there, strict=True)]
         return RemoteBlock(number, self.level, clients, part, states, keep, places)
 
-    def job(self, method: str, parts: Mapping[int, range], keep: bool = False, held_out: bool = False) -> Job:
+    def job(self, method: str, parts: Mapping[int, range], keep: bool = False, more: tuple[Any, ...] = ()) -> Job:
         """The call of a worker's method for members, by number of the block; states are read when it is dealt."""
 
         def arguments() -> tuple[Any, ...]:
             blocks = pack([self.block(number, members, keep) for number, members in parts.items()])
             self.engine.sent += nbytes(blocks)
-            return (*self.broadcast, blocks, *([True] if held_out else []))
+            return (*self.broadcast, blocks, *more)
 
         return Job([*parts], method, arguments)
 
@@ -286,8 +286,8 @@ class _Blocks:
         """Losses of the received model, float64 [clients]."""
         members = len(self.cluster.crew())
         ends = [round(len(self.clients) * n / members) for n in range(members + 1)]
-        cuts = [{n: range(*pair)} for n, pair in enumerate(itertools.pairwise(ends))]
-        jobs = [self.job("losses", cut, held_out=held_out) for cut in cuts]
+        cuts = enumerate(itertools.pairwise(ends))
+        jobs = [self.job("losses", {n: range(*pair)}, more=(held_out,)) for n, pair in cuts]
         found: dict[int, np.ndarray] = {}
         for job, _, answer in self.cluster.done(Hands(deque(jobs)), ATTEMPTS + 1):
             if answer is None:

@@ -158,6 +158,8 @@ def direction(key: str) -> Direction:
 
     >>> direction("global/accuracy"), direction("clients/loss/mean"), direction("clients/rmse/worst10")
     ('max', 'min', 'min')
+    >>> direction("synthetic/fid"), direction("privacy/epsilon")
+    ('min', 'min')
     """
     words = [word.removeprefix("train_") for word in key.split("/")]
     lower = _LOWER | {one.name for one in _METRICS.values() if one.direction == "min"}

@@ -55,9 +55,10 @@ def _renumbered(
     found: list[Tensor], names: Sequence[tuple[str, ...]], what: str
 ) -> tuple[list[Tensor], tuple[str, ...]]:
     """Class numbers of parts as numbers of the classes of all of them, and these."""
-    known = list(dict.fromkeys(one for part in names for one in part))
-    if len({part for part in names if part}) < 2:
-        return found, tuple(known)
+    given = list(dict.fromkeys(part for part in names if part))
+    if len(given) < 2:
+        return found, given[0] if given else ()
+    known = list(dict.fromkeys(one for part in given for one in part))
     if not all(names) or any(part.is_floating_point() or part.ndim > 1 for part in found):
         raise DataError(
             f"{what}: data sets have different names of classes, and some have none; give the targets as names."

@@ -134,8 +134,7 @@ def inputs(x: Tensor | np.ndarray, what: str = "x") -> Tensor:
     Raises:
         DataError: for arrays without numbers or rows; ``what`` names them.
     """
-    if isinstance(x, Tensor):
-        x = x.detach()
+    x = x.detach() if isinstance(x, Tensor) else np.asarray(x)
     if x.ndim in (3, 4) and x.dtype in (np.uint8, torch.uint8):
         raw = x.cpu().numpy() if isinstance(x, Tensor) else x
         if raw.ndim == 4 and raw.shape[-1] not in CHANNELS and raw.shape[1] in CHANNELS:

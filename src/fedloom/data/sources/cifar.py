@@ -62,6 +62,9 @@ def cifar10(root: str | None = None, download: bool = False, normalise: bool = T
     return Source("cifar10", train, test, LICENCE, citation, settings={"normalise": normalise})
 
 
+KEYS = {"fine": ("y_", "names"), "coarse": ("coarse_", "coarse_names")}  # of labels and names in the npz
+
+
 @sources.register
 @reads(CIFAR100)
 def cifar100(root: str | None = None, download: bool = False, normalise: bool = True, labels: str = "fine") -> Source:
@@ -73,11 +76,11 @@ def cifar100(root: str | None = None, download: bool = False, normalise: bool = 
     Args:
         labels: fine (100 classes) or coarse (20 superclasses).
     """
-    if labels not in ("fine", "coarse"):
+    if labels not in KEYS:
         raise ConfigError(f"CIFAR-100 has fine and coarse labels, not {labels!r}.")
     paths = CIFAR100.obtain(root, download)
     if len(paths) == 1:
-        names, train, test = from_npz(paths[0], *(() if labels == "fine" else ("coarse_", "coarse_names")))
+        names, train, test = from_npz(paths[0], *KEYS[labels])
     else:
         names = read_pickle(paths[2], [f"{labels}_label_names"])[f"{labels}_label_names"]
         train, test = (partial(from_batches, [path], f"{labels}_labels") for path in paths[:2])

@@ -9,6 +9,7 @@ from typing import Any
 from fedloom.core.errors import DataError, first_line, in_one_line, nearest
 from fedloom.data.sources.base import Source, sources
 
+CSV = (".csv", *(f".csv.{packed}" for packed in ("gz", "bz2", "xz", "zip", "zst")))
 IN_DIGITS = re.compile(r"^\s*(\d{1,2})([./-])(\d{1,2})\2\d{2,4}\b")
 """A date whose day, month and year are numbers, the year at the end."""
 
@@ -58,7 +59,7 @@ def read_frame(path: Path) -> Any:
     import pandas as pd
 
     try:
-        return pd.read_csv(path) if ".csv" in map(str.lower, path.suffixes) else pd.read_parquet(path)
+        return pd.read_csv(path) if path.name.lower().endswith(CSV) else pd.read_parquet(path)
     except FileNotFoundError:
         raise DataError(f"there is no file {path}.") from None
     except Exception as error:  # readers fail in their own ways
@@ -93,7 +94,7 @@ def in_order(frame: Any, column: str, what: str) -> Any:
 def dates(column: Any, what: str) -> Any:
     """A pandas column of dates as times in UTC; dates in digits all begin with the day, or all with the month.
 
-    Which of the two, is known from a number above 12, or from dots, before which the day stands.
+    A number above 12 tells which; with dots the day comes first.
 
     >>> import pandas as pd
     >>> dates(pd.Series(["31/01/2026", "01/02/2026"]), "visits").dt.month.tolist()
@@ -104,6 +105,7 @@ def dates(column: Any, what: str) -> Any:
     """
     import pandas as pd
 
+    column = column.reset_index(drop=True)
     parts = column.dropna().astype(str).str.extract(IN_DIGITS).dropna()
     day_first = bool((parts[0].astype(int) > 12).any())
     month_first = bool((parts[2].astype(int) > 12).any())

@@ -171,6 +171,8 @@ class TargetValue:
 
         >>> TargetValue("global/accuracy", 0.9).text, TargetValue("global/train_loss", 0.0603).text
         ('global/accuracy ≥ 90 %', 'global/train_loss ≤ 0.0603')
+        >>> TargetValue("clients/r2/mean", 0.8).text
+        'clients/r2/mean ≥ 0.8'
         """
         share = any(word == "accuracy" or word.startswith("top") for word in self.metric.split("/"))
         value = f"{100 * self.value:g} %" if share else f"{self.value:g}"

@@ -24,8 +24,7 @@ class CalibratedLogits(Term):
     The term replaces cross entropy. The rarer a class is at the client, the larger the margin that its samples must
     keep, so that local training does not suppress rare classes. A class without samples counts as 1e-8 samples: its
     logit is lowered by 100τ, which removes it from the softmax. The deployed model uses z itself. Zhang, Li, Li, Xu,
-    Wu, Ding & Wu, ICML 2022 (FedLC). Deviation: the paper prints the denominator without the label's own class, where
-    the loss has no lower bound; here it is the softmax's.
+    Wu, Ding & Wu, ICML 2022 (FedLC).
 
     Args:
         tau: τ ≥ 0, scale of the margins; with 0 it is cross entropy.
