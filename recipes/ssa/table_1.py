@@ -23,13 +23,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import common
 import matplotlib
 import numpy as np
 from common import AWARE, METHODS, PARTITIONS, SEED, TARGETS, Runs, Scale
+from protocol import gained, mean_error
 from scipy.stats import rankdata
 
 SCALES = {  # by the name of their results
@@ -67,33 +68,39 @@ def fill(runs: Runs, results: dict[str, Any], partition: str, name: str, seed: i
     return bool(missing)
 
 
-def body(rows: Mapping[str, Cells], place: int) -> list[list[str]]:
-    """One line a method, the best of each target in bold, and the published figures."""
-    best = {
-        target: max((cells[target]["accuracy"] for cells in rows.values() if target in cells), default=None)
+def accuracies(seeds: Mapping[str, Cells], target: str) -> dict[str, float]:
+    """Accuracy on a target by seed."""
+    return {seed: cells[target]["accuracy"] for seed, cells in seeds.items() if target in cells}
+
+
+def body(found: Mapping[str, Mapping[str, Cells]], place: int) -> list[list[str]]:
+    """One line a method, mean ± standard error over seeds, the best of each target in bold, and what was published."""
+    means = {
+        (name, target): fmean(values.values())
+        for name, seeds in found.items()
         for target in TARGETS
+        if (values := accuracies(seeds, target))
     }
+    best = {target: max(value for (_, at), value in means.items() if at == target) for _, target in means}
     lines = []
-    for name, cells in rows.items():
+    for name, seeds in found.items():
         line = [name]
         for target in TARGETS:
-            value = cells[target]["accuracy"] if target in cells else None
-            shown = "-" if value is None else f"{100 * value:.2f}"
-            line.append(f"**{shown}**" if value is not None and value == best[target] else shown)
+            shown = mean_error(accuracies(seeds, target).values(), 100)
+            line.append(f"**{shown}**" if means.get((name, target)) == best.get(target, 0) else shown)
         paper = PUBLISHED.get(name)
         lines.append([*line, *([f"{value:.2f}" for value in paper[place]] if paper else ["-"] * 3)])
     return lines
 
 
-def repeated(found: Mapping[str, Mapping[str, Cells]]) -> list[list[str]]:
-    """Mean and standard deviation over seeds under skew, for the methods that have several."""
-    lines = []
-    for name, seeds in found.items():
-        values = [100 * cells["skew"]["accuracy"] for cells in seeds.values() if "skew" in cells]
-        if len(values) > 1:
-            each = ", ".join(f"{value:.2f}" for value in values)
-            lines.append([name, f"{fmean(values):.2f} ({stdev(values):.2f})", each])
-    return lines
+def gains(found: Mapping[str, Mapping[str, Cells]]) -> list[list[str]]:
+    """What each method gains over FedAvg, paired by seed, with 95 % intervals."""
+    base = found.get("FedAvg", {})
+    return [
+        [name, *(gained(accuracies(seeds, target), accuracies(base, target), 100) or "-" for target in TARGETS)]
+        for name, seeds in found.items()
+        if name != "FedAvg"
+    ]
 
 
 def correlation(cell: Mapping[str, Any]) -> float | None:
@@ -121,7 +128,8 @@ def tables(results: dict[str, Any]) -> str:
     shorter = "fewer rounds" if scale["images"] == SCALES["table_1"].images else "at a small scale"
     text = [f"# A model for a target distribution (FedSSA, tables 1 and 5 and figure 2, {shorter})", ""]
     text += [
-        f"Accuracy in percent of the last server model on each target of Fashion-MNIST: {scale['images']} training "
+        "Accuracy in percent of the last server model, mean ± standard error where there are several seeds, on each "
+        f"target of Fashion-MNIST: {scale['images']} training "
         f"images, {scale['rounds']} rounds of {scale['epochs']} epochs at rate {scale['lr']:g} (published: 60 000, "
         f"100, 10, .01), at most {scale['tested']} test images of a target, of which {scale['unlabelled']} lie without "
         "labels at the server of FedDF and FedSSA. `Local`: the mean over clients' own models. `FedSSA`: weights by "
@@ -130,21 +138,28 @@ def tables(results: dict[str, Any]) -> str:
     header = ["method", *TARGETS, "paper: skew", "imb 100", "imb 50"]
     for place, (partition, (words, _, clients)) in enumerate(PARTITIONS.items()):
         found = results["runs"].get(partition, {})
-        rows = {name: found[name][seed] for name in METHODS if seed in found.get(name, {})}
+        rows = {name: found[name] for name in METHODS if name in found}
         if not rows:
             continue
         text += ["", f"## {words}, {clients} clients", "", common.table(header, body(rows, place))]
-        if several := repeated({name: found[name] for name in METHODS if name in found}):
-            text += ["", "Skew with several seeds, mean and in brackets standard deviation:", ""]
-            text += [common.table(["method", "skew", "seed by seed"], several)]
+        if any(len(accuracies(seeds, target)) > 1 for seeds in rows.values() for target in TARGETS):
+            text += ["", "Gains over FedAvg, paired by seed, with 95 % intervals:", ""]
+            text += [common.table(["method", *TARGETS], gains(rows))]
+            each = {name: accuracies(seeds, "skew") for name, seeds in rows.items() if name in ("FedAvg", *MIXING)}
+            shown = (
+                f"{name}: {', '.join(f'{100 * value:.1f}' for value in one.values())}" for name, one in each.items()
+            )
+            text += ["", f"Skew, seed by seed: {'; '.join(shown)}."]
         if mixed := weights(found, seed):
             text += [
                 "",
-                "Coefficients p of the last round, the cosine of each client's label counts with the target's,",
+                f"Coefficients p of seed {seed} in the last round, the cosine of client's and target's label counts,",
             ]
             text += ["and Spearman's rank correlation of the two:", ""]
             text += [common.table(["method", "target", "p", "similarity", "rank correlation"], mixed)]
-    text += ["", f"`{results['command']}`, seed {seed}. {results['machine']}."]
+    seeds = sorted({one for found in results["runs"].values() for cells in found.values() for one in cells}, key=int)
+    numbers = f"seeds {', '.join(seeds)}" if len(seeds) > 1 else f"seed {seed}"
+    text += ["", f"`{results['command']}`, {numbers}. {results['machine']}."]
     text += [f"The runs took at least {results['core_seconds'] / 60:.0f} minutes of one core."]
     return "\n".join([*text, *common.notes(results)])
 
@@ -200,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--partition", nargs="+", choices=PARTITIONS, default=list(PARTITIONS))
     parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[SEED], help="the first one is that of the big table")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[SEED], help="of splits, models and batches")
     parser.add_argument("--scale", choices=("large", "small"), default="large", help="the docstring says what they are")
     parser.add_argument("--rounds", type=int, help="instead of the scale's")
     parser.add_argument("--images", type=int, help="instead of the scale's")

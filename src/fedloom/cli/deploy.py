@@ -135,7 +135,8 @@ def node(arguments: argparse.Namespace) -> int:
     ca = None if arguments.insecure else _read(Path(arguments.ca))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     tell = partial(print, flush=True)
-    made = Node(arguments.data, Path(arguments.state).expanduser(), tell)
+    limit = {} if arguments.limit is None else {"limit": _number(arguments.limit, "--limit", 1 << 40)}
+    made = Node(arguments.data, Path(arguments.state).expanduser(), tell, budget=budget(arguments), **limit)
     try:
         key = read_private_key(Path(arguments.key)) if arguments.key else own_key(made.home)
         with one_thread():
@@ -201,9 +202,25 @@ def status(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _number(text: str, option: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 100_000:
-        raise ConfigError(f"{option} is {text!r}, but it must be a whole number of at least 1.")
+def budget(arguments: argparse.Namespace) -> Any:
+    """The privacy that a node's owner allows, or None."""
+    from fedloom.deploy.budget import Budget
+
+    if arguments.epsilon is None:
+        if arguments.delta is not None:
+            raise ConfigError("--delta belongs to --epsilon.")
+        return None
+    typed = {name: word for name in ("epsilon", "delta") if (word := getattr(arguments, name)) is not None}
+    try:
+        numbers = {name: float(word) for name, word in typed.items()}
+    except ValueError:
+        raise ConfigError("--epsilon and --delta must be numbers, like --epsilon 8 --delta 1e-5.") from None
+    return Budget(**numbers)
+
+
+def _number(text: str, option: str, most: int = 100_000) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise ConfigError(f"{option} is {text!r}, but it must be a whole number from 1 to {most}.")
     return int(text)
 
 

@@ -293,7 +293,8 @@ example:
 DEPLOY_HELP = """Train a federated method with real clients, which keep their data and their states (docs/deploy.md).
 
 usage: fedloom deploy server [RECIPE.yaml] [key=value …] [--insecure] [-q] [--dry-run] [--debug]
-       fedloom deploy node --data DATA --state DIR --server HOST:PORT --ca FILE --key FILE [--threads N] [--poll S]
+       fedloom deploy node --data DATA --state DIR --server HOST:PORT --ca FILE --key FILE [--epsilon E] [--delta D]
+                           [--limit BYTES] [--threads N] [--poll S]
        fedloom deploy local [RECIPE.yaml] [key=value …] [--nodes N] [--insecure] [-q] [--debug]
        fedloom deploy certificates DIR [--hosts NAME,…] [--nodes N or NAME,…]
        fedloom deploy status DIR
@@ -308,6 +309,9 @@ usage: fedloom deploy server [RECIPE.yaml] [key=value …] [--insecure] [-q] [--
                   --data    an npz file, a folder of images by class, a CSV or parquet table with a column label, or
                             package.module:function
                   --state   its own folder, for what the method keeps at the client
+                  --epsilon the most that any one sample may lose to all runs together, for the δ of --delta, 1e-5 by
+                            default; with it the node trains only with noise of its own and measures nothing
+                  --limit   largest message in bytes, 1 GiB by default
                   --threads cores to compute with, 1 by default; with another number results round differently
                   --poll    seconds between two polls for messages, at most; 1 by default
   local         deal data=… to nodes on this machine, and run server and nodes
@@ -336,7 +340,10 @@ Write it again after an update.
 
 TRAINS = ("-m --multirun", "-q --quiet", "--dry-run", "--json", "--log")
 
-OPTIONS = ("--data", "--state", "--server", "--ca", "--key", "--threads", "--poll", "--nodes", "--hosts")
+OPTIONS = (
+    "--data", "--state", "--server", "--ca", "--key", "--epsilon", "--delta", "--limit", "--threads", "--poll",
+    "--nodes", "--hosts",
+)  # fmt: skip
 
 COMMANDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "run": (RUN, "run", TRAINS),

@@ -22,11 +22,12 @@ from torch import Tensor
 from fedloom.compute import computes
 from fedloom.core.client import Broadcast, Result, State
 from fedloom.core.engine import Compute
-from fedloom.core.errors import CheckpointError, FedLoomError
+from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server
 from fedloom.core.targets import CLASSES
 from fedloom.deploy.assignment import Assignment, Bench, bench
+from fedloom.deploy.budget import Budget, Ledger
 from fedloom.deploy.data import NodeData, read
 from fedloom.deploy.messages import EVALUATE, HELD_OUT, JOIN, LOSSES, WORK, Order, read_broadcast
 from fedloom.deploy.versions import Versions
@@ -57,13 +58,20 @@ class Node:
         state: folder of its client states; of the node's owner alone.
         tell: called with a message about every event.
         limit: largest message in bytes.
+        budget: the privacy that all runs together may spend; with one, the node measures no losses and no metrics, and
+            trains only with noise of its own.
 
     Raises:
-        CheckpointError: if another process uses the folder.
+        CheckpointError: if another process uses the folder, or what the node has spent cannot be read.
     """
 
     def __init__(
-        self, data: str, state: Path, tell: Callable[[str], None] = lambda sentence: None, limit: int = LIMIT
+        self,
+        data: str,
+        state: Path,
+        tell: Callable[[str], None] = lambda sentence: None,
+        limit: int = LIMIT,
+        budget: Budget | None = None,
     ) -> None:
         self.data, self.home, self.tell, self.limit = data, state, tell, limit
         try:
@@ -71,6 +79,11 @@ class Node:
             self.lock = Lock(state)
         except OSError as error:
             raise CheckpointError(f"{state} cannot be used for client states ({error.strerror}).") from error
+        try:
+            self.ledger = None if budget is None else Ledger(budget, state)
+        except CheckpointError:
+            self.lock.release()
+            raise
         self._bench: tuple[str, Bench] | None = None
         self._samples: tuple[str, NodeData] | None = None
 
@@ -114,6 +127,8 @@ class Node:
         made = self._prepared(assignment)
         if JOIN in order.do:
             sizes = self._read(assignment).sizes
+            if self.ledger is not None:
+                self.ledger.charge(made.plan, sizes[0], count=False)
             self.tell(
                 f"joined with {sizes[0]} samples for training, {sizes[1]} for validation and {sizes[2]} for tests"
             )
@@ -124,6 +139,10 @@ class Node:
             raise WireError(f"an order is for level {order.level}, but there are {len(plans)}.")
         plan = plans[order.level]
         _check(plan, down)
+        if self.ledger is not None and set(order.do) != {WORK}:
+            raise ConfigError(
+                "this node has a privacy budget: it measures no losses and no metrics, which have no noise."
+            )
         state = versions.confirm(order.base, order.oldest, prune=WORK in order.do)
         if EVALUATE in order.do:
             return self._evaluate(made, down, state), {}
@@ -139,6 +158,9 @@ class Node:
             facts["loss_received"] = float(losses[0])
         if WORK not in order.do:
             return facts, {}
+        if self.ledger is not None:
+            epsilon = self.ledger.charge(plan, self._read(assignment).sizes[0])
+            self.tell(f"with this answer ε = {epsilon:.3g} of {self.ledger.budget.epsilon:g} is spent")
         (result,) = compute.work(down, [made.client], [state])
         more, tensors = self._result(result, plan.is_private)
         if result.failure is None:

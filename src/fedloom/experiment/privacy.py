@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from importlib import import_module
 from importlib.util import find_spec
 from math import ceil, exp, inf, sqrt
 from typing import Any
 
 from fedloom.core.errors import ConfigError
+from fedloom.core.local import Local
 from fedloom.core.parts import Uplink
 from fedloom.experiment.experiment import Experiment
 from fedloom.parts.uplink import ClipNoise
 
 MISSING = "ε is not known: its accountant is in dp-accounting; pip install 'fedloom[privacy]'."
+
+
+def is_installed() -> bool:
+    """Whether ``dp-accounting`` is."""
+    return find_spec("dp_accounting") is not None
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,17 @@ class ExampleAccountant:
     share: float
     delta: float
 
+    @classmethod
+    def of(cls, local: Local, samples: int, delta: float) -> ExampleAccountant | None:
+        """That of a client with n_i samples; None if local training adds no noise."""
+        if local.dp_clip is None or not local.dp_noise:
+            return None
+        steps = local.steps_for(samples)
+        if local.poisson:
+            return cls("poisson", local.dp_noise, steps, local.expected_batch(samples) / samples, delta)
+        passes = ceil(steps / ceil(samples / (local.batch_size or samples)))
+        return cls("shuffled", local.dp_noise, passes, 1.0, delta)
+
     @property
     def neighbours(self) -> str:
         """The neighbouring relation, in words."""
@@ -129,17 +146,25 @@ class ExampleAccountant:
 
     def compute(self, rounds: int) -> float:
         """ε, recomputed, which may take a second."""
-        if not rounds:
-            return 0.0
-        if self.kind == "poisson":
-            return float(self._one_step.self_compose(self.times * rounds).get_epsilon_for_delta(self.delta))
-        dp: Any = import_module("dp_accounting")
-        return float(dp.get_epsilon_gaussian(self.noise / (2 * sqrt(self.times * rounds)), self.delta))
+        return together({self: rounds}, self.delta)
 
     @cached_property
-    def _one_step(self) -> Any:
+    def one_step(self) -> Any:
+        """The privacy loss distribution of a step with a Poisson sample."""
         distributions: Any = import_module("dp_accounting.pld.privacy_loss_distribution")
         return distributions.from_gaussian_mechanism(self.noise, sampling_prob=self.share)
+
+
+def together(rounds: Mapping[ExampleAccountant, int], delta: float) -> float:
+    """ε of one sample after a number of rounds of each of these kinds of work, which have the same mini-batches."""
+    taken = {one: one.times * number for one, number in rounds.items() if number}
+    if not taken:
+        return 0.0
+    if all(one.kind == "poisson" for one in taken):
+        composed = [one.one_step.self_compose(times) for one, times in taken.items()]
+        return float(reduce(lambda first, second: first.compose(second), composed).get_epsilon_for_delta(delta))
+    dp: Any = import_module("dp_accounting")
+    return float(dp.get_epsilon_gaussian(1 / (2 * sqrt(sum(t / one.noise**2 for one, t in taken.items()))), delta))
 
 
 @lru_cache(maxsize=10_000)
@@ -179,7 +204,7 @@ def spent(summary: Mapping[str, Any], rounds: int, asked: int, uplinks: Sequence
         asked: number of sums.
         uplinks: of the sums.
     """
-    if "privacy" not in summary or find_spec("dp_accounting") is None:
+    if "privacy" not in summary or not is_installed():
         return None
     known = Accountant(**{key: value for key, value in summary["privacy"].items() if key != "neighbours"})
     noises = [one.noise for one in uplinks if isinstance(one, ClipNoise) and one.is_private]
@@ -189,16 +214,11 @@ def spent(summary: Mapping[str, Any], rounds: int, asked: int, uplinks: Sequence
 
 def example_accountant(experiment: Experiment) -> ExampleAccountant | None:
     """The accountant of local training; None if it adds no noise, or the library is not installed."""
-    local = experiment.local
-    if local.dp_clip is None or not local.dp_noise or find_spec("dp_accounting") is None:
+    if not is_installed():
         return None
     federation = experiment.federation
     fewest = int(federation.train.index.sizes[: federation.seen].min())
-    if local.poisson:
-        share = local.expected_batch(fewest) / fewest
-        return ExampleAccountant("poisson", local.dp_noise, local.steps_for(fewest), share, local.dp_delta)
-    passes = ceil(local.steps_for(fewest) / ceil(fewest / (local.batch_size or fewest)))
-    return ExampleAccountant("shuffled", local.dp_noise, passes, 1.0, local.dp_delta)
+    return ExampleAccountant.of(experiment.local, fewest, experiment.local.dp_delta)
 
 
 def private_uplink(experiment: Experiment) -> ClipNoise | None:
@@ -216,7 +236,7 @@ def private_uplink(experiment: Experiment) -> ClipNoise | None:
 def accountant(experiment: Experiment) -> Accountant | None:
     """The accountant of an experiment; None if it is not private, or the library is not installed."""
     part = private_uplink(experiment)
-    if part is None or find_spec("dp_accounting") is None:
+    if part is None or not is_installed():
         return None
     kind = "local" if part.noise_at == "client" else "fixed" if experiment.expected_cohort is None else "poisson"
     cohort = experiment.expected_cohort or experiment.cohort_size

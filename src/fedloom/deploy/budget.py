@@ -1,0 +1,110 @@
+"""The privacy that a node's owner lets all runs together spend, whatever a server asks for."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fedloom.core.checks import all_hold
+from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.core.plan import ClientPlan
+from fedloom.experiment.atomic import write_whole
+from fedloom.experiment.privacy import MISSING, ExampleAccountant, is_installed, together
+from fedloom.parts.uplink import ClipNoise
+
+FILE = "privacy.json"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The largest ε, for a δ, that any one sample of a node may lose to all runs together.
+
+    Args:
+        epsilon: ε.
+        delta: δ.
+
+    Raises:
+        ConfigError: for values outside their range, or without the accountants of ``dp-accounting``.
+    """
+
+    epsilon: float
+    delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        conditions = {
+            "epsilon must be positive and finite": 0 < self.epsilon < float("inf"),
+            "delta must lie between 0 and 1": 0 < self.delta < 1,
+        }
+        all_hold("a node's budget: ", conditions)
+        if not is_installed():
+            raise ConfigError(MISSING)
+
+
+class Ledger:
+    """What a node has answered under its budget; kept in a file, so that it outlives runs and restarts.
+
+    Every order for work counts when it is begun: one that is begun again, after the node was killed, draws new noise.
+
+    Args:
+        budget: ε and δ.
+        home: the node's folder.
+
+    Raises:
+        CheckpointError: if the file is damaged.
+    """
+
+    def __init__(self, budget: Budget, home: Path) -> None:
+        self.budget, self.path = budget, home / FILE
+        self.orders: Counter[ExampleAccountant] = Counter()
+        if self.path.exists():
+            try:
+                for entry in json.loads(self.path.read_text()):
+                    self.orders[ExampleAccountant(**entry["work"])] += int(entry["orders"])
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                raise CheckpointError(
+                    f"{self.path} is damaged, and only it says what this node has spent; bring back a copy."
+                ) from None
+
+    def charge(self, plan: ClientPlan, samples: int, count: bool = True) -> float:
+        """ε after one more order for work, which is counted unless ``count`` is False.
+
+        Raises:
+            ConfigError: if the order is not protected by noise of the node's own, or ε would exceed the budget.
+        """
+        work = price(plan, samples, self.budget.delta)
+        orders = self.orders + Counter([work])
+        if len({one.kind for one in orders}) > 1:
+            raise ConfigError(
+                "this node has trained with mini-batches of another kind, Poisson samples or shuffled epochs, whose "
+                "privacy cannot be added to that of this order."
+            )
+        epsilon = together(orders, self.budget.delta)
+        if epsilon > self.budget.epsilon:
+            raise ConfigError(
+                f"this node's budget is ε = {self.budget.epsilon:g} (δ = {self.budget.delta:g}); with this order it "
+                f"would have spent {epsilon:.3g}."
+            )
+        if count:
+            entries = [{"work": asdict(one), "orders": number} for one, number in orders.items()]
+            write_whole(self.path, json.dumps(entries, indent=1).encode())
+            self.orders = orders
+        return epsilon
+
+
+def price(plan: ClientPlan, samples: int, delta: float) -> ExampleAccountant:
+    """What an order for work costs one of the client's samples.
+
+    Raises:
+        ConfigError: if no noise of the client's own protects its answer.
+    """
+    if found := ExampleAccountant.of(plan.local, samples, delta):
+        return found
+    for uplink in plan.method.uplink:
+        if isinstance(uplink, ClipNoise) and uplink.noise_at == "client" and uplink.noise:
+            return ExampleAccountant("shuffled", uplink.noise, 1, 1.0, delta)
+    raise ConfigError(
+        "this node has a privacy budget and trains only with noise of its own: local.dp_clip with local.dp_noise, or "
+        "the uplink clip_noise with noise_at=client."
+    )

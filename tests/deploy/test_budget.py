@@ -1,0 +1,149 @@
+"""A node with a privacy budget counts what it has answered, over runs and restarts, and refuses what exceeds it."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+from helpers.deploying import InProcess, config, in_process
+
+from fedloom.cli.deploy import budget
+from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.deploy.budget import FILE, Budget, Ledger
+from fedloom.deploy.node import Node
+from fedloom.deploy.server import Recipe, run
+
+dp = pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
+
+PRIVATE = ("local.dp_clip=1.0", "local.dp_noise=2.0", "local.epochs=1", "local.batch_size=16", "local.steps=null")
+
+
+def thrifty(tmp_path: Path, epsilon: float, *words: str) -> tuple[InProcess, list[str], Recipe]:
+    """A deployment in which node 0 has a budget; also what that node told."""
+    transport = in_process(made := config(*words), tmp_path)
+    name, node = next(iter(transport.nodes.items()))
+    assert node is not None
+    node.close()
+    told: list[str] = []
+    transport.nodes[name] = Node(node.data, node.home, told.append, budget=Budget(epsilon))
+    return transport, told, Recipe.of(made)
+
+
+def refused(recipe: Recipe, transport: InProcess) -> str:
+    """The sentence by which a node refuses to join."""
+    told: list[str] = []
+
+    def tell(sentence: str) -> None:
+        told.append(sentence)
+        if "this node" in sentence:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe, transport, 4, tell=tell)
+    return told[-1]
+
+
+def epsilon(times: int, noise: float) -> float:
+    """The exact Gaussian mechanism, a sample replaced: every answer moves by up to twice the bound."""
+    return dp.get_epsilon_gaussian(noise / (2 * times**0.5), 1e-5)
+
+
+def test_a_node_stops_answering_where_its_budget_ends(tmp_path: Path) -> None:
+    transport, told, recipe = thrifty(tmp_path, epsilon(3, 2.0) + 0.01, *PRIVATE, "rounds=5")
+    result = run(recipe, transport, 4)
+    transport.close()
+    assert [record["deploy/answered"] for record in result.history] == [4] * 5  # a refusal is an answer
+    assert [record["failures"] for record in result.history] == [0, 0, 0, 1, 1]
+    spent = [float(line.split()[5]) for line in told if "is spent" in line]
+    assert spent == pytest.approx([epsilon(n, 2.0) for n in (1, 2, 3)], rel=1e-2)
+    assert sum("this node's budget is ε" in line for line in told) == 2
+
+
+def test_the_count_outlives_runs_and_restarts(tmp_path: Path) -> None:
+    transport, _, recipe = thrifty(tmp_path, epsilon(3, 2.0) + 0.01, *PRIVATE, "rounds=2")
+    run(recipe, transport, 4)
+    name, node = next(iter(transport.nodes.items()))
+    assert node is not None
+    node.close()
+    told: list[str] = []
+    transport.nodes[name] = Node(node.data, node.home, told.append, budget=node.ledger and node.ledger.budget)
+    transport.sessions[name] = 1
+    result = run(recipe, transport, 4)
+    transport.close()
+    assert [record["failures"] for record in result.history] == [0, 1]
+    assert json.loads((node.home / FILE).read_text())[0]["orders"] == 3
+
+
+def test_local_noise_on_the_upload_counts_once_an_order(tmp_path: Path) -> None:
+    words = (
+        "method.uplink=[clip_noise]",
+        "method.uplink.clip_noise.noise_at=client",
+        "method.mixing=uniform",
+        "rounds=2",
+    )
+    transport, told, recipe = thrifty(tmp_path, epsilon(2, 1.0) + 0.01, *words)
+    run(recipe, transport, 4)
+    transport.close()
+    spent = [float(line.split()[5]) for line in told if "is spent" in line]
+    assert spent == pytest.approx([epsilon(n, 1.0) for n in (1, 2)], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ((), "trains only with noise of its own"),
+        (("method.uplink=[clip_noise]", "method.mixing=uniform"), "trains only with noise of its own"),
+        (("local.dp_clip=1.0",), "trains only with noise of its own"),
+        (("local.dp_clip=1.0", "local.dp_noise=0.2"), "this node's budget is ε = 3"),
+    ],
+)
+def test_a_run_that_protects_too_little_is_not_joined(words: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
+    transport, _, recipe = thrifty(tmp_path, 3.0, *words)
+    assert sentence in refused(recipe, transport)
+    transport.close()
+    assert not [*tmp_path.rglob(FILE)]
+
+
+def test_a_node_with_a_budget_measures_nothing(tmp_path: Path) -> None:
+    transport, told, recipe = thrifty(tmp_path, 50.0, *PRIVATE, "rounds=1", "evaluation.what=[clients]")
+    result = run(recipe, transport, 4)
+    transport.close()
+    assert any("measures no losses and no metrics" in line for line in told)
+    assert result.history[-1]["clients/accuracy/clients"] == 3
+
+
+def test_mini_batches_of_two_kinds_do_not_share_a_budget(tmp_path: Path) -> None:
+    transport, _, recipe = thrifty(tmp_path, 50.0, *PRIVATE, "rounds=1")
+    run(recipe, transport, 4)
+    words = ("local.dp_clip=1.0", "local.dp_noise=2.0", "local.poisson=true", "local.batch_size=16", "rounds=1")
+    assert "mini-batches of another kind" in refused(Recipe.of(config(*words)), transport)
+    transport.close()
+
+
+def test_a_damaged_count_is_not_forgotten(tmp_path: Path) -> None:
+    for content in ("[{", '[{"work": {"kind": "poisson"}, "orders": 1}]', "[1]"):
+        (tmp_path / FILE).write_text(content)
+        with pytest.raises(CheckpointError, match="only it says what this node has spent"):
+            Ledger(Budget(1.0), tmp_path)
+    with pytest.raises(CheckpointError, match="only it says"):
+        Node("digits.npz", tmp_path, budget=Budget(1.0))
+    Node("digits.npz", tmp_path).close()  # the folder is free again
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "sentence"),
+    [
+        (None, "1e-5", "--delta belongs to --epsilon"),
+        ("eight", None, "must be numbers, like --epsilon 8"),
+        ("0", None, "epsilon must be positive and finite"),
+        ("nan", None, "epsilon must be positive and finite"),
+        ("8", "2", "delta must lie between 0 and 1"),
+    ],
+)
+def test_what_is_typed_is_checked(epsilon: str | None, delta: str | None, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        budget(Namespace(epsilon=epsilon, delta=delta))
+    assert budget(Namespace(epsilon="8", delta="1e-6")) == Budget(8.0, 1e-6)
+    assert budget(Namespace(epsilon=None, delta=None)) is None
