@@ -157,9 +157,12 @@ def judge(
         return Verdict.UNDECIDED, f"{without} of {seeds + without} seeds have no difference"
     if above and small and not differs:
         return Verdict.ORDER, "interval above 0, but below half the published gain"
-    if (above or below) and not differs:
-        held = Verdict.SCRIPTS if scripts else Verdict.REPRODUCED
-        return (held, "interval above 0") if above else (Verdict.NOT_REPRODUCED, "interval below 0")
+    if above and not differs:
+        less = published and gain["high"] < published and not at_least
+        beside = "; less than published" if less else "; more than published" if gain["low"] > published > 0 else ""
+        return Verdict.SCRIPTS if scripts else Verdict.REPRODUCED, f"interval above 0{beside}"
+    if below and not differs:
+        return Verdict.NOT_REPRODUCED, "interval below 0"
     if none and not differs:
         return Verdict.NOT_REPRODUCED, "the interval contains 0 and excludes half the published gain"
     if seeds < needed:
@@ -187,6 +190,7 @@ def evidence(claim: Claim, results: Mapping[str, Any], differs: str = "") -> Evi
         best = max(tried, key=lambda path: sign * fmean(tried[path].values()))
         against, rivals = name(best, claim.ours), tried[best]
     seeds = [s for s in ours if s in rivals and not (isinstance(ours[s], AtLeast) and isinstance(rivals[s], AtLeast))]
+    both = [s for s in ours if s in rivals] or [*ours]
     scale = sign * claim.unit
     gain = paired({s: scale * ours[s] for s in seeds}, {s: scale * rivals[s] for s in seeds})
     late = [any(isinstance(v[s], AtLeast) for s in seeds) for v in (ours, rivals)]
@@ -196,11 +200,11 @@ def evidence(claim: Claim, results: Mapping[str, Any], differs: str = "") -> Evi
     verdict, reason = judge(
         gain, differs=claim.differs or differs, scripts=claim.scripts, left_out=share, at_least=at_least,
         at_most=at_most, needed=claim.seeds, published=published_gain(claim),
-        without=len(ours.keys() & rivals.keys()) - int(gain["seeds"]),
+        without=len(both) - int(gain["seeds"]),
     )  # fmt: skip
     return Evidence(
-        ours=figure(ours, claim),
-        other=figure(rivals, claim),
+        ours=figure({s: ours[s] for s in both}, claim),
+        other=figure({s: v for s, v in rivals.items() if s in both} or rivals, claim),
         against=against,
         gain=gain,
         left_out="-" if not lost else f"{share:.1%}" if share else f"{sum(lost):.0f}",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from claims import CHANGED, DEFAULTS, NOT_RUN, RESULTS, WITHOUT
+from claims import CHANGED, NOT_RUN, RESULTS, WITHOUT
 from protocol import CONTRARY, HOLDS, ROOT, SEEDS, TARGET_SEEDS, Claim, Evidence, Verdict, difference, evidence, stored
 from reporting import table
 
@@ -36,28 +36,27 @@ one side of 0; the others are open.
 A claim is decided where data and scale are the published ones, no run left out more than 5 % of its updates, there are
 at least {seeds} seeds (or draws of the data; {target_seeds} for rounds to a target, which curves cross by chance near
 their plateau), and the 95 % interval of the mean gain (Student's t, paired by seed) lies on one side of 0, or contains
-0 and excludes half the published gain; above 0 and below half the published gain it confirms the order alone. Elsewhere
-the last column says what our runs show. Intervals are not corrected
-for the number of claims, and the claims of one table share their runs.
+0 and excludes half the published gain; above 0 and below half the published gain it confirms the order alone. The last
+column says where the published gain lies outside the interval, and what our runs show of claims that are not decided.
+Intervals are not corrected for the number of claims, and the claims of one table share their runs.
 
 *Ours*: the mean figure of the first method, then of the other, which is named in brackets (of several others the best);
 ≥: some run ended before the target. *Gain*: by how much the claim holds, positive where it does. *Left out*: clients'
 updates, where they were counted. *Cost*: what each of the two sent or kept, where the figure is no cost itself.
 `python recipes/reproduction.py` writes this page from the files of results; nothing runs.
 
-**{old} of the {files} files of results below were made before {day}, with other defaults than today's.** Changed since
-then, with the recipes concerned:
+Defaults that changed on 2026-11-22, with the recipes of which some results are older (every section below has its
+date):
 """
 
 
 def day(results: Mapping[str, Any]) -> str:
     """When a file's runs were made, by its own note; empty where it has none.
 
-    >>> day({"machine": "2 cores, 2026-11-20 and 21."})
-    '2026-11-20'
+    >>> day({"machine": "2 cores, 2026-11-20 and 21; type 2 2026-11-19."})
+    '2026-11-20 and 21; 2026-11-19'
     """
-    found = re.findall(r"\d{4}-\d\d-\d\d", str(results.get("machine", "")))
-    return found[-1] if found else ""
+    return "; ".join(re.findall(r"\d{4}-\d\d-\d\d(?: (?:to|and) \d\d)?", str(results.get("machine", ""))))
 
 
 def line(claim: Claim, found: Evidence) -> list[str]:
@@ -109,8 +108,7 @@ def page() -> str:
     rows = [[anchor(RESULTS[file].title), *(str(n or "") for n in counts(found))] for file, found in judged.items()]
     total = counts(pair for found in judged.values() for pair in found)
     overview = table(OVERVIEW, [*rows, ["**all**", *map(str, total)]])
-    old = sum(day(contents[file]) < DEFAULTS for file in RESULTS)
-    facts = {"seeds": SEEDS, "target_seeds": TARGET_SEEDS, "day": DEFAULTS, "old": old, "files": len(RESULTS)}
+    facts = {"seeds": SEEDS, "target_seeds": TARGET_SEEDS}
     facts |= {"holds": total[4], "contrary": total[5], "overview": overview}
     text = [HEAD.format(count=count.total(), shares=shares, **facts)]
     text += [*(f"- {change}" for change in CHANGED), "", "Not run at all, or not at the published scale:", ""]
