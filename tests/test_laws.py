@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers.federations import SIZES, classes
 from helpers.networks import headless, tanh_net
+from helpers.rounds import round_info
 from helpers.runs import assert_same_state, experiment, go, leaves, theta
 
 from fedloom.core.errors import ConfigError
@@ -119,7 +120,7 @@ def test_fedexp_goes_further_when_updates_disagree() -> None:
 def test_fedexp_without_eps_survives_a_round_in_which_nothing_moved() -> None:
     nothing = torch.zeros(3)
     for squares in (0.0, 1.0):  # nobody moved, or all moves cancelled
-        _, step = Extrapolated(eps=0.0).step({}, nothing, {"squares": torch.tensor(squares)}, None)  # type: ignore[arg-type]
+        _, step = Extrapolated(eps=0.0).step({}, nothing, {"squares": torch.tensor(squares)}, round_info([1]))
         assert torch.equal(step, nothing)
 
 

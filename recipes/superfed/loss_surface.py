@@ -19,10 +19,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedloom.core.errors import ConfigError
-from fedloom.core.layout import Layout
+from fedloom.core.layout import Layout, call
 
 Loss = Callable[[Tensor], Tensor]  # model [P] -> loss []
 
@@ -175,7 +174,7 @@ def cross_entropy(module: nn.Module, layout: Layout, x: Tensor, y: Tensor, buffe
     kept = layout.read(module)[1] if buffers is None else buffers
 
     def loss(theta: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(module, layout.named(theta, kept), (x,)), y)
+        return F.cross_entropy(call(module, layout.named(theta, kept), (x,)), y)
 
     return loss
 

@@ -186,6 +186,12 @@ def test_every_drift_with_every_mixing(chosen: Composition) -> None:
     assert_follows_the_round(chosen)
 
 
+@pytest.mark.parametrize("mixing", ["by_samples", "q_ffl", "norm_bounding"])
+def test_extrapolation_compares_squares_and_step_in_one_scale(mixing: str) -> None:
+    """FedNova's step is another multiple of the mean upload, if clients take different numbers of steps."""
+    assert_follows_the_round(Composition(drift="fednova", server="exp", mixing=mixing))
+
+
 CHOICES = {slot: st.sampled_from([*names]) for slot, names in (SLOTS | {"local": LOCALS}).items()}
 
 

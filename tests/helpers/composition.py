@@ -11,7 +11,9 @@ Written from the papers' algorithms. Every slot is a callback, and the round is 
 What the papers say for an unweighted mean, and what follows from it for any p:
 
 - FedDyn, SCAFFOLD: sums over the cohort divided by all K clients make h and c, whatever p is.
-- FedNova (Wang et al. 2020, eq. 4): Δ = (Σ p_i τ_i) Σ p_i Δ_i/τ_i; p are the objective's weights.
+- FedNova (Wang et al. 2020, eq. 4): Δ = (Σ p_i τ_i) Σ p_i Δ_i/τ_i; p are the objective's weights. What single updates
+  are read from, lengths and directions, is Δ_i τ̄/τ_i with the τ̄ of a client of mean size: displacements, all as long as
+  if clients took equally many steps, so that equal steps change no composition.
 - FedDC (Gao et al. 2022, algorithm 1) aggregates θ_i + h_i, which is what a client uploads: Σ p_i (θ_i + h_i). Where h
   is averaged over all clients there are no p for the absent: Σ p_i θ_i + (1/K) Σ_j h_j, and the second is a correction.
   The gradient term pulls by g_i - g, which must not move the mixture: Σ p_i (g_i - g) = 0, so g = Σ p_i g_i.
@@ -19,7 +21,8 @@ What the papers say for an unweighted mean, and what follows from it for any p:
   form over all clients goes to (1/K) Σ_j z_j whatever p is. Where nothing moves, z_i - x = s∇F_i(x), so that x is
   optimal only as a mean of z with weights that stay the same, and those of a cohort do not; for the same reason a
   server optimiser is given the way to that mean, Δ = x - (1/K) Σ_j z_j, not the mean's last move.
-- FedExP (Jhunjhunwala et al. 2023): Σ p_i‖Δ_i‖², as in the authors' code, against the Δ that is stepped along.
+- FedExP (Jhunjhunwala et al. 2023): Σ p_i‖Δ_i‖², as in the authors' code, against the Δ that is stepped along; with
+  FedNova those Δ_i whose mean it is.
 - Losses F_i are those of the received model, adapted where clients adapt, with a client's private parameters in place.
 """
 
@@ -218,8 +221,9 @@ def trained(world: World, rules: Rules) -> tuple[Vector, Numbers]:
         for i in who:
             task = task_of(world, rules, t, i, lr)
             visit = slots.Visit(
-                i, lr, world.reach(personal.shared(len(task.batches))), theta, world.n[i] / world.n.mean()
-            )
+                i, lr, world.reach(personal.shared(len(task.batches))), theta, world.n[i] / world.n.mean(),
+                world.reach(personal.shared(world.local.steps_for(int(world.n.mean())))),
+            )  # fmt: skip
 
             def along(w: Vector, g: Vector, visit: slots.Visit = visit) -> Vector:
                 return drift.along(visit, w, g + rules.mu * (w - visit.received))
@@ -232,5 +236,5 @@ def trained(world: World, rules: Rules) -> tuple[Vector, Numbers]:
         p = weights / weights.sum()
         delta = mixing.combine(p, who, losses, updates, lr)
         delta = drift.correct(delta, visits, p)
-        theta = theta - server.step(delta, p, updates)
+        theta = theta - server.step(delta, p, updates * drift.stretch(visits, p))
     return theta, personal.own

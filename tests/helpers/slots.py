@@ -14,7 +14,8 @@ from helpers.reference import Vector
 class Visit:
     """One client's work in one round: what it received, where it ended, what it uploads.
 
-    ``steps`` is how many plain steps go as far as its own along a constant gradient: their number, or more.
+    ``steps`` is how many plain steps go as far as its own along a constant gradient: their number, or more; ``usual``
+    are those of a client with the mean number of samples.
     """
 
     client: int
@@ -22,6 +23,7 @@ class Visit:
     steps: float
     received: Vector
     size: float  # n_i over the mean of all clients
+    usual: float = 1.0
     model: Vector = field(default_factory=lambda: np.zeros(0))
     update: Vector = field(default_factory=lambda: np.zeros(0))
 
@@ -50,6 +52,10 @@ class Drift:
 
     def correct(self, delta: Vector, visits: list[Visit], p: Vector) -> Vector:
         return delta
+
+    def stretch(self, visits: list[Visit], p: Vector) -> float:
+        """By how much a step is longer than a mean of what was uploaded."""
+        return 1.0
 
 
 class Scaffold(Drift):
@@ -91,11 +97,16 @@ class FedDynEqual(FedDyn):
 
 
 class FedNova(Drift):
+    """What is uploaded is what the usual number of steps would have made of it, so that equal steps change nothing."""
+
     def end(self, visit: Visit) -> Vector:
-        return (visit.received - visit.model) / visit.steps
+        return (visit.received - visit.model) / visit.steps * visit.usual
 
     def correct(self, delta: Vector, visits: list[Visit], p: Vector) -> Vector:
-        return delta * (p @ [v.steps for v in visits])
+        return delta * self.stretch(visits, p)
+
+    def stretch(self, visits: list[Visit], p: Vector) -> float:
+        return float(p @ [v.steps / v.usual for v in visits])
 
 
 class FedCM(Drift):

@@ -16,7 +16,7 @@ from torch import nn
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.experiment.experiment import Evaluation
-from fedloom.experiment.federated import run
+from fedloom.experiment.federated import FederatedTask, run
 from fedloom.metrics import ece, top_k
 from fedloom.models import models
 
@@ -130,3 +130,22 @@ def test_padding_is_not_counted() -> None:
         right = result.model.eval()(federation.test.x).argmax(-1) == federation.test.y
     kept = right[federation.test.y != 0]
     assert result.history[-1]["global/accuracy"] == pytest.approx(kept.double().mean().item())
+
+
+def test_a_client_of_padding_alone_has_no_loss_and_a_model_that_diverged_has() -> None:
+    federation = text((14, 9), 5, 7, every=True)
+    federation.test.y[14:] = 0
+
+    def model() -> nn.Module:
+        return models.make("stacked_lstm", classes=7, inputs=(5,), embedding=3, hidden=6, positions="every")
+
+    made = experiment(
+        "fedavg", **settings(metrics=("accuracy",), padding=0) | {"federation": federation, "model": model}
+    )
+    result = run(made)
+    with torch.no_grad():
+        out, y = result.model.eval()(federation.test.x[:14]).flatten(0, 1), federation.test.y[:14].flatten()
+    expected = float(nn.functional.cross_entropy(out[y != 0], y[y != 0]))
+    assert result.history[-1]["clients/loss/mean"] == pytest.approx(expected, rel=1e-6)
+    table = {"client": np.arange(2), "n": np.array([14, 9]), "loss": np.array([np.nan, 1.0]), "accuracy": np.ones(2)}
+    assert np.isnan(FederatedTask(made).evaluator.summary(table)["clients/loss/mean"])

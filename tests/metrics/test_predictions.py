@@ -10,8 +10,9 @@ import torch
 from sklearn.metrics import roc_auc_score, top_k_accuracy_score
 
 from fedloom.core.errors import ConfigError
-from fedloom.metrics import Predictions, auroc, direction, ece, mce, predictions, top_k
+from fedloom.metrics import Predictions, auroc, direction, ece, f1, mce, predictions, top_k
 from fedloom.metrics.registry import lookup
+from fedloom.parts.objectives import SquaredError
 
 RANDOM = np.random.default_rng(0)
 
@@ -130,6 +131,45 @@ def test_a_regression_has_a_loss_and_nothing_else() -> None:
     assert found.value("loss") == (0.5 + 4.5) / 2
     assert all(np.isnan(found.value(name)) for name in NAMES)
     assert np.isnan(predictions(NAMES, torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)).value("accuracy"))
+
+
+def test_the_best_class_of_several_equal_ones_is_the_one_that_is_predicted() -> None:
+    """As argmax has it: the first one."""
+    out, y = (
+        torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [2.0, 2.0, 2.0], [0.0, 1.0, 1.0]]),
+        torch.tensor([0, 1, 2, 2]),
+    )
+    found = predictions(["accuracy", "top1", "top2", "top3", "top9"], out, y)
+    assert [found.value(name) for name in ("accuracy", "top1", "top2", "top3", "top9")] == [0.25, 0.25, 0.75, 1.0, 1.0]
+    assert predictions(["top1"], out, torch.tensor([0, -100, -100, 1]), -100).value("top1") == 1.0
+    draw = torch.randint(4, (200, 6), generator=torch.Generator().manual_seed(0)).double()
+    truth = torch.randint(6, (200,), generator=torch.Generator().manual_seed(1))
+    many = predictions(["accuracy", "top1", "top3"], draw, truth)
+    assert many.value("accuracy") == many.value("top1")
+    assert many.value("top3") == top_k(draw, truth, 3)
+
+
+def test_predictions_that_are_nan_are_neither_right_nor_wrong() -> None:
+    names = ["accuracy", "top1", "top2", "f1", "balanced_accuracy"]
+    found = predictions(names, torch.full((4, 3), torch.nan), torch.tensor([0, 0, 0, 1]))
+    assert all(np.isnan(found.value(name)) for name in names)
+    names = ["accuracy", "f1", "exact_match"]
+    found = predictions(names, torch.full((4, 2), torch.nan), torch.zeros(4, 2), declared="truth values")
+    assert all(np.isnan(found.value(name)) for name in names)
+
+
+def test_one_truth_value_has_one_f1_whatever_its_shape() -> None:
+    out, y = torch.tensor([1.0, -1.0, 2.0, -3.0]), torch.tensor([1.0, 1.0, 0.0, 0.0])
+    for targets in (y, y[:, None], y.long()):
+        assert predictions(["f1"], out[:, None], targets, declared="truth values").value("f1") == 0.5
+    assert f1([0.9, 0.2, 0.8, 0.1], [1, 1, 0, 0]) == 0.5
+    assert f1(np.array([[0.9], [0.2], [0.8]]), np.array([[1], [1], [0]])) == 0.5
+
+
+def test_numbers_without_an_axis_for_them() -> None:
+    out, y = torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0])
+    for loss in (None, SquaredError().test_loss):
+        assert predictions(["rmse"], out, y, loss=loss).value("loss") == (0.5 + 4.5) / 2
 
 
 def test_directions() -> None:

@@ -119,8 +119,9 @@ def test_several_seeds_have_a_mean(recipe: Callable[..., Path]) -> None:
     out = recipe("table_1", "--partition", "niid_1", "--only", "FedAvg", "--targets", "skew", "--seeds", 1, 2)
     values = [100 * cells["skew"]["accuracy"] for cells in stored(out, "table_1")["runs"]["niid_1"]["FedAvg"].values()]
     assert len(values) == 2
-    line = f"| FedAvg | {np.mean(values):.2f} ({np.std(values, ddof=1):.2f}) | {values[0]:.2f}, {values[1]:.2f} |"
-    assert line in (out / "table_1.md").read_text()
+    page = (out / "table_1.md").read_text()
+    assert f"| FedAvg | **{np.mean(values):.1f} ± {np.std(values, ddof=1) / 2**0.5:.1f}** | - |" in page
+    assert f"Skew, seed by seed: FedAvg: {values[0]:.1f}, {values[1]:.1f}." in page
 
 
 def test_a_clients_own_model_is_measured_alone(conditions: ModuleType, tmp_path: Path) -> None:

@@ -50,6 +50,15 @@ def test_torch_export(method: Method | str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_neighbours_of_any_number_of_samples(tmp_path: Path) -> None:
+    one = model("knn_per")
+    program = torch.export.load(one.export(tmp_path / "model.pt2", "torch-export")).module()
+    for count in (1, 25, 26, 100):
+        x = torch.randn(count, 4)
+        torch.testing.assert_close(program(x), one.outputs(x))
+
+
+@pytest.mark.slow
 def test_onnx(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")

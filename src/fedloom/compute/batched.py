@@ -11,16 +11,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedloom.compute.cohort import BatchSchedule, CohortNet, Draws, SGDRule, TrainedCohort, train
 from fedloom.compute.cohort.pairs import PairedNet
 from fedloom.compute.cohort.parameters import new_rows
 from fedloom.compute.cohort.pointwise import Dropout
+from fedloom.compute.cohort.trial import trial_reason
 from fedloom.compute.live import Live
 from fedloom.compute.lockstep import Lockstep
 from fedloom.compute.paired import PairedRound, has_paired_rounds
@@ -29,6 +30,7 @@ from fedloom.core.aggregate import EVEN, Fold, even_blocks, fold
 from fedloom.core.client import Broadcast, ClientWork, Result, State, Vectors, load
 from fedloom.core.context import Context
 from fedloom.core.engine import States
+from fedloom.core.layout import call
 from fedloom.core.parts import UPDATE, Part
 from fedloom.core.plan import ClientPlan
 
@@ -36,6 +38,9 @@ LONGEST = 25  # largest block: more clients would not fit into the caches
 MEMORY = 60 << 20  # target size of a block's models and activations, in bytes
 PAIRED = 16 << 20  # the same for pairs of models, all of whose vectors are read in every step
 ON_GPU = 128, 4 << 30  # both on a GPU, where a cohort should be one block, for fewer launches; not yet measured on one
+
+
+_reasons: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], str | None]] = WeakKeyDictionary()  # of trials
 
 
 def reason_against(plan: ClientPlan) -> str | None:
@@ -49,7 +54,16 @@ def reason_against(plan: ClientPlan) -> str | None:
         return "a part calls the model on inputs of its own"
     if plan.has_twin and any(isinstance(layer, nn.Dropout) and layer.p for layer in plan.model.modules()):
         return "two views of every sample pass layers of dropout"
-    return CohortNet.reason(plan.model, outputs_of(plan))
+    return _reason_against_model(plan.model, outputs_of(plan), plan.data.arrays.x)
+
+
+def _reason_against_model(model: nn.Module, outputs: str, inputs: Tensor) -> str | None:
+    """Why a model has no cohort form, found once for a kind of inputs [N, ...]."""
+    known, key = _reasons.setdefault(model, {}), (outputs, inputs.shape[1:], inputs.dtype)
+    if key not in known:
+        buffer = next((name for name, _ in model.named_buffers()), None)
+        known[key] = CohortNet.reason(model, outputs) if buffer else trial_reason(model, outputs, inputs)
+    return known[key]
 
 
 def outputs_of(plan: ClientPlan) -> str:
@@ -307,7 +321,7 @@ class _Module:
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         self.module.train()
-        return functional_call(self.module, self.plan.layout.named(self.row, self.plan.buffers0), inputs, named)
+        return call(self.module, self.plan.layout.named(self.row, self.plan.buffers0), inputs, named)
 
 
 def _numbers(parts: Sequence[tuple[str, Part]], seen: dict[str, Context]) -> tuple[float, float]:

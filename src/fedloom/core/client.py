@@ -8,7 +8,8 @@ on one live module, or for many clients in one batched pass.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -166,6 +167,7 @@ def contexts(
         place: Context(
             down.theta, down.parts.get(place, {}), state.get(place, {}), (local or {}).get(place, {}), size, steps,
             down.lr, down.round, plan.facts, counts, own, client, down.invited, plan.effective_steps(steps),
+            plan.usual_steps,
         )
         for place in plan.method.parts
     }  # fmt: skip
@@ -200,6 +202,15 @@ def load(plan: ClientPlan, down: Broadcast, client: int | None, state: State, at
     at.buffers[buffers:].copy_(private.get("buffers", plan.buffers0[buffers:]))
 
 
+@contextmanager
+def untouched(buffers: Tensor) -> Iterator[None]:
+    """Restore the buffers after forward passes that are no training of the received model, like a second model's."""
+    before = buffers.clone()
+    yield
+    if len(before):
+        buffers.copy_(before)
+
+
 class ClientWork:
     """One client's local work: ``run`` is the generator, ``failed`` turns an exception raised in it into a result."""
 
@@ -225,7 +236,8 @@ class ClientWork:
             self.stage = f"step {number + 1} of {len(batches)}"
             batch = minibatch(plan, batch_rows, client, down.round, number)
             support = minibatch(plan, supports[number], client, down.round, number, "support") if supports else None
-            on_step(plan, seen, client, down.round, number, at.module, batch)
+            with untouched(at.buffers):
+                on_step(plan, seen, client, down.round, number, at.module, batch)
             ask = Request(at.model, batch, support, seen, plan.uses_plain_sgd)
             if plan.has_views:
                 total += yield from self._views(trained, StepInfo(down.round, number, draws[number]), ask, at, layers)
@@ -261,7 +273,9 @@ class ClientWork:
         personal = plan.method.personal
         size, split = plan.layout.size, plan.layout.shared_size
         extra = at.theta[2 * size :] if plan.is_paired else at.theta[:0]
-        for view in personal.views(step, extra, ask.contexts["personal"]):
+        views = personal.views(step, extra, ask.contexts["personal"])
+        own = any(view.shared and view.data for view in views)  # w has passes of its own, whose statistics count
+        for view in views:
             if not isinstance(personal, Paired):
                 grad, value = yield from self._gradient(ask, step.step)
                 assert grad is not None
@@ -273,7 +287,8 @@ class ClientWork:
             pair = SharedPrivate(w, v, extra)
             if view.data:
                 mixed(pair, view.at, at.model, layers)
-                grad, value = yield from self._gradient(ask, step.step)
+                with untouched(at.buffers if own and not view.shared else at.buffers[:0]):
+                    grad, value = yield from self._gradient(ask, step.step)
                 assert grad is not None
                 values.append(value)
             else:

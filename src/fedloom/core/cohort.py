@@ -114,7 +114,7 @@ class Cohort:
         steps = np.array([plan.effective_steps(plan.local.steps_for(int(n))) for n in samples])
         return RoundInfo(
             t, plan.local.rate(t), members, samples, steps, plan.facts, self.server.theta, server_data=server_data,
-            invited=self.report.cohort.tolist(),
+            invited=self.report.cohort.tolist(), usual_steps=plan.usual_steps, normalised=plan.method.drift.normalises,
         )  # fmt: skip
 
     def present(self, down: Broadcast, drop_rate: float) -> np.ndarray:
@@ -202,6 +202,17 @@ class Cohort:
         mass = [float(weights[arrived][level == number].sum()) for number in range(len(totals))]
         index = [one.submodel.param_index for one in plan.levels if one.submodel is not None]
         return mean_over_holders(index, sums, mass, len(self.server.theta)), self.server.buffers, {}
+
+    def held(self, members: np.ndarray, p: np.ndarray) -> Tensor | None:
+        """Mask [P] of the parameters that members with a positive p hold; None if all clients hold all of them."""
+        if not self.plan.has_levels:
+            return None
+        mask = torch.zeros_like(self.server.theta, dtype=torch.bool)
+        for number in np.unique(self.level(members[p > 0])):
+            one = self.plan.levels[number].submodel
+            assert one is not None
+            mask[one.param_index.to(mask.device)] = True
+        return mask
 
     def by_level(self, members: np.ndarray) -> list[tuple[int, np.ndarray]]:
         """The rows of each level's members, for levels that have any."""

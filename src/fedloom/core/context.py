@@ -114,6 +114,7 @@ class Context(NamedTuple):
         invited: numbers of all clients that received the model in this round.
         effective_steps: ‖a‖₁: along a constant gradient g, this round's steps move the model by -η_t·‖a‖₁·g; τ_i
             without momentum.
+        usual_steps: the same of a client with the mean number of samples.
     """
 
     received: Tensor
@@ -130,6 +131,7 @@ class Context(NamedTuple):
     client: int = 0
     invited: Sequence[int] = ()
     effective_steps: float = 1.0
+    usual_steps: float = 1.0
 
 
 NO_ROUND = Context(  # for losses evaluated outside a federated round
@@ -159,6 +161,8 @@ class RoundInfo:
         buffers: the members' buffers after local work [buffers], alongside ``updates``.
         server_data: the server's unlabelled inputs and the model, if a part needs them.
         invited: numbers of all clients that received the model, whether their results arrived or not.
+        usual_steps: ‖a‖₁ of a client with the mean number of samples.
+        normalised: whether clients upload their updates at that number of steps, Δ_i·usual_steps/‖a_i‖₁ (FedNova).
     """
 
     t: int
@@ -175,6 +179,8 @@ class RoundInfo:
     buffers: Sequence[Tensor] = field(default_factory=tuple)
     server_data: ServerData | None = None
     invited: Sequence[int] = ()
+    usual_steps: float = 1.0
+    normalised: bool = False
 
     @classmethod
     def of_cohort(
@@ -200,6 +206,25 @@ class RoundInfo:
             buffers=buffers,
         )
 
+    @property
+    def stretch(self) -> float:
+        """The factor from a mean of the uploaded updates to the server's step: Σ p_i ‖a_i‖₁ / usual_steps, or 1."""
+        if not self.normalised:
+            return 1.0
+        assert self.p is not None
+        return float(self.p @ (self.effective_steps / self.usual_steps))
+
+    def mixture(self) -> Tensor:
+        """Σ p_i θ_i [P], the mixed model before any correction or step of the server."""
+        assert self.mixed is not None
+        assert self.p is not None
+        if not self.normalised:
+            return self.received - self.mixed
+        return torch.from_numpy(self.p).to(self.received) @ self.models()
+
     def models(self) -> Tensor:
-        """The members' models θ_i = θ^t - Δ_i, as uploaded, [|S|, P]."""
-        return torch.stack([self.received - update for update in self.updates])
+        """The members' models θ_i = θ^t - Δ_i, after an uplink's changes, [|S|, P]."""
+        if not self.normalised:
+            return torch.stack([self.received - update for update in self.updates])
+        moved = zip(self.updates, (self.effective_steps / self.usual_steps).tolist(), strict=True)
+        return torch.stack([self.received - update * factor for update, factor in moved])

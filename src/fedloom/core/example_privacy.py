@@ -9,16 +9,20 @@ Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar & Zhang, CCS 2016, algorithm 1.
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.context import NO_ROUND
+from fedloom.core.context import NO_ROUND, Batch, Output
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import UPDATE, Paired
+from fedloom.core.parts import UPDATE, Paired, Term, overrides
 from fedloom.core.plan import ClientPlan
 from fedloom.core.slots import label
 from fedloom.core.views import StepInfo
+
+PROBED, DIFFERENT = 10_000, 16  # samples among which a user's loss is tried, on so many that differ in their targets
 
 
 def noised(plan: ClientPlan, grad: Tensor, batch: int, samples: int, draws: np.random.Generator) -> Tensor:
@@ -78,6 +82,12 @@ def check(plan: ClientPlan) -> None:
             f"{mine} covers one gradient on one mini-batch a step, for which ε is computed, but {label(part)!r} takes "
             "others; of the methods with a second model superfed_mm takes one."
         )
+    for term in method.objective:
+        if term.couples or _couples(plan, term):
+            raise ConfigError(
+                f"{mine} takes the gradient of each sample alone, but objective {label(term)!r} is a function of the "
+                "whole mini-batch; choose a loss that is a mean over samples."
+            )
     for place, part in method.parts.items():
         other, needs = f"{place} {label(part)!r}", part.needs
         reads = [name for name in ("model", "label_counts", "samples", "losses") if getattr(needs, name)]
@@ -86,3 +96,18 @@ def check(plan: ClientPlan) -> None:
         if reads or (sends and not uplink):
             what = f"reads {reads[0]!r}" if reads else f"sends {sends[0]!r}"
             raise ConfigError(f"{other} {what} of the data, which {mine} does not make private.")
+
+
+@torch.no_grad()
+def _couples(plan: ClientPlan, term: Term) -> bool:
+    """Whether a loss of the user's is another one for several samples than the mean of each sample's, by trying it."""
+    if term.stackable or not overrides(term, "loss"):
+        return False
+    known = plan.data.arrays.y[:PROBED].cpu()
+    _, rows = np.unique(known.flatten(1)[:, 0] if known.ndim > 1 else known, return_index=True)  # all different
+    y, x = known[rows[:DIFFERENT]], plan.data.arrays.x[rows[:DIFFERENT]].cpu()
+    like = copy.deepcopy(plan.model).cpu().eval()(x)
+    out = torch.randn(like.shape, dtype=like.dtype, generator=torch.Generator().manual_seed(0))
+    alone = [slice(n, n + 1) for n in range(len(y))]
+    each = [term.loss(Output(out[at]), Batch(x[at], y[at]), NO_ROUND).mean() for at in (slice(None), *alone)]
+    return not torch.isclose(each[0], torch.stack(each[1:]).mean(), rtol=1e-4, atol=1e-6)

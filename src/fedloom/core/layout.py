@@ -6,15 +6,20 @@ second one. A step, a norm, an update or a message is then a single operation on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedloom.core.errors import ConfigError
+
+COUNTER, STATISTICS = "num_batches_tracked", ("running_mean", "running_var")
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,13 @@ class Leaf:
     shape: tuple[int, ...]
     dtype: torch.dtype
     channels_last: bool = False
+
+    @classmethod
+    def of(cls, name: str, value: Tensor) -> Leaf:
+        """The leaf of a tensor; kernels are stored channels-last."""
+        # 1x1 kernels and single channels are the same in both orders: keep the default one.
+        last = value.ndim == 4 and value.shape[1] > 1 and value.shape[2] * value.shape[3] > 1
+        return cls(name, tuple(value.shape), value.dtype, last)
 
     @property
     def size(self) -> int:
@@ -44,8 +56,8 @@ class Layout:
     """Positions of a model's parameters and buffers in flat vectors, shared ones first.
 
     Parameters that do not require gradients are constants of the model: they are neither trained nor sent. So are
-    buffers that are no state, such as the positions of tokens: those that the module does not store, and whole numbers
-    other than the counters of normalisation layers.
+    buffers that are no state, such as the positions of tokens: those that the module does not store, whole numbers
+    other than the counters of normalisation layers, and masks with values that are not finite.
 
     >>> layout = Layout.of(nn.Linear(3, 2), private=lambda name: name == "bias")
     >>> layout.size, layout.shared_size, [leaf.name for leaf in layout.parameters]
@@ -73,10 +85,8 @@ class Layout:
 
         def leaves(named: Mapping[str, Tensor]) -> tuple[Leaf, ...]:
             return tuple(
-                # 1x1 kernels and single channels are the same in both orders: keep the default one.
-                Leaf(n, tuple(t.shape), t.dtype, t.ndim == 4 and t.shape[1] > 1 and t.shape[2] * t.shape[3] > 1)
-                for n, t in sorted(named.items(), key=lambda item: private(item[0]))  # stable: shared first
-            )
+                Leaf.of(*each) for each in sorted(named.items(), key=lambda item: private(item[0]))
+            )  # stable: shared first
 
         parameters, buffers = leaves(trained), leaves(_states(module))
         return cls(
@@ -120,7 +130,7 @@ class Layout:
         return sum(leaf.size for leaf in self.buffers)
 
     def named(self, theta: Tensor, buffers: Tensor) -> dict[str, Tensor]:
-        """Views of θ [P] and the buffers [buffers] under their names in the module, ready for ``functional_call``."""
+        """Views of θ [P] and the buffers [buffers] under their names in the module, ready for ``call``."""
         return _named(self.parameters, theta) | _named(self.buffers, buffers)
 
     def read(self, module: nn.Module) -> tuple[Tensor, Tensor]:
@@ -150,6 +160,34 @@ def _named(leaves: tuple[Leaf, ...], flat: Tensor) -> dict[str, Tensor]:
         return {}
     parts = torch.split(flat, [leaf.size for leaf in leaves])
     return {leaf.name: leaf.view(part) for leaf, part in zip(leaves, parts, strict=True)}
+
+
+_ties: WeakKeyDictionary[nn.Module, dict[str, list[str]]] = WeakKeyDictionary()
+
+
+def call(
+    module: nn.Module, named: Mapping[str, Tensor], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+) -> Any:
+    """A module's output with other tensors in the place of its own, named as in a layout.
+
+    A tensor that several modules own is replaced in all of them, and a module that is registered under several names
+    gets its own tensors back.
+    """
+    others = _ties.get(module)
+    if others is None:
+        others = _ties[module] = _other_names(module)
+    tied = {other: named[name] for name, rest in others.items() if name in named for other in rest}
+    return functional_call(module, {**named, **tied}, tuple(args), dict(kwargs or {}), tie_weights=False)
+
+
+def _other_names(module: nn.Module) -> dict[str, list[str]]:
+    """The further names of tensors that several modules own; every module goes by its first name."""
+    names: dict[int, list[str]] = {}
+    for path, owner in module.named_modules():
+        for name, value in (*owner._parameters.items(), *owner._buffers.items()):
+            if value is not None:
+                names.setdefault(id(value), []).append(f"{path}.{name}" if path else name)
+    return {first: rest for first, *rest in names.values() if rest}
 
 
 class LiveModule:
@@ -188,4 +226,9 @@ def _states(module: nn.Module) -> dict[str, Tensor]:
     """The buffers that training may change and aggregation averages."""
     stored = module.state_dict().keys()
     buffers = {name: buffer for name, buffer in module.named_buffers() if name in stored}
-    return {n: b for n, b in buffers.items() if b.is_floating_point() or n.endswith("num_batches_tracked")}
+    return {n: b for n, b in buffers.items() if (b.is_floating_point() and _finite(n, b)) or n.endswith(COUNTER)}
+
+
+def _finite(name: str, buffer: Tensor) -> bool:
+    """Whether a buffer is finite, or statistics that have diverged; other ones are masks."""
+    return name.endswith(STATISTICS) or bool(torch.isfinite(buffer).all())

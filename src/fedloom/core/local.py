@@ -27,7 +27,7 @@ class Local:
         epochs: E, passes over the client's data (ignored if ``steps`` is given).
         steps: number of mini-batches; the data are repeated as often as needed.
         batch_size: B; an epoch's last batch is smaller when B does not divide n_i. 0 means full batch.
-        lr: η, the learning rate in round 0.
+        lr: η, the learning rate in the first round, t = 0.
         lr_decay: factor on η every ``decay_every`` rounds, in (0, 1].
         decay_every: number of rounds between decays.
         momentum: heavy-ball coefficient; the buffer starts at zero every round.

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from fedloom.core.context import Batch, Context, Forward, Output
+from fedloom.core.layout import call
 from fedloom.core.objective import Net, companions
 from fedloom.core.objective import loss as objective_loss
 from fedloom.core.plan import ClientPlan
@@ -29,7 +29,7 @@ def forward(plan: ClientPlan, net: Net, buffers: Tensor, batches: tuple[Batch, .
         if plan.has_twin:
             twin = next((batch.twin for batch in batches if batch.x is x and batch.twin is not None), x)
         named = {f"model.{name}": value for name, value in plan.layout.named(theta, buffers.clone()).items()}
-        return functional_call(net, named, (x, twin))
+        return call(net, named, (x, twin))
 
     def run(theta: Tensor, x: Tensor) -> Output:
         if torch.is_grad_enabled() or len(x) <= PIECE:
@@ -93,7 +93,7 @@ def gradient(value: Callable[[Tensor], Tensor], theta: Tensor) -> tuple[Tensor, 
 def deployed(plan: ClientPlan, net: Net, theta: Tensor, buffers: Tensor, support: Batch) -> Callable[[Tensor], Tensor]:
     """The model that a client deploys, adapted on all its samples, as a function from inputs [N, ...] to logits [N, C].
 
-    The loss inside the adaptation is that of the objective's first term, on the data alone.
+    The loss inside the adaptation is that of the terms that learn from the data, without regularisers.
     """
     loss = _on_data(plan, theta, support)
     predict, _ = plan.method.adaptation.adapt(forward(plan, net, buffers), theta, support, loss)
@@ -107,8 +107,8 @@ def fitted(plan: ClientPlan, net: Net, theta: Tensor, buffers: Tensor, support: 
 
 
 def _on_data(plan: ClientPlan, theta: Tensor, support: Batch) -> Callable[[Output, Batch], Tensor]:
-    """The loss inside the adaptation of a deployed model: that of the objective's first term."""
-    _, term = plan.method.hooks["loss"][0]
+    """The loss inside the adaptation of a deployed model: the sum of the terms that learn from the data."""
+    terms = plan.method.data_terms
     counts = plan.label_counts(support.y, support.mask) if plan.counts_labels else None
     context = Context(theta[: plan.layout.shared_size], {}, {}, {}, 1.0, 1, plan.local.lr, 0, plan.facts, counts)
 
@@ -116,7 +116,7 @@ def _on_data(plan: ClientPlan, theta: Tensor, support: Batch) -> Callable[[Outpu
         if plan.teacher is not None:
             with torch.no_grad():
                 out = out._replace(teacher=plan.teacher(batch.x))
-        value = term.loss(out, batch, context)
-        return value.mean() if batch.mask is None else (value * batch.mask).sum() / batch.mask.sum()
+        values = [term.loss(out, batch, context) for term in terms]
+        return torch.stack([batch.mean(value) if value.ndim else value for value in values]).sum()
 
     return loss

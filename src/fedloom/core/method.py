@@ -91,6 +91,8 @@ class Method:
                         f"but personal {label(self.personal)!r} shares none."
                     )
 
+        if self.needs("target"):
+            self._check_target()
         declared = {part.targets: (place, part) for place, part in self.parts.items() if part.targets}
         if len(declared) > 1:
             (kind, (one, part)), (other_kind, (other, second)) = list(declared.items())[:2]
@@ -148,6 +150,17 @@ class Method:
                 found += "".join(f"-{part}" for part in gone)
             found += "".join(f"+{part}" for part in come if part != "none")
         return found + "+pooled" * (self.pooled and not base.pooled) + "-pooled" * (base.pooled and not self.pooled)
+
+    def _check_target(self) -> None:
+        """Raise ``ConfigError`` if clients have no models that the server could try on inputs of its own."""
+        mine = f"{self.who_needs('target')} tries the clients' models on unlabelled inputs"
+        if not self.predicts:
+            raise ConfigError(f"{mine}, but method {self.name!r} trains no predictor.")
+        if not self.drift.displaces:
+            raise ConfigError(
+                f"{mine}, but clients with drift {label(self.drift)!r} upload something else; choose one whose updates "
+                "lead to their models, like scaffold or dynamic."
+            )
 
     def _check(self, uplink: Uplink) -> None:
         """Raise ``ConfigError`` if an uplink cannot cover a slice of the method."""
@@ -230,6 +243,13 @@ class Method:
             return sum((v.reshape(len(y), -1).mean(1) if v.ndim else v for v in values), out.new_zeros(()))
 
         return total if terms else None
+
+    @cached_property
+    def data_terms(self) -> tuple[Term, ...]:
+        """The terms that learn from the data, wherever they stand; the first one with a loss if none says so."""
+        losses = [term for _, term in self.hooks["loss"]]
+        found = [term for term in losses if term.learns or type(term).test_loss is not Term.test_loss]
+        return tuple(found or losses[:1])
 
     @cached_property
     def predicts(self) -> bool:

@@ -7,9 +7,9 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedloom.core.context import Batch, Context, Output
+from fedloom.core.layout import call
 from fedloom.core.plan import ClientPlan
 
 
@@ -49,7 +49,14 @@ class Net(nn.Module):
             out = Output(self.model.head(hidden), hidden)  # type: ignore[operator]
         else:
             out = Output(self.model(x))
-        return out if twin is None else out._replace(twin=self.model(twin))
+        return out if twin is None else out._replace(twin=self._second(twin))
+
+    def _second(self, x: Tensor) -> Tensor:
+        """The output on the second view, whose statistics do not count."""
+        if not self.model.training:
+            return self.model(x)
+        kept = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        return call(self.model, kept, (x,))
 
 
 def companions(plan: ClientPlan, net: Net, out: Output, x: Tensor, theta: Tensor, buffers: Tensor) -> Output:
@@ -69,7 +76,7 @@ def _at(plan: ClientPlan, net: Net, x: Tensor, theta: Tensor, buffers: Tensor, s
     """The output at other shared parameters [P]; buffers are copied, so that the call leaves them unchanged."""
     whole = torch.cat([shared, theta.detach()[plan.layout.shared_size :]])
     named = {f"model.{k}": v for k, v in plan.layout.named(whole, buffers.clone()).items()}
-    return functional_call(net, named, (x,))
+    return call(net, named, (x,))
 
 
 def loss(plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, Context]) -> Tensor:

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -36,21 +35,12 @@ from fedloom.core.context import Batch, Context, Facts, Forward, Model, Output, 
 from fedloom.core.local import Local
 from fedloom.core.message import Message, Sent
 from fedloom.core.needs import Needs
+from fedloom.core.reduce import Reduce, Reduced
 from fedloom.core.targets import TargetKind
 from fedloom.core.tree import Tree
 from fedloom.core.views import Pair, RegGrad, StepInfo, View
 
 UPDATE = "update"  # the slot of the update Δ_i [P] in every message
-
-
-class Reduce(Enum):
-    """How the server reduces a slice that every client of the cohort uploads."""
-
-    MIX = "mix"  # Σ p_i x_i with the mixing coefficients p
-    MEAN = "mean"  # (1/|S|) Σ x_i
-    SUM = "sum"  # Σ x_i
-    SHARE = "share"  # (1/K) Σ_{i in S} x_i: the cohort's share of a mean over all K clients
-    ALL = "all"  # every client's slice, stacked [|S|, ...]; the only one that cannot be streamed
 
 
 class ClientEnd(NamedTuple):
@@ -59,13 +49,6 @@ class ClientEnd(NamedTuple):
     state: Tree
     uploads: Tree
     update: Tensor
-
-
-class Reduced(NamedTuple):
-    """A slice reduced over the cohort, at the server, and how it was reduced."""
-
-    value: Tensor
-    how: Reduce
 
 
 Halves = tuple[Tree, Tensor]  # what a server half returns: the part's new state, and the update Δ [P] (or θ [P])
@@ -155,6 +138,8 @@ class Term(Part):
 
     is_cross_entropy: ClassVar[bool] = False  # ``loss`` is the cross entropy of the logits: gradient p - e_y
     stackable: ClassVar[bool] = True  # ``loss`` is per sample, so that padded rows can be masked
+    couples: ClassVar[bool] = False  # ``loss`` of a batch is not the mean of its samples' losses, each on its own
+    learns: ClassVar[bool] = False  # ``loss`` is what the model learns from the data, though it has no ``test_loss``
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         """Return per-sample losses [B], or a scalar [] that does not depend on the rows of the batch."""
@@ -170,7 +155,15 @@ class Term(Part):
 
 @dataclass(frozen=True)
 class Drift(Part):
-    """A correction of client drift; the identity does nothing."""
+    """A correction of client drift; the identity does nothing.
+
+    Attributes:
+        normalises: clients upload Δ_i at the usual number of local steps; see ``RoundInfo.normalised``.
+        displaces: the uploaded updates are displacements θ^t - θ_i, up to that factor.
+    """
+
+    normalises: ClassVar[bool] = False
+    displaces: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -182,6 +175,11 @@ class Personal(Part):
     """
 
     random: ClassVar[bool] = False  # whether local steps draw random numbers
+
+    @property
+    def frozen(self) -> bool:
+        """Whether private parameters stay as they were initialised, which the server then knows."""
+        return False
 
     @property
     def kept(self) -> bool:

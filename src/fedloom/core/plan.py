@@ -103,6 +103,11 @@ class ClientPlan:
                 f"uplink {strict[0]!r} does not cover the batch statistics in buffer {buffers[0].name!r}; choose "
                 "a model without them, like one with group normalisation."
             )
+        if method.needs("target") and self.has_private and not method.personal.frozen:
+            raise ConfigError(
+                f"{method.who_needs('target')} tries the clients' models at the server, but with personal "
+                f"{label(method.personal)!r} a part of them never leaves the clients; share all parameters."
+            )
         makes = "part" in inspect.signature(self.model.forward).parameters
         if method.hooks["loss"] and not method.predicts and not makes:
             raise ConfigError(
@@ -216,6 +221,11 @@ class ClientPlan:
         """‖a‖₁ of the shared parameters in so many local steps, at least 1; see ``Local.effective_steps``."""
         steps = max(self.method.personal.shared_steps(steps), 1)
         return self.local.effective_steps(steps) if self.memory else float(steps)
+
+    @property
+    def usual_steps(self) -> float:
+        """‖a‖₁ of a client with the mean number of samples; that of all clients if theirs are equal."""
+        return self.effective_steps(self.local.steps_for(int(self.population.mean_size)))
 
     @cached_property
     def decay_commutes(self) -> bool:

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedloom.core import tree
 from fedloom.core.client import BUFFERS, FailureKind, Result
@@ -125,10 +127,14 @@ def federated_round(
     for place, part in method.hooks["correct"]:
         states[place], delta = part.correct(states.get(place, {}), delta, uploads.get(place, {}), info)
 
-    # step
+    # step: what no client of the round holds stays, and so does the optimiser's memory of it
+    held = work.held(members[arrived], p)
     for place, part in method.hooks["step"]:
-        states[place], delta = part.step(states.get(place, {}), delta, uploads.get(place, {}), info)
-    theta = server.theta - delta
+        before = states.get(place, {})
+        states[place], delta = part.step(before, delta, uploads.get(place, {}), info)
+        if held is not None:
+            states[place] = {name: _kept(held, value, before.get(name)) for name, value in states[place].items()}
+    theta = _kept(held, server.theta - delta, server.theta)
 
     # refine
     for place, part in method.hooks["refine"]:
@@ -139,6 +145,13 @@ def federated_round(
             f"round {server.round}: the server model is no longer finite; lower the learning rate or clip gradients."
         )
     return Server(theta, buffers, states, server.round + 1), report
+
+
+def _kept(held: Tensor | None, new: Tensor, old: Tensor | None) -> Tensor:
+    """The new values [P] where parameters are held, [P] bool, and the old ones elsewhere; other shapes as they are."""
+    if held is None or new.shape != held.shape:
+        return new
+    return torch.where(held, new, torch.zeros_like(new) if old is None else old)
 
 
 def received_losses(plan: ClientPlan, engine: Engine, server: Server, store: Store, clients: np.ndarray) -> np.ndarray:

@@ -11,10 +11,9 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedloom.core import rng
-from fedloom.core.layout import Layout
+from fedloom.core.layout import Layout, call
 
 CHUNK = 500  # inputs per forward pass, which bounds the views held in memory
 
@@ -61,7 +60,7 @@ class ServerData:
         theta = torch.cat([shared, self.theta0[self.layout.shared_size :].to(shared.device)])
         kept = torch.cat([buffers, self.buffers0[self.layout.shared_buffers :].to(shared.device)])
         named: Mapping[str, Tensor] = self.layout.named(theta, kept)
-        return functional_call(self.model, dict(named), (x,))
+        return call(self.model, named, (x,))
 
     def views(self, x: Tensor, round: int, *counters: int) -> tuple[Tensor, Tensor]:
         """Two random views of inputs [N, ...]; a function of the seed, the round and the counters alone."""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fedloom.core.errors import ConfigError
 from fedloom.core.layout import Layout
 from fedloom.core.method import Method
-from fedloom.core.parts import Adaptation, Part, Submodels, overrides
+from fedloom.core.parts import Adaptation, Drift, Part, Submodels, overrides
 from fedloom.core.slots import label
 
 
@@ -113,6 +113,8 @@ def _why(part: Part, personal: Submodels) -> str:
         return "adapts one network to every client"
     if part.needs.updates or part.needs.target or "update" in part.uploads:
         return "compares all clients' models as vectors of one length"
+    if isinstance(part, Drift) and part.normalises:
+        return "scales all parameters by the steps of the whole cohort"
     if overrides(part, "receive"):
         return "changes sums of one length at the server"
     if part.uploads or part.downloads:

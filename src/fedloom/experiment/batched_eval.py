@@ -14,12 +14,12 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from fedloom.core import meta as adapting
 from fedloom.core.context import Batch
 from fedloom.core.federation import Split
-from fedloom.core.layout import Leaf
+from fedloom.core.layout import Leaf, call
 from fedloom.experiment.loaded import LoadedModel
 from fedloom.metrics import Predictions
 
@@ -168,7 +168,7 @@ def _stacked(
 
     def logits(theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
         mine = _named(layout.parameters, theta, own[0]) | _named(layout.buffers, buffers, own[1])
-        return functional_call(live.module, same | mine, (x,))
+        return call(live.module, same | mine, (x,))
 
     if support is None:
         out = vmap(vmap(logits, in_dims=(0, 0, None)))(theta, buffers, x.to(device))  # [C, count, n, ...]

@@ -69,7 +69,8 @@ class Evaluator(LoadedModel):
     def summary(self, table: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Mean loss and the fairness of every metric in a table of clients (``client``, ``n``, ``loss``, metrics)."""
         tested, n = table["client"], table["n"]
-        record = {f"clients/{self.measurement.loss_name}/mean": float(table["loss"].mean())}
+        loss = table["loss"][self.counted(tested)]
+        record = {f"clients/{self.measurement.loss_name}/mean": float(loss.mean()) if len(loss) else float("nan")}
         groups = {"clients": np.ones(len(tested), dtype=bool)}
         if self.federation.unseen:
             new = tested >= self.federation.seen
@@ -84,6 +85,15 @@ class Evaluator(LoadedModel):
                 figures = fairness.summary(table[metric][of], n[of], direction(metric))
                 record |= {f"{name}/{metric}/{k}": v for k, v in figures.items()}
         return record
+
+    def counted(self, tested: np.ndarray) -> np.ndarray:
+        """Whether each tested client has a label that counts, bool [tested]: not if all its positions are padding."""
+        split, padding = self.federation.held_out, self.settings.padding
+        if padding is None or split.arrays.y.is_floating_point() or not len(split.index.rows):
+            return np.ones(len(tested), dtype=bool)
+        y = split.arrays.y[torch.from_numpy(split.index.rows).to(split.arrays.y.device)]
+        real = (y != padding).reshape(len(y), -1).any(1).cpu().numpy()
+        return np.bincount(split.index.owners, weights=real, minlength=len(split.index))[tested] > 0
 
     def own(self, server: Server, store: Store, tested: np.ndarray) -> Predictions:
         """Predictions of each tested client's model, with its private parameters, on its own test samples.

@@ -22,11 +22,11 @@ from fedloom.core.settings import check_fields
 from fedloom.core.slots import label
 from fedloom.core.targets import NUMBERS, TargetKind
 from fedloom.data.augment import Augmentation, pipeline
+from fedloom.experiment.evaluation_check import EVALUATIONS, check_evaluation
 from fedloom.methods import methods
 from fedloom.metrics import direction, lookup, names
 from fedloom.metrics.fairness import FIGURES
 
-EVALUATIONS = ("global", "clients", "average", "cohort", "train", "received")
 ROUNDS = 100_000_000
 CLIENT_STATE = ("auto", "memory", "disk", "shared")
 
@@ -134,8 +134,7 @@ class Evaluation:
         (('rmse', 'r2'), ('clients',), 'clients/rmse/mean')
 
         Raises:
-            ConfigError: for a metric of other targets, or a mean of models that could only be measured on a common
-                test set.
+            ConfigError: for a metric of other targets.
         """
         usual = targets == NUMBERS and self.metrics == Evaluation.metrics
         metrics = ("rmse", "r2") if usual else self.metrics
@@ -229,7 +228,7 @@ class Experiment:
         for part in self.method.parts.values():
             part.check(self.local)
         self._check_attack()
-        self._check_evaluation()
+        check_evaluation(self.method, self.evaluation)
         if self.augment:
             pipeline(self.augment, self.federation.train.arrays)  # raises if it does not suit the data
         empty = (self.federation.train.index.sizes == 0).nonzero()[0]
@@ -287,43 +286,6 @@ class Experiment:
             raise ConfigError(
                 f"method {self.method.name!r} learns from no teacher; leave teacher= out, "
                 "or add a term that uses one, like method.objective=[cross_entropy,distillation]."
-            )
-
-    def _check_evaluation(self) -> None:
-        """Raise a ``ConfigError`` for an evaluation that does not go with the method."""
-        means, personal = [what for what in ("average", "cohort") if what in self.evaluation.what], self.method.personal
-        if means and isinstance(personal, Submodels) and personal.chosen:
-            raise ConfigError(
-                f"evaluation.what={means[0]} is the mean of one model of each client, but with personal "
-                f"{label(personal)!r} clients train another one in every round; leave it out."
-            )
-        metric = self.evaluation.metric
-        if metric in ("average/accuracy", "cohort/accuracy") and not self.method.adaptation.is_identity:
-            raise ConfigError(
-                f"method {self.method.name!r} adapts models, so that {metric} is measured client by client; "
-                f"take {metric}/mean."
-            )
-        words = {word.removeprefix("train_") for word in metric.split("/")[1:]} if metric != "train/loss" else set()
-        if self.evaluation.target is not None or self.evaluation.patience:
-            if self.method.test_loss is None and "loss" in words:
-                raise ConfigError(
-                    f"the loss of method {self.method.name!r} cannot be computed outside training, so that {metric} is "
-                    f"not measured; take {metric.replace('loss', 'cross_entropy')}."
-                )
-            if self.method.test_loss is not None and words & {"cross_entropy"} - {*self.evaluation.metrics}:
-                raise ConfigError(f"{metric} is not measured; add cross_entropy to evaluation.metrics.")
-        judged = [name for name in EVALUATIONS if name in self.evaluation.what]
-        if not self.method.predicts and judged:
-            raise ConfigError(
-                f"method {self.method.name!r} trains no predictor that evaluation.what={judged[0]} could measure; "
-                "use fedloom synthesize, which evaluates generated samples, or leave evaluation.what empty."
-            )
-        if (judged or self.evaluation.server_average) and not self.method.personal.kept:
-            asked = f"evaluation.what={judged[0]}" if judged else "evaluation.server_average"
-            raise ConfigError(
-                f"clients of method {self.method.name!r} start from a new model in every round, so that {asked} would "
-                "measure an untrained one; set evaluation.what=[] and no server_average (fedloom synthesize evaluates "
-                "the generated samples)."
             )
 
     def _check_objects(self) -> None:

@@ -27,6 +27,7 @@ from fedloom.experiment import atomic, fingerprint, privacy, trainer
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.evaluate import Evaluator
+from fedloom.experiment.evaluation_check import check_means
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.last_models import CohortModels, LastModels
 from fedloom.experiment.rundir import Columns, Kind, RunDirectory, Status, Table
@@ -157,6 +158,7 @@ class FederatedTask(TrainerTask):
         judged = self.plan.layout.shared_size > 0 or self.kind is Kind.SYNTHESIS  # else it is never trained
         common = judged and len(federation.test) > 0
         evaluation = experiment.evaluation.fitted(self.plan.targets or CLASSES, common)
+        check_means(method, evaluation, len(federation.test) > 0)
         self.experiment = experiment = replace(experiment, evaluation=evaluation)
         self.headline = headline(method, evaluation)
         self.server_data = make_server_data(experiment, self.plan, self.federation)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedloom.core import example_privacy, rng
 from fedloom.core.errors import ConfigError, FedLoomError, first_line
@@ -30,7 +31,7 @@ def make_model(factory: Callable[[], nn.Module]) -> nn.Module:
     """The module of a factory.
 
     Raises:
-        ConfigError: if the factory needs arguments, fails, or returns no module.
+        ConfigError: if the factory needs arguments, fails, or returns no module, or one that cannot be trained here.
     """
     try:
         inspect.signature(factory).bind()
@@ -47,7 +48,24 @@ def make_model(factory: Callable[[], nn.Module]) -> nn.Module:
         raise ConfigError(f"the model's function fails with {reason}.") from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model's function returns a {type(model).__name__}; it must return a torch module.")
+    _trainable(model)
     return model
+
+
+def _trainable(model: nn.Module) -> None:
+    """Raise ``ConfigError`` for compiled modules, and for parameters without values."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            which = f"layer {name!r} of the model" if name else "the model"
+            raise ConfigError(f"{which} is compiled by torch.jit; give the module that it was made from.")
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(value):
+            raise ConfigError(
+                f"the model's {name!r} has no shape yet; call the model on a sample before it is returned, or give its "
+                "lazy layers their sizes."
+            )
+        if value.is_meta:
+            raise ConfigError(f"the model's {name!r} is on the meta device, without values; make it on the CPU.")
 
 
 def make_plan(experiment: Experiment, federation: Federation, device: str) -> ClientPlan:
@@ -97,6 +115,8 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
         raise ConfigError(
             f"the model does not take inputs of shape {tuple(sample.shape[1:])}: {first_line(error)}{whole}"
         ) from error
+    if not isinstance(out, Tensor):
+        raise ConfigError(f"the model returns a {type(out).__name__}; return the logits alone.")
     if isinstance(model, Wrapped) or experiment.method.needs("features"):
         wrapped.check(model, sample)
     _levels(plan, sample)

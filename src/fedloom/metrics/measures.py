@@ -159,7 +159,7 @@ def predictions(
 def _usual(kind: TargetKind) -> TestLoss:
     """The loss of targets of a kind, where the objective has none of its own."""
     if kind == NUMBERS:
-        return lambda out, y: 0.5 * (out.flatten(1) - y.reshape(len(y), -1)).square().sum(1)
+        return lambda out, y: 0.5 * (out.reshape(len(out), -1) - y.reshape(len(y), -1)).square().sum(1)
     return lambda out, y: cross_entropy(out, y, kind)
 
 

@@ -20,6 +20,8 @@ def _rows(scores: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.float64], ND
     y = y.reshape(-1) if y.ndim < 2 else y
     if len(s) != len(y):
         raise ConfigError(f"there are {len(s)} rows of scores but {len(y)} labels.")
+    if y.ndim == 2 and y.size == len(y):  # one truth value
+        s, y = s.reshape(len(y)), y.reshape(len(y))
     return s, y
 
 
@@ -82,7 +84,7 @@ def auprc(scores: ArrayLike, labels: ArrayLike) -> float:
 def f1(probabilities: ArrayLike, labels: ArrayLike) -> float:
     """F1 score of class 1, by scikit-learn; with several classes or labels, the unweighted mean over them.
 
-    A class with no sample and no prediction does not count; NaN if that holds for all.
+    A class with no sample and no prediction does not count; NaN if that holds for all, or a probability is NaN.
 
     Args:
         probabilities: of class 1 [n], or of every class [n, C] or label [n, L].
@@ -95,7 +97,7 @@ def f1(probabilities: ArrayLike, labels: ArrayLike) -> float:
     from sklearn.metrics import f1_score
 
     (p, y), average = _rows(probabilities, labels), "macro"
-    if not len(y):
+    if not len(y) or np.isnan(p).any():
         return NAN
     if p.ndim == 1:
         guess, average = p > 0.5, "binary"
@@ -118,7 +120,7 @@ def balanced_accuracy(predicted: ArrayLike, labels: ArrayLike) -> float:
     """
     from sklearn.metrics import recall_score
 
-    if not np.size(labels):
+    if not np.size(labels) or np.isnan(predicted).any():
         return NAN
     present = np.unique(np.asarray(labels))
     return float(recall_score(labels, predicted, labels=present, average="macro"))
@@ -136,6 +138,8 @@ def exact_match(predicted: ArrayLike, labels: ArrayLike) -> float:
         >>> exact_match([[1, 0], [1, 1]], [[1, 0], [1, 0]])
         0.5
     """
+    if np.isnan(predicted).any():
+        return NAN
     same = np.asarray(predicted) == (np.asarray(labels) > 0.5)
     return float(same.reshape(len(same), -1).all(1).mean()) if len(same) else NAN
 

@@ -90,8 +90,8 @@ def metric(
         of: the first argument: ``outputs`` of the model, [n, C], or shaped like the targets for truth values and
             numbers; ``probabilities`` (softmax or sigmoid; with two classes those of class 1, [n], else [n, C] or
             [n, L]); ``scores``, which order samples as probabilities do but have no ties where those round to 0 or 1;
-            ``labels``, the predicted classes or truth values; or ``confidence``: (probability of the prediction [n],
-            whether it is right [n]).
+            ``labels``, the predicted classes or truth values, NaN where outputs are; or ``confidence``: (probability of
+            the prediction [n], whether it is right [n]).
         suits: kinds of targets for which it is defined: ``classes``, ``truth values``, ``numbers``.
 
     Raises:
@@ -180,7 +180,7 @@ def view(of: View, out: Tensor, y: Tensor, kind: TargetKind) -> tuple[Tensor, Te
     if kind == CLASSES:
         two = out.shape[-1] == 2
         if of == "labels":
-            return out.argmax(-1), y
+            return _unless_nan(out, out.argmax(-1), -1), y
         if of == "scores" and two:
             return (out[:, 1] - out[:, 0]).double(), y
         p = out.double().softmax(-1)
@@ -190,15 +190,21 @@ def view(of: View, out: Tensor, y: Tensor, kind: TargetKind) -> tuple[Tensor, Te
     if of == "scores":
         return out.double(), y
     if of == "labels":
-        return (out > 0).long(), y
+        return _unless_nan(out, (out > 0).long()), y
     p = out.double().sigmoid()
     return (torch.maximum(p, 1 - p).flatten(), ((out > 0) == (y > 0.5)).flatten()) if of == "confidence" else (p, y)
 
 
 def _accuracy(out: Tensor, y: Tensor, kind: TargetKind) -> Tensor:
     if kind == CLASSES:
-        return out.argmax(-1) == y
-    return row_means(((out > 0) == (y > 0.5)).double())
+        return _unless_nan(out, out.argmax(-1) == y, -1)
+    return row_means(_unless_nan(out, ((out > 0) == (y > 0.5)).double()))
+
+
+def _unless_nan(out: Tensor, values: Tensor, dim: int | None = None) -> Tensor:
+    """Values of predictions, NaN where the outputs are; ``dim`` is the axis of outputs that belong to one value."""
+    bad = out.isnan() if dim is None else out.isnan().any(dim)
+    return values.double().masked_fill(bad, torch.nan) if bad.any() else values
 
 
 def cross_entropy(out: Tensor, y: Tensor, kind: TargetKind) -> Tensor:
@@ -210,7 +216,11 @@ def cross_entropy(out: Tensor, y: Tensor, kind: TargetKind) -> Tensor:
 
 
 def _top(out: Tensor, y: Tensor, k: int) -> Tensor:
-    return (out.topk(min(k, out.shape[-1]), -1).indices == y[..., None]).any(-1)
+    """Whether fewer than k classes are better: have a larger output, or an equal one and a lower number."""
+    at = y.clamp(0, out.shape[-1] - 1)[..., None]  # padding is no class
+    own, numbers = out.gather(-1, at), torch.arange(out.shape[-1], device=out.device)
+    better = (out > own) | ((out == own) & (numbers < at))
+    return _unless_nan(out, (better.sum(-1) < k) & (at[..., 0] == y), -1)
 
 
 def _errors(power: int) -> Callable[[Tensor, Tensor, TargetKind], Tensor]:

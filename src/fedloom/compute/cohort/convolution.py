@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedloom.compute.cohort.layers import CohortLayer, Lookup, Unsupported, cohort_layer
+from fedloom.compute.cohort.layers import CohortLayer, Lookup, Unsupported, cohort_layer, required
 from fedloom.compute.cohort.parameters import Parameter
 
 aten = torch.ops.aten
@@ -24,8 +24,7 @@ def convolution(module: nn.Conv1d | nn.Conv2d, lookup: Lookup) -> CohortLayer:
     """The cohort layer of a convolution."""
     if module.padding_mode != "zeros" or isinstance(module.padding, str):
         raise Unsupported("convolutions with padding other than a number of zeros")
-    weight = lookup("weight")
-    assert weight is not None
+    weight = required(lookup, "weight")
     settings = (list(module.stride), list(module.padding), list(module.dilation))
     return Convolution(weight, lookup("bias"), *settings, groups=module.groups)
 

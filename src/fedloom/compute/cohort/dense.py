@@ -5,15 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedloom.compute.cohort.layers import CohortLayer, Lookup, Unsupported, cohort_layer
+from fedloom.compute.cohort.layers import CohortLayer, Lookup, Unsupported, cohort_layer, required
 from fedloom.compute.cohort.parameters import Parameter
 
 
 @cohort_layer(nn.Linear)
 def linear(module: nn.Linear, lookup: Lookup) -> CohortLayer:
     """The cohort layer of ``nn.Linear``."""
-    weight = lookup("weight")
-    assert weight is not None
+    weight = required(lookup, "weight")
     return Linear(weight, lookup("bias"))
 
 
@@ -54,8 +53,7 @@ def embedding(module: nn.Embedding, lookup: Lookup) -> CohortLayer:
     """The cohort layer of ``nn.Embedding``."""
     if module.max_norm is not None or module.sparse or module.scale_grad_by_freq or module.padding_idx is not None:
         raise Unsupported("embeddings with max_norm, sparse, scale_grad_by_freq or padding_idx")
-    weight = lookup("weight")
-    assert weight is not None
+    weight = required(lookup, "weight")
     return Embedding(weight)
 
 

@@ -56,6 +56,15 @@ class CohortLayer(ABC):
 Lookup = Callable[[str], Parameter | None]
 """Maps a name within the layer's module to the cohort's parameter, or None if the module has none."""
 
+
+def required(lookup: Lookup, name: str) -> Parameter:
+    """A parameter that a layer cannot do without."""
+    found = lookup(name)
+    if found is None:
+        raise Unsupported(f"it has no {name} of its own")
+    return found
+
+
 Factory = Callable[[Any, Lookup], CohortLayer]
 
 _factories: dict[type[nn.Module], Factory] = {}

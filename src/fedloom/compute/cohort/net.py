@@ -117,9 +117,13 @@ class CohortNet:
         """Compute the gradients of all parameters from those of the outputs [c, B, ...].
 
         They are written to ``grad``, or applied immediately after ``descend``. None stands for an output without a
-        loss: parameters that only this output depends on are left unchanged.
+        loss: parameters that only this output depends on are left unchanged. Gradients of parameters that no layer uses
+        are written as zeros, since the receiver of the last ones may have overwritten them.
         """
         program = program or self.program
+        for parameter in self.idle:
+            if parameter.rule is None and parameter.grad is not None:
+                parameter.grad.zero_()
         values: list[Tensor | None] = [None] * program.values
         for number, grad in zip(program.outputs, grads, strict=True):
             _collect(values, number, grad)

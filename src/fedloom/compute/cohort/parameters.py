@@ -166,7 +166,8 @@ def parameters(
     found = {leaf.name: Parameter(leaf, value, grad, operand_dtype) for leaf, value, grad in pieces}
     for name, constant in model.named_parameters():
         if name not in found:
-            leaf = Leaf(name, tuple(constant.shape), constant.dtype)
-            flat = constant.detach().reshape(1, -1).to(theta).expand(len(theta), -1)
+            leaf, value = Leaf.of(name, constant), constant.detach()
+            stored = value.permute(0, 2, 3, 1) if leaf.channels_last else value
+            flat = stored.reshape(1, -1).to(theta).expand(len(theta), -1)
             found[name] = Parameter(leaf, flat, None, operand_dtype)
     return found

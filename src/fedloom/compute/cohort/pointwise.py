@@ -103,13 +103,30 @@ class Identity(CohortLayer):
 
 
 class Add(CohortLayer):
-    """The sum of two values of the same shape, as in a residual connection."""
+    """The sum of two values, as in a residual connection; axes of length one are repeated."""
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        if x.ndim != y.ndim:
+            raise Unsupported("the model's forward pass adds values with different numbers of axes")
+        self.shapes = x.shape, y.shape
         return x + y
 
     def backward(self, grad: Tensor) -> tuple[Tensor, Tensor]:
-        return grad, grad
+        one, other = (grad if grad.shape == shape else grad.sum_to_size(shape) for shape in self.shapes)
+        return one, other
+
+
+class Divide(CohortLayer):
+    """A value divided by a constant."""
+
+    def __init__(self, divisor: float) -> None:
+        self.divisor = divisor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / self.divisor
+
+    def backward(self, grad: Tensor) -> tuple[Tensor]:
+        return (grad / self.divisor,)
 
 
 class Flatten(CohortLayer):
@@ -151,11 +168,11 @@ class Mean(CohortLayer):
     """The mean over one axis of a sample's value, counted from 1 as in ``Flatten``."""
 
     def __init__(self, axis: int, keepdim: bool = False) -> None:
-        if axis == 0:
-            raise Unsupported("a mean over the samples of a batch")
         self.axis, self.keepdim = axis if axis < 0 else axis + 1, keepdim
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.axis % x.ndim < 2:
+            raise Unsupported("the model's forward pass takes a mean over the samples of a batch")
         self.shape = x.shape
         return x.mean(self.axis, self.keepdim)
 
@@ -232,5 +249,5 @@ def pad(module: nn.ConstantPad1d, lookup: Lookup) -> CohortLayer:
 
 @cohort_layer(nn.Dropout)
 def dropout(module: nn.Dropout, lookup: Lookup) -> CohortLayer:
-    """The cohort layer of ``nn.Dropout``."""
-    return Dropout(module.p)
+    """The cohort layer of ``nn.Dropout``; a model may keep it off while training."""
+    return Dropout(module.p) if module.training else Identity()

@@ -29,19 +29,18 @@ def max_pool(module: nn.MaxPool1d | nn.MaxPool2d, lookup: Lookup) -> CohortLayer
     )
     if dimensions == 1:
         window[0] = stride[0] = dilation[0] = 1
-    return MaxPool(window, stride, padding, dilation, module.ceil_mode)
+    return MaxPool(window, stride, padding, dilation, module.ceil_mode, signal=dimensions == 1)
 
 
 class MaxPool(CohortLayer):
-    """The maximum over windows of images [c, B, channels, height, width] or signals [c, B, channels, length]."""
+    """The maximum over windows of images [c, B, (channels,) height, width], or signals [c, B, (channels,) length]."""
 
     def __init__(
-        self, window: list[int], stride: list[int], padding: list[int], dilation: list[int], ceil: bool
+        self, window: list[int], stride: list[int], padding: list[int], dilation: list[int], ceil: bool, signal: bool
     ) -> None:
-        self.settings = (window, stride, padding, dilation, ceil)
+        self.settings, self.signal = (window, stride, padding, dilation, ceil), signal
 
     def forward(self, x: Tensor) -> Tensor:
-        self.signal = x.ndim == 4
         self.x = images(x[..., None, :] if self.signal else x)
         y, self.at = aten.max_pool2d_with_indices(self.x, *self.settings)
         y = clients(y, len(x))

@@ -14,8 +14,9 @@ from torch import Tensor, fx, nn
 
 from fedloom.compute.cohort.layers import CohortLayer, Lookup, Unsupported, factory_of
 from fedloom.compute.cohort.parameters import Parameter
-from fedloom.compute.cohort.pointwise import Add, Flatten, Identity, Mean, ReLU, Sigmoid, Tanh
+from fedloom.compute.cohort.pointwise import Add, Divide, Flatten, Identity, Mean, ReLU, Sigmoid, Tanh
 from fedloom.compute.cohort.pool import MaxPool
+from fedloom.compute.cohort.purity import divisor, observed, refuse_overwriting
 
 Outputs = str
 """What a network returns: ``logits``, ``features`` (logits and features) or ``ends`` (logits at all exits)."""
@@ -46,7 +47,7 @@ class Program:
     outputs: tuple[int, ...]
 
 
-class _Outputs(nn.Module):
+class ChosenOutputs(nn.Module):
     """A module that returns the chosen outputs of a model as one tuple."""
 
     def __init__(self, model: nn.Module, outputs: Outputs) -> None:
@@ -62,13 +63,33 @@ class _Outputs(nn.Module):
         return (self.model(x),)
 
 
+class _Value(fx.Proxy):
+    """A value whose ``+=`` is traced as such: it overwrites the value, under all of its names."""
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
+
+
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return factory_of(m) is not None or super().is_leaf_module(m, module_qualified_name)
+        if factory_of(m) is not None:
+            return True
+        divisor(m)  # refuses hooks
+        return super().is_leaf_module(m, module_qualified_name)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Value(node, self)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        if not torch.is_grad_enabled():
+            raise Unsupported("part of the model's forward pass is without gradients")
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            raise Unsupported("part of the model's forward pass is under autocast")
+        return super().create_node(*args, **kwargs)
 
 
 def trace(model: nn.Module, known: Mapping[str, Parameter], outputs: Outputs = "logits") -> Program:
-    """The cohort layers that compute what ``model`` computes.
+    """The cohort layers that compute what ``model`` computes while it is trained.
 
     Args:
         model: the module of one client.
@@ -78,19 +99,30 @@ def trace(model: nn.Module, known: Mapping[str, Parameter], outputs: Outputs = "
     Raises:
         Unsupported: if some operation of the model has no cohort form.
     """
-    wrapped = _Outputs(model, outputs)
-    try:
-        graph = _Tracer().trace(wrapped)
-    except Unsupported:
-        raise
-    except Exception as error:
-        raise Unsupported(
-            f"the model's forward pass cannot be traced ({(str(error).splitlines() or [''])[0]})"
-        ) from error
-    for node in reversed(graph.nodes):
-        if not node.users and node.op not in ("placeholder", "output"):
-            graph.erase_node(node)
-    return _Compiler(wrapped, known).program(graph)
+    wrapped = ChosenOutputs(model, outputs)
+    with observed(wrapped):
+        try:
+            with torch.enable_grad():
+                graph = _Tracer().trace(wrapped)
+        except Unsupported:
+            raise
+        except Exception as error:
+            raise Unsupported(
+                f"the model's forward pass cannot be traced ({(str(error).splitlines() or [''])[0]})"
+            ) from error
+        refuse_overwriting(graph, wrapped)
+        for node in reversed(graph.nodes):
+            if not node.users and node.op not in ("placeholder", "output"):
+                _refuse_lost_draws(node, wrapped)
+                graph.erase_node(node)
+        return _Compiler(wrapped, known).program(graph)
+
+
+def _refuse_lost_draws(node: fx.Node, root: nn.Module) -> None:
+    """Raise ``Unsupported`` if a node whose value nobody reads draws random numbers."""
+    module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
+    if isinstance(module, nn.Dropout) and module.training and module.p:
+        raise Unsupported("the model's forward pass does not read what a layer of dropout returns")
 
 
 class _Compiler:
@@ -100,6 +132,7 @@ class _Compiler:
         self.wrapped, self.known = wrapped, known
         self.steps: list[LayerCall] = []
         self.number: dict[fx.Node, int] = {}
+        self.values = 0
         self.seen: set[str] = set()
 
     def program(self, graph: fx.Graph) -> Program:
@@ -111,17 +144,26 @@ class _Compiler:
             elif node.op == "output":
                 outputs = tuple(self.number[each] for each in node.args[0])
             else:
-                layer = self._layer(node)
-                inputs = tuple(self.number[each] for each in node.all_input_nodes)
-                name = str(node.target).removeprefix("model.") if node.op == "call_module" else ""
-                self.steps.append(LayerCall(layer, inputs, self._number(node), name))
-        program = _pooled_first(Program(tuple(self.steps), len(self.number), outputs))
+                self._call(node)
+        program = _pooled_first(Program(tuple(self.steps), self.values, outputs))
         _allow_in_place(program)
         _skip_input_gradients(program)
         return program
 
+    def _call(self, node: fx.Node) -> None:
+        """Add the layers of a node: its own, and the one that stands for its hooks."""
+        layer = self._layer(node)
+        inputs = tuple(self.number[each] for each in node.all_input_nodes)
+        name = str(node.target).removeprefix("model.") if node.op == "call_module" else ""
+        self.steps.append(LayerCall(layer, inputs, self._number(node), name))
+        share = divisor(self.wrapped.get_submodule(str(node.target))) if node.op == "call_module" else None
+        if share is not None:
+            inputs = (self.number[node],)
+            self.steps.append(LayerCall(Divide(share), inputs, self._number(node)))
+
     def _number(self, node: fx.Node) -> int:
-        self.number[node] = len(self.number)
+        """A new number for the value of a node."""
+        self.number[node], self.values = self.values, self.values + 1
         return self.number[node]
 
     def _layer(self, node: fx.Node) -> CohortLayer:
@@ -143,6 +185,9 @@ class _Compiler:
         if name in self.seen and any(True for _ in module.parameters()):
             raise Unsupported(f"layer {name!r} is used twice in a forward pass")
         self.seen.add(name)
+        for own, _ in module.named_parameters(remove_duplicate=False):
+            if self._lookup(name)(own) is None:
+                raise Unsupported(f"the {own} of layer {name!r} is a parameter of another layer, too")
         try:
             return make(module, self._lookup(name))
         except Unsupported as error:
@@ -198,7 +243,7 @@ def _settings(node: fx.Node, *defaults: tuple[str, Any]) -> list[Any]:
 
 
 def _add(node: fx.Node) -> CohortLayer:
-    if len(node.all_input_nodes) != 2 or node.kwargs:
+    if len(node.all_input_nodes) != 2 or len(node.args) != 2 or node.kwargs:
         raise Unsupported("the model's forward pass adds something other than two values")
     return Add()
 
@@ -215,14 +260,20 @@ def _mean(node: fx.Node) -> CohortLayer:
 
 
 def _always(layer: Callable[[], CohortLayer]) -> Callable[[fx.Node], CohortLayer]:
-    return lambda node: layer()
+    def make(node: fx.Node) -> CohortLayer:
+        if node.kwargs.keys() - {"input", "inplace", "memory_format"}:
+            raise Unsupported(f"the model's forward pass calls {node.name!r} with settings that have no batched form")
+        return layer()
+
+    return make
 
 
 _FUNCTIONS: dict[Any, Callable[[fx.Node], CohortLayer]] = {
-    operator.add: _add, torch.add: _add,
+    operator.add: _add, operator.iadd: _add, torch.add: _add,
     torch.flatten: _flatten, "flatten": _flatten,
     "mean": _mean, torch.mean: _mean,
     torch.relu: _always(ReLU), F.relu: _always(ReLU), "relu": _always(ReLU),
+    torch.relu_: _always(ReLU), "relu_": _always(ReLU),
     torch.tanh: _always(Tanh), F.tanh: _always(Tanh), "tanh": _always(Tanh),
     torch.sigmoid: _always(Sigmoid), "sigmoid": _always(Sigmoid),
     "contiguous": _always(Identity),

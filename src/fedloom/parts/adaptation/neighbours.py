@@ -14,6 +14,8 @@ from fedloom.core.parts import Adaptation, Needs
 from fedloom.core.slots import adaptations
 from fedloom.core.targets import CLASSES
 
+EXACT = "donot_use_mm_for_euclid_dist"  # the other modes depend on the number of samples, which exports leave open
+
 
 @adaptations.register(name="neighbours")
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Neighbours(Adaptation):
 
         def predict(x: Tensor) -> Output:
             out = forward(theta, x)
-            far = torch.cdist(_features(out), memory)  # [N, n]
+            far = torch.cdist(_features(out), memory, compute_mode=EXACT)  # [N, n]
             if support.mask is not None:
                 far = torch.where(support.mask > 0, far, torch.inf)
             nearest, who = far.topk(min(self.k, far.shape[1]), dim=1, largest=False)

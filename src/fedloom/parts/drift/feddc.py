@@ -82,6 +82,11 @@ class FedDCDrift(Drift):
         return Needs(shared=True, sgd=self.gradient)
 
     @property
+    def displaces(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Unless θ_i + h_i is uploaded."""
+        return not self.decouple or self.average_over_all
+
+    @property
     def uploads(self) -> Mapping[str, Reduce]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """c_i⁺ - c_i or g_i, unless the update itself is g_i; Σ Δ_i / K if the mean of all h_i is tracked."""
         controls = self.gradient and self.control

@@ -15,26 +15,27 @@ from fedloom.core.tree import Tree
 @drifts.register(name="normalized")
 @dataclass(frozen=True)
 class FedNovaDrift(Drift):
-    """Clients upload Δ_i/‖a_i‖₁, their update per local step; the server takes τ_eff = Σ p_i ‖a_i‖₁ such steps.
+    """Clients upload their update at τ̄ local steps, τ̄Δ_i/‖a_i‖₁; the server takes τ_eff = Σ p_i ‖a_i‖₁ steps for τ̄.
 
-    Δ = (Σ p_i ‖a_i‖₁) Σ p_i Δ_i/‖a_i‖₁, where ‖a_i‖₁ is the number of local steps τ_i, or with local momentum β
-    [τ_i - β(1 - β^τ_i)/(1 - β)]/(1 - β). This removes the objective inconsistency by which clients with more local
-    steps pull the solution towards their own; with equal τ_i it is FedAvg. Wang et al., NeurIPS 2020, eq. (6); with
-    clipping or a proximal term it is an approximation. With a constant learning rate η it converges to within O(η) of
-    the minimiser, whereas FedAvg's bias does not vanish with η.
+    Δ = (τ_eff/τ̄) Σ p_i τ̄Δ_i/‖a_i‖₁, where ‖a_i‖₁ is the number of local steps τ_i, or with local momentum β
+    [τ_i - β(1 - β^τ_i)/(1 - β)]/(1 - β). τ̄, that of a client with the mean number of samples, cancels; it gives what is
+    uploaded the length of an update, for parts that read, clip or compress single ones. This removes the objective
+    inconsistency by which clients with more local steps pull the solution towards their own; with equal τ_i it changes
+    no method. Wang et al., NeurIPS 2020, eq. (6); with clipping or a proximal term it is an approximation. With a
+    constant learning rate η it converges to within O(η) of the minimiser, whereas FedAvg's bias does not vanish with η.
     """
 
     needs = Needs(shared=True, sgd=True)
+    normalises = True
     citation = """@inproceedings{wang2020fednova,
   title={Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization},
   author={Wang, Jianyu and Liu, Qinghua and Liang, Hao and Joshi, Gauri and Poor, H. Vincent},
   booktitle={Advances in Neural Information Processing Systems}, year={2020}}"""
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
-        """Δ_i/‖a_i‖₁."""
-        return ClientEnd({}, {}, update / ctx.effective_steps)
+        """τ̄Δ_i/‖a_i‖₁."""
+        return ClientEnd({}, {}, update * (ctx.usual_steps / ctx.effective_steps))
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        """Σ p_i ‖a_i‖₁ times the mixed update; the server knows every ‖a_i‖₁."""
-        assert info.p is not None
-        return state, float(info.p @ info.effective_steps) * update
+        """Σ p_i ‖a_i‖₁/τ̄ times the mixed update; the server knows every ‖a_i‖₁."""
+        return state, info.stretch * update

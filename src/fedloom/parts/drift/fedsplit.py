@@ -50,6 +50,7 @@ class FedSplitDrift(Drift):
     uploads = {"new": Reduce.SHARE, "update": Reduce.SHARE}  # noqa: RUF012
     downloads = ("start",)
     affine = True
+    displaces = False
     citation = """@inproceedings{pathak2020fedsplit,
   title={{FedSplit}: An Algorithmic Framework for Fast Federated Optimization},
   author={Pathak, Reese and Wainwright, Martin J.},
@@ -70,7 +71,7 @@ class FedSplitDrift(Drift):
 
     def begin(self, ctx: Context) -> Tree:
         """-(2x - z_i)/s, constant over the local steps."""
-        return {"pull": (self._z(ctx) - 2 * ctx.received) / self.s}
+        return {"pull": (self._z(ctx) - 2 * ctx.received) * (1 / self.s)}
 
     def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
         """g + (u - (2x - z_i))/s."""

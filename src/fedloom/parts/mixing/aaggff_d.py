@@ -98,10 +98,11 @@ class AAggFFD(Mixing):
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """One step of follow-the-regularised-leader on this round's responses, restricted to the cohort."""
         assert info.losses is not None
+        losses = responses.nonnegative("aaggff_d", info.losses)
         k, members = info.facts.clients, info.cohort
         share = len(members) / k
         high = self.c2 or max(share, 2 * self.c1)
-        r = responses.respond(info.losses, self.cdf, self.scale, self.shape, self.c1, high)
+        r = responses.respond(losses, self.cdf, self.scale, self.shape, self.c1, high)
         mean = r.mean()
         total = state["total"].cpu().numpy().copy() if state else np.zeros(k)
         rounds = int(state["rounds"]) + 1 if state else 1

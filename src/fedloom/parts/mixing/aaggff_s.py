@@ -77,13 +77,14 @@ class AAggFFS(Mixing):
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """The online Newton step for this round's responses."""
         assert info.losses is not None
+        losses = responses.nonnegative("aaggff_s", info.losses)
         k = info.facts.clients
         high, alpha, beta = self.constants(k)
         known = {name: value.cpu().numpy() for name, value in state.items()}
         first = by_samples(info.samples, info.cohort, k) if self.prior == "samples" else np.full(k, 1 / k)
         first = known.get("first", first)
         p = known.get("p", first)
-        found = responses.respond(info.losses, self.cdf, self.scale, self.shape, self.c1, high)
+        found = responses.respond(losses, self.cdf, self.scale, self.shape, self.c1, high)
         r = np.full(k, found.mean())
         r[info.cohort] = found
         g = growth_gradient(p, r)

@@ -56,7 +56,7 @@ class QFFL(Mixing):
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """One exponentiated step from n_i/n with response q log F; p_i/F_i is kept for ``combine``."""
         assert info.losses is not None
-        losses = np.maximum(info.losses, SMALLEST)
+        losses = np.maximum(responses.nonnegative("q_ffl", info.losses) if self.q else info.losses, SMALLEST)
         p = exponentiated(info.samples.astype(np.float64), self.q * np.log(losses))
         return {"ratios": torch.from_numpy(p / losses)}, p
 

@@ -8,7 +8,7 @@ from importlib import import_module
 import numpy as np
 
 from fedloom.core.checks import one_of
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.parts import Needs
 from fedloom.parts.mixing.simplex import Vector
 
@@ -83,6 +83,20 @@ def transformed(x: Vector, cdf: str, scale: float = 1.0, shape: float = 0.0) -> 
     """
     with np.errstate(divide="ignore", over="ignore"):
         return CDFS[cdf](x, scale, shape or SHAPES.get(cdf, 1.0))
+
+
+def nonnegative(policy: str, losses: Vector) -> Vector:
+    """The losses F_i [n], if they are what a policy of ratios or powers of losses is defined for.
+
+    Raises:
+        ClientError: if one is negative.
+    """
+    if (losses < 0).any():
+        raise ClientError(
+            f"mixing {policy!r} weights clients by losses of at least 0, but one is {losses.min():.3g}; choose an "
+            "objective that is never negative, like cross_entropy, or another mixing."
+        )
+    return losses
 
 
 def respond(losses: Vector, cdf: str, scale: float, shape: float, low: float, high: float) -> Vector:

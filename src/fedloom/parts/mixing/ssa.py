@@ -15,9 +15,10 @@ from torch.nn.functional import cosine_similarity
 from fedloom.core.checks import at_least
 from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Mixing, Needs
+from fedloom.core.parts import Halves, Mixing, Needs
 from fedloom.core.server_data import usable, view_logits
 from fedloom.core.slots import mixings
+from fedloom.core.targets import CLASSES
 from fedloom.core.tree import Tree
 
 CITATION = """@misc{fedssa, title={Customizing Global Model for Arbitrary Target Distributions in Federated Learning},
@@ -67,7 +68,8 @@ class SelfSupervised(Mixing):
     so there is no state and rounds are independent. The networks are evaluated on 2 · ``draws`` views, whatever the
     number of steps. A model with non-finite logits gets weight 0.
 
-    By default clients train as in FedAvg, and only the last round's models are mixed with p: θ^T = Σ p_k θ_k. The
+    By default clients train as in FedAvg, and only the last round's models are mixed with p: θ^T = Σ p_k θ_k, without
+    that round's corrections and server step, where the method has any; FedDF's distillation starts from it. The
     mixture is then a read-out that no client trains on, so that one federation serves any number of targets.
     Algorithm 1 of the paper is ``feed_back=True``: every round's mixture is the next round's model.
 
@@ -102,6 +104,7 @@ class SelfSupervised(Mixing):
     start: int = 0
     feed_back: bool = False
 
+    targets = CLASSES
     citation = CITATION
 
     def __post_init__(self) -> None:
@@ -154,6 +157,11 @@ class SelfSupervised(Mixing):
         p = np.zeros(len(models))
         p[able.cpu().numpy()] = self.learnt(a, islice(batches, self.steps)).cpu().numpy()
         return state, p
+
+    def refine(self, state: Tree, theta: Tensor, buffers: Tensor, info: RoundInfo) -> Halves:
+        """The read-out: Σ p_k θ_k itself after the last round, unless mixtures are fed back."""
+        reads = not self.feed_back and self.learns(info.t, info.facts.rounds)
+        return state, info.mixture() if reads else theta
 
     def learns(self, t: int, rounds: int) -> bool:
         """Whether p is learnt in round t of ``rounds``, from 0.

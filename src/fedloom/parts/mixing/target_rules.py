@@ -13,6 +13,7 @@ from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Mixing, Needs
 from fedloom.core.server_data import logits_of, usable, view_logits
 from fedloom.core.slots import mixings
+from fedloom.core.targets import CLASSES
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing.ssa import CITATION
 
@@ -26,6 +27,7 @@ class Similarity(Mixing):
     """
 
     needs = Needs(target=True, views=True, updates=True, shared=True)
+    targets = CLASSES
     citation = CITATION
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
@@ -44,6 +46,7 @@ class Confidence(Mixing):
     """
 
     needs = Needs(target=True, updates=True, shared=True)
+    targets = CLASSES
     citation = CITATION
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:

@@ -42,7 +42,7 @@ class CalibratedLogits(Term):
     tau: float = 1.0
 
     needs = Needs(label_counts=True)
-    targets = CLASSES
+    targets, learns = CLASSES, True
     citation = """@inproceedings{zhang2022fedlc,
   title={Federated Learning with Label Distribution Skew via Logits Calibration},
   author={Zhang, Jie and Li, Zhiqi and Li, Bo and Xu, Jianghe and Wu, Shuang and Ding, Shouhong and Wu, Chao},
@@ -81,7 +81,7 @@ class BalancedSoftmax(Term):
     gamma: float = 1.0
 
     needs = Needs(label_counts=True)
-    targets = CLASSES
+    targets, learns = CLASSES, True
     citation = """@inproceedings{ren2020balanced, title={Balanced Meta-Softmax for Long-Tailed Visual Recognition},
   author={Ren, Jiawei and Yu, Cunjun and Sheng, Shunan and Ma, Xiao and Zhao, Haiyu and Yi, Shuai and Li, Hongsheng},
   booktitle={Advances in Neural Information Processing Systems}, year={2020}}"""

@@ -42,6 +42,7 @@ class Decorrelation(Term):
     eps: float = 1e-8
 
     needs = Needs(features=True)
+    couples = True
     citation = """@inproceedings{shi2023feddecorr,
   title={Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning},
   author={Shi, Yujun and Liang, Jian and Zhang, Wenqing and Tan, Vincent Y. F. and Bai, Song},

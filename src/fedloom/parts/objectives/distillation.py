@@ -38,7 +38,7 @@ class Distillation(Term):
     tau: float = 3.5
 
     needs = Needs(teacher=True)
-    targets = CLASSES
+    targets, learns = CLASSES, True
     citation = """@article{hinton2015distilling, title={Distilling the Knowledge in a Neural Network},
   author={Hinton, Geoffrey and Vinyals, Oriol and Dean, Jeff}, journal={arXiv:1503.02531}, year={2015}}"""
 

@@ -46,6 +46,11 @@ class Robustness(Term):
     needs = Needs(twin=True)
     targets = CLASSES
 
+    @property
+    def learns(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether it contains the labels' loss."""
+        return self.labels
+
     def __post_init__(self) -> None:
         divergence.check("robustness", self.alpha, self.tau)
 

@@ -78,7 +78,7 @@ class Selective(Term):
     steps: int = 3
 
     needs = Needs(teacher=True)
-    targets = CLASSES
+    targets, learns = CLASSES, True
     uploads = {"guide": Reduce.MIX}  # noqa: RUF012
     downloads = ("guide",)
     citation = """@inproceedings{kag2023scaffolding, title={Scaffolding a Student to Instill Knowledge},
@@ -131,9 +131,13 @@ class Selective(Term):
         return {"guide": phi}
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        """Per-sample losses [B]; in the loss of the received model, the guide is the received one."""
+        """Per-sample losses [B]; in the loss of the received model, the guide is the received one.
+
+        Outside a round, as where a deployed model is fine-tuned, there is no guide, g = 0: distillation.
+        """
         assert out.teacher is not None
-        g = self._guide((ctx.local or ctx.down)["guide"], out.teacher)
+        phi = (ctx.local or ctx.down).get("guide")
+        g = torch.zeros_like(out.teacher[..., 0]) if phi is None else self._guide(phi, out.teacher)
         labels = divergence.cross_entropy(out.logits, batch.y)
         far = guidance.guided(out.logits, out.teacher, g, self.tau, self.student, self.top_k)
         return self.alpha * labels + (1 - self.alpha) * far

@@ -24,4 +24,4 @@ class SquaredError(Term):
 
     def test_loss(self, out: Tensor, y: Tensor) -> Tensor:
         """½‖out - y‖² of each sample, [B]."""
-        return 0.5 * (out.flatten(1) - y.reshape(len(y), -1)).square().sum(1)
+        return 0.5 * (out.reshape(len(out), -1) - y.reshape(len(y), -1)).square().sum(1)

@@ -238,6 +238,11 @@ class Scaler:
 
     share: float
 
+    @property
+    def training_divisor(self) -> float:
+        """What the output is divided by in training, for computes that do not call hooks."""
+        return self.share
+
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """The layer's output, scaled."""
         return output / self.share if module.training else output

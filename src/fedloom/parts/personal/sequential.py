@@ -42,6 +42,11 @@ class Alternating(Personal):
                 f"personal 'alternating': head_fraction is {self.head_fraction:g}, but it must lie in [0, 1]."
             )
 
+    @property
+    def frozen(self) -> bool:
+        """Whether no step ever trains the head."""
+        return self.head_fraction == 0
+
     def private(self, name: str) -> bool:
         """Whether the parameter belongs to the model's ``head``."""
         return name.startswith("head.")

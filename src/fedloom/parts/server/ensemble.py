@@ -15,6 +15,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Halves, Needs, ServerOptimizer
 from fedloom.core.server_data import ServerData, logits_of, usable
 from fedloom.core.slots import servers
+from fedloom.core.targets import CLASSES
 from fedloom.core.tree import Tree
 
 
@@ -25,7 +26,7 @@ class Ensemble(ServerOptimizer):
 
     The learning rate follows a cosine, η(1 + cos(πj/J))/2 in step j of J. The teacher's logits z̄ [M, C] are computed
     once; client models and mixed buffers are fixed, and all models run in evaluation mode. Clients with non-finite
-    logits are excluded from the teacher.
+    logits are excluded from the teacher; if a single one is left, which is no ensemble, θ is not distilled.
 
     Lin, Kong, Stich & Jaggi, NeurIPS 2020, algorithm 1 and section 4.1. The paper stops when the accuracy on the
     server's labelled validation data stagnates, after at most 10⁴ steps; here there are no labels, and J is a setting.
@@ -46,6 +47,7 @@ class Ensemble(ServerOptimizer):
     temperature: float = 1.0
 
     needs = Needs(target=True, updates=True, shared=True)
+    targets = CLASSES
     citation = """@inproceedings{lin2020feddf,
   title={Ensemble Distillation for Robust Model Fusion in Federated Learning},
   author={Lin, Tao and Kong, Lingjing and Stich, Sebastian U. and Jaggi, Martin},
@@ -68,7 +70,7 @@ class Ensemble(ServerOptimizer):
         assert data is not None
         logits = logits_of(data, info.models(), info.buffers, data.inputs)
         able = usable(logits)
-        if not able.any() or not self.steps:
+        if able.sum() < 2 or not self.steps:
             return state, theta
         teacher = torch.softmax(logits[:, able].mean(1) / self.temperature, -1)
         theta = theta.clone().requires_grad_()

@@ -48,5 +48,6 @@ class Extrapolated(ServerOptimizer):
 
     def step(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         size = update.square().sum() + self.eps
-        ratio = torch.where(size > 0, uploads["squares"] / (2 * size), 1.0)  # a mean update of 0 is no step
+        squares = uploads["squares"] * info.stretch**2
+        ratio = torch.where(size > 0, squares / (2 * size), 1.0)  # a mean update of 0 is no step
         return state, ratio.clamp(min=1.0) * update

@@ -1,0 +1,93 @@
+"""Models that users bring: what cannot be trained is refused in one sentence, and masks are no state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.federations import CLASSES, FEATURES, classes
+from helpers.runs import experiment, go
+from torch import Tensor, nn
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.layout import Layout
+from fedloom.experiment.federated import FederatedTask
+
+
+class Returning(nn.Module):
+    """A linear layer whose output is packed by a function."""
+
+    def __init__(self, pack: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.pack = nn.Linear(FEATURES, CLASSES), pack
+
+    def forward(self, x: Tensor) -> Any:
+        return self.pack(self.layer(x))
+
+
+class Inside(nn.Module):
+    """A model with a compiled layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.jit.script(linear())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+def linear(**settings: Any) -> nn.Module:
+    return nn.Linear(FEATURES, CLASSES, **settings)
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "tuple": (lambda: Returning(lambda y: (y, y)), "the model returns a tuple; return the logits alone."),
+    "dict": (lambda: Returning(lambda y: {"logits": y}), "the model returns a dict; return the logits alone."),
+    "lazy": (lambda: nn.LazyLinear(CLASSES), "the model's 'weight' has no shape yet; "),
+    "script": (lambda: torch.jit.script(linear()), "the model is compiled by torch.jit; "),
+    "trace": (lambda: torch.jit.trace(linear(), torch.zeros(2, FEATURES)), "the model is compiled by torch.jit; "),
+    "script inside": (Inside, "layer 'layer' of the model is compiled by torch.jit; "),
+    "meta": (lambda: linear(device="meta"), "the model's 'weight' is on the meta device, without values; "),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_trained_is_refused_in_one_sentence(name: str) -> None:
+    model, words = REFUSED[name]
+    with pytest.raises(ConfigError) as refusal:
+        FederatedTask(experiment(model=model))
+    assert str(refusal.value).startswith(words)
+    assert str(refusal.value).endswith(".")
+
+
+class Masked(nn.Module):
+    """Attention to earlier positions only, with the mask stored as a buffer."""
+
+    def __init__(self, stored: bool = True) -> None:
+        super().__init__()
+        self.inside, self.head = nn.Linear(2, 5), nn.Linear(5, CLASSES)
+        self.register_buffer("mask", torch.full((4, 4), float("-inf")).triu(1), persistent=stored)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inside(x)
+        return self.head(((h @ h.mT + self.mask).softmax(-1) @ h).mean(1))
+
+
+def test_a_mask_that_is_not_finite_is_no_state() -> None:
+    layout = Layout.of(Masked())
+    assert layout.buffers == ()
+    runs = []
+    for stored in (True, False):
+        torch.manual_seed(0)
+        runs.append(go(federation=classes((6, 9), shape=(4, 2)), model=lambda stored=stored: Masked(stored)))
+    assert not runs[0].failures
+    assert torch.equal(*(each.snapshot.server.theta for each in runs))
+
+
+def test_statistics_are_state_even_if_they_have_diverged() -> None:
+    norm = nn.BatchNorm1d(3)
+    norm.get_buffer("running_var").fill_(float("inf"))
+    assert [leaf.name for leaf in Layout.of(norm).buffers] == ["running_mean", "running_var", "num_batches_tracked"]
