@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path, PurePosixPath
 from types import ModuleType
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pytest
@@ -98,3 +99,9 @@ def test_notebooks_run_from_top_to_bottom(path: Path, monkeypatch: pytest.Monkey
         if cell["cell_type"] == "code":
             exec(compile("".join(cell["source"]), path.name, "exec"), names)
     assert sum(cell["cell_type"] == "code" for cell in cells) >= 4
+    if path.stem == "first_steps":  # what its text says of the methods, here and in the output that is stored
+        runs: Any = names["runs"]
+        found = {name: run.summary["final"]["clients/accuracy/mean"] for name, run in runs.items()}
+        printed = re.findall(r"(\w+) +mean (\S+)", "".join(cells[-1]["outputs"][0]["text"]))
+        stored = {name: float(value) for name, value in printed}
+        assert [max(values, key=values.__getitem__) for values in (found, stored)] == ["fedper", "fedper"]

@@ -17,11 +17,12 @@ from fedloom.config.schema import COMMANDS, Config, read_run
 from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation
+from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
 from fedloom.experiment import federated
 from fedloom.experiment.callbacks import Callback
-from fedloom.experiment.experiment import Experiment
+from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.rundir import Kind, RunDirectory
 from fedloom.experiment.trained import TrainedRun
@@ -30,6 +31,9 @@ from fedloom.parts import objectives
 from fedloom.parts.objectives.custom import LossFunction
 
 Model = Callable[[], nn.Module] | nn.Module | str
+
+ARGUMENTS = {"loss", "out", "resume", "checkpoint_every", "keep", "callbacks"}
+"""Of ``run``, beside method, federation, model and the fields of ``Experiment``."""
 
 ELSEWHERE = {
     Kind.DISTILL: "its student is read with fl.distill.load(path)",
@@ -156,8 +160,11 @@ def _experiment(
             f"the federation is {_kind(federation)}; make one of your data with fedloom.data.federate(...)."
         )
     known = {field.name for field in fields(Experiment)} - {"method", "federation", "model"}
-    for name in conditions:
-        one_of("run has no argument", name, known)
+    for name, value in conditions.items():
+        for record, of in ((Local, "local"), (Evaluation, "evaluation")):
+            if name not in known and name in {field.name for field in fields(record)}:
+                raise ConfigError(f"run has no argument {name!r}; write {of}=fl.{record.__name__}({name}={value!r}).")
+        one_of("run has no argument", name, known | ARGUMENTS)
     made = methods.make(method) if isinstance(method, str) else method
     made = made if loss is None else made.with_loss(objectives.loss(loss))
     if isinstance(model, str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,26 @@ def runnable(line: str) -> list[str]:
     return [] if any(word.startswith("data=generated") for word in words) else kept
 
 
+def blocks() -> Iterator[tuple[str, str]]:
+    """The blocks of shell commands on each page; placeholders stand for words."""
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for language, block in re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.M | re.S):
+            if language in ("", "bash", "sh") and re.match(r"(fedloom|pip|python|make|source) ", block):
+                yield f"{page.relative_to(ROOT)}: {block.splitlines()[0]}", re.sub(r"<[\w-]+>", "WORD", block)
+
+
 LINES = sorted({line for line in shown() if runnable(line)})
 
 
 def test_there_are_many_commands():
     assert len(LINES) > 60
     assert {shlex.split(line)[1] for line in LINES} >= {*TRAINS, "list", "data", "partition"}
+
+
+@pytest.mark.parametrize("block", [pytest.param(block, id=name) for name, block in blocks()])
+def test_what_is_shown_can_be_pasted_into_a_shell(block: str):
+    read = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True)
+    assert read.returncode == 0, read.stderr
 
 
 @pytest.mark.filterwarnings("ignore:partition .alid.")

@@ -69,7 +69,8 @@ def test_by_default_fedavg_and_feddyn_are_compared(cli: Cli, tmp_path: Path):
     assert "feddyn" in (parent / "report.html").read_text()
     assert summary(parent / "feddyn-0")["status"] == "finished"
     assert summary(parent / "feddyn-0")["target"]["value"] == 0.9
-    lines = out.splitlines()
+    note, *lines = out.splitlines()
+    assert note == "note: no method= given: comparing fedavg and feddyn."
     assert [line.split("  ")[1] for line in lines[:6]] == [f"round {n}/3" for n in (1, 2, 3)] * 2
     table = next(number for number, line in enumerate(lines) if line.startswith("method "))
     assert [line.split()[0] for line in lines[table + 1 : table + 3]] == ["fedavg", "feddyn"]

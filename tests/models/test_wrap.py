@@ -74,6 +74,14 @@ def test_methods_that_need_a_head_name_the_remedy_before_anything_is_written(met
     assert result.summary["status"] == "finished"
 
 
+def test_a_layer_in_the_middle_is_named_where_what_follows_it_does_not_fit() -> None:
+    sentence = r"layer 'first' cannot be cut off as the head: mat1 and mat2.*; it is not the last layer, or"
+    with pytest.raises(ConfigError, match=sentence):
+        run(given("fedavg", wrap(Net(), "first").double()))
+    with pytest.raises(ConfigError, match=r"does not take inputs of shape \(4,\): mat1 and mat2"):  # uncut, too
+        run(given("fedavg", wrap(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)), "1").double()))
+
+
 def test_a_head_that_is_not_last_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"layer 'deep\.end\.2' is not the last one"):
         run(given("fedavg", wrap(Net(after=True), "deep.end.2")), tmp_path / "run")

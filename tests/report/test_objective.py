@@ -27,7 +27,8 @@ from fedloom.parts.objectives import CrossEntropy
 def experiment(method: Method, on: tuple[str, ...], federation: Federation | None = None, **settings) -> Experiment:
     federation = federation or federate("digits", "dirichlet_balanced", clients=5, seed=1)
     make = lambda: models.make("logistic", classes=10, inputs=(1, 8, 8))  # noqa: E731
-    evaluation = Evaluation(on, every=3, metric="clients/accuracy/mean")
+    metric = "clients/accuracy/mean" if "clients" in on else "train/loss"
+    evaluation = Evaluation(on, every=3, metric=metric)
     return Experiment(method, federation, make, rounds=3, evaluation=evaluation, **settings)
 
 

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from helpers.pages import drawn
 
+import fedloom as fl
 from fedloom.core.errors import FedLoomError
 from fedloom.experiment.report import build, paper
 from fedloom.experiment.report.charts import Axis, Chart, HeatMap, LineStyle, Series
+from fedloom.experiment.report.groups import read
 
 HOSTILE = "<script>alert('1')</script>"
 ODD = 'a_$x^{2}$ & 50% "q" \\ 漢字 #'
@@ -251,6 +253,30 @@ def test_a_run_from_python_is_told_by_its_identity(make_run, tmp_path: Path) -> 
     text = Reader(build(runs, tmp_path / "out")).text
     assert "mine : 1 method, 2 runs." in text or "mine: 1 method, 2 runs." in text
     assert "bands reach" in text
+
+
+def test_runs_from_python_with_several_seeds_are_one_group_a_method(tmp_path: Path) -> None:
+    for method in ("fedavg", "feddyn"):
+        for seed in (1, 2, 3):
+            federation = fl.data.federate("digits", "dirichlet", clients=3, seed=seed)
+            fl.run(method, federation, "logistic", rounds=1, seed=seed, out=tmp_path / f"{method}-{seed}")
+    federation = fl.data.federate("digits", "dirichlet", clients=3, seed=1)
+    groups = read([tmp_path])  # a folder of runs
+    assert [(member.label, len(member.runs)) for member in groups] == [("fedavg", 3), ("feddyn", 3)]
+    fl.run("feddyn", federation, "mlp", rounds=1, seed=4, out=tmp_path / "larger")
+    labels = [(member.label, len(member.runs)) for member in read([tmp_path])]
+    assert labels[0] == ("fedavg", 3)
+    assert [count for _, count in labels[1:]] == [3, 1]
+    assert all("model.parameters=" in label for label, _ in labels[1:])
+
+
+def test_a_folder_of_runs_stands_for_all_of_them(make_run, tmp_path: Path) -> None:
+    runs = [make_run(seed=seed, rounds=2, files=()) for seed in (1, 2)]
+    page = build([str(tmp_path / "runs")], str(tmp_path / "out"))
+    assert page.read_bytes() == build(runs, tmp_path / "again").read_bytes()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FedLoomError, match="is not a run directory and contains none"):
+        build([tmp_path / "empty"], tmp_path / "out")
 
 
 @pytest.mark.parametrize("missing", ["config.yaml", "metrics.jsonl"])

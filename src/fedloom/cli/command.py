@@ -15,13 +15,14 @@ from rich.console import Console
 from rich.table import Table
 
 from fedloom.cli.jobs import Job, RunPlan, plan
+from fedloom.cli.report import over_seeds
 from fedloom.config.build import Shared, run_settings
 from fedloom.config.overrides import split_words
 from fedloom.config.schema import CommandSchema, Config, to_yaml
 from fedloom.core.client import Failure
 from fedloom.core.errors import ClientError, ConfigError, FedLoomError
 from fedloom.experiment.callbacks import Callback
-from fedloom.experiment.console import make_console, notes, print_raw, relpath, show_warnings
+from fedloom.experiment.console import make_console, note, notes, print_raw, relpath, show_warnings
 from fedloom.experiment.progress import LineProgress, NullProgress, make_progress
 from fedloom.experiment.rundir import RunDirectory
 
@@ -73,6 +74,7 @@ class Command:
         last_file: the file that a run writes last.
         plans: whether a single run has a plan, too, because it trains a teacher first.
         check: what else is checked of an experiment before the runs of a sweep, or in a dry run.
+        hints: makes sentences on what was not set, from the keys that are, a configuration and the sweep's data.
     """
 
     schema: CommandSchema
@@ -86,13 +88,14 @@ class Command:
     last_file: str = "summary.json"
     plans: bool = False
     check: Callable[[Any], object] = lambda experiment: None
+    hints: Callable[[set[str], Config, Shared], Sequence[str]] = lambda named, config, shared: ()
 
     def __call__(self, arguments: argparse.Namespace) -> int:
         """Run the command; returns the exit code."""
         console = make_console()
         quiet = arguments.quiet or arguments.json
-        if not quiet:
-            show_warnings(console)
+        aside = make_console(sys.stderr) if quiet or arguments.dry_run else console
+        show_warnings(aside)
         try:
             base, words = split_words(arguments.words)
             batch = plan(self.schema, self.title, words, base, arguments.multirun)
@@ -100,6 +103,8 @@ class Command:
             planned = [  # all settings are checked before anything trains
                 (self.build(job.config, shared), run_settings(job.config)) for job in batch.jobs
             ]
+            for hint in self._hints(self.schema.named(words, base), batch, shared):
+                note(aside, hint)
             for experiment, _ in planned if batch.is_sweep or arguments.dry_run else ():
                 self.check(experiment)
         except KeyboardInterrupt:
@@ -132,6 +137,15 @@ class Command:
             trace = f"\n{error.trace}" if arguments.debug and isinstance(error, ClientError) and error.trace else ""
             print(f"fedloom: {label}: {error}{trace}", file=sys.stderr)
         return 2 if failed else 0
+
+    def _hints(self, named: set[str], batch: RunPlan, shared: Shared) -> Iterator[str]:
+        """Sentences on what was chosen because it was not set."""
+        if "resume" in named:
+            return
+        first, titles = next(iter(self.schema.sections)), list(dict.fromkeys(job.label for job in batch.jobs))
+        if named and first not in named and self.schema.comparison(named):
+            yield f"no {first}= given: comparing {', '.join(titles[:-1])} and {titles[-1]}."
+        yield from dict.fromkeys(hint for job in batch.jobs for hint in self.hints(named, job.config, shared))
 
     def train(
         self, batch: RunPlan, work: Sequence[Work], displays: Sequence[NullProgress]
@@ -176,10 +190,11 @@ class Command:
         """Write figures and pages; print the results and the paths of all files."""
         found = [(batch.title(job), RunDirectory(job.directory)) for job in batch.jobs if job.is_begun]
         rows = [(label, run.summary()) for label, run in found]
+        lines = [*over_seeds([run.path for _, run in found])] if len(found) > 1 else []
         for console in consoles:
             console.print()
             console.print(self.table(rows))
-            for text in self.remarks(rows):
+            for text in [*lines, *self.remarks(rows)]:
                 print_raw(console, text)
             notes(console, (summary for _, summary in rows))
         many = "ies" if batch.is_sweep else "y"

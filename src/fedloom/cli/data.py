@@ -36,13 +36,14 @@ def command(arguments: argparse.Namespace) -> int:
         console.print()
         print_raw(console, f"searched: {' and '.join(map(str, roots()))}")
         return 0
-    name, *words = arguments.words
-    if "=" in name:
-        raise ConfigError(f"fedloom data takes the name of a data set first; {nearest(name, sources.names())}")
+    typed, *words = arguments.words
+    if "=" in typed:
+        raise ConfigError(f"fedloom data takes the name of a data set first; {nearest(typed, sources.names())}")
+    name, _ = sources.shorthand(typed)
     sources[name]  # refuses unknown names
     out = picture_path(arguments.out) if arguments.out else None
     clients = picture_path(out.with_name(f"{out.stem}-clients{out.suffix}")) if out else None
-    source, federation = load(name, words)
+    source, federation = load(typed, words)
     show(console, name, source, federation, moved=any("root=" in word for word in words))
     if out and clients:
         draw(console, "samples", out, lambda: plot_samples(source.train, source.name, out))

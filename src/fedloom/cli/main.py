@@ -41,7 +41,12 @@ class Parser(argparse.ArgumentParser):
         arguments, others = self.parse_known_args(words)
         for other in others:
             if other.startswith("-"):
-                raise ConfigError(f"{self.prog} has no option {other!r}; {nearest(other, self.options)}")
+                told = nearest(other, self.options)
+                setting, _, value = other.lstrip("-").partition("=")
+                value = value or next((word for word in words[words.index(other) + 1 :] if word[:1] != "-"), "")
+                if "--dry-run" in self.options and value and told.startswith("there are"):
+                    told = f"settings are typed {setting}={value}, without dashes."
+                raise ConfigError(f"{self.prog} has no option {other!r}; {told}")
         arguments.words += others
         return arguments
 
@@ -87,7 +92,7 @@ def _dispatch(words: list[str]) -> int:
     if command not in COMMANDS:
         if "=" in command:
             raise ConfigError(f"the command is missing before {command!r}; did you mean: fedloom run {command} …?")
-        raise ConfigError(f"unknown command {command!r}; {nearest(command, COMMANDS)}")
+        raise ConfigError(f"unknown command {command!r}; {nearest(command, [*COMMANDS, 'help'])}")
     text, module, options = COMMANDS[command]
     arguments = Parser(command, options).read(rest)
     if arguments.help or (command == "list" and not arguments.words):

@@ -17,6 +17,7 @@ from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.console import relpath
 from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.rundir import Kind, RunDirectory
+from fedloom.experiment.trained import TrainedRun
 
 Files = dict[str, np.ndarray]
 
@@ -50,10 +51,25 @@ def chosen(path: Path, client: str | None) -> DeployedModel:
         if client is not None:
             raise ConfigError(f"{path} is a run of fedloom distill, which trains one model; leave out --client.")
         return distill.load(path).model
-    run = load(path)
+    run = trained(path)
     if client is None:
         return run.server
     return run.client(int(client) if client.isdecimal() and client not in run.federation.names else client)
+
+
+def trained(path: Path) -> TrainedRun:
+    """The models of a federated run.
+
+    Raises:
+        ConfigError: if it was begun in Python, and as ``fedloom.load``.
+    """
+    directory = RunDirectory(path)
+    if directory.begun and directory.kind in (Kind.FEDERATED, Kind.SYNTHESIS) and "method" not in directory.config():
+        raise ConfigError(
+            f"{path} was begun in Python, so that its data and model are not on record; use it there, with "
+            "fl.load(path, method, federation, model)."
+        )
+    return load(path)
 
 
 def run_and_files(words: list[str], command: str) -> tuple[Path, list[str]]:

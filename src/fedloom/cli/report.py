@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from fedloom.cli.jobs import PLAN, RunPlan
 from fedloom.core import yaml
 from fedloom.core.errors import ConfigError
-from fedloom.experiment.console import make_console, print_raw, relpath
+from fedloom.experiment.console import HEADLINES, make_console, print_raw, relpath, watched
 from fedloom.experiment.rundir import RunDirectory, Status
 
 SECONDS = 3.0
@@ -20,6 +22,7 @@ SECONDS = 3.0
 def command(arguments: argparse.Namespace) -> int:
     """Write the page and print its path; with ``--watch``, write it again until all runs have ended."""
     from fedloom.experiment.report import build  # pandas and jinja2 are slow to import
+    from fedloom.experiment.report.groups import run_directories
 
     if not arguments.words:
         raise ConfigError("fedloom report needs at least one run directory, like fedloom report runs/2026-01-31/*.")
@@ -27,32 +30,21 @@ def command(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out) if arguments.out else (given[0] if len(given) == 1 else Path("report"))
     if arguments.watch:
         watch(given, out)
-    directories = list(dict.fromkeys(found(given)))
+    directories = list(dict.fromkeys(run_directories(given)))
     page = build(directories, out, files=("pdf", "svg") if arguments.figures else ())
     runs = "1 run" if len(directories) == 1 else f"{len(directories)} runs"
     print_raw(console, f"compared {runs}: {relpath(page)}")
     return 0
 
 
-def found(given: Iterable[Path]) -> Iterator[Path]:
-    """The given run directories, and those inside given folders that are not run directories themselves."""
-    for path in given:
-        if path.is_dir() and not (path / "config.yaml").exists():
-            inside = sorted(f.parent for f in path.rglob("metrics.jsonl") if (f.parent / "config.yaml").exists())
-            if not inside:
-                raise ConfigError(f"{str(path)!r} is not a run directory and contains none.")
-            yield from inside
-        else:
-            yield path
-
-
 def watch(given: Sequence[Path], out: Path) -> None:
     """Write a page that reads itself again, whenever a run has grown, until all runs and planned runs have ended."""
     from fedloom.experiment.report import build
+    from fedloom.experiment.report.groups import run_directories
 
     before: dict[Path, int] = {}
     while True:
-        directories = [path for path in dict.fromkeys(found(given)) if (path / "metrics.jsonl").is_file()]
+        directories = [path for path in dict.fromkeys(run_directories(given)) if (path / "metrics.jsonl").is_file()]
         planned = [path / name for path in given if (path / PLAN).is_file() for name in yaml.load(path / PLAN)]
         if all(RunDirectory(path).status is not Status.UNFINISHED for path in (*directories, *planned)):
             return
@@ -63,6 +55,29 @@ def watch(given: Sequence[Path], out: Path) -> None:
                 print_raw(make_console(), f"watching; open {relpath(page)}")
             before = sizes
         time.sleep(SECONDS)
+
+
+def over_seeds(runs: Sequence[Path]) -> Iterator[str]:
+    """One line for each group of runs that differ only in the seed: mean ± standard error, as on the page."""
+    from fedloom.experiment.report import groups
+    from fedloom.experiment.report.results import FORMATS, per_run
+    from fedloom.experiment.report.rundata import RunData
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the page says what is left out
+        found = [member for member in groups.read(runs) if len(member.runs) > 1]
+    for member in found:
+        first = member.runs[0].summary
+        judged = str(first.get("headline") or HEADLINES[0])
+        told = []
+        for key, word in ({judged: judged.replace("/", " ")} | watched(first.get("final") or {}, judged)).items():
+            share = "accuracy" in key
+            if (share or key == judged) and groups.has([member], key):
+                (stats,) = per_run([member], partial(RunData.last, key=key))
+                text = stats.text(FORMATS["percent" if share else "number"])
+                told.append(f"{word} {text}{' %' if share else ''}")
+        if told:
+            yield f"{member.label}: {', '.join(told)} (mean ± s.e., n = {len(member.runs)})"
 
 
 def page(batch: RunPlan, runs: Sequence[tuple[str, Path]]) -> list[tuple[str, Path]]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from fedloom.cli.command import Command, Rows, in_directory
 from fedloom.cli.report import page
+from fedloom.config.build import DATA, Shared
 from fedloom.config.federated import RUN, build, build_method
+from fedloom.config.schema import Config
 from fedloom.experiment.console import results
 from fedloom.experiment.federated import FederatedTask, run
 
@@ -15,6 +19,25 @@ def remarks(rows: Rows) -> list[str]:
     return [f"clients: the {count} natural ones of the data (partition=natural)." for count in sorted(counts)]
 
 
+def hints(named: set[str], config: Config, shared: Shared) -> list[str]:
+    """Where the data have clients of their own and no partition was set, how to use them."""
+    if "partition" in named or config["partition.name"] == "natural":
+        return []
+    source = shared("source", config["data"], DATA.instantiate)
+    if source.groups is None:
+        return []
+    count = len(np.unique(source.groups[source.groups >= 0]))
+    return [f"{source.name} has {count} natural clients; partition=natural uses them."]
+
+
 command = Command(
-    RUN, lambda config: build_method(config).name, build, in_directory(run), results, page, remarks, check=FederatedTask
+    RUN,
+    lambda config: build_method(config).name,
+    build,
+    in_directory(run),
+    results,
+    page,
+    remarks,
+    check=FederatedTask,
+    hints=hints,
 )

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.api import load
-from fedloom.cli.predict import read, run_and_files
+from fedloom.cli.predict import read, run_and_files, trained
 from fedloom.config.target import build
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.console import relpath
@@ -45,7 +44,7 @@ def command(arguments: argparse.Namespace) -> int:
     for out in outs if method.makes_model else ():
         if out.exists() or outs.count(out) > 1:
             raise ConfigError(f"{out} exists already or would be written twice; choose another file with --out.")
-    inputs, run, told = [read(file) for file in files], load(path), []
+    inputs, run, told = [read(file) for file in files], trained(path), []
     known = ClassModels(run)
     for file, arrays, out in zip(files, inputs, outs, strict=True):
         found = method(known, arrays["x"])
@@ -84,7 +83,7 @@ def calibrated(method: CCVR, path: Path, given: str | None) -> int:
     out = Path(given or f"{path.resolve().name}-ccvr.safetensors")
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another file with --out.")
-    run = load(path)
+    run = trained(path)
     model, test, privacy = method(run), run.federation.test, method.privacy(run)
     if privacy is not None:
         print(f"privacy: {privacy}")

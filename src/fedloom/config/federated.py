@@ -28,7 +28,7 @@ from fedloom.tasks.synthesis.take import require_samples
 METHOD = MethodChoice(
     methods, slots={slot: (Terms if slot in SEVERAL else Choice)(registry) for slot, registry in SLOTS.items()}
 )
-OWN = ("y", "test", "features", "label", "client")  # data that exist only in Python
+OWN = ("y", "test", "features", "label", "client", "standardise")  # data that exist only in Python
 FEDERATION = sections_of(federate, ("source", *OWN), partition=partitions, noise=noises, target=targets)
 OTHERS = ("method", "federation", "model", "config")
 CONDITIONS = sections_of(Experiment, OTHERS, engine=engines, compute=computes, attack=attacks)

@@ -59,12 +59,12 @@ def parse(text: str, names: Mapping[str, Sequence[str]] | None = None) -> Assign
     >>> parse("method")
     Traceback (most recent call last):
     ...
-    fedloom.core.errors.ConfigError: 'method' is not an override; write it as key=value, like method=feddyn.
+    fedloom.core.errors.ConfigError: 'method' is not a setting; write it as key=value, like method=feddyn.
 
     Raises:
         ConfigError: if it cannot be read.
     """
-    unreadable = ConfigError(f"{text!r} is not an override; write it as key=value, like method=feddyn.")
+    unreadable = ConfigError(f"{text!r} is not a setting; write it as key=value, like method=feddyn.")
     key, equals, literal = text.partition("=")
     if not equals or not key:
         raise unreadable

@@ -118,11 +118,14 @@ class CommandSchema:
 
     def plan(self, words: Sequence[str], base: Path | None, sweeps: bool) -> list[Config]:
         """The configurations of a command line; without a value for the first key, those of the default comparison."""
-        assignments = self._parse(words, sweeps)
-        named = {one.key[0] for one in assignments} | (read(base).keys() if base else set())
+        assignments, named = self._parse(words, sweeps), self.named(words, base)
         if not {next(iter(self.sections)), "resume"} & named:
             assignments = [*self._parse(self.comparison(named)), *assignments]
         return self._configs(assignments, base)
+
+    def named(self, words: Sequence[str], base: Path | None) -> set[str]:
+        """The keys of the first level that are set on a command line or in its recipe."""
+        return {one.key[0] for one in self._parse(words)} | (read(base).keys() if base else set())
 
     def complete(self, recipe: Mapping[str, Any], words: Mapping[Key, Any] | None = None) -> dict[str, Any]:
         """Every key with its value: overrides over a recipe over what goes with the choices over the defaults.
@@ -157,9 +160,7 @@ class CommandSchema:
         return list(found.values())
 
     def _configs(self, assignments: Sequence[Assignment], base: Path | str | None) -> list[Config]:
-        recipe = {} if base is None else read(Path(base))
-        if "resume" in recipe:
-            raise ConfigError(f"{str(base)!r} has the key 'resume', which belongs on the command line.")
+        recipe = {} if base is None else self._recipe(Path(base))
         place = recipe.pop("out", None)
         sweeps = [one.key for one in assignments if one.is_sweep]
         found = []
@@ -178,6 +179,15 @@ class CommandSchema:
                 raise ConfigError(f"resume= continues a run as it is, so it cannot be combined with {other}.")
             found.append(Config(self._resumed(run_directory(resume), words), resume=resume))
         return found
+
+    def _recipe(self, path: Path) -> dict[str, Any]:
+        """The settings in a recipe, which may be the ``config.yaml`` of a run."""
+        recipe, first = read(path), next(iter(self.sections))
+        if "resume" in recipe:
+            raise ConfigError(f"{str(path)!r} has the key 'resume', which belongs on the command line.")
+        if recipe.keys() <= {"checkpoint"} and "identity" in yaml.load(path):
+            raise ConfigError(f"{str(path)!r} names no {first}: this run was made from Python and is repeated there.")
+        return recipe
 
     def _apart(self, assignments: Sequence[Assignment]) -> str:
         """The sentence about a setting that only some of a sweep's choices have; "" if there is none."""

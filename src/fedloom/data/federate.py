@@ -36,6 +36,7 @@ def federate(
     features: str | Sequence[str] | None = None,
     label: str | Sequence[str] | None = None,
     client: Any = None,
+    standardise: bool = False,
     validation: float = 0.0,
     held_out: HeldOut = 0.2,
     unseen: float = 0.0,
@@ -45,17 +46,19 @@ def federate(
     """Deal the training pool of ``source`` to clients and split each client's rows; only row numbers are copied.
 
     Args:
-        source: a source, or the name of one that needs no settings; or the user's own data: arrays ``(x, y)``, a pandas
-            frame, a torch or Hugging Face data set, or a list of them with one per client.
+        source: a source, or the name of one, like ``digits`` or ``table:FILE``; or the user's own data: arrays
+            ``(x, y)``, a pandas frame, a torch or Hugging Face data set, or a list of them with one per client.
         partition: a partition, or the name of one; a list of row numbers for each client; or the client of each sample
             [N]. By default the natural clients, if the data have them.
         clients: number of clients K; None to keep all natural clients.
         seed: of the partition and the splits.
         y: of own data: the targets, if ``source`` is the inputs alone.
         test: of own data: a common test set, in any of these forms; without one, clients are evaluated on their own.
-        features: of own tables: the input columns; by default all but ``label`` and ``client``.
-        label: of own tables: the target column, or several.
+        features: of tables: the input columns; by default all but ``label`` and ``client``.
+        label: of tables: the target column, or several.
         client: of own data: the natural client of each sample [N], or the name of a column.
+        standardise: of own data: whether numbers [N, D] are scaled by the mean and deviation of each column over all
+            clients' training samples, which a federation of real clients would have to compute jointly.
         validation: fraction of each client's rows that is kept for tuning.
         held_out: each client's own test rows: a fraction of its rows; "common", a share of the common test set with
             the client's label distribution; or "natural", the test rows with its natural id.
@@ -73,14 +76,13 @@ def federate(
     """
     clients, seed = checked("clients", clients, int | None), checked("seed", seed, int)
     validation, unseen = checked("validation", validation, float), checked("unseen", unseen, float)
-    own = {"y": y, "test": test, "features": features, "label": label, "client": client}
+    own = {"y": y, "test": test, "features": features, "label": label, "client": client, "standardise": standardise}
     if not isinstance(source, str | Source):
         partition, own["client"] = by_ids(partition, client)
         source = as_source(source, **own)
-    elif any(value is not None for value in own.values()):
-        name = next(name for name, value in own.items() if value is not None)
-        raise ConfigError(f"{name}= belongs to own data, such as arrays (x, y), not to a source by name.")
-    source = sources.make(source) if isinstance(source, str) else source
+    else:
+        given = {name: value for name, value in own.items() if value is not None and value is not False}
+        source = by_name(source, given)
     partition = which_partition(partition, source)
     noise = noises.make(noise) if isinstance(noise, str) else noise
     target = targets.make(target) if isinstance(target, str) else target
@@ -148,6 +150,15 @@ def federate(
         },
     )
     return made if partition.outputs is None else with_own_labels(made, partition.outputs)
+
+
+def by_name(source: str | Source, own: dict[str, Any]) -> Source:
+    """A source, made if it is a name, with those arguments of own data that are settings of it, like a table's."""
+    known = sources[sources.shorthand(source)[0]].parameters if isinstance(source, str) else {}
+    if foreign := next((key for key in own if key not in known), None):
+        name = source if isinstance(source, str) else source.name
+        raise ConfigError(f"{foreign}= belongs to own data, such as arrays (x, y), and {name!r} has no such setting.")
+    return sources.make(source, **own) if isinstance(source, str) else source
 
 
 def check_fractions(validation: float, held_out: HeldOut, unseen: float) -> None:

@@ -42,6 +42,14 @@ MEANS = {
 }
 """Columns for means of models; if clients adapt or keep models, the mean over clients."""
 
+METRIC = re.compile(r"global/([^/]+)|clients/([^/]+)/mean")
+"""A metric of the server's model or of the clients' models in a record."""
+
+TOP = re.compile(r"top\d+")
+
+METRICS_SHOWN = 4
+"""Columns for metrics other than accuracy and loss."""
+
 LEVEL = re.compile(r"(?P<scope>global|average|cohort|clients)/(?P<level>[^/]+)/accuracy(/mean)?")
 """The accuracy of one level's network in a record, if clients train networks of different sizes."""
 
@@ -178,10 +186,30 @@ def results(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
         heads.pop("test loss", None)
     if len({column["rounds"] for column in columns}) == 1 and len(rows) > 1:
         heads.pop("rounds", None)
+    asked = list(dict.fromkeys(head for _, summary in rows for head in _asked(summary)))
+    for head in asked[METRICS_SHOWN:]:
+        heads.pop(head, None)
     table = figures("method", heads)
     for (label, _), column in zip(rows, columns, strict=True):
         table.add_row(Text(label), *(column.get(head, ABSENT) for head in heads))
+    if hidden := asked[METRICS_SHOWN:]:
+        table.caption, table.caption_justify = f"others, in summary.json: {', '.join(hidden)}", "left"
     return table
+
+
+def _asked(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Final values of metrics other than accuracy and loss by their headings; of the server's model if it has any."""
+    from fedloom.metrics import names  # imports PyTorch
+
+    others = set(names()) - {"accuracy", "cross_entropy"}
+    final: Mapping[str, Any] = summary.get("final") or {}
+    found: dict[str, str] = {}
+    for key, value in sorted(final.items(), key=lambda item: not item[0].startswith("global/")):
+        if (match := METRIC.fullmatch(key)) and key != summary.get("headline"):
+            name = match[1] or match[2]
+            if (name in others or TOP.fullmatch(name)) and f"global/{name}" not in found:
+                found[key] = number("accuracy" if TOP.fullmatch(name) else name, value)
+    return {key.removeprefix("global/").removesuffix("/mean").replace("/", " "): text for key, text in found.items()}
 
 
 def _columns(summary: Mapping[str, Any], first: str) -> dict[str, str]:
@@ -203,11 +231,12 @@ def _columns(summary: Mapping[str, Any], first: str) -> dict[str, str]:
     return {
         **own,
         **(server | clients if first == HEADLINES[0] else clients | server),
+        **_asked(summary),
         "test loss": number("loss", final.get("global/loss")),
         "cross entropy": number("loss", final.get("global/cross_entropy")),
         f"to {goal}": ABSENT if not target else f"> {rounds} rounds" if reached is None else f"{reached} rounds",
         "rounds": f"{rounds}" if rounds is not None else ABSENT,
-        "sent": count(final.get("comm/params")),
+        "parameters sent": count(final.get("comm/params")),
         "failures": str(lost) if (lost := _left_out(summary)) else ABSENT,
         "time": duration(summary.get("seconds")),
         "status": ABSENT if status == "finished" else status.partition(":")[0],
@@ -219,11 +248,16 @@ def _left_out(summary: Mapping[str, Any]) -> int:
     return (summary.get("left_out") or {}).get("count", summary.get("failure_count", 0))
 
 
+def note(console: Console, message: object) -> None:
+    """Print a note of one line."""
+    console.print(Text(f"note: {message}", style="yellow"), soft_wrap=True)
+
+
 def show_warnings(console: Console) -> None:
     """Print warnings as one-line notes from now on."""
 
     def show(message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
-        console.print(Text(f"note: {message}", style="yellow"), soft_wrap=True)
+        note(console, message)
 
     warnings.showwarning = show
 

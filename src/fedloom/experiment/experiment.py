@@ -87,11 +87,11 @@ class Evaluation:
         scope = "train" if self.metric.startswith("global/train_") else self.metric.partition("/")[0]
         scope = "clients" if scope in ("seen", "unseen") else scope
         scopes = {*self.what, "server_average" if self.server_average else ""}
-        if (self.target is not None or self.patience) and scope not in scopes and self.metric != "train/loss":
-            raise ConfigError(
-                f"the target or patience uses the metric {self.metric!r}, which is never measured: "
-                f"evaluation.what is {', '.join(self.what) or 'empty'}."
-            )
+        stops = self.target is not None or self.patience > 0
+        chosen = (stops or self.metric != type(self).metric) and self.metric != "train/loss"
+        says = f"{'the target or patience uses the metric' if stops else 'evaluation.metric is'} {self.metric!r}"
+        if chosen and scope not in scopes:
+            raise ConfigError(f"{says}, which is never measured: evaluation.what is {', '.join(self.what) or 'empty'}.")
         own = scope == "clients" and "clients" in scopes and self.metric.startswith(("clients/", "seen/", "unseen/"))
         if own and self.metric.rpartition("/")[2] not in FIGURES:
             raise ConfigError(
@@ -105,11 +105,11 @@ class Evaluation:
             if not self.maximise and not self.target > 0:
                 raise ConfigError(f"the target loss is {self.target:g}, but it must be positive.")
         named = ("loss", "cross_entropy", *self.metrics)
+        named += ("rmse", "r2") * (self.metrics == type(self).metrics)  # what numbers are measured by
         words = {*named, *(f"train_{name}" for name in named)} & {*self.metric.split("/")}
-        if (self.target is not None or self.patience) and self.metric != "train/loss" and not words:
+        if chosen and not words:
             raise ConfigError(
-                f"the target or patience uses the metric {self.metric!r}, which is never measured: "
-                f"evaluation.metrics is {', '.join(self.metrics) or 'empty'}."
+                f"{says}, which is never measured: evaluation.metrics is {', '.join(self.metrics) or 'empty'}."
             )
 
     @property
@@ -148,7 +148,7 @@ class Evaluation:
         what, metric = self.what, self.metric
         if not common:
             what = tuple(name for name in what if name != "global")
-        if metric == Evaluation.metric:
+        if metric == Evaluation.metric and ("global" if common else "clients") in what:
             first = replace(self, metrics=metrics, target=None, patience=0, stop_at_target=False).first
             metric = f"global/{first}" if common else f"clients/{first}/mean"
         return replace(self, metrics=metrics, what=what, metric=metric)

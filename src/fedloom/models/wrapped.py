@@ -30,8 +30,16 @@ class Wrapped(nn.Module):
         return self.body(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [B, C] of samples [B, ...]."""
-        return self.head(self.body(x))
+        """Logits [B, C] of samples [B, ...].
+
+        Raises:
+            ConfigError: if it fails where the module as it was given does not.
+        """
+        try:
+            return self.head(self.body(x))
+        except Exception as error:
+            self._blame_head(x, error)
+            raise
 
     def uncut(self, x: Tensor) -> Tensor:
         """The output [B, C] of the module as it was given, with the head in its place."""
@@ -40,6 +48,17 @@ class Wrapped(nn.Module):
             return self.body(x)
         finally:
             self._fill(nn.Identity())
+
+    def _blame_head(self, x: Tensor, error: Exception) -> None:
+        """Raise ``ConfigError`` if an error is due to the cut: the head's inputs are not what the body returns."""
+        try:
+            self.uncut(x)
+        except Exception:  # the module itself fails, too
+            return
+        raise ConfigError(
+            f"layer {self.place!r} cannot be cut off as the head: {first_line(error)}; it is not the last layer, or "
+            "has no forward of its own, so choose the layer whose output is the module's."
+        ) from error
 
     def _fill(self, module: nn.Module) -> None:
         owner, _, name = self.place.rpartition(".")
@@ -99,8 +118,9 @@ def check(model: nn.Module, sample: Tensor) -> None:
             cut = model.head(model.features(sample))  # type: ignore[operator]
             whole = model.uncut(sample) if isinstance(model, Wrapped) else model(sample)
     except Exception as error:
-        if not isinstance(model, Wrapped):
+        if not isinstance(model, Wrapped) or isinstance(error, ConfigError):
             raise
+        model._blame_head(sample, error)
         raise ConfigError(f"layer {model.place!r} cannot be cut off as the head: {first_line(error)}.") from error
     finally:
         model.train(training)

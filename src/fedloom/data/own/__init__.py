@@ -18,6 +18,7 @@ from torch import Tensor
 from fedloom.core.errors import DataError
 from fedloom.data.own.columns import Columns, read
 from fedloom.data.own.labels import coded, with_kind
+from fedloom.data.own.scale import standardised, warn_of_scales
 from fedloom.data.own.tables import encoded, is_frame
 from fedloom.data.sources.arrays import from_tensors, inputs
 from fedloom.data.sources.base import Source
@@ -34,6 +35,7 @@ def as_source(
     label: str | Sequence[str] | None = None,
     client: Any = None,
     classes: int | None = None,
+    standardise: bool = False,
     name: str = "own data",
 ) -> Source:
     """A source of the user's own data.
@@ -49,6 +51,9 @@ def as_source(
         label: for tables, the target column; a list of columns for several labels or numbers per sample.
         client: natural client of each sample: an array, or the name of a column.
         classes: number of classes; by default those that occur.
+        standardise: whether numbers [N, D] are scaled, column by column, by the mean and deviation of all clients'
+            training samples (of those that are tested on a share, too); one-hot columns stay 0 and 1. In a federation
+            of real clients these two numbers a column would have to be computed jointly, for instance as secure sums.
         name: in captions and provenance.
 
     Returns:
@@ -85,7 +90,7 @@ def as_source(
         if not len(a):
             raise DataError(f"{told} has no samples; leave it out, or give it some.")
     ids, ids_test = _clients(read_parts, tests, owners, client, [len(one) for one in x], name)
-    return from_tensors(
+    made = from_tensors(
         _joined(x[:count], f"{name}: inputs"),
         _joined(targets[:count], f"{name}: targets"),
         x_test=x[count] if tests else None,
@@ -97,6 +102,13 @@ def as_source(
         name=name,
         settings={"columns": columns} if columns else {},
     )
+    plain = {str(one) for one in read_parts[0].x.columns} if columns else set()
+    numbers = [place for place, column in enumerate(columns) if column in plain]
+    if standardise:
+        return standardised(made, numbers if columns else None)
+    if numbers:
+        warn_of_scales(made, columns, numbers)
+    return made
 
 
 def _per_client(data: Any) -> tuple[list[Any], list[str] | None]:

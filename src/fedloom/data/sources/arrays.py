@@ -25,7 +25,7 @@ CHANNELS = (1, 3, 4)
 
 
 @sources.register
-def npz(path: str, classes: int | None = None) -> Source:
+def npz(path: str, classes: int | None = None, standardise: bool = False) -> Source:
     """Any npz file with ``x_train`` and ``y_train``, or a folder of npy files with these names.
 
     Files of a folder are mapped: only what is used is read into memory, so that inputs (float32 or int64) may be larger
@@ -36,11 +36,13 @@ def npz(path: str, classes: int | None = None) -> Source:
     Args:
         path: the file or folder.
         classes: number of classes; by default the largest label plus one.
+        standardise: whether inputs [N, D] are scaled, column by column, by the mean and deviation of all training
+            samples together, which a federation of real clients would have to compute jointly.
     """
     optional = ["x_test", "y_test", "client_train", "client_test", "names"]
     home = Path(path).expanduser()
     found = (read_npy_folder if home.is_dir() else read_npz)(home, ["x_train", "y_train"], optional)
-    return from_tensors(
+    made = from_tensors(
         found["x_train"],
         found["y_train"],
         x_test=found.get("x_test"),
@@ -52,6 +54,11 @@ def npz(path: str, classes: int | None = None) -> Source:
         name=Path(path).stem,
         settings={"path": str(path)},
     )
+    if not standardise:
+        return made
+    from fedloom.data.own.scale import standardised  # this package is imported by it
+
+    return standardised(made)
 
 
 def names_clients(path: Path) -> bool:

@@ -72,11 +72,15 @@ READERS = {".npz": "npz", ".csv": "table", ".parquet": "table"}
 
 
 class Sources(Registry[Source]):
-    """The data sources; a file in the place of a name is told how it is read."""
+    """The data sources; a file or folder in the place of a name is told how it is read."""
 
     def __getitem__(self, name: str) -> Entry[Source]:
-        if isinstance(name, str) and name not in self and (reader := READERS.get(Path(name).suffix.lower())):
-            raise ConfigError(f"{name!r} is a file, not a data source; to read it, write {reader}:{name}.")
+        if isinstance(name, str) and name not in self:
+            if reader := READERS.get(Path(name).suffix.lower()):
+                raise ConfigError(f"{name!r} is a file, not a data source; to read it, write {reader}:{name}.")
+            if name and Path(name).is_dir():
+                reader = "npz" if (Path(name) / "x_train.npy").is_file() else "folder"
+                raise ConfigError(f"{name!r} is a folder, not a data source; to read it, write {reader}:{name}.")
         return super().__getitem__(name)
 
 

@@ -276,6 +276,15 @@ def standardise(
     for owner in np.unique(owners):
         mine = owners == owner
         known = x[mine & fit, columns] if (mine & fit).any() else x[mine, columns]
-        spread = known.std(0)
-        x[mine, columns] = (x[mine, columns] - known.mean(0)) / np.where(spread > 0, spread, 1)
+        mean, deviation = moments(known)
+        x[mine, columns] = (x[mine, columns] - mean) / deviation
     return x
+
+
+def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation [D] of the columns of a table [N, D]; 1 for the deviation of a constant column.
+
+    >>> moments(np.array([[1.0, 5.0], [3.0, 5.0]]))
+    (array([2., 5.]), array([1., 1.]))
+    """
+    return x.mean(0), np.where(np.ptp(x, 0) > 0, x.std(0), 1.0)

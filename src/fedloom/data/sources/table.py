@@ -16,7 +16,12 @@ IN_DIGITS = re.compile(r"^\s*(\d{1,2})([./-])(\d{1,2})\2\d{2,4}\b")
 
 @sources.register
 def table(
-    path: str, label: str = "label", features: tuple[str, ...] = (), client: str | None = None, time: str | None = None
+    path: str,
+    label: str = "label",
+    features: tuple[str, ...] = (),
+    client: str | None = None,
+    time: str | None = None,
+    standardise: bool = False,
 ) -> Source:
     """A CSV or parquet table with one row per sample: ``data=table:FILE data.label=COLUMN``.
 
@@ -28,6 +33,8 @@ def table(
         features: the input columns; by default all other than label, client and time.
         client: the column of natural clients.
         time: the column by which rows are sorted, of numbers or dates; it is no input.
+        standardise: whether columns of numbers are scaled by the mean and deviation of all rows together, which a
+            federation of real clients would have to compute jointly.
 
     Raises:
         DataError: if the file cannot be read as a table, or lacks a column.
@@ -43,10 +50,13 @@ def table(
     if time is not None:
         frame = in_order(frame, time, name)
         frame = frame if time in features else frame.drop(columns=time)
-    one = as_source(frame, features=list(features) or None, label=label, client=client, name=name)
+    one = as_source(
+        frame, features=list(features) or None, label=label, client=client, standardise=standardise, name=name
+    )
     settings = {"path": str(path), "label": label, "time": time}
     settings |= {"client": client} if client else {}
     settings |= {"features": list(features)} if features else {}
+    settings |= {key: one.settings[key] for key in ("standardised",) if key in one.settings}
     return Source(name, one.train, one.test, "not stated", "", one.groups, None, one.group_names, settings=settings)
 
 

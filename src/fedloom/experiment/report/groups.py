@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedloom.core.errors import FedLoomError
+from fedloom.core.errors import ConfigError, FedLoomError
 from fedloom.experiment.report.charts import LineStyle, line_styles
 from fedloom.experiment.report.rundata import RunData, load
 from fedloom.metrics import Direction, direction
@@ -88,13 +88,29 @@ def group(runs: Sequence[RunData]) -> list[RunGroup]:
     ]
 
 
-def read(run_dirs: Sequence[Path]) -> list[RunGroup]:
-    """Load the run directories, each once, and group them.
+def run_directories(given: Iterable[Path | str]) -> Iterator[Path]:
+    """The given run directories, and those inside given folders that are not run directories themselves.
+
+    Raises:
+        ConfigError: if a folder contains none.
+    """
+    for path in map(Path, given):
+        if path.is_dir() and not any((path / name).exists() for name in ("config.yaml", "metrics.jsonl")):
+            inside = sorted(f.parent for f in path.rglob("metrics.jsonl") if (f.parent / "config.yaml").exists())
+            if not inside:
+                raise ConfigError(f"{str(path)!r} is not a run directory and contains none.")
+            yield from inside
+        else:
+            yield path
+
+
+def read(run_dirs: Iterable[Path | str]) -> list[RunGroup]:
+    """Load the run directories, also those inside given folders, each once, and group them.
 
     Raises:
         FedLoomError: if there is no directory, or one is not a run directory.
     """
-    places = list(dict.fromkeys(Path(path).resolve() for path in run_dirs))
+    places = list(dict.fromkeys(path.resolve() for path in run_directories(run_dirs)))
     if not places:
         raise FedLoomError("a report needs at least one run directory.")
     return group([load(place) for place in places])

@@ -105,8 +105,8 @@ def _shared_notes(tables: Sequence[ReportTable]) -> list[ReportTable]:
 
 
 def build(
-    run_dirs: Sequence[Path],
-    out: Path,
+    run_dirs: Sequence[Path | str],
+    out: Path | str,
     title: str = "Comparison of runs",
     files: Sequence[str] = (),
     reload: float = 0,
@@ -118,7 +118,7 @@ def build(
     unfinished) is left out, and the page says so.
 
     Args:
-        run_dirs: any number of run directories; duplicates count once.
+        run_dirs: run directories, and folders of them, like that of a sweep; duplicates count once.
         out: the directory for ``report.html``, ``tables.tex`` and ``tables/*.csv``; created if necessary.
         title: the heading.
         files: formats in which the figures are drawn into ``figures/`` as well, for papers: ``pdf``, ``svg``, ``png``.

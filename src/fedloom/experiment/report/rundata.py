@@ -28,8 +28,8 @@ _PYTHON_KEYS = {
 WALL = "wall"
 """A metric that is computed: the seconds of all rounds so far."""
 
-_SEED_FACTS = ("federation.digest", "federation.samples", "seed")
-"""Facts that depend on the seed, and so do not define what was compared."""
+_SEED_FACTS = ("federation.digest", "federation.samples", "model.digest", "seed")
+"""Facts that depend on the seed, as the initial parameters do, and so do not define what was compared."""
 
 
 @dataclass(frozen=True)

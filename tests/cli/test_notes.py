@@ -1,0 +1,109 @@
+"""What a command says beside its results: notes on what was not set, means over seeds, metrics that were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedloom as fl
+from fedloom.experiment.console import results
+from fedloom.experiment.rundir import RunDirectory
+from fedloom.metrics import names
+
+Cli = Callable[..., Any]
+SMALL = ("rounds=1", "clients=3", "model=logistic")
+NATURAL = "note: mine has 4 natural clients; partition=natural uses them."
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    """A file with four natural clients that are not the default, for its source has groups of its own."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 80)
+    x = rng.normal(size=(80, 3)) + y[:, None]
+    np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, client_train=np.arange(80) % 4)
+    return f"data=npz:{tmp_path / 'mine.npz'}"
+
+
+@pytest.fixture
+def begun_in_python(tmp_path: Path) -> Path:
+    federation = fl.data.federate("digits", "iid", clients=2)
+    fl.run("fedavg", federation, "logistic", rounds=1, out=tmp_path / "py")
+    return tmp_path / "py"
+
+
+def test_a_comparison_that_was_not_asked_for_is_named(cli: Cli) -> None:
+    said = "no method= given: comparing fedavg and feddyn."
+    assert said in cli("run", "clients=3", "--dry-run").err
+    assert said not in cli("run", "--dry-run").err
+    assert said not in cli("run", "method=fedavg", "clients=3", "--dry-run").err
+
+
+def test_natural_clients_that_are_not_used_are_named(cli: Cli, mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedloom.config.federated.names_clients", lambda path: False)  # as for data sets with a name
+    words = ("run", "method=fedavg", mine, *SMALL)
+    assert NATURAL in cli(*words, "--dry-run").err
+    assert NATURAL in cli(*words).out
+    for partition in ("natural", "iid"):
+        code, out, err = cli(*words[:-2], "model=logistic", "clients=4", f"partition={partition}", "--dry-run")
+        assert (code, "natural clients" in out + err) == (0, False)
+
+
+def test_notes_of_a_quiet_run_are_tidy_on_standard_error(cli: Cli, tmp_path: Path) -> None:
+    table = pd.DataFrame({"pressure": np.linspace(100, 160, 40), "ill": [0, 1] * 20})
+    table.to_csv(tmp_path / "patients.csv", index=False)
+    words = ("run", "method=fedavg", "data=table:patients.csv", "data.label=ill", "partition=iid", *SMALL)
+    code, out, err = cli(*words, "-q")
+    assert code == 0
+    assert "note:" not in out
+    (line,) = err.splitlines()
+    assert line.startswith("note: patients: column 'pressure' has mean 130 and standard deviation 17.8")
+    code, out, err = cli(*words, "data.standardise=true", "-q")
+    assert (code, err) == (0, "")
+
+
+def test_runs_that_differ_in_the_seed_are_summed_up_below_the_table(cli: Cli, tmp_path: Path) -> None:
+    code, out, _ = cli("run", "-m", "method=fedavg,feddyn", "seed=1,2", *SMALL, "-q", "out=sweep")
+    assert code == 0
+    values = [RunDirectory(tmp_path / f"sweep/fedavg-{seed}").summary()["final"]["global/accuracy"] for seed in (1, 2)]
+    mean, error = 100 * np.mean(values), 100 * np.std(values, ddof=1) / np.sqrt(2)
+    (line,) = (line for line in out.splitlines() if line.startswith("fedavg: "))
+    assert line.startswith(f"fedavg: accuracy {mean:.2f} ± {error:.2f} %, clients ")
+    assert line.endswith("(mean ± s.e., n = 2)")
+    assert "feddyn: accuracy" in out
+    assert "s.e." not in cli("run", "-m", "method=fedavg,feddyn", *SMALL, "-q").out
+
+
+def test_metrics_that_were_asked_for_are_columns_up_to_four(cli: Cli) -> None:
+    asked = "evaluation.metrics=[accuracy,auroc,f1,ece,mce,balanced_accuracy]"
+    code, out, _ = cli("run", "method=fedavg", "partition=iid", *SMALL, asked, "-q")
+    assert code == 0
+    head = next(line for line in out.splitlines() if line.startswith("method"))
+    assert head.split()[:2] == ["method", "accuracy"]
+    assert all(name in head.split() for name in ("auroc", "f1", "ece", "mce"))
+    assert "parameters sent" in head
+    assert "others, in summary.json: balanced_accuracy" in out
+
+
+def test_metrics_of_clients_alone_and_top_k_have_columns() -> None:
+    final = {"clients/accuracy/mean": 0.5, "clients/auroc/mean": 0.7, "clients/auroc/worst10": 0.1, "global/top5": 0.9}
+    table = results([("fedavg", {"final": final, "headline": "clients/accuracy/mean"})])
+    shown = {str(column.header): [*column.cells] for column in table.columns}
+    assert shown["clients auroc"] == ["0.700"]
+    assert shown["top5"] == ["90.0 %"]
+    assert "auroc" in names()
+
+
+def test_a_run_begun_in_python_is_neither_repeated_nor_used_at_a_shell(cli: Cli, begun_in_python: Path) -> None:
+    code, out, err = cli("run", str(begun_in_python / "config.yaml"), "--dry-run")
+    assert (code, out) == (2, "")
+    assert "names no method: this run was made from Python and is repeated there." in err
+    np.save("x.npy", np.zeros((1, 1, 8, 8), dtype=np.float32))
+    for words in (("predict", "x.npy"), ("export",), ("target", "data=x.npy")):
+        code, _, err = cli(words[0], f"run={begun_in_python}", *words[1:])
+        assert (code, "was begun in Python, so that its data and model are not on record" in err) == (2, True)
