@@ -18,8 +18,7 @@ given the ratio of type 3, the same problem but for the sizes.
 **The choice.** On a draw of its own, 5, every point of a method's grid gets 24 transmissions; the best three go on
 until the target or the best budget so far. The chosen one then runs on ten other draws, until the average of all
 clients' last models reaches the target, or for 300 transmissions. The homogeneous target was settled while draws 0 to 4
-were looked at, so others are reported; stored results of type 2 are still of these five. Interrupted work goes on where
-it was.
+were looked at, so others are reported. Interrupted runs continue where they stopped.
 """
 
 from __future__ import annotations

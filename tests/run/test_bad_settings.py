@@ -242,5 +242,5 @@ def test_average_cannot_begin_in_the_middle(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("metric", ["global/acc", "average/accuracy", "clients/accuracy"])
 def test_a_metric_that_is_never_measured_is_refused_though_nothing_stops_by_it(metric: str) -> None:
-    with pytest.raises(ConfigError, match="which is never measured|names no figure over clients"):
+    with pytest.raises(ConfigError, match=r"which is never measured|names no figure over clients"):
         Evaluation(("global", "clients"), metric=metric)
