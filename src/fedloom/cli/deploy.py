@@ -21,6 +21,7 @@ from fedloom.cli.report import page
 from fedloom.config.federated import build_method
 from fedloom.config.schema import CommandSchema
 from fedloom.core.errors import CheckpointError, ConfigError, nearest
+from fedloom.deploy.budget import Budget
 from fedloom.deploy.settings import DEPLOY, LOCAL
 from fedloom.experiment.console import make_console, print_raw, relpath, results
 from fedloom.experiment.rundir import RunDirectory
@@ -202,10 +203,8 @@ def status(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def budget(arguments: argparse.Namespace) -> Any:
+def budget(arguments: argparse.Namespace) -> Budget | None:
     """The privacy that a node's owner allows, or None."""
-    from fedloom.deploy.budget import Budget
-
     if arguments.epsilon is None:
         if arguments.delta is not None:
             raise ConfigError("--delta belongs to --epsilon.")

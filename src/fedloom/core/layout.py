@@ -166,7 +166,10 @@ _ties: WeakKeyDictionary[nn.Module, dict[str, list[str]]] = WeakKeyDictionary()
 
 
 def call(
-    module: nn.Module, named: Mapping[str, Tensor], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+    module: nn.Module,
+    named: Mapping[str, Tensor],
+    args: Sequence[Tensor | None],
+    kwargs: Mapping[str, object] | None = None,
 ) -> Any:
     """A module's output with other tensors in the place of its own, named as in a layout.
 

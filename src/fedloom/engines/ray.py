@@ -169,7 +169,7 @@ class _Blocks:
         states = [{} if stored else self.states(client) for client, stored in zip(clients, there, strict=True)]
         return RemoteBlock(number, self.level, clients, part, states, keep, places)
 
-    def job(self, method: str, parts: Mapping[int, range], keep: bool = False, more: tuple[Any, ...] = ()) -> Job:
+    def job(self, method: str, parts: Mapping[int, range], keep: bool = False, more: tuple[bool, ...] = ()) -> Job:
         """The call of a worker's method for members, by number of the block; states are read when it is dealt."""
 
         def arguments() -> tuple[Any, ...]:

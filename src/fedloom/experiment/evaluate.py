@@ -15,7 +15,7 @@ from fedloom.core.parts import Submodels
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server, Store
 from fedloom.experiment import batched_eval, interpolation_eval
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.last_models import ClientModels
 from fedloom.experiment.loaded import RELIABILITY, LoadedModel, Values, owned_labels
 from fedloom.experiment.server_average import ServerAverage

@@ -27,7 +27,7 @@ from fedloom.experiment import atomic, fingerprint, privacy, trainer
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.evaluate import Evaluator
-from fedloom.experiment.evaluation_check import check_means
+from fedloom.experiment.evaluation import check_means
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.last_models import CohortModels, LastModels
 from fedloom.experiment.rundir import Columns, Kind, RunDirectory, Status, Table

@@ -16,7 +16,7 @@ from fedloom.core.layout import LiveModule
 from fedloom.core.objective import Net
 from fedloom.core.plan import ClientPlan
 from fedloom.core.targets import TargetKind
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.metrics import Predictions, predictions, reliability
 from fedloom.metrics.measures import TestLoss
 

@@ -20,7 +20,7 @@ MISSING = "ε is not known: its accountant is in dp-accounting; pip install 'fed
 
 
 def is_installed() -> bool:
-    """Whether ``dp-accounting`` is."""
+    """Whether the library of the accountants, ``dp-accounting``, is there."""
     return find_spec("dp_accounting") is not None
 
 

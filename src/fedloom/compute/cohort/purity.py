@@ -66,11 +66,11 @@ def observed(model: nn.Module) -> Iterator[None]:
             vars(module).update(before)
 
 
-def _attributes(module: nn.Module) -> dict[str, Any]:
+def _attributes(module: nn.Module) -> dict[str, object]:
     return {name: value for name, value in vars(module).items() if name not in TENSORS}
 
 
-def _same(before: Any, after: Any) -> bool:
+def _same(before: object, after: object) -> bool:
     return before is after or (isinstance(before, PLAIN) and type(before) is type(after) and before == after)
 
 

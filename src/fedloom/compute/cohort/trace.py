@@ -66,7 +66,7 @@ class ChosenOutputs(nn.Module):
 class _Value(fx.Proxy):
     """A value whose ``+=`` is traced as such: it overwrites the value, under all of its names."""
 
-    def __iadd__(self, other: Any) -> fx.Proxy:
+    def __iadd__(self, other: object) -> fx.Proxy:
         return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
 
 

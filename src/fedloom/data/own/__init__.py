@@ -18,10 +18,10 @@ from torch import Tensor
 from fedloom.core.errors import DataError
 from fedloom.data.own.columns import Columns, read
 from fedloom.data.own.labels import coded, with_kind
-from fedloom.data.own.scale import standardised, warn_of_scales
 from fedloom.data.own.tables import encoded, is_frame
 from fedloom.data.sources.arrays import from_tensors, inputs
 from fedloom.data.sources.base import Source
+from fedloom.data.sources.scale import standardised, warn_of_scales
 
 __all__ = ["as_source"]
 

@@ -18,6 +18,7 @@ from fedloom.core.federation import Arrays
 from fedloom.data.sources.base import Source, natural_clients, sources
 from fedloom.data.sources.formats import read_npy_folder, read_npz
 from fedloom.data.sources.images import as_stored
+from fedloom.data.sources.scale import standardised
 
 CLASSES = 1_000_000
 CHANNELS = (1, 3, 4)
@@ -54,11 +55,7 @@ def npz(path: str, classes: int | None = None, standardise: bool = False) -> Sou
         name=Path(path).stem,
         settings={"path": str(path)},
     )
-    if not standardise:
-        return made
-    from fedloom.data.own.scale import standardised  # this package is imported by it
-
-    return standardised(made)
+    return standardised(made) if standardise else made
 
 
 def names_clients(path: Path) -> bool:

@@ -33,7 +33,7 @@ class FedNovaDrift(Drift):
   booktitle={Advances in Neural Information Processing Systems}, year={2020}}"""
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
-        """τ̄Δ_i/‖a_i‖₁."""
+        """The update at the usual number of steps, τ̄Δ_i/‖a_i‖₁."""
         return ClientEnd({}, {}, update * (ctx.usual_steps / ctx.effective_steps))
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:

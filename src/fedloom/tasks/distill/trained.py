@@ -14,7 +14,7 @@ from torch import nn
 from fedloom.core.errors import CheckpointError, in_one_line
 from fedloom.core.targets import CLASSES
 from fedloom.experiment.deployed import DeployedModel
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.loaded import Measurement
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.teacher import load_teacher

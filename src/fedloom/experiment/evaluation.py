@@ -1,0 +1,193 @@
+"""What is measured of models, when, and what that needs of the method and of the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fedloom.core.checks import one_of
+from fedloom.core.errors import ConfigError
+from fedloom.core.method import Method
+from fedloom.core.parts import Submodels
+from fedloom.core.settings import check_fields
+from fedloom.core.slots import label
+from fedloom.core.targets import NUMBERS, TargetKind
+from fedloom.metrics import direction, lookup, names
+from fedloom.metrics.fairness import FIGURES
+
+EVALUATIONS = ("global", "clients", "average", "cohort", "train", "received")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is measured, and when.
+
+    Args:
+        what: any of ``global`` (the server model on the common test set), ``clients`` (each client's deployed model on
+            its own test samples), ``average`` (the mean of all clients' last models on the common test set; only
+            reported, never fed back), ``cohort`` (likewise the mean of this round's models), ``train`` (the server
+            model on all training data) and ``received`` (the cohort's losses F_i(θ^t) before local work and Σ p_i F_i
+            in every round, also for methods that do not need them). If the method adapts models, every client adapts
+            and tests ``average`` and ``cohort`` as in ``clients``: ``average/accuracy/mean`` and so on.
+        every: rounds between evaluations; the last round is always evaluated.
+        target: target value of ``metric``, for rounds-to-target: in (0, 1] for an accuracy, positive for a loss.
+        metric: the metric used for the target, early stopping and the best round, like ``global/accuracy``.
+        stop_at_target: end the run when the target is reached.
+        patience: stop after this many evaluations without improvement (0: never).
+        batch_size: samples per forward pass.
+        metrics: in addition to the loss (of the objective on the data, without regularisers), any registered
+            metric: ``accuracy``, ``cross_entropy``, ``auroc``, ``auprc``, ``f1`` (means over several classes),
+            ``balanced_accuracy``, ``top5`` or another k, ``ece`` and ``mce`` (calibration errors, 15 bins),
+            ``exact_match``; for numbers ``rmse``, ``mae``, ``r2``, where the default stands for ``rmse`` and ``r2``. In
+            sequences, every position counts.
+        padding: the label of sequence positions that are ignored.
+        server_average: ρ in (0, 1): the average of the server models of all rounds with weights ρ^(t-s) is evaluated
+            beside the last one as ``server_average/...`` and saved as ``model_average.safetensors``; 0: none.
+
+    Raises:
+        ConfigError: for impossible settings, such as a target for a metric that is not measured.
+    """
+
+    what: tuple[str, ...] = ("global", "clients")
+    every: int = 1
+    target: float | None = None
+    metric: str = "global/accuracy"
+    stop_at_target: bool = False
+    patience: int = 0
+    batch_size: int = 1000
+    metrics: tuple[str, ...] = ("accuracy",)
+    padding: int | None = None
+    server_average: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(self, "evaluation.")
+        object.__setattr__(self, "what", tuple(map(str.lower, self.what)))
+        for name in self.what:
+            one_of("unknown evaluation", name, EVALUATIONS)
+        object.__setattr__(self, "metrics", tuple(lookup(name).name for name in self.metrics))
+        if self.every < 1 or self.batch_size < 1 or self.patience < 0:
+            raise ConfigError("evaluation: every and batch_size must be at least 1, patience at least 0.")
+        if not 0 <= self.server_average < 1:
+            raise ConfigError(f"evaluation.server_average is {self.server_average:g}, but it must lie in [0, 1).")
+        if self.stop_at_target and self.target is None:
+            raise ConfigError("evaluation: stop_at_target needs a target.")
+        scope = "train" if self.metric.startswith("global/train_") else self.metric.partition("/")[0]
+        scope = "clients" if scope in ("seen", "unseen") else scope
+        scopes = {*self.what, "server_average" if self.server_average else ""}
+        stops = self.target is not None or self.patience > 0
+        chosen = (stops or self.metric != type(self).metric) and self.metric != "train/loss"
+        says = f"{'the target or patience uses the metric' if stops else 'evaluation.metric is'} {self.metric!r}"
+        if chosen and scope not in scopes:
+            raise ConfigError(f"{says}, which is never measured: evaluation.what is {', '.join(self.what) or 'empty'}.")
+        own = scope == "clients" and "clients" in scopes and self.metric.startswith(("clients/", "seen/", "unseen/"))
+        if own and self.metric.rpartition("/")[2] not in FIGURES:
+            raise ConfigError(
+                f"the metric {self.metric!r} names no figure over clients; take one like {scope}/"
+                f"{self.first}/mean, or {', '.join(FIGURES[1:4])}, … in its place."
+            )
+        if self.target is not None:
+            words = self.metric.split("/")
+            if (self.maximise and not self.target <= 1) or ("accuracy" in words and not self.target > 0):
+                raise ConfigError(f"the target accuracy is {self.target:g}, but it must lie in (0, 1].")
+            if not self.maximise and not self.target > 0:
+                raise ConfigError(f"the target loss is {self.target:g}, but it must be positive.")
+        named = ("loss", "cross_entropy", *self.metrics)
+        named += ("rmse", "r2") * (self.metrics == type(self).metrics)  # what numbers are measured by
+        words = {*named, *(f"train_{name}" for name in named)} & {*self.metric.split("/")}
+        if chosen and not words:
+            raise ConfigError(
+                f"{says}, which is never measured: evaluation.metrics is {', '.join(self.metrics) or 'empty'}."
+            )
+
+    @property
+    def maximise(self) -> bool:
+        """Whether larger values of the metric are better."""
+        return direction(self.metric) == "max"
+
+    @property
+    def first(self) -> str:
+        """The metric by which models are judged: the accuracy, or else the first one, or else the loss."""
+        return "accuracy" if "accuracy" in self.metrics else (*self.metrics, "loss")[0]
+
+    def fitted(self, targets: TargetKind, common: bool) -> Evaluation:
+        """The evaluation for targets of a kind, with or without a ``common`` test set for a model of the server.
+
+        Without it, or where clients share no parameters, there is no ``global`` evaluation, and runs are judged by
+        their clients.
+
+        >>> from fedloom.core.targets import NUMBERS
+        >>> found = Evaluation().fitted(NUMBERS, common=False)
+        >>> found.metrics, found.what, found.metric
+        (('rmse', 'r2'), ('clients',), 'clients/rmse/mean')
+
+        Raises:
+            ConfigError: for a metric of other targets.
+        """
+        usual = targets == NUMBERS and self.metrics == Evaluation.metrics
+        metrics = ("rmse", "r2") if usual else self.metrics
+        for name in metrics:
+            if targets not in lookup(name).suits:
+                fitting = [one for one in names() if targets in lookup(one).suits]
+                raise ConfigError(
+                    f"the metric {name!r} is for {' or '.join(lookup(name).suits)}, but the targets of these data are "
+                    f"{targets}; choose among {', '.join(fitting)}."
+                )
+        what, metric = self.what, self.metric
+        if not common:
+            what = tuple(name for name in what if name != "global")
+        if metric == Evaluation.metric and ("global" if common else "clients") in what:
+            first = replace(self, metrics=metrics, target=None, patience=0, stop_at_target=False).first
+            metric = f"global/{first}" if common else f"clients/{first}/mean"
+        return replace(self, metrics=metrics, what=what, metric=metric)
+
+
+def check_evaluation(method: Method, evaluation: Evaluation) -> None:
+    """Raise a ``ConfigError`` for an evaluation that does not go with the method."""
+    means, personal = [what for what in ("average", "cohort") if what in evaluation.what], method.personal
+    if means and isinstance(personal, Submodels) and personal.chosen:
+        raise ConfigError(
+            f"evaluation.what={means[0]} is the mean of one model of each client, but with personal "
+            f"{label(personal)!r} clients train another one in every round; leave it out."
+        )
+    metric = evaluation.metric
+    if metric in ("average/accuracy", "cohort/accuracy") and not method.adaptation.is_identity:
+        raise ConfigError(
+            f"method {method.name!r} adapts models, so that {metric} is measured client by client; take {metric}/mean."
+        )
+    words = {word.removeprefix("train_") for word in metric.split("/")[1:]} if metric != "train/loss" else set()
+    if evaluation.target is not None or evaluation.patience:
+        if method.test_loss is None and "loss" in words:
+            raise ConfigError(
+                f"the loss of method {method.name!r} cannot be computed outside training, so that {metric} is "
+                f"not measured; take {metric.replace('loss', 'cross_entropy')}."
+            )
+        if method.test_loss is not None and words & {"cross_entropy"} - {*evaluation.metrics}:
+            raise ConfigError(f"{metric} is not measured; add cross_entropy to evaluation.metrics.")
+    judged = [name for name in EVALUATIONS if name in evaluation.what]
+    if not method.predicts and judged:
+        raise ConfigError(
+            f"method {method.name!r} trains no predictor that evaluation.what={judged[0]} could measure; "
+            "use fedloom synthesize, which evaluates generated samples, or leave evaluation.what empty."
+        )
+    if (judged or evaluation.server_average) and not method.personal.kept:
+        asked = f"evaluation.what={judged[0]}" if judged else "evaluation.server_average"
+        raise ConfigError(
+            f"clients of method {method.name!r} start from a new model in every round, so that {asked} would "
+            "measure an untrained one; set evaluation.what=[] and no server_average (fedloom synthesize evaluates "
+            "the generated samples)."
+        )
+    stops = "stop_at_target" if evaluation.stop_at_target else "patience" if evaluation.patience else ""
+    if stops and method.needs("rounds"):
+        raise ConfigError(
+            f"{method.who_needs('rounds')} acts in the last round, which a run that ends early never reaches; leave "
+            f"evaluation.{stops} out."
+        )
+
+
+def check_means(method: Method, evaluation: Evaluation, common: bool) -> None:
+    """Raise a ``ConfigError`` for a mean of models without a ``common`` test set, which adapted models do not need."""
+    means = [name for name in ("average", "cohort") if name in evaluation.what]
+    if means and not common and method.adaptation.is_identity:
+        raise ConfigError(
+            f"evaluation.what={means[0]} measures a mean of models on a common test set, but there is none; leave it "
+            "out, or set test data aside."
+        )
