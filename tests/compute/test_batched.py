@@ -15,7 +15,7 @@ from helpers.networks import IMAGE, images, tanh_net
 from helpers.runs import assert_same_run, experiment, go, theta
 from torch import nn
 
-from fedloom.compute import computes, reason_against_batched
+from fedloom.compute import computes, note, reason_against_batched
 from fedloom.compute.batched import LONGEST, Batched, _Block
 from fedloom.core.aggregate import even_blocks
 from fedloom.core.errors import ConfigError
@@ -126,6 +126,17 @@ def test_models_with_statistics_run_live_and_it_is_said_once() -> None:
     assert_same_run(go(**same), result)
     said = [warning for warning in result.summary["warnings"] if "compute=batched" in warning]
     assert said == ["compute=batched stepped clients one by one: the model keeps a buffer, 'body.1.running_mean'."]
+
+
+def test_of_auto_it_is_said_where_a_small_model_stands_against_it() -> None:
+    same = {"federation": classes((6, 9, 11), shape=IMAGE), "local": LOCALS["plain"], "compute": "auto"}
+    said = "compute=auto stepped clients one by one: the model keeps a buffer, 'body.1.running_mean'."
+    assert go(model=images("batch"), **same).summary["warnings"] == [said]
+    assert not go(model=images("group"), **same).summary["warnings"]
+    assert not go("per_fedavg", compute="auto", **settings("plain")).summary["warnings"]  # due to the method
+    plan = _plan(model=lambda: nn.Sequential(nn.Linear(4, 2000), nn.BatchNorm1d(2000), nn.Linear(2000, 2000)))
+    assert reason_against_batched(plan) and note("auto", plan) is None and note("batched", plan)
+    assert note("live", plan) is None
 
 
 def test_a_client_that_diverges_is_named_and_the_others_go_on() -> None:

@@ -75,7 +75,7 @@ def test_methods_that_need_a_head_name_the_remedy_before_anything_is_written(met
 
 
 def test_a_layer_in_the_middle_is_named_where_what_follows_it_does_not_fit() -> None:
-    sentence = r"layer 'first' cannot be cut off as the head: mat1 and mat2.*; it is not the last layer, or"
+    sentence = r"^layer 'first' cannot be cut off as the head: mat1 and mat2.*; it is not the last layer, or"
     with pytest.raises(ConfigError, match=sentence):
         run(given("fedavg", wrap(Net(), "first").double()))
     with pytest.raises(ConfigError, match=r"does not take inputs of shape \(4,\): mat1 and mat2"):  # uncut, too

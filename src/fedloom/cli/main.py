@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from fedloom.cli.help import COMMANDS, HELP, OPTIONS
-from fedloom.core.errors import ConfigError, FedLoomError, nearest
+from fedloom.core.errors import ConfigError, FedLoomError, closest, nearest
 
 OK, MISTAKE, INTERRUPTED = 0, 2, 130
 VALUED = ("--out", "--client", "--format", "--log", *OPTIONS)
@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
                 told = nearest(other, self.options)
                 setting, _, value = other.lstrip("-").partition("=")
                 value = value or next((word for word in words[words.index(other) + 1 :] if word[:1] != "-"), "")
-                if "--dry-run" in self.options and value and told.startswith("there are"):
+                if "--dry-run" in self.options and value and closest(other, self.options) is None:
                     told = f"settings are typed {setting}={value}, without dashes."
                 raise ConfigError(f"{self.prog} has no option {other!r}; {told}")
         arguments.words += others

@@ -74,3 +74,19 @@ def reason_against_batched(plan: ClientPlan) -> str | None:
     from fedloom.compute.batched import reason_against
 
     return next((reason for level in plan.levels if (reason := reason_against(level))), None)
+
+
+def note(name: str, plan: ClientPlan) -> str | None:
+    """What a user may want to change about a plan that the compute of a name steps live, as a sentence, or None.
+
+    ``batched`` was asked for, so that every reason is told; of ``auto`` only what in a small model stands against it.
+    """
+    from fedloom.compute.batched import reason_against_small_model
+
+    if name == "batched":
+        reason = reason_against_batched(plan)
+    elif name == "auto" and plan.device == "cpu":
+        reason = next((reason for level in plan.levels if (reason := reason_against_small_model(level))), None)
+    else:
+        reason = None
+    return reason and f"compute={name} stepped clients one by one: {reason}."

@@ -57,6 +57,13 @@ def reason_against(plan: ClientPlan) -> str | None:
     return _reason_against_model(plan.model, outputs_of(plan), plan.data.arrays.x)
 
 
+def reason_against_small_model(plan: ClientPlan) -> str | None:
+    """Why the model of a plan has no cohort form, in words; None if it has one, or is too large to profit from it."""
+    if not plan.method.predicts or 2 * plan.layout.dtype.itemsize * (2 + plan.memory) * plan.layout.size > MEMORY:
+        return None
+    return _reason_against_model(plan.model, outputs_of(plan), plan.data.arrays.x)
+
+
 def _reason_against_model(model: nn.Module, outputs: str, inputs: Tensor) -> str | None:
     """Why a model has no cohort form, found once for a kind of inputs [N, ...]."""
     known, key = _reasons.setdefault(model, {}), (outputs, inputs.shape[1:], inputs.dtype)

@@ -72,6 +72,12 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     'there are: --json, --quiet.'
     """
     valid = sorted(valid)
+    close = closest(name, valid)
+    return (f"did you mean {close!r}? There are" if close else "there are") + f": {', '.join(valid) or 'none'}."
+
+
+def closest(name: str, valid: Iterable[str]) -> str | None:
+    """The valid name that a name may be a slip of, whatever its dashes; None if no name is close to it."""
     bare = {one.lstrip("-"): one for one in valid}
-    close = [bare[one] for one in difflib.get_close_matches(name.lstrip("-"), bare, n=1, cutoff=0.6)]
-    return (f"did you mean {close[0]!r}? There are" if close else "there are") + f": {', '.join(valid) or 'none'}."
+    close = difflib.get_close_matches(name.lstrip("-"), bare, n=1, cutoff=0.6)
+    return bare[close[0]] if close else None

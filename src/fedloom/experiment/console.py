@@ -146,10 +146,9 @@ def print_raw(console: Console, text: str, end: str = "\n") -> None:
 
 
 def notes(console: Console, summaries: Iterable[Mapping[str, Any]]) -> None:
-    """Print the warnings of finished runs, and an empty line."""
-    for summary in summaries:
-        for warning in summary.get("warnings") or []:
-            print_raw(console, f"note: {warning}")
+    """Print the warnings of finished runs, each once, and an empty line."""
+    for warning in dict.fromkeys(said for summary in summaries for said in summary.get("warnings") or []):
+        print_raw(console, f"note: {warning}")
     console.print()
 
 

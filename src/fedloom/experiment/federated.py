@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedloom.compute import computes, reason_against_batched, resolved
+from fedloom.compute import computes, note, resolved
 from fedloom.core.aggregate import Traffic
 from fedloom.core.client import Failure, Result
 from fedloom.core.cohort import Report
@@ -195,8 +195,8 @@ class FederatedTask(TrainerTask):
         self.engine = self.make_engine(self.plan, compute)
         if experiment.client_state == "shared":
             self.engine.places = self._place
-        if experiment.compute == "batched" and (reason := reason_against_batched(self.plan)):
-            self.warnings.append(f"compute=batched stepped clients one by one: {reason}.")
+        if said := note(experiment.compute, self.plan):
+            self.warnings.append(said)
         if tolerance := self.traits.tolerance:
             self.warnings.append(f"engine={experiment.engine} gives the serial engine's results up to {tolerance:g}.")
 

@@ -110,6 +110,8 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
     try:
         with torch.no_grad():
             out = model.eval()(sample)
+    except ConfigError:  # of a head that was cut off in the wrong place
+        raise
     except Exception as error:
         whole = "" if sample.is_floating_point() else "; whole numbers are taken as tokens: give others as float32"
         raise ConfigError(
