@@ -6,7 +6,7 @@
 For each draw of the data a student is trained from 100 random starts, all at once, with cross entropy, distillation and
 DiSK, and the minima at which it ends are counted. Settings are the text's defaults; what the thesis scans is chosen on
 draw 0, which is not reported, by the mean accuracy of 20 starts (ten minutes of one core). What it leaves open is said
-in ``toy_problems.py`` and in the results. Only what is missing is computed.
+in ``toy_problems.py``, ``toy_courses.py`` and in the results. Only what is missing is computed.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from torch.func import vmap
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import reporting
-import toy_problems as toys
 from protocol import mean_error
-from toy_problems import Course, Toy, ToyRuns
+from toy_courses import Course, Toy, ToyRuns, candidates, counts, shorter, train
+from toy_problems import LEVELS, MINIMA, gaussians, intervals
 
 RESULTS = Path(__file__).parent / "results"
 PROBLEMS: dict[str, tuple[str, Callable[..., Toy]]] = {  # with their titles
-    "intervals": ("1-D intervals", toys.intervals),
-    "intervals, left": ("1-D intervals, starts within [0, 4.5]", partial(toys.intervals, within=4.5)),
-    "six gaussians": ("2-D Gaussians", toys.gaussians),
+    "intervals": ("1-D intervals", intervals),
+    "intervals, left": ("1-D intervals, starts within [0, 4.5]", partial(intervals, within=4.5)),
+    "six gaussians": ("2-D Gaussians", gaussians),
 }
 ON_THE_LINE = {"cross entropy": (35, 64, 1), "KD": (30, 67, 3), "DiSK": (9, 1, 90)}
 PUBLISHED = {  # table 6.1
@@ -54,18 +54,18 @@ COLOURS = {"cross entropy": "#444444", "KD": "#d9902f", "DiSK": "#0b6e99"}
 CLASSES = ("#c1272d", "#3a9a4e", "#2b62b5")  # red, green, blue
 
 
-def choose(toy: Toy, candidates: Sequence[Course], rounds: int, starts: int) -> Course:
+def choose(toy: Toy, scanned: Sequence[Course], rounds: int, starts: int) -> Course:
     """The course whose students are the most accurate, the first of equals."""
-    if len(candidates) == 1:
-        return candidates[0]
-    runs = (toys.train(toy, toys.shorter(course, rounds), starts, seed=0) for course in candidates)
-    return candidates[int(np.argmax([round(toy.accuracy(found.parameters).mean().item(), 4) for found in runs]))]
+    if len(scanned) == 1:
+        return scanned[0]
+    runs = (train(toy, shorter(course, rounds), starts, seed=0) for course in scanned)
+    return scanned[int(np.argmax([round(toy.accuracy(found.parameters).mean().item(), 4) for found in runs]))]
 
 
 def cell(toy: Toy, found: ToyRuns) -> dict[str, Any]:
     """What is kept of a method's runs."""
     return {
-        "counts": toys.counts(toy, found.parameters),
+        "counts": counts(toy, found.parameters),
         "accuracy": round(toy.accuracy(found.parameters).mean().item(), 4),
     }
 
@@ -130,7 +130,7 @@ def figure_6_1(toy: Toy, courses: dict[str, Course], found: dict[str, ToyRuns], 
     axes[0].plot(x[order], toy.teacher_logits.softmax(1)[order, 1], color="#444444", label="teacher's P(blue)")
     guide = typical(toy, found["DiSK"])
     axes[0].plot(x[order], guide[order], color=COLOURS["DiSK"], label="guide at the end")
-    for name, (a, b) in toys.MINIMA.items():
+    for name, (a, b) in MINIMA.items():
         axes[0].annotate(name, (a, -0.3 - 0.1 * "ABC".index(name)), fontsize=8)
         axes[0].plot([a, b], [-0.3 - 0.1 * "ABC".index(name)] * 2, color="#777777", lw=1)
     axes[0].set(xlabel="x", title="data, teacher, minima, guide")
@@ -145,7 +145,7 @@ def figure_6_1(toy: Toy, courses: dict[str, Course], found: dict[str, ToyRuns], 
         for start in range(0, one.path.shape[1], max(1, one.path.shape[1] // 20)):
             axis.plot(*one.path[:, start].T, color=COLOURS[name], lw=0.7)
             axis.plot(*one.path[-1, start], "o", color="#c1272d", ms=3)
-        for minimum, (a, b) in toys.MINIMA.items():
+        for minimum, (a, b) in MINIMA.items():
             axis.annotate(minimum, (a - 0.5, b + 0.15), color="#c1272d", weight="bold")
         axis.set(xlabel="a", ylabel="b", title=f"{name}: loss and paths of 20 starts")
     figure.savefig(path, dpi=110)
@@ -215,18 +215,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in () if args.table else args.only:
         make, courses = PROBLEMS[name][1], results["courses"].setdefault(name, {})
         kept = results["toys"].setdefault(name, {"methods": {}, "teacher": {}, "minima": ""})
-        for method, candidates in toys.candidates().items():
+        for method, scanned in candidates().items():
             if method not in courses:
-                best = choose(make(seed=0, samples=args.samples), candidates, args.rounds, args.tries)
+                best = choose(make(seed=0, samples=args.samples), scanned, args.rounds, args.tries)
                 courses[method] = chosen_settings(best)
                 print(name, method, courses[method], flush=True)
-        plan = {method: toys.shorter(Course(**chosen), args.rounds) for method, chosen in courses.items()}
+        plan = {method: shorter(Course(**chosen), args.rounds) for method, chosen in courses.items()}
         for draw in args.draws:
             missing = [method for method in plan if str(draw) not in kept["methods"].get(method, {})]
             if not missing:
                 continue
             toy = make(seed=draw, samples=args.samples)
-            found = {method: toys.train(toy, plan[method], args.starts, draw) for method in missing}
+            found = {method: train(toy, plan[method], args.starts, draw) for method in missing}
             for method, runs in found.items():
                 kept["methods"].setdefault(method, {})[str(draw)] = cell(toy, runs)
             if not kept["teacher"]:
@@ -252,15 +252,11 @@ def picture(name: str, toy: Toy, courses: dict[str, Course], found: dict[str, To
 def minima(toy: Toy) -> str:
     """What each minimum is, in words."""
     if toy.name == "intervals":
-        right = toy.accuracy(torch.tensor(list(toys.MINIMA.values()))).tolist()
-        each = zip(toys.MINIMA.items(), right, strict=True)
+        right = toy.accuracy(torch.tensor(list(MINIMA.values()))).tolist()
+        each = zip(MINIMA.items(), right, strict=True)
         said = ", ".join(f"{name} is [{a:g}, {b:g}] ({100 * r:.0f} % of the test points)" for (name, (a, b)), r in each)
         return f"{said}."
-    return (
-        "A, B, C, D: an accuracy nearest to "
-        + ", ".join(f"{100 * level:.0f}" for level in toys.LEVELS.values())
-        + " %."
-    )
+    return "A, B, C, D: an accuracy nearest to " + ", ".join(f"{100 * level:.0f}" for level in LEVELS.values()) + " %."
 
 
 if __name__ == "__main__":

@@ -16,16 +16,16 @@ from torch import Tensor
 from fedloom.core.errors import ConfigError
 from fedloom.parts.objectives.guidance import budget, guided
 
-toys = load("distill", "toy_problems")
+toys, courses = load("distill", "toy_problems"), load("distill", "toy_courses")
 
 
 @pytest.fixture(scope="module")
-def line() -> toys.Toy:
+def line() -> courses.Toy:
     return toys.intervals(samples=120)
 
 
 @pytest.fixture(scope="module")
-def plane() -> toys.Toy:
+def plane() -> courses.Toy:
     return toys.gaussians(samples=120, test_samples=120)
 
 
@@ -40,26 +40,26 @@ def test_the_students_pass_has_no_budget_and_the_guides_no_student() -> None:
     student, teacher, y, g = drawn()
     s, h = student.clone().requires_grad_(), g.clone().requires_grad_()
     settings = {"alpha": 0.3, "tau": 4.0, "tau_s": 4.0, "top_k": 2}
-    pass_of_student = toys.lagrangian(s, teacher, y, h.detach(), **settings)
+    pass_of_student = courses.lagrangian(s, teacher, y, h.detach(), **settings)
     both = torch.autograd.grad(pass_of_student, (s, h), allow_unused=True)
     assert both[0].abs().sum() > 0
     assert both[1] is None
-    spent = toys.lagrangian(s.detach(), teacher, y, h, delta=0.1, multiplier=5.0, **settings)
+    spent = courses.lagrangian(s.detach(), teacher, y, h, delta=0.1, multiplier=5.0, **settings)
     assert torch.autograd.grad(spent, h)[0].abs().sum() > 0
-    free = toys.lagrangian(s.detach(), teacher, y, h, **settings)
+    free = courses.lagrangian(s.detach(), teacher, y, h, **settings)
     assert (spent - free).item() == pytest.approx(5 * budget(student, y, g, 0.1).item(), abs=1e-12)
 
 
 def test_labels_alone_and_the_teacher_alone_are_the_ends_of_alpha() -> None:
     student, teacher, y, g = drawn()
     settings = {"tau": 4.0, "tau_s": 3.0, "top_k": 2}
-    labels = toys.lagrangian(student, teacher, y, g, alpha=1.0, **settings)
+    labels = courses.lagrangian(student, teacher, y, g, alpha=1.0, **settings)
     torch.testing.assert_close(labels, torch.nn.functional.cross_entropy(student, y))
-    far = toys.lagrangian(student, teacher, y, g, alpha=0.0, **settings)
+    far = courses.lagrangian(student, teacher, y, g, alpha=0.0, **settings)
     torch.testing.assert_close(far, guided(student, teacher, g, 4.0, 3.0, 2).mean())
 
 
-def test_a_student_is_one_interval(line: toys.Toy) -> None:
+def test_a_student_is_one_interval(line: courses.Toy) -> None:
     kappa, scale = toys.KAPPA, toys.SCALE
     x = np.linspace(0, 9, 7)
     h = 1 / (1 + np.exp(-kappa * (x - 2))) - 1 / (1 + np.exp(-kappa * (x - 7)))
@@ -67,7 +67,7 @@ def test_a_student_is_one_interval(line: toys.Toy) -> None:
     np.testing.assert_allclose(found, scale * np.stack([1 - h, h], 1), rtol=0, atol=1e-5)
 
 
-def test_the_teacher_knows_both_intervals_and_the_best_student_only_one(line: toys.Toy) -> None:
+def test_the_teacher_knows_both_intervals_and_the_best_student_only_one(line: courses.Toy) -> None:
     assert line.test_teacher > 0.93
     x, y = line.train.x[:, 0], line.train.y
     first, second = line.seen.T
@@ -80,12 +80,12 @@ def test_the_teacher_knows_both_intervals_and_the_best_student_only_one(line: to
     assert accuracies.argmin() == 0  # A holds the short interval alone
 
 
-def test_places_are_named(line: toys.Toy) -> None:
+def test_places_are_named(line: courses.Toy) -> None:
     where = torch.tensor([[2.0, 3.0], [2.3, 6.5], [5.0, 7.0], [4.7, 7.1], [0.0, 9.0]])
-    assert toys.counts(line, where) == {"A": 1, "B": 1, "C": 2, "none": 1}
+    assert courses.counts(line, where) == {"A": 1, "B": 1, "C": 2, "none": 1}
 
 
-def by_hand(toy: toys.Toy, course: toys.Course, p: Tensor, g: Tensor) -> Tensor:
+def by_hand(toy: courses.Toy, course: courses.Course, p: Tensor, g: Tensor) -> Tensor:
     """The student's loss of one start, once more."""
     logits = toy.student(p, toy.train.x)
     labels = -logits.log_softmax(-1)[torch.arange(len(g)), toy.train.y].mean()
@@ -96,9 +96,9 @@ def by_hand(toy: toys.Toy, course: toys.Course, p: Tensor, g: Tensor) -> Tensor:
 @pytest.mark.parametrize("problem", ["line", "plane"])
 def test_all_starts_at_once_are_each_start_alone(problem: str, request: pytest.FixtureRequest) -> None:
     """torch.func.vmap against a plain optimiser on one start after the other."""
-    toy: toys.Toy = request.getfixturevalue(problem)
-    course = toys.Course(alpha=0.3, tau=2.0, rounds=3, passes=2)
-    found = toys.train(toy, course, starts=4)
+    toy: courses.Toy = request.getfixturevalue(problem)
+    course = courses.Course(alpha=0.3, tau=2.0, rounds=3, passes=2)
+    found = courses.train(toy, course, starts=4)
     for number in range(4):
         p = found.path[0, number].clone().requires_grad_()
         optimiser = torch.optim.SGD([p], lr=0.1, momentum=0.9, weight_decay=0.01)
@@ -111,30 +111,30 @@ def test_all_starts_at_once_are_each_start_alone(problem: str, request: pytest.F
         torch.testing.assert_close(found.parameters[number], p.detach(), rtol=0, atol=2e-4)
 
 
-def test_a_guide_that_may_help_no_class_changes_nothing(line: toys.Toy) -> None:
-    course = toys.Course(alpha=0.1, tau=4.0, rounds=4)
-    plain = toys.train(line, course, starts=5)
-    idle = toys.train(line, replace(course, guide=True, top_k=0), starts=5)
+def test_a_guide_that_may_help_no_class_changes_nothing(line: courses.Toy) -> None:
+    course = courses.Course(alpha=0.1, tau=4.0, rounds=4)
+    plain = courses.train(line, course, starts=5)
+    idle = courses.train(line, replace(course, guide=True, top_k=0), starts=5)
     torch.testing.assert_close(idle.parameters, plain.parameters, rtol=0, atol=1e-6)
-    helped = toys.train(line, replace(course, guide=True, top_k=2, lam_max=0.1), starts=5)
+    helped = courses.train(line, replace(course, guide=True, top_k=2, lam_max=0.1), starts=5)
     assert (helped.parameters - plain.parameters).abs().max() > 1e-3
     assert plain.help.abs().max() == 0
 
 
-def test_equal_seeds_are_equal_runs_and_courses_share_their_starts(plane: toys.Toy) -> None:
-    course = toys.Course(alpha=0.1, tau=2.0, guide=True, rounds=3)
-    one, again = (toys.train(plane, course, starts=3) for _ in range(2))
+def test_equal_seeds_are_equal_runs_and_courses_share_their_starts(plane: courses.Toy) -> None:
+    course = courses.Course(alpha=0.1, tau=2.0, guide=True, rounds=3)
+    one, again = (courses.train(plane, course, starts=3) for _ in range(2))
     assert one.parameters.equal(again.parameters)
-    assert one.path[0].equal(toys.train(plane, toys.Course(rounds=1), starts=3).path[0])
-    assert not one.path[0].equal(toys.train(plane, toys.Course(rounds=1), starts=3, seed=1).path[0])
+    assert one.path[0].equal(courses.train(plane, courses.Course(rounds=1), starts=3).path[0])
+    assert not one.path[0].equal(courses.train(plane, courses.Course(rounds=1), starts=3, seed=1).path[0])
     assert one.multipliers == [0.1, *one.multipliers[1:]]
     assert one.path.shape == (4, 3, 17)
     assert one.help.shape == (3, 120)
 
 
-def test_the_network_is_that_of_torch(plane: toys.Toy) -> None:
+def test_the_network_is_that_of_torch(plane: courses.Toy) -> None:
     """Linear, batch norm, ReLU, linear: in training mode on the training samples, with their statistics on others."""
-    p = toys.train(plane, toys.Course(rounds=1), starts=1).parameters[0]
+    p = courses.train(plane, courses.Course(rounds=1), starts=1).parameters[0]
     net = torch.nn.Sequential(
         torch.nn.Linear(2, 2, bias=False), torch.nn.BatchNorm1d(2, momentum=1.0), torch.nn.ReLU(), torch.nn.Linear(2, 3)
     )
@@ -148,7 +148,7 @@ def test_the_network_is_that_of_torch(plane: toys.Toy) -> None:
         torch.testing.assert_close(plane.student(p, plane.test.x), net.eval()(plane.test.x), rtol=0, atol=1e-5)
 
 
-def test_the_teacher_of_the_plane_is_nearly_always_right(plane: toys.Toy) -> None:
+def test_the_teacher_of_the_plane_is_nearly_always_right(plane: courses.Toy) -> None:
     assert plane.test_teacher > 0.95
     assert plane.seen.shape == (120, 16)
     torch.testing.assert_close(plane.seen.mean(0), torch.zeros(16), rtol=0, atol=1e-4)
@@ -158,9 +158,9 @@ def test_the_teacher_of_the_plane_is_nearly_always_right(plane: toys.Toy) -> Non
 def test_disk_finds_the_minimum_that_others_seldom_find() -> None:
     """The effect itself, with fewer starts and samples than in the recipe."""
     toy, ends = toys.intervals(samples=500), {}
-    (guided,) = toys.candidates()["DiSK, strong guide"]
-    for name, course in (("KD", toys.Course(alpha=0.0, tau=6.0)), ("DiSK", guided)):
-        ends[name] = toys.counts(toy, toys.train(toy, course, starts=8).parameters)
+    (guided,) = courses.candidates()["DiSK, strong guide"]
+    for name, course in (("KD", courses.Course(alpha=0.0, tau=6.0)), ("DiSK", guided)):
+        ends[name] = courses.counts(toy, courses.train(toy, course, starts=8).parameters)
     assert ends["DiSK"]["C"] >= ends["KD"]["C"] + 2
     assert ends["DiSK"]["C"] >= 6
 
@@ -170,7 +170,7 @@ def test_disk_finds_the_minimum_that_others_seldom_find() -> None:
 )
 def test_courses_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
-        toys.Course(**wrong)  # type: ignore[arg-type]
+        courses.Course(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
