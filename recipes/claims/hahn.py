@@ -137,7 +137,7 @@ RESULTS: dict[str, Result] = {
            ("synthesis/table_4_2_digits", "digits", "digits, small networks",
             (("1", (("FedEvg", "FedCGAN", "-"), ("FedEvg", "FedCVAE", "-")), "-"),
              ("0.01", (("FedEvg", "FedCGAN", "-"), ("FedCVAE", "FedEvg", "-")), "-"))),
-           ("synthesis/table_4_2_reduced", "mnist", "small networks, 60 rounds of 500",
+           ("synthesis/table_4_2_reduced", "mnist", "small networks, 60 rounds of 500, classes split over clients",
             (("1", (("FedEvg", "FedCGAN", "70.94 : 60.81"), ("FedEvg", "FedCVAE", "70.94 : 64.73")), "124.72 : 181.3"),
              ("0.01", (("FedEvg", "FedCGAN", "62.95 : 44.18"), ("FedCVAE", "FedEvg", "66.93 : 62.95")),
               "171.53 : 214.35"))))},

@@ -168,6 +168,7 @@ DEVICES = {
     "speech_commands": Setting(
         "SpeechCommands by speaker, 5 of 2005 clients a round, M5",
         "speech_commands", "m5", 500, sgd(0.999, 10), (0.1,), ("weibull",), "top5", cohort=5,
+        partition=Natural(min_size=3),
     ),
 }  # fmt: skip
 SETTINGS = {**SILOS, **DEVICES}
@@ -181,7 +182,10 @@ def load(name: str) -> Source:
     natural = isinstance(setting.partition, Natural)
     if setting.prepare or setting.arrange:
         return setting.prepare(found) if setting.prepare else found
-    apart = not len(found.test) or (natural and found.groups_test is None) or found.federation is not None
+    if not len(found.test):
+        return found
+    here, there = found.groups, found.groups_test
+    apart = natural and (here is None or there is None or not np.isin(there, here).any())
     return found if apart else merged(found, natural)
 
 

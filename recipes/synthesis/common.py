@@ -46,6 +46,17 @@ SEEN = {
 }
 
 
+SPLIT = {
+    "classes": (
+        "The images of each class are split among the clients by a draw from Dirichlet(α), as most frameworks do, so "
+        "that sizes are skewed, too: at α .01 some clients have a handful of images, and the mean over clients counts "
+        "each of them like all others. The thesis describes clients that have as many images each, with label shares "
+        "of their own from Dirichlet(α), which is `--split clients`."
+    ),
+    "clients": "Clients have as many images each, with label shares of their own from Dirichlet(α), as in the thesis.",
+}  # of the pages, beside the introduction
+
+
 def told(recipe: str, words: Sequence[str]) -> str:
     """The command of a recipe as results record it: without the places on this machine.
 
@@ -71,9 +82,10 @@ def main(
     parser.add_argument("--out", type=Path, default=RESULTS, help="tables, pictures and compact results")
     parser.add_argument("--table", action="store_true", help="only write them again")
     arguments = parser.parse_args(words)
+    arguments.stem = arguments.scale + ("_clients" if vars(arguments).get("split") == "clients" else "")
     arguments.command = told(recipe, sys.argv[1:] if words is None else words)
     do(arguments)
-    return verdict(read(arguments.out / f"{recipe}_{arguments.scale}.json"))
+    return verdict(read(arguments.out / f"{recipe}_{arguments.stem}.json"))
 
 
 def of(runs: Mapping[str, Any], when: str, key: str) -> list[float]:
@@ -149,7 +161,7 @@ def text(results: Mapping[str, Any], methods: Sequence[str]) -> str:
     cells, scale = results["cells"], results["scale"]
     runs = [run for cell in cells.values() for by_seed in cell["runs"].values() for run in by_seed.values()]
     lines = [f"# Synthetic data from a federation (Hahn, thesis, tables 4.2 to 4.5, figures 4.1 to 4.4), {scale}", ""]
-    lines += [INTRODUCTION.format(**results)]
+    lines += [INTRODUCTION.format(**results), "", SPLIT["clients" if scale.endswith("_clients") else "classes"]]
     for data in dict.fromkeys(parted(key)[0] for key in cells):
         name = NAMES.get(data, data)
         lines += [

@@ -4,11 +4,15 @@
     FEDLOOM_DATA=... python recipes/synthesis/table_4_2.py [--scale reduced] [--seeds 1] [--alphas 0.01 1] [--only ...]
     python recipes/synthesis/table_4_2.py --table             # tables and pictures again, from the stored results
 
-K clients, labels split by Dirichlet(alpha); every method works for T rounds of the same local steps and leaves ten
-images of each class. A fresh classifier learns from them until it converges, with shifts as augmentation, and is tested
-on all test images of every client (the mean over clients is what the thesis' tables 4.2 and 4.3 show) and on the common
-test set. FID is that of the images and all test images, on features of a classifier trained on real data (the thesis
-took Inception's: give its weights with --inception).
+K clients. With ``--split classes``, the default, each class is split among the clients by Dirichlet(alpha), as most
+frameworks do, so that sizes are skewed, too; with ``--split clients`` all have as many images, with label shares of
+their own from Dirichlet(alpha), which is what the thesis describes (results in ``table_4_2_..._clients``).
+
+Every method works for T rounds of the same local steps and leaves ten images of each class. A fresh classifier learns
+from them until it converges, with shifts as augmentation, and is tested on all test images of every client (the mean
+over clients is what the thesis' tables 4.2 and 4.3 show) and on the common test set. FID is that of the images and all
+test images, on features of a classifier trained on real data (the thesis took Inception's: give its weights with
+--inception).
 
 **Equal communication.** A round of FedEvg sends M images and labels down, M gradients and weights up; one of FedCGAN
 and FedCVAE a whole pair of networks each way. They are judged at equal rounds, and also after as many rounds as send no
@@ -48,6 +52,8 @@ from fedloom.models import models
 from fedloom.tasks.synthesis.judge import SyntheticEvaluator
 from fedloom.tasks.synthesis.run import synthesize
 
+SPLITS = {"classes": "dirichlet", "clients": "dirichlet_balanced"}  # what has shares from a Dirichlet distribution
+
 
 def source(name: str, side: int) -> Source:
     """A data set with pixels from 0 to 1, for which FedEvg's step sizes are meant, at the given size."""
@@ -66,9 +72,9 @@ def sized(arrays: Arrays, side: int) -> Arrays:
     return replace(arrays, x=x.clamp(0, 1))
 
 
-def federation(data: Source, clients: int, alpha: float, seed: int) -> Federation:
+def federation(data: Source, clients: int, alpha: float, seed: int, split: str = "classes") -> Federation:
     """Labels split by Dirichlet; a fifth of each client's images is its hold-out."""
-    return federate(data, partitions.make("dirichlet", alpha=alpha), clients, seed)
+    return federate(data, partitions.make(SPLITS[split], alpha=alpha), clients, seed)
 
 
 def experiment(name: str, scale: Scale, parts: Federation, seed: int) -> Experiment:
@@ -157,15 +163,15 @@ def reference(judge: SyntheticEvaluator, spc: int) -> dict[str, Any]:
 
 def do(arguments: argparse.Namespace, say: Callable[[str], None] = print) -> None:
     """Everything that was asked for and is not there yet, the results written after each run."""
+    path, home = arguments.out / f"table_4_2_{arguments.stem}.json", arguments.runs / arguments.stem
     if arguments.table:
-        common.report(arguments.out / f"table_4_2_{arguments.scale}.json", arguments.runs, METHODS + VARIANTS)
+        common.report(path, arguments.runs, METHODS + VARIANTS)
         return
     scale = SCALES[arguments.scale]
     if arguments.rounds:
         scale = replace(scale, rounds=arguments.rounds)
     if arguments.inception:
         scale = replace(scale, judging=replace(scale.judging, inception=arguments.inception))
-    path = arguments.out / f"table_4_2_{arguments.scale}.json"
     for seed in arguments.seeds:
         for name, side in scale.sides.items():
             try:
@@ -175,10 +181,9 @@ def do(arguments: argparse.Namespace, say: Callable[[str], None] = print) -> Non
                 continue
             for clients in scale.clients:
                 for alpha in arguments.alphas:
-                    parts = federation(data, clients, alpha, seed)
+                    parts = federation(data, clients, alpha, seed, arguments.split)
                     key = f"{name} {clients} {alpha:g}"
-                    home = arguments.runs / arguments.scale / key.replace(" ", "-")
-                    _cell(arguments, scale.at(alpha), key, seed, parts, home, path, say)
+                    _cell(arguments, scale.at(alpha), key, seed, parts, home / key.replace(" ", "-"), path, say)
 
 
 def _cell(
@@ -191,10 +196,10 @@ def _cell(
     path: Path,
     say: Callable[[str], None],
 ) -> None:
-    cache = arguments.runs / arguments.scale / "judge"
+    cache = home.parent / "judge"
     common.keep_real(parts.test, home)
     for name in (name for name in arguments.only if name in scale.setups):
-        results = read(path) or {"scale": arguments.scale, "notes": [], "cells": {}}
+        results = read(path) or {"scale": arguments.stem, "notes": [], "cells": {}}
         cell = results["cells"].setdefault(key, {"real": {}, "runs": {}})
         if str(seed) in cell["runs"].get(name, {}):
             continue
@@ -219,6 +224,7 @@ def _cell(
 def options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen."""
     parser.add_argument("--scale", choices=SCALES, default="reduced")
+    parser.add_argument("--split", choices=SPLITS, default="classes", help="what Dirichlet shares are drawn for")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--alphas", type=float, nargs="+", default=[1.0, 0.01])
     parser.add_argument("--only", nargs="+", choices=METHODS + VARIANTS, default=list(METHODS))
