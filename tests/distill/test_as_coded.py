@@ -79,7 +79,8 @@ def test_help_is_priced_by_the_teachers_class_up_to_the_cap() -> None:
 def test_the_budget_falls_in_periods_and_the_rates_restart_with_the_multiplier() -> None:
     guide = disk(as_coded=True).guide
     assert guide is not None
-    for r in (0, 7, 20, 33, 199):  # the loop of the authors' script: the start shrinks every 20 rounds
+    assert guide.budget_of(95, 0.6) > guide.budget_of(80, 0.6)  # from then on the start is below the end
+    for r in (0, 7, 20, 33, 80, 199):  # the loop of the authors' script: the start shrinks every 20 rounds
         most = 0.6
         for epoch in range(1, r + 1):
             most *= 0.9 if epoch % 20 == 0 else 1

@@ -130,7 +130,7 @@ def test_a_start_is_checked_before_a_teacher_is_trained(cli: Cli, tmp_path: Path
     (tmp_path / "other" / "config.yaml").write_text("method: {name: fedavg}\n")
     code, out, err = cli("distill", "method=kd", "start=other", "out=new")
     assert (code, out) == (2, "")
-    assert err.endswith("other is a run of 'fedavg', but a warm start is one of 'ce'.\n")
+    assert err.endswith("other is a federated run of 'fedavg', but a warm start is a distill run of 'ce'.\n")
     assert not (tmp_path / "new").exists()
 
 

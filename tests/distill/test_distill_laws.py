@@ -10,6 +10,8 @@ import torch
 from helpers.distilling import Problem, weights
 from torch import Tensor
 
+import fedloom as fl
+from fedloom.core.errors import ConfigError
 from fedloom.tasks import distill
 from fedloom.tasks.distill import Distiller, Guide, ce, disk, distillers, fitnet, kd, semckd, simkd, simkd_disk, work
 from fedloom.tasks.distill.terms import Labels, Response
@@ -68,6 +70,15 @@ def test_the_warm_start_is_a_run_of_cross_entropy(vectors: Problem, tmp_path: Pa
         begun = distill.run(vectors.experiment(method, epochs=9, start=tmp_path / "ce"))
         assert torch.equal(weights(warmed.model), weights(begun.model))
         assert warmed.summary["passes"] == begun.summary["passes"] == 9
+
+
+def test_a_warm_start_is_a_run_of_cross_entropy_alone(vectors: Problem, tmp_path: Path):
+    """Of runs begun in Python, whose settings are not stored, and of other tasks, whose methods have names too."""
+    distill.run(vectors.experiment(kd(warm=False), epochs=1), tmp_path / "kd")
+    fl.run("fedavg", fl.data.federate("digits", "iid", clients=2), "mlp", rounds=1, out=tmp_path / "fedavg")
+    for start, told in (("kd", "a distill run of 'kd'"), ("fedavg", "a federated run of ")):
+        with pytest.raises(ConfigError, match=f"is {told}.*, but a warm start is a distill run of 'ce'"):
+            distill.run(vectors.experiment(kd(), epochs=3, start=tmp_path / start))
 
 
 def test_full_help_on_all_classes_frees_the_student_of_easy_answers():

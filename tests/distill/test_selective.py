@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import cos, log, pi
+from typing import Any
 
 import numpy as np
 import pytest
@@ -279,6 +281,21 @@ def test_other_engines_train_the_same_guide() -> None:
 def test_settings_out_of_range_are_refused(settings: dict[str, float], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         Selective(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("others", "sentence"),
+    [
+        ({"personal": methods.make("superfed_mm").personal}, "with personal 'subspace' the step's loss"),
+        ({"personal": methods.make("ditto").personal}, "with personal 'ditto' the step's loss"),
+        ({"adaptation": methods.make("per_fedavg").adaptation}, "with adaptation 'maml' the step's loss"),
+    ],
+)
+def test_the_guide_looks_at_the_model_that_is_trained(others: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"objective 'selective' looks at the model before every step, but {sentence}"
+    ):
+        replace(methods.make("disk"), **others)
 
 
 def test_the_term_needs_a_teacher() -> None:

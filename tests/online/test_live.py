@@ -13,7 +13,7 @@ from helpers.arriving import LOCAL, gaussians, online, stream
 import fedloom as fl
 from fedloom.cli import main
 from fedloom.config.online import ONLINE, build
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.errors import ClientError, ConfigError, DataError
 from fedloom.data.streams import Task, TaskStream
 from fedloom.models import models
 from fedloom.tasks.online import BufferedMoml, Ftml, Live, Moml, OnlineLearner, Toe, run
@@ -70,6 +70,40 @@ def test_a_run_goes_on_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert whole.summary["rounds"] == len(whole.history) == 4
     assert all(torch.equal(value, live.state["0"][name]) for name, value in whole.state["0"].items())
     assert torch.equal(live.total, whole.total)
+
+
+def diverging() -> Live:
+    """Two experts, of which the second one's model is infinite after a task."""
+    base = online(Moml())
+    wild = replace(base.experts[0], local=replace(LOCAL, steps=20, lr=1e200, clip=None))
+    return Live(OnlineTask(replace(base, experts=(base.experts[0], wild))))
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_an_expert_that_diverges_is_left_out(answered: bool) -> None:
+    live, alone = diverging(), Live(OnlineTask(online(Moml())))
+    for number in range(3):
+        task = gaussians(number)
+        support = task.train.x, task.train.y
+        found, wanted = (one.predict(support, task.test.x) for one in (live, alone))
+        if number:
+            torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+        for one in (live, alone):
+            one.observe(support, (task.test.x, task.test.y) if answered else None)
+        assert live.p.tolist() == [1.0, 0.0]
+    assert bool(torch.isfinite(live.state["0"]["w"]).all())
+
+
+def test_predictions_that_are_not_finite_have_no_say() -> None:
+    """A finite model may predict infinities; without any other expert there is no prediction."""
+    live, task = diverging(), gaussians(0)
+    support = task.train.x, task.train.y
+    wanted = Live(OnlineTask(online(Moml()))).predict(support, task.test.x)
+    live.state["1"]["w"] = torch.full_like(live.state["1"]["w"], 1e300)
+    torch.testing.assert_close(live.predict(support, task.test.x), wanted, rtol=0, atol=1e-12)
+    live.state["0"]["w"] = torch.full_like(live.state["0"]["w"], 1e300)
+    with pytest.raises(ClientError, match="all experts' predictions have become infinite or NaN"):
+        live.predict(support, task.test.x)
 
 
 def test_any_number_of_threads_gives_the_bits_of_a_run() -> None:

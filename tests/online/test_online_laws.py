@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from fedloom.core import rng
 from fedloom.core.local import Local
-from fedloom.core.parts import Batch
+from fedloom.core.parts import Adaptation, Batch
 from fedloom.parts.adaptation import FineTune, Maml, Prototypes
 from fedloom.tasks.online import BufferedMoml, Fs, Ftml, Mogd, Moml, OnlineLearner, PlainMoml, Toe, ToeContinued, run
 from fedloom.tasks.online.batches import stored, task_batches
@@ -87,6 +87,24 @@ def test_support_and_query_are_disjoint_where_there_are_samples(support: int, sh
         assert len(first.x) <= support
         common += int((first.x[:, None] == query.x).all(-1).sum())
     assert (common > 0) == shares
+
+
+@pytest.mark.parametrize(("steps", "batch_size"), [(None, 4), (None, 0), (5, 4)])
+def test_support_batches_last_as_long_as_the_steps(steps: int | None, batch_size: int) -> None:
+    """Epochs are counted in query batches; support batches of another size, and of tasks of another size, go on."""
+    memory = stored(0, gaussians(0, samples=5).train) | stored(1, gaussians(1).train)
+    local = Local(epochs=2, steps=steps, batch_size=batch_size)
+    found = task_batches(Ftml(draws=0), local, 7, memory, [0], 1, seed=1)
+    assert len(found) == local.steps_for(9)
+    assert all(len(one) == 2 for one in found)
+
+
+@pytest.mark.parametrize("adaptation", [Maml(lr=0.5, training=False), FineTune(lr=0.5), Prototypes(training=False)])
+def test_adaptations_that_do_not_train_leave_the_steps_alone(adaptation: Adaptation) -> None:
+    """Training is that of the model without adaptation; predictions are adapted."""
+    found, plain = (run(online(Moml(), adaptation=one, support=4)) for one in (adaptation, Adaptation()))
+    assert torch.equal(found.state["0"]["w"], plain.state["0"]["w"])
+    assert found.history[-1]["ctm/loss"] != plain.history[-1]["ctm/loss"]
 
 
 def test_toe_starts_anew_with_every_task_and_predicts_with_the_result() -> None:

@@ -262,6 +262,25 @@ def test_regret_is_what_was_lost_against_the_final_model() -> None:
     assert found.summary["regret_to_final_model"] == pytest.approx(lost)
 
 
+def test_regret_needs_the_final_models_loss_on_every_task() -> None:
+    for count, known in ((2, False), (6, True), (9, True)):
+        found = run(online(Mogd(), measures=Measures(ltm_tasks=count)))
+        assert ("regret_to_final_model" in found.summary) == known
+
+
+@pytest.mark.parametrize("hedged", ["error", "loss"])
+def test_tasks_without_a_loss_are_told(hedged: str) -> None:
+    """One of two experts diverges at the first task: at the second, the mixture that still trusts it has no loss."""
+    base = online(Mogd(), hedged=hedged)
+    wild = replace(base.experts[0], local=Local(steps=20, lr=1e30, weight_decay=1.0))
+    found = run(replace(base, experts=(base.experts[0], wild)))
+    lost = [record["round"] for record in found.history if record["ctm/loss"] is None]
+    assert lost == [2]
+    assert (found.summary["hedge"]["loss"] is None) == (hedged == "loss")
+    assert "the mixture's loss was infinite or NaN at 1 of 6 tasks, left out of its mean." in found.summary["warnings"]
+    assert not run(base).summary["warnings"]
+
+
 def test_efficiency_grows_from_no_sample_to_the_whole_task() -> None:
     found = run(online(Mogd(), stream(20), measures=MEASURES, adaptation=Prototypes()))
     record = found.history[-1]
@@ -276,6 +295,11 @@ def test_experts_that_are_hardly_trusted_are_left_out() -> None:
     assert trusted(p, 1e-3) == [2]
     assert trusted(p, 5e-4) == [1, 2]
     assert trusted(p, 0.0) == [0, 1, 2]
+
+
+def test_a_label_has_epochs_where_these_are_used() -> None:
+    work = online(Moml(alpha=2.0), local=Local(epochs=2), over={"learner.alpha": (1.0,)})
+    assert work.labels() == ["E 2, maml(lr 0.1, steps 1), alpha 1"]
 
 
 @pytest.mark.slow
@@ -317,6 +341,9 @@ IMPOSSIBLE: dict[str, tuple[Callable[[], Any], str]] = {
     "hedged": (lambda: online(Moml(), hedged="accuracy"), "'error', 'loss'"),
     "support": (lambda: online(Moml(), support=-1).bank(), "support must be at least 0"),
     "momentum": (lambda: online(Moml(), local=Local(momentum=0.9)).bank(), "plain gradient steps"),
+    "dp_clip": (lambda: online(Moml(), local=Local(dp_clip=1.0)).bank(), "leave local.dp_clip out"),
+    "dp_noise": (lambda: online(Moml(), local=Local(dp_clip=1.0, dp_noise=1.0)).bank(), "leave local.dp_clip out"),
+    "poisson": (lambda: online(Moml(), local=Local(2, 3, dp_clip=1.0, poisson=True)).bank(), "leave local.dp_clip out"),
     "grid": (lambda: grid(Moml(), Maml(), Local(), {"learner.beta": (1,)}), "cannot vary 'learner.beta'"),
     "sizes": (lambda: Measures(sizes=(3, 1)), "sizes must be increasing"),
     "inputs": (

@@ -132,7 +132,7 @@ def test_models_are_fitted_to_the_data_terms_wherever_they_stand(term: Any, adap
     assert found[0] == pytest.approx(found[1], rel=1e-12)
 
 
-@pytest.mark.parametrize("adaptation", [FineTune(), Maml()])
+@pytest.mark.parametrize("adaptation", [FineTune(), Maml(training=False)])
 def test_a_guided_student_is_fine_tuned_by_distillation(adaptation: Any) -> None:
     result = go(replace(make("disk"), adaptation=adaptation), rounds=1, evaluation=Evaluation(what=("clients",)))
     assert not result.failures
@@ -172,9 +172,11 @@ def test_means_over_samples_have_them(function: nn.Module) -> None:
 
 @pytest.mark.parametrize("name", ["q_ffl", "aaggff_s", "aaggff_d"])
 def test_weights_by_losses_want_none_below_zero(name: str) -> None:
-    """-log(M - ℓ) is negative where ℓ < M - 1."""
+    negative = loss(lambda out, y: -nn.functional.softmax(out, -1).gather(1, y[:, None]).squeeze(1))
     with pytest.raises(ClientError, match=f"^mixing '{name}' weights clients by losses of at least 0, but one is -"):
-        go(replace(make(name), objective=(PropFair(50.0),)))
+        go(make(name).with_loss(negative))
+    with pytest.raises(ConfigError, match=f"mixing '{name}' weights .*, but objective 'propfair' is negative for good"):
+        replace(make(name), objective=(PropFair(50.0),))
 
 
 def test_without_power_losses_may_be_negative() -> None:

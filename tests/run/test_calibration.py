@@ -124,3 +124,10 @@ def test_what_makes_no_sense_is_refused(skewed: fl.TrainedRun) -> None:
         CCVR(samples=0)
     with pytest.raises(ConfigError, match="the server has no whole model"):
         CCVR()(fl.run("fedper", skewed.federation, "mlp", rounds=1).trained)
+
+
+def test_sums_over_samples_that_were_kept_private_are_refused(skewed: fl.TrainedRun) -> None:
+    private = copy.copy(skewed)
+    private.plan = replace(skewed.plan, local=replace(skewed.plan.local, dp_clip=1.0))
+    with pytest.raises(ConfigError, match=r"local\.dp_clip keeps single samples private"):
+        CCVR()(private)

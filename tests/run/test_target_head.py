@@ -126,8 +126,9 @@ def test_sums_over_clients_are_the_discriminant_of_the_pooled_data() -> None:
         found = reduce(add, [sums[k] for k in order]).discriminant(shrinkage=0.0)
         np.testing.assert_allclose(found.means.numpy(), pooled.means_, atol=1e-10)
         np.testing.assert_allclose((found.factor @ found.factor.T).numpy(), pooled.covariance_, atol=1e-10)
-        wanted = pooled.decision_function(phi)  # log posteriors, but for a constant
+        wanted = pooled.decision_function(phi)
         given = (found.scores(torch.tensor(phi)) + (found.n / found.n.sum()).log()).numpy()
+        wanted, given = (one - one.mean(1, keepdims=True) for one in (wanted, given))  # but for a constant
         np.testing.assert_allclose(given, wanted, rtol=0, atol=1e-10 * np.abs(wanted).max())
     assert sums[0].floats == 4 + 4 * 6 + 21
 
@@ -154,8 +155,32 @@ def test_shrinkage_answers_and_distances_are_those_of_the_definitions() -> None:
         q = np.exp(z - z.max(1, keepdims=True)) / np.exp(z - z.max(1, keepdims=True)).sum(1, keepdims=True)
         assert float(losses[number]) == pytest.approx(-np.log(q[np.arange(len(y_)), y_]).sum())
         np.testing.assert_allclose(posteriors[number].numpy(), [*q.sum(0), 0], atol=1e-9)
+    far = alone(phi, y, 0.3)
     one, away, squares = sum_of([found.far(*one) for one in split])[:, :4].numpy()
     np.testing.assert_allclose([one, away, squares], [np.bincount(y_, w) for w in (far**0, far, far**2)])
+    noisy = replace(found, n=0.3 * found.n)  # a sample's part is not known
+    np.testing.assert_allclose(float(noisy.far(phi, y)[1].sum()), float(found.distances(phi).sum()))
+
+
+def alone(phi: torch.Tensor, y: torch.Tensor, shrinkage: float) -> np.ndarray:
+    """The distance of every sample to the discriminant of all others, which is fitted anew."""
+    found = []
+    for i in range(len(y)):
+        others = torch.arange(len(y)) != i
+        fit = ClassSums.of(phi[others], y[others], classes=5).discriminant(shrinkage)
+        found.append(fit.distances(phi[i : i + 1]).item())
+    return np.array(found)
+
+
+@pytest.mark.parametrize("shrinkage", [0.0, 0.01, 0.3])
+def test_distances_without_the_sample_itself_are_those_of_a_fit_to_the_others(shrinkage: float) -> None:
+    """Few samples, one of them the only one of its class."""
+    draw = np.random.default_rng(0)
+    y = np.r_[draw.integers(0, 3, 25), 3]
+    phi, labels = torch.tensor(draw.normal(size=(26, 6)) + 3 * draw.normal(size=(5, 6))[y]), torch.tensor(y)
+    found = ClassSums.of(phi, labels, classes=5).discriminant(shrinkage)
+    np.testing.assert_allclose(found.left_out(phi, labels).numpy(), alone(phi, labels, shrinkage), rtol=1e-9)
+    assert float(found.left_out(phi, labels).mean()) > 2 * float(found.distances(phi).mean())
 
 
 def test_a_calibrated_discriminant_finds_the_clients_shares_again() -> None:
@@ -182,6 +207,16 @@ def test_a_calibrated_discriminant_finds_the_clients_shares_again() -> None:
     assert all(least < loss(replace(found, temperature=t, beta=0.0)) for t in TEMPERATURES)
     for c in range(4):
         assert least < loss(replace(found, beta=found.beta + 0.1 * torch.eye(4)[c]))
+
+
+def test_a_count_below_zero_is_none_everywhere() -> None:
+    """Noise may bring the count of a class below 0: mean, covariance and total are those with a count of 0."""
+    sums = reduce(add, [ClassSums.of(*one, classes=5) for one in parts()])
+    noisy, none = (replace(sums, n=sums.n + n * torch.eye(5)[4]) for n in (-30.0, 0.0))
+    noisy, none = (replace(one, first=one.first + torch.eye(5)[4][:, None]) for one in (noisy, none))
+    found, wanted = noisy.discriminant(), none.discriminant()
+    for name in ("means", "factor", "n", "weights", "offsets"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name))
 
 
 def test_statistics_that_say_nothing_are_refused() -> None:
@@ -292,7 +327,7 @@ def test_what_cannot_be_done_is_refused_in_a_sentence(five: TrainedRun) -> None:
     far = copy.copy(five)
     far.apart = True
     with pytest.raises(ConfigError, match="kept their data to themselves"):
-        ClassModels(far)
+        ClassModels(far).target_head(five.federation.test.x)
     bare = torch.nn.Sequential(torch.nn.Linear(4, 3))
     with pytest.raises(ConfigError, match="a model with features and a linear head"):
-        ClassModels(fl.run("fedavg", classes(), bare, rounds=1).trained)
+        ClassModels(fl.run("fedavg", classes(), bare, rounds=1).trained).target_prior(classes().test.x)

@@ -135,8 +135,8 @@ def test_the_head_behind_uplinks(five: TrainedRun) -> None:
 
 def test_noise_asks_three_times(five: TrainedRun) -> None:
     known = ClassModels(five, uplink=[ClipNoise(clip=1e5, noise=1e-7)])
-    assert known.total.t == five.snapshot.server.round + 3
     assert known.discriminant.beta.tolist() == [0] * 10  # type: ignore[union-attr]
+    assert known.total.t == five.snapshot.server.round + 3
     assert known.target_head(five.federation.test.x, resamples=0).prior.shares.sum() == pytest.approx(1)
 
 

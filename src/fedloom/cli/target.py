@@ -48,11 +48,12 @@ def command(arguments: argparse.Namespace) -> int:
     known = ClassModels(run)
     for file, arrays, out in zip(files, inputs, outs, strict=True):
         found = method(known, arrays["x"])
+        facts = plain(found)  # before anything is written
         written = found.model.export(out) if method.makes_model else None
         models = named(run.server, found.model)
         measured = {name: model.evaluate(arrays["x"], arrays["y"]) for name, model in models.items() if "y" in arrays}
         told.append({"data": str(file), "inputs": len(arrays["x"]), "model": written and str(written)})
-        told[-1] |= plain(found) | {"measured": measured, "privacy": known.privacy and asdict(known.privacy)}
+        told[-1] |= facts | {"measured": measured, "privacy": known.privacy and asdict(known.privacy)}
         if arguments.json:
             continue
         print(f"target: {relpath(file)}, {len(arrays['x'])} inputs")

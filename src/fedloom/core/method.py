@@ -83,6 +83,16 @@ class Method:
                 f"{self.who_needs('model')} evaluates the model on other inputs, but with personal "
                 f"{label(self.personal)!r} a client has two models."
             )
+        if self.needs("itself") and (self.adaptation.trains or isinstance(self.personal, Paired)):
+            other = (
+                f"adaptation {label(self.adaptation)!r}"
+                if self.adaptation.trains
+                else f"personal {label(self.personal)!r}"
+            )
+            raise ConfigError(
+                f"{self.who_needs('itself')} looks at the model before every step, but with {other} the step's loss is "
+                "that of another one; leave one of them out."
+            )
         if self.personal.private("body.weight") and self.personal.private("head.weight"):
             for slot, part in self.parts.items():
                 if part.needs.shared:
@@ -91,6 +101,12 @@ class Method:
                         f"but personal {label(self.personal)!r} shares none."
                     )
 
+        signed = next((term for term in self.objective if term.is_signed), None)
+        if signed is not None and self.mixing.weighs_losses:
+            raise ConfigError(
+                f"mixing {label(self.mixing)!r} weights clients by losses of at least 0, but objective "
+                f"{label(signed)!r} is negative for good models; choose another of the two."
+            )
         if self.needs("target"):
             self._check_target()
         declared = {part.targets: (place, part) for place, part in self.parts.items() if part.targets}

@@ -139,6 +139,7 @@ class Term(Part):
     is_cross_entropy: ClassVar[bool] = False  # ``loss`` is the cross entropy of the logits: gradient p - e_y
     stackable: ClassVar[bool] = True  # ``loss`` is per sample, so that padded rows can be masked
     couples: ClassVar[bool] = False  # ``loss`` of a batch is not the mean of its samples' losses, each on its own
+    is_signed: ClassVar[bool] = False  # ``loss`` is negative for good models
     learns: ClassVar[bool] = False  # ``loss`` is what the model learns from the data, though it has no ``test_loss``
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
@@ -310,6 +311,11 @@ class Mixing(Part):
     """
 
     is_uniform: ClassVar[bool] = False
+
+    @property
+    def weighs_losses(self) -> bool:
+        """Whether p depends on ratios or powers of the clients' losses, which must not be negative."""
+        return False
 
     @property
     def trusted(self) -> tuple[int, ...]:

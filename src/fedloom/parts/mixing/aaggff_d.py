@@ -91,6 +91,10 @@ class AAggFFD(Mixing):
             raise ConfigError(f"mixing 'aaggff_d' needs 0 <= c1 < c2, not {self.c1:g} and {self.c2:g}.")
 
     @property
+    def weighs_losses(self) -> bool:
+        return True
+
+    @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Losses on the samples of ``response``."""
         return responses.needs(self.response)

@@ -64,6 +64,10 @@ class AAggFFS(Mixing):
             raise ConfigError(f"mixing 'aaggff_s' needs 0 <= c1 < c2, not {self.c1:g} and {self.c2:g}.")
 
     @property
+    def weighs_losses(self) -> bool:
+        return True
+
+    @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Losses on the samples of ``response``."""
         return responses.needs(self.response, full_participation=True)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.context import RoundInfo
+from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Halves, Mixing, Needs
 from fedloom.core.slots import mixings
@@ -52,10 +52,14 @@ class FLTrust(Mixing):
     def trusted(self) -> tuple[int, ...]:
         return (self.root,)
 
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
+        """No state before the first round; the root must be a client."""
+        if self.root >= facts.clients:
+            raise ConfigError(f"mixing 'fltrust': root is {self.root}, but there are {facts.clients} clients.")
+        return {}
+
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """s_i/‖Δ_i‖ normalised to sum to 1; the factor of the mixture is kept for ``combine``."""
-        if self.root >= info.facts.clients:
-            raise ConfigError(f"mixing 'fltrust': root is {self.root}, but there are {info.facts.clients} clients.")
         at = np.flatnonzero(info.cohort == self.root)
         n = len(info.cohort)
         if not len(at):

@@ -49,6 +49,10 @@ class QFFL(Mixing):
             raise ConfigError(f"mixing 'q_ffl' needs a finite q of at least 0, not {self.q:g}.")
 
     @property
+    def weighs_losses(self) -> bool:
+        return self.q > 0
+
+    @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Losses on the samples of ``response``."""
         return responses.needs(self.response, updates=True, shared=True)

@@ -41,7 +41,7 @@ class PropFair(Term):
     eps: float = 0.2
     beyond: str = "published"
 
-    targets, couples = CLASSES, True
+    targets, couples, is_signed = CLASSES, True, True
     citation = """@article{zhang2022propfair, title={Proportional Fairness in Federated Learning},
   author={Zhang, Guojun and Malekmohammadi, Saber and Chen, Xi and Yu, Yaoliang},
   journal={arXiv:2202.01666}, year={2022}}"""

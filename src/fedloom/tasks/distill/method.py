@@ -96,9 +96,9 @@ class Guide:
         lam_period: λ_T in rounds; 0 for a quarter of all rounds, at least four. With fewer rounds there is one period.
         delta: δ, the budget; None for the training error of the warm-started student.
         lr: the guide's learning rate at the start.
-        delta_end: the budget falls from δ to this in each period, as ``guidance.falling`` says; None keeps it constant.
+        delta_end: the budget moves from δ to this in each period, as ``guidance.falling`` says; None keeps it constant.
         delta_period: rounds of such a period.
-        delta_decay: factor of δ from one period to the next.
+        delta_decay: factor of δ from one period to the next; periods that begin below ``delta_end`` rise to it.
         price: the class whose probability prices help: ``label``, eq. (6.3), or ``teacher``, its most likely one.
         cap: the largest price; None has none.
         first_passes: passes of the guide alone, before the first round.

@@ -40,7 +40,8 @@ class Distilled:
         history: one record a round, as in ``metrics.jsonl``.
         summary: as in ``summary.json``.
         model: the deployed model of the selected round.
-        guide_values: the guide's final g on every training sample [N], and whether the model is right there [N].
+        guide_values: the guide's final g on every training sample [N], and whether the last student is right there [N];
+            ``model`` may be that of an earlier round.
     """
 
     history: list[Record]
@@ -53,7 +54,7 @@ def run(
     experiment: DistillExperiment,
     out: Path | str | None = None,
     *,
-    resume: bool | Path = False,
+    resume: bool | Path | str = False,
     checkpoint_every: int = 5,
     keep: int = 2,
     callbacks: Sequence[Callback] = (),
@@ -316,10 +317,11 @@ class DistillTask(TrainerTask):
 def begin_with(student: nn.Module, start: Path) -> int:
     """Load the last weights of a run of ``ce`` into the student; returns the number of its passes."""
     directory = RunDirectory(start)
-    config = directory.config()
-    name = (config.get("method") or {}).get("name", "ce") if isinstance(config.get("method"), dict) else "ce"
-    if name != "ce":
-        raise ConfigError(f"start={start} is a run of {name!r}, but a warm start is one of 'ce'.")
+    config, kind = directory.config(), directory.kind
+    method = (config.get("identity") or {}).get("method") or config.get("method")
+    name = method.get("name") if isinstance(method, dict) else method
+    if kind is not Kind.DISTILL or name != "ce":
+        raise ConfigError(f"start={start} is a {kind} run of {name!r}, but a warm start is a distill run of 'ce'.")
     try:
         passes = int(directory.summary()["passes"])
         student.load_state_dict(load_file(start / "last.safetensors"))

@@ -50,7 +50,8 @@ def task_batches(
 
     Args:
         learner: selects the tasks.
-        local: K, and the size of a query batch.
+        local: K, and the size of a query batch. Without ``steps``, K is the number of query batches of ``epochs``
+            passes over the new task.
         support: size of a support batch; 0 takes all samples of the task.
         memory: the stored tasks and the new one.
         held: the numbers of the tasks that the learner has stored.
@@ -62,12 +63,13 @@ def task_batches(
     draw = rng.stream(seed, "online tasks", t)
     if not learner.adapts:
         return _pooled(local, memory, candidates, draw)
+    steps = local.steps_for(len(memory[f"{t:06d}/y"]))
     batches: dict[tuple[int, str], list[np.ndarray]] = {}
 
     def rows(number: int, purpose: str, size: int, step: int) -> Tensor:
         if (number, purpose) not in batches:
             count = len(memory[f"{number:06d}/y"])
-            passes = Local(steps=local.steps, epochs=local.epochs, batch_size=size)
+            passes = Local(steps=steps, batch_size=size)
             batches[number, purpose] = passes.batches(np.arange(count), seed, t, number, f"online {purpose}")
         return torch.from_numpy(batches[number, purpose][step])
 
@@ -84,7 +86,6 @@ def task_batches(
             first = rows(number, "support", support, step)
         return Batch(whole.x[first], whole.y[first]), Batch(whole.x[query], whole.y[query])
 
-    steps = local.steps_for(len(memory[f"{t:06d}/y"]))
     count = min(learner.tasks_per_step() or len(candidates), len(candidates))
     found = []
     for step in range(steps):

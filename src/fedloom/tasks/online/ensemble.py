@@ -77,6 +77,8 @@ class ExpertEnsemble:
                 raise ConfigError("online learning takes plain gradient steps: local.optimiser=sgd, local.momentum=0.")
             if expert.local.precision != "full":
                 raise ConfigError("online learning computes in the precision of dtype; choose local.precision=full.")
+            if expert.local.dp_clip is not None:
+                raise ConfigError("online learning does not keep single samples private; leave local.dp_clip out.")
         if self.support < 0:
             raise ConfigError(f"support must be at least 0, not {self.support}.")
 
@@ -97,6 +99,13 @@ class ExpertEnsemble:
         if adaptation is None:
             return plan, net
         return replace(plan, method=replace(plan.method, adaptation=adaptation)), net
+
+    def finite(self, state: State) -> Tensor:
+        """Whether the model of each expert is finite, bool [E]."""
+        found = torch.ones(len(self.experts), dtype=torch.bool)
+        for place, group in enumerate(self.groups):
+            found[list(group.places)] = torch.isfinite(state[str(place)]["w"]).all(1).cpu()
+        return found
 
     def init(self) -> State:
         """The state before the first task."""
@@ -233,8 +242,8 @@ class ExpertEnsemble:
     def _loss(
         self, learner: OnlineLearner, adaptation: Adaptation, material: Sequence[TaskBatch]
     ) -> Callable[[Tensor], Tensor]:
-        """The mean over a step's tasks of f∘U (or of f) as a function of w [P]."""
-        plan, net = self.plan(1, adaptation) if learner.adapts else self.plan(0)
+        """The mean over a step's tasks of f∘U as a function of w [P]; of f if learner or adaptation train without U."""
+        plan, net = self.plan(1, adaptation) if learner.adapts and adaptation.trains else self.plan(0)
         net.train()
         seen = dict.fromkeys(plan.method.parts, NO_ROUND)
         values = [adapting.objective(plan, net, plan.buffers0, support, query, seen) for support, query in material]

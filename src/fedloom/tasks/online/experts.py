@@ -121,7 +121,7 @@ class Group:
 
 
 def expert_label(expert: ExpertConfig) -> str:
-    """A label for tables: the expert's adaptation and the settings of its learner.
+    """A label for tables: the expert's steps K or epochs E, its adaptation and the settings of its learner.
 
     >>> from fedloom.parts.adaptation import Maml
     >>> from fedloom.tasks.online.proximal import Moml
@@ -135,5 +135,6 @@ def expert_label(expert: ExpertConfig) -> str:
         if f.name in ("lr", "steps")
     ]
     name = label(expert.adaptation)
-    steps = [f"K {expert.local.steps}"] if expert.learner.trains else []
+    amount = f"E {expert.local.epochs}" if expert.local.steps is None else f"K {expert.local.steps}"
+    steps = [amount] if expert.learner.trains else []
     return ", ".join([*steps, f"{name}({', '.join(inner)})" if inner else name, *own])

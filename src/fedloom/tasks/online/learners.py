@@ -34,7 +34,8 @@ class OnlineLearner:
 
     Attributes:
         trains: whether the model is trained at all.
-        adapts: whether the losses are f∘U, those of the adapted model, rather than f.
+        adapts: whether the losses are f∘U, those of the adapted model, rather than f; with an adaptation that does not
+            train, like ``finetune``, they are f.
         learns_first: whether a task is predicted by the model that was trained with its training samples.
         vmapped_fields: numeric settings in which the experts of one group may differ.
         citation: BibTeX.

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.core.parts import Batch
 from fedloom.data.streams import Task
@@ -59,18 +59,26 @@ class Live(RunRecords):
     def predict(self, support: Samples, x: Any) -> Tensor:
         """Class probabilities Σ_e p_e softmax(f_e(x)), [N, C], of inputs x [N, ...] after adaptation to the support.
 
+        Experts whose predictions are not finite are left out.
+
         Raises:
+            ClientError: if no expert's predictions are finite.
             ConfigError: if the support is empty.
             DataError: if inputs or labels do not fit the run's.
         """
         with one_thread():
-            active = list(self._task.online.hedge.active(self.total))
-            logits = self._logits(support, x, active)
-            p = self.p[active].to(logits)
-            return torch.einsum("e,enc->nc", p / p.sum(), logits.softmax(-1))
+            active = torch.tensor(self._task.online.hedge.active(self.total))
+            logits = self._logits(support, x, active.tolist())
+            finite = torch.isfinite(logits).flatten(1).all(1).cpu()
+            if not bool(finite.any()):
+                raise ClientError("all experts' predictions have become infinite or NaN; lower local.lr.")
+            p = self._task.online.hedge.p(self.total[active[finite]])
+            return torch.einsum("e,enc->nc", p.to(logits), logits[finite].softmax(-1))
 
     def observe(self, support: Samples, answers: Samples | None = None) -> None:
         """Learn a task from its support samples, as a run does after it has scored its prediction.
+
+        An expert whose model diverges is left out from then on, whether there are answers or not.
 
         Args:
             support: the task's training samples.
@@ -95,7 +103,8 @@ class Live(RunRecords):
             suffered = 1 - accuracy if online.hedged == "error" else loss
             total = online.hedge.update(total, torch.where(torch.isfinite(loss), suffered, float("inf")))
         self.state, _ = self._task.bank.learn(self.state, self.seen, evaluator.placed(train), active)
-        self.total, self.seen = total, self.seen + 1
+        self.total = torch.where(self._task.bank.finite(self.state), total, float("inf"))
+        self.seen += 1
 
     def _logits(self, support: Samples, x: Any, active: list[int]) -> Tensor:
         train, asked = (self._task.evaluator.placed(self._arrays(s)) for s in (support, (x, np.zeros(len(x)))))

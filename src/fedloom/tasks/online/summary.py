@@ -24,6 +24,7 @@ def summarise(online: Online, history: Sequence[dict[str, Any]], total: Tensor, 
     final = history[-1] if history else {}
     long = [record for record in history if record.get("ltm/accuracy") is not None]
     losses = [record["ctm/loss"] for record in history]
+    suffered = [record["hedge/loss"] for record in history]  # None where it was not finite
     p = online.hedge.p(total)
     best = int(torch.argmin(total))
     summary: dict[str, Any] = {
@@ -38,13 +39,13 @@ def summarise(online: Online, history: Sequence[dict[str, Any]], total: Tensor, 
         },
         "hedge": {
             "gamma": online.hedge.gamma,
-            "loss": sum(record["hedge/loss"] or 0.0 for record in history),
+            "loss": None if None in suffered else sum(suffered),
             "best": online.labels()[best],
             "best_loss": float(total[best]),
             "bound": online.hedge.bound(float(total[best]), len(total)) if online.hedged == "error" else None,
             "p": dict(zip(online.labels(), p.tolist(), strict=True)),
         },
-        "warnings": _warnings(total, online.labels()),
+        "warnings": _warnings(total, online.labels(), losses),
     }
     if long:
         last = long[-1]
@@ -54,7 +55,8 @@ def summarise(online: Online, history: Sequence[dict[str, Any]], total: Tensor, 
             "round": last["round"],
             "mean": _mean([record["ltm/accuracy"] for record in long]),
         }
-        if last["round"] == len(history) and None not in losses:
+        whole = not 0 < online.measures.ltm_tasks < len(history)
+        if last["round"] == len(history) and whole and None not in losses:
             summary["regret_to_final_model"] = regret(losses, [last["ltm/loss"]] * len(history))
     measured = [record for record in history if "efficiency/accuracy" in record]
     if measured:
@@ -70,6 +72,11 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _warnings(total: Tensor, labels: Sequence[str]) -> list[str]:
+def _warnings(total: Tensor, labels: Sequence[str], losses: Sequence[float | None]) -> list[str]:
     lost = [label for label, value in zip(labels, total.tolist(), strict=True) if value == float("inf")]
-    return [f"{len(lost)} of {len(labels)} experts diverged: {'; '.join(lost)}."] if lost else []
+    found = [f"{len(lost)} of {len(labels)} experts diverged: {'; '.join(lost)}."] if lost else []
+    if unknown := losses.count(None):
+        found.append(
+            f"the mixture's loss was infinite or NaN at {unknown} of {len(losses)} tasks, left out of its mean."
+        )
+    return found

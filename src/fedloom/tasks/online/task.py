@@ -50,7 +50,7 @@ def run(
     online: Online,
     out: Path | str | None = None,
     *,
-    resume: bool | Path = False,
+    resume: bool | Path | str = False,
     checkpoint_every: int = 100,
     keep: int = 2,
     callbacks: Sequence[Callback] = (),

@@ -53,7 +53,7 @@ class ClassGaussians:
     @classmethod
     def of(cls, n: Tensor, first: Tensor, second: Tensor) -> ClassGaussians:
         """From the sums n [C], S [C, d] and the upper triangles of Q, row by row, [C, d (d + 1) / 2]."""
-        d = first.shape[1]
+        d, n = first.shape[1], n.clamp(min=0)  # noise may have made it negative
         mean = first / n.clamp(min=1)[:, None]
         row, column = torch.triu_indices(d, d)
         square = first.new_empty(len(n), d, d)
@@ -122,7 +122,8 @@ class CCVR:
 
         Raises:
             ConfigError: if the run has no classifier with ``features`` and a linear ``head`` at the server, its
-                clients' data are elsewhere, or an uplink cannot cover the statistics.
+                clients' data are elsewhere, an uplink cannot cover the statistics, or the run kept single samples
+                private (``local.dp_clip``) and no private uplink does.
         """
         head = linear_head(trained, "ccvr")
         with one_thread():
@@ -168,4 +169,5 @@ class _Sent(Sequence[dict[str, Tensor]]):
 def statistics(trained: TrainedRun, classes: int) -> ClassGaussians:
     """The Gaussians of the training samples of all clients that took part, in the run's server features."""
     exchange = Exchange(trained.plan.method.uplink, trained.plan.facts, trained.snapshot.server.round)
+    exchange.check(trained.plan.local)
     return ClassGaussians.of(**exchange(_Sent(trained, classes)))

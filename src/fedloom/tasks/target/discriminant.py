@@ -53,15 +53,16 @@ class ClassSums:
         Raises:
             ConfigError: if there is no sample, or noise hides that there are some, or W is singular.
         """
-        total = float(self.n.sum())
+        n = self.n.clamp(min=0)  # noise may bring a count below 0
+        total = float(n.sum())
         if not total > 0:
             raise ConfigError("class statistics count no sample: there are none, or noise hides them.")
-        means = self.first / torch.where(self.n > 0, self.n, 1.0)[:, None]
+        means = self.first / torch.where(n > 0, n, 1.0)[:, None]
         d = self.first.shape[1]
         row, column = torch.triu_indices(d, d)
         second = self.first.new_empty(d, d)
         second[row, column] = second[column, row] = self.second
-        within = (second - (self.n[:, None] * means).T @ means) / total
+        within = (second - (n[:, None] * means).T @ means) / total
         within = within + shrinkage * within.trace() / d * torch.eye(d, dtype=within.dtype, device=within.device)
         factor, wrong = torch.linalg.cholesky_ex((within + within.T) / 2)
         if int(wrong) or not bool(torch.isfinite(factor).all()):
@@ -69,17 +70,21 @@ class ClassSums:
                 "the features' covariance within classes is singular, or hidden by noise; raise the shrinkage, "
                 "ClassModels(run, shrinkage=…), or take more clients where uplinks add noise."
             )
-        return Discriminant(means, factor, self.n.clamp(min=0))
+        return Discriminant(means, factor, n, shrinkage)
 
 
 @dataclass(frozen=True)
 class Discriminant:
     """l_c(x) = (μ_cᵀ W⁻¹ φ(x) - ½ μ_cᵀ W⁻¹ μ_c) / T + β_c: log p(φ(x) | c) up to a constant for each x, calibrated.
 
+    Weights and offsets are centred at the samples' mean μ̄ = Σ n_c μ_c / Σ n, which changes the constant alone and keeps
+    both small.
+
     Attributes:
         means: μ, [C, d].
         factor: the Cholesky factor L of W = L Lᵀ, [d, d].
         n: samples of each class, [C]; classes without one have the score -inf.
+        shrinkage: s of W.
         temperature: T > 0.
         beta: β [C], or 0.
     """
@@ -87,18 +92,25 @@ class Discriminant:
     means: Tensor
     factor: Tensor
     n: Tensor
+    shrinkage: float = 0.0
     temperature: float = 1.0
     beta: Tensor | float = 0.0
 
     @cached_property
+    def centre(self) -> Tensor:
+        """μ̄, the mean of all samples, [d]."""
+        return self.n @ self.means / self.n.sum()
+
+    @cached_property
     def weights(self) -> Tensor:
-        """W⁻¹ μ_c / T, [C, d]."""
-        return torch.cholesky_solve(self.means.T, self.factor).T / self.temperature
+        """W⁻¹ (μ_c - μ̄) / T, [C, d]."""
+        return torch.cholesky_solve((self.means - self.centre).T, self.factor).T / self.temperature
 
     @cached_property
     def offsets(self) -> Tensor:
-        """β_c - ½ μ_cᵀ W⁻¹ μ_c / T, [C]; -inf for classes without samples."""
-        return torch.where(self.n > 0, self.beta - (self.means * self.weights).sum(1) / 2, -torch.inf)
+        """β_c - ½ (μ_cᵀ W⁻¹ μ_c - μ̄ᵀ W⁻¹ μ̄) / T, [C]; -inf for classes without samples."""
+        middle = (self.means + self.centre) / 2
+        return torch.where(self.n > 0, self.beta - (middle * self.weights).sum(1), -torch.inf)
 
     def scores(self, features: Tensor) -> Tensor:
         """l [N, C] from features [N, d]."""
@@ -114,9 +126,47 @@ class Discriminant:
                       for t in (features, self.means[self.n > 0]))  # fmt: skip
         return (phi.square().sum(1) + (means.square().sum(1) - 2 * phi @ means.T).min(1).values) / phi.shape[1]
 
+    def left_out(self, features: Tensor, y: Tensor) -> Tensor:
+        """``distances`` [N] of samples of the fit, each to the discriminant of all others, in closed form.
+
+        Without a sample of class y, with e = φ - μ_y and a = n_y / (n_y - 1), its class is at φ - a e and the
+        covariance is W' = (B - a e eᵀ) / (N - 1), where B = N W - (s a |e|² / d) I, so that for v_c = φ - μ_c, of
+        class y a e, ::
+
+            v_cᵀ W'⁻¹ v_c = (N - 1) (v_cᵀ B⁻¹ v_c + a (v_cᵀ B⁻¹ e)² / (1 - a eᵀ B⁻¹ e))
+
+        B is diagonal in the axes of W for all samples. A class's only sample is compared with the other classes. With
+        distances of samples to a fit that contains them, all other data would seem to lie farther away, the more so
+        the less N exceeds d.
+
+        Args:
+            features: [N, d] of samples that the class sums contain.
+            y: their class numbers [N].
+        """
+        variances, axes = torch.linalg.eigh(self.factor @ self.factor.T)
+        total, d = self.n.sum(), len(variances)
+        phi, means = ((t.double() - self.centre) @ axes for t in (features, self.means))
+        own, y = self.n[y.long()], y.long()
+        a = torch.where(own > 1, own / (own - 1), 1.0)
+        e = phi - means[y]
+        inverse = 1 / (total * variances - (self.shrinkage / d * a * e.square().sum(1))[:, None])  # B⁻¹, [N, d]
+        leverage = (inverse * e.square()).sum(1)
+        squares = (inverse * phi.square()).sum(1, keepdim=True) - 2 * (inverse * phi) @ means.T
+        squares = squares + inverse @ means.square().T  # v_cᵀ B⁻¹ v_c, [N, C]
+        products = (inverse * phi * e).sum(1, keepdim=True) - (inverse * e) @ means.T  # v_cᵀ B⁻¹ e
+        squares[torch.arange(len(y)), y], products[torch.arange(len(y)), y] = a.square() * leverage, a * leverage
+        found = (total - 1) / d * (squares + products.square() * (a / (1 - a * leverage))[:, None])
+        one = torch.nn.functional.one_hot(y, len(self.n))
+        return found.where(self.n - one > 0, torch.inf).min(1).values
+
     def far(self, features: Tensor, y: Tensor) -> Tensor:
-        """By class the number, the sum and the sum of squares of the distances of a client's samples, [3, C]."""
-        away = self.distances(features)
+        """By class the number, the sum and the sum of squares of the distances of a client's samples, [3, C].
+
+        Each is ``left_out``, unless noise or clipping has changed the counts: then a sample's part in the fit is not
+        known.
+        """
+        whole = bool((self.n == self.n.round()).all())
+        away = self.left_out(features, y) if whole else self.distances(features)
         one = torch.nn.functional.one_hot(y.long(), len(self.n)).double()
         return torch.stack([one.sum(0), away @ one, away.square() @ one])
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedloom.core import rng
 from fedloom.core.context import NO_ROUND, Facts, RoundInfo
 from fedloom.core.errors import ConfigError
+from fedloom.core.local import Local
 from fedloom.core.message import Message, Slice
 from fedloom.core.parts import Part, Reduce, Reduced, Uplink
 from fedloom.core.slots import label
@@ -78,6 +79,15 @@ class Exchange:
     def only_sums(self) -> bool:
         """Whether no figure of a single client may be seen."""
         return any(uplink.is_private or uplink.only_sums for uplink in self.uplinks)
+
+    def check(self, local: Local) -> None:
+        """Raise ``ConfigError`` if sums without noise would leave clients whose local training hides single samples."""
+        if local.dp_clip is not None and not self.is_private:
+            raise ConfigError(
+                "local.dp_clip keeps single samples private while training, but class statistics are sums over them "
+                "without noise; give them a private uplink, like ClassModels(run, uplink=[ClipNoise(clip=1e5)]), or "
+                "train with method.uplink=[clip_noise]."
+            )
 
     def __call__(self, uploads: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Σ_k x_k of every slice, from all clients' slices by name.

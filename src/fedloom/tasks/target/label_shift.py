@@ -111,7 +111,8 @@ class LabelShiftCheck:
 
     Attributes:
         distance: mean distance of the target's inputs to the nearest class.
-        expected: the clients' mean, with their classes weighted by the estimated shares.
+        expected: the clients' mean, each sample left out of the classes that it is compared with; classes are weighted
+            by the estimated shares.
         spread: the standard deviation of a single input's distance, likewise.
         inputs: number of the target's inputs.
     """

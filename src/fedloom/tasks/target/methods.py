@@ -51,10 +51,11 @@ target_methods = Registry[TargetMethod | CCVR](
 @target_methods.register(name="target_head")
 @dataclass(frozen=True)
 class TargetHead(TargetMethod):
-    """The server's features with the head w_c = W⁻¹μ_c/T, b_c = log π_c - ½ μ_cᵀw_c + β_c, for ``fedloom target``.
+    """The server's features with the head w_c = W⁻¹(μ_c - μ̄)/T, b_c = log π_c + β_c - ½ (μ_c + μ̄)ᵀw_c.
 
-    π are the target's class shares by EM, as in ``target_prior``; μ_c, W, T and β are those of a linear discriminant on
-    sums that clients send, tempered and calibrated on their samples. Heads of several targets differ in b alone.
+    For ``fedloom target``. π are the target's class shares by EM, as in ``target_prior``; μ_c, W, T and β are those of
+    a linear discriminant on sums that clients send, tempered and calibrated on their samples, and μ̄ is the mean of all
+    samples. Heads of several targets differ in b alone.
     """
 
     resamples: int = 200

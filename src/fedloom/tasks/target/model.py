@@ -10,9 +10,10 @@ they are computed from the run's own data.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,34 +34,78 @@ from fedloom.tasks.target.fit import TargetFit
 from fedloom.tasks.target.head import features_of, linear_head, with_head
 from fedloom.tasks.target.label_shift import LabelShiftCheck, TargetPrior, target_prior
 
-ABSENT = -1e4  # the logit's bias of a class with share 0
+ABSENT = -1e30  # the logit's bias of a class with share 0, finite in float32
 EXCHANGES = 20  # with the clients, for the class biases of the calibration
+ONCE = 3  # further exchanges: class sums, distances, and the losses that decide the temperature
 
 
 @dataclass(frozen=True)
-class TargetModel:
-    """A model for a target, and what was found out about it.
+class TargetFacts:
+    """What was found out about a target.
 
     Attributes:
-        model: it predicts, evaluates and is exported like any other.
         prior: the estimated class shares, with intervals.
         known: Σ_c π_c n_kc / n_c, the part of the target that is known from client k, [K]; sums to 1. NaN where
             uplinks keep the figures of single clients from the server.
         check: of the assumption that the target differs in its class shares alone.
+    """
+
+    prior: TargetPrior
+    known: np.ndarray
+    check: LabelShiftCheck
+
+
+@dataclass(frozen=True)
+class TargetModel:
+    """A model for a target, with the attributes of ``TargetFacts``.
+
+    Attributes:
+        model: it predicts, evaluates and is exported like any other.
+        find: finds the facts, which need class statistics, when they are first read.
         p: the weights of the clients' models in it, float64 [K]; None if it is the server's model with another head.
     """
 
     model: DeployedModel
-    prior: TargetPrior
-    known: np.ndarray
-    check: LabelShiftCheck
+    find: Callable[[], TargetFacts]
     p: np.ndarray | None = None
+
+    @cached_property
+    def facts(self) -> TargetFacts:
+        """What was found out about the target."""
+        return self.find()
+
+    @property
+    def prior(self) -> TargetPrior:
+        return self.facts.prior
+
+    @property
+    def known(self) -> np.ndarray:
+        return self.facts.known
+
+    @property
+    def check(self) -> LabelShiftCheck:
+        return self.facts.check
+
+
+class ClassFit(NamedTuple):
+    """What the server makes of the clients' answers.
+
+    Attributes:
+        sums: of each client.
+        discriminant: of all, calibrated.
+        distances: the sum of ``Discriminant.far``, [3, C].
+    """
+
+    sums: list[ClassSums]
+    discriminant: Discriminant
+    distances: Tensor
 
 
 class ClassModels:
     """The clients' classes in the features of a run's server model, for any number of targets.
 
-    The statistics are those of the clients that took part in training, not of unseen ones.
+    The statistics are those of the clients that took part in training, not of unseen ones. Clients are asked for them
+    once, when they are first needed; ``fedssa`` makes its model without.
 
     >>> import fedloom as fl
     >>> federation = fl.data.federate("digits", "niid1", clients=5, target="skew")
@@ -76,43 +121,65 @@ class ClassModels:
             noise, the clients are asked three times only, and the scores are calibrated by a temperature alone.
 
     Raises:
-        ConfigError: if the run has no classifier with ``features`` and a linear ``head`` at the server, its clients'
-            data are elsewhere, or an uplink cannot cover the statistics.
+        ConfigError: if the run has no whole model at the server. Where statistics are needed, if that is no classifier
+            with ``features`` and a linear ``head``, the clients' data are elsewhere, an uplink cannot cover the
+            statistics, or the run kept single samples private (``local.dp_clip``) and no private uplink does.
     """
 
     def __init__(self, trained: TrainedRun, shrinkage: float = 0.01, uplink: Sequence[Uplink] | None = None) -> None:
-        self.trained, self.server = trained, trained.server
-        train, classes = trained.federation.train, linear_head(trained, "a model for a target").out_features
+        self.trained, self.server, self.shrinkage = trained, trained.server, shrinkage
+        uplinks = trained.plan.method.uplink if uplink is None else tuple(uplink)
+        self.total = Exchange(uplinks, trained.plan.facts, trained.snapshot.server.round)
+
+    @cached_property
+    def statistics(self) -> ClassFit:
+        """The sums over clients, for which they are asked now."""
+        total, train = self.total, self.trained.federation.train
+        classes = linear_head(self.trained, "a model for a target").out_features
+        total.check(self.trained.plan.local)
         with one_thread():
-            clients = [train.client(k) for k in range(trained.federation.seen)]
+            clients = [train.client(k) for k in range(self.trained.federation.seen)]
             held = [(self.features(own.x), own.y.cpu()) for own in clients]
-            self.sums = [ClassSums.of(*one, classes) for one in held]
-            plan = trained.plan
-            uplinks = plan.method.uplink if uplink is None else tuple(uplink)
-            self.total = total = Exchange(uplinks, plan.facts, trained.snapshot.server.round)
-            plain = ClassSums(**total([vars(one) for one in self.sums])).discriminant(shrinkage)
-            self.distances = total([{"distances": plain.far(*one)} for one in held])["distances"]
+            sums = [ClassSums.of(*one, classes) for one in held]
+            plain = ClassSums(**total([vars(one) for one in sums])).discriminant(self.shrinkage)
+            distances = total([{"distances": plain.far(*one)} for one in held])["distances"]
 
             def ask(beta: Tensor) -> tuple[Tensor, Tensor]:
                 answers = (plain.answer(*one, beta) for one in held)
                 found = total([{"losses": losses, "posteriors": posteriors} for losses, posteriors in answers])
                 return found["losses"], found["posteriors"]
 
-            self.discriminant: Discriminant = plain.calibrated(ask, 0 if total.is_private else EXCHANGES)
+            return ClassFit(sums, plain.calibrated(ask, self.exchanges), distances)
+
+    @property
+    def sums(self) -> list[ClassSums]:
+        """The class sums of each client."""
+        return self.statistics.sums
+
+    @property
+    def discriminant(self) -> Discriminant:
+        """The classes of all clients together."""
+        return self.statistics.discriminant
+
+    @property
+    def exchanges(self) -> int:
+        """How often clients are asked for the class biases of the calibration."""
+        return 0 if self.total.is_private else EXCHANGES
 
     @property
     def privacy(self) -> Spent | None:
-        """What the run and the clients' statistics have spent together; None if the run is not private."""
-        run, total = self.trained, self.total
-        return spent(run.summary, run.snapshot.server.round, total.asked, total.uplinks)
+        """What the run and the clients' statistics spend together; None if the run is not private."""
+        run = self.trained
+        return spent(run.summary, run.snapshot.server.round, ONCE + self.exchanges, self.total.uplinks)
 
     def features(self, x: Tensor) -> Tensor:
         """φ(x), [N, d], of inputs as the run's data hold them."""
         return features_of(self.server, x)
 
     def target_head(self, x: Any, resamples: int = 200, seed: int = 0) -> TargetModel:
-        """The model for a target: logits w_cᵀφ(x) + b_c, w_c = W⁻¹μ_c/T, b_c = log π_c - ½ μ_cᵀw_c + β_c.
+        """The model for a target: logits w_cᵀφ(x) + b_c, w_c = W⁻¹(μ_c - μ̄)/T, b_c = log π_c + β_c - ½ (μ_c + μ̄)ᵀw_c.
 
+        μ̄ is the mean of the clients' samples.
         Heads of several targets differ in b alone.
 
         Args:
@@ -123,10 +190,8 @@ class ClassModels:
         Raises:
             DataError: if the inputs do not fit the run's data.
         """
-        with one_thread():
-            phi = self.features(self.server.inputs(x))
-            prior = target_prior(self.discriminant.scores(phi), resamples, seed=seed)
-        return self._found(prior, phi, self.head(torch.from_numpy(prior.shares)))
+        facts = self.facts(self.server.inputs(x), resamples, seed)
+        return TargetModel(self.head(torch.from_numpy(facts.prior.shares)), lambda: facts)
 
     def target_prior(self, x: Any, resamples: int = 200, seed: int = 0) -> TargetModel:
         """The target's class shares alone, with intervals, clients and check; the model is the server's as it is.
@@ -139,15 +204,15 @@ class ClassModels:
         Raises:
             DataError: if the inputs do not fit the run's data.
         """
-        with one_thread():
-            phi = self.features(self.server.inputs(x))
-            prior = target_prior(self.discriminant.scores(phi), resamples, seed=seed)
-        return self._found(prior, phi, self.server)
+        facts = self.facts(self.server.inputs(x), resamples, seed)
+        return TargetModel(self.server, lambda: facts)
 
     def head(self, shares: Tensor) -> DeployedModel:
         """The server's features with the head of ``target_head`` for class shares π, float64 [C]."""
-        bias = torch.where(shares > 0, shares.clamp(min=1e-300).log() + self.discriminant.offsets, ABSENT)
-        return with_head(self.server, self.server.module, self.discriminant.weights, bias.clamp(min=ABSENT))
+        offsets = self.discriminant.offsets
+        present = (shares > 0) & (self.discriminant.n > 0)
+        bias = torch.where(present, shares.clamp(min=1e-300).log() + offsets, ABSENT)
+        return with_head(self.server, self.server.module, self.discriminant.weights, bias)
 
     def target_fit(self, x: Any, fit: TargetFit | None = None, resamples: int = 200, seed: int = 0) -> TargetModel:
         """The model for a target as a mixture of the clients' last models, Σ_k p_k θ_k, fitted through that network.
@@ -169,23 +234,18 @@ class ClassModels:
         """
         run = self.trained
         clients, models, buffers = last_models(run.plan, run.snapshot)
+        given = self.server.inputs(x)
+        facts = self.facts(given, resamples, seed)
         with one_thread():
-            given = self.server.inputs(x)
-            phi = self.features(given)
-            scores = self.discriminant.scores(phi)
-            prior = target_prior(scores, resamples, seed=seed)
-            r = torch.softmax(scores + torch.from_numpy(prior.shares).log(), -1)
+            scores = self.discriminant.scores(self.features(given))
+            r = torch.softmax(scores + torch.from_numpy(facts.prior.shares).log(), -1)
             sizes = torch.from_numpy(run.plan.population.sizes[clients]).double()
             data = server_data(run.plan, given.to(models.device))
             found = (fit or TargetFit())(data, models, buffers, r, sizes / sizes.sum())
-        weights = found.p.to(models)
-        merged = copy.deepcopy(self.server.module)
-        run.plan.layout.write(merged, weights @ models, weights @ buffers)
+        merged = self._merged(found.p, models, buffers)
         head: nn.Linear = merged.head  # type: ignore[assignment]
         model = with_head(self.server, merged, found.tau * head.weight, found.tau * head.bias + found.b.to(head.bias))
-        p = np.zeros(len(run.federation))
-        p[clients] = found.p.numpy()
-        return self._found(prior, phi, model, p)
+        return TargetModel(model, lambda: facts, self._weights(clients, found.p.numpy()))
 
     def fedssa(
         self,
@@ -197,7 +257,8 @@ class ClassModels:
     ) -> TargetModel:
         """The clients' last models mixed by FedSSA, learnt once: Σ_k p_k θ_k with p as in ``SelfSupervised``.
 
-        The class shares and the check are told beside it; the mixture does not depend on them.
+        The mixture depends on no class statistics: clients are asked for them when the class shares or the check are
+        read.
 
         Args:
             x: as in ``target_head``.
@@ -215,31 +276,40 @@ class ClassModels:
         clients, models, buffers = last_models(run.plan, run.snapshot)
         with one_thread():
             given = self.server.inputs(x)
-            phi = self.features(given)
-            prior = target_prior(self.discriminant.scores(phi), resamples, seed=seed)
             data = server_data(run.plan, given.to(models.device), change)
             own = mixing_weights(policy or SelfSupervised(), run.plan, rounds, clients, models, buffers, data)
-        weights = torch.from_numpy(own).to(models)
-        merged = copy.deepcopy(self.server.module)
-        run.plan.layout.write(merged, weights @ models, weights @ buffers)
-        p = np.zeros(len(run.federation))
-        p[clients] = own
-        return self._found(prior, phi, replace(self.server, module=merged.eval()), p)
+        model = replace(self.server, module=self._merged(torch.from_numpy(own), models, buffers).eval())
+        return TargetModel(model, lambda: self.facts(given, resamples, seed), self._weights(clients, own))
 
-    def _found(self, prior: TargetPrior, phi: Tensor, model: DeployedModel, p: np.ndarray | None = None) -> TargetModel:
-        """The model with what is known of the target, from features [M, d] of its inputs."""
-        pi = torch.from_numpy(prior.shares)
-        counts = torch.stack([one.n for one in self.sums])
-        known = np.zeros(len(self.trained.federation))
-        known[: len(counts)] = (pi * counts / counts.sum(0).clamp(min=1)).sum(1).numpy()
-        if self.total.only_sums:
-            known = np.full_like(known, np.nan)
-        return TargetModel(model, prior, known, self._check(phi, pi), p)
+    def facts(self, given: Tensor, resamples: int = 200, seed: int = 0) -> TargetFacts:
+        """Class shares, clients and the check of inputs [M, ...] as the run's data hold them."""
+        with one_thread():
+            discriminant, phi = self.discriminant, self.features(given)
+            prior = target_prior(discriminant.scores(phi), resamples, seed=seed)
+            pi = torch.from_numpy(prior.shares)
+            counts = torch.stack([one.n for one in self.sums])
+            known = np.zeros(len(self.trained.federation))
+            known[: len(counts)] = (pi * counts / counts.sum(0).clamp(min=1)).sum(1).numpy()
+            if self.total.only_sums:
+                known = np.full_like(known, np.nan)
+            return TargetFacts(prior, known, self._check(phi, pi))
 
     def _check(self, phi: Tensor, pi: Tensor) -> LabelShiftCheck:
         """The target's mean distance to the nearest class beside that of the clients' samples, in the same shares."""
-        n, first, second = self.distances
+        n, first, second = self.statistics.distances
         means, squares = ((pi * part / torch.where(n > 0, n, 1)).sum() for part in (first, second))
         found = self.discriminant.distances(phi)
         spread = (squares - means**2).clamp(min=0).sqrt()
         return LabelShiftCheck(float(found.mean()), float(means), float(spread), len(phi))
+
+    def _merged(self, p: Tensor, models: Tensor, buffers: Tensor) -> nn.Module:
+        """Σ p_k θ_k in a copy of the server's network, from models [K, P], buffers [K, B] and weights [K]."""
+        module, weights = copy.deepcopy(self.server.module), p.to(models)
+        self.trained.plan.layout.write(module, weights @ models, weights @ buffers)
+        return module
+
+    def _weights(self, clients: np.ndarray, p: np.ndarray) -> np.ndarray:
+        """The weights of some clients' models among those of all, [K]."""
+        found = np.zeros(len(self.trained.federation))
+        found[clients] = p
+        return found
