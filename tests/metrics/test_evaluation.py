@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
+from fedloom.experiment.loaded import Measurement
 from fedloom.metrics import ece, top_k
 from fedloom.models import models
 
@@ -149,3 +151,24 @@ def test_a_client_of_padding_alone_has_no_loss_and_a_model_that_diverged_has() -
     assert result.history[-1]["clients/loss/mean"] == pytest.approx(expected, rel=1e-6)
     table = {"client": np.arange(2), "n": np.array([14, 9]), "loss": np.array([np.nan, 1.0]), "accuracy": np.ones(2)}
     assert np.isnan(FederatedTask(made).evaluator.summary(table)["clients/loss/mean"])
+
+
+def test_a_metric_that_became_nan_is_recorded_and_no_older_value_stands_for_it(tmp_path) -> None:
+    given = settings(what=("global", "clients"), metrics=("accuracy", "auroc", "ece"))
+    task = FederatedTask(experiment("fedavg", **given))
+    server, usual = task.state.server, task.evaluator.measure(task.state.server, task.state.store, {})[0]
+    broken, table = task.evaluator.measure(
+        replace(server, theta=torch.full_like(server.theta, torch.nan)), task.state.store, {}
+    )
+    assert broken.keys() == usual.keys()
+    for name in ("accuracy", "auroc", "ece"):
+        assert np.isnan(broken[f"global/{name}"])
+        assert np.isnan(broken[f"clients/{name}/mean"])
+        assert np.isfinite(usual[f"global/{name}"])
+    assert table is not None
+
+
+def test_metrics_of_other_targets_are_left_out() -> None:
+    measured = Measurement(Evaluation(metrics=("accuracy", "rmse", "r2", "top2", "auroc")), "numbers")
+    assert measured.metrics == ("rmse", "r2")
+    assert replace(measured, targets="truth values").metrics == ("accuracy", "auroc")

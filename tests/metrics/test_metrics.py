@@ -12,7 +12,6 @@ from fedloom.metrics import (
     best,
     best_round,
     fedavg_rounds,
-    final_round,
     final_smoothed,
     gini,
     parameters_to_target,
@@ -100,12 +99,11 @@ def test_scaffold_costs_twice_fedavg() -> None:
     assert fedavg_rounds(2 * 10 * 50 * 7, 50, 10) == 14
 
 
-def test_final_best_and_smoothed_are_three_figures() -> None:
+def test_the_best_and_the_smoothed_value_are_two_figures() -> None:
     values, rounds = [0.4, 0.8, 0.6, NAN], [1, 2, 3, 4]
-    assert final_round(values, rounds) == (3, 0.6)
     assert best_round(values, rounds) == (2, 0.8)
     assert final_smoothed(values, rounds, 0.5) == (3, pytest.approx(0.6))
-    assert final_round([NAN], [1]) is best_round([NAN], [1]) is final_smoothed([NAN], [1]) is None
+    assert best_round([NAN], [1]) is final_smoothed([NAN], [1]) is None
 
 
 def test_smoothing_starts_at_the_first_value() -> None:

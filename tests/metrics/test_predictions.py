@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score, top_k_accuracy_score
 
 from fedloom.core.errors import ConfigError
 from fedloom.metrics import Predictions, auroc, direction, ece, f1, mce, predictions, top_k
-from fedloom.metrics.registry import lookup
+from fedloom.metrics.registry import lookup, view
 from fedloom.parts.objectives import SquaredError
 
 RANDOM = np.random.default_rng(0)
@@ -34,6 +34,23 @@ def test_auroc_of_several_classes_is_one_against_rest() -> None:
     some = y % 2 == 0  # classes 1 and 3 are away: the mean is over those that are present
     by_hand = np.mean([roc_auc_score(y[some] == c, p[some, c]) for c in (0, 2, 4)])
     assert auroc(p[some], y[some]) == pytest.approx(by_hand)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7])
+def test_scores_are_log_odds_without_ties_where_probabilities_round_to_one(classes: int) -> None:
+    generator = torch.Generator().manual_seed(classes)
+    out, y = torch.randn(40, classes, generator=generator).double(), torch.randint(classes, (40,), generator=generator)
+    out[torch.arange(40), y] += torch.linspace(0, 60, 40).double()
+    found, _ = view("scores", out, y, "classes")
+    p = out.softmax(-1)
+    found = torch.stack([-found, found], 1) if classes == 2 else found
+    near = (p > 1e-12) & (p < 1 - 1e-12)
+    torch.testing.assert_close(found[near], (p / (1 - p))[near].log(), rtol=1e-3, atol=1e-3)
+    others = [torch.cat([out[:, :c], out[:, c + 1 :]], 1).logsumexp(1) for c in range(classes)]
+    torch.testing.assert_close(found, out - torch.stack(others, 1), rtol=1e-12, atol=1e-12)
+    assert (p == 1).any(0).all()
+    assert all(len(column.unique()) == 40 for column in found.T)
+    assert view("scores", torch.full((2, classes), torch.nan), y[:2], "classes")[0].isnan().all()
 
 
 def test_auroc_is_not_defined_for_one_class() -> None:

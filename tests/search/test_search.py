@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,7 @@ pytest.importorskip("optuna")
 import optuna
 
 from fedloom.cli.main import main
+from fedloom.cli.search import remarks
 from fedloom.config.search import SEARCH, build, validating
 from fedloom.core.errors import CheckpointError, ConfigError, DataError
 from fedloom.core.slots import SLOTS
@@ -25,10 +28,11 @@ from fedloom.experiment.rundir import RunDirectory
 from fedloom.methods import methods
 from fedloom.tasks.search import results
 from fedloom.tasks.search.settings import SearchSettings
-from fedloom.tasks.search.space import Range, Space, searched, without
+from fedloom.tasks.search.space import Range, Space, effective, searched, without
 from fedloom.tasks.search.task import SearchExperiment, SearchTask, search
-from fedloom.tasks.search.trial import in_best
+from fedloom.tasks.search.trial import Comparisons, Outcome, _Ended, in_best
 
+MISSING = -1.0
 WORDS = (
     "clients=6", "rounds=4", "model=logistic", "local.epochs=1", "partition.alpha=0.3", "engine=serial",
     "search.methods=[fedavg,feddyn,fedrep,term]", "search.budget=40", "search.rungs=1", "search.eta=2",
@@ -283,3 +287,84 @@ def test_where_clients_share_nothing_the_search_finds_a_personal_method(tmp_path
     found = search(build(SEARCH.resolve([*words, "engine=serial"])), tmp_path / "run")
     assert found["ranking"][0]["gain"]["low"] > 0.05
     assert "is better than fedavg" in found["verdict"]
+
+
+def test_a_goal_that_is_not_a_number_at_a_milestone_ends_the_candidate() -> None:
+    def compare(values: Sequence[float | None]) -> Outcome:
+        found = Outcome("x")
+        compared = Comparisons(found, "global/auroc", [2, 3], lambda round, score: True)
+        with suppress(_Ended):
+            for round, value in enumerate(values, start=1):
+                goal = {} if value == MISSING else {"global/auroc": value}
+                compared.on_round({"round": round, "comm/bytes": 1, "seconds": 1.0, "global/loss": 1.0, **goal})
+        return found
+
+    assert compare([0.5, 0.6, 0.7]).state == "complete"
+    for values, last in (([0.5, None, 0.7], 2), ([0.5, 0.6, MISSING], 3)):
+        found = compare(values)
+        assert (found.state, found.rounds) == ("failed", last)
+        assert np.isnan(found.scores[last])
+        assert found.reason == f"global/auroc is not a number after round {last}."
+
+
+def tried(state: str, score: float | None, lr: float) -> dict:
+    """What a step of the search gives."""
+    outcome = {"label": "fedavg", "rounds": 2, "bytes": 10, "minutes": 0.1, "reason": "", "scores": {}, "params": {}}
+    return {"stage": "search", "role": f"candidate {lr}", "seed": 0, "candidate": {"method": "fedavg", "local.lr": lr},
+            "state": state, "score": score, "ranges": {}, **outcome}  # fmt: skip
+
+
+@pytest.mark.parametrize(("goal", "best"), [("global/accuracy", 0.5), ("global/loss", 0.4)])
+def test_the_best_so_far_ran_to_its_end(goal: str, best: float) -> None:
+    def nothing(candidate: dict, seed: int, validate: bool):
+        raise AssertionError
+
+    task = SearchTask(SearchExperiment(nothing, dict, Space(methods, (), (), {}), SearchSettings(goal=goal), 2, 0))
+    steps = [("stopped", 0.9), ("failed", 0.1), ("complete", 0.5), ("complete", 0.4), ("complete", None)]
+    for number, (state, score) in enumerate(steps):
+        record, _ = task.commit(tried(state, score, number))
+        task.history.append(record)
+        assert record["best"] is None or state == "complete"
+    assert task.history[-1]["best"] == best
+
+
+def test_where_uploads_are_summed_mixing_is_no_part_to_leave_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = made("search.methods=[fedavg,dp_fedavg]", "search.slots=[drift]")
+    task = SearchTask(one)
+    candidate = {"method": "dp_fedavg", "method.drift": "dynamic", "method.drift.alpha": 0.1, "local.lr": 0.1}
+    task.history = [{**tried("complete", 0.5, 0.1), "candidate": candidate, "label": "dp_fedavg+dynamic"}]
+    monkeypatch.setattr(results, "winner", lambda *_: "finalist 1")
+    compared = dict(task._compared())
+    assert [role for role in compared if role.startswith("without")] == ["without drift"]
+    assert one.make(compared["without drift"], 0, True).method.mixing.is_uniform
+
+
+@pytest.mark.parametrize(("goal", "sign"), [("global/accuracy", 1), ("global/loss", -1)])
+def test_a_gain_is_positive_where_less_is_better_too(goal: str, sign: int) -> None:
+    def record(role: str, seed: int, score: float) -> dict:
+        return {**tried("complete", score, 0.1), "stage": "compare", "role": role, "seed": seed, "label": role}
+
+    better = {1: 0.5, 2: 0.51, 3: 0.52}
+    worse = {seed: score - sign * (0.2 + 0.01 * seed) for seed, score in better.items()}
+    history = [tried("complete", 0.5, 0.1) | {"label": "finalist"}]
+    for role, scores in (("finalist 1", better), ("fedavg", worse), ("without drift", worse)):
+        history += [record(role, seed, score) for seed, score in scores.items()]
+    found = results.summary(history, SearchSettings(goal=goal), sign > 0, "fedavg")
+    assert found["ranking"][0]["gain"]["mean"] == pytest.approx(0.22)
+    assert found["parts"][0]["mean"] == pytest.approx(0.22)
+    assert found["verdict"].startswith("finalist 1 is better than fedavg: a gain of +0.2200, 95 % interval +0.")
+    assert remarks([("", found)])[1] == "its drift contributes +0.2200 ± 0.0058 (s.e.)."
+
+
+def test_no_setting_of_a_replaced_part_is_left(finished: Path) -> None:
+    one, said = made("search.slots=[drift,mixing,objective]"), []
+    for number in range(60):
+        candidate = one.space.suggest(optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=number)).ask())
+        try:
+            one.make(candidate, 0, True)
+        except ConfigError as error:
+            said.append(str(error))
+    said += [record["reason"] for record in history(finished)]
+    assert not any("no effect" in reason for reason in said)
+    kept = {"method": "feddyn", "method.alpha": 0.3, "method.mixing": "uniform"}
+    assert effective(methods, kept) == kept

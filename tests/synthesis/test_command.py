@@ -56,14 +56,14 @@ def test_by_default_fedevg_imitates_digits_and_goes_on(cli: Cli, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_sweep_shares_the_judge_and_is_compared(cli: Cli, tmp_path: Path) -> None:
+def test_a_sweep_keeps_its_judges_and_is_compared(cli: Cli, tmp_path: Path) -> None:
     words = ("method=fedcvae", "model.width=8", "seed=1,2", "rounds=1", "out=both", *SMALL)
     code, out, err = cli("synthesize", "-q", "-m", *words)
     assert (code, err) == (0, "")
     assert sorted(p.name for p in (tmp_path / "both").iterdir() if p.is_dir()) == [
         "fedcvae-1", "fedcvae-2", "judge", "tables",
     ]  # fmt: skip
-    assert len(list((tmp_path / "both" / "judge").iterdir())) == 1
+    assert len(list((tmp_path / "both" / "judge").iterdir())) == 2  # one for each seed's training samples
     assert out.count("fedcvae, seed") == 2
     before = (tmp_path / "both" / "fedcvae-2" / "metrics.jsonl").read_text()
     (tmp_path / "both" / "fedcvae-1" / "synthetic.json").unlink()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays, Federation
 from fedloom.core.rng import stream
 from fedloom.data import federate, sources
-from fedloom.tasks.synthesis.fit import ClassifierTraining, fit
+from fedloom.tasks.synthesis.fit import ClassifierTraining, Fitted, fit
 from fedloom.tasks.synthesis.judge import EvalConfig, EvalResult, SyntheticEvaluator
 
 
@@ -137,3 +139,25 @@ def test_training_ends_when_nothing_is_left_to_learn() -> None:
 def test_impossible_settings_are_refused(wrong: dict) -> None:
     with pytest.raises(ConfigError):
         EvalConfig(**wrong)
+
+
+def test_the_real_classifier_sees_only_samples_that_clients_train_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fitted = []
+
+    def recorded(name: str, arrays: Arrays, *settings: Any, **more: Any) -> Fitted:
+        fitted.append(arrays)
+        return fit(name, arrays, *settings, **more)
+
+    monkeypatch.setattr("fedloom.tasks.synthesis.judge.fit", recorded)
+    dealt = federate("digits", "iid", clients=5, seed=2, validation=0.1, held_out=0.2, unseen=0.2)
+    other = federate("digits", "iid", clients=5, seed=3, validation=0.1, held_out=0.2, unseen=0.2)
+    few = EvalConfig(classifier="mlp", max_steps=2)
+    for federation in (dealt, other, dealt):
+        _ = SyntheticEvaluator(federation, few, cache=tmp_path).known
+    split = dealt.train.first(dealt.seen)
+    assert dealt.seen == 4
+    assert [len(arrays) for arrays in fitted] == [len(split.index.rows), len(other.train.first(4).index.rows)]
+    assert torch.equal(fitted[0].x, dealt.train.arrays.x[torch.from_numpy(split.index.rows).sort().values])
+    assert len(list(tmp_path.glob("real-*"))) == 2

@@ -78,9 +78,7 @@ class Evaluator(LoadedModel):
         if self.levels:
             level = table["cluster"] if "cluster" in table else self.level_of(tested)
             groups |= {f"clients/{name}": level == n for n, name in enumerate(self.names) if (level == n).any()}
-        for metric in self.settings.metrics:
-            if np.isnan(table[metric]).all():
-                continue
+        for metric in self.measurement.metrics:
             for name, of in groups.items():
                 figures = fairness.summary(table[metric][of], n[of], direction(metric))
                 record |= {f"{name}/{metric}/{k}": v for k, v in figures.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -29,7 +30,6 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
     """
     federation = experiment.federation
     x, relabel = federation.train.arrays.x, federation.train.relabel
-    modules = re.sub(r"0x[0-9a-f]+", "", repr(plan.model))  # layers and their settings, without memory addresses
     names = () if relabel is None else (relabel.numpy(),)
     parts = {place: repr(part) for place, part in experiment.method.parts.items()}
     compute, shares = resolved(experiment.compute, plan), experiment.compute_settings.get("shares")
@@ -57,7 +57,7 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
         "model": {
             "parameters": plan.layout.size,
             "digest": _digest(
-                *(np.frombuffer(text.encode(), np.uint8) for text in (modules, *map(repr, plan.layout.parameters))),
+                *_layers(plan),
                 _bytes(plan.theta0),
                 _bytes(plan.buffers0),
             ),
@@ -71,6 +71,38 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
         "compute": compute,  # computes differ by rounding, and so do blocks of clients
         **({"shares": shares} if compute == "batched" and shares else {}),
     }
+
+
+def about(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
+    """What clients hold and train in a run begun in Python, which has no settings, and for how many rounds.
+
+    Nothing of it depends on the seed. Empty entries are left out: a federation made by hand says nothing of its data.
+    """
+    said = experiment.federation.provenance
+    found = {
+        "data": {**said.get("source", {}), "noise": said.get("noise")},
+        **{key: said[key] for key in ("partition", "validation", "held_out", "target", "shared") if said.get(key)},
+        "model": {"layers": f"{type(plan.model).__name__} {_digest(*_layers(plan))}"},
+        "rounds": experiment.rounds,
+    }
+    return _lasting(found)
+
+
+def _lasting(value: Any) -> Any:
+    """Plain data: without empty entries, what depends on the seed and what is no setting; other objects as text."""
+    if isinstance(value, Mapping):
+        unsaid = ("licence", "citation", "seed", "wrong")
+        kept = {str(key): _lasting(entry) for key, entry in value.items() if key not in unsaid}
+        return {key: entry for key, entry in kept.items() if entry not in (None, {})}
+    if isinstance(value, list | tuple):
+        return [_lasting(entry) for entry in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _layers(plan: ClientPlan) -> list[np.ndarray]:
+    """A model's layers with their settings, and the places of its parameters, but no value of them."""
+    modules = re.sub(r"0x[0-9a-f]+", "", repr(plan.model))  # without memory addresses
+    return [np.frombuffer(text.encode(), np.uint8) for text in (modules, *map(repr, plan.layout.parameters))]
 
 
 def _local(local: Local) -> dict[str, Any]:

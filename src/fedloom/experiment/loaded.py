@@ -17,7 +17,7 @@ from fedloom.core.objective import Net
 from fedloom.core.plan import ClientPlan
 from fedloom.core.targets import TargetKind
 from fedloom.experiment.evaluation import Evaluation
-from fedloom.metrics import Predictions, predictions, reliability
+from fedloom.metrics import Predictions, lookup, predictions, reliability
 from fedloom.metrics.measures import TestLoss
 
 Values = dict[str, np.ndarray]
@@ -43,6 +43,11 @@ class Measurement:
     def loss_name(self) -> str:
         """The name of the loss: ``loss`` if it is the objective's own, else ``cross_entropy``."""
         return "cross_entropy" if self.loss is None else "loss"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics that suit the targets: they are recorded in every evaluation, also where they are NaN."""
+        return tuple(name for name in self.settings.metrics if self.targets in (None, *lookup(name).suits))
 
     def predictions(self, out: Tensor, y: Tensor) -> Predictions:
         """What the metrics and the test loss need of outputs on one batch."""
@@ -104,9 +109,8 @@ class LoadedModel:
         With the metric ``ece`` also its bins, ``<name>/reliability``: rows (fraction, confidence, accuracy).
         """
         found = self.scores(arrays, rows, labels)
-        values = {metric: found.value(metric) for metric in self.settings.metrics}
         record: dict[str, Any] = {f"{name}/{self.measurement.loss_name}": found.value("loss")}
-        record |= {f"{name}/{metric}": value for metric, value in values.items() if not np.isnan(value)}
+        record |= {f"{name}/{metric}": found.value(metric) for metric in self.measurement.metrics}
         if f"{name}/ece" in record:  # its bins, for the page; empty ones as zeros
             record[f"{name}/{RELIABILITY}"] = np.nan_to_num(reliability(*found.kept["confidence"])).tolist()
         return record

@@ -31,7 +31,7 @@ from fedloom.experiment.lock import Lock
 VERSION = 2
 """Format version; version 1, of FedLoom 0.1, can be read but not resumed."""
 
-PROVENANCE = ("identity", "kind", "version", "versions", "machine", "git")
+PROVENANCE = ("identity", "about", "kind", "version", "versions", "machine", "git")
 """Keys of ``config.yaml`` that record how a run was made; it is a recipe without them."""
 
 WRITTEN = ("metrics.jsonl", "checkpoint", "clients", "figures")
@@ -63,6 +63,14 @@ class Status(StrEnum):
     def ended(self) -> bool:
         """Whether the run is complete."""
         return self in (Status.FINISHED, Status.STOPPED)
+
+    @staticmethod
+    def of(summary: Mapping[str, Any]) -> Status:
+        """The status in the content of ``summary.json``, which is empty for a run without one."""
+        if not summary:
+            return Status.UNFINISHED
+        status = str(summary.get("status", Status.FINISHED)).partition(":")[0]  # version 1 adds the reason
+        return Status(status) if status in list(Status) else Status.UNFINISHED
 
 
 class Table:
@@ -232,11 +240,7 @@ class RunDirectory:
     @property
     def status(self) -> Status:
         """How the run ended."""
-        summary = self.summary()
-        if not summary:
-            return Status.UNFINISHED
-        status = str(summary.get("status", Status.FINISHED)).partition(":")[0]  # version 1 adds the reason
-        return Status(status) if status in list(Status) else Status.UNFINISHED
+        return Status.of(self.summary())
 
     @property
     def failures(self) -> list[Any]:
@@ -310,9 +314,12 @@ class RunDirectory:
         return config
 
     def outran(self, config: Mapping[str, Any]) -> bool:
-        """Whether there are more records than a run with this configuration writes before its first checkpoint."""
+        """Whether checkpoints are lost: there are more records than a run has before the first one, and no folder.
+
+        A folder without any means that none could be written, because the disk was full.
+        """
         every = config.get("checkpoint", {}).get("every")
-        return isinstance(every, int) and len(self.metrics()) > every
+        return not self.checkpoints.is_dir() and isinstance(every, int) and len(self.metrics()) > every
 
     def missing(self, round: int) -> str | None:
         """What is missing of the rounds up to this one, in words; None if everything is there."""

@@ -11,7 +11,6 @@ from fedloom.metrics.curves import (
     Values,
     best_round,
     fedavg_rounds,
-    final_round,
     final_smoothed,
     parameters_to_target,
     rounds_to_target,
@@ -45,7 +44,7 @@ from fedloom.metrics.registry import Metric, direction, lookup, metric, names
 
 __all__ = [
     "Direction", "Metric", "Predictions", "Values", "auprc", "auroc", "balanced_accuracy", "best", "best_round",
-    "direction", "divergence_from_uniform", "ece", "exact_match", "f1", "fedavg_rounds", "final_round",
+    "direction", "divergence_from_uniform", "ece", "exact_match", "f1", "fedavg_rounds",
     "final_smoothed", "gini", "hardest_weight", "lookup", "mce", "metric", "names", "parameters_to_target",
     "parity_gap", "predictions", "quantiles", "r2", "reliability", "rounds_to_target", "smoothed", "summary", "top_k",
     "weighted_mean", "worst",

@@ -1,4 +1,4 @@
-"""Figures of a curve over rounds: final, best and smoothed values, and the rounds and communication to a target.
+"""Figures of a curve over rounds: best and smoothed values, and the rounds and communication to a target.
 
 Rounds without a value (not evaluated, or NaN) are skipped.
 """
@@ -52,16 +52,6 @@ def _points(values: Values, others: Values, what: str = "rounds") -> tuple[NDArr
         raise ConfigError(f"there are {len(v)} values but {len(r)} {what}.")
     known = ~np.isnan(v)
     return v[known], r[known]
-
-
-def final_round(values: Values, rounds: Values) -> tuple[int, float] | None:
-    """The last round with a value, and the value; None if there is none.
-
-    >>> final_round([0.5, 0.8, float("nan")], [1, 2, 3])
-    (2, 0.8)
-    """
-    v, r = _points(values, rounds)
-    return (int(r[-1]), float(v[-1])) if len(v) else None
 
 
 def best_round(values: Values, rounds: Values, direction: Direction = "max") -> tuple[int, float] | None:

@@ -78,14 +78,17 @@ def best(values: Values, share: float = 0.1, direction: Direction = "max") -> fl
 def gini(values: Values) -> float:
     """Gini coefficient Σ_i Σ_j |x_i − x_j| / (2 K² x̄) of non-negative values, 0 if all are equal.
 
-    It is NaN if there is no client or the mean is 0. Tables often print it times 100.
+    It is NaN if there is no client, the mean is 0, or a value is negative, as an R² may be. Tables often print it times
+    100.
 
     Example:
         >>> gini([1.0, 1.0, 1.0]), gini([0.0, 0.0, 0.0, 1.0])
         (0.0, 0.75)
+        >>> gini([-0.5, 1.0])
+        nan
     """
     x = np.sort(_known(values))
-    if not len(x) or x.sum() <= 0:
+    if not len(x) or x[0] < 0 or x.sum() <= 0:
         return NAN
     ranks = np.arange(1, len(x) + 1)
     return float(((2 * ranks - len(x) - 1) * x).sum() / (len(x) * x.sum()))

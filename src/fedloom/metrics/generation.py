@@ -1,6 +1,6 @@
 """Metrics of generated data: distances between distributions, fidelity, diversity and recognisability.
 
-All are functions of images [N, C, H, W] or of features [N, d] from a named extractor, whose name ``quality`` records.
+All are functions of images [N, C, H, W] or of features [N, d] from a named extractor.
 
 >>> torch.manual_seed(0) and None
 >>> real, same = torch.randn(200, 8), torch.randn(200, 8)
@@ -26,8 +26,8 @@ from fedloom.metrics.membership import Membership, membership
 from fedloom.metrics.neighbours import alike, nearest, spread, within
 
 __all__ = [
-    "Diversity", "Features", "Kid", "Manifold", "Membership", "Quality", "Recognised", "alike", "diversity", "fid",
-    "kid", "manifold", "membership", "nearest", "quality", "recognised", "spread",
+    "Diversity", "Features", "Kid", "Manifold", "Membership", "Recognised", "alike", "diversity", "fid",
+    "kid", "manifold", "membership", "nearest", "recognised", "spread",
 ]  # fmt: skip
 
 
@@ -214,46 +214,3 @@ def recognised(classifier: nn.Module, x: Tensor, y: Tensor, *, batch: int = 500)
     shares = tuple(float(right[y == label].mean()) for label in range(logits.shape[1]))
     sure = logits.double().softmax(1).gather(1, y[:, None])
     return Recognised(float(right.mean()), shares, float(sure.mean()))
-
-
-@dataclass(frozen=True)
-class Quality:
-    """FID, KID (mean and deviation) and ``Manifold`` of a synthetic set, with the name of the features used."""
-
-    features: str
-    real: int
-    synthetic: int
-    fid: float
-    kid: float
-    kid_std: float
-    precision: float
-    recall: float
-    density: float
-    coverage: float
-
-
-def quality(real: Tensor, synthetic: Tensor, features: Features, *, k: int = 5, seed: int = 0) -> Quality:
-    """FID, KID, precision, recall, density and coverage of synthetic images in the given features.
-
-    Args:
-        real: images [N, C, H, W] that were not trained on.
-        synthetic: images [M, C, H, W] in the same range.
-        features: the extractor.
-        k: number of the neighbour in ``manifold``.
-        seed: of KID's subsets.
-
-    Raises:
-        ConfigError: if a set has no k + 1 samples.
-        DataError: if the sets differ in shape or in range.
-
-    Example:
-        >>> torch.manual_seed(0) and None
-        >>> found = quality(torch.rand(50, 1, 2, 2), torch.rand(50, 1, 2, 2), Features("pixels", nn.Flatten()))
-        >>> found.features, found.coverage > 0.8
-        ('pixels', True)
-    """
-    alike(real, synthetic)
-    a, b = features(real), features(synthetic)
-    distance = kid(a, b, seed=seed)
-    numbers = manifold(a, b, k)
-    return Quality(features.name, len(a), len(b), fid(a, b), distance.mean, distance.std, **numbers._asdict())

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.targets import CLASSES, NUMBERS, TRUTHS
-from fedloom.metrics.registry import DISCRETE, metric
+from fedloom.metrics.registry import DISCRETE, metric, within_top
 
 BINS = 15
 NAN = float("nan")
@@ -180,8 +181,7 @@ def top_k(scores: ArrayLike, labels: ArrayLike, k: int = 5) -> float:
     s, y = _rows(scores, labels)
     if k < 1:
         raise ConfigError(f"top-k needs at least 1 guess, not {k}.")
-    best = np.argsort(-s, axis=1, kind="stable")[:, :k]
-    return float((best == y[:, None]).any(1).mean()) if len(y) else NAN
+    return float(within_top(torch.from_numpy(s), torch.from_numpy(y), k).double().mean()) if len(y) else NAN
 
 
 def reliability(confidence: ArrayLike, correct: ArrayLike, bins: int = BINS) -> NDArray[np.float64]:

@@ -89,9 +89,9 @@ def metric(
         direction: whether larger (``max``) or smaller values (``min``) are better.
         of: the first argument: ``outputs`` of the model, [n, C], or shaped like the targets for truth values and
             numbers; ``probabilities`` (softmax or sigmoid; with two classes those of class 1, [n], else [n, C] or
-            [n, L]); ``scores``, which order samples as probabilities do but have no ties where those round to 0 or 1;
-            ``labels``, the predicted classes or truth values, NaN where outputs are; or ``confidence``: (probability of
-            the prediction [n], whether it is right [n]).
+            [n, L]); ``scores``, their log-odds, which order samples as probabilities do but have no ties where those
+            round to 0 or 1; ``labels``, the predicted classes or truth values, NaN where outputs are; or
+            ``confidence``: (probability of the prediction [n], whether it is right [n]).
         suits: kinds of targets for which it is defined: ``classes``, ``truth values``, ``numbers``.
 
     Raises:
@@ -147,7 +147,7 @@ def lookup(name: str) -> Metric:
         name = name.lower().replace("-", "_")
     if isinstance(name, str) and (found := _TOP.fullmatch(name)):
         k = int(found[1])
-        return Metric(name, "max", suits=(CLASSES,), column=lambda out, y, kind: _top(out, y, k))
+        return Metric(name, "max", suits=(CLASSES,), column=lambda out, y, kind: within_top(out, y, k))
     if name not in _METRICS:
         raise ConfigError(f"unknown metric {name!r}; {nearest(str(name), (*_METRICS, 'topK'))}")
     return _METRICS[name]
@@ -181,8 +181,8 @@ def view(of: View, out: Tensor, y: Tensor, kind: TargetKind) -> tuple[Tensor, Te
         two = out.shape[-1] == 2
         if of == "labels":
             return _unless_nan(out, out.argmax(-1), -1), y
-        if of == "scores" and two:
-            return (out[:, 1] - out[:, 0]).double(), y
+        if of == "scores":
+            return (out[:, 1] - out[:, 0]).double() if two else _log_odds(out.double()), y
         p = out.double().softmax(-1)
         if of == "confidence":
             return p.amax(-1), out.argmax(-1) == y
@@ -193,6 +193,13 @@ def view(of: View, out: Tensor, y: Tensor, kind: TargetKind) -> tuple[Tensor, Te
         return _unless_nan(out, (out > 0).long()), y
     p = out.double().sigmoid()
     return (torch.maximum(p, 1 - p).flatten(), ((out > 0) == (y > 0.5)).flatten()) if of == "confidence" else (p, y)
+
+
+def _log_odds(out: Tensor) -> Tensor:
+    """log p_c / (1 - p_c) = out_c - log Σ_{j≠c} exp out_j of the softmax p, [n, C], without cancellation."""
+    top, log_p = out.argmax(-1, keepdim=True), out.log_softmax(-1)
+    rest = out.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)  # of all others than the largest
+    return (log_p - (-log_p.exp()).log1p()).scatter(-1, top, out.gather(-1, top) - rest)
 
 
 def _accuracy(out: Tensor, y: Tensor, kind: TargetKind) -> Tensor:
@@ -215,8 +222,8 @@ def cross_entropy(out: Tensor, y: Tensor, kind: TargetKind) -> Tensor:
     return row_means(each)
 
 
-def _top(out: Tensor, y: Tensor, k: int) -> Tensor:
-    """Whether fewer than k classes are better: have a larger output, or an equal one and a lower number."""
+def within_top(out: Tensor, y: Tensor, k: int) -> Tensor:
+    """Whether the label is among the k best: fewer than k have a larger output, or an equal one and a lower number."""
     at = y.clamp(0, out.shape[-1] - 1)[..., None]  # padding is no class
     own, numbers = out.gather(-1, at), torch.arange(out.shape[-1], device=out.device)
     better = (out > own) | ((out == own) & (numbers < at))

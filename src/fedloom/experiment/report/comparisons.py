@@ -3,48 +3,56 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 
-from fedloom.experiment.report.groups import ABSENT, PROVENANCE, RunGroup, on_the_same_data, settings
+from fedloom.experiment.report.groups import ABSENT, PROVENANCE, RunGroup, counts, on_the_same_data, settings
 from fedloom.experiment.report.results import headline, per_run
-from fedloom.experiment.report.rundata import RunData
-from fedloom.experiment.report.tables import ReportTable, SeedStats, column, group_table, words
+from fedloom.experiment.report.rundata import NO_SEED, RunData
+from fedloom.experiment.report.tables import Column, ReportTable, SeedStats, column, group_table, words
+from fedloom.metrics.comparison import paired
 
-CONFIDENCE = 0.95
-
-
-def baseline(groups: Sequence[RunGroup]) -> RunGroup:
-    """What the others are compared with: FedAvg, or else the first group."""
-    return next((member for member in groups if member.method == "fedavg"), groups[0])
+Counted = Callable[[RunData], bool]
 
 
-def differences(member: RunGroup, base: RunGroup, key: str) -> list[float]:
-    """The differences of the last values of a metric between runs with the same seed."""
-    before = {run.seed: run.last(key) for run in base.runs}
-    pairs = [(run.last(key), before.get(run.seed)) for run in member.runs]
-    return [a - b for a, b in pairs if a is not None and b is not None and np.isfinite([a, b]).all()]
+def baselines(groups: Sequence[RunGroup]) -> list[RunGroup | None]:
+    """What each group is compared with: FedAvg, or else the first group, on the same data; None if it is alone there.
 
-
-def paired_t(values: Sequence[float]) -> tuple[float, float, float]:
-    """The paired t test of differences: both ends of the 95 % interval of their mean, and the two-sided p.
-
-    All are NaN for fewer than two differences, or if they are all equal.
-
-    >>> low, high, p = paired_t([0.01, 0.02, 0.03])
-    >>> round(low, 4), round(high, 4), round(p, 3)
-    (-0.0048, 0.0448, 0.074)
+    FedAvg or the first group itself is its own baseline.
     """
-    from scipy.special import stdtr, stdtrit  # slow to import
+    found: list[RunGroup | None] = []
+    for member in groups:
+        same = [other for other in groups if other is member or on_the_same_data(member, other)]
+        first = next((other for other in same if other.method == "fedavg"), same[0])
+        found.append(first if len(same) > 1 else None)
+    return found
 
-    n = len(values)
-    error = float(np.std(values, ddof=1) / np.sqrt(n)) if n > 1 else 0.0
-    if error == 0:
-        return np.nan, np.nan, np.nan
-    mean, half = float(np.mean(values)), float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * error
-    return mean - half, mean + half, 2 * float(stdtr(n - 1, -abs(mean) / error))
+
+def last_values(member: RunGroup, key: str, counted: Counted) -> dict[tuple[str, int], float]:
+    """The last values of a metric by seed, of runs that count; of running ones by seed and round."""
+    values = {
+        (run.seed, 0 if run.ended else run.last_round): run.last(key)
+        for run in member.runs
+        if counted(run) and run.seed != NO_SEED
+    }
+    return {pair: value for pair, value in values.items() if value is not None and np.isfinite(value)}
+
+
+def differences(member: RunGroup, base: RunGroup, key: str, counted: Counted) -> list[float]:
+    """The differences of the last values of a metric between runs with the same seed."""
+    here, before = last_values(member, key, counted), last_values(base, key, counted)
+    return [value - before[pair] for pair, value in here.items() if pair in before]
+
+
+def named(bases: Sequence[RunGroup | None]) -> tuple[str, list[Column]]:
+    """The name of the baseline, and a column of names if there are several."""
+    labels = list(dict.fromkeys(base.label for base in bases if base is not None))
+    if len(labels) == 1:
+        return labels[0], []
+    each = [ABSENT if base is None else base.label for base in bases]
+    return "the baseline on the same data", [words("baseline", each, left=True)]
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -65,26 +73,29 @@ def paired_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     """Every group against the baseline on the same seeds: mean difference, interval, p; None without pairs."""
     if len(groups) < 2 or (judged := headline(groups)) is None:
         return None
-    (key, name, form, _), base = judged, baseline(groups)
-    others = [member for member in groups if member is not base and on_the_same_data(member, base)]
-    pairs = [differences(member, base, key) for member in others]
+    key, name, form, _ = judged
+    counted = counts(groups)
+    compared = [(a, b) for a, b in zip(groups, baselines(groups), strict=True) if b is not None and b is not a]
+    pairs = [differences(member, base, key, counted) for member, base in compared]
     if max(map(len, pairs), default=0) < 2:
         return None
-    tests = [paired_t(values) for values in pairs]
-    ends = [[SeedStats([] if np.isnan(test[k]) else [test[k]]) for test in tests] for k in (0, 1)]
-    adjusted = [ABSENT if np.isnan(p) else f"{p:.2g}" for p in holm([p for *_, p in tests])]
+    tests = [paired(last_values(a, key, counted), last_values(b, key, counted)) for a, b in compared]
+    p = [test["p"] for test in tests]
+    ends = [[SeedStats([] if np.isnan(test["p"]) else [test[end]]) for test in tests] for end in ("low", "high")]
+    base, which = named([base for _, base in compared])
     columns = [
+        *which,
         words("n", [str(len(values)) for values in pairs]),
         column("difference", [SeedStats(values) for values in pairs], form),
         column("from", ends[0], form, spread=False, over="95 % interval"),
         column("to", ends[1], form, spread=False, over="95 % interval"),
-        words("p", [ABSENT if np.isnan(p) else f"{p:.2g}" for *_, p in tests]),
-        words("p, adjusted", adjusted),
+        words("p", [ABSENT if np.isnan(value) else f"{value:.2g}" for value in p]),
+        words("p, adjusted", [ABSENT if np.isnan(value) else f"{value:.2g}" for value in holm(p)]),
     ]
     return group_table(
-        others,
+        [member for member, _ in compared],
         "paired",
-        f"Difference from {base.label} with the same seed. {name}, final round",
+        f"Difference from {base} with the same seed. {name}, final round",
         columns,
         "Mean ± standard error of the differences over the n seeds that both have, the interval and the two-sided p of "
         "the paired t test, and p adjusted for the number of comparisons after Holm. With few seeds the test has "
@@ -115,9 +126,13 @@ def ablation_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     judged = headline(groups)
     if not columns or judged is None:
         return None
-    (key, name, form, better), base = judged, baseline(groups)
+    key, name, form, better = judged
     columns.append(column("result", per_run(groups, partial(RunData.last, key=key)), form, better))
-    gains = [SeedStats(differences(member, base, key)) for member in groups]
-    columns.append(column(f"against {base.label}", gains, form))
+    bases, counted = baselines(groups), counts(groups)
+    if any(bases):
+        base, which = named(bases)
+        pairs = zip(groups, bases, strict=True)
+        gains = [[] if b is None else differences(member, b, key, counted) for member, b in pairs]
+        columns += [*which, column(f"against {base}", [SeedStats(values) for values in gains], form)]
     note = "The parts and settings that differ, and the result as mean ± standard error over seeds."
     return group_table(groups, "ablation", f"What makes the difference. {name}, final round", columns, note)

@@ -16,13 +16,15 @@ from fedloom.experiment.report.groups import (
     all_runs,
     band,
     by_seed,
+    form_of,
     has,
     on_the_same_data,
     series,
     targets_by_metric,
 )
-from fedloom.experiment.report.results import Scope, measured, scopes
+from fedloom.experiment.report.results import Scope, client_metric, measured, scopes
 from fedloom.experiment.report.rundata import WALL, RunData
+from fedloom.metrics import direction
 from fedloom.metrics.regret import lipschitz, played, regret_of_losses, silo_bound
 from fedloom.parts.mixing.responses import CDFS, respond
 
@@ -41,7 +43,7 @@ HELD_OUT_OBJECTIVE = "mixing/held_out_objective"
 MATRICES, CLIENTS_DRAWN, COLUMNS = 8, 100, 200
 """Heat maps of a kind; clients in one of mixing coefficients; columns of any."""
 
-_ACCURACY, _CLIENT_ACCURACY = Axis("accuracy", "percent"), Axis("accuracy of a client", "percent")
+_ACCURACY = Axis("accuracy", "percent")
 _OTHERS: tuple[tuple[str, str, str, Form], ...] = (
     ("synthetic/accuracy", "Classifier trained on the synthetic set", "accuracy", "percent"),
     ("synthetic/recognised", "Synthetic samples recognised by a classifier of real data", "recognised", "percent"),
@@ -117,58 +119,54 @@ def all_curves(groups: Sequence[RunGroup]) -> Iterator[Figure]:
 # --- clients
 
 
-def client_accuracies(run: RunData) -> pd.Series:
-    """Accuracy by client in the last evaluated round, where it is known."""
-    if not len(run.clients):
-        return pd.Series(dtype=np.float64)
-    last = run.clients.drop_duplicates("client")
-    return pd.Series(last["accuracy"].to_numpy(np.float64), last["client"]).dropna()
-
-
 def distribution(groups: Sequence[RunGroup]) -> Iterator[Chart]:
-    """The quantile curve of accuracy over the clients of all seeds."""
-    lines = []
+    """The quantile curve of the clients' metric over the clients of all seeds."""
+    metric, lines = client_metric(groups), []
     for member in groups:
-        pooled = np.sort(np.concatenate([np.zeros(0), *(client_accuracies(run).to_numpy() for run in member.runs)]))
+        pooled = np.sort(np.concatenate([np.zeros(0), *(run.by_client(metric).dropna() for run in member.runs)]))
         if len(pooled):
             kept = thinned(len(pooled))
             lines.append(Series(member.label, member.style, [(kept + 0.5) / len(pooled)], pooled[kept]))
     if lines:
         caption = (
-            "The share of clients at or below an accuracy, in the last evaluated round, clients of all seeds together: "
-            "the left end is the worst client, the middle the median."
+            f"The share of clients with at most this {metric}, in the last evaluated round, clients of all seeds "
+            f"together: the left end is the {'worst' if direction(metric) == 'max' else 'best'} client, the middle the "
+            "median."
         )
-        share = Axis("share of clients", "percent")
-        yield Chart("clients_distribution", "Accuracy over clients", caption, [share], _CLIENT_ACCURACY, lines)
+        share, y = Axis("share of clients", "percent"), Axis(f"{metric} of a client", form_of(metric))
+        yield Chart("clients_distribution", f"{metric.capitalize()} over clients", caption, [share], y, lines)
 
 
 def gains(groups: Sequence[RunGroup]) -> Iterator[Chart]:
-    """Each client's accuracy against its accuracy in the runs of FedAvg, and of local training, with the same seed."""
+    """Each client's metric against its value in the runs of FedAvg, and of local training, with the same seed."""
+    metric = client_metric(groups)
+    up, form = direction(metric) == "max", form_of(metric)
     for baseline in (member for member in groups if member.method in ("fedavg", "local")):
-        before = {run.seed: client_accuracies(run) for run in baseline.runs}
+        before = {run.seed: run.by_client(metric) for run in baseline.runs}
         clouds, better = [], []
         for member in groups:
             both = [
-                pd.DataFrame({"x": before[run.seed], "y": client_accuracies(run)}).dropna().assign(seed=run.seed)
+                pd.DataFrame({"x": before[run.seed], "y": run.by_client(metric)}).dropna().assign(seed=run.seed)
                 for run in member.runs
                 if member is not baseline and run.seed in before and on_the_same_data(member, baseline)
             ]
             points = pd.concat([pd.DataFrame(columns=["x", "y", "seed"]), *both]) if both else pd.DataFrame()
             if not len(points):
                 continue
-            better.append(f"{member.label}: {100 * (points['y'] > points['x']).mean():.0f} %")
+            gained = points["y"] > points["x"] if up else points["y"] < points["x"]
+            better.append(f"{member.label}: {100 * gained.mean():.0f} %")
             points = points.iloc[thinned(len(points))]
             names = [f"client {client}, seed {seed}" for client, seed in points["seed"].items()]
             x, y = (points[name].to_numpy(np.float64) for name in "xy")
             clouds.append(Series(member.label, member.style, [x], y, names=names))
         if clouds:
             caption = (
-                f"Each point is a client with the same data in both runs; above the dashed line it gains over "
-                f"{baseline.label}. Clients that gain: {'; '.join(better)}."
+                f"Each point is a client with the same data in both runs; {'above' if up else 'below'} the dashed line "
+                f"it gains over {baseline.label}. Clients that gain: {'; '.join(better)}."
             )
-            x = Axis(f"accuracy with {baseline.label}", "percent")
+            x, y = Axis(f"{metric} with {baseline.label}", form), Axis(f"{metric} of a client", form)
             heading, name = f"Gain of each client over {baseline.label}", f"gain_over_{slug(baseline.label)}"
-            yield Chart(name, heading, caption, [x], _CLIENT_ACCURACY, clouds, points=True, diagonal=True)
+            yield Chart(name, heading, caption, [x], y, clouds, points=True, diagonal=True)
 
 
 def interpolation(groups: Sequence[RunGroup]) -> Iterator[Chart]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from fedloom.core.errors import ConfigError, FedLoomError
-from fedloom.experiment.report.charts import LineStyle, line_styles
-from fedloom.experiment.report.rundata import RunData, load
+from fedloom.experiment.report.charts import Form, LineStyle, line_styles
+from fedloom.experiment.report.rundata import DIGEST, NO_SEED, RunData, load
 from fedloom.metrics import Direction, direction
 
 _MADE = ("out", "resume", "version", "versions", "git", "machine")
@@ -52,7 +53,8 @@ def on_the_same_data(a: RunGroup, b: RunGroup) -> bool:
         {key: value for key, value in _identity(member.runs[0]).items() if key.partition(".")[0] in DEALT}
         for member in (a, b)
     )
-    return first == second
+    here, there = ({run.seed: run.facts.get(DIGEST) for run in member.runs} for member in (a, b))
+    return first == second and all(here[seed] == there[seed] for seed in here.keys() & there.keys() - {NO_SEED})
 
 
 def _labels(runs: Sequence[RunData]) -> list[str]:
@@ -70,16 +72,30 @@ def _labels(runs: Sequence[RunData]) -> list[str]:
     ]
 
 
+def _place(run: RunData, teams: list[list[RunData]]) -> None:
+    """Put a run among those with its settings: into the first team without its seed, if possible one with its data."""
+    rivals = [next((one for one in team if one.seed == run.seed != NO_SEED), None) for team in teams]
+    if other := next((one for one in rivals if one is not None and one.drawn == run.drawn), None):
+        warnings.warn(f"{run.path} has the settings and the seed of {other.path}, and is left out.", stacklevel=4)
+        return
+    free = [team for team, rival in zip(teams, rivals, strict=True) if rival is None]
+    if not free:
+        teams.append([])
+        free = teams[-1:]
+    known = (team for team in free if any(one.facts.get(DIGEST) == run.facts.get(DIGEST) for one in team))
+    next(known, free[0]).append(run)
+
+
 def group(runs: Sequence[RunData]) -> list[RunGroup]:
-    """Group runs that share everything but the seed: FedAvg first, then in the given order; one run for each seed."""
-    members: dict[tuple[Any, ...], list[RunData]] = {}
+    """Group runs that share everything but the seed: FedAvg first, then in the given order; one run for each seed.
+
+    Runs with the same settings and seed on other data, as hand-made federations may be, belong to different groups.
+    """
+    alike: dict[tuple[Any, ...], list[list[RunData]]] = {}
     for run in runs:
-        same = members.setdefault((run.method, *sorted(_identity(run).items())), [])
-        if other := next((one for one in same if run.seed is not None and one.seed == run.seed), None):
-            warnings.warn(f"{run.path} has the settings and the seed of {other.path}, and is left out.", stacklevel=3)
-            continue
-        same.append(run)
-    together = sorted(members.values(), key=lambda found: found[0].method != "fedavg")
+        _place(run, alike.setdefault((run.method, *sorted(_identity(run).items())), []))
+    members = [team for teams in alike.values() for team in teams]
+    together = sorted(members, key=lambda found: found[0].method != "fedavg")
     first = [found[0] for found in together]
     styles = line_styles([run.method for run in first])
     return [
@@ -119,6 +135,12 @@ def read(run_dirs: Iterable[Path | str]) -> list[RunGroup]:
 def all_runs(groups: Sequence[RunGroup]) -> list[RunData]:
     """The runs of all groups, in order."""
     return [run for member in groups for run in member.runs]
+
+
+def counts(groups: Sequence[RunGroup]) -> Callable[[RunData], bool]:
+    """Whether a run's last values are results: if it has ended, or if none of the groups has a run that has."""
+    some = any(run.ended for run in all_runs(groups))
+    return lambda run: run.ended or not some
 
 
 def has(groups: Sequence[RunGroup], key: str) -> bool:
@@ -169,6 +191,15 @@ def shared(groups: Sequence[RunGroup], *keys: str) -> str | None:
     return None
 
 
+def form_of(key: str) -> Form:
+    """How the values of a metric are written: fractions of samples that are right are in per cent.
+
+    >>> form_of("global/train_accuracy"), form_of("clients/top5/mean"), form_of("global/auroc")
+    ('percent', 'percent', 'number')
+    """
+    return "percent" if re.search(r"(^|/)(train_)?(accuracy|top\d+)(/|$)", key) else "number"
+
+
 @dataclass(frozen=True)
 class TargetValue:
     """A value to be reached by a metric such as ``global/accuracy``."""
@@ -190,8 +221,7 @@ class TargetValue:
         >>> TargetValue("clients/r2/mean", 0.8).text
         'clients/r2/mean ≥ 0.8'
         """
-        share = any(word == "accuracy" or word.startswith("top") for word in self.metric.split("/"))
-        value = f"{100 * self.value:g} %" if share else f"{self.value:g}"
+        value = f"{100 * self.value:g} %" if form_of(self.metric) == "percent" else f"{self.value:g}"
         return f"{self.metric} {'≤' if self.direction == 'min' else '≥'} {value}"
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedloom.experiment.report.groups import ABSENT, RunGroup, all_runs, settings, shared, targets
+from fedloom.experiment.report.groups import ABSENT, RunGroup, all_runs, on_the_same_data, settings, shared, targets
 from fedloom.experiment.report.results import rounds_done
 from fedloom.experiment.report.rundata import WALL, RunData
 from fedloom.experiment.report.tables import ReportTable, words
@@ -68,6 +68,8 @@ def conditions(groups: Sequence[RunGroup]) -> list[tuple[str, str]]:
 def problem_warning(groups: Sequence[RunGroup]) -> str:
     """A warning if the runs do not solve the same problem, else ""."""
     moved = [key for key in settings(groups)[0] if key.partition(".")[0] in _PROBLEM]
+    if not moved and not all(on_the_same_data(groups[0], other) for other in groups[1:]):
+        moved = ["the samples that clients hold"]
     if not moved:
         return ""
     return (

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import pandas as pd
 
 from fedloom.experiment.report.charts import Form
-from fedloom.experiment.report.groups import RunGroup, all_runs, has
+from fedloom.experiment.report.groups import RunGroup, all_runs, counts, form_of, has
 from fedloom.experiment.report.rundata import RunData
 from fedloom.experiment.report.tables import (
     Format,
@@ -23,6 +24,7 @@ from fedloom.experiment.report.tables import (
     group_table,
     words,
 )
+from fedloom.experiment.rundir import Status
 from fedloom.metrics import (
     Direction,
     best_round,
@@ -124,27 +126,31 @@ def measured(groups: Sequence[RunGroup], scope: Scope) -> list[tuple[str, str, F
     """Name, key, form and direction of the metrics of an evaluation for which there are data; the loss is last."""
     found = [(name, scope.key(name)) for name in judged_by(groups) if name != "cross_entropy"]
     found += [("loss", scope.loss), ("cross entropy", scope.key("cross_entropy"))]
-    return [
-        (name, key, "percent" if name == "accuracy" else "number", direction(key))
-        for name, key in found
-        if has(groups, key)
-    ]
+    return [(name, key, form_of(key), direction(key)) for name, key in found if has(groups, key)]
 
 
 def per_run(groups: Sequence[RunGroup], figure: Callable[[RunData], float | None]) -> list[SeedStats]:
-    """The value of ``figure`` for every run, group by group."""
-    return [SeedStats([figure(run) for run in member.runs]) for member in groups]
+    """The value of ``figure`` for every run, group by group; None for runs that do not count (``groups.counts``)."""
+    counted = counts(groups)
+    return [
+        SeedStats(
+            [figure(run) if counted(run) else None for run in member.runs],
+            whole=all(counted(run) and run.status is not Status.FAILED for run in member.runs),
+        )
+        for member in groups
+    ]
 
 
 def rounds_done(run: RunData) -> str:
-    """The number of recorded rounds, and of how many if the run is unfinished.
+    """The number of recorded rounds; of how many, and why no more, if the run is not complete.
 
     A finished run may have stopped early on purpose, so only its own number is shown.
     """
     planned = run.number("rounds")
-    if planned and not run.summary and run.last_round < planned:
-        return f"{run.last_round} of {planned:.0f}"
-    return str(run.last_round)
+    done = str(run.last_round)
+    if planned and not run.ended and run.last_round < planned:
+        done += f" of {planned:.0f}"
+    return done if run.ended or run.status is Status.UNFINISHED else f"{done}, {run.status.value}"
 
 
 def _best(run: RunData, key: str, direction: Direction) -> float | None:
@@ -175,13 +181,14 @@ _NOTE = (
     "Mean ± standard error (s/√n) over the n seeds; the best mean of a column is bold. The final round is the last one "
     "evaluated, and is the result. The best round was chosen on the evaluation itself and is optimistic. "
     f"EMA {EMA:g}, of at least {EVALUATIONS} evaluations, is the moving average s ← {EMA:g} s + {1 - EMA:.1g} v at the "
-    "last one. Left out: the share of client updates that were lost or refused."
+    "last one. Runs that have not ended give no value beside ones that have. Left out: the share of client "
+    "updates that were lost or refused."
 )
 
 
 def final_table(groups: Sequence[RunGroup], scope: Scope) -> ReportTable:
     """Accuracy and loss of one evaluation: final round, best round, and smoothed; updates left out."""
-    rounds = [", ".join(dict.fromkeys(rounds_done(run) for run in member.runs)) for member in groups]
+    rounds = ["; ".join(dict.fromkeys(rounds_done(run) for run in member.runs)) for member in groups]
     columns = [words("n", [str(len(member.runs)) for member in groups]), words("rounds", rounds)]
     for name, key, kind, better in measured(groups, scope):
         form, over = FORMATS[kind], heading(name, kind)
@@ -218,17 +225,25 @@ def headline(groups: Sequence[RunGroup]) -> tuple[str, str, Format, Direction] |
     return None
 
 
-_FAIRNESS: tuple[tuple[str, str, Direction], ...] = (
-    ("mean", "mean", "max"),
-    ("weighted", "weighted", "max"),
-    ("std", "std", "min"),
-    ("worst10", "worst 10 %", "max"),
-    ("best10", "best 10 %", "max"),
-    ("worst", "worst", "max"),
-    ("best", "best", "max"),
-    ("gini", "Gini × 100", "min"),
-    ("gap", "parity gap", "min"),
-)
+def client_metric(groups: Sequence[RunGroup]) -> str:
+    """The metric of the tables and figures of clients: that by which groups are compared, if clients have it."""
+    words = (headline(groups) or ("",))[0].split("/")
+    return next((word for word in words if any(word in run.clients for run in all_runs(groups))), "accuracy")
+
+
+_FAIRNESS = {
+    "mean": "mean",
+    "weighted": "weighted",
+    "std": "std",
+    "worst10": "worst 10 %",
+    "best10": "best 10 %",
+    "worst": "worst",
+    "best": "best",
+    "gini": "Gini × 100",
+    "gap": "parity gap",
+}
+_SPREADS = ("std", "gini", "gap")
+"""Figures of which less is better, whatever the metric."""
 
 
 _WEIGHTS: tuple[tuple[str, str, Format], ...] = (
@@ -237,36 +252,40 @@ _WEIGHTS: tuple[tuple[str, str, Format], ...] = (
 )
 
 
-def _fairness(run: RunData) -> dict[str, float]:
-    """Fairness metrics of the last evaluated round; empty without ``clients.parquet`` or any accuracy."""
-    if not len(run.clients) or not np.isfinite(run.clients["accuracy"].astype(float)).any():
+def _fairness(run: RunData, metric: str) -> dict[str, float]:
+    """Fairness metrics of the last evaluated round; empty without ``clients.parquet`` or any value in it."""
+    values = run.by_client(metric)
+    if not np.isfinite(values).any():
         return {}
     samples = run.clients["n"].to_numpy(np.float64) if "n" in run.clients else None
-    accuracy = run.clients["accuracy"].to_numpy(np.float64)
-    return summary(accuracy, samples) | _weights(run, accuracy)
+    return summary(values.to_numpy(), samples, direction(metric)) | _weights(run, values, direction(metric))
 
 
-def _weights(run: RunData, accuracy: np.ndarray) -> dict[str, float]:
+def _weights(run: RunData, values: pd.Series, better: Direction) -> dict[str, float]:
     """What the mixing coefficients gave to the clients that are worst in the end, and how far they are from equal."""
     if not len(run.mixing):
         return {}
     client, t, p = (run.mixing[name].to_numpy() for name in ("client", "round", "p"))
     rounds = [p[t == one] for one in np.unique(t)]
     kl = [divergence_from_uniform(one) for one in rounds if one.sum() > 0]
-    tested = run.clients["client"].to_numpy()
-    given = np.bincount(client, p, minlength=int(tested.max()) + 1)[tested]
-    return {"hardest": hardest_weight(accuracy, given), "kl": float(np.mean(kl)) if kl else float("nan")}
+    trained = values[values.index < (run.seen or np.inf)]
+    given = np.bincount(client, p, minlength=int(max(trained.index, default=0)) + 1)[trained.index]
+    hardest = hardest_weight(trained.to_numpy(), given, direction=better)
+    return {"hardest": hardest, "kl": float(np.mean(kl)) if kl else float("nan")}
 
 
 def fairness_table(groups: Sequence[RunGroup]) -> ReportTable | None:
-    """The distribution of accuracy over clients in the last evaluated round."""
-    figures = {run.path: _fairness(run) for run in all_runs(groups)}
+    """The distribution over clients of the metric by which runs are judged, in the last evaluated round."""
+    metric = client_metric(groups)
+    figures = {run.path: _fairness(run, metric) for run in all_runs(groups)}
     if not any(figures.values()):
         return None
+    percent = form_of(metric) == "percent"
     columns = [column("clients", per_run(groups, lambda run: figures[run.path].get("clients")), as_count, spread=False)]
-    for key, title, better in _FAIRNESS:
+    for key, title in _FAIRNESS.items():
         stats = per_run(groups, lambda run, key=key: figures[run.path].get(key))
-        columns.append(column(title, stats, as_percent, better))
+        form = as_percent if percent or key == "gini" else as_number
+        columns.append(column(title, stats, form, "min" if key in _SPREADS else direction(metric)))
     for key, title, form in _WEIGHTS:
         stats = per_run(groups, lambda run, key=key: figures[run.path].get(key))
         if any(stat.finite for stat in stats):
@@ -274,7 +293,7 @@ def fairness_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     return group_table(
         groups,
         "fairness",
-        "Accuracy of the clients in the last evaluated round, in per cent",
+        f"{metric.capitalize()} of the clients in the last evaluated round{', in per cent' * percent}",
         columns,
         "Computed from clients.parquet for each run, then mean ± standard error over seeds. The weighted "
         "mean weighs clients by their samples; std is over clients (population); worst and best 10 % are means over "

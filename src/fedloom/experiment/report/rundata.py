@@ -14,7 +14,7 @@ import pandas as pd
 
 from fedloom.core.errors import FedLoomError
 from fedloom.core.settings import flatten
-from fedloom.experiment.rundir import RunDirectory
+from fedloom.experiment.rundir import RunDirectory, Status
 
 _PYTHON_KEYS = {
     "sampling.participation": "participation",
@@ -28,8 +28,13 @@ _PYTHON_KEYS = {
 WALL = "wall"
 """A metric that is computed: the seconds of all rounds so far."""
 
-_SEED_FACTS = ("federation.digest", "federation.samples", "model.digest", "seed")
+DIGEST = "federation.digest"
+"""The fact that tells which samples the clients of a run hold."""
+
+_SEED_FACTS = (DIGEST, "federation.samples", "model.digest", "target", "seed")
 """Facts that depend on the seed, as the initial parameters do, and so do not define what was compared."""
+
+NO_SEED = "–"
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,23 @@ class RunData:
 
     @property
     def seed(self) -> str:
-        """The seed, as text."""
-        return str(self.config.get("seed", self.facts.get("seed", "–")))
+        """The seed, as text; – if there is none."""
+        return str(self.config.get("seed", self.facts.get("seed", NO_SEED)))
+
+    @property
+    def drawn(self) -> tuple[Any, ...]:
+        """What the seed decided: runs with the same settings and seed that differ in it were given other data."""
+        return tuple(self.facts.get(key) for key in _SEED_FACTS)
+
+    @property
+    def status(self) -> Status:
+        """How the run ended, if it has."""
+        return Status.of(self.summary)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run is complete: neither running, nor killed, interrupted or failed."""
+        return self.status.ended
 
     @property
     def last_round(self) -> int:
@@ -115,15 +135,27 @@ class RunData:
         return next((row[key] for row in reversed(self.rows) if key in row), None)
 
     @property
+    def seen(self) -> int | None:
+        """Number of clients that take part in training, which come first; None if it is not on record."""
+        clients = self.facts.get("federation.clients", self.config.get("clients"))
+        return clients - int(self.facts.get("federation.unseen", 0)) if isinstance(clients, int) else None
+
+    @property
     def cohort_size(self) -> float | None:
-        """Clients per round: as configured, max(⌊C · K⌋, 1), or the recorded mean."""
+        """Clients per round: as configured, max(⌊C · K⌋, 1) of the K that train, or the recorded mean."""
         if cohort := self.number("cohort"):
             return cohort
-        clients, rate = self.facts.get("federation.clients", self.config.get("clients")), self.number("participation")
-        if isinstance(clients, int) and rate:
-            return max(math.floor(clients * rate + 1e-9), 1)
+        rate = self.number("participation")
+        if self.seen and rate:
+            return max(math.floor(self.seen * rate + 1e-9), 1)
         cohorts = self.curve("cohort")
         return float(cohorts.mean()) if len(cohorts) else None
+
+    def by_client(self, metric: str) -> pd.Series:
+        """A metric by client in the last evaluated round, NaN where it is unknown; empty if there is none."""
+        if metric not in self.clients:
+            return pd.Series(dtype=np.float64)
+        return pd.Series(self.clients[metric].to_numpy(np.float64), self.clients["client"])
 
     @property
     def left_out(self) -> int:
@@ -144,12 +176,16 @@ def _is_number(value: object) -> TypeGuard[int | float]:
 
 def _settings(flat: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Separate settings from facts; for runs started from Python, which have no settings, facts replace them."""
-    facts = {key.removeprefix("identity."): value for key, value in flat.items() if key.startswith("identity.")}
-    config = {key: value for key, value in flat.items() if not key.startswith("identity.")}
+    facts, about = _inside(flat, "identity."), _inside(flat, "about.")
+    config = {key: value for key, value in flat.items() if not key.startswith(("identity.", "about."))}
     if not any(key.partition(".")[0] == "method" for key in config):
         found = {_PYTHON_KEYS.get(key, key): value for key, value in facts.items() if key not in _SEED_FACTS}
-        config = {**found, **config}
+        config = {**found, **about, **config}
     return config, facts
+
+
+def _inside(flat: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {key.removeprefix(prefix): value for key, value in flat.items() if key.startswith(prefix)}
 
 
 def _table(columns: Mapping[str, Any], name: str, needed: set[str], notes: list[str]) -> pd.DataFrame:
@@ -181,9 +217,7 @@ def load(path: Path) -> RunData:
     directory = RunDirectory(path)
     stored = flatten(directory.config())
     config, facts = _settings({k: str(v) if isinstance(v, list | Mapping) else v for k, v in stored.items()})
-    columns = directory.clients()
-    unknown = {"accuracy": np.full(len(columns["round"]), np.nan)} if "round" in columns else {}  # in a regression
-    clients = _table({**unknown, **columns}, "clients", {"round", "client"}, directory.notes)
+    clients = _table(directory.clients(), "clients", {"round", "client"}, directory.notes)
     return RunData(
         path=path,
         config=config,

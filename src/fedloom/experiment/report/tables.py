@@ -77,10 +77,12 @@ class SeedStats:
         values: None if a run has none, NaN if it recorded NaN.
         limits: for values that are only known to be larger, such as rounds to a target never reached, the bound of
             each run; empty otherwise. No mean is taken over the runs that happen to have a value.
+        whole: whether every run that should give a value was completed.
     """
 
     values: Sequence[float | None]
     limits: Sequence[float | None] = ()
+    whole: bool = True
 
     @property
     def finite(self) -> list[float]:
@@ -95,9 +97,10 @@ class SeedStats:
 
     @property
     def mean(self) -> float | None:
-        """The mean; None if there is no value, a run diverged or a value is censored: such a group is never best."""
+        """The mean; None if there is no value, a run diverged or failed, or a value is censored: it is never best."""
         known = [v for v in self.values if v is not None]
-        return float(np.mean(known)) if known and np.isfinite(known).all() and not self.censored else None
+        sound = known and np.isfinite(known).all() and not self.censored and self.whole
+        return float(np.mean(known)) if sound else None
 
     @property
     def error(self) -> float:

@@ -131,10 +131,6 @@ class Energy(Term):
         y = torch.arange(facts.classes, device=theta.device).repeat_interleave(self.per_class)
         return {"x": facts.low.new_tensor(x), "y": y}
 
-    def samples(self, state: Tree) -> tuple[Tensor, Tensor]:
-        """The synthetic samples x [M, ...] and their labels y [M]."""
-        return state["x"], state["y"]
-
     def begin(self, ctx: Context) -> Tree:
         """The client's chain, which starts at the received samples."""
         return {"chain": ctx.down["x"].clone()}

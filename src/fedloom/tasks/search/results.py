@@ -62,6 +62,17 @@ def winner(history: Sequence[Record], roles: Sequence[str], seeds: int, maximise
     return (max if maximise else min)(means, key=lambda role: worst if math.isnan(means[role]) else means[role])
 
 
+def gain(
+    ours: Mapping[int, float], others: Mapping[int, float], maximise: bool, comparisons: int = 1
+) -> dict[str, float]:
+    """What is gained over others with the same seeds, as ``paired``: positive is better, whatever the goal.
+
+    >>> round(gain({1: 2.0, 2: 1.0}, {1: 2.5, 2: 2.5}, maximise=False)["mean"], 3)
+    1.0
+    """
+    return paired(ours, others, comparisons) if maximise else paired(others, ours, comparisons)
+
+
 PENDING = "The search stopped before its final comparison, so that nothing is decided; it goes on with resume=."
 
 
@@ -72,7 +83,7 @@ def summary(history: Sequence[Record], settings: SearchSettings, maximise: bool,
     others = [role for role in found if role.startswith("finalist")]
     for role in [*others, *([reference] if reference in found else [])]:
         x = np.array(list(found[role].values()))
-        gain = paired(found[role], found.get(reference, {}), len(others)) if role != reference else None
+        over = None if role == reference else gain(found[role], found.get(reference, {}), maximise, len(others))
         ranking.append(
             {
                 "role": role,
@@ -82,13 +93,13 @@ def summary(history: Sequence[Record], settings: SearchSettings, maximise: bool,
                 "se": float(x.std(ddof=1) / math.sqrt(len(x))) if len(x) > 1 else math.nan,
                 "seeds": len(x),
                 "bytes": about[role]["bytes"],
-                "gain": gain,
+                "gain": over,
             }
         )
     ranking.sort(key=lambda row: (math.isnan(row["mean"]), -row["mean"] if maximise else row["mean"]))
     best = ranking[0]["role"] if ranking else None
     parts = [
-        {"without": role.removeprefix("without "), **paired(found[best], found[role])}
+        {"without": role.removeprefix("without "), **gain(found[best], found[role], maximise)}
         for role in found
         if role.startswith("without ") and best is not None
     ]
@@ -98,24 +109,25 @@ def summary(history: Sequence[Record], settings: SearchSettings, maximise: bool,
         "chosen": "finalist 1" if others and tried[0]["label"] != reference else reference,  # on validation samples
         "ranking": _jsonable(ranking),
         "parts": _jsonable(parts),
-        "verdict": verdict(ranking, reference, maximise) if ranking or not tried else PENDING,
+        "verdict": verdict(ranking, reference) if ranking or not tried else PENDING,
     }
 
 
-def verdict(ranking: Sequence[Mapping[str, Any]], reference: str, maximise: bool) -> str:
+def verdict(ranking: Sequence[Mapping[str, Any]], reference: str) -> str:
     """The result in one sentence."""
     if not ranking:
         return "No candidate was run to its end; give a larger search.budget."
     best = ranking[0]
     if best["role"] == reference:
         return f"No finalist is better than {reference} on the held-out seeds: take {reference}."
-    gain = best["gain"]
-    if gain is None or math.isnan(gain["low"]):
+    over = best["gain"]
+    if over is None or math.isnan(over["low"]):
         return f"{best['label']} is best, but without a comparison with {reference}."
-    between = f"a difference of {gain['mean']:+.4f}, 95 % interval {gain['low']:+.4f} to {gain['high']:+.4f}"
-    if gain["low"] > 0 if maximise else gain["high"] < 0:
-        return f"{best['label']} is better than {reference}: {between} over {gain['seeds']} held-out seeds."
-    return f"{reference} may be as good as {best['label']}: {between} over {gain['seeds']} held-out seeds."
+    found = f"a gain of {over['mean']:+.4f}, 95 % interval {over['low']:+.4f} to {over['high']:+.4f}"
+    found += f" over {over['seeds']} held-out seeds."
+    if over["low"] > 0:
+        return f"{best['label']} is better than {reference}: {found}"
+    return f"{reference} may be as good as {best['label']}: {found}"
 
 
 def settings_of(candidate: Candidate) -> str:

@@ -114,7 +114,7 @@ class Space:
                 found[prefix + key] = self._draw(trial, f"{slot}.{part}.{key}", span)
         for key, span in self.also.items():
             found[key] = self._draw(trial, key, span)
-        return found
+        return effective(self.registry, found)
 
     def parts(self, slot: str) -> dict[str, Part]:
         """The parts that named methods have in a slot, by name; among them the one that does nothing."""
@@ -137,6 +137,34 @@ def replacement(method: Method, slot: str, part: Part) -> Candidate:
         return {f"method.{slot}": name}
     kept = [label(term) for term in method.objective if not (overrides(part, "loss") and overrides(term, "loss"))]
     return {"method.objective": [*(term for term in kept if term != name), name]}
+
+
+def effective(registry: Registry[Method], candidate: Candidate) -> Candidate:
+    """The candidate without settings of its named method that concern only parts that it replaces.
+
+    >>> from fedloom.methods import methods
+    >>> effective(methods, {"method": "feddyn", "method.alpha": 0.03, "method.drift": "scaffold"})
+    {'method': 'feddyn', 'method.drift': 'scaffold'}
+    """
+    name, lost = candidate["method"], set()
+    usual = registry.make(name).parts
+    for key in registry[name].parameters:
+        if (given := f"method.{key}") in candidate:
+            parts = registry.make(name, **{key: candidate[given]}).parts
+            changed = [place for place, part in parts.items() if part != usual.get(place)]
+            if changed and all(_replaces(candidate, place.partition(".")[0], parts[place]) for place in changed):
+                lost.add(given)
+    return {key: value for key, value in candidate.items() if key not in lost}
+
+
+def _replaces(candidate: Candidate, slot: str, part: Part) -> bool:
+    """Whether a candidate replaces a part of its named method, or has settings of its own for it."""
+    key, name = f"method.{slot}", label(part)
+    if key not in candidate:
+        return False
+    own = f"{key}.{name}." if slot == "objective" else f"{key}."
+    kept = name in candidate[key] if slot == "objective" else name == candidate[key]
+    return not kept or any(other.startswith(own) for other in candidate)
 
 
 def without(candidate: Candidate, slot: str) -> Candidate:

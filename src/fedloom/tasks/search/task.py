@@ -26,7 +26,7 @@ from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.metrics import direction
 from fedloom.tasks.search import results
 from fedloom.tasks.search.settings import SEARCHED, SearchSettings
-from fedloom.tasks.search.space import Candidate, Space, without
+from fedloom.tasks.search.space import Candidate, Space, effective, without
 from fedloom.tasks.search.trial import Outcome, attempt, in_best
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def search(
     experiment: SearchExperiment,
     out: Path | str | None = None,
     *,
-    resume: bool | Path = False,
+    resume: bool | Path | str = False,
     checkpoint_every: int = 1,
     keep: int = 2,
     callbacks: Sequence[Callback] = (),
@@ -174,11 +174,13 @@ class SearchTask(TrainerTask):
         if winner is None or winner == REFERENCE:
             return found
         candidate = dict(found)[winner]
-        parts = self.experiment.make(candidate, self.seed, True).method
-        for slot in SEARCHED:
-            part = getattr(parts, slot)
+        method = self.experiment.make(candidate, self.seed, True).method
+        fixed = "mixing" if any(uplink.only_sums for uplink in method.uplink) else ""  # which must be uniform
+        for slot in (slot for slot in SEARCHED if slot != fixed):
+            part = getattr(method, slot)
             if len(part) > 1 if isinstance(part, tuple) else not part.is_identity:
-                found.append((f"without {slot}", without(candidate, slot)))
+                plain = effective(self.experiment.space.registry, without(candidate, slot))
+                found.append((f"without {slot}", plain))
         return found
 
     # --- running it
@@ -283,8 +285,8 @@ class SearchTask(TrainerTask):
     def commit(self, step: Record) -> tuple[Record, dict[str, Columns]]:
         self.round += 1
         spent = self.spent + (step[self.settings.unit] if step["stage"] == "search" else 0)
-        scores = [r["score"] for r in (*self.tried, step) if r["stage"] == "search" and r["score"] is not None]
-        best = (max if self.maximise else min)(scores) if scores else None
+        complete = results.ranked([r for r in (*self.tried, step) if r["stage"] == "search"], self.maximise)
+        best = complete[0]["score"] if complete else None
         percent = min(int(100 * spent / self.settings.budget), 100)
         return {"round": self.round, **step, "spent": spent, "percent": percent, "best": best}, {}
 

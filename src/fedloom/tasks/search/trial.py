@@ -60,19 +60,27 @@ class Comparisons(Callback):
         self.outcome, self.goal, self.milestones, self.goes_on, self.limit = outcome, goal, milestones, goes_on, limit
 
     def on_round(self, record: Mapping[str, Any]) -> None:
-        outcome, score = self.outcome, record.get(self.goal)
+        outcome = self.outcome
         outcome.rounds, outcome.bytes = record["round"], record["comm/bytes"]
         outcome.minutes += record["seconds"] / 60
-        if self.goal not in record:
+        here = outcome.rounds in self.milestones
+        if self.goal in record or (here and outcome.scores):
+            self._compare(record.get(self.goal), here)
+        else:
             measured = [key for key in record if "/" in key and key.split("/")[0] not in ("comm", "train")]
             outcome.reason = f"measured are: {', '.join(measured)}." if measured else outcome.reason
-        else:
-            outcome.scores[outcome.rounds] = math.nan if score is None else score
-            here = outcome.rounds in self.milestones
-            if here and self.goes_on is not None and not self.goes_on(outcome.rounds, outcome.scores[outcome.rounds]):
-                outcome.state = "stopped"
-                raise _Ended
         if outcome.bytes * (outcome.rounds + 1) / outcome.rounds > self.limit:
+            raise _Ended
+
+    def _compare(self, score: float | None, here: bool) -> None:
+        """Note the goal, None for NaN, and ``here``, at a milestone, end the run unless it goes on."""
+        outcome = self.outcome
+        outcome.scores[outcome.rounds] = math.nan if score is None else score
+        if here and score is None:
+            outcome.state, outcome.reason = "failed", f"{self.goal} is not a number after round {outcome.rounds}."
+            raise _Ended
+        if here and self.goes_on is not None and not self.goes_on(outcome.rounds, outcome.scores[outcome.rounds]):
+            outcome.state = "stopped"
             raise _Ended
 
 

@@ -97,8 +97,8 @@ class SyntheticEvaluator:
     """Evaluates synthetic sets of one federation.
 
     A freshly initialised classifier is trained on the set to convergence and evaluated on the common test set and on
-    *all* test samples of every client. A second one, trained once on all real training data, classifies the synthetic
-    samples and provides the features for FID, KID, precision, recall, density, coverage and diversity.
+    *all* test samples of every client. A second one, trained once on the clients' real training samples, classifies the
+    synthetic samples and provides the features for FID, KID, precision, recall, density, coverage and diversity.
 
     Args:
         federation: of the real data. Training samples are those of the clients that take part; if the common test set
@@ -137,18 +137,18 @@ class SyntheticEvaluator:
 
     @cached_property
     def trained_on(self) -> Arrays:
-        """The real training samples of the clients that take part."""
+        """The real training samples of the clients that take part, in the order of the data."""
         split = self.federation.train.first(self.federation.seen)
-        return split.arrays.take(split.index.rows)
+        return split.arrays.take(np.sort(split.index.rows))
 
     @cached_property
     def known(self) -> Fitted:
-        """The classifier trained on all real training samples, from the cache if it is there."""
-        arrays, training = self.federation.train.arrays, self.settings.training(100)
+        """The classifier trained on ``trained_on``, from the cache if it is there."""
+        training = self.settings.training(100)
         path = None if self.cache is None else self.cache / f"real-{self._stamp(training)}.safetensors"
         if path is not None and (found := self._kept(path)) is not None:
             return found
-        made = fit(self.classifier, arrays, training, seed=0)
+        made = fit(self.classifier, self.trained_on, training, seed=0)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             facts = {"fit.loss": torch.tensor(made.loss), "fit.accuracy": torch.tensor(made.accuracy)}
@@ -156,7 +156,7 @@ class SyntheticEvaluator:
         return made
 
     def _stamp(self, training: ClassifierTraining) -> str:
-        arrays = self.federation.train.arrays
+        arrays = self.trained_on
         settings = (self.classifier, training, tuple(arrays.x.shape))
         digest = hashlib.blake2b(repr(settings).encode(), digest_size=8)
         for part in (arrays.y, arrays.x[:: max(len(arrays) // 1000, 1)]):

@@ -114,7 +114,7 @@ def synthesize(
     judge: EvalConfig | None = None,
     *,
     cache: Path | None = None,
-    resume: bool | Path = False,
+    resume: bool | Path | str = False,
     checkpoint_every: int = 10,
     keep: int = 2,
     callbacks: Sequence[Callback] = (),

@@ -10,6 +10,9 @@ from fedloom.core.method import Method
 from fedloom.core.server import Server
 from fedloom.tasks.synthesis.sample import sample
 
+HELD = {"x", "y"}
+"""The entries of a server state that are a synthetic set and its labels."""
+
 
 def generates(method: Method) -> bool:
     """Whether the method generates samples: a part holds a set at the server, or the model is not a predictor.
@@ -18,7 +21,7 @@ def generates(method: Method) -> bool:
     >>> generates(methods.fedevg()), generates(methods.fedavg())
     (True, False)
     """
-    return not method.predicts or any(hasattr(part, "samples") for part in method.parts.values())
+    return not method.predicts or any({*part.downloads} >= HELD for part in method.parts.values())
 
 
 def require_samples(method: Method) -> None:
@@ -41,7 +44,7 @@ def extract_set(server: Server, model: nn.Module, like: Arrays, per_class: int, 
         per_class: samples of each class drawn from the model.
         seed: of the samples.
     """
-    held = next((state for state in server.parts.values() if {"x", "y"} <= state.keys()), None)
+    held = next((state for state in server.parts.values() if state.keys() >= HELD), None)
     if held is not None:
         x, y = held["x"], held["y"]
         if x.ndim == 4:  # images; until a round has moved them, FedEvg's samples are Gaussian and lie outside

@@ -1,0 +1,156 @@
+"""What is compared with what: runs that have not ended, several data settings on one page, forms of numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as parquet
+import pytest
+
+from fedloom.experiment.report.comparisons import ablation_table, baselines, paired_table
+from fedloom.experiment.report.figures import distribution, gains
+from fedloom.experiment.report.groups import read, targets
+from fedloom.experiment.report.results import fairness_table, final_table, measured, rounds_done, scopes
+from fedloom.experiment.report.rundata import load
+from fedloom.experiment.report.tables import ReportTable
+from fedloom.metrics.comparison import paired
+
+CLIENTS = 20
+
+
+def marked(run: Path, status: str | None) -> Path:
+    """The run with another status; without a summary for None, like one that is still running."""
+    path = run / "summary.json"
+    path.unlink()
+    if status is not None:
+        path.write_text(json.dumps({"status": status}))
+    return run
+
+
+def cells(table: ReportTable | None, title: str) -> list[str]:
+    assert table is not None
+    (found,) = (one for one in table.columns if one.title == title)
+    return [cell.text for cell in found.cells]
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [("failed", "2 of 12, failed"), ("interrupted", "2 of 12, interrupted"), (None, "2 of 12"), ("stopped", "2")],
+)
+def test_rounds_say_how_far_a_run_came_and_why_no_further(make_run, status: str | None, said: str) -> None:
+    assert rounds_done(load(marked(make_run(rounds=2, planned=12), status))) == said
+
+
+def test_runs_that_have_not_ended_give_no_result_beside_ones_that_have(make_run) -> None:
+    ended = [make_run(seed=seed) for seed in (1, 2, 3)]
+    others = [make_run(method="feddyn", seed=seed, rate=0.5) for seed in (1, 2)]
+    failed = marked(make_run(method="feddyn", seed=3, rounds=2, planned=12, rate=9), "failed")
+    groups = read([*ended, *others, failed])
+    table = final_table(groups, scopes(groups)[0])
+    assert cells(table, "rounds") == ["12", "12; 2 of 12, failed"]
+    final = next(one for one in table.columns if one.title == "final round")
+    assert final.cells[1].text.endswith("(2 of 3)")
+    assert not any(cell.best for cell in final.cells)  # nothing to compare: one of the two is incomplete
+    alone = final_table(read(others), scopes(groups)[0])
+    assert alone.columns[2].cells[0].text == final.cells[1].text.removesuffix(" (2 of 3)")
+    assert cells(paired_table(groups), "n") == ["2"]
+    other = make_run(method="x", config={"local": {"lr": 1}})
+    assert cells(ablation_table(read([*ended, other, failed])), "result")[2] == "–"
+
+
+def test_runs_that_are_all_running_show_where_they_are_and_are_paired_at_equal_rounds(make_run) -> None:
+    runs = [marked(make_run(method=m, seed=s, rounds=4, planned=12), None) for m in ("fedavg", "x") for s in (1, 2)]
+    runs += [marked(make_run(method="x", seed=3, rounds=4, planned=12), None)]
+    runs += [marked(make_run(seed=3, rounds=6, planned=12), None)]
+    groups = read(runs)
+    table = final_table(groups, scopes(groups)[0])
+    assert cells(table, "rounds") == ["4 of 12; 6 of 12", "4 of 12"]
+    assert "–" not in [cell.text for one in table.columns for cell in one.cells]
+    assert cells(paired_table(groups), "n") == ["2"]
+
+
+def test_groups_are_compared_with_the_baseline_on_their_own_data(make_run) -> None:
+    def some(method: str, alpha: float, rate: float) -> list[Path]:
+        config = {"partition": {"name": "dirichlet", "alpha": alpha}}
+        return [make_run(method=method, seed=s, rounds=2, rate=rate, config=config) for s in (1, 2)]
+
+    runs = [*some("fedavg", 0.1, 0.2), *some("feddyn", 0.1, 0.4), *some("scaffold", 1, 0.3), *some("fedavg", 1, 0.5)]
+    groups = read([*runs, *some("feddyn", 5, 0.1)])
+    first, second = "fedavg, partition.alpha=0.1", "fedavg, partition.alpha=1"
+    assert [base and base.label for base in baselines(groups)] == [first, second, first, second, None]
+    table = paired_table(groups)
+    assert table is not None
+    assert list(table.names) == ["feddyn, partition.alpha=0.1", "scaffold"]
+    assert cells(table, "baseline") == [first, second]
+    assert cells(table, "difference")[1].startswith("-")
+    ablation = ablation_table(groups)
+    assert cells(ablation, "baseline") == [first, second, first, second, "–"]
+    against = cells(ablation, "against the baseline on the same data")
+    assert against[0].startswith("0.00")
+    assert against[-1] == "–"
+    lone = ablation_table(read([*some("fedavg", 0.2, 0.2), *some("fedavg", 0.3, 0.2)]))
+    assert lone is not None
+    assert lone.columns[-1].title == "result"
+
+
+def test_the_paired_test_of_equal_differences_has_no_p() -> None:
+    assert paired({1: 2.0, 2: 3.0}, {1: 1.0, 2: 2.0})["p"] != paired({1: 2.0, 2: 3.0}, {1: 1.0, 2: 2.0})["p"]
+    assert paired({1: 2.0, 2: 4.0}, {1: 1.0, 2: 1.0})["p"] == pytest.approx(0.2951672353008665)
+
+
+def test_only_clients_that_train_are_counted_in_a_cohort_and_in_the_weights(make_run) -> None:
+    federation = {"clients": CLIENTS, "unseen": 5, "digest": "d"}
+    run = make_run(rounds=2, config={"identity": {"method": {"name": "fedavg"}, "federation": federation}})
+    table = parquet.read_table(run / "clients.parquet").to_pandas()
+    table["accuracy"] = table["client"].map(lambda client: 0.0 if client >= 15 else 0.5 + client / 100)
+    table.to_parquet(run / "clients.parquet")
+    mixing = pd.DataFrame({"round": [1, 1, 2, 2], "client": [0, 1, 0, 2], "p": [0.75, 0.25, 0.25, 0.75]})
+    mixing.to_parquet(run / "mixing.parquet")
+    assert load(run).cohort_size == 3  # a fifth of the 15 that train
+    assert cells(fairness_table(read([run])), "weight of the worst 10 %, %") == ["50.00"]  # client 0 of 15
+
+
+@pytest.mark.parametrize(("metric", "headline"), [("rmse", "global/rmse"), ("auroc", "clients/auroc/mean")])
+def test_clients_are_shown_by_the_metric_that_judges_the_runs(make_run, metric: str, headline: str) -> None:
+    runs = []
+    for method, rate in (("fedavg", 0.2), ("x", 0.4)):
+        runs.append(run := make_run(method=method, rounds=2, rate=rate))
+        table = parquet.read_table(run / "clients.parquet").to_pandas()
+        table[metric] = table.pop("accuracy") * 10
+        table.to_parquet(run / "clients.parquet")
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        rows = [{key: value for key, value in row.items() if "accuracy" not in key} for row in rows]
+        rows[-1][headline] = 1.0
+        (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        (run / "summary.json").write_text(json.dumps({"status": "finished", "headline": headline}))
+    groups = read(runs)
+    table = fairness_table(groups)
+    assert table is not None
+    assert table.caption == f"{metric.capitalize()} of the clients in the last evaluated round"
+    worst = next(one for one in table.columns if one.title == "worst")
+    values = [run.by_client(metric) for member in groups for run in member.runs]
+    expected = [of.max() if metric == "rmse" else of.min() for of in values]
+    assert [float(cell.text) for cell in worst.cells] == pytest.approx(expected, rel=1e-3)
+    assert [cell.best for cell in worst.cells] == [value == (min if metric == "rmse" else max)(expected)
+                                                   for value in expected]  # fmt: skip
+    (chart,) = distribution(groups)
+    assert (chart.y.label, chart.y.form) == (f"{metric} of a client", "number")
+    (chart,) = gains(groups)
+    share = ((values[1] < values[0]) if metric == "rmse" else (values[1] > values[0])).mean()
+    assert f"x: {100 * share:.0f} %" in chart.caption
+
+
+def test_shares_of_right_samples_are_in_per_cent_everywhere(make_run) -> None:
+    run = make_run(rounds=2, config={"evaluation": {"target": 0.8, "metric": "global/top5"}})
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows[-1] |= {"global/top5": 0.875}
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (run / "summary.json").write_text(json.dumps({"status": "finished", "headline": "global/top5"}))
+    groups = read([run])
+    assert [target.text for target in targets(groups)] == ["global/top5 ≥ 80 %"]
+    assert ("top5", "global/top5", "percent", "max") in measured(groups, scopes(groups)[0])
+    table = final_table(groups, scopes(groups)[0])
+    shown = [one for one in table.columns if one.over == "top5, %"]
+    assert [one.cells[0].text for one in shown] == ["87.50", "87.50"]

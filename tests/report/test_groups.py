@@ -1,0 +1,100 @@
+"""Which runs are compared: groups of runs begun in Python or on the command line, and the data that they hold."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import fedloom as fl
+from fedloom.config.schema import read
+from fedloom.core import yaml
+from fedloom.data import federate
+from fedloom.experiment.report.comparisons import paired_table
+from fedloom.experiment.report.groups import group, on_the_same_data, settings
+from fedloom.experiment.report.groups import read as read_groups
+from fedloom.experiment.report.overview import problem_warning
+from fedloom.experiment.report.rundata import load
+
+
+def python_run(folder: Path, partition: str, seed: int, method: str = "fedavg", provenance: bool = True) -> Path:
+    federation = federate("digits", partition, clients=5, seed=seed)
+    federation = federation if provenance else replace(federation, provenance={})
+    out = folder / f"{method}-{partition}-{seed}"
+    fl.run(method, federation, "logistic", rounds=1, seed=seed, out=out)
+    return out
+
+
+@pytest.mark.parametrize("provenance", [True, False], ids=["federated", "by hand"])
+def test_runs_begun_in_python_on_other_data_are_other_groups(tmp_path: Path, provenance: bool) -> None:
+    kinds = ("iid", "pathological")
+    runs = [python_run(tmp_path, kind, seed, provenance=provenance) for kind in kinds for seed in (1, 2)]
+    runs += [python_run(tmp_path, "iid", seed, "feddyn", provenance) for seed in (1, 2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        groups = read_groups(runs)
+    assert [[run.path.name for run in one.runs] for one in groups] == [
+        ["fedavg-iid-1", "fedavg-iid-2"],
+        ["fedavg-pathological-1", "fedavg-pathological-2"],
+        ["feddyn-iid-1", "feddyn-iid-2"],
+    ]
+    iid, other, feddyn = groups
+    assert on_the_same_data(iid, feddyn)
+    assert not on_the_same_data(iid, other)
+    assert problem_warning(groups)
+    assert not problem_warning([iid, feddyn])
+    assert ("partition.name" in settings(groups)[0]) == provenance
+
+
+def test_a_run_begun_in_python_records_its_data_but_is_no_recipe(tmp_path: Path) -> None:
+    out = python_run(tmp_path, "pathological", 1)
+    about = yaml.load(out / "config.yaml")["about"]
+    assert about["data"]["name"] == "digits"
+    assert about["partition"]["name"] == "pathological"
+    assert about["rounds"] == 1
+    assert "seed" not in str(about)
+    assert set(read(out / "config.yaml")) == {"checkpoint"}
+
+
+def test_what_cannot_be_written_as_yaml_is_recorded_as_text(tmp_path: Path) -> None:
+    federation = federate("digits", "iid", clients=4)
+    odd = replace(federation, provenance={"source": {"name": "mine", "path": tmp_path, "by": object}, "partition": {}})
+    fl.run("fedavg", odd, "logistic", rounds=1, out=tmp_path / "run")
+    about = yaml.load(tmp_path / "run" / "config.yaml")["about"]
+    assert about["data"] == {"name": "mine", "path": str(tmp_path), "by": str(object)}
+    assert "partition" not in about
+
+
+def test_only_runs_with_the_same_draws_are_duplicates(make_run) -> None:
+    facts = {"method": {"name": "fedavg"}, "federation": {"clients": 20, "digest": "other"}, "seed": 1}
+    here, there, again = make_run(seed=1), make_run(seed=1, config={"identity": facts}), make_run(seed=1)
+    with pytest.warns(UserWarning, match="run2 has the settings and the seed of .*run0, and is left out"):
+        groups = read_groups([here, there, again])
+    assert [[run.path.name for run in one.runs] for one in groups] == [["run0"], ["run1"]]
+    assert not on_the_same_data(*groups)
+    assert "the samples that clients hold" in problem_warning(groups)
+
+
+def test_runs_without_a_seed_are_no_duplicates(make_run) -> None:
+    runs = [load(make_run()) for _ in range(2)]
+    runs = [
+        replace(run, config={k: v for k, v in run.config.items() if k != "seed"}, facts={"method.name": "fedavg"})
+        for run in runs
+    ]
+    (one,) = group(runs)
+    assert [run.seed for run in one.runs] == ["–", "–"]
+
+
+def test_only_equal_data_are_paired(make_run) -> None:
+    def run(method: str, seed: int, digest: str) -> Path:
+        facts = {"method": {"name": method}, "federation": {"clients": 20, "digest": digest}, "seed": seed}
+        return make_run(method=method, seed=seed, rounds=2, config={"identity": facts})
+
+    runs = [run("fedavg", seed, f"a{seed}") for seed in (1, 2)]
+    same = [run("feddyn", seed, f"a{seed}") for seed in (1, 2)]
+    other = [run("scaffold", seed, f"b{seed}") for seed in (1, 2)]
+    table = paired_table(read_groups([*runs, *same, *other]))
+    assert table is not None
+    assert list(table.names) == ["feddyn"]
