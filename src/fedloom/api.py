@@ -50,7 +50,7 @@ def run(
     *,
     loss: Term | LossFunction | str | None = None,
     out: Path | str | None = None,
-    resume: bool | Path = False,
+    resume: bool | Path | str = False,
     checkpoint_every: int = 10,
     keep: int = 2,
     callbacks: Sequence[Callback] = (),

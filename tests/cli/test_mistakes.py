@@ -18,6 +18,12 @@ MISTAKES = {
     "run metod=feddyn": "unknown key 'metod'; did you mean 'method'?",
     "run lr=0.1": "did you mean 'local.lr'?",
     "run local.lrr=1": "local has no setting 'lrr'; did you mean 'lr'?",
+    "run method=feddyn method.alpha=1 method.drift=scaffold": "method.alpha has no effect beside what is given for "
+    "method.drift; leave one of them out.",
+    "run method=feddyn method.alpha=3 method.drift.alpha=2": "method.alpha has no effect beside what is given for "
+    "method.drift",
+    "run method=fedprox method.mu=5 method.objective=[cross_entropy]": "method.mu has no effect beside what is given "
+    "for method.objective",
     "run method=feddyn method.alfa=1": "method 'feddyn' has no setting or slot 'alfa'; did you mean 'alpha'?",
     "run method=fedavg method.mixin=uniform": "did you mean 'mixing'?",
     "run method.mixing=unifrom": "unknown mixing 'unifrom'; did you mean 'uniform'?",

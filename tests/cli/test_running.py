@@ -150,6 +150,12 @@ def test_a_sweep(cli: Cli, tmp_path: Path):
     assert "feddyn, local.lr=0.2, seed 2" in out
 
 
+@pytest.mark.parametrize("words", [("-m", "seed=1,2"), ("--dry-run",), ("-m", "--dry-run", "seed=1,2")])
+def test_runs_whose_states_are_on_disk_are_checked_with_their_directories(words: Sequence[str], cli: Cli):
+    code, _, err = cli("run", *words, "-q", "method=scaffold", "client_state=disk", "rounds=1", "out=sweep", *SMALL)
+    assert (code, err) == (0, "")
+
+
 def test_a_sweep_of_one_is_a_run(cli: Cli, tmp_path: Path):
     assert cli("run", "-m", "method=fedavg", "rounds=1", "out=one", "-q", *SMALL).code == 0
     assert (tmp_path / "one" / "metrics.jsonl").exists()

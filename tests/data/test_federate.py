@@ -87,15 +87,6 @@ def test_natural_clients_have_names_and_their_own_test_rows() -> None:
         federate(source, "iid", 2, held_out="natural")
 
 
-def test_a_source_may_bring_its_own_federation() -> None:
-    source = toy()
-    made = federate(source, "iid", 4)
-    brought = Source("brought", source.train, source.test, "-", "", federation=made)
-    assert federate(brought, "natural") is made
-    with pytest.raises(DataError, match="4 clients of its own, not 5"):
-        federate(brought, "natural", 5)
-
-
 def test_bad_requests_get_one_sentence() -> None:
     with pytest.raises(ConfigError, match="leave something to train on"):
         federate(toy(), "iid", 10, validation=0.5, held_out=0.5)

@@ -347,3 +347,11 @@ def test_hugging_face_data_sets() -> None:
     assert len(federate(both, client="who").test) == 7
     arrays = datasets.Dataset.from_dict({"x": X.tolist(), "y": Y})
     np.testing.assert_array_equal(federate(arrays, "iid", 3, label="y").train.arrays.x, X)
+
+
+def test_clients_whose_numbers_are_floats_in_one_table_are_the_same_clients() -> None:
+    train = pd.DataFrame({"a": [0.0, 1, 2, 3], "who": [1, 1, 2, 3], "y": [0, 1, 0, 1]})
+    test = pd.DataFrame({"a": [4.0, 5], "who": [2.0, 3.0], "y": [1, 0]})
+    made = federate(train, client="who", label="y", test=test, held_out="natural")
+    assert made.names == ("1", "2", "3")
+    assert made.held_out.index.sizes.tolist() == [0, 1, 1]

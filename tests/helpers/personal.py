@@ -141,9 +141,13 @@ def fedrep(world: World, head_fraction: float = 0.9) -> Found:
         for i in cohort:
             w, h, pace, todo = theta[body], own[i], Pace(world, rate), batches(world, i, t)
             first = int(np.floor(head_fraction * len(todo) + 1e-9))
+            if 0 < head_fraction < 1:
+                first = max(min(max(first, 1), len(todo) - 1), 0)
             for number, rows in enumerate(todo):
                 g = world.gradient(np.concatenate([w, h]), rows)
-                if number < first:
+                if len(todo) == 1 and 0 < head_fraction < 1:
+                    w, h = pace.step({"w": (w, g[body]), "h": (h, g[world.body :])})
+                elif number < first:
                     (h,) = pace.step({"h": (h, g[world.body :])})
                 else:
                     (w,) = pace.step({"w": (w, g[body])})

@@ -104,7 +104,7 @@ def main() -> None:
     """Run what is asked for, or everything."""
     compute, *names = sys.argv[1:]
     logging.disable()
-    federated.pick_device = lambda wanted: wanted
+    federated.pick_device = lambda wanted, among=(): wanted
     torch.Generator = HostGenerator  # type: ignore[misc]
     torch.set_num_threads(1)
     torch.autograd.set_multithreading_enabled(False)  # its threads are those of known devices

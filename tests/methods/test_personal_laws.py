@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,20 @@ def test_adam_corrects_the_moments_of_each_half_by_its_own_steps(compute: str) -
     start = theta(go("fedavg", federation=federation, rounds=1, local=Local(lr=1e-300)))
     after = theta(go(make("fedrep", head_fraction=0.75), federation=federation, rounds=1, local=local, compute=compute))
     np.testing.assert_allclose(np.abs(after - start[: len(after)]), 0.01, rtol=1e-4)
+
+
+@pytest.mark.parametrize("compute", ["live", "batched"])
+def test_heads_and_bodies_are_trained_however_few_steps_there_are(compute: str) -> None:
+    federation = classes(sizes=(8, 8))
+    for fraction in (0.05, 0.5, 0.95):
+        for steps in (1, 2, 5):
+            method = make("fedrep", head_fraction=fraction)
+            local = Local(steps=steps, batch_size=8, lr=0.3)
+            result = go(method, federation=federation, rounds=1, local=local, compute=compute)
+            start = go(method, federation=federation, rounds=1, local=replace(local, lr=1e-300), compute=compute)
+            assert not np.allclose(theta(result), theta(start)), "the body is as it was"
+            heads = [[state["personal"]["private"] for _, state in each.snapshot.store] for each in (result, start)]
+            assert not any(torch.allclose(*pair) for pair in zip(*heads, strict=True)), "a head is as it was"
 
 
 def context(received: Tensor) -> Context:

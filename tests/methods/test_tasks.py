@@ -171,6 +171,37 @@ def test_resuming_asks_for_the_same_loss(tmp_path) -> None:
     assert "cross_entropy_loss" in (tmp_path / "out" / "config.yaml").read_text()
 
 
+def test_a_function_is_described_by_what_it_calls_and_by_the_values_that_it_holds() -> None:
+    def scaled(by: float | Tensor, call: Any = F.mse_loss) -> Any:
+        def my_loss(out: Tensor, y: Tensor, power: int = 2) -> Tensor:
+            return by * call(out, y) ** power
+
+        return my_loss
+
+    def other(out: Tensor, y: Tensor) -> Tensor:
+        return F.l1_loss(out, y)
+
+    def one(out: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(out, y)
+
+    other.__qualname__ = one.__qualname__
+    assert repr(loss(scaled(1.0))) == repr(loss(scaled(1.0)))
+    assert len({repr(loss(scaled(by))) for by in (1.0, 100.0, torch.ones(3), torch.zeros(3))}) == 4
+    assert repr(loss(scaled(1.0, other))) != repr(loss(scaled(1.0, one)))
+    assert repr(loss(other, name="mine")) != repr(loss(one, name="mine"))
+    changed = scaled(1.0)
+    changed.__defaults__ = (3,)
+    assert repr(loss(changed)) != repr(loss(scaled(1.0)))
+
+    def even(out: Tensor, y: Tensor) -> Tensor:
+        return odd(out, y)
+
+    def odd(out: Tensor, y: Tensor) -> Tensor:
+        return even(out, y)
+
+    assert "0x" not in repr(loss(even))
+
+
 def test_names_of_losses() -> None:
     named = [F.mse_loss, nn.SmoothL1Loss(), partial(F.huber_loss, delta=0.5), lambda out, y: (out - y).mean()]
     assert [loss(one).title for one in named] == ["mse_loss", "smooth_l1_loss", "huber_loss", "custom_loss"]

@@ -44,6 +44,15 @@ def test_top_k_keeps_the_largest_and_contracts_as_promised() -> None:
         assert np.sum((X - found) ** 2) <= (1 - k / P) * np.sum(X**2)
 
 
+def test_signs_of_what_a_sparsifier_left_out_are_sent_and_counted() -> None:
+    scale = 8 * 8  # one double
+    for before in (TopK(0.1, feedback=False), RandomK(0.1)):
+        message: Message = {"update": sent(before)[0]}
+        done = SignCompression(feedback=False).send(NO_ROUND, message, np.random.default_rng(0)).message["update"]
+        assert done.value.count_nonzero() == P
+        assert (done.numbers, done.nbytes) == (P, ceil((P + scale) / 8))
+
+
 def test_signs_have_one_scale_and_contract_as_promised() -> None:
     found = sent(SignCompression(feedback=False))[0].value.numpy()
     np.testing.assert_allclose(found, np.abs(X).mean() * np.where(X < 0, -1, 1), rtol=1e-14)

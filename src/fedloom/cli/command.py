@@ -73,7 +73,7 @@ class Command:
         progress: wraps the progress display.
         last_file: the file that a run writes last.
         plans: whether a single run has a plan, too, because it trains a teacher first.
-        check: what else is checked of an experiment before the runs of a sweep, or in a dry run.
+        check: what else is checked of an experiment and its directory before the runs of a sweep, or in a dry run.
         hints: makes sentences on what was not set, from the keys that are, a configuration and the sweep's data.
     """
 
@@ -87,7 +87,7 @@ class Command:
     progress: Callable[[NullProgress], Callback] = lambda progress: progress
     last_file: str = "summary.json"
     plans: bool = False
-    check: Callable[[Any], object] = lambda experiment: None
+    check: Callable[[Any, Path], object] = lambda experiment, directory: None
     hints: Callable[[set[str], Config, Shared], Sequence[str]] = lambda named, config, shared: ()
 
     def __call__(self, arguments: argparse.Namespace) -> int:
@@ -105,8 +105,9 @@ class Command:
             ]
             for hint in self._hints(self.schema.named(words, base), batch, shared):
                 note(aside, hint)
-            for experiment, _ in planned if batch.is_sweep or arguments.dry_run else ():
-                self.check(experiment)
+            if batch.is_sweep or arguments.dry_run:
+                for job, (experiment, _) in zip(batch.jobs, planned, strict=True):
+                    self.check(experiment, job.directory)
         except KeyboardInterrupt:
             raise Stopped(UNBEGUN) from None
         if arguments.dry_run:

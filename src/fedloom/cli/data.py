@@ -98,7 +98,7 @@ def load(name: str, overrides: list[str]) -> tuple[Source, Federation]:
     shared = Shared()
     source = shared("source", RUN.resolve(words, base)["data"], DATA.instantiate)
     chosen = any(word.partition("=")[0].partition(".")[0] == "partition" for word in words)
-    if (source.groups is not None or source.federation is not None) and not chosen:
+    if source.groups is not None and not chosen:
         words = ["partition=natural", *words]
     return source, build_federation(RUN.resolve(words, base), shared)
 

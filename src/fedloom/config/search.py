@@ -61,7 +61,9 @@ def build(config: Config, shared: Shared | None = None) -> SearchExperiment:
 
     def make(candidate: Candidate, seed: int, validate: bool) -> Experiment:
         first = next(iter(settings.milestones(config["rounds"])), config["rounds"])
-        evaluation = {"what": [settings.goal.partition("/")[0]], "every": first, "target": None, "patience": 0}
+        scope = settings.goal.partition("/")[0]
+        what = ["clients" if scope in ("seen", "unseen") else scope]
+        evaluation = {"what": what, "every": first, "target": None, "patience": 0}
         changes = {"seed": seed, "evaluation": {**config["evaluation"], **evaluation}}
         if not validate:
             return build_run(Config(complete(candidate, **changes)), shared)

@@ -25,7 +25,8 @@ def resolve_method(methods: Registry[Method], given: Mapping[str, Any]) -> dict[
             the objective, ``name`` lists all terms, and settings are given in one mapping per term.
 
     Raises:
-        ConfigError: for unknown names or settings, and values of the wrong type.
+        ConfigError: for unknown names or settings, values of the wrong type, and settings of the preset that the
+            settings of its parts leave without effect.
     """
     entry = methods[given["name"]]
     own = {key: value for key, value in given.items() if key != "name" and key not in SLOTS}
@@ -34,11 +35,28 @@ def resolve_method(methods: Registry[Method], given: Mapping[str, Any]) -> dict[
             what = f"method {entry.name!r}"
             raise ConfigError(f"{what} has no setting or slot {key!r}; {hint(what, key, [*entry.parameters, *SLOTS])}")
     found = {"name": entry.name, **validate(f"method {entry.name!r}", "method.", entry.parameters, own)}
-    preset = _preset(methods, found)
-    for slot in SLOTS:
-        if given.get(slot):
-            found[slot] = (_terms if slot in SEVERAL else _part)(preset, slot, given[slot])
-    return found
+    preset, parts = _preset(methods, found), {slot: given[slot] for slot in SLOTS if given.get(slot)}
+    resolved = found | _parts(preset, parts)
+    for key in own if parts else ():
+        usual = _preset(methods, {name: value for name, value in found.items() if name != key})
+        if _is_lost(usual, preset, compose(methods, resolved)):
+            which = " and ".join(f"method.{slot}" for slot in parts)
+            raise ConfigError(f"method.{key} has no effect beside what is given for {which}; leave one of them out.")
+    return resolved
+
+
+def _is_lost(usual: Method, preset: Method, made: Method) -> bool:
+    """Whether nothing in which a preset differs from the usual one is left in the method that was made of it."""
+    was, now, left = ({type(part): _values(part) for part in each.parts.values()} for each in (usual, preset, made))
+    changed = [
+        (kind, name) for kind in now for name, value in now[kind].items() if was.get(kind, {}).get(name) != value
+    ]
+    return bool(changed) and all(kind not in left or left[kind][name] != now[kind][name] for kind, name in changed)
+
+
+def _values(part: Part) -> dict[str, Any]:
+    """The settings of a part by name."""
+    return {one.name: getattr(part, one.name) for one in fields(part)}  # pyright: ignore[reportArgumentType]
 
 
 def compose(methods: Registry[Method], resolved: Mapping[str, Any]) -> Method:
@@ -81,6 +99,11 @@ def named(methods: Registry[Method], method: Method) -> Method:
         return method
     name = preset + method.changes(methods.make(preset))
     return method if name == method.name else replace(method, name=name)
+
+
+def _parts(preset: Method, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the parts that are replaced or changed, by slot."""
+    return {slot: (_terms if slot in SEVERAL else _part)(preset, slot, given[slot]) for slot in given}
 
 
 def _preset(methods: Registry[Method], resolved: Mapping[str, Any]) -> Method:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+Result = TypeVar("Result")
 
 
 class FedLoomError(Exception):
@@ -33,6 +37,14 @@ class ClientError(FedLoomError, RuntimeError):
     def __init__(self, sentence: str, trace: str = "") -> None:
         super().__init__(sentence)
         self.trace = trace
+
+
+def or_error(work: Callable[[], Result], sentence: str) -> Result | ClientError:
+    """The result of ``work``, or a ``ClientError`` for an exception in a part, which any worker would raise."""
+    try:
+        return work()
+    except Exception as error:
+        return ClientError(f"{sentence}: {type(error).__name__}: {error}.", "".join(traceback.format_exception(error)))
 
 
 def first_line(error: BaseException, most: int | None = None) -> str:

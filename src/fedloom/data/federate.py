@@ -88,9 +88,6 @@ def federate(
     target = targets.make(target) if isinstance(target, str) else target
     check_fractions(validation, held_out, unseen)
     natural = isinstance(partition, Natural)
-    if natural and source.federation is not None:
-        return federation_of(source, clients, changed=bool(unseen) or not (noise.is_identity and target.is_identity))
-
     labels = labels_read(source, partition, noise, target)
     index = partition(labels, clients, stream(seed, "partition"), groups=source.groups)
     classes = source.train.classes
@@ -174,16 +171,6 @@ def check_fractions(validation: float, held_out: HeldOut, unseen: float) -> None
         raise ConfigError(f"unseen must be a fraction from 0 to below 1, not {unseen}.")
 
 
-def federation_of(source: Source, clients: int | None, *, changed: bool) -> Federation:
-    """The federation that a source comes with, which can be neither dealt to other clients nor changed."""
-    assert source.federation is not None
-    if changed:
-        raise ConfigError(f"{source.name} comes with clients of its own: it takes no unseen, noise or target.")
-    if clients not in (None, len(source.federation)):
-        raise DataError(f"{source.name} comes with {len(source.federation)} clients of its own, not {clients}.")
-    return source.federation
-
-
 def labels_read(source: Source, partition: Partition, noise: LabelNoise, target: Target) -> np.ndarray:
     """Class numbers of the training pool, int [N]; all 0 where there are none and nothing reads them."""
     labels = class_numbers(source.train)
@@ -215,7 +202,7 @@ def by_ids(partition: Any, client: Any) -> tuple[Any, Any]:
 def which_partition(partition: Any, source: Source) -> Partition:
     """A partition given as an object, a name, lists of rows, or not at all."""
     if partition is None:
-        if source.groups is None and source.federation is None:
+        if source.groups is None:
             raise ConfigError(
                 f"{source.name} has no natural clients, so it needs a partition and a number of clients, like "
                 "federate(data, 'dirichlet', clients=20); or name the clients with client=."

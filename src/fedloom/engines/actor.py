@@ -19,10 +19,10 @@ import torch
 from fedloom.core.aggregate import Fold
 from fedloom.core.client import Broadcast, Result
 from fedloom.core.engine import Compute, ComputeFactory, Place
-from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.core.errors import CheckpointError, ConfigError, or_error
 from fedloom.core.plan import ClientPlan
 from fedloom.engines.packed import Packed, pack, unpack
-from fedloom.engines.worker import Block, or_error
+from fedloom.engines.worker import Block
 
 
 @dataclass

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from functools import partial
 
 import numpy as np
 
 from fedloom.core.aggregate import Fold
 from fedloom.core.client import Broadcast
 from fedloom.core.engine import ComputeFactory, Engine, States
+from fedloom.core.errors import ClientError, or_error
 from fedloom.core.plan import ClientPlan
 
 
@@ -30,7 +32,10 @@ class Serial(Engine):
     def losses(
         self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, held_out: bool = False
     ) -> np.ndarray:
-        return self.computes[level].losses(down, clients, states, held_out)
+        work = partial(self.computes[level].losses, down, clients, states, held_out)
+        if isinstance(found := or_error(work, f"round {down.round}: losses cannot be computed"), ClientError):
+            raise found
+        return found
 
     def close(self) -> None:
         """Do nothing; there is nothing to release."""

@@ -7,13 +7,11 @@ import ctypes
 import os
 import signal
 import sys
-import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +19,7 @@ import torch
 from fedloom.core.aggregate import Fold, fold
 from fedloom.core.client import Broadcast, Result, State
 from fedloom.core.engine import Compute
-from fedloom.core.errors import ClientError
+from fedloom.core.errors import or_error
 from fedloom.core.plan import ClientPlan
 from fedloom.engines.shared import Segment
 
@@ -113,15 +111,6 @@ def _work(plan: ClientPlan, computes: list[Compute], segment: Segment, slots: li
             task: BlockTask = slots[number].load(message)
             work = partial(_folded, plan.levels[task.level], computes[task.level], down, task, slots[number])
             pipe.send_bytes(slots[number].dump(or_error(work, f"round {down.round}: uploads do not fold"), end)[0])
-
-
-def or_error(work: Callable[[], Any], sentence: str) -> Any:
-    """The result of ``work``, or a ``ClientError`` for an exception in a part, which any worker would raise."""
-    try:
-        return work()
-    except Exception as error:
-        message = f"{sentence}: {type(error).__name__}: {error}."
-        return ClientError(message, "".join(traceback.format_exception(error)))
 
 
 def _folded(plan: ClientPlan, compute: Compute, down: Broadcast, task: BlockTask, slot: Segment) -> Fold:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedloom.core.checks import one_of
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.method import Method
 from fedloom.core.parts import Submodels
 from fedloom.core.settings import check_fields
@@ -15,6 +16,7 @@ from fedloom.metrics import direction, lookup, names
 from fedloom.metrics.fairness import FIGURES
 
 EVALUATIONS = ("global", "clients", "average", "cohort", "train", "received")
+OTHERS = ("as_published", "attack", "lambda", "mixing")  # what else records hold, with some methods
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Evaluation:
             in every round, also for methods that do not need them). If the method adapts models, every client adapts
             and tests ``average`` and ``cohort`` as in ``clients``: ``average/accuracy/mean`` and so on.
         every: rounds between evaluations; the last round is always evaluated.
-        target: target value of ``metric``, for rounds-to-target: in (0, 1] for an accuracy, positive for a loss.
+        target: target value of ``metric``, for rounds-to-target: in (0, 1] for an accuracy.
         metric: the metric used for the target, early stopping and the best round, like ``global/accuracy``.
         stop_at_target: end the run when the target is reached.
         patience: stop after this many evaluations without improvement (0: never).
@@ -74,7 +76,7 @@ class Evaluation:
         scope = "clients" if scope in ("seen", "unseen") else scope
         scopes = {*self.what, "server_average" if self.server_average else ""}
         stops = self.target is not None or self.patience > 0
-        chosen = (stops or self.metric != type(self).metric) and self.metric != "train/loss"
+        chosen = (stops or self.metric != type(self).metric) and self.metric != "train/loss" and scope not in OTHERS
         says = f"{'the target or patience uses the metric' if stops else 'evaluation.metric is'} {self.metric!r}"
         if chosen and scope not in scopes:
             raise ConfigError(f"{says}, which is never measured: evaluation.what is {', '.join(self.what) or 'empty'}.")
@@ -84,12 +86,8 @@ class Evaluation:
                 f"the metric {self.metric!r} names no figure over clients; take one like {scope}/"
                 f"{self.first}/mean, or {', '.join(FIGURES[1:4])}, … in its place."
             )
-        if self.target is not None:
-            words = self.metric.split("/")
-            if (self.maximise and not self.target <= 1) or ("accuracy" in words and not self.target > 0):
-                raise ConfigError(f"the target accuracy is {self.target:g}, but it must lie in (0, 1].")
-            if not self.maximise and not self.target > 0:
-                raise ConfigError(f"the target loss is {self.target:g}, but it must be positive.")
+        if self.target is not None and "accuracy" in self.metric.split("/") and not 0 < self.target <= 1:
+            raise ConfigError(f"the target accuracy is {self.target:g}, but it must lie in (0, 1].")
         named = ("loss", "cross_entropy", *self.metrics)
         named += ("rmse", "r2") * (self.metrics == type(self).metrics)  # what numbers are measured by
         words = {*named, *(f"train_{name}" for name in named)} & {*self.metric.split("/")}
@@ -108,11 +106,28 @@ class Evaluation:
         """The metric by which models are judged: the accuracy, or else the first one, or else the loss."""
         return "accuracy" if "accuracy" in self.metrics else (*self.metrics, "loss")[0]
 
+    def of_clients(self) -> Evaluation:
+        """The evaluation where clients share no parameters: what a server's model or a mean of models had is left out.
+
+        Raises:
+            ConfigError: if the target, patience or metric is of such a model.
+
+        >>> Evaluation(what=("clients", "average", "train")).of_clients().what
+        ('clients',)
+        """
+        left = tuple(name for name in self.what if name in ("clients", "received"))
+        scope = self.metric.partition("/")[0]
+        if self.metric != type(self).metric and scope in {*EVALUATIONS, "server_average"} - {*left, "train"}:
+            raise ConfigError(
+                f"evaluation.metric is {self.metric!r}, but clients share no parameters, so that there is no such "
+                f"model; take one like clients/{self.first}/mean."
+            )
+        return replace(self, what=left, server_average=0.0)
+
     def fitted(self, targets: TargetKind, common: bool) -> Evaluation:
         """The evaluation for targets of a kind, with or without a ``common`` test set for a model of the server.
 
-        Without it, or where clients share no parameters, there is no ``global`` evaluation, and runs are judged by
-        their clients.
+        Without it there is no ``global`` evaluation, and runs are judged by their clients.
 
         >>> from fedloom.core.targets import NUMBERS
         >>> found = Evaluation().fitted(NUMBERS, common=False)
@@ -155,6 +170,8 @@ def check_evaluation(method: Method, evaluation: Evaluation) -> None:
         )
     words = {word.removeprefix("train_") for word in metric.split("/")[1:]} if metric != "train/loss" else set()
     if evaluation.target is not None or evaluation.patience:
+        if method.is_cross_entropy and "loss" in words and not (evaluation.target is None or evaluation.target > 0):
+            raise ConfigError(f"the target loss is {evaluation.target:g}, but it must be positive.")
         if method.test_loss is None and "loss" in words:
             raise ConfigError(
                 f"the loss of method {method.name!r} cannot be computed outside training, so that {metric} is "
@@ -191,3 +208,14 @@ def check_means(method: Method, evaluation: Evaluation, common: bool) -> None:
             f"evaluation.what={means[0]} measures a mean of models on a common test set, but there is none; leave it "
             "out, or set test data aside."
         )
+
+
+def check_measured(evaluation: Evaluation, history: Sequence[Mapping[str, object]]) -> None:
+    """Raise a ``ConfigError`` if no record of a run has the metric that the target or patience is of."""
+    if (evaluation.target is None and not evaluation.patience) or any(evaluation.metric in one for one in history):
+        return
+    measured = [key for key in history[-1] if key.partition("/")[0] in (*EVALUATIONS, *OTHERS, "seen", "unseen")]
+    raise ConfigError(
+        f"the target or patience uses the metric {evaluation.metric!r}, which is never measured; "
+        f"{nearest(evaluation.metric, measured)}"
+    )

@@ -27,11 +27,11 @@ from fedloom.experiment import atomic, fingerprint, privacy, trainer
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.evaluate import Evaluator
-from fedloom.experiment.evaluation import check_means
+from fedloom.experiment.evaluation import check_means, check_measured
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.last_models import CohortModels, LastModels
 from fedloom.experiment.rundir import Columns, Kind, RunDirectory, Status, Table
-from fedloom.experiment.runtime import one_thread, pick_device
+from fedloom.experiment.runtime import one_thread, own_draws, pick_device
 from fedloom.experiment.segments import MODELS, Segments
 from fedloom.experiment.server_average import ServerAverage
 from fedloom.experiment.setup import make_plan, make_server_data, placed
@@ -82,7 +82,7 @@ def run(
     experiment: Experiment,
     out: Path | str | None = None,
     *,
-    resume: bool | Path = False,
+    resume: bool | Path | str = False,
     checkpoint_every: int = 10,
     keep: int = 2,
     callbacks: Sequence[Callback] = (),
@@ -103,7 +103,7 @@ def run(
         ClientError: if all clients of a round fail with an exception, or the server model diverges.
         KeyboardInterrupt: on Ctrl-C, after a checkpoint.
     """
-    with one_thread():
+    with one_thread(), own_draws():
         task = FederatedTask(experiment, None if out is None else Path(out))
         summary = Trainer(task, out, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks).run(resume)
         return task.result(summary)
@@ -148,21 +148,25 @@ class FederatedTask(TrainerTask):
         method = experiment.method
         self.kind = Kind.SYNTHESIS if "judge" in experiment.config else Kind.FEDERATED
         self.name, self.rounds, self.seed = method.name, experiment.rounds, experiment.seed
-        self.config, self.citations = experiment.config, "\n\n".join(method.citations()) + "\n"
+        self.citations = "\n\n".join(method.citations()) + "\n"
         self.make_engine = engines.make(experiment.engine, **experiment.engine_settings)
         self.traits = traits = self.make_engine.traits
-        device = pick_device(experiment.device) if "cuda" in traits.devices else "cpu"
-        federation = experiment.federation.pooled() if method.pooled else experiment.federation
-        self.federation = placed(federation, getattr(torch, experiment.dtype), device)
+        device = pick_device(experiment.device, traits.devices)
+        everyone = placed(experiment.federation, getattr(torch, experiment.dtype), device)
+        self.federation = federation = everyone.pooled() if method.pooled else everyone
         self.plan = make_plan(experiment, self.federation, device)
+        self.config = experiment.config
+        if "method" not in self.config:  # begun in Python
+            self.config = {**self.config, "about": fingerprint.about(experiment, self.plan)}
         judged = self.plan.layout.shared_size > 0 or self.kind is Kind.SYNTHESIS  # else it is never trained
-        common = judged and len(federation.test) > 0
-        evaluation = experiment.evaluation.fitted(self.plan.targets or CLASSES, common)
+        asked = experiment.evaluation if judged else experiment.evaluation.of_clients()
+        evaluation = asked.fitted(self.plan.targets or CLASSES, judged and len(federation.test) > 0)
         check_means(method, evaluation, len(federation.test) > 0)
         self.experiment = experiment = replace(experiment, evaluation=evaluation)
         self.headline = headline(method, evaluation)
         self.server_data = make_server_data(experiment, self.plan, self.federation)
-        self.evaluator = Evaluator(self.plan, self.federation, experiment.evaluation)
+        alike = method.personal.is_identity and method.adaptation.is_identity  # everyone tests the model of all
+        self.evaluator = Evaluator(self.plan, everyone if alike else federation, experiment.evaluation)
         self.model = self._model_after if method.predicts else None
         self.failures: list[Failure] = []
         self.sent = Traffic()
@@ -246,7 +250,7 @@ class FederatedTask(TrainerTask):
         self.engine.committed(self.round, np.array(sorted(report.states), dtype=np.int64))
         state.server, self.round = server, server.round
         for models in state.client_models.values():
-            models.commit()
+            models.commit() if report.states else models.begin()  # of a round without effect nothing stays
         if state.averaged is not None:
             state.averaged.add(server)
         self.failures += report.failures
@@ -258,6 +262,8 @@ class FederatedTask(TrainerTask):
             table = self._at_clients(server)
             measured, clients = self.evaluator.measure(server, state.store, state.client_models, state.averaged, table)
             record |= measured
+            if report.states:
+                check_measured(experiment.evaluation, [*self.history, record])
             if self.goal is not None:
                 record["attack/success"] = self.evaluator.accuracy(server, self.goal)
             if clients is not None:
@@ -319,7 +325,10 @@ class FederatedTask(TrainerTask):
             about["privacy"] = {"neighbours": self.accountant.neighbours, **asdict(self.accountant)}
         if self.examples is not None:
             about["example_privacy"] = {"neighbours": self.examples.neighbours, **asdict(self.examples)}
-        return about | {"warnings": warnings(self.history, self.failures)}
+        said = warnings(self.history, self.failures)
+        if status is Status.STOPPED and (method := self.experiment.method).needs("rounds"):
+            said.append(f"{method.who_needs('rounds')} acts in the last round, which the run did not reach.")
+        return about | {"warnings": said}
 
     def prepare(self, directory: RunDirectory) -> None:
         if labels := partition_table(self.experiment.federation):

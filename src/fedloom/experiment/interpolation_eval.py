@@ -14,7 +14,7 @@ from fedloom.core.parts import Paired
 from fedloom.core.server import Server, Store
 from fedloom.experiment import batched_eval
 from fedloom.experiment.loaded import LoadedModel, Values
-from fedloom.metrics import direction
+from fedloom.metrics import direction, summary
 
 GRID = tuple(round(0.1 * i, 1) for i in range(11))
 SHOWN = (0.0, 0.5, 1.0)  # always reported if clients choose λ
@@ -132,11 +132,8 @@ def deployed(
     on_test = sweep(loaded, server, store, split, tested)
     chosen, everyone = np.searchsorted(GRID, at), np.arange(len(tested))
     names = {name: name for name in loaded.settings.metrics} | {"loss": loaded.measurement.loss_name}
-    means = {(at, name): float(on_test[name][GRID.index(at)].mean()) for at in SHOWN for name in names}
-    record = {f"lambda/{at:g}/{names[name]}/mean": mean for (at, name), mean in means.items()}
-    as_published = best(on_test, metric)
-    record |= {
-        f"as_published/{names[name]}/mean": float(on_test[name][as_published, everyone].mean()) for name in names
-    }
-    record |= {f"as_published/{metric}/std": float(on_test[metric][as_published, everyone].std())}
+    shown = {f"lambda/{at:g}": GRID.index(at) for at in SHOWN} | {"as_published": best(on_test, metric)}
+    over = {(place, name): summary(on_test[name][row, everyone]) for place, row in shown.items() for name in names}
+    record = {f"{place}/{names[name]}/mean": found["mean"] for (place, name), found in over.items()}
+    record |= {f"as_published/{metric}/std": over["as_published", metric]["std"]}
     return {name: on_test[name][chosen, everyone] for name in on_test} | {"lambda": at}, record

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -43,17 +44,34 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def pick_device(wanted: str) -> str:
+@contextmanager
+def own_draws() -> Iterator[None]:
+    """Give PyTorch's global random streams back as they were found: computes seed them for a client's dropout."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices):
+        yield
+
+
+def pick_device(wanted: str, among: Sequence[str] = ("cpu", "cuda")) -> str:
     """Resolve a device name; ``auto`` means a GPU if there is one.
 
+    Args:
+        wanted: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
+        among: the kinds of devices to choose from.
+
     Raises:
-        ConfigError: for a device that is unknown or not available.
+        ConfigError: for a device that is unknown, not available, or of another kind.
     """
     if wanted == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return "cuda" if "cuda" in among and torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", wanted):
+        raise ConfigError(f"unknown device {wanted!r}; {nearest(wanted, ('auto', 'cpu', 'cuda', 'cuda:1'))}")
     kind, _, number = wanted.partition(":")
-    if kind not in ("cpu", "cuda"):
-        raise ConfigError(f"unknown device {wanted!r}; {nearest(wanted, ('auto', 'cpu', 'cuda'))}")
+    if kind not in among:
+        raise ConfigError(
+            f"device={wanted}: this engine's main process works on the CPU; leave device out (the workers of "
+            "engine=ray get GPUs by engine.gpus), or use engine=serial."
+        )
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         raise ConfigError(f"there is no device {wanted!r} on this machine; choose device=auto or cpu.")
     return wanted

@@ -134,7 +134,7 @@ class Trainer:
         self.directory = None if out is None else RunDirectory(out)
         self.saved = -1  # the round of the last checkpoint
 
-    def run(self, resume: bool | Path = False, *, or_begin: bool = False) -> dict[str, Any]:
+    def run(self, resume: bool | Path | str = False, *, or_begin: bool = False) -> dict[str, Any]:
         """Run to the end and return the summary.
 
         Args:
@@ -142,14 +142,16 @@ class Trainer:
             or_begin: with ``resume``, start a new run if there is none.
 
         Raises:
-            ConfigError: if the task cannot run with its settings.
+            ConfigError: if the task cannot run with its settings, or ``resume`` is something else.
             CheckpointError: if the run directory exists, cannot be written, or holds another experiment.
             KeyboardInterrupt: on Ctrl-C, after a checkpoint.
         """
         task = self.task
+        if not isinstance(resume, bool | Path | str):
+            raise ConfigError(f"resume is True, or the path of a checkpoint, not {resume!r}.")
         try:
             task.open()
-            self._open(resume, or_begin)
+            self._open(Path(resume) if isinstance(resume, str) else resume, or_begin)
             info = RunInfo(
                 task.name, task.rounds, task.round, task.seed, task.headline, self.directory, model=task.model
             )
@@ -198,6 +200,7 @@ class Trainer:
         try:
             if stored is None:
                 directory.create(config, task.citations, into=bool(resume))
+                directory.checkpoints.mkdir(exist_ok=True)  # it was there, should it be lost
             else:
                 directory.acquire()
                 self._go_back(directory, resume, stored)
@@ -209,9 +212,11 @@ class Trainer:
     def _go_back(self, directory: RunDirectory, resume: bool | Path, stored: Mapping[str, Any]) -> None:
         """Take up the state of a checkpoint, and forget what came after it."""
         task, found = self.task, checkpoints.available(directory.checkpoints)
-        if isinstance(resume, Path) and resume not in found:
-            raise CheckpointError(f"{resume} is not a checkpoint of {directory.path}.")
-        chosen = resume if isinstance(resume, Path) else found[-1] if found else None
+        chosen = found[-1] if found else None
+        if isinstance(resume, Path):
+            chosen = next((path for path in found if path.resolve() == resume.resolve()), None)
+            if chosen is None:
+                raise CheckpointError(f"{resume} is not a checkpoint of {directory.path}.")
         if chosen is not None:
             with checkpoints.refusing(chosen):
                 task.restore(checkpoints.read(chosen))

@@ -29,6 +29,8 @@ def clients_of(column: Any, what: str) -> np.ndarray:
     if lost := int(column.isna().sum()):
         raise DataError(f"{what}: column {column.name!r} names no client in {lost} rows; drop or fill them.")
     ids = column.to_numpy()
+    if ids.dtype.kind == "f" and (ids == np.rint(ids)).all() and (np.abs(ids) < 2**53).all():
+        ids = ids.astype(np.int64)  # in a table in which other rows lack it, a whole number is read as a float
     return ids if ids.dtype.kind in "iu" else np.array([str(one) for one in ids])
 
 

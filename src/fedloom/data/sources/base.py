@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.core.federation import Arrays, Federation
+from fedloom.core.federation import Arrays
 from fedloom.core.registry import Entry, Registry
 
 
@@ -31,7 +31,6 @@ class Source:
         groups: natural client of each training row, int [N]; -1 for none.
         groups_test: the same for the test rows.
         group_names: name of each natural client, indexed by ``groups``.
-        federation: a complete federation, for sources whose clients come with their own splits.
         settings: how the source was made, as plain data.
 
     Raises:
@@ -46,7 +45,6 @@ class Source:
     groups: np.ndarray | None = None
     groups_test: np.ndarray | None = None
     group_names: tuple[str, ...] = ()
-    federation: Federation | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -6,8 +6,9 @@ import copy
 import functools
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import CellType, CodeType
 from typing import Any
 
 import torch
@@ -136,11 +137,15 @@ def _name(function: Any) -> str:
     return "custom_loss" if "<" in found else found
 
 
-def _described(function: Any) -> str:
-    """A description of a function without memory addresses; a module's includes a checksum of its tensors."""
+def _described(function: Any, within: tuple[Any, ...] = ()) -> str:
+    """A description of a function without memory addresses; a module's includes a checksum of its tensors.
+
+    ``within`` are the functions whose description needs this one: functions may call each other.
+    """
     if isinstance(function, functools.partial):
-        settings = ", ".join(f"{k}={v!r}" for k, v in sorted(function.keywords.items()))
-        return f"{_described(function.func)}({', '.join([*map(repr, function.args), settings])})"
+        given = [_plain(value, within) for value in function.args]
+        given += [f"{key}={_plain(value, within)}" for key, value in sorted(function.keywords.items())]
+        return f"{_described(function.func, within)}({', '.join(given)})"
     if isinstance(function, nn.Module):
         tensors = b"".join(t.detach().cpu().numpy().tobytes() for t in function.state_dict().values())
         plain = {k: v for k, v in sorted(vars(function).items()) if isinstance(v, int | float | str) and k[0] != "_"}
@@ -150,5 +155,33 @@ def _described(function: Any) -> str:
     where = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
     if code is None:
         return where
-    body = code.co_code + repr([c for c in code.co_consts if isinstance(c, int | float | str)]).encode()
-    return f"{where} {hashlib.blake2b(body, digest_size=6).hexdigest()}"
+    found = hashlib.blake2b(digest_size=6)
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if cell != CellType()]
+    settings = *(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())
+    for value in (*_constants(code), *cells, *settings):
+        found.update(_plain(value, (*within, function)).encode())
+    return f"{where} {found.hexdigest()}"
+
+
+def _constants(code: CodeType) -> Iterator[Any]:
+    """What a function's code does: its instructions, and the names and constants that they read, nested ones too."""
+    yield code.co_code
+    yield code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _constants(constant)
+        else:
+            yield constant
+
+
+def _plain(value: Any, within: tuple[Any, ...]) -> str:
+    """A value as text without memory addresses; functions and modules as they are described."""
+    if any(value is one for one in within):
+        return value.__qualname__
+    if isinstance(value, Tensor):
+        return f"{list(value.shape)} {hashlib.blake2b(value.detach().cpu().numpy().tobytes()).hexdigest()}"
+    if isinstance(value, nn.Module) or hasattr(value, "__code__"):
+        return _described(value, within)
+    if isinstance(value, frozenset):
+        value = sorted(value, key=repr)
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

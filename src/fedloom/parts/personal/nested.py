@@ -93,9 +93,9 @@ class EarlyExitSlice(Submodels):
         server           w_s = [w_c]_M: the mean over all active clients; the rest of w_c: over the complex ones
 
     With σ = 1 this is FedHeN; with σ = 0 the complex clients have no side objective (NoSide) and return the exit's own
-    parameters unchanged, which enter the mean. Acar & Saligrama 2022; Acar, thesis, algorithms 4, 5 and 9. There the
-    first half of the clients is simple; here simple and complex clients alternate, so that a partition ordered by
-    client number does not split the data along with the networks.
+    parameters unchanged but for weight decay, which enter the mean. Acar & Saligrama 2022; Acar, thesis, algorithms 4,
+    5 and 9. There the first half of the clients is simple; here simple and complex clients alternate, so that a
+    partition ordered by client number does not split the data along with the networks.
 
     Args:
         simple_fraction: fraction of clients that train the simple network, in [0, 1].

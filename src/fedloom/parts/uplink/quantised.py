@@ -75,7 +75,8 @@ class SignCompression(WithFeedback):
 
     A contraction: ‖x - C(x)‖² = (1 - ‖x‖₁²/(P‖x‖²)) ‖x‖². With ``feedback`` a client remembers what was not sent, e,
     and adds it to its next upload: C(x + e) is sent and e ← x + e - C(x + e); without it, the scaled sign does not
-    converge in general. The sign of 0 is 1. Karimireddy, Rebjock, Stich & Jaggi, ICML 2019, algorithm 1.
+    converge in general. The sign of 0 is 1, so that what a sparsifier before it left out is sent, too.
+    Karimireddy, Rebjock, Stich & Jaggi, ICML 2019, algorithm 1.
 
     Args:
         feedback: use error feedback.
@@ -96,4 +97,4 @@ class SignCompression(WithFeedback):
         """C(x)."""
         ones = torch.ones_like(x.value)
         value = x.value.abs().mean() * torch.where(x.value < 0, -ones, ones)
-        return Slice(value, x.numbers, 1, x.extra + 8 * x.value.element_size())
+        return Slice(value, value.numel(), 1, 8 * value.element_size())

@@ -1,0 +1,139 @@
+"""What a run leaves alone, and what it says of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.federations import classes
+from helpers.runs import experiment
+from torch import Tensor
+
+from fedloom import methods
+from fedloom.core.errors import ClientError, ConfigError
+from fedloom.core.local import Local
+from fedloom.experiment.callbacks import EarlyStopping
+from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.federated import run
+from fedloom.experiment.runtime import pick_device
+from fedloom.parts.mixing import FLTrust
+from fedloom.parts.objectives import loss
+
+
+@pytest.mark.parametrize("compute", ["live", "batched"])
+def test_pytorchs_own_draws_go_on_as_if_there_had_been_no_run(compute: str) -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    run(experiment(rounds=1, compute=compute))
+    assert torch.rand(3).equal(expected)
+
+
+@pytest.mark.parametrize("wanted", ["cuda:x", "cuda:-1", "cpu:0", "cpu:x", "gpu"])
+def test_devices_that_there_are_not(wanted: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown device '{wanted}'"):
+        pick_device(wanted)
+
+
+def test_an_engine_without_gpus_refuses_one() -> None:
+    with pytest.raises(ConfigError, match="device=cuda: this engine's main process works on the CPU"):
+        run(experiment(engine="processes", device="cuda"))
+    assert pick_device("auto", ("cpu",)) == "cpu"
+
+
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+def test_losses_that_cannot_be_computed_end_the_run_alike(engine: str) -> None:
+    def broken(out: Tensor, y: Tensor) -> Tensor:
+        if len(y) > 2:  # more than it is tried on
+            raise ValueError("no such loss")
+        return (out.sum(1) - y) ** 2
+
+    method = methods.make("aaggff_d").with_loss(loss(broken))
+    with pytest.raises(ClientError, match="round 0: losses cannot be computed: ValueError: no such loss"):
+        run(experiment(method, engine=engine))
+
+
+def test_a_run_that_ends_before_the_round_of_a_part_says_so() -> None:
+    result = run(
+        experiment(
+            methods.make("fedssa", steps=10),
+            rounds=6,
+            evaluation=Evaluation(what=("train",), metric="global/train_loss"),
+        ),
+        callbacks=[EarlyStopping("train/loss", patience=1, min_delta=100.0)],
+    )
+    assert result.summary["status"] == "stopped"
+    assert any("acts in the last round, which the run did not reach" in said for said in result.summary["warnings"])
+
+
+def test_a_round_without_effect_leaves_the_average_as_it_was() -> None:
+    method = methods.make("fedavg")
+    trusting = type(method)("trust", method.objective, mixing=FLTrust(0))
+    on = Evaluation(what=("average", "global"))
+    result = run(experiment(trusting, rounds=12, drop_rate=0.5, evaluation=on))
+    found, void = result.history, [failure.round for failure in result.failures if failure.client == 0]
+    assert void
+    for t in set(void) - {0}:
+        assert found[t]["global/loss"] == found[t - 1]["global/loss"]
+        assert found[t]["average/loss"] == found[t - 1]["average/loss"]
+
+
+def test_where_clients_share_nothing_no_model_of_the_server_is_measured() -> None:
+    every = Evaluation(what=("global", "clients", "average", "cohort", "train"), server_average=0.5)
+    record = run(experiment("local", evaluation=every)).history[-1]
+    measured = {key.partition("/")[0] for key in record if "/" in key} - {"comm", "train", "mixing"}
+    assert measured == {"clients"}
+    for metric in ("average/accuracy", "cohort/loss"):
+        with pytest.raises(ConfigError, match="clients share no parameters, so that there is no such model"):
+            run(experiment("local", evaluation=Evaluation(what=("average", "cohort"), metric=metric, patience=2)))
+
+
+@pytest.mark.parametrize(
+    "metric", ["clients/loss/worst", "global/accuracy/mean", "global/foo/accuracy", "lambda/2/loss"]
+)
+def test_a_metric_that_the_first_evaluation_lacks_ends_the_run(metric: str) -> None:
+    with pytest.raises(ConfigError, match=f"uses the metric '{metric}', which is never measured; "):
+        run(experiment(rounds=3, evaluation=Evaluation(metric=metric, patience=1)))
+
+
+def test_what_only_some_methods_record_may_be_waited_for() -> None:
+    data = classes((40, 40, 40))
+    on = Evaluation(metric="as_published/accuracy/mean", patience=2)
+    result = run(experiment("superfed_mm", rounds=2, federation=data, evaluation=on))
+    assert result.summary["rounds"] == 2
+
+
+def test_clients_without_a_metric_are_left_out_of_every_interpolations_mean() -> None:
+    data = classes((30, 30, 30))
+    held = data.held_out
+    data.test.y  # noqa: B018
+    one = torch.from_numpy(held.index[0])
+    held.arrays.y[one] = 0  # one class alone: no area under the curve
+    on = Evaluation(what=("clients",), metrics=("accuracy", "auroc"))
+    record = run(experiment("superfed_mm", rounds=2, federation=data, evaluation=on, local=Local(lr=0.1))).history[-1]
+    for place in ("lambda/0", "lambda/0.5", "lambda/1", "as_published"):
+        assert record[f"{place}/auroc/mean"] is not None
+        assert np.isfinite(record[f"{place}/auroc/mean"])
+
+
+def test_negative_targets_of_losses_that_may_be_negative() -> None:
+    def gain(out: Tensor, y: Tensor) -> Any:
+        return -out.gather(1, y[:, None]).squeeze(1)
+
+    on = Evaluation(metric="global/loss", target=-0.5)
+    run(experiment(methods.make("fedavg").with_loss(loss(gain)), evaluation=on))
+    with pytest.raises(ConfigError, match=r"the target loss is -0\.5, but it must be positive"):
+        experiment(evaluation=on)
+
+
+def test_a_model_of_pooled_data_is_tested_at_every_client() -> None:
+    data = classes((10, 20, 30, 40))
+    result = run(experiment("centralised", federation=data, evaluation=Evaluation(what=("clients", "train"))))
+    record, own = result.history[-1], data.held_out
+    assert record["clients/accuracy/clients"] == 4
+    scores = [result.trained.client(k).evaluate(own.client(k).x, own.client(k).y)["accuracy"] for k in range(4)]
+    assert record["clients/accuracy/mean"] == pytest.approx(np.mean(scores))
+    assert record["clients/accuracy/std"] == pytest.approx(np.std(scores))
+    assert np.std(scores) > 0

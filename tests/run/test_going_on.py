@@ -1,0 +1,65 @@
+"""Where a run goes on: from the checkpoint that is named, and from the start where none could be written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.runs import experiment
+
+from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.experiment import checkpoint
+from fedloom.experiment.federated import run
+
+
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_checkpoint_is_named_by_any_path(
+    kind: Any, relative: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(experiment(rounds=3), "whole", checkpoint_every=1, keep=3)
+    place = Path("whole") / "checkpoint" / "round-000001"
+    begun = []
+
+    class Watch:
+        def __getattr__(self, name: str) -> Any:
+            return (
+                (lambda info: begun.append(info.start))
+                if name == "on_start"
+                else lambda *a: {} if "step" in name else None
+            )
+
+    given = kind(place if relative else place.resolve())
+    run(experiment(rounds=3), "whole", resume=given, checkpoint_every=1, keep=3, callbacks=[Watch()])
+    assert begun == [1]
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    run(experiment(rounds=1), tmp_path / "run")
+    with pytest.raises(CheckpointError, match="round-000009 is not a checkpoint of"):
+        run(experiment(rounds=2), tmp_path / "run", resume=str(tmp_path / "run/checkpoint/round-000009"))
+    with pytest.raises(ConfigError, match=r"resume is True, or the path of a checkpoint, not 1\.5"):
+        run(experiment(rounds=2), tmp_path / "run", resume=1.5)  # type: ignore[arg-type]
+
+
+def test_a_run_whose_disk_was_full_before_its_first_checkpoint_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any, **settings: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "save", full)
+        said = run(experiment(rounds=5), tmp_path / "run", checkpoint_every=2).summary["warnings"]
+    assert any("no checkpoint could be written" in one for one in said)
+    again = run(experiment(rounds=5), tmp_path / "run", resume=True, checkpoint_every=2)
+    whole = run(experiment(rounds=5), tmp_path / "other", checkpoint_every=2)
+    assert [record["train/loss"] for record in again.history] == [record["train/loss"] for record in whole.history]
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    with pytest.raises(CheckpointError, match="has lost its checkpoints"):
+        run(experiment(rounds=6), tmp_path / "run", resume=True)
