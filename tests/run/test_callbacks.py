@@ -14,6 +14,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.experiment.rundir import RunDirectory, Status
+from fedloom.experiment.summary import should_stop
 
 
 class StopAt(fl.Callback):
@@ -64,6 +65,10 @@ def test_early_stopping_waits_for_its_patience() -> None:
     records = [{"round": round, "best": 1 / round} for round in range(1, 5)]
     assert falling.should_stop(records) is None
     assert fl.EarlyStopping("best", patience=2).should_stop(records) is not None
+    diverged = [{"round": t, "best": value} for t, value in enumerate([0.5, None, None], start=1)]
+    assert fl.EarlyStopping("best", patience=2).should_stop(diverged) is not None
+    settings = Evaluation(metric="global/accuracy", patience=2)
+    assert should_stop([{"round": one["round"], "global/accuracy": one["best"]} for one in diverged], settings)
     with pytest.raises(ConfigError, match="patience of at least 1"):
         fl.EarlyStopping(patience=0)
     with pytest.raises(ConfigError, match="'max' or 'min', not 'less'"):

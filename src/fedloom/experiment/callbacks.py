@@ -12,7 +12,7 @@ from torch import nn
 
 from fedloom.core.errors import ConfigError, nearest
 from fedloom.experiment.rundir import RunDirectory
-from fedloom.experiment.summary import curve, since_best
+from fedloom.experiment.summary import looks, since_best
 from fedloom.metrics import Direction, direction
 
 
@@ -108,7 +108,7 @@ class EarlyStopping(Callback):
             raise ConfigError("EarlyStopping needs a patience of at least 1 and a min_delta of at least 0.")
 
     def should_stop(self, history: Sequence[Mapping[str, Any]]) -> str | None:
-        _, values = curve(history, self.metric)
+        values = looks(history, self.metric)
         if not values and len(history) == self.patience:
             measured = [key for key in dict.fromkeys(key for record in history for key in record) if "/" in key]
             warnings.warn(

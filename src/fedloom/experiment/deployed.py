@@ -82,9 +82,8 @@ class DeployedModel:
                 out = self.module(x.to(self.device))
             found.append(self.measurement.predictions(out, y.to(self.device)))
         joined = Predictions.joined(found)
-        values = {name: joined.value(name) for name in settings.metrics}
         found = {self.measurement.loss_name: joined.value("loss")}
-        return found | {name: value for name, value in values.items() if not np.isnan(value)}
+        return found | {name: joined.value(name) for name in self.measurement.metrics}
 
     def export(self, path: Path | str, format: str = "safetensors") -> Path:
         """Write the model to a new file, as safetensors, torch-export or onnx; see ``fedloom.experiment.export``.

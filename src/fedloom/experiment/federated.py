@@ -150,6 +150,7 @@ class FederatedTask(TrainerTask):
         self.name, self.rounds, self.seed = method.name, experiment.rounds, experiment.seed
         self.citations = "\n\n".join(method.citations()) + "\n"
         self.make_engine = engines.make(experiment.engine, **experiment.engine_settings)
+        self.make_compute = computes.make(experiment.compute, **experiment.compute_settings)
         self.traits = traits = self.make_engine.traits
         device = pick_device(experiment.device, traits.devices)
         everyone = placed(experiment.federation, getattr(torch, experiment.dtype), device)
@@ -195,8 +196,7 @@ class FederatedTask(TrainerTask):
         if (name := resolved(experiment.compute, self.plan)) not in self.traits.computes:
             known = nearest(name, self.traits.computes)
             raise ConfigError(f"engine {experiment.engine!r} runs no compute {name!r}; {known}")
-        compute = computes.make(experiment.compute, **experiment.compute_settings)
-        self.engine = self.make_engine(self.plan, compute)
+        self.engine = self.make_engine(self.plan, self.make_compute)
         if experiment.client_state == "shared":
             self.engine.places = self._place
         if said := note(experiment.compute, self.plan):

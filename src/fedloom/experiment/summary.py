@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isnan, nan
 from typing import Any
 
 from fedloom.core.client import Failure, FailureKind
@@ -43,15 +44,22 @@ def curve(history: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], li
     return [r for r, _ in points], [v for _, v in points]
 
 
+def looks(history: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    """The values of one metric in all evaluations, NaN where it was not finite."""
+    return [nan if record[key] is None else record[key] for record in history if key in record]
+
+
 def since_best(values: Sequence[float], maximise: bool, min_delta: float = 0.0) -> int:
     """The number of values since the last one that was better than all before it, by more than ``min_delta``.
 
-    >>> since_best([0.5, 0.7, 0.7, 0.6], maximise=True)
-    2
+    NaN is better than nothing only.
+
+    >>> since_best([0.5, 0.7, 0.7, 0.6], maximise=True), since_best([nan, 0.7, nan], maximise=True)
+    (2, 1)
     """
-    best, found = None, 0
+    best, found = nan, 0
     for number, value in enumerate(values):
-        if best is None or (value - best if maximise else best - value) > min_delta:
+        if (isnan(best) and not isnan(value)) or (value - best if maximise else best - value) > min_delta:
             best, found = value, number
     return len(values) - 1 - found if values else 0
 
@@ -65,14 +73,12 @@ def should_stop(history: Sequence[dict[str, Any]], settings: Evaluation) -> str 
     """
     due = [r for r in history if settings.metric == "train/loss" or r["round"] % settings.every == 0]
     _, values = curve(due, settings.metric)  # without the look at the end of a run that was given more rounds
-    if not values:
-        return None
     better = max if settings.maximise else min
-    if settings.stop_at_target and settings.target is not None:
+    if values and settings.stop_at_target and settings.target is not None:
         best = better(values)
         if best >= settings.target if settings.maximise else best <= settings.target:
             return "target reached"
-    if settings.patience and since_best(values, settings.maximise) >= settings.patience:
+    if settings.patience and since_best(looks(due, settings.metric), settings.maximise) >= settings.patience:
         return f"no improvement in {settings.patience} evaluations"
     return None
 
