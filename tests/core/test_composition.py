@@ -181,6 +181,11 @@ def test_every_drift_where_only_some_steps_move_what_is_shared(drift: str) -> No
     assert_follows_the_round(Composition(drift=drift, personal="fedrep", local="steps"))
 
 
+@pytest.mark.parametrize("drift", SLOTS["drift"])
+def test_every_drift_where_some_clients_have_one_step_for_head_and_body(drift: str) -> None:
+    assert_follows_the_round(Composition(drift=drift, personal="fedrep", local="nesterov"))
+
+
 @pytest.mark.parametrize("chosen", PAIRS, ids=lambda c: f"{c.drift} x {c.mixing}")
 def test_every_drift_with_every_mixing(chosen: Composition) -> None:
     assert_follows_the_round(chosen)

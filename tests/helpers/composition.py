@@ -85,7 +85,7 @@ class Head(Personal):
 
 
 class FedRep(Head):
-    """The head in the first half of the steps, rounded down, then the body."""
+    """The head in the first half of the steps, rounded down, then the body; both in a visit's only step."""
 
     def shared(self, steps: int) -> int:
         return steps - steps // 2
@@ -95,7 +95,9 @@ class FedRep(Head):
         w, h = np.split(self.whole(visit.client, visit.received), [cut])
         for number, rows in enumerate(task.batches):
             g = task.slope(np.concatenate([w, h]), rows)
-            if number < len(task.batches) // 2:
+            if len(task.batches) == 1:
+                w, h = pace.step({"w": (w, along(w, g[:cut])), "h": (h, g[cut:])})
+            elif number < len(task.batches) // 2:
                 (h,) = pace.step({"h": (h, g[cut:])})
             else:
                 (w,) = pace.step({"w": (w, along(w, g[:cut]))})
