@@ -12,6 +12,7 @@ import pytest
 
 import fedloom as fl
 from fedloom.experiment.console import results
+from fedloom.experiment.report.groups import form_of
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.metrics import names
 
@@ -97,6 +98,16 @@ def test_metrics_of_clients_alone_and_top_k_have_columns() -> None:
     assert shown["clients auroc"] == ["0.700"]
     assert shown["top5"] == ["90.0 %"]
     assert "auroc" in names()
+
+
+def test_a_target_is_written_like_its_metric() -> None:
+    final, headed = {"global/top5": 0.9, "global/balanced_accuracy": 0.6}, "global/balanced_accuracy"
+    target = {"metric": "global/top5", "value": 0.8, "round": 3}
+    table = results([("fedavg", {"final": final, "headline": headed, "target": target})])
+    shown = {str(column.header): [*column.cells] for column in table.columns}
+    assert shown["to 80 %"] == ["3 rounds"]
+    assert shown["global balanced_accuracy"] == ["0.600"]
+    assert (form_of("global/top5"), form_of(headed)) == ("percent", "number")
 
 
 def test_a_run_begun_in_python_is_neither_repeated_nor_used_at_a_shell(cli: Cli, begun_in_python: Path) -> None:

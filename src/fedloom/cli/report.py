@@ -12,7 +12,7 @@ from pathlib import Path
 from fedloom.cli.jobs import PLAN, RunPlan
 from fedloom.core import yaml
 from fedloom.core.errors import ConfigError
-from fedloom.experiment.console import HEADLINES, make_console, print_raw, relpath, watched
+from fedloom.experiment.console import HEADLINES, in_percent, make_console, print_raw, relpath, watched
 from fedloom.experiment.rundir import RunDirectory, Status
 
 SECONDS = 3.0
@@ -71,7 +71,7 @@ def over_seeds(runs: Sequence[Path]) -> Iterator[str]:
         judged = str(first.get("headline") or HEADLINES[0])
         told = []
         for key, word in ({judged: judged.replace("/", " ")} | watched(first.get("final") or {}, judged)).items():
-            share = "accuracy" in key
+            share = in_percent(key)
             if (share or key == judged) and groups.has([member], key):
                 (stats,) = per_run([member], partial(RunData.last, key=key))
                 text = stats.text(FORMATS["percent" if share else "number"])

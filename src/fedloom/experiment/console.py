@@ -46,6 +46,7 @@ METRIC = re.compile(r"global/([^/]+)|clients/([^/]+)/mean")
 """A metric of the server's model or of the clients' models in a record."""
 
 TOP = re.compile(r"top\d+")
+SHARES = re.compile(rf"(^|/)(train_)?(accuracy|{TOP.pattern})(/|$)")
 
 METRICS_SHOWN = 4
 """Columns for metrics other than accuracy and loss."""
@@ -69,7 +70,7 @@ def watched(record: Mapping[str, Any], first: str = HEADLINES[0]) -> dict[str, s
             found[key] = words.get(key, key.replace("/", " "))
         for other, value in record.items():
             match = LEVEL.fullmatch(other)
-            if match and value is not None and "accuracy" in key and match["scope"] == key.partition("/")[0]:
+            if match and value is not None and "accuracy" in key.split("/") and match["scope"] == key.partition("/")[0]:
                 scope = {"global": ""}.get(match["scope"], f"{match['scope']} ")
                 found[other] = scope + match["level"].replace("_", " ")
     return found
@@ -97,6 +98,15 @@ def make_console(file: IO[str] | None = None) -> Console:
     return Console(file=cast(IO[str], TrimmedFile(file or sys.stdout)), highlight=False, width=160)
 
 
+def in_percent(key: str) -> bool:
+    """Whether the values of a metric are fractions of samples that are right, which are written in per cent.
+
+    >>> in_percent("global/train_accuracy"), in_percent("clients/top5/mean"), in_percent("global/auroc")
+    (True, True, False)
+    """
+    return SHARES.search(key) is not None
+
+
 def number(key: str, value: Any) -> str:
     """Format a metric; accuracies are in per cent.
 
@@ -105,7 +115,7 @@ def number(key: str, value: Any) -> str:
     """
     if not isinstance(value, int | float) or isinstance(value, bool):
         return ABSENT
-    return f"{100 * value:.1f} %" if "accuracy" in key else f"{value:.3f}"
+    return f"{100 * value:.1f} %" if in_percent(key) else f"{value:.3f}"
 
 
 def count(value: float | None) -> str:
@@ -207,7 +217,7 @@ def _asked(summary: Mapping[str, Any]) -> dict[str, str]:
         if (match := METRIC.fullmatch(key)) and key != summary.get("headline"):
             name = match[1] or match[2]
             if (name in others or TOP.fullmatch(name)) and f"global/{name}" not in found:
-                found[key] = number("accuracy" if TOP.fullmatch(name) else name, value)
+                found[key] = number(name, value)
     return {key.removeprefix("global/").removesuffix("/mean").replace("/", " "): text for key, text in found.items()}
 
 
@@ -226,7 +236,7 @@ def _columns(summary: Mapping[str, Any], first: str) -> dict[str, str]:
     clients |= {watched(final)[key]: number(key, final[key]) for key in levels if key.startswith("clients/")}
     clients |= {"worst 10 %": number("accuracy", final.get("clients/accuracy/worst10"))}
     judged = str(summary.get("headline") or "accuracy")  # by another metric, as in a regression
-    own = {} if "accuracy" in judged else {judged.replace("/", " "): number(judged, final.get(judged))}
+    own = {} if "accuracy" in judged.split("/") else {judged.replace("/", " "): number(judged, final.get(judged))}
     return {
         **own,
         **(server | clients if first == HEADLINES[0] else clients | server),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedloom.core.errors import ConfigError, FedLoomError
+from fedloom.experiment.console import in_percent
 from fedloom.experiment.report.charts import Form, LineStyle, line_styles
 from fedloom.experiment.report.rundata import DIGEST, NO_SEED, RunData, load
 from fedloom.metrics import Direction, direction
@@ -192,12 +192,12 @@ def shared(groups: Sequence[RunGroup], *keys: str) -> str | None:
 
 
 def form_of(key: str) -> Form:
-    """How the values of a metric are written: fractions of samples that are right are in per cent.
+    """How the values of a metric are written.
 
-    >>> form_of("global/train_accuracy"), form_of("clients/top5/mean"), form_of("global/auroc")
-    ('percent', 'percent', 'number')
+    >>> form_of("global/train_accuracy"), form_of("global/auroc")
+    ('percent', 'number')
     """
-    return "percent" if re.search(r"(^|/)(train_)?(accuracy|top\d+)(/|$)", key) else "number"
+    return "percent" if in_percent(key) else "number"
 
 
 @dataclass(frozen=True)

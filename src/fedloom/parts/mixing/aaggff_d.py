@@ -15,33 +15,8 @@ from fedloom.core.parts import Mixing, Needs
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
-from fedloom.parts.mixing.simplex import Vector
 
 STEPS = ("published", "visits")
-
-
-def doubly_robust(r: Vector, members: np.ndarray, clients: int, level: float | None = None) -> Vector:
-    """ř [K] from the members' responses r [|S|]: (1 - 1[i∈S]/C)·r̄ + 1[i∈S]/C·r_i with C = |S|/K.
-
-    Its mean over all cohorts of that size is r if ``level``, used in place of r̄, does not depend on the cohort. The
-    default, the cohort's mean, does: the estimate then shrinks towards the mean R̄ of all clients, E[ř_i] - r_i = -(r_i
-    - R̄)(K - |S|)/(|S|(K - 1)), which preserves the order of the clients.
-
-    >>> doubly_robust(np.array([1.0, 3.0]), np.array([0, 2]), 4)
-    array([0., 2., 4., 2.])
-    """
-    level = float(r.mean()) if level is None else level
-    estimate = np.full(clients, level)
-    estimate[members] += clients / len(members) * (r - level)
-    return estimate
-
-
-def linearised_gradient(p: Vector, r: Vector, level: float) -> Vector:
-    """g̃ [K], the gradient of -log(1 + ⟨p, r⟩) linearised in r at r0 = level·1.
-
-    It is -r/(1 + ⟨p, r0⟩) + r0⟨p, r - r0⟩/(1 + ⟨p, r0⟩)², where ⟨p, r0⟩ = level.
-    """
-    return -r / (1 + level) + level * (p @ r - level) / (1 + level) ** 2
 
 
 @mixings.register(name="aaggff_d")
