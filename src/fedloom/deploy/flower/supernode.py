@@ -255,7 +255,7 @@ def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: it needs a password
         raise ConfigError(f"{path} is no private key of a node ({error}).") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{path} is no elliptic-curve key; make one with fedloom deploy certificates.")
