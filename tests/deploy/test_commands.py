@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from helpers.deploying import config, in_process
 
 from fedloom.cli import main
+from fedloom.core.errors import ConfigError
+from fedloom.deploy.certificates import read_authority
 from fedloom.deploy.server import Recipe, run
 
 
@@ -17,7 +20,12 @@ from fedloom.deploy.server import Recipe, run
         (["serve"], "unknown command 'deploy serve'; did you mean 'server'?"),
         (["node", "--data", "x.npz", "--state", "s"], "fedloom deploy node needs --server"),
         (["node", "--data", "x", "--state", "s", "--server", "h:1", "lr=1"], "its settings are the server's"),
+        *(
+            (["node", "--data", "x", "--state", "s", "--server", at, "--insecure"], f"--server is {at!r}, but it must")
+            for at in ("h", "h:one", "h:99999", "http://h:1", "::1:9440")
+        ),
         (["certificates"], "needs one folder"),
+        (["certificates", "keys", "--hosts", "münchen.example"], "no host is called 'münchen.example'"),
         (["status"], "needs one run directory"),
         (["status", "nowhere"], "nowhere is no run directory"),
         (["local", "--nodes", "none"], "--nodes is 'none', but it must be a whole number"),
@@ -83,3 +91,30 @@ def test_a_certificate_covers_the_machine_that_serves_beside_the_hosts(tmp_path:
     made = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
     names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert [str(name.value) for name in names] == ["fed.example.org", "localhost", "127.0.0.1"]
+
+
+def test_files_that_hold_no_certificate_or_key_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("cryptography")
+    assert main(["deploy", "certificates", str(tmp_path)]) == 0
+    for name in ("server.pem", "ca.key"):
+        (tmp_path / name).write_text("damaged")
+        assert main(["deploy", "certificates", str(tmp_path)]) == 2
+        assert f"{tmp_path} holds a key or certificate that cannot be read" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"server\.pem holds no certificate; take ca\.pem"):
+        read_authority(tmp_path / "server.pem")
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read_authority(tmp_path / "other.pem")
+    assert read_authority(tmp_path / "ca.pem") == (tmp_path / "ca.pem").read_bytes()
+
+
+def test_a_key_that_needs_a_password_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("flwr")
+    supernode = import_module("fedloom.deploy.flower.supernode")
+
+    def locked(blob: bytes, password: bytes | None) -> None:
+        raise TypeError("Key is password-protected, but password was not provided.")
+
+    monkeypatch.setattr(supernode, "load_ssh_private_key", locked)
+    (tmp_path / "node.key").write_bytes(b"locked")
+    with pytest.raises(ConfigError, match=r"is no private key of a node \(Key is password-protected"):
+        supernode.read_private_key(tmp_path / "node.key")

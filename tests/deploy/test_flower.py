@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import signal
 import ssl
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers.deploying import config, simulated
 
+from fedloom.core.errors import ConfigError
 from fedloom.deploy.certificates import make
 from fedloom.deploy.deal import deal
 from fedloom.deploy.node import Node
@@ -103,3 +107,33 @@ def test_who_does_not_belong_is_refused_in_a_sentence(place: Path, deployment: D
         for path in ("/v1/control/list-runs", "/v1/control/register-node", "/v1/runtime/acquire-task", "/docs"):
             assert httpx.post(f"https://{address}{path}", verify=context).status_code == 403
     node.close()
+
+
+@pytest.mark.parametrize("sent", [b"ConfigRecord  7\0garbage", b"ConfigRecord  0\0", b"Thing  0\0", b""])
+def test_what_a_node_sends_in_the_place_of_a_message_answers_no_order(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_run_id", "_node_id", "_task_id"):  # as a transport that has begun sets them
+        monkeypatch.setattr(import_module("flwr.supercore.task_identity").TaskIdentity, name, 1)
+    import_module("fedloom.deploy.flower.grid")
+    blobs = import_module("fedloom.deploy.flower.objects").blobs
+    number = hashlib.sha256(sent).hexdigest()
+    message = import_module("flwr.superlink.grid.http_grid").inflate_object_from_contents(number, {number: sent})
+    assert blobs(message) == {}
+    assert message.metadata.reply_to_message_id == ""
+
+
+def test_a_node_survives_what_a_server_sends_in_the_place_of_a_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    supernode = import_module("fedloom.deploy.flower.supernode")
+    link = supernode.Link.__new__(supernode.Link)
+    found = SimpleNamespace(messages_list=[None], message_object_trees=[SimpleNamespace(object_id="0")])
+    link.node = supernode.FlowerNode(node_id=1)
+    link.client = SimpleNamespace(PullMessages=lambda request: found, ConfirmMessageReceived=lambda request: None)
+    metadata = SimpleNamespace(run_id=1, message_id="0")
+    monkeypatch.setattr(supernode, "message_from_proto", lambda message: SimpleNamespace(metadata=metadata))
+    monkeypatch.setattr(supernode, "iterate_object_tree", lambda root: [root])
+    monkeypatch.setattr(link, "_part", lambda run, part: b"ConfigRecord  7\0garbage", raising=False)
+    with pytest.raises(ConfigError, match="a message cannot be read"):
+        link.receive(10**6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from helpers.deploying import config, in_process, simulated
 from fedloom.core.errors import ClientError, ConfigError, FedLoomError
 from fedloom.core.local import draw_cohort
 from fedloom.core.rng import stream
+from fedloom.deploy.messages import HELD_OUT, LOSSES, Order
 from fedloom.deploy.server import DeployTask, Recipe, Roster, assemble, run
 from fedloom.deploy.wire import pack, unpack
 from fedloom.experiment.rundir import RunDirectory
@@ -26,6 +28,7 @@ from fedloom.experiment.rundir import RunDirectory
         (["evaluation.what=[train]"], "evaluation.what=train measures on all training data"),
         (["method.uplink=[secure_sum]", "method.mixing=uniform"], "uplink 'secure_sum' draws its masks from"),
         (["method.uplink=[clip_noise]", "method.mixing=krum"], "mixing 'krum' needs every client's own upload"),
+        (["local.dp_clip=1.0", "evaluation.what=[received]"], "the losses of their training samples, which no noise"),
         (["drop_rate=0.1"], "drop_rate is for simulations"),
         (["model=exit_cnn", "model.channels=[4,8]"], "needs an exit between its 2 convolutions"),
         (["deploy.inputs=[3]"], "inputs and classes belong together"),
@@ -95,6 +98,34 @@ def test_noise_and_samples_of_private_examples_are_not_those_of_the_public_seed(
     assert not any(torch.equal(end, simulated(*words).snapshot.server.theta) for end in ends)
     assert len([facts for facts in said if facts["status"] == "done"]) == 8
     assert not any("loss" in facts for facts in said)
+
+
+LOCAL_NOISE = ("method.uplink=[clip_noise]", "method.uplink.clip_noise.noise_at=client")
+
+
+@pytest.mark.parametrize("do", [LOSSES, HELD_OUT])
+def test_a_node_of_a_private_run_sends_no_loss_whoever_asks(do: str, tmp_path: Path) -> None:
+    transport = in_process(made := config(*LOCAL_NOISE, "rounds=1", "validation=0.2"), tmp_path)
+    run(Recipe.of(made), transport, 4)
+    node, order, broadcast = transport.nodes["node-0"], *transport.sent["node-0"][-1]
+    assert node is not None
+    asked = replace(Order.read(order, 10**6), ticket=32 * "0", do=(do,))
+    facts = unpack(node.answer(asked.packed(), broadcast)).facts
+    transport.close()
+    assert facts["status"] == "refused"
+    assert "which no noise covers" in facts["reason"]
+    assert "loss_received" not in facts
+
+
+def test_a_node_of_a_private_run_whose_work_diverges_tells_no_loss(tmp_path: Path) -> None:
+    """The loss of one step with a learning rate that no update survives is that of the received model."""
+    words = (*LOCAL_NOISE, "rounds=1", "local.steps=1", "local.lr=1e39")
+    said, transport = [], in_process(made := config(*words), tmp_path)
+    transport.route = lambda name, number, blob: [said.append(unpack(blob).facts) or blob]  # type: ignore[func-returns-value]
+    result = run(Recipe.of(made), transport, 4)
+    transport.close()
+    assert [failure.kind.value for failure in result.failures] == ["diverged"] * 4
+    assert {facts["reason"] for facts in said if facts["status"] == "left out"} == {"its update is not finite"}
 
 
 def test_losses_of_received_models_leave_client_states_alone(tmp_path: Path) -> None:

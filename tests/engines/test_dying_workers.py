@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,19 @@ from helpers.federations import SIZES, classes
 from helpers.networks import linear_layers, tanh_net
 from helpers.runs import assert_same_run, assert_same_state, experiment, go
 from helpers.trouble import MARK, guarded, marked, stumble, suicide
+from torch import Tensor
 
+from fedloom import methods
 from fedloom.compute.live import Live
 from fedloom.core.aggregate import blocks
 from fedloom.core.client import Broadcast, Result
+from fedloom.core.context import Context, Model
 from fedloom.core.engine import States
 from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.local import Local
+from fedloom.core.parts import ClientEnd, Drift
 from fedloom.core.round import federated_round
+from fedloom.core.tree import Tree
 from fedloom.engines import engines
 from fedloom.engines.processes import Processes
 from fedloom.engines.serial import Serial
@@ -105,6 +111,35 @@ def test_a_worker_killed_from_outside_is_not_its_clients_failure(
     assert diary.read_text() == times * "x", "no worker died, so nothing was tested"
     assert not result.failures
     assert_same_run(reference, result)
+
+
+@dataclass(frozen=True)
+class Hoarding(Drift):
+    """Keeps more of a client than there is shared memory for, so that it goes through pipes."""
+
+    def init_client(self, theta: Tensor) -> Tree:
+        return {"memory": theta.new_zeros(1_500_000)}
+
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
+        return ClientEnd({"memory": ctx.state["memory"] + 1}, {}, update)
+
+
+def test_states_that_fill_pipes_in_both_directions_block_no_worker() -> None:
+    """A worker that is about to send a long answer does not read its next task."""
+
+    def late(number: int, frame: object) -> None:
+        raise AssertionError("the engine and its workers wait for each other")
+
+    method = replace(methods.make("fedavg"), name="hoarding", drift=Hoarding())
+    settings = {"federation": classes(sizes=(3,) * 12), "rounds": 2}
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(60)
+    try:
+        result = go(method, engine="processes", engine_settings={"workers": 1}, **settings)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert_same_run(go(method, **settings), result)
 
 
 class Deadly(Live):

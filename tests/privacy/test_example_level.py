@@ -166,6 +166,13 @@ def test_what_a_run_reports_is_that_of_the_client_with_the_fewest_samples_and_mo
     assert poisson.history[0]["privacy/example_epsilon"] < expected
 
 
+def test_where_data_are_pooled_samples_are_drawn_from_all_of_them() -> None:
+    training = local(dp_clip=1.0, dp_noise=2.0, steps=5, poisson=True)
+    result = go("centralised", federation=classes((6, 12, 9)), rounds=3, local=training)
+    expected = ExampleAccountant("poisson", 2.0, 5, 4 / 27, 1e-5).epsilon(3)
+    assert result.history[-1]["privacy/example_epsilon"] == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 from collections import Counter
@@ -25,6 +26,8 @@ from fedloom.deploy.budget import Budget
 from fedloom.deploy.settings import DEPLOY, LOCAL
 from fedloom.experiment.console import make_console, print_raw, relpath, results
 from fedloom.experiment.rundir import RunDirectory
+
+HOST = re.compile(r"[\w.-]+|\[[\da-fA-F:.]+\]", re.ASCII)  # a name, or an address
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -121,7 +124,11 @@ def node(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"fedloom deploy node needs --{option}; see fedloom deploy --help.")
     if arguments.words:
         raise ConfigError(f"fedloom deploy node takes no {arguments.words[0]!r}; its settings are the server's.")
+    host, _, port = arguments.server.rpartition(":")
+    if not HOST.fullmatch(host) or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise ConfigError(f"--server is {arguments.server!r}, but it must be host:port, like fed.example.org:9440.")
     require()
+    from fedloom.deploy.certificates import read_authority
     from fedloom.deploy.flower.supernode import own_key, read_private_key, serve
 
     if parent := os.environ.get("FEDLOOM_PARENT"):
@@ -133,7 +140,7 @@ def node(arguments: argparse.Namespace) -> int:
             "fedloom deploy node needs --ca FILE, the certificate of the server's authority, and --key FILE, its own "
             "private key; without encryption, type --insecure."
         )
-    ca = None if arguments.insecure else _read(Path(arguments.ca))
+    ca = None if arguments.insecure else read_authority(Path(arguments.ca))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     tell = partial(print, flush=True)
     limit = {} if arguments.limit is None else {"limit": _number(arguments.limit, "--limit", 1 << 40)}
@@ -221,10 +228,3 @@ def _number(text: str, option: str, most: int = 100_000) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= most:
         raise ConfigError(f"{option} is {text!r}, but it must be a whole number from 1 to {most}.")
     return int(text)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.expanduser().read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error

@@ -8,14 +8,32 @@ import datetime
 import ipaddress
 import os
 import re
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, first_line
 
 DAYS = 365
 AUTHORITY, SERVER = "ca", "server"
 NAME = re.compile(r"\w[\w.-]*", re.ASCII)
+HOST = re.compile(r"(\*\.)?\w[\w.-]*|[\da-fA-F:]*:[\da-fA-F:.]*", re.ASCII)
+
+
+def read_authority(path: Path) -> bytes:
+    """The certificate of an authority.
+
+    Raises:
+        ConfigError: if the file cannot be read, or holds none.
+    """
+    try:
+        blob = path.expanduser().read_bytes()
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=blob.decode("ascii"))
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(f"{path} holds no certificate; take ca.pem of the people who run the server.") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+    return blob
 
 
 def make(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]:
@@ -25,9 +43,13 @@ def make(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]
     stay at the server. Existing files are kept, so that nodes can be added.
 
     Raises:
-        ConfigError: for a name that no node can have, if the server's certificate is for other hosts, the package
-            ``cryptography`` is missing, or the folder cannot be written.
+        ConfigError: for a name that no node or host can have, if the server's certificate is for other hosts, the
+            package ``cryptography`` is missing, or files cannot be read or written.
     """
+    for host in hosts:
+        if not HOST.fullmatch(host):
+            raise ConfigError(f"no host is called {host!r}; give names like fed.example.org, in the letters of the "
+                              "domain name system, or IP addresses.")  # fmt: skip
     for name in nodes:
         if name in (AUTHORITY, SERVER) or not NAME.fullmatch(name):
             raise ConfigError(f"no node can be called {name!r}; choose letters, digits, '-', '_' and '.', but not "
@@ -115,4 +137,6 @@ def make(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]
                 write(f"nodes/{name}.pub", encoded + b"\n")
     except OSError as error:
         raise ConfigError(f"certificates cannot be written to {folder} ({error.strerror}).") from error
+    except (ValueError, TypeError, x509.ExtensionNotFound) as error:
+        raise ConfigError(f"{folder} holds a key or certificate that cannot be read ({first_line(error)}).") from error
     return written

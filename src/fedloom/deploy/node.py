@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedloom.compute import computes
-from fedloom.core.client import Broadcast, Result, State
+from fedloom.core.client import Broadcast, FailureKind, Result, State
 from fedloom.core.engine import Compute
 from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError
 from fedloom.core.plan import ClientPlan
@@ -143,6 +143,8 @@ class Node:
             raise ConfigError(
                 "this node has a privacy budget: it measures no losses and no metrics, which have no noise."
             )
+        if plan.is_private and {LOSSES, HELD_OUT} & set(order.do):
+            raise ConfigError("an order asks for losses of training or validation samples, which no noise covers.")
         state = versions.confirm(order.base, order.oldest, prune=WORK in order.do)
         if EVALUATE in order.do:
             return self._evaluate(made, down, state), {}
@@ -198,6 +200,8 @@ class Node:
             if failure.trace:
                 self.tell(failure.trace)
             reason = failure.reason.partition(":")[0] if failure.trace else failure.reason
+            if private and failure.kind is FailureKind.DIVERGED:  # whose reason has the training loss
+                reason = "its update is not finite"
             return {"status": "left out", "kind": failure.kind.value, "reason": reason, "stage": failure.stage}, {}
         uploads = {f"uploads|{key}": value for key, value in flat(result.uploads).items()}
         tensors = {"update": result.update, "buffers": result.buffers, **uploads}

@@ -120,7 +120,14 @@ class Recipe:
         recipe = cls(config, deployment, spec, test)
         recipe.refuse()
         samples = placeholder(spec)
-        bench(recipe.assignment("trial"), NodeData(samples, samples, samples))  # what no node could do is said here
+        made = bench(
+            recipe.assignment("trial"), NodeData(samples, samples, samples)
+        )  # what no node could do is said here
+        if made.plan.is_private and "received" in values["evaluation"]["what"]:
+            raise ConfigError(
+                "evaluation.what=received asks nodes for the losses of their training samples, which no noise of this "
+                "private run covers; leave it out."
+            )
         return recipe
 
     def refuse(self) -> None:

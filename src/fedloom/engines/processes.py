@@ -43,15 +43,24 @@ WORKERS = 64  # largest number of workers; on large machines four per core
 VECTORS = 8  # model-sized vectors reserved per client for its state and results
 LARGE = 1 << 16  # bytes of a model from which client states are kept in the arena
 ADDRESSES = 1 << 36  # largest address space of the arena, in bytes
+PIPE = 1 << 16  # bytes of a message that a pipe takes while nobody reads it
 
 
 @dataclass
 class Worker:
-    """A forked process and its tasks."""
+    """A forked process and its tasks.
+
+    Attributes:
+        process: the process.
+        pipe: to it.
+        tasks: that are not done, the oldest first.
+        held: the messages of the last of them that are sent once it is idle, since it may be sending a long one itself.
+    """
 
     process: Any
     pipe: Connection
     tasks: deque[BlockTask] = field(default_factory=deque)
+    held: deque[bytes] = field(default_factory=deque)
 
 
 class Processes(Engine):
@@ -204,12 +213,19 @@ class Processes(Engine):
         slot.mark = next(n for n in range(len(task.clients)) if n not in task.lost)
         taken = [found for _ in task.clients if (found := self.arena.take())]
         task.places, self.owners[task.slot] = [place for place, _ in taken], [owner for _, owner in taken]
+        message = pickle.dumps(("work", (task.slot, *slot.dump(task))))
+        if worker.tasks and (worker.held or len(message) > PIPE):
+            worker.held.append(message)
+        else:
+            self._send_bytes(worker, message)
         worker.tasks.append(task)
-        self._send(worker, ("work", (task.slot, *slot.dump(task))))
 
     def _send(self, worker: Worker, message: tuple) -> None:
+        self._send_bytes(worker, pickle.dumps(message))  # ``send`` would build a new pickler per message
+
+    def _send_bytes(self, worker: Worker, message: bytes) -> None:
         with contextlib.suppress(OSError):  # the worker died; _collect notices and reassigns its tasks
-            worker.pipe.send_bytes(pickle.dumps(message))  # ``send`` would build a new pickler per message
+            worker.pipe.send_bytes(message)
 
     def _collect(self, down: Broadcast) -> list[tuple[BlockTask, Fold]]:
         """Wait until a worker finishes a task or dies; return the finished tasks with their folds."""
@@ -225,6 +241,8 @@ class Processes(Engine):
                 self._after_death(busy[pipe])  # type: ignore[index]
                 continue
             found.append((worker.tasks.popleft(), folded))
+            if worker.held and len(worker.held) == len(worker.tasks):
+                self._send_bytes(worker, worker.held.popleft())
         return found
 
     def _receive(self, worker: Worker) -> Fold:

@@ -176,7 +176,7 @@ class FederatedTask(TrainerTask):
         last = LastModels.of(self.plan, seen) if "average" in on.what else None
         models = CohortModels.of(self.plan, seen) if "cohort" in on.what else None
         self.accountant = privacy.accountant(experiment)
-        self.examples = privacy.example_accountant(experiment)
+        self.examples = privacy.example_accountant(experiment, federation)
         self.took_part = np.zeros(self.federation.seen, dtype=np.int64)  # rounds, by client
         goal = None if self.plan.attack is None else self.plan.attack.goal(self.federation.test)
         self.goal = goal if goal is not None and len(goal) else None  # no test sample can tell whether it succeeds

@@ -11,6 +11,7 @@ from math import ceil, exp, inf, sqrt
 from typing import Any
 
 from fedloom.core.errors import ConfigError
+from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.core.parts import Uplink
 from fedloom.experiment.experiment import Experiment
@@ -212,11 +213,15 @@ def spent(summary: Mapping[str, Any], rounds: int, asked: int, uplinks: Sequence
     return Spent(epsilon, known.delta, known.neighbours)
 
 
-def example_accountant(experiment: Experiment) -> ExampleAccountant | None:
-    """The accountant of local training; None if it adds no noise, or the library is not installed."""
+def example_accountant(experiment: Experiment, federation: Federation) -> ExampleAccountant | None:
+    """The accountant of local training; None if it adds no noise, or the library is not installed.
+
+    Args:
+        experiment: the experiment.
+        federation: its clients as they are trained, all data at one of them if the method pools.
+    """
     if not is_installed():
         return None
-    federation = experiment.federation
     fewest = int(federation.train.index.sizes[: federation.seen].min())
     return ExampleAccountant.of(experiment.local, fewest, experiment.local.dp_delta)
 

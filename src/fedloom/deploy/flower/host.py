@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedloom.core.errors import ConfigError
+from fedloom.deploy.certificates import read_authority
 from fedloom.deploy.flower import require
 from fedloom.deploy.flower.superlink import start
 from fedloom.deploy.settings import Deployment
@@ -55,10 +56,10 @@ def hosting(deployment: Deployment, folder: Path, insecure: bool = False) -> Ite
             f"{deployment.host}:{deployment.port} is in use or not an address of this machine; choose deploy.port or "
             "deploy.host."
         )
+    ca = None if insecure else read_authority(home / "ca.pem")
     secret = secrets.token_hex(32)
     process = start(folder, deployment.host, deployment.port, secret, None if insecure else home)
     try:
-        ca = None if insecure else (home / "ca.pem").read_bytes()
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(deployment.host, deployment.host)
         address = f"[{host}]:{deployment.port}" if ":" in host else f"{host}:{deployment.port}"
         known, lifetime = None if insecure else keys, deployment.deadline + 60

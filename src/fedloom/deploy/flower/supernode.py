@@ -46,7 +46,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, in_one_line
 from fedloom.deploy.flower.objects import blobs, content
 from fedloom.deploy.node import Node
 from fedloom.experiment.atomic import write_whole
@@ -123,9 +123,12 @@ class Link:
         self.client.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=number)
         )
-        whole: Any = inflate_object_from_contents(root.object_id, contents)
-        whole.metadata.__dict__["_message_id"] = number
-        return whole, blobs(whole)
+        try:
+            whole: Any = inflate_object_from_contents(root.object_id, contents)
+            whole.metadata.__dict__["_message_id"] = number
+            return whole, blobs(whole)
+        except Exception as error:  # each kind of record fails in its own ways
+            raise ConfigError(f"a message cannot be read: {in_one_line(error)}.") from error
 
     def _part(self, run: int, part: ObjectTree) -> bytes:
         request = PullObjectRequest(node=self.node, run_id=run, object_id=part.object_id)
@@ -255,7 +258,7 @@ def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: it needs a password
         raise ConfigError(f"{path} is no private key of a node ({error}).") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{path} is no elliptic-curve key; make one with fedloom deploy certificates.")
