@@ -323,7 +323,7 @@ class Mixing(Part):
         return ()
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
-        """Return the policy's new state and p, float64 [|S|], on the simplex."""
+        """Return the policy's new state and p, float64 [|S|], on the simplex; NaN if the round is to have no effect."""
         return state, info.samples / info.samples.sum()
 
     def combine(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
