@@ -64,6 +64,7 @@ class Part:
         needs: what the part requires.
         uploads: how each slice returned by ``end`` is reduced. The name ``update`` stands for the updates themselves,
             which are sent anyway: another reduction of them costs no communication.
+        measured: those uploads that are functions of the update [P] as the server reads it, instead of from ``end``.
         downloads: the entries of the part's server state that are sent to every client of the cohort.
         boundable: the slices that may be clipped to a norm bound, so that noise can cover them; a private uplink
             rejects all others.
@@ -77,6 +78,7 @@ class Part:
     affine: ClassVar[bool] = False
     targets: ClassVar[TargetKind | None] = None
     uploads: ClassVar[Mapping[str, Reduce]] = {}
+    measured: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {}
     downloads: ClassVar[tuple[str, ...]] = ()
     boundable: ClassVar[tuple[str, ...]] = ()
     citation: ClassVar[str] = ""
