@@ -46,6 +46,16 @@ def test_a_client_receives_all_models_and_sends_one() -> None:
     assert result.history[0]["comm/up_params"] == 4 * size
 
 
+def test_all_models_have_the_constants_of_the_experiments() -> None:
+    """What is frozen, like a pretrained body, is no start of training to be drawn again."""
+    net = tanh_net()
+    for parameter in net.get_submodule("body").parameters():
+        parameter.requires_grad_(False)
+    first, second = (m.state_dict() for m in Clustered(2).whole(net).get_submodule("models").children())
+    same = {name: torch.equal(first[name], second[name]) for name in ("body.0.weight", "body.0.bias", "head.weight")}
+    assert same == {"body.0.weight": True, "body.0.bias": True, "head.weight": False}
+
+
 def test_a_model_that_nobody_chooses_stays_as_it_is() -> None:
     """Of equal models the first is taken."""
 

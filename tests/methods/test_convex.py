@@ -17,7 +17,7 @@ from fedloom.core.method import Method
 from fedloom.core.parts import Drift, Mixing
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import RunResult, run
-from fedloom.parts.drift import FedDynDrift, FedNovaDrift, Scaffold
+from fedloom.parts.drift import FedCMDrift, FedDynDrift, FedNovaDrift, Scaffold
 from fedloom.parts.mixing import Uniform
 from fedloom.parts.objectives import SquaredError
 from fedloom.parts.server import SGD, Adagrad, Adam, Yogi
@@ -127,6 +127,16 @@ def test_corrected_methods_reach_the_true_minimiser(
     assert np.linalg.norm(weighted - unweighted) > 0.1, "the two goals must differ for the test to tell them apart"
     found = theta(problem.run(squares(drift, Uniform()), 60 if cohort is None else 130, local, cohort=cohort))
     np.testing.assert_allclose(found, weighted if size_weighted else unweighted, rtol=0, atol=1e-6)
+
+
+def test_the_direction_of_fedcm_repeats_the_decay_of_weights() -> None:
+    """∇F + (wd/α)θ = 0 where it stops; methods that remember gradients by client stop at ∇F + wd θ = 0."""
+    problem, decay, alpha = quadratics(), 0.06, 0.3
+    local = Local(steps=1, batch_size=0, lr=0.4, weight_decay=decay)
+    hessian, pull = np.mean(problem.a, axis=0), np.mean(problem.b, axis=0)
+    for drift, strength in ((FedCMDrift(alpha), decay / alpha), (Scaffold(), decay)):
+        there = np.linalg.solve(hessian + strength * np.eye(DIM), pull)
+        np.testing.assert_allclose(theta(problem.run(squares(drift, Uniform()), 200, local)), there, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("size_weighted", [True, False])

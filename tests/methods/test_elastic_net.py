@@ -11,11 +11,13 @@ from helpers.runs import experiment, theta
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
+from fedloom.core.parts import Term
 from fedloom.data import federate
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
 from fedloom.models import models
-from fedloom.parts.objectives import CrossEntropy, ElasticNet
+from fedloom.parts.objectives import CrossEntropy, ElasticNet, Proximal
+from fedloom.parts.personal import LocalOnly
 
 LOCAL = Local(epochs=2, batch_size=4, lr=0.3, lr_decay=0.8, weight_decay=0.02)
 
@@ -56,6 +58,12 @@ def test_parameters_become_exactly_zero() -> None:
         zeros.append(int((result.snapshot.server.theta == 0).sum()))
     assert zeros[0] < zeros[1] < zeros[2]
     assert zeros[2] > 100
+
+
+@pytest.mark.parametrize("term", [ElasticNet(), Proximal()], ids=["elastic_net", "proximal"])
+def test_a_penalty_that_would_have_no_effect_is_refused(term: Term) -> None:
+    with pytest.raises(ConfigError, match="works on shared parameters, but personal 'local_only' shares none"):
+        Method("m", (CrossEntropy(), term), personal=LocalOnly())
 
 
 def test_bad_weights_are_refused() -> None:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from helpers.rounds import round_info
-from helpers.runs import experiment, go, theta
+from helpers.runs import assert_same_state, experiment, go, theta
 from scipy.optimize import minimize
 
 from fedloom.core.context import RoundInfo
 from fedloom.core.errors import ConfigError
-from fedloom.core.local import Local
+from fedloom.core.local import Local, draw_cohort
 from fedloom.core.method import Method
 from fedloom.core.parts import Mixing
 from fedloom.experiment.federated import run
@@ -255,6 +255,21 @@ def test_fixed_weights_of_the_samples_are_fedavg() -> None:
 
     mine = Method("fixed", (CrossEntropy(),), mixing=Fixed(tuple(3.0 * n for n in SIZES)))
     np.testing.assert_allclose(theta(go(mine, cohort=4)), theta(go(fedavg(), cohort=4)), atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+@pytest.mark.parametrize("compute", ["live", "batched"])
+def test_a_cohort_without_weight_has_no_effect(engine: str, compute: str) -> None:
+    """One client alone has a weight: rounds that it misses leave the model, the corrections and clients' states."""
+    only = Method("one", (CrossEntropy(),), FedDynDrift(0.1), mixing=Fixed((0.0, 0.0, 1.0, 0.0, 0.0, 0.0)))
+    settings = {"cohort": 2, "rounds": 6, "engine": engine, "compute": compute}
+    cohorts = [set(draw_cohort(6, 2, 0, t).tolist()) for t in range(6)]
+    last = max(t for t in range(6) if 2 in cohorts[t])
+    assert 0 < last < 5
+    whole, before = go(only, **settings), go(only, **settings | {"rounds": last + 1})
+    assert_same_state(whole.snapshot, before.snapshot)
+    assert not whole.failures
+    assert {client for client, _ in whole.snapshot.store} == set().union(*(c for c in cohorts if 2 in c))
 
 
 def test_multi_gradient_of_clients_that_do_not_move() -> None:

@@ -26,7 +26,8 @@ from fedloom.core.round import federated_round
 from fedloom.engines.serial import Serial
 from fedloom.experiment.federated import FederatedTask, RunResult, run
 from fedloom.methods import make, methods
-from fedloom.parts.mixing import Uniform
+from fedloom.parts.mixing import Fixed, Uniform
+from fedloom.parts.objectives import CrossEntropy
 
 VICTIM = 2
 OTHERS = [i for i in range(len(SIZES)) if i != VICTIM]
@@ -81,6 +82,19 @@ def test_coefficients_of_the_others_are_renormalised(name: str, engine: str) -> 
     """For methods that do not divide by K, leaving a client out equals a federation that never had it."""
     there = go(name, federation=without(), model=linear_layers, local=FULL_VIEW)
     np.testing.assert_allclose(theta(run_poisoned(name, engine)), theta(there), rtol=0, atol=1e-10)
+
+
+def test_coefficients_too_small_for_the_type_of_the_sums_are_none() -> None:
+    """Where the client with nearly all the weight fails, the rest is divided by, which must not be rounding alone."""
+    weights = tuple(1.0 if i == VICTIM else 1e-45 for i in range(len(SIZES)))
+    failing: dict[str, Any] = {"federation": marked(VICTIM), "model": guarded(stumble), "rounds": 1}
+    little = Method("little", (CrossEntropy(),), mixing=Fixed(weights))
+    single, double = (go(little, dtype=dtype, **failing) for dtype in ("float32", "float64"))
+    start = np.concatenate([p.detach().numpy().ravel() for p in guarded(stumble)().parameters()])
+    np.testing.assert_array_equal(theta(single), start)
+    uniform = go(Method("uniform", (CrossEntropy(),), mixing=Uniform()), **failing)
+    np.testing.assert_allclose(theta(double), theta(uniform), rtol=0, atol=1e-12)
+    assert [f.client for f in single.failures] == [f.client for f in double.failures] == [VICTIM]
 
 
 def test_a_client_that_fails_later_keeps_its_last_state(monkeypatch: pytest.MonkeyPatch) -> None:

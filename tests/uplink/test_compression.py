@@ -9,14 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.runs import assert_same_run, go, leaves
+from helpers.networks import tanh_net
+from helpers.runs import assert_same_run, go, leaves, theta
 
 from fedloom.config.federated import build_method, resolve
 from fedloom.core.context import NO_ROUND
 from fedloom.core.errors import ConfigError
 from fedloom.core.message import Message, Slice
+from fedloom.core.method import Method
 from fedloom.core.parts import Uplink
 from fedloom.methods import make
+from fedloom.parts.mixing import Uniform
+from fedloom.parts.objectives import CrossEntropy
+from fedloom.parts.server import SGD, Extrapolated
 from fedloom.parts.uplink import QSGD, RandomK, SignCompression, TopK
 
 P = 40
@@ -129,6 +134,19 @@ def test_everything_sent_is_the_identity_bit_for_bit(name: str, part: Uplink) ->
         assert torch.equal(own.pop(key), value), key
     assert not own
     assert [r["comm/bytes"] for r in plain.history] == [r["comm/bytes"] for r in through.history]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [TopK(0.02), TopK(0.02, feedback=False), SignCompression(), QSGD(2), RandomK(0.02)],
+    ids=["top_k", "top_k without memory", "sign", "qsgd", "random_k"],
+)
+def test_a_single_update_is_not_extrapolated_however_it_is_sent(part: Uplink) -> None:
+    """FedExP compares the length of a mean with those of its members, which are the updates as they arrive."""
+    settings: dict[str, Any] = {"cohort": 1, "rounds": 2, "model": lambda: tanh_net(40)}
+    plain = Method("mean", (CrossEntropy(),), mixing=Uniform(), uplink=(part,))
+    mean, further = (go(replace(plain, server=server), **settings) for server in (SGD(), Extrapolated(0.0)))
+    np.testing.assert_array_equal(theta(further), theta(mean))
 
 
 def test_other_slices_are_compressed_if_they_are_named() -> None:

@@ -22,7 +22,7 @@ from fedloom.core.batches import minibatch
 from fedloom.core.context import Batch, Context, Model
 from fedloom.core.example_privacy import noised
 from fedloom.core.message import Message, Slice
-from fedloom.core.parts import UPDATE, Paired
+from fedloom.core.parts import UPDATE, Paired, Part
 from fedloom.core.plan import ClientPlan
 from fedloom.core.step import TrainState, descend, paired_gradients
 from fedloom.core.tree import Tree
@@ -311,6 +311,9 @@ class ClientWork:
                 result.uploads[place] = ended.uploads
             if ended.state:
                 result.state[place] = ended.state
+        for place, part in plan.method.uploading:
+            if part.measured:
+                result.uploads.setdefault(place, {}).update(_measured(part, update))
         for place, _ in plan.method.hooks["init_client"]:  # a state that no hook returned is unchanged
             if place not in result.state and self.state.get(place):
                 result.state[place] = {name: value.clone() for name, value in self.state[place].items()}
@@ -339,6 +342,8 @@ class ClientWork:
             draws = rng.stream(seed, place, self.down.round, self.client)
             sent = part.send(seen[place], message, draws)
             message = sent.message | {f"{place}/{name}": Slice.of(value) for name, value in sent.uploads.items()}
+            if not part.keeps_bounds:  # else the server reads what it was given
+                message = self._measured_again(message)
             if sent.state:
                 result.state[place] = sent.state
         result.sent = sum(one.numbers for one in message.values()), sum(one.nbytes for one in message.values())
@@ -348,6 +353,15 @@ class ClientWork:
         for slot, one in message.items():
             place, _, name = slot.rpartition("/")
             result.uploads.setdefault(place, {})[name] = one.value
+
+    def _measured_again(self, message: Message) -> Message:
+        """The message with the slices that are functions of its update, which an uplink has changed."""
+        update, found = message[UPDATE].value, dict(message)
+        for place, part in self.plan.method.uploading:
+            for name, value in _measured(part, update).items():
+                slot = f"{place}/{name}"
+                found[slot] = found[slot]._replace(value=value)
+        return found
 
     def _checked(self, result: Result) -> Result:
         """The result, or a failure if any of its values is not finite."""
@@ -368,3 +382,8 @@ class ClientWork:
 
     def _left_out(self, kind: FailureKind, reason: str, trace: str = "") -> Result:
         return Result(self.client, failure=Failure(self.down.round, self.client, kind, reason, self.stage, trace))
+
+
+def _measured(part: Part, update: Tensor) -> Tree:
+    """The part's uploads that are functions of the update [P]."""
+    return {name: of(update) for name, of in part.measured.items()}

@@ -64,6 +64,7 @@ class Part:
         needs: what the part requires.
         uploads: how each slice returned by ``end`` is reduced. The name ``update`` stands for the updates themselves,
             which are sent anyway: another reduction of them costs no communication.
+        measured: those uploads that are functions of the update [P] as the server reads it, instead of from ``end``.
         downloads: the entries of the part's server state that are sent to every client of the cohort.
         boundable: the slices that may be clipped to a norm bound, so that noise can cover them; a private uplink
             rejects all others.
@@ -77,6 +78,7 @@ class Part:
     affine: ClassVar[bool] = False
     targets: ClassVar[TargetKind | None] = None
     uploads: ClassVar[Mapping[str, Reduce]] = {}
+    measured: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {}
     downloads: ClassVar[tuple[str, ...]] = ()
     boundable: ClassVar[tuple[str, ...]] = ()
     citation: ClassVar[str] = ""
@@ -323,7 +325,7 @@ class Mixing(Part):
         return ()
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
-        """Return the policy's new state and p, float64 [|S|], on the simplex."""
+        """Return the policy's new state and p, float64 [|S|], on the simplex; NaN if the round is to have no effect."""
         return state, info.samples / info.samples.sum()
 
     def combine(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:

@@ -80,6 +80,7 @@ def federated_round(
     states, weights = dict(server.parts), None
     if len(members) and not method.mixing.needs.updates:
         states["mixing"], weights = method.mixing.coefficients(states.get("mixing", {}), info)
+        weights = np.where(weights < _least(server.theta.dtype), 0.0, weights)
     totals, arrived = work.run(down, members, None if plan.keeps_uploads else weights, observe)
     idle = replace(server, parts=states, round=server.round + 1)
     if not len(arrived):
@@ -145,6 +146,14 @@ def federated_round(
             f"round {server.round}: the server model is no longer finite; lower the learning rate or clip gradients."
         )
     return Server(theta, buffers, states, server.round + 1), report
+
+
+def _least(dtype: torch.dtype) -> float:
+    """The least coefficient whose products are summed with full precision; a smaller one counts as 0.
+
+    Sums are divided by the coefficients of the members that arrived, which may leave out the largest ones.
+    """
+    return torch.finfo(dtype).tiny / torch.finfo(dtype).eps
 
 
 def _kept(held: Tensor | None, new: Tensor, old: Tensor | None) -> Tensor:

@@ -20,6 +20,8 @@ from fedloom.parts.mixing.restrict import restrict_to_cohort
 class Fixed(Mixing):
     """p_i ∝ w_i for given weights of all K clients: empirical risk minimisation of a fixed mixture.
 
+    A round in which all clients of the cohort have the weight 0 has no effect.
+
     Args:
         weights: w [K], non-negative, not all 0.
 

@@ -19,10 +19,12 @@ def by_samples(samples: np.ndarray, cohort: np.ndarray, clients: int) -> Vector:
 
 
 def restrict_to_cohort(p: Vector, cohort: np.ndarray) -> Vector:
-    """p [K] restricted to the cohort and normalised, [|S|]; uniform if the cohort has no weight.
+    """p [K] restricted to the cohort and normalised, [|S|]; NaN, with which a round has no effect, if all are 0.
 
     >>> restrict_to_cohort(np.array([0.5, 0.2, 0.3]), np.array([1, 2]))
     array([0.4, 0.6])
+    >>> restrict_to_cohort(np.array([1.0, 0.0, 0.0]), np.array([1, 2]))
+    array([nan, nan])
     """
     own = p[cohort]
-    return own / own.sum() if own.sum() > 0 else np.full(len(own), 1 / len(own))
+    return own / own.sum() if own.sum() > 0 else np.full(len(own), np.nan)

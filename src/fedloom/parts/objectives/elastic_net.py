@@ -9,7 +9,7 @@ from torch.nn.functional import softshrink
 
 from fedloom.core.context import Context
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Term
+from fedloom.core.parts import Needs, Term
 from fedloom.core.slots import objectives
 
 
@@ -23,6 +23,7 @@ class ElasticNet(Term):
         θ ← S(θ - ηg, η l1) / (1 + η l2)        S(a, t) = sign(a) max(|a| - t, 0)
 
     A subgradient step would leave parameters near zero but not at zero. Momentum and Adam act on the smooth terms only.
+    θ are the shared parameters: there is no penalty on those that a client keeps private.
     Zou & Hastie, JRSS B 2005; Parikh & Boyd 2014, §6.5.3. With l1 = l2 = 0 there is no penalty.
 
     Args:
@@ -36,6 +37,7 @@ class ElasticNet(Term):
     l1: float = 1e-4
     l2: float = 0.0
 
+    needs = Needs(shared=True)
     citation = """@article{zou2005elastic, title={Regularization and Variable Selection via the Elastic Net},
   author={Zou, Hui and Hastie, Trevor}, journal={Journal of the Royal Statistical Society: Series B}, year={2005}}"""
 

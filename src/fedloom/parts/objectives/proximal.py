@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedloom.core.context import Context
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Term
+from fedloom.core.parts import Needs, Term
 from fedloom.core.slots import objectives
 
 
@@ -17,7 +17,8 @@ from fedloom.core.slots import objectives
 class Proximal(Term):
     """(μ/2)‖θ - θ^t‖², with the *squared* norm, which keeps local models close to the received one.
 
-    Its gradient μ(θ - θ^t) is added in closed form. Li et al., MLSys 2020, eq. (2).
+    Its gradient μ(θ - θ^t) is added in closed form. θ are the shared parameters; a client receives no others.
+    Li et al., MLSys 2020, eq. (2).
 
     Args:
         mu: μ ≥ 0, weight of the proximal term; 0 gives FedAvg.
@@ -28,6 +29,7 @@ class Proximal(Term):
 
     mu: float = 0.01
 
+    needs = Needs(shared=True)
     affine = True
     citation = """@inproceedings{li2020fedprox, title={Federated Optimization in Heterogeneous Networks},
   author={Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and Talwalkar, Ameet and Smith,

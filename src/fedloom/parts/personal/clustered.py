@@ -37,10 +37,10 @@ class Clustered(Submodels):
 
     Clients choose again in every round, and whenever they deploy a model, so that a client that never participated has
     one, too. A model that no client of the cohort chooses stays as it is. A round costs k downloads and one upload. The
-    first model starts as the experiment's; the others have its initial values in another order within every tensor,
-    that is, for independent values another draw of them. Constant values give equal models, of which the first is
-    taken. Much depends on the start: where one model suits all clients best at first, all train it, and the others stay
-    behind. Ghosh, Chung, Yin & Ramchandran, NeurIPS 2020 (IFCA), algorithm 1 with model averaging.
+    first model starts as the experiment's; the others have its initial values in another order within every trained
+    tensor, that is, for independent values another draw of them. Constant values give equal models, of which the first
+    is taken. Much depends on the start: where one model suits all clients best at first, all train it, and the others
+    stay behind. Ghosh, Chung, Yin & Ramchandran, NeurIPS 2020 (IFCA), algorithm 1 with model averaging.
 
     Args:
         clusters: k ≥ 1; with 1 it is federated averaging.
@@ -75,10 +75,10 @@ class Clustered(Submodels):
 
 
 def reordered(model: nn.Module, number: int) -> nn.Module:
-    """A copy whose tensors have the same values in another order, which depends on ``number`` and their sizes alone."""
+    """A copy whose trained tensors have their values in another order, which depends on ``number`` and sizes alone."""
     model, draw = copy.deepcopy(model), rng.stream(0, "cluster", number)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in (p for p in model.parameters() if p.requires_grad):
             order = torch.from_numpy(draw.permutation(parameter.numel()))
             parameter.copy_(parameter.flatten()[order].view_as(parameter))
     return model

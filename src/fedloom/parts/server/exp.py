@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Context, Model, RoundInfo
+from fedloom.core.context import RoundInfo
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, ServerOptimizer
+from fedloom.core.parts import Halves, Needs, Reduce, ServerOptimizer
 from fedloom.core.slots import servers
 from fedloom.core.tree import Tree
 
@@ -19,8 +19,9 @@ from fedloom.core.tree import Tree
 class Extrapolated(ServerOptimizer):
     """θ ← θ - ηΔ with η = max{1, Σ p_i‖Δ_i‖² / (2(‖Δ‖² + ε))}: the more updates disagree, the longer the step.
 
-    Each client uploads one scalar, ‖Δ_i‖². Jhunjhunwala, Wang & Joshi, ICLR 2023, eq. (10), where p_i = 1/|S|; the
-    squares are mixed like the updates, as in the authors' code, since only then is the ratio at least 1/2 for ε = 0.
+    Each client uploads one scalar, ‖Δ_i‖², of the update that the server reads, compressed or not. Jhunjhunwala, Wang &
+    Joshi, ICLR 2023, eq. (10), where p_i = 1/|S|; the squares are mixed like the updates, as in the authors' code,
+    since only then is the ratio at least 1/2 for ε = 0.
 
     Args:
         eps: ε ≥ 0, guards against division by a vanishing mean update.
@@ -33,6 +34,7 @@ class Extrapolated(ServerOptimizer):
 
     needs = Needs(shared=True)
     uploads = {"squares": Reduce.MIX}  # noqa: RUF012
+    measured = {"squares": lambda update: update.square().sum()}  # noqa: RUF012
     citation = """@inproceedings{jhunjhunwala2023fedexp,
   title={{FedExP}: Speeding Up Federated Averaging via Extrapolation},
   author={Jhunjhunwala, Divyansh and Wang, Shiqiang and Joshi, Gauri},
@@ -41,10 +43,6 @@ class Extrapolated(ServerOptimizer):
     def __post_init__(self) -> None:
         if not 0 <= self.eps < float("inf"):
             raise ConfigError(f"the extrapolated step needs a finite eps of at least 0, not {self.eps:g}.")
-
-    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
-        """‖Δ_i‖²."""
-        return ClientEnd({}, {"squares": update.square().sum()}, update)
 
     def step(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         size = update.square().sum() + self.eps
