@@ -8,8 +8,9 @@ from typing import Protocol
 from torch import Tensor
 
 from fedloom.core.client import Broadcast, State
+from fedloom.core.errors import ConfigError
 from fedloom.core.plan import ClientPlan
-from fedloom.core.tree import tensors
+from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Server:
         """The state before the first round; θ [P] and buffers are those of a newly initialised model."""
         shared = theta[: plan.layout.shared_size].clone()
         states = {
-            place: tensors(part.init_server(shared, plan.facts), f"{place}.init_server")
+            place: _tensors(part.init_server(shared, plan.facts), f"{place}.init_server")
             for place, part in plan.method.hooks["init_server"]
         }
         return cls(shared, buffers[: plan.layout.shared_buffers].clone(), states)
@@ -44,7 +45,7 @@ class Server:
 def first_state(plan: ClientPlan, theta: Tensor) -> State:
     """The parts' states at a client that participates for the first time; θ [P] is the model that it received."""
     hooks = plan.method.hooks["init_client"]
-    return {place: tensors(part.init_client(theta), f"{place}.init_client") for place, part in hooks}
+    return {place: _tensors(part.init_client(theta), f"{place}.init_client") for place, part in hooks}
 
 
 class Store(Protocol):
@@ -53,3 +54,20 @@ class Store(Protocol):
     def get(self, client: int) -> State | None:
         """The client's state, or None."""
         ...
+
+
+def _tensors(made: Tree, hook: str) -> Tree:
+    """The tree that a part's hook returned.
+
+    >>> _tensors({"visits": 0}, "drift.init_client")
+    Traceback (most recent call last):
+    ...
+    fedloom.core.errors.ConfigError: drift.init_client returned 'visits' as int; states hold tensors, by name.
+
+    Raises:
+        ConfigError: if it holds something else than tensors.
+    """
+    for name, value in made.items():
+        if not isinstance(value, Tensor):
+            raise ConfigError(f"{hook} returned {name!r} as {type(value).__name__}; states hold tensors, by name.")
+    return made

@@ -7,26 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import ConfigError
-
 Tree = dict[str, Tensor]
-
-
-def tensors(made: Tree, hook: str) -> Tree:
-    """The tree that a part's hook returned.
-
-    >>> tensors({"visits": 0}, "drift.init_client")
-    Traceback (most recent call last):
-    ...
-    fedloom.core.errors.ConfigError: drift.init_client returned 'visits' as int; states hold tensors, by name.
-
-    Raises:
-        ConfigError: if it holds something else than tensors.
-    """
-    for name, value in made.items():
-        if not isinstance(value, Tensor):
-            raise ConfigError(f"{hook} returned {name!r} as {type(value).__name__}; states hold tensors, by name.")
-    return made
 
 
 def finite(tree: Mapping[str, Tensor]) -> bool:
