@@ -63,7 +63,10 @@ class Method:
     def __post_init__(self) -> None:
         self._check_slots()
         if not any(overrides(term, "loss") for term in self.objective):
-            raise ConfigError(f"method {self.name!r} has no term with a loss on the data; add CrossEntropy().")
+            raise ConfigError(
+                f"method {self.name!r} has no term with a loss on the data; add CrossEntropy(), or "
+                "cross_entropy to the list of objectives."
+            )
         if isinstance(self.personal, Paired) and not self.adaptation.is_identity:
             raise ConfigError(
                 f"adaptation {label(self.adaptation)!r} fits one model, but with personal {label(self.personal)!r} "
