@@ -119,6 +119,7 @@ def test_page_figures_and_tables_from_several_methods(three_methods: list[Path],
     assert latex.count(r"\label{tab:") == len(list((out / "tables").iterdir())) == page.read_text().count('.tex"')
     assert r"\textless{}script\textgreater{}alert" in latex
     assert r"a\_\$x\textasciicircum{}\{2\}\$ \& 50\%" in latex
+    assert latex.replace("漢字", "").isascii()  # of a name; every other letter is one of LaTeX
 
 
 def test_the_page_makes_no_request_and_runs_its_own_script_only(three_methods: list[Path], tmp_path: Path) -> None:

@@ -186,7 +186,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "cross entropy of numbers": (
         {"federation": numbers()},
-        r"objective 'cross_entropy' compares outputs with classes, but .* are numbers; .*=\[squared_error\]\.",
+        r"objective 'cross_entropy' compares outputs with classes, but .* are numbers; .*=\[squared_error\]; or give "
+        r"class numbers as integers\.",
     ),
     "three outputs for one number": (
         {"method": Method("mine", objective=(SquaredError(),)), "federation": numbers()},

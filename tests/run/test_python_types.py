@@ -44,6 +44,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "no settings": (go(local=0.1), r"local is 0\.1, but it must be Local\(\.\.\.\) or a mapping of its settings\."),
     "evaluation": (go(evaluation={"every": "often"}), r"evaluation\.every is 'often', but it must be a whole number"),
     "metrics": (go(evaluation={"metrics": "acuracy"}), r"unknown metric 'acuracy'; did you mean 'accuracy'\?"),
+    "a metric without a model": (
+        go(evaluation={"metric": "accuracy", "patience": 2}),
+        r"'accuracy', which does not tell of what model; take one like global/accuracy or clients/accuracy/mean\.",
+    ),
+    "an attack by name": (
+        go(attack="sign_flip"),
+        r"the attack is 'sign_flip'; give one of fedloom\.attacks, like Sign",
+    ),
+    "resume without a folder": (go(resume=True), r"resume continues the run in a run directory; say which, with out="),
+    "a checkpoint without a folder": (go(resume="runs/a/checkpoint/round-000002"), r"say which, with out=\."),
     "federation": (go(federation=np.zeros(3)), r"federation is a ndarray; make one .* fedloom\.data\.federate"),
     "method": (go(method=7), r"the method is a int, but it must be a Method or the name of one"),
     "model": (go(model=3), r"the model is a int; it must be a module, a function that makes one, or a name"),

@@ -17,10 +17,12 @@ from helpers.runs import GENTLE, experiment
 from torch import Tensor
 
 import fedloom as fl
+from fedloom.config import build, resolve
 from fedloom.core.errors import CheckpointError, ConfigError, DataError
 from fedloom.core.federation import Federation, Index
 from fedloom.core.local import Local
 from fedloom.core.method import Method
+from fedloom.data import federate
 from fedloom.experiment import batched_eval
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import RunResult, load, run
@@ -250,3 +252,43 @@ def test_a_module_is_a_model_and_the_start_of_the_run() -> None:
     torch.testing.assert_close(result.model(federation.test.x), net(federation.test.x))
     with pytest.raises(ConfigError, match="pass a function that makes a module"):
         fl.run("superfed_mm", federation, net, rounds=1)
+
+
+def people(rows: int, seed: int) -> pd.DataFrame:
+    draw = np.random.default_rng(seed)
+    made = pd.DataFrame({"age": draw.normal(size=rows), "sex": draw.choice(["f", "m"], rows)})
+    made["bmi"] = draw.normal(size=rows)
+    made["ill"] = np.where(made["age"] + (made["sex"] == "m") > 0.5, "yes", "no")
+    return made.assign(town=draw.choice(["north", "south"], rows))
+
+
+def test_columns_of_a_table_and_names_of_classes_are_found_by_name(tmp_path: Path) -> None:
+    table, new = people(80, 0), people(30, 1)
+    federation = federate(table, label="ill", client="town")
+    made = fl.run("fedper", federation, "mlp", rounds=3).trained
+    model, x = made.client("north"), new[["age", "sex", "bmi"]]
+    coded = np.column_stack([x["age"], x["sex"] == "f", x["sex"] == "m", x["bmi"]]).astype(np.float32)
+    expected = model.predict(coded)
+    assert 0 < expected.sum() < len(expected)
+    for given in (x, x[["bmi", "sex", "age"]], new, pd.DataFrame(coded)):
+        assert torch.equal(model.predict(given), expected)
+    numbers = (new["ill"] == "yes").astype(int)
+    found = model.evaluate(new, new["ill"])
+    assert found == model.evaluate(coded, numbers.to_numpy())
+    assert found["accuracy"] == pytest.approx((expected.numpy() == numbers).mean())
+    assert torch.equal(made.adapt(new, new["ill"], 2).outputs(x), made.adapt(coded, numbers, 2).outputs(coded))
+    for given, sentence in [
+        (x.drop(columns="bmi"), "the inputs have no column 'bmi'; there are: age, sex"),
+        (x.drop(columns="sex"), "the inputs have no column 'sex=f'"),
+        (x.assign(sex="x"), "column 'sex' of the inputs holds 'x', which the run's data do not; there are: f, m"),
+        (x.assign(age="old"), "column 'age' of the inputs holds something else than numbers"),
+        (x.assign(bmi=np.nan), "NaN"),
+    ]:
+        with pytest.raises(DataError, match=sentence):
+            model.predict(given)
+    with pytest.raises(DataError, match="there is no class 'maybe'; there are: no, yes"):
+        model.evaluate(new, ["maybe"] * len(new))
+    table.to_csv(tmp_path / "people.csv", index=False)
+    words = [f"data=table:{tmp_path}/people.csv", "data.label=ill", "data.client=town", "rounds=1", "model=mlp"]
+    loaded = fl.run(build(resolve(["method=fedavg", *words]))).trained.server
+    assert torch.equal(loaded.predict(x[["bmi", "sex", "age"]]), loaded.predict(coded))

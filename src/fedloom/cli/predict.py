@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,8 @@ from fedloom.experiment.rundir import Kind, RunDirectory
 from fedloom.experiment.trained import TrainedRun
 
 Files = dict[str, np.ndarray]
+OPTIONS = ("client", "out", "format")
+"""What is written with dashes: --client 7."""
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -72,8 +75,8 @@ def trained(path: Path) -> TrainedRun:
     return load(path)
 
 
-def run_and_files(words: list[str], command: str) -> tuple[Path, list[str]]:
-    """The run directory ``run=DIR`` and the other words.
+def run_and_files(words: list[str], command: str, keys: Sequence[str] = ()) -> tuple[Path, list[str]]:
+    """The run directory ``run=DIR`` and the other words, with settings of these keys.
 
     Raises:
         ConfigError: if there is none, or another setting.
@@ -82,6 +85,11 @@ def run_and_files(words: list[str], command: str) -> tuple[Path, list[str]]:
     others = [word for word in words if not word.startswith("run=")]
     if len(runs) != 1 or not runs[0]:
         raise ConfigError(f"fedloom {command} needs the directory of a finished run, run=DIR.")
+    for word in others:
+        key, equals, value = word.partition("=")
+        if equals and key.partition(".")[0] not in keys and not Path(word).exists():
+            told = f"write --{key} {value}" if key in OPTIONS else f"see fedloom {command} --help"
+            raise ConfigError(f"fedloom {command} has no setting {key!r}; {told}.")
     return Path(runs[0]), others
 
 

@@ -26,7 +26,7 @@ FEW = 20
 
 def command(arguments: argparse.Namespace) -> int:
     """For each file of inputs: write the model, print class shares, clients and the check."""
-    path, others = run_and_files(arguments.words, "target")
+    path, others = run_and_files(arguments.words, "target", ("data", "method"))
     files = [Path(word.removeprefix("data=")) for word in others if word.startswith("data=") and word != "data="]
     words = [word for word in others if word.split("=")[0].split(".")[0] == "method"]
     method = build(words)

@@ -70,6 +70,8 @@ def parse(text: str, names: Mapping[str, Sequence[str]] | None = None) -> Assign
         raise unreadable
     if key[0] in "+~":
         raise ConfigError(f"{text!r}: keys are set with key=value, without {key[0]!r}.")
+    if key == "resume" and not literal.strip("'\""):
+        raise ConfigError("resume= names no run directory; a new run is begun without it.")
     if key in PATHS:
         return Assignment((key,), (literal.strip("'\"") or None,))
     try:
@@ -77,9 +79,9 @@ def parse(text: str, names: Mapping[str, Sequence[str]] | None = None) -> Assign
     except HydraException as error:
         if simple := SIMPLE.fullmatch(text):  # characters that the grammar does not know, in a value that needs none
             return Assignment(tuple(simple[1].split(".")), (simple[2],))
-        reason = str(error).partition("\n")[0]
         raise ConfigError(
-            f"{text!r} cannot be read ({reason}); text with special characters goes in quotes."
+            f"{text!r} cannot be read: a bracket, brace or quote is left open, a comma leads nowhere, or text with "
+            "special characters needs quotes; values are written like 0.1, [a,b] and {name: feddyn, alpha: 0.1}."
         ) from error
     if override.type is not OverrideType.CHANGE or override.package is not None:
         raise unreadable

@@ -164,6 +164,10 @@ class Fold:
             known = not value.numel() or value.dtype == layout.dtype or (ring and value.dtype == torch.int64)
             if slot in (UPDATE, BUFFERS) and not known:
                 return f"its {slot!r} is of type {value.dtype} instead of {layout.dtype}"
+        for place, tree in result.uploads.items():
+            for name in tree:
+                if name not in plan.method.parts[place].uploads:
+                    return f"it sent {f'{place}/{name}'!r}, which the part does not declare in its uploads"
         return None
 
     def _fold(self, slot: str, value: Tensor, weight: float | None, keep: bool = False) -> None:

@@ -17,7 +17,7 @@ from fedloom.core.context import RoundInfo
 from fedloom.core.engine import Engine
 from fedloom.core.parts import UPDATE
 from fedloom.core.plan import ClientPlan
-from fedloom.core.server import Server, Store
+from fedloom.core.server import Server, Store, first_state
 from fedloom.core.server_data import ServerData
 from fedloom.core.submodels import mean_over_holders
 
@@ -73,7 +73,7 @@ class InitialStates:
             if level not in self.new:
                 hooks = self.plan.method.hooks["init_client"]
                 theta = self.plan.received(client, self.server.theta) if hooks else self.server.theta
-                self.new[level] = {place: part.init_client(theta) for place, part in hooks}
+                self.new[level] = first_state(self.plan, theta)
             state = self.new[level]
         return state
 

@@ -25,7 +25,7 @@ from fedloom.core.parts import (
     Uplink,
     overrides,
 )
-from fedloom.core.slots import SEVERAL, SLOTS, label
+from fedloom.core.slots import BASES, SEVERAL, SLOTS, label
 from fedloom.core.targets import TargetKind
 
 
@@ -61,8 +61,12 @@ class Method:
     citation: str = ""
 
     def __post_init__(self) -> None:
+        self._check_slots()
         if not any(overrides(term, "loss") for term in self.objective):
-            raise ConfigError(f"method {self.name!r} has no term with a loss on the data; add CrossEntropy().")
+            raise ConfigError(
+                f"method {self.name!r} has no term with a loss on the data; add CrossEntropy(), or "
+                "cross_entropy to the list of objectives."
+            )
         if isinstance(self.personal, Paired) and not self.adaptation.is_identity:
             raise ConfigError(
                 f"adaptation {label(self.adaptation)!r} fits one model, but with personal {label(self.personal)!r} "
@@ -118,6 +122,22 @@ class Method:
             )
         for uplink in self.uplink:
             self._check(uplink)
+
+    def _check_slots(self) -> None:
+        """Raise a ``ConfigError`` if a slot holds something else than its parts; a list of parts becomes a tuple."""
+        if not isinstance(self.name, str):
+            raise ConfigError(f"the name of a method is text, not {self.name!r:.60}.")
+        for slot in SLOTS:
+            held, kind = getattr(self, slot), BASES[slot]
+            if slot in SEVERAL:
+                held = tuple(held) if isinstance(held, list | tuple) else (held,)
+                object.__setattr__(self, slot, held)
+            for part in held if slot in SEVERAL else (held,):
+                if isinstance(part, type) and issubclass(part, kind):
+                    raise ConfigError(f"{slot} is the class {part.__name__}; give an instance, {part.__name__}(...).")
+                if not isinstance(part, kind):
+                    told = f"{part!r:.60}" if isinstance(part, str | int | float | None) else f"a {type(part).__name__}"
+                    raise ConfigError(f"{slot} is {told}, but it must be a {kind.__name__} of fedloom.core.parts.")
 
     def with_loss(self, term: Term) -> Method:
         """The method with another loss on the data, in the place of the cross entropy; its name says so.

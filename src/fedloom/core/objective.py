@@ -93,6 +93,11 @@ def _terms(plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, C
     total: Tensor | float = 0.0
     for place, term in plan.method.hooks["loss"]:
         value: Tensor = term.loss(out, batch, contexts[place])
+        if value.ndim and value.shape != batch.y.shape[:1]:
+            raise ValueError(
+                f"{type(term).__name__}.loss returned the shape {list(value.shape)} for {len(batch.y)} samples; "
+                "a loss is one number per sample, or [] for all"
+            )
         total = total + (batch.mean(value) if value.ndim else value)
     assert isinstance(total, Tensor)
     return total

@@ -22,14 +22,20 @@ import torch
 from torch import Tensor
 
 from fedloom.core import tree
-from fedloom.core.client import BUFFERS, FailureKind, Result
+from fedloom.core.client import BUFFERS, FailureKind, Result, State
 from fedloom.core.cohort import Cohort, InitialStates, Report
+from fedloom.core.context import RoundInfo
 from fedloom.core.engine import Engine
-from fedloom.core.errors import ClientError
+from fedloom.core.errors import ClientError, ConfigError
+from fedloom.core.method import Method
 from fedloom.core.parts import UPDATE, Reduce, Reduced
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server, Store
 from fedloom.core.server_data import ServerData
+from fedloom.core.slots import label
+from fedloom.core.tree import Tree
+
+ROUNDING = 1e-6  # by which mixing coefficients may miss the simplex
 
 
 def federated_round(
@@ -60,6 +66,7 @@ def federated_round(
         is unchanged.
 
     Raises:
+        ConfigError: if a part of the server returns coefficients off the simplex, or a step of another shape.
         ClientError: if every client failed otherwise than by diverging, which is a bug, or an outage, rather than a
             client failure; or if the server's model is no longer finite.
     """
@@ -79,7 +86,7 @@ def federated_round(
     # client work: the coefficients are chosen first if possible, so that updates are summed as they arrive
     states, weights = dict(server.parts), None
     if len(members) and not method.mixing.needs.updates:
-        states["mixing"], weights = method.mixing.coefficients(states.get("mixing", {}), info)
+        states["mixing"], weights = _coefficients(method, states, info)
         weights = np.where(weights < _least(server.theta.dtype), 0.0, weights)
     totals, arrived = work.run(down, members, None if plan.keeps_uploads else weights, observe)
     idle = replace(server, parts=states, round=server.round + 1)
@@ -94,7 +101,7 @@ def federated_round(
     kept = [total.kept for total in totals]
     info = info.restrict(arrived, *([u for one in kept for u in one.get(slot, ())] for slot in (UPDATE, BUFFERS)))
     if weights is None:
-        states["mixing"], p = method.mixing.coefficients(states.get("mixing", {}), info)
+        states["mixing"], p = _coefficients(method, states, info)
     else:
         with np.errstate(invalid="ignore"):  # the weights of those that arrived, renormalised; NaN if all are 0
             p = weights[arrived] / weights[arrived].sum()
@@ -135,6 +142,11 @@ def federated_round(
         states[place], delta = part.step(before, delta, uploads.get(place, {}), info)
         if held is not None:
             states[place] = {name: _kept(held, value, before.get(name)) for name, value in states[place].items()}
+    if delta.shape != server.theta.shape:  # the difference would broadcast it
+        raise ConfigError(
+            f"the server's step has the shape {list(delta.shape)} instead of {list(server.theta.shape)}; see what the "
+            f"server halves of method {method.name!r} return."
+        )
     theta = _kept(held, server.theta - delta, server.theta)
 
     # refine
@@ -154,6 +166,23 @@ def _least(dtype: torch.dtype) -> float:
     Sums are divided by the coefficients of the members that arrived, which may leave out the largest ones.
     """
     return torch.finfo(dtype).tiny / torch.finfo(dtype).eps
+
+
+def _coefficients(method: Method, states: State, info: RoundInfo) -> tuple[Tree, np.ndarray]:
+    """The mixing's new state and p, float64 [|S|]: on the simplex, or NaN if no update shall count."""
+    state, p = method.mixing.coefficients(states.get("mixing", {}), info)
+    p = np.asarray(p, dtype=np.float64)
+    if p.shape != info.cohort.shape:
+        raise ConfigError(
+            f"mixing {label(method.mixing)!r} returned coefficients of the shape {list(p.shape)} for a cohort of "
+            f"{len(info.cohort)}."
+        )
+    if not np.isnan(p).all() and not (p.min() >= -ROUNDING and abs(p.sum() - 1) <= ROUNDING):
+        raise ConfigError(
+            f"mixing {label(method.mixing)!r} returned coefficients from {p.min():.3g} with the sum {p.sum():.3g}; "
+            "they must be at least 0 and sum to 1."
+        )
+    return state, p
 
 
 def _kept(held: Tensor | None, new: Tensor, old: Tensor | None) -> Tensor:

@@ -8,7 +8,9 @@ from typing import Protocol
 from torch import Tensor
 
 from fedloom.core.client import Broadcast, State
+from fedloom.core.errors import ConfigError
 from fedloom.core.plan import ClientPlan
+from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -24,17 +26,26 @@ class Server:
     def initial(cls, plan: ClientPlan, theta: Tensor, buffers: Tensor) -> Server:
         """The state before the first round; θ [P] and buffers are those of a newly initialised model."""
         shared = theta[: plan.layout.shared_size].clone()
-        states = {place: part.init_server(shared, plan.facts) for place, part in plan.method.hooks["init_server"]}
+        states = {
+            place: _tensors(part.init_server(shared, plan.facts), f"{place}.init_server")
+            for place, part in plan.method.hooks["init_server"]
+        }
         return cls(shared, buffers[: plan.layout.shared_buffers].clone(), states)
 
     def broadcast(self, plan: ClientPlan) -> Broadcast:
         """The message to the cohort of the next round."""
-        slices = {
-            place: {name: self.parts[place][name] for name in part.downloads if name in self.parts[place]}
-            for place, part in plan.method.parts.items()
-            if part.downloads
-        }
+        slices: State = {}
+        for place, part in plan.method.parts.items():
+            if part.downloads:
+                mine = self.parts.get(place, {})
+                slices[place] = {name: mine[name] for name in part.downloads if name in mine}
         return Broadcast(self.round, plan.local.rate(self.round), self.theta, self.buffers, slices)
+
+
+def first_state(plan: ClientPlan, theta: Tensor) -> State:
+    """The parts' states at a client that participates for the first time; θ [P] is the model that it received."""
+    hooks = plan.method.hooks["init_client"]
+    return {place: _tensors(part.init_client(theta), f"{place}.init_client") for place, part in hooks}
 
 
 class Store(Protocol):
@@ -43,3 +54,20 @@ class Store(Protocol):
     def get(self, client: int) -> State | None:
         """The client's state, or None."""
         ...
+
+
+def _tensors(made: Tree, hook: str) -> Tree:
+    """The tree that a part's hook returned.
+
+    >>> _tensors({"visits": 0}, "drift.init_client")
+    Traceback (most recent call last):
+    ...
+    fedloom.core.errors.ConfigError: drift.init_client returned 'visits' as int; states hold tensors, by name.
+
+    Raises:
+        ConfigError: if it holds something else than tensors.
+    """
+    for name, value in made.items():
+        if not isinstance(value, Tensor):
+            raise ConfigError(f"{hook} returned {name!r} as {type(value).__name__}; states hold tensors, by name.")
+    return made

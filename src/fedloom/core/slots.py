@@ -22,6 +22,15 @@ SLOTS: dict[str, Registry] = {
     "server": servers,
     "uplink": uplinks,
 }
+BASES: dict[str, type[Part]] = {
+    "objective": Term,
+    "drift": Drift,
+    "personal": Personal,
+    "adaptation": Adaptation,
+    "mixing": Mixing,
+    "server": ServerOptimizer,
+    "uplink": Uplink,
+}
 SEVERAL = ("objective", "uplink")  # slots that hold any number of parts, in order
 
 drifts.register(name="none")(Drift)

@@ -84,6 +84,10 @@ def _descend(
     if view.shared:
         for place, part in plan.method.hooks["grad"]:
             shared = part.grad(shared, w, seen[place])
+            if shared.shape != w.shape:  # a step would broadcast it
+                raise ValueError(
+                    f"{type(part).__name__}.grad returned the shape {list(shared.shape)} instead of {list(w.shape)}"
+                )
     pieces: list[tuple[slice, Tensor, float, float]] = [
         (slice(0, trained.shared), shared, view.shared, decay[0]),
         (slice(trained.shared, trained.shared + len(private)), private, view.private, decay[1]),

@@ -11,7 +11,7 @@ import torch
 from fedloom.compute.live import Live
 from fedloom.core.client import Broadcast, Failure, FailureKind, Result
 from fedloom.core.plan import ClientPlan
-from fedloom.core.server import Server
+from fedloom.core.server import Server, first_state
 from fedloom.core.tree import finite
 from fedloom.deploy.assignment import Bench
 from fedloom.deploy.messages import is_count, is_number, tree
@@ -32,8 +32,7 @@ def upload_shapes(made: Bench) -> Shapes | None:
         return {}
     plan = replace(made.plan, local=replace(made.plan.local, steps=1), noise_seed=0)
     server = Server.initial(plan, plan.theta0, plan.buffers0)
-    state = {place: part.init_client(server.theta) for place, part in plan.method.hooks["init_client"]}
-    (result,) = Live(plan).work(server.broadcast(plan), [made.client], [state])
+    (result,) = Live(plan).work(server.broadcast(plan), [made.client], [first_state(plan, server.theta)])
     if result.failure is not None:
         return None
     return {(p, name): (tuple(t.shape), t.dtype) for p, one in result.uploads.items() for name, t in one.items()}

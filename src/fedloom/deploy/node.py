@@ -24,7 +24,7 @@ from fedloom.core.client import Broadcast, FailureKind, Result, State
 from fedloom.core.engine import Compute
 from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError
 from fedloom.core.plan import ClientPlan
-from fedloom.core.server import Server
+from fedloom.core.server import Server, first_state
 from fedloom.core.targets import CLASSES
 from fedloom.deploy.assignment import Assignment, Bench, bench
 from fedloom.deploy.budget import Budget, Ledger
@@ -149,7 +149,7 @@ class Node:
         if EVALUATE in order.do:
             return self._evaluate(made, down, state), {}
         if state is None:
-            state = {place: part.init_client(down.theta) for place, part in plan.method.hooks["init_client"]}
+            state = first_state(plan, down.theta)
         compute = self._compute(made, order.level)
         facts: dict[str, Any] = {"status": "done"}
         if LOSSES in order.do or HELD_OUT in order.do:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.errors import DataError
+from fedloom.core.errors import DataError, nearest
 from fedloom.core.federation import Arrays
 from fedloom.core.targets import NUMBERS, TRUTHS
 from fedloom.data.augment import Scale
+from fedloom.data.own.tables import in_columns, is_frame
 from fedloom.data.sources.arrays import numbers
 from fedloom.data.sources.images import to_images
 from fedloom.experiment.export import SAMPLES, export
@@ -31,12 +33,14 @@ class DeployedModel:
         arrays: training data whose shape, type, classes and normalisation the inputs must have.
         measurement: how outputs are read and measured: metrics, loss and batch size.
         lam: λ of an interpolated model (1 - λ)w + λv; None otherwise.
+        columns: the names of the inputs' columns, if the run's data were a table.
     """
 
     module: nn.Module
     arrays: Arrays = field(repr=False)
     measurement: Measurement = field(repr=False)
     lam: float | None = None
+    columns: tuple[str, ...] = field(default=(), repr=False)
 
     def outputs(self, x: Any) -> Tensor:
         """The module's outputs on inputs [N, ...]: logits [N, C], or predicted numbers of a regression.
@@ -52,8 +56,9 @@ class DeployedModel:
         """Predictions in the form of the run's targets: class numbers, truth values 0 and 1, or numbers.
 
         Args:
-            x: inputs [N, ...] as the run's data hold them, as an array, a tensor or a table. Images in 8-bit pixels,
-                also [N, H, W] or [N, H, W, C], are scaled and normalised as the run's images were.
+            x: inputs [N, ...] as the run's data hold them, as an array, a tensor or a table. Columns of a table are
+                found by their names if the run's data were a table, with its categories. Images in 8-bit pixels, also
+                [N, H, W] or [N, H, W, C], are scaled and normalised as the run's images were.
 
         Returns:
             Class numbers, int64 [N], or [N, T] for sequences labelled at every position; truth values, int64, or
@@ -69,7 +74,7 @@ class DeployedModel:
         return (out > 0).to(torch.int64) if kind == TRUTHS else out
 
     def evaluate(self, x: Any, y: Any) -> dict[str, float]:
-        """Loss and the run's metrics on inputs [N, ...] with targets [N].
+        """Loss and the run's metrics on inputs [N, ...] with targets [N], as numbers or names of classes.
 
         Raises:
             DataError: as ``outputs``, or if the targets do not fit the run's.
@@ -101,11 +106,11 @@ class DeployedModel:
 
     def inputs(self, x: Any) -> Tensor:
         """Inputs [N, ...] in the type of the run's data; see ``predict``."""
-        return inputs_like(self.arrays, x)
+        return inputs_like(self.arrays, in_columns(x, self.columns) if self.columns and is_frame(x) else x)
 
     def labelled(self, x: Any, y: Any) -> Arrays:
         """Inputs and targets as arrays like the run's."""
-        like, x, y = self.arrays.y, self.inputs(x), as_tensor("y", y)
+        like, x, y = self.arrays.y, self.inputs(x), as_tensor("y", numbered(y, self.arrays.names))
         if y.ndim == like.ndim + 1 and y.shape[-1] == 1:
             y = y.squeeze(-1)
         if tuple(y.shape) != (len(x), *like.shape[1:]):
@@ -154,6 +159,25 @@ def inputs_like(arrays: Arrays, x: Any) -> Tensor:
     if x.is_floating_point() and not bool(torch.isfinite(x.sum())):
         raise DataError("some inputs are NaN or infinite.")
     return x
+
+
+def numbered(y: Any, names: Sequence[str]) -> Any:
+    """Targets that are names of classes as their numbers; others as they are.
+
+    >>> numbered(["yes", "no"], ("no", "yes")).tolist(), numbered([1, 0], ("no", "yes"))
+    ([1, 0], [1, 0])
+
+    Raises:
+        DataError: for a name that is not among them.
+    """
+    texts = None if isinstance(y, Tensor) or not names else np.asarray(y)
+    if texts is None or texts.dtype.kind not in "USO":
+        return y
+    place = {name: number for number, name in enumerate(names)}
+    texts = texts.astype(str)
+    if lost := [one for one in np.unique(texts).tolist() if one not in place]:
+        raise DataError(f"there is no class {lost[0]!r}; {nearest(lost[0], names)}")
+    return np.array([place[one] for one in texts.ravel().tolist()], dtype=np.int64).reshape(texts.shape)
 
 
 def as_tensor(what: str, given: Any) -> Tensor:

@@ -78,6 +78,9 @@ class Evaluation:
         stops = self.target is not None or self.patience > 0
         chosen = (stops or self.metric != type(self).metric) and self.metric != "train/loss" and scope not in OTHERS
         says = f"{'the target or patience uses the metric' if stops else 'evaluation.metric is'} {self.metric!r}"
+        if chosen and self.metric in ("loss", *self.metrics):
+            like = f"global/{self.metric} or clients/{self.metric}/mean"
+            raise ConfigError(f"{says}, which does not tell of what model; take one like {like}.")
         if chosen and scope not in scopes:
             raise ConfigError(f"{says}, which is never measured: evaluation.what is {', '.join(self.what) or 'empty'}.")
         own = scope == "clients" and "clients" in scopes and self.metric.startswith(("clients/", "seen/", "unseen/"))

@@ -168,6 +168,10 @@ class Experiment:
             raise ConfigError(f"the method is {_told(self.method)}; give one from fl.methods, or its name to fl.run.")
         if not isinstance(self.federation, Federation):
             raise ConfigError(f"the federation is {_told(self.federation)}; make one with fl.data.federate(...).")
+        if self.attack is not None and not isinstance(self.attack, Attack):
+            raise ConfigError(
+                f"the attack is {_told(self.attack)}; give one of fedloom.attacks, like SignFlip(fraction=0.2)."
+            )
         if isinstance(self.model, nn.Module):
             raise ConfigError(
                 f"the model is a module, {type(self.model).__name__}(...), but runs make their own; give a function "

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedloom.core.client import State
 from fedloom.core.errors import ConfigError
 from fedloom.core.plan import ClientPlan
-from fedloom.core.server import Server
+from fedloom.core.server import Server, first_state
 from fedloom.core.tree import Tree, nbytes
 from fedloom.experiment import atomic
 from fedloom.experiment.checkpoint import available
@@ -119,7 +119,7 @@ def state_bytes(plan: ClientPlan, server: Server) -> int:
     if plan.private_size and plan.method.personal.kept:
         buffers = plan.layout.buffer_size - plan.layout.shared_buffers
         own = plan.private_size * plan.theta0.itemsize + buffers * plan.buffers0.itemsize
-    return own + sum(nbytes(part.init_client(server.theta)) for _, part in plan.method.hooks["init_client"])
+    return own + sum(map(nbytes, first_state(plan, server.theta).values()))
 
 
 def make_store(

@@ -33,7 +33,8 @@ def check_targets(method: Method, arrays: Arrays, out: Tensor) -> TargetKind:
         usual = USUAL[TRUTHS if binary else NUMBERS if y.is_floating_point() else CLASSES]
         raise ConfigError(
             f"{place.partition('.')[0]} {label(part)!r} compares outputs with {wanted}, but the targets of these data "
-            f"are {_told(y, wanted)}; choose loss={usual!r} in Python, or method.objective=[{usual}]."
+            f"are {_told(y, wanted)}; choose loss={usual!r} in Python, or method.objective=[{usual}]"
+            f"{_instead(y, wanted)}."
         )
     if method.needs("label_counts") and y.is_floating_point():
         raise ConfigError(f"{method.who_needs('label_counts')} needs classes, but these targets are numbers.")
@@ -89,6 +90,19 @@ def try_loss(term: Term, out: Tensor, y: Tensor) -> None:
 
 def _type(t: Tensor) -> str:
     return str(t.dtype).removeprefix("torch.")
+
+
+def _instead(y: Tensor, wanted: TargetKind | None) -> str:
+    """What else to do with floats that may be meant as classes.
+
+    >>> _instead(torch.tensor([0.0, 2.0]), "classes"), _instead(torch.eye(2), "classes")
+    ('; or give class numbers as integers', '; or give class numbers, the argmax of each row')
+    """
+    if wanted != CLASSES or not y.is_floating_point() or bool((y != y.round()).any() or (y < 0).any()):
+        return ""
+    if y.ndim == 1:
+        return "; or give class numbers as integers"
+    return "; or give class numbers, the argmax of each row" if bool((y.flatten(1).sum(1) == 1).all()) else ""
 
 
 def _told(y: Tensor, wanted: TargetKind | None) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedloom.compute import computes
 from fedloom.core import meta
@@ -155,7 +155,7 @@ class TrainedRun(RunRecords):
         if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
             raise ConfigError(f"rounds is {rounds!r}, but it must be a whole number of at least 1.")
         server = self.snapshot.server
-        data = DeployedModel(self.plan.model, self.federation.train.arrays, self.evaluator.measurement).labelled(x, y)
+        data = self._as_deployed(self.plan.model).labelled(x, y)
         data = replace(data, x=data.x.to(server.theta.device), y=data.y.to(server.theta.device))
         plan, number = _joined(self.plan, data), self.plan.population.clients
         store = MemoryStore()
@@ -199,14 +199,19 @@ class TrainedRun(RunRecords):
             if fitted is not None:
                 return self._model(plan, fitted, buffers)
             predict = meta.deployed(plan, loaded.net, theta, buffers, support)
-        return DeployedModel(Adapted(predict).eval(), self.federation.train.arrays, self.evaluator.measurement)
+        return self._as_deployed(Adapted(predict).eval())
 
     def _model(self, plan: ClientPlan, theta: Tensor, buffers: Tensor, lam: float | None = None) -> DeployedModel:
         """An independent module with these parameters [P] and buffers, laid out in memory as in the evaluation."""
         module = copy.deepcopy(plan.model).to(theta.device)
         module = module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         plan.layout.write(module, theta, buffers)
-        return DeployedModel(module.eval(), self.federation.train.arrays, self.evaluator.measurement, lam)
+        return self._as_deployed(module.eval(), lam)
+
+    def _as_deployed(self, module: nn.Module, lam: float | None = None) -> DeployedModel:
+        """A module with the conventions of the run's data."""
+        columns = self.federation.provenance.get("source", {}).get("columns", ())
+        return DeployedModel(module, self.federation.train.arrays, self.evaluator.measurement, lam, tuple(columns))
 
     @cached_property
     def _lambdas(self) -> np.ndarray:

@@ -149,6 +149,8 @@ class Trainer:
         task = self.task
         if not isinstance(resume, bool | Path | str):
             raise ConfigError(f"resume is True, or the path of a checkpoint, not {resume!r}.")
+        if resume is not False and self.directory is None:
+            raise ConfigError("resume continues the run in a run directory; say which, with out=.")
         try:
             task.open()
             self._open(Path(resume) if isinstance(resume, str) else resume, or_begin)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.core.errors import DataError
+from fedloom.core.errors import DataError, nearest
 
 CATEGORIES = 1000  # more in a column are rather identities
 
@@ -91,6 +91,43 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
             codes = pd.Categorical(one.astype(str), categories=known).codes
             block.append(np.eye(len(known), dtype=np.float32)[codes])
     return [np.concatenate(block, 1) for block in blocks], names
+
+
+def in_columns(frame: Any, columns: Sequence[str]) -> np.ndarray:
+    """A frame as float32 [N, D] in the D columns that other frames were ``encoded`` in, found by their names.
+
+    A frame with columns 0 ... D - 1, as of an array, is taken as it is.
+
+    >>> import pandas as pd
+    >>> in_columns(pd.DataFrame({"town": ["x"], "sex": ["m"], "age": [30]}), ["age", "sex=f", "sex=m"]).tolist()
+    [[30.0, 0.0, 1.0]]
+
+    Raises:
+        DataError: if a column is missing, holds no numbers, or has a category that is not among the columns.
+    """
+    if list(frame.columns) == list(range(len(columns))):
+        return frame.to_numpy(dtype=np.float32)
+    names = {str(column): column for column in frame.columns}
+    made = np.zeros((len(frame), len(columns)), dtype=np.float32)
+    coded: dict[str, list[int]] = {}
+    for place, name in enumerate(columns):
+        if name in names:
+            try:
+                made[:, place] = frame[names[name]].to_numpy(dtype=np.float32)
+            except (TypeError, ValueError) as error:
+                raise DataError(f"column {name!r} of the inputs holds something else than numbers.") from error
+        else:
+            coded.setdefault(next((one for one in names if name.startswith(f"{one}=")), name), []).append(place)
+    for column, places in coded.items():
+        if column not in names:
+            raise DataError(f"the inputs have no column {column!r}; {nearest(column, names)}")
+        texts = frame[names[column]].astype(str).to_numpy()
+        known = [columns[place].removeprefix(f"{column}=") for place in places]
+        if len(lost := np.flatnonzero(~np.isin(texts, known))):
+            told = f"column {column!r} of the inputs holds {texts[lost[0]]!r}"
+            raise DataError(f"{told}, which the run's data do not; {nearest(texts[lost[0]], known)}")
+        made[:, places] = texts[:, None] == np.array(known)
+    return made
 
 
 def _in_time(column: Any) -> bool:

@@ -18,7 +18,7 @@ from fedloom.core.federation import Arrays
 from fedloom.data.sources.base import Source, natural_clients, sources
 from fedloom.data.sources.formats import read_npy_folder, read_npz
 from fedloom.data.sources.images import as_stored
-from fedloom.data.sources.scale import standardised
+from fedloom.data.sources.scale import outside, standardised
 
 CLASSES = 1_000_000
 CHANNELS = (1, 3, 4)
@@ -117,6 +117,8 @@ def from_tensors(
     if classes is None:
         largest = -1 if y.is_floating_point() or not y.numel() else int(max(y.max(), v.max() if v.numel() else -1))
         classes = len(names) or largest + 1 or 1
+        if not names and y.ndim == 1 and largest >= 0:
+            _warn_of_gaps(y, classes, name)
     if not 1 <= classes <= CLASSES:
         raise DataError(
             f"{name}: there would be {classes:,} classes, each with an output of the model, but there may be 1 to "
@@ -128,6 +130,18 @@ def from_tensors(
     train, test = (Arrays(a, b, classes, tuple(names)) for a, b in ((x, y), (u, v)))
     groups = {} if clients is None else natural_clients(clients, clients_test)
     return Source(name, train, test, licence, citation, **groups, settings=settings or {})
+
+
+def _warn_of_gaps(y: Tensor, classes: int, name: str) -> None:
+    """Warn of class numbers [N] that begin above 0, or of which fewer than half have samples: each costs an output."""
+    used = len(y.unique())
+    if int(y.min()) > 0 or 2 * used < classes:
+        warnings.warn(
+            f"{name}: labels are class numbers from 0 on, but of 0 to {classes - 1} only {used} have samples, and a "
+            f"model made by its name has an output for all {classes}; number the classes from 0 on without gaps, or "
+            "give their names as labels.",
+            stacklevel=outside(),
+        )
 
 
 def inputs(x: Tensor | np.ndarray, what: str = "x") -> Tensor:

@@ -70,11 +70,11 @@ def warn_of_scales(source: Source, names: Sequence[str], columns: Sequence[int])
             f"{source.name}: column {names[columns[largest]]!r} has mean {mean[largest]:.3g} and standard deviation "
             f"{deviation[largest]:.3g}, with which models train poorly; data.standardise=true (standardise=True in "
             "Python) scales all columns of numbers.",
-            stacklevel=_outside(),
+            stacklevel=outside(),
         )
 
 
-def _outside() -> int:
+def outside() -> int:
     """The ``stacklevel`` of the caller's first caller outside this package."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("fedloom."):

@@ -56,7 +56,7 @@ def table(
     settings = {"path": str(path), "label": label, "time": time}
     settings |= {"client": client} if client else {}
     settings |= {"features": list(features)} if features else {}
-    settings |= {key: one.settings[key] for key in ("standardised",) if key in one.settings}
+    settings |= {key: one.settings[key] for key in ("columns", "standardised") if key in one.settings}
     return Source(name, one.train, one.test, "not stated", "", one.groups, None, one.group_names, settings=settings)
 
 

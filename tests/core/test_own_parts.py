@@ -1,0 +1,181 @@
+"""Parts that a user writes: what does not fit their slot or the round is refused in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from helpers.runs import assert_same_run, go
+from torch import Tensor
+
+from fedloom.core.context import Batch, Context, Facts, Output, RoundInfo
+from fedloom.core.errors import ClientError, ConfigError
+from fedloom.core.parts import ClientEnd, Drift, Halves, Mixing, Model, Reduce, ServerOptimizer, Term
+from fedloom.core.tree import Tree
+from fedloom.methods import make
+from fedloom.parts.drift import Scaffold
+from fedloom.parts.mixing import Uniform
+from fedloom.parts.objectives import CrossEntropy, Proximal
+from fedloom.parts.uplink import TopK
+
+FEDAVG = make("fedavg")
+
+
+@pytest.mark.parametrize(
+    ("slot", "held", "sentence"),
+    [
+        ("mixing", Uniform, r"mixing is the class Uniform; give an instance, Uniform\(\.\.\.\)"),
+        ("mixing", Scaffold(), "mixing is a Scaffold, but it must be a Mixing"),
+        ("server", "adam", "server is 'adam', but it must be a ServerOptimizer"),
+        ("drift", None, "drift is None, but it must be a Drift"),
+        ("objective", (CrossEntropy(), Uniform()), "objective is a Uniform, but it must be a Term"),
+        ("uplink", [TopK], "uplink is the class TopK"),
+        ("name", 3, "the name of a method is text, not 3"),
+    ],
+)
+def test_a_slot_holds_its_own_parts(slot: str, held: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        replace(FEDAVG, **{slot: held})
+
+
+def test_terms_may_come_as_a_list_or_alone() -> None:
+    terms: Any = [CrossEntropy(), Proximal(0.1)]
+    listed = replace(FEDAVG, objective=terms)
+    assert listed == replace(FEDAVG, objective=(CrossEntropy(), Proximal(0.1)))
+    assert go(listed).summary["method"] == "fedavg+proximal"
+    alone: Any = CrossEntropy()
+    assert replace(FEDAVG, objective=alone, uplink=[TopK(0.5)]).uplink == (TopK(0.5),)  # pyright: ignore[reportArgumentType]
+
+
+@dataclass(frozen=True)
+class Own(Mixing):
+    """Whatever coefficients, without a look at the rest of the round."""
+
+    p: Callable[[np.ndarray], Any] = np.ones_like
+
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
+        return state, self.p(info.samples / info.samples.sum())
+
+
+@pytest.mark.parametrize(
+    ("p", "sentence"),
+    [
+        (np.ones_like, r"mixing 'own' returned coefficients from 1 with the sum 6; they must be at least 0"),
+        (lambda p: np.r_[-0.5, p[1:] / p[1:].sum() * 1.5], "coefficients from -0.5 with the sum 1"),
+        (lambda p: p[:1], r"of the shape \[1\] for a cohort of 6"),
+        (lambda p: np.r_[np.nan, p[1:]], "coefficients from nan"),
+    ],
+)
+def test_coefficients_lie_on_the_simplex(p: Callable[[np.ndarray], Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        go(replace(FEDAVG, name="own", mixing=Own(p)))
+
+
+def test_coefficients_may_be_a_tensor() -> None:
+    by_tensor = go(replace(FEDAVG, name="fedavg", mixing=Own(lambda p: torch.from_numpy(p))))
+    assert torch.equal(_theta(by_tensor), _theta(go(FEDAVG)))
+
+
+def _theta(result: Any) -> Tensor:
+    return torch.cat([value.flatten() for value in result.model.state_dict().values()])
+
+
+@dataclass(frozen=True)
+class Undeclared(Drift):
+    """Uploads a slice that it does not declare."""
+
+    uploads: ClassVar = {"mine": Reduce.MEAN}
+
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
+        return ClientEnd(ctx.state, {"mine": update, "other": update}, update)
+
+
+@dataclass(frozen=True)
+class Bent(Drift):
+    """A gradient of fewer numbers than the model has."""
+
+    numbers: int = 1
+
+    def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
+        return grad[: self.numbers]
+
+
+@dataclass(frozen=True)
+class ByClass(Term):
+    """A loss with a column for each class."""
+
+    def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
+        return out.logits.square()
+
+
+@pytest.mark.parametrize("compute", ["live", "batched"])
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"drift": Undeclared()}, "it sent 'drift/other', which the part does not declare in its uploads"),
+        ({"drift": Bent(1)}, r"Bent.grad returned the shape \[1\] instead of"),
+        ({"drift": Bent(3)}, r"Bent.grad returned the shape \[3\] instead of"),
+        ({"objective": (CrossEntropy(), ByClass())}, "a loss is one number per sample"),
+    ],
+)
+def test_what_a_client_makes_has_the_promised_shape(changes: dict[str, Any], sentence: str, compute: str) -> None:
+    with pytest.raises(ClientError, match=sentence):
+        go(replace(FEDAVG, name="own", **changes), compute=compute)
+
+
+@dataclass(frozen=True)
+class Short(ServerOptimizer):
+    """A step of one number, which would move every parameter."""
+
+    def step(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        return state, update.norm()
+
+
+@dataclass(frozen=True)
+class Counts(Drift):
+    """States that are no tensors."""
+
+    at: str = "client"
+
+    def init_client(self, theta: Tensor) -> Tree:
+        return {"visits": 0 if self.at == "client" else torch.zeros(())}  # pyright: ignore[reportReturnType]
+
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
+        return {"visits": 0 if self.at == "server" else torch.zeros(())}  # pyright: ignore[reportReturnType]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"server": Short()}, r"the server's step has the shape \[\] instead of"),
+        ({"drift": Counts("client")}, "drift.init_client returned 'visits' as int; states hold tensors"),
+        ({"drift": Counts("server")}, "drift.init_server returned 'visits' as int; states hold tensors"),
+    ],
+)
+def test_what_the_server_makes_has_the_promised_shape(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        go(replace(FEDAVG, name="own", **changes))
+
+
+@dataclass(frozen=True)
+class Asks(Drift):
+    """Sends down a state that it has from the second round on."""
+
+    downloads: ClassVar = ("mean",)
+
+    def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
+        return grad
+
+    def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        return {"mean": update}, update
+
+
+def test_a_download_may_come_into_being_in_the_first_round() -> None:
+    result = go(replace(FEDAVG, drift=Asks()), rounds=2)
+    first, second = (record["comm/down_params"] for record in result.history)
+    assert second == 2 * first
+    assert_same_run(go(replace(FEDAVG, drift=Asks()), rounds=2), result)
