@@ -216,9 +216,7 @@ class Everyone(Mixing):
 
 def test_methods_without_a_loss_are_refused() -> None:
     for objective in ((), (Proximal(0.1),)):
-        with pytest.raises(
-            ConfigError, match=r"^method 'm' has no term with a loss on the data; add CrossEntropy\(\)\.$"
-        ):
+        with pytest.raises(ConfigError, match=r"^method 'm' has no term with a loss on the data; add Cross"):
             Method("m", objective)
 
 

@@ -120,6 +120,24 @@ def aaggff_s(world: World, cdf: str = "normal", prior: str = "uniform") -> Found
     return chosen(world, decide)
 
 
+def doubly_robust(r: np.ndarray, members: np.ndarray, clients: int, level: float | None = None) -> np.ndarray:
+    """ř [K] from the members' responses r [|S|]: (1 - 1[i∈S]/C)·r̄ + 1[i∈S]/C·r_i with C = |S|/K.
+
+    Its mean over all cohorts of that size is r if ``level``, used in place of r̄, does not depend on the cohort. The
+    default, the cohort's mean, does: the estimate then shrinks towards the mean R̄ of all clients, E[ř_i] - r_i = -(r_i
+    - R̄)(K - |S|)/(|S|(K - 1)), which preserves the order of the clients.
+    """
+    level = float(r.mean()) if level is None else level
+    estimate = np.full(clients, level)
+    estimate[members] += clients / len(members) * (r - level)
+    return estimate
+
+
+def linearised_gradient(p: np.ndarray, r: np.ndarray, level: float) -> np.ndarray:
+    """g̃ [K], the gradient of -log(1 + ⟨p, r⟩) linearised in r at r0 = level·1, where ⟨p, r0⟩ = level."""
+    return -r / (1 + level) + level * (p @ r - level) / (1 + level) ** 2
+
+
 def aaggff_d(world: World, cdf: str = "weibull", prior: str = "uniform", step: str = "published") -> Found:
     k, size = world.clients, world.cohort
     share = size / k

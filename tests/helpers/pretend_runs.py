@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from fedloom.core import round as round_
 from fedloom.core.local import Local
 from fedloom.experiment import federated
 from fedloom.experiment.experiment import Evaluation, Experiment
@@ -104,6 +105,7 @@ def main() -> None:
     """Run what is asked for, or everything."""
     compute, *names = sys.argv[1:]
     logging.disable()
+    round_.ROUNDING = float("inf")  # coefficients of numbers that are all ones need not lie on the simplex
     federated.pick_device = lambda wanted, among=(): wanted
     torch.Generator = HostGenerator  # type: ignore[misc]
     torch.set_num_threads(1)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.fair import doubly_robust, linearised_gradient
 from helpers.rounds import round_info
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,24 +31,6 @@ from fedloom.parts.mixing.simplex import exponentiated
 Draw = np.random.Generator
 Adversary = Callable[[int, np.ndarray, Draw], np.ndarray]
 CLIENTS = (2, 3, 5, 8, 13, 20)
-
-
-def doubly_robust(r: np.ndarray, members: np.ndarray, clients: int, level: float | None = None) -> np.ndarray:
-    """ř [K] from the members' responses r [|S|]: (1 - 1[i∈S]/C)·r̄ + 1[i∈S]/C·r_i with C = |S|/K.
-
-    Its mean over all cohorts of that size is r if ``level``, used in place of r̄, does not depend on the cohort. The
-    default, the cohort's mean, does: the estimate then shrinks towards the mean R̄ of all clients, E[ř_i] - r_i = -(r_i
-    - R̄)(K - |S|)/(|S|(K - 1)), which preserves the order of the clients.
-    """
-    level = float(r.mean()) if level is None else level
-    estimate = np.full(clients, level)
-    estimate[members] += clients / len(members) * (r - level)
-    return estimate
-
-
-def linearised_gradient(p: np.ndarray, r: np.ndarray, level: float) -> np.ndarray:
-    """g̃ [K], the gradient of -log(1 + ⟨p, r⟩) linearised in r at r0 = level·1, where ⟨p, r0⟩ = level."""
-    return -r / (1 + level) + level * (p @ r - level) / (1 + level) ** 2
 
 
 def one(i: int, k: int) -> np.ndarray:

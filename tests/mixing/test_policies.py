@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.fair import doubly_robust, linearised_gradient
 from helpers.rounds import round_info
 from helpers.runs import assert_same_state, experiment, go, theta
 from scipy.optimize import minimize
@@ -30,7 +30,6 @@ from fedloom.parts.mixing import (
     Fixed,
     Proportional,
 )
-from fedloom.parts.mixing.aaggff_d import doubly_robust, linearised_gradient
 from fedloom.parts.mixing.aaggff_s import growth_gradient
 from fedloom.parts.mixing.responses import CDFS, respond, transformed
 from fedloom.parts.mixing.simplex import exponentiated
@@ -217,20 +216,6 @@ def test_device_closed_form_minimises_its_objective() -> None:
         constraints=sums, method="SLSQP", options={"ftol": 1e-15},
     )  # fmt: skip
     np.testing.assert_allclose(closed, found.x, atol=1e-6)
-
-
-def test_doubly_robust_responses_over_all_cohorts() -> None:
-    """Unbiased for a fixed imputed level; the cohort's own mean shrinks towards the mean, by a factor known exactly."""
-    k, size = 6, 3
-    r = np.array([0.1, 0.9, 0.4, 0.3, 0.8, 0.2])
-    cohorts = [np.array(c) for c in combinations(range(k), size)]
-    fixed = np.mean([doubly_robust(r[c], c, k, level=0.37) for c in cohorts], 0)
-    np.testing.assert_allclose(fixed, r, atol=1e-12)
-    own = np.mean([doubly_robust(r[c], c, k) for c in cohorts], 0)
-    np.testing.assert_allclose(own - r, -(r - r.mean()) * (k - size) / (size * (k - 1)), atol=1e-12)
-    p = np.random.default_rng(0).dirichlet(np.ones(k))
-    mean = np.mean([linearised_gradient(p, doubly_robust(r[c], c, k, 0.37), 0.37) for c in cohorts], 0)
-    np.testing.assert_allclose(mean, linearised_gradient(p, r, 0.37), atol=1e-12)
 
 
 def test_linearised_gradient_is_the_tangent_of_the_gradient() -> None:

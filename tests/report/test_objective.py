@@ -95,7 +95,7 @@ def test_a_round_that_nobody_reaches_leaves_gaps_and_no_broken_table(tmp_path: P
 def test_no_weight_on_anybody_is_no_objective(tmp_path: Path) -> None:
     class Nobody(Mixing):
         def coefficients(self, state, info):
-            return state, np.zeros(len(info.cohort))
+            return state, np.full(len(info.cohort), np.nan)
 
     run(experiment(Method("nobody", (CrossEntropy(),), mixing=Nobody()), ("received",)), tmp_path / "run")
     assert [record[OBJECTIVE] for record in stored(tmp_path / "run")[0]] == [None] * 3

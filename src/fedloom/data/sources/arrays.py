@@ -114,16 +114,17 @@ def from_tensors(
     u, v = (x[:0], y[:0])
     if x_test is not None and y_test is not None:
         u, v = inputs(x_test, f"{name}: x_test"), targets(y_test, f"{name}: y_test")
+    numbered = classes is None and not names and y.ndim == 1 and y.numel() > 0 and not y.is_floating_point()
     if classes is None:
         largest = -1 if y.is_floating_point() or not y.numel() else int(max(y.max(), v.max() if v.numel() else -1))
         classes = len(names) or largest + 1 or 1
-        if not names and y.ndim == 1 and largest >= 0:
-            _warn_of_gaps(y, classes, name)
     if not 1 <= classes <= CLASSES:
         raise DataError(
             f"{name}: there would be {classes:,} classes, each with an output of the model, but there may be 1 to "
             f"{CLASSES:,}; number them from 0 on."
         )
+    if numbered:
+        _warn_of_gaps(y, classes, name)
     for ids in (clients, clients_test):
         if ids is not None and np.asarray(ids).dtype.kind == "f" and np.isnan(np.asarray(ids)).any():
             raise DataError(f"{name}: some samples have NaN for their client; give each a number or a name.")
