@@ -19,7 +19,7 @@ CHANGED = (  # on 2026-11-22; some results of the recipes in brackets are older
     "a short run of the grids has 30 rounds instead of 6 (pfl); FedExP mixes with the updates' coefficients (ssa)",
 )
 NOT_RUN = (
-    "Acar: FedDyn on CIFAR-100, on CIFAR-10 but for Dirichlet .6 with a tenth of 100 clients (without FedProx "
+    "Acar: FedDyn on CIFAR-10 and CIFAR-100 but for Dirichlet .6 with a tenth of 100 clients (without FedProx "
     "there), on EMNIST-L and Shakespeare, and with many clients (tables 2.1 to 2.3); PFLDyn and PFLScaf at the "
     "thesis' scale and with 3 and 7 classes (tables 3.1, 3.2, A.5, A.6), on CIFAR-100 and miniImageNet (A.7); "
     "FedHeN on CIFAR-10 and CIFAR-100 (4.1, 4.2); online streams of miniImageNet, of 3 and 4 classes, B-MOML on "
