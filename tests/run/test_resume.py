@@ -156,7 +156,7 @@ def test_a_method_that_depends_on_the_number_of_rounds_gets_no_more_of_them(tmp_
     run(experiment(fed_back, rounds=3), tmp_path / "back", resume=True)
 
 
-def test_the_look_at_the_end_of_a_shorter_run_is_none_that_patience_counts(tmp_path: Path) -> None:
+def test_the_look_at_the_end_of_a_shorter_run_is_none_that_patience_counts() -> None:
     patient = Evaluation(("global",), every=2, patience=1, metric="global/loss", metrics=("accuracy",))
     history = [{"round": t, "global/loss": value} for t, value in ((2, 0.5), (3, 0.6), (4, 0.4))]
     assert should_stop(history, patient) is None

@@ -227,7 +227,7 @@ def test_only_clients_that_can_take_part_count(tmp_path: Path, monkeypatch: pyte
     assert result.summary["warnings"] == []
 
 
-def test_impossible_choices_are_refused(tmp_path: Path) -> None:
+def test_impossible_choices_are_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"^unknown client_state 'disc'; did you mean 'disk'\? There are: auto, disk, mem"
     ):
