@@ -140,7 +140,7 @@ def test_partition_of_many_clients(cli: Cli, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_report(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_report(cli: Cli, monkeypatch: pytest.MonkeyPatch):
     for method in ("fedavg", "feddyn"):
         cli("run", "-q", f"method={method}", "clients=5", "rounds=1", f"out=runs/{method}")
     assert cli("report", "runs/fedavg").out == "compared 1 run: runs/fedavg/report.html\n"

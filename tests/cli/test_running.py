@@ -267,7 +267,7 @@ def test_a_sweep_in_use_is_refused(cli: Cli, tmp_path: Path):
 
 
 @pytest.mark.usefixtures("no_pages")
-def test_a_sweep_goes_past_a_run_that_diverges(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_sweep_goes_past_a_run_that_diverges(cli: Cli, monkeypatch: pytest.MonkeyPatch):
     real = train.run
 
     def run(experiment: Any, *words: Any, **settings: Any) -> Any:
@@ -282,7 +282,7 @@ def test_a_sweep_goes_past_a_run_that_diverges(cli: Cli, tmp_path: Path, monkeyp
     assert "feddyn" in out
 
 
-def test_trackers_get_every_record(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_trackers_get_every_record(cli: Cli, monkeypatch: pytest.MonkeyPatch):
     seen: list[Any] = []
 
     class Fake(Tracker):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import composition, slots
+from helpers import composition, robust, slots
 from helpers.composition import Rules
 from helpers.federations import classes
 from helpers.networks import tanh_net
@@ -90,14 +90,14 @@ SLOTS: dict[str, dict[str, Filling]] = {
         "afl": ({"mixing": AFL(0.5)}, {"mixing": slots.AFL}),
         "aaggff_s": ({"mixing": AAggFFS("normal")}, {"mixing": slots.AAggFFS}),
         "aaggff_d": ({"mixing": AAggFFD("weibull")}, {"mixing": slots.AAggFFD}),
-        "median": ({"mixing": CoordinateMedian()}, {"mixing": slots.CoordinateMedian}),
-        "trimmed_mean": ({"mixing": TrimmedMean(0.3)}, {"mixing": slots.TrimmedMean}),
-        "krum": ({"mixing": Krum(0.25)}, {"mixing": slots.Krum}),
-        "multi_krum": ({"mixing": Krum(0.25, None)}, {"mixing": slots.MultiKrum}),
-        "rfa": ({"mixing": GeometricMedian()}, {"mixing": slots.GeometricMedian}),
-        "norm_bounding": ({"mixing": NormBounding(0.2)}, {"mixing": slots.NormBounding}),
-        "centred_clipping": ({"mixing": CentredClipping(0.2, 2)}, {"mixing": slots.CentredClipping}),
-        "fltrust": ({"mixing": FLTrust()}, {"mixing": slots.FLTrust}),
+        "median": ({"mixing": CoordinateMedian()}, {"mixing": robust.CoordinateMedian}),
+        "trimmed_mean": ({"mixing": TrimmedMean(0.3)}, {"mixing": robust.TrimmedMean}),
+        "krum": ({"mixing": Krum(0.25)}, {"mixing": robust.Krum}),
+        "multi_krum": ({"mixing": Krum(0.25, None)}, {"mixing": robust.MultiKrum}),
+        "rfa": ({"mixing": GeometricMedian()}, {"mixing": robust.GeometricMedian}),
+        "norm_bounding": ({"mixing": NormBounding(0.2)}, {"mixing": robust.NormBounding}),
+        "centred_clipping": ({"mixing": CentredClipping(0.2, 2)}, {"mixing": robust.CentredClipping}),
+        "fltrust": ({"mixing": FLTrust()}, {"mixing": robust.FLTrust}),
     },
     "server": {
         "none": ({}, {}),

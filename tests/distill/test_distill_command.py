@@ -156,7 +156,7 @@ def test_help(cli: Cli):
 
 
 @pytest.mark.parametrize("method", ["ce", "simkd"])
-def test_the_student_is_loaded_predicts_and_is_exported(method: str, cli: Cli, tmp_path: Path) -> None:
+def test_the_student_is_loaded_predicts_and_is_exported(method: str, cli: Cli) -> None:
     assert cli("distill", "-q", f"method={method}", "out=there", "epochs=2", *QUICK[1:]).code == 0
     run, test = fl.distill.load("there"), sources.make("digits").test
     found = run.model.evaluate(test.x, test.y)

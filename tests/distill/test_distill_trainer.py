@@ -207,7 +207,7 @@ def test_a_pass_that_was_broken_off_is_made_again(
     assert content(tmp_path / "stopped") == content(tmp_path / "whole")
 
 
-def test_equal_seeds_give_equal_bits_and_others_do_not(images: Problem, tmp_path: Path):
+def test_equal_seeds_give_equal_bits_and_others_do_not(images: Problem):
     a, b, c = (distill.run(images.experiment(disk(), epochs=6, seed=seed)) for seed in (3, 3, 4))
     assert torch.equal(weights(a.model), weights(b.model))
     assert not torch.equal(weights(a.model), weights(c.model))

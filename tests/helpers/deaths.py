@@ -82,6 +82,11 @@ def kill_at(operation: int) -> list[str]:
     return seen
 
 
+def files_of(out: Path) -> dict[Path, bytes]:
+    """All files of a run directory, byte by byte."""
+    return {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
 def contents(out: Path) -> dict[str, Any]:
     """What a run directory says, wall-clock time aside."""
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

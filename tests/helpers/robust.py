@@ -1,4 +1,4 @@
-"""Robust aggregation of plain local training: the rules of ``slots``, each with the settings of its named method."""
+"""Rules of robust aggregation as classes of ``slots``, and plain local training with them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,121 @@ from typing import Any
 import numpy as np
 
 from helpers import slots
-from helpers.reference import Found, World
+from helpers.reference import Found, Vector, World
+
+
+class TrimmedMean(slots.Mixing):
+    """Yin et al. 2018, definition 2; ``cut`` values go at either end of a coordinate."""
+
+    trim = 0.3
+
+    def cut(self, n: int) -> int:
+        return int(np.floor(self.trim * n))
+
+    def weights(self, t: int, who: list[int], losses: Vector, updates: Vector) -> Vector:
+        n, size = updates.shape
+        used, self.mean = np.zeros(n), np.zeros(size)
+        for j in range(size):
+            order = sorted(range(n), key=lambda i: updates[i, j])[self.cut(n) : n - self.cut(n)]
+            used[order] += 1
+            self.mean[j] = sum(updates[i, j] for i in order) / len(order)
+        return used
+
+    def combine(self, p: Vector, who: list[int], losses: Vector, updates: Vector, lr: float) -> Vector:
+        return self.mean
+
+
+class CoordinateMedian(TrimmedMean):
+    """Definition 1: of an even number of values, the mean of the two in the middle."""
+
+    def cut(self, n: int) -> int:
+        return n // 2 - (n % 2 == 0)
+
+
+class Krum(slots.Mixing):
+    """Blanchard et al. 2017, section 4: the score sums squared distances to the n - f - 2 closest vectors."""
+
+    hostile, selected = 0.25, 1
+
+    def weights(self, t: int, who: list[int], losses: Vector, updates: Vector) -> Vector:
+        n = len(who)
+        near = max(n - int(self.hostile * n) - 2, 1)
+        scores = []
+        for i in range(n):
+            others = sorted(np.sum((updates[i] - updates[j]) ** 2) for j in range(n) if j != i)
+            scores.append(sum(others[:near]))
+        chosen = np.argsort(scores, kind="stable")[: self.selected or n - int(self.hostile * n)]
+        return np.isin(np.arange(n), chosen).astype(float)
+
+
+class MultiKrum(Krum):
+    selected = 0
+
+
+class GeometricMedian(slots.Mixing):
+    """Pillutla et al. 2022, algorithm 2, from the weighted mean."""
+
+    steps = 3
+
+    def weights(self, t: int, who: list[int], losses: Vector, updates: Vector) -> Vector:
+        alpha = self.samples[who] / self.samples[who].sum()
+        v = alpha @ updates
+        for _ in range(self.steps):
+            beta = alpha / np.maximum([np.linalg.norm(v - x) for x in updates], 1e-6)
+            v = beta @ updates / beta.sum()
+        return beta
+
+
+class NormBounding(slots.Mixing):
+    radius = 0.2
+
+    def weights(self, t: int, who: list[int], losses: Vector, updates: Vector) -> Vector:
+        lengths = np.linalg.norm(updates, axis=1)
+        self.shares = self.samples[who] / self.samples[who].sum()
+        self.clipped = np.array([x * min(1, self.radius / a) for x, a in zip(updates, lengths, strict=True)])
+        return self.shares * np.minimum(1, self.radius / lengths)
+
+    def combine(self, p: Vector, who: list[int], losses: Vector, updates: Vector, lr: float) -> Vector:
+        return self.shares @ self.clipped
+
+
+class CentredClipping(slots.Mixing):
+    """Karimireddy et al. 2021, algorithm 2: v starts where the last aggregate is."""
+
+    radius, steps = 0.2, 2
+
+    def __init__(self, samples: Vector, cohort: int) -> None:
+        super().__init__(samples, cohort)
+        self.v = np.zeros(1)  # as long as an update, when the first one comes
+
+    def weights(self, t: int, who: list[int], losses: Vector, updates: Vector) -> Vector:
+        for _ in range(self.steps):
+            apart = updates - self.v
+            factors = np.minimum(1, self.radius / np.linalg.norm(apart, axis=1))
+            self.v = self.v + np.mean(apart * factors[:, None], axis=0)
+        return factors
+
+    def combine(self, p: Vector, who: list[int], losses: Vector, updates: Vector, lr: float) -> Vector:
+        return self.v
+
+
+class FLTrust(slots.Mixing):
+    """Cao et al. 2021, algorithm 2, whose server model update g_0 is that of client 0."""
+
+    everyone = True
+
+    def weights(self, t: int, who: list[int], losses: Vector, updates: Vector) -> Vector:
+        g0, *others = updates
+        trust = [max(0.0, g @ g0 / (np.linalg.norm(g) * np.linalg.norm(g0))) for g in others]
+        scaled = [np.linalg.norm(g0) / np.linalg.norm(g) * g for g in others]
+        if not any(trust):  # the paper divides by zero; nobody is followed then
+            self.g = 0 * g0
+            return np.ones(len(who))
+        self.g = sum(s * g for s, g in zip(trust, scaled, strict=True)) / sum(trust)
+        return np.array([0.0, *(s / np.linalg.norm(g) for s, g in zip(trust, others, strict=True))])
+
+    def combine(self, p: Vector, who: list[int], losses: Vector, updates: Vector, lr: float) -> Vector:
+        return self.g
 
 
 def aggregated(rule: type[slots.Mixing], **defaults: Any) -> Callable[..., Found]:
@@ -30,12 +144,12 @@ def aggregated(rule: type[slots.Mixing], **defaults: Any) -> Callable[..., Found
 
 
 ORACLES = {
-    "coordinate_median": aggregated(slots.CoordinateMedian),
-    "trimmed_mean": aggregated(slots.TrimmedMean, trim=0.2),
-    "krum": aggregated(slots.Krum, hostile=0.2, selected=1),
-    "multi_krum": aggregated(slots.Krum, hostile=0.2, selected=None),
-    "rfa": aggregated(slots.GeometricMedian, steps=3),
-    "centred_clipping": aggregated(slots.CentredClipping, radius=1.0, steps=1),
-    "norm_bounding": aggregated(slots.NormBounding, radius=1.0),
-    "fltrust": aggregated(slots.FLTrust),
+    "coordinate_median": aggregated(CoordinateMedian),
+    "trimmed_mean": aggregated(TrimmedMean, trim=0.2),
+    "krum": aggregated(Krum, hostile=0.2, selected=1),
+    "multi_krum": aggregated(Krum, hostile=0.2, selected=None),
+    "rfa": aggregated(GeometricMedian, steps=3),
+    "centred_clipping": aggregated(CentredClipping, radius=1.0, steps=1),
+    "norm_bounding": aggregated(NormBounding, radius=1.0),
+    "fltrust": aggregated(FLTrust),
 }

@@ -11,11 +11,10 @@ import pytest
 import torch
 from helpers.federations import SIZES, classes
 from helpers.nested import ENDS, M, flat, places, plain_net, simple_net, two_ends, wide_net
-from helpers.networks import IMAGE, headless, images, tanh_net
+from helpers.networks import IMAGE, images, tanh_net
 from helpers.runs import assert_same_run, experiment, go, theta
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
@@ -29,10 +28,9 @@ from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.methods import make
 from fedloom.models import EarlyExit, models
-from fedloom.parts.drift import FedDynDrift, Scaffold
 from fedloom.parts.mixing import Uniform
 from fedloom.parts.objectives import CrossEntropy, Proximal
-from fedloom.parts.personal import Decoupled, EarlyExitSlice, WidthSlice
+from fedloom.parts.personal import EarlyExitSlice, WidthSlice
 from fedloom.parts.personal.nested import Simple, is_simple, narrowed
 from fedloom.parts.server import Adam
 
@@ -315,60 +313,6 @@ def test_levels_go_with_terms_mixing_and_server_optimisers() -> None:
     assert_same_run(runs["serial"], runs["processes"])
     plain = theta(go("fedhen", local=LOCAL, cohort=4))
     assert np.abs(theta(runs["serial"]) - plain).max() > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"drift": Scaffold()}, "drift 'scaffold' exchanges more than models with clients, but with personal"),
-        ({"drift": FedDynDrift()}, "drift 'dynamic' compares all clients' models as vectors of one length"),
-        ({"adaptation": make("p_avg_proto").adaptation}, "adapts one network"),
-        ({"mixing": make("fedmgda").mixing}, "compares all clients' models as vectors of one length"),
-        ({"objective": make("feddecorr").objective}, "cannot be evaluated at several"),
-        ({"pooled": True}, "trains on pooled data"),
-    ],
-)
-def test_what_is_not_defined_for_levels_is_refused(changes: dict[str, Any], sentence: str) -> None:
-    settings: dict[str, Any] = {"objective": (CrossEntropy(),), "personal": EarlyExitSlice()} | changes
-    with pytest.raises(ConfigError, match=sentence):
-        go(Method("refused", **settings), model=two_ends)
-
-
-def vectors(norm: nn.Module) -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 4), norm, nn.ReLU(), nn.Linear(4, 3))
-
-
-@pytest.mark.parametrize(
-    ("name", "make_net", "sentence"),
-    [
-        ("fedhen", headless, "'early_exit' needs a network with an early exit"),
-        ("decouple", tanh_net, "'decoupled' needs a network with an early exit"),
-        ("heterofl", tanh_net, "cannot take 0.5 of the 3 outputs of 'body.0'"),
-        ("heterofl", lambda: vectors(nn.BatchNorm1d(4)), "cannot mix the buffer '1.running_mean'"),
-        ("heterofl", lambda: vectors(nn.LayerNorm(4)), "cannot cut '1', a LayerNorm"),
-        ("heterofl", lambda: vectors(nn.GroupNorm(1, 4)), "cannot take 0.5 of the 1 groups of '1'"),
-    ],
-)
-def test_networks_that_cannot_be_cut_are_refused(name: str, make_net: Any, sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        go(name, model=make_net)
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        lambda: EarlyExitSlice(simple_fraction=1.5),
-        lambda: EarlyExitSlice(side_weight=-1.0),
-        lambda: Decoupled(simple_fraction=-0.1),
-        lambda: WidthSlice(()),
-        lambda: WidthSlice((0.5, 0.25)),
-        lambda: WidthSlice((1.0, 0.5, 0.5)),
-        lambda: WidthSlice((1.0, 0.0)),
-    ],
-)
-def test_settings_outside_their_range_are_refused(part: Any) -> None:
-    with pytest.raises(ConfigError, match=r"personal '(early_exit|decoupled|width_slice)'"):
-        part()
 
 
 def test_a_share_of_all_clients_is_simple() -> None:

@@ -153,7 +153,7 @@ def test_a_client_of_padding_alone_has_no_loss_and_a_model_that_diverged_has() -
     assert np.isnan(FederatedTask(made).evaluator.summary(table)["clients/loss/mean"])
 
 
-def test_a_metric_that_became_nan_is_recorded_and_no_older_value_stands_for_it(tmp_path) -> None:
+def test_a_metric_that_became_nan_is_recorded_and_no_older_value_stands_for_it() -> None:
     given = settings(what=("global", "clients"), metrics=("accuracy", "auroc", "ece"))
     task = FederatedTask(experiment("fedavg", **given))
     server, usual = task.state.server, task.evaluator.measure(task.state.server, task.state.store, {})[0]

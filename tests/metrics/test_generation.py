@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from helpers.samples import digits, normal
 from scipy.linalg import sqrtm
 from scipy.spatial.distance import cdist, pdist
-from scipy.stats import hypergeom, mannwhitneyu
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.metrics import neighbours
 from fedloom.metrics.generation import Features, diversity, fid, kid, manifold, recognised
-from fedloom.metrics.inception import inception
 from fedloom.metrics.membership import membership
 from fedloom.metrics.neighbours import alike, nearest, spread, within
 from fedloom.models import models
-
-
-def normal(n: int, *shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(n, *shape, generator=torch.Generator().manual_seed(seed))
-
-
-def digits() -> tuple[Tensor, Tensor]:
-    """Images and labels, shuffled: as they come, neighbours are of one writer."""
-    data = load_digits()
-    order = np.random.default_rng(0).permutation(len(data.images))  # pyright: ignore
-    x = torch.from_numpy(np.asarray(data.images, dtype=np.float32)[order] / 16)[:, None]  # pyright: ignore
-    return x, torch.from_numpy(np.asarray(data.target, dtype=np.int64)[order])  # pyright: ignore
 
 
 @pytest.fixture(params=[3, 7, 2048], ids=["pieces of 3", "pieces of 7", "one piece"])
@@ -179,7 +163,7 @@ def test_manifolds_of_one_distribution_have_the_expected_values() -> None:
 
 
 def test_a_collapsed_set_covers_little_and_a_noisy_one_is_not_precise() -> None:
-    x, y = digits()
+    x, y = digits(shuffled=True)
     real, fresh = x[::2], x[1::2]
     collapsed = torch.stack([x[1::2][y[1::2] == c][0] for c in range(10)]).repeat_interleave(90, 0)
     collapsed = (collapsed + 0.01 * normal(900, 1, 8, 8)).clamp(0, 1)
@@ -222,76 +206,6 @@ def test_diversity_of_one_image_is_zero_and_of_a_class_without_two_not_defined()
     assert np.isnan(diversity(real, y, made[:2], torch.tensor([0, 1]), classes=5).ratio)
     few = diversity(real, y, real, y, classes=4, most=5)
     assert few.real == tuple(spread(real[y == c][[0, 2, 4, 6, 9]]) for c in range(4))
-
-
-# copies
-
-
-@pytest.mark.parametrize("most", [2000, 5])
-def test_membership_is_its_definition(most: int) -> None:
-    training, held, made = normal(25, 5, seed=1), normal(14, 5, seed=2), normal(9, 5, seed=3)
-    t, h, m = (x.double().numpy() for x in (training, held, made))
-    found = membership(training, held, made, quantile=0.25, most=most)
-    rows = np.linspace(0, 13, min(most, 14)).astype(int)
-    dt, dh = cdist(m, t), cdist(m, h)
-    between = cdist(h, h) + np.where(np.eye(14), np.inf, 0)
-    r = dt.min(1) / (dt.min(1) + dh.min(1))
-    own = cdist(h, t).min(1)[rows]
-    fresh = own / (own + between.min(1)[rows])
-    np.testing.assert_allclose(found.to_training, dt.min(1))
-    np.testing.assert_allclose(found.to_held_out, dh.min(1))
-    np.testing.assert_allclose(found.held_out_to_training, own)
-    np.testing.assert_array_equal(found.index, dt.argmin(1))
-    assert found.copies == pytest.approx((r < np.quantile(fresh, 0.25)).mean())
-    assert found.near == pytest.approx((dt.min(1) < np.quantile(own, 0.25)).mean())
-    assert found.auc == pytest.approx(mannwhitneyu(fresh, r).statistic / (len(r) * len(fresh)))
-    of_training = {int(i) for i, own in zip(dt.argmin(1), dt.min(1) < dh.min(1), strict=True) if own}
-    of_held = {int(i) for i, own in zip(dh.argmin(1), dt.min(1) < dh.min(1), strict=True) if not own}
-    drawn = len(of_training) + len(of_held)
-    assert found.members == len(of_training) / drawn
-    assert found.expected == 25 / 39
-    chance = sum(hypergeom.pmf(i, 39, 25, drawn) for i in range(len(of_training), drawn + 1))
-    assert found.p_value == pytest.approx(chance)
-
-
-def test_copies_are_found_and_fresh_images_are_not() -> None:
-    x, _ = digits()
-    training, held, fresh = x[:900], x[900:1600], x[1600:1700]
-    exact = membership(training, held, training[:100])
-    assert exact.copies == exact.near == exact.auc == exact.members == 1
-    assert exact.p_value < 1e-20
-    assert exact.to_training.max() == 0
-    assert exact.index.tolist() == list(range(100))
-    noisy = membership(training, held, (training[:100] + 0.05 * normal(100, 1, 8, 8)).clamp(0, 1))
-    assert noisy.copies > 0.9
-    assert noisy.p_value < 1e-10
-    half = membership(training, held, torch.cat([training[:50], fresh[:50]]))
-    assert 0.45 < half.copies < 0.6
-    assert half.p_value < 1e-3
-    clean = membership(training, held, fresh)
-    assert clean.copies < 0.06
-    assert 0.4 < clean.auc < 0.6
-    assert clean.p_value > 0.05
-
-
-def test_a_smooth_average_is_near_and_no_copy() -> None:
-    x, y = digits()
-    training, held = x[::2], x[1::2]
-    means = torch.stack([training[y[::2] == c].mean(0) for c in range(10)])
-    found = membership(training, held, means, quantile=0.1)
-    assert found.copies <= 0.3
-    assert found.p_value > 0.01
-
-
-def test_the_p_value_keeps_its_level_also_where_images_are_alike() -> None:
-    """Forty synthetic sets of ten images, each ten times over: a test that counted images would refuse most of them."""
-    levels = []
-    for seed in range(60):
-        x = normal(400, 6, seed=seed)
-        base = normal(10, 6, seed=1000 + seed).repeat_interleave(10, 0)
-        levels.append(membership(x[:200], x[200:], base + 1e-3 * normal(100, 6, seed=2000 + seed)).p_value)
-    assert np.mean(np.array(levels) <= 0.05) <= 0.1
-    assert np.mean(np.array(levels) <= 0.5) <= 0.65
 
 
 # recognisability and features
@@ -339,7 +253,7 @@ def test_recognised_by_hand() -> None:
 
 
 def test_a_trained_classifier_recognises_real_digits_and_not_noise() -> None:
-    x, y = digits()
+    x, y = digits(shuffled=True)
     torch.manual_seed(0)
     net = models.make("mlp", classes=10, inputs=(1, 8, 8))
     optimiser = torch.optim.Adam(net.parameters(), 1e-2)
@@ -422,53 +336,3 @@ def test_sets_in_one_range_are_accepted_though_they_do_not_fill_it() -> None:
 def test_impossible_measures_end_in_one_sentence(call, error: type, sentence: str) -> None:
     with pytest.raises(error, match=sentence):
         call()
-
-
-# Inception
-
-
-def test_inception_needs_a_file_of_its_weights(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no file of Inception weights"):
-        inception(tmp_path / "none.pth")
-    (tmp_path / "text.pth").write_text("nothing")
-    with pytest.raises(ConfigError, match="holds no weights"):
-        inception(tmp_path / "text.pth")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("classes", "name"), [(1000, "inception of torchvision"), (1008, "inception of FID")])
-def test_inception_features(tmp_path: Path, classes: int, name: str) -> None:
-    """Random weights in the two known layouts: torchvision's own pooling, and the published one, block by block."""
-    try:
-        from torchvision.models import inception_v3
-    except (ImportError, RuntimeError) as error:
-        pytest.skip(f"torchvision cannot be imported: {error}")
-    torch.manual_seed(0)
-    net = inception_v3(weights=None, num_classes=classes, aux_logits=classes == 1000, init_weights=False)
-    torch.save(net.state_dict(), tmp_path / "weights.pth")
-    features = inception(tmp_path / "weights.pth")
-    assert features.name == name
-    grey = torch.rand(2, 1, 20, 20)
-    found = features(grey)
-    assert found.shape == (2, 2048)
-    torch.testing.assert_close(found, features(grey.expand(-1, 3, -1, -1)))
-    if classes == 1000:
-        net.fc = nn.Identity()  # pyright: ignore
-        large = nn.functional.interpolate(grey.expand(-1, 3, -1, -1), (299, 299), mode="bilinear")
-        torch.testing.assert_close(found, net.eval()(2 * large - 1).detach())
-    for block, channels, side in (
-        ("Mixed_5b", 192, 9),
-        ("Mixed_6c", 768, 7),
-        ("Mixed_7b", 1280, 5),
-        ("Mixed_7c", 2048, 5),
-    ):
-        part = features.module.get_submodule(f"net.{block}").eval()
-        x = torch.randn(1, channels, side, side)
-        pooled = nn.functional.avg_pool2d(x, 3, 1, 1, count_include_pad=classes == 1000)
-        if (classes, block) == (1008, "Mixed_7c"):
-            pooled = nn.functional.max_pool2d(x, 3, 1, 1)
-        conv = part.get_submodule("branch_pool.conv")
-        expected = part.get_submodule("branch_pool.bn")(conv(pooled)).relu()
-        torch.testing.assert_close(part(x)[:, -expected.shape[1] :], expected)
-    with pytest.raises(ConfigError, match="values from 0 to 1"):
-        features(2 * grey)

@@ -129,7 +129,7 @@ def test_logits_are_equal_to_rounding() -> None:
     torch.testing.assert_close(alone[2][0][0][1], evaluator.live.module(split.client(3).x), rtol=1e-12, atol=1e-12)
 
 
-def test_a_model_may_declare_that_it_cannot_be_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_may_declare_that_it_cannot_be_stacked() -> None:
     class Alone(nn.Tanh):
         stackable = False
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from cases import make
-from sklearn.datasets import load_digits
+from helpers.samples import digits
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
@@ -283,12 +283,6 @@ def test_impossible_energy_networks_end_in_one_sentence(
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         models.make(name, classes=10, inputs=inputs, **settings)
-
-
-def digits() -> tuple[Tensor, Tensor]:
-    data = load_digits()
-    x = torch.from_numpy(np.asarray(data.images, dtype=np.float32) / 16)[:, None]  # pyright: ignore
-    return x, torch.from_numpy(np.asarray(data.target, dtype=np.int64))  # pyright: ignore
 
 
 def test_a_variational_autoencoder_learns_digits_by_class() -> None:

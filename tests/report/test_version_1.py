@@ -111,7 +111,7 @@ def test_csv_and_page_state_the_mean_and_standard_error_of_what_the_runs_recorde
             assert fairness.loc[method, column] == pytest.approx(np.mean(known), rel=1e-9)
 
 
-def test_online_runs_are_read_by_what_they_predict(tmp_path: Path) -> None:
+def test_online_runs_are_read_by_what_they_predict() -> None:
     tables = {table.name: table for table in final_tables(read(run_dirs("online")))}
     summaries = {path.name: json.loads((path / "summary.json").read_text()) for path in run_dirs("online")}
     for name, _, cells in tables["final_ctm"].rows:

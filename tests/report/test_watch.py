@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ from fedloom.cli import main, report
 
 
 def test_the_page_follows_until_all_planned_runs_have_ended(
-    make_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = make_run("fedavg-1", rounds=2, planned=4, files=())
     folder = first.parent

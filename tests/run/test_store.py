@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,23 +30,6 @@ from fedloom.experiment.report.rundata import load
 from fedloom.experiment.store import DiskStore, MemoryStore, make_store, state_bytes
 from fedloom.experiment.trainer import Trainer
 from fedloom.methods import methods
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on disk that nothing happened to."""
-    out = tmp_path_factory.mktemp("runs") / "finished"
-    run(work(), out, checkpoint_every=2, keep=3)
-    return out
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    """A folder in memory where there is one: waiting for a disk hundreds of times would take a minute."""
-    shared = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else None) as folder:
-        yield Path(folder)
-
 
 # --- the same bits ----------------------------------------
 
@@ -81,10 +62,10 @@ def test_methods_without_states_leave_no_files(tmp_path: Path) -> None:
     run(work("fedadam", rounds=ROUNDS + 1), tmp_path / "out", resume=True)
 
 
-def test_a_checkpoint_names_the_states_and_does_not_copy_them(finished: Path) -> None:
-    mixing = contents(finished)["mixing"]
+def test_a_checkpoint_names_the_states_and_does_not_copy_them(stored: Path) -> None:
+    mixing = contents(stored)["mixing"]
     rows = list(zip(mixing["round"], mixing["client"], mixing["p"], strict=True))
-    for path in checkpoint.available(finished / "checkpoint"):
+    for path in checkpoint.available(stored / "checkpoint"):
         assert {file.name for file in path.iterdir()} == {"server.safetensors", "index.safetensors", "manifest.json"}
         index = checkpoint.load_tensors((path / "index.safetensors").read_bytes())
         reached = int(path.name.removeprefix("round-"))
@@ -158,11 +139,11 @@ def test_what_kept_checkpoints_need_is_kept_and_nothing_else(every: int, keep: i
     assert max(sizes) <= (keep + 1) * len(SIZES)
 
 
-def test_every_kept_checkpoint_can_be_continued(finished: Path, tmp_path: Path) -> None:
-    for path in checkpoint.available(finished / "checkpoint"):
-        out = Path(shutil.copytree(finished, tmp_path / path.name))
+def test_every_kept_checkpoint_can_be_continued(stored: Path, tmp_path: Path) -> None:
+    for path in checkpoint.available(stored / "checkpoint"):
+        out = Path(shutil.copytree(stored, tmp_path / path.name))
         run(work(), out, resume=out / "checkpoint" / path.name, checkpoint_every=2, keep=3)
-        assert_same_contents(whole(finished), whole(out))
+        assert_same_contents(whole(stored), whole(out))
 
 
 # --- chosen ----------------------------------------
@@ -246,7 +227,7 @@ def test_only_clients_that_can_take_part_count(tmp_path: Path, monkeypatch: pyte
     assert result.summary["warnings"] == []
 
 
-def test_impossible_choices_are_refused(tmp_path: Path) -> None:
+def test_impossible_choices_are_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"^unknown client_state 'disc'; did you mean 'disk'\? There are: auto, disk, mem"
     ):

@@ -7,8 +7,7 @@ import json
 import os
 import shutil
 import signal
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,28 +27,12 @@ from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.store import DiskStore
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on disk that nothing happened to."""
-    out = tmp_path_factory.mktemp("runs") / "finished"
-    run(work(), out, checkpoint_every=2, keep=3)
-    return out
-
-
 @pytest.fixture
-def copy(finished: Path, tmp_path: Path) -> Path:
+def copy(stored: Path, tmp_path: Path) -> Path:
     """A copy of it to spoil, stopped after round 4."""
-    out = Path(shutil.copytree(finished, tmp_path / "copy"))
+    out = Path(shutil.copytree(stored, tmp_path / "copy"))
     checkpoint.remove(out / "checkpoint" / "round-000006")
     return out
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    """A folder in memory where there is one: waiting for a disk hundreds of times would take a minute."""
-    shared = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else None) as folder:
-        yield Path(folder)
 
 
 # --- killed ----------------------------------------
@@ -122,7 +105,7 @@ def test_killed_at_every_single_step_of_writing(states: str, memory: Path, monke
     assert removed > 5, "no run was killed that left files which nobody needed"
 
 
-def test_files_after_the_checkpoint_are_not_believed(finished: Path, copy: Path) -> None:
+def test_files_after_the_checkpoint_are_not_believed(stored: Path, copy: Path) -> None:
     """A killed run may have got further, and somebody may have altered what it wrote there."""
     held = set().union(*map(referred, checkpoint.available(copy / "checkpoint")))
     later = files(copy) - held
@@ -138,17 +121,17 @@ def test_files_after_the_checkpoint_are_not_believed(finished: Path, copy: Path)
 
     run(work(), copy, resume=True, checkpoint_every=2, keep=3, callbacks=[Looks()])
     assert checks == [held]
-    assert_same_contents(whole(finished), whole(copy))
+    assert_same_contents(whole(stored), whole(copy))
 
 
-def test_killed_before_the_first_checkpoint(tmp_path: Path, finished: Path) -> None:
-    out = Path(shutil.copytree(finished, tmp_path / "early"))
+def test_killed_before_the_first_checkpoint(tmp_path: Path, stored: Path) -> None:
+    out = Path(shutil.copytree(stored, tmp_path / "early"))
     shutil.rmtree(out / "checkpoint")
     (out / "clients" / "5-000001.safetensors").write_bytes(b"nonsense")
     lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
     (out / "metrics.jsonl").write_text("".join(lines[:2]))
     run(work(), out, resume=True, checkpoint_every=2, keep=3)
-    assert_same_contents(whole(finished), whole(out))
+    assert_same_contents(whole(stored), whole(out))
 
 
 # --- spoilt ----------------------------------------
@@ -171,7 +154,7 @@ def flip(path: Path) -> None:
 )
 @pytest.mark.parametrize("states", ["disk", "memory"])
 def test_a_missing_or_truncated_state_is_refused_at_once(
-    states: str, act: Callable[[Path], None], what: str, finished: Path, copy: Path
+    states: str, act: Callable[[Path], None], what: str, stored: Path, copy: Path
 ) -> None:
     last, before = copy / "checkpoint" / "round-000004", copy / "checkpoint" / "round-000002"
     name = sorted(referred(last) - referred(before))[0]
@@ -183,10 +166,10 @@ def test_a_missing_or_truncated_state_is_refused_at_once(
     with pytest.raises(CheckpointError, match=expected + rf"continue from the one before it with resume={before}\.$"):
         run(work(states=states), copy, resume=True)
     run(work(), copy, resume=before, checkpoint_every=2, keep=3)
-    assert_same_contents(whole(finished), whole(copy))
+    assert_same_contents(whole(stored), whole(copy))
 
 
-def test_an_altered_state_stops_the_run_and_no_checkpoint_is_made_of_it(finished: Path, copy: Path) -> None:
+def test_an_altered_state_stops_the_run_and_no_checkpoint_is_made_of_it(stored: Path, copy: Path) -> None:
     last, before = (copy / "checkpoint" / f"round-00000{number}" for number in (4, 2))
     names = sorted(referred(last) - referred(before))
     for name in names:
@@ -204,10 +187,10 @@ def test_an_altered_state_stops_the_run_and_no_checkpoint_is_made_of_it(finished
     assert (summary["status"], summary["reason"]) == ("failed", str(caught.value))
     assert good == {path: path.read_bytes() for path in good}
     run(work(), copy, resume=before, checkpoint_every=2, keep=3)
-    assert_same_contents(whole(finished), whole(copy))
+    assert_same_contents(whole(stored), whole(copy))
 
 
-def test_a_state_found_damaged_later_costs_no_checkpoint(tmp_path: Path, finished: Path) -> None:
+def test_a_state_found_damaged_later_costs_no_checkpoint(tmp_path: Path) -> None:
     """The run is ahead of its only checkpoint, which is good, and must not replace it by one that is not."""
     out, spoilt = tmp_path / "out", []
 

@@ -95,7 +95,7 @@ def test_finalists_fedavg_and_ablations_run_on_held_out_seeds(finished: Path) ->
         assert stored.config()["method"]["name"] == r["candidate"]["method"]
 
 
-def test_the_recipe_of_the_winner_gives_the_same_run(finished: Path, tmp_path: Path, capsys) -> None:
+def test_the_recipe_of_the_winner_gives_the_same_run(finished: Path, tmp_path: Path) -> None:
     ranking = json.loads((finished / "summary.json").read_text())["ranking"]
     role = ranking[0]["role"].replace(" ", "-")
     words = ["evaluation.what=[clients]", "seed=1", f"out={tmp_path / 'again'}", "-q"]

@@ -1,0 +1,45 @@
+"""Finished runs and copies of them to spoil."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers import resuming
+from helpers import stored as on_disk
+
+from fedloom.experiment.federated import run
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing happened to."""
+    out = tmp_path_factory.mktemp("runs") / "finished"
+    run(resuming.work(), out, checkpoint_every=2, keep=3)
+    return out
+
+
+@pytest.fixture
+def copy(finished: Path, tmp_path: Path) -> Path:
+    """A copy of it to spoil."""
+    return Path(shutil.copytree(finished, tmp_path / "copy"))
+
+
+@pytest.fixture(scope="session")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with client states on disk that nothing happened to."""
+    out = tmp_path_factory.mktemp("runs") / "stored"
+    run(on_disk.work(), out, checkpoint_every=2, keep=3)
+    return out
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder in memory where there is one: waiting for a disk hundreds of times would take a minute."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else None) as folder:
+        yield Path(folder)

@@ -1,0 +1,92 @@
+"""A disk without room harms no checkpoint, and the run says so."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.deaths import assert_same_contents, child, contents
+from helpers.resuming import back_to, work
+
+from fedloom.experiment import atomic, checkpoint
+from fedloom.experiment.callbacks import Callback
+from fedloom.experiment.federated import run
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["at once", "after some bytes"])
+def test_a_full_disk_harms_no_checkpoint_and_is_reported(
+    half: bool, tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, full = tmp_path / "full", [False]
+    write = atomic.write_synced
+
+    def crowded(path: Path, blob: bytes) -> None:
+        if full[0] and path.suffix == ".safetensors":
+            if half:
+                path.write_bytes(blob[:10])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, blob)
+
+    class Fills(Callback):
+        def on_round(self, record: Mapping[str, Any]) -> None:
+            full[0] = 3 <= record["round"] <= 6
+
+    monkeypatch.setattr(atomic, "write_synced", crowded)
+    run(work(), out, checkpoint_every=2, keep=3, callbacks=[Fills()])
+    names = [path.name for path in checkpoint.available(out / "checkpoint")]
+    assert names == ["round-000002", "round-000008"]
+    assert not list((out / "checkpoint").glob(".*"))
+    found, whole = contents(out), contents(finished)
+    assert len(found["summary"].pop("warnings")) == 2
+    whole["summary"].pop("warnings")
+    assert_same_contents(whole, found)
+
+
+def test_warnings_say_what_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crowded(path: Path, blob: bytes) -> None:
+        if path.name == "manifest.json":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, blob)
+
+    write = atomic.write_synced
+    monkeypatch.setattr(atomic, "write_synced", crowded)
+    summary = run(work(rounds=2), tmp_path / "out").summary
+    assert summary["warnings"] == [
+        "round 2: no checkpoint could be written (No space left on device); the one before it is untouched."
+    ]
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["warnings"] == summary["warnings"]
+    assert checkpoint.available(tmp_path / "out" / "checkpoint") == []
+
+
+@pytest.mark.parametrize("room", [0.5, 1.1], ids=["at the start", "after a round"])
+def test_no_file_may_grow_any_more(room: float, tmp_path: Path, finished: Path) -> None:
+    """The system's own limit on file sizes: the run stops with a clear error and continues once there is room."""
+    out = Path(shutil.copytree(finished, tmp_path / "limited"))
+    back_to(out, 4)
+    good = {path: path.read_bytes() for path in (out / "checkpoint" / "round-000004").iterdir()}
+    written = sum(len(line) + 1 for line in (out / "metrics.jsonl").read_text().splitlines()[:4])
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(room * written), resource.RLIM_INFINITY))
+        try:
+            run(work(), out, resume=True, checkpoint_every=100, keep=3)
+        except Exception as error:
+            os.write(pipe[1], f"{type(error).__name__}: {error}".encode())
+
+    pipe = os.pipe()
+    assert child(limited) == 0
+    os.close(pipe[1])
+    said = os.read(pipe[0], 10_000).decode()
+    assert said.startswith("CheckpointError: ")
+    assert "cannot be written" in said
+    assert "File too large" in said
+    assert good == {path: path.read_bytes() for path in good}
+    run(work(), out, resume=True, checkpoint_every=2, keep=3)
+    assert_same_contents(contents(finished), contents(out))
