@@ -92,9 +92,9 @@ class EarlyExitSlice(Submodels):
         complex clients  minimise f_j(w_c) + σ f_j([w_c]_M)         and hold w_c, including the exit
         server           w_s = [w_c]_M: the mean over all active clients; the rest of w_c: over the complex ones
 
-    With σ = 1 this is FedHeN; with σ = 0 the complex clients have no side objective (NoSide) and return the exit's own
-    parameters unchanged but for weight decay, which enter the mean. Acar & Saligrama 2022; Acar, thesis, algorithms 4,
-    5 and 9. There the first half of the clients is simple; here simple and complex clients alternate, so that a
+    With σ = 1 this is FedHeN; with σ = 0 the complex clients have no side objective (NoSide); they return the exit's
+    parameters changed by weight decay only, and these enter the mean. Acar & Saligrama 2022; Acar, thesis, algorithms
+    4, 5 and 9. There the first half of the clients is simple; here simple and complex clients alternate, so that a
     partition ordered by client number does not split the data along with the networks.
 
     Args:
@@ -240,7 +240,7 @@ class Scaler:
 
     @property
     def training_divisor(self) -> float:
-        """What the output is divided by in training, for computes that do not call hooks."""
+        """The divisor of the output in training, for computes that do not call hooks."""
         return self.share
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
