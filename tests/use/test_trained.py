@@ -185,7 +185,7 @@ def test_wrong_arguments_end_in_one_sentence(tmp_path: Path) -> None:
         (lambda: use.client(0).predict(x[0]), DataError, r"shape \[4\], .* takes \[N, 4\] \(one sample needs"),
         (lambda: use.client(0).predict(x / 0), DataError, "some inputs are NaN or infinite"),
         (lambda: use.client(0).evaluate(x, y[:1]), DataError, r"targets have shape \[1\], not \[2\]"),
-        (lambda: use.client(0).evaluate(x, y + 0.5), DataError, "the targets are fractions"),
+        (lambda: use.client(0).evaluate(x, y + 0.5), DataError, "the targets are real numbers"),
         (lambda: use.client(0).evaluate(x, y + 3), DataError, "label 3, but there are 3 classes"),
         (lambda: fl.load(7), ConfigError, "load needs the path of a run directory, not int"),  # type: ignore[arg-type]
         (lambda: fl.load(tmp_path), CheckpointError, "is not a run directory"),

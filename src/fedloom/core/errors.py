@@ -40,7 +40,7 @@ class ClientError(FedLoomError, RuntimeError):
 
 
 def or_error(work: Callable[[], Result], sentence: str) -> Result | ClientError:
-    """Return the result of ``work``; an exception in a part, which any worker would raise, becomes a ``ClientError``."""
+    """Return the result of ``work``; an exception in a part, which any worker would raise, becomes a ClientError."""
     try:
         return work()
     except Exception as error:

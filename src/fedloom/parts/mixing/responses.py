@@ -71,7 +71,7 @@ def check(cdf: str, scale: float, shape: float) -> None:
     if not (0 < scale < float("inf") and 0 <= shape < float("inf")):
         raise ConfigError(
             f"the response transformation {cdf!r} needs a positive scale and a shape of at least 0 "
-            f"(0: its usual one), not {scale:g} and {shape:g}."
+            f"(0: its default), not {scale:g} and {shape:g}."
         )
 
 

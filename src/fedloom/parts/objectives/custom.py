@@ -114,12 +114,12 @@ def loss(function: LossFunction | Term | str, name: str | None = None, targets: 
         )
     if isinstance(function, nn.Module) and any(True for _ in function.parameters()):
         raise ConfigError(
-            f"the loss {type(function).__name__} has parameters, which no client would train; make them a part of "
+            f"the loss {type(function).__name__} has parameters, which no client would train; make them part of "
             "the model, or freeze them as buffers."
         )
     title = name or _name(function)
     if not re.fullmatch(r"\w+", title):
-        raise ConfigError(f"a loss cannot be called {title!r}; give it a word, with loss(..., name='my_loss').")
+        raise ConfigError(f"a loss cannot be named {title!r}; choose an identifier, with loss(..., name='my_loss').")
     return Loss(function, title, targets=targets)
 
 

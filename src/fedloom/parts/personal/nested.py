@@ -75,7 +75,7 @@ def _exit(name: str, model: nn.Module) -> nn.Module:
     parts = dict(model.named_modules())
     if not hasattr(model, "ends") or "body.near" not in parts or "exit" not in parts:
         raise ConfigError(
-            f"personal {name!r} needs a network with an early exit (ends(x), with the parts body.near and exit); "
+            f"personal {name!r} needs a network with an early exit (ends(x), with submodules body.near and exit); "
             "choose model=exit_cnn, or model=preact_resnet18 with model.exit=true."
         )
     return model
@@ -214,7 +214,7 @@ class WidthSlice(Submodels):
         widths = self.widths
         if not widths or widths[0] != 1 or widths[-1] <= 0 or any(b >= a for a, b in pairwise(widths)):
             raise ConfigError(
-                f"personal 'width_slice': widths must begin with 1 and fall towards 0, not {list(widths)}; "
+                f"personal 'width_slice': widths must start at 1 and decrease towards 0, not {list(widths)}; "
                 "like [1, 0.5, 0.25]."
             )
 
@@ -275,7 +275,7 @@ def narrowed(model: nn.Module, share: float, scale: bool = False) -> nn.Module:
     for name, part in owners:
         if not isinstance(part, KINDS):
             raise ConfigError(
-                f"personal 'width_slice' cannot cut {name!r}, a {type(part).__name__}; it knows linear layers, "
+                f"personal 'width_slice' cannot cut {name!r}, a {type(part).__name__}; it can cut linear layers, "
                 "convolutions and group normalisation."
             )
         if isinstance(part, nn.GroupNorm):
@@ -306,7 +306,7 @@ def _whole(name: str, what: str, count: int, share: float) -> int:
     if kept < 1 or abs(kept - share * count) > 1e-6:
         raise ConfigError(
             f"personal 'width_slice' cannot take {share:g} of the {count} {what} of {name!r}: "
-            "that is no whole number of at least 1."
+            "this must be a whole number of at least 1."
         )
     return kept
 
