@@ -39,7 +39,7 @@ make = methods.make
 def preset(
     method: Method, summary: str, note: str = "", names: Mapping[str, str] | None = None
 ) -> Callable[..., Method]:
-    """Register a row of the table, as ``fedloom.core.preset.factory`` makes a function of it."""
+    """Register a row of the table and turn it into a function with ``fedloom.core.preset.factory``."""
     return methods.register(factory(method, summary, note, names))
 
 
@@ -143,7 +143,7 @@ preset(
 # less to send; method.uplink=[top_k] and so on makes any other method do so
 preset(
     Method("fedpaq", CE, mixing=mixing.Uniform(), uplink=(uplink.QSGD(),)),
-    "The unweighted mean of updates quantised to few bits a number without bias. Reisizadeh et al., AISTATS 2020.",
+    "The unweighted mean of updates, quantised without bias to a few bits per number. Reisizadeh et al., AISTATS 2020.",
     names={"uplink.0.slices": ""},
 )
 # less to know; method.uplink=clip_noise makes any other method private whose uploads have bounds
@@ -163,12 +163,12 @@ preset(
 )
 preset(
     Method("krum", CE, mixing=mixing.Krum()),
-    "The one update that lies closest to its n - f - 2 nearest neighbours. Blanchard et al., NeurIPS 2017.",
+    "The update closest to its n - f - 2 nearest neighbours. Blanchard et al., NeurIPS 2017.",
     names={"mixing.selected": ""},
 )
 preset(
     Method("multi_krum", CE, mixing=mixing.Krum(selected=None)),
-    "The mean of the n - f updates that lie closest to their n - f - 2 nearest neighbours. Blanchard et al., 2017.",
+    "The mean of the n - f updates closest to their n - f - 2 nearest neighbours. Blanchard et al., 2017.",
 )
 preset(
     Method("rfa", CE, mixing=mixing.GeometricMedian()),
@@ -184,7 +184,7 @@ preset(
 )
 preset(
     Method("fltrust", CE, mixing=mixing.FLTrust()),
-    "Updates as long as the server's own, weighted by their cosine with it if positive. Cao et al., NDSS 2021.",
+    "Updates rescaled to the norm of the server's own, weighted by positive cosine with it. Cao et al., NDSS 2021.",
     "The server's data are those of one client, which takes part in every round. All clients in all rounds.",
 )
 # networks of different sizes, and several networks
@@ -200,7 +200,7 @@ preset(
 )
 preset(
     Method("decouple", CE, personal=personal.Decoupled(), mixing=mixing.Uniform()),
-    "Two separate FedAvgs: one of the simple network, one of the complex one. Acar, thesis, algorithm 8.",
+    "FedAvg twice, separately: for the simple and for the complex network. Acar, thesis, algorithm 8.",
 )
 preset(
     Method("heterofl", CE, personal=personal.WidthSlice(), mixing=mixing.Uniform()),
@@ -208,7 +208,7 @@ preset(
 )
 preset(
     Method("ifca", CE, personal=personal.Clustered(), mixing=mixing.Uniform()),
-    "k models at the server; a client trains the one with the least loss on its samples. Ghosh et al., NeurIPS 2020.",
+    "k models at the server; a client trains the one with the lowest loss on its samples. Ghosh et al., NeurIPS 2020.",
 )
 # stronger local objectives; each works with any drift correction, mixing and server optimiser
 preset(
@@ -233,7 +233,7 @@ preset(
 )
 preset(
     Method("disk", (objectives.Selective(),), citation=ACAR),
-    "Selective distillation in a federation: as distillation, where the model is helped as far as a guide allows.",
+    "Selective distillation in a federation: a guide decides where the model need not follow its teacher.",
     "Our composition of what Acar, thesis 2023, names as the next step in §7.2: DiSK (ch. 6) as the clients' "
     "objective, with a guide of C + 1 numbers that is federated like the model. Needs ``teacher=``, the run of a "
     "trained model; with K = 0 it is distillation.",
@@ -297,7 +297,7 @@ preset(
 )
 preset(
     Method("fedbn", CE, personal=personal.PrivateNorm()),
-    "Normalisation layers, statistics included, stay at the client; all else is averaged. Li et al., ICLR 2021.",
+    "Normalisation layers, statistics included, stay at the client; everything else is averaged. Li et al., ICLR 2021.",
 )
 preset(
     Method("fedbabu", CE, personal=personal.Alternating(head_fraction=0.0), adaptation=adaptation.FineTune()),
@@ -387,11 +387,11 @@ preset(
 )
 preset(
     Method("fedssa_similarity", CE, mixing=mixing.Similarity()),
-    "p_k ∝ mean cos(ŷ_k¹, ŷ_k²): models that agree on two views of a target input weigh more. FedSSA, appendix D.",
+    "p_k ∝ mean cos(ŷ_k¹, ŷ_k²): models are weighted by their agreement on two views of an input. FedSSA, appendix D.",
 )
 preset(
     Method("fedssa_confidence", CE, mixing=mixing.Confidence()),
-    "p_k ∝ mean var ŷ_k: models that are more confident on target inputs weigh more. FedSSA, appendix D.",
+    "p_k ∝ mean var ŷ_k: models are weighted by their confidence on target inputs. FedSSA, appendix D.",
 )
 preset(
     Method("feddf", CE, server=server.Ensemble()),

@@ -271,9 +271,9 @@ def test_settings_from_the_command_line() -> None:
         ({"attack": SignFlip(), "method": make("centralised")}, "no clients to be hostile"),
         (
             {"attack": ALIE(), "method": replace(make("fedavg"), mixing=Uniform(), uplink=(SecureSum(),))},
-            "shows sums only",
+            "reveals only sums",
         ),
-        ({"attack": ALIE(), "method": make("heterofl")}, "of one size"),
+        ({"attack": ALIE(), "method": make("heterofl")}, "of equal size"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], sentence: str) -> None:

@@ -74,7 +74,9 @@ def test_a_setting_called_name_is_refused() -> None:
     def any_shape(name: str = "square") -> str:
         return name
 
-    with pytest.raises(ConfigError, match="shape 'any' has a setting called 'name', which chooses it; rename that"):
+    with pytest.raises(
+        ConfigError, match="shape 'any' has a setting called 'name', which is reserved for its own name; rename that"
+    ):
         shapes().register(name="any")(any_shape)
 
 

@@ -158,7 +158,7 @@ def test_tiny_imagenet(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="names the class n09999999"):
         sources.make("tiny_imagenet", root=str(tmp_path))
     annotations.write_text("val_9.JPEG\tn01443537\t0\t32\t44\t62\n")
-    with pytest.raises(DataError, match=r"TinyImageNet is not whole: there is no file .*val_9.JPEG"):
+    with pytest.raises(DataError, match=r"TinyImageNet is incomplete: there is no file .*val_9.JPEG"):
         sources.make("tiny_imagenet", root=str(tmp_path))
 
 

@@ -121,7 +121,7 @@ def test_shakespeare_is_leafs_construction(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'random'"):
         sources.make("shakespeare", root=str(tmp_path), split="randon")
     (tmp_path / "shakespeare.jsonl").write_text(lines[0][:-5])
-    with pytest.raises(DataError, match="truncated or does not hold one JSON object a line"):
+    with pytest.raises(DataError, match="truncated or does not hold one JSON object per line"):
         sources.make("shakespeare", root=str(tmp_path))
     (tmp_path / "shakespeare.jsonl").write_text('{"play": "hamlet", "text": "x"}\n')
     with pytest.raises(DataError, match="speech 1 has no play, role and text"):

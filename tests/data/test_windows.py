@@ -96,10 +96,10 @@ def test_what_is_left_out_is_said_and_what_is_impossible_refused() -> None:
         Acid(5, 50)(labels, 10, stream(0, "partition"))
     with pytest.raises(
         DataError,
-        match="class 0 has 100 samples, but 10 clients with samples=600 need 600 of it; ask for at most samples=100",
+        match="class 0 has 100 samples, but 10 clients with samples=600 need 600 of it; use at most samples=100",
     ):
         Acid(5, 600)(labels, 10, stream(0, "partition"))
-    with pytest.raises(DataError, match="ask for at most samples=100"):
+    with pytest.raises(DataError, match="use at most samples=100"):
         Acid(5, 101)(labels, 10, stream(0, "partition"))
     with pytest.raises(DataError, match="there are only 10"):
         Acid(11)(labels, 10, stream(0, "partition"))

@@ -293,7 +293,7 @@ def test_settings_out_of_range_are_refused(settings: dict[str, float], sentence:
 )
 def test_the_guide_looks_at_the_model_that_is_trained(others: dict[str, Any], sentence: str) -> None:
     with pytest.raises(
-        ConfigError, match=f"objective 'selective' looks at the model before every step, but {sentence}"
+        ConfigError, match=f"objective 'selective' inspects the model before every step, but {sentence}"
     ):
         replace(methods.make("disk"), **others)
 

@@ -156,5 +156,5 @@ def test_what_makes_no_sense_is_refused() -> None:
         PersonalHead(lr=-1.0)
     numbers = Batch(torch.zeros(2, 1), torch.zeros(2))
     for part in (Neighbours(), PersonalHead()):
-        with pytest.raises(ConfigError, match="needs one class a sample"):
+        with pytest.raises(ConfigError, match="needs one class per sample"):
             part.adapt(forward, torch.ones(1), numbers, lambda out, batch: out.logits.sum())

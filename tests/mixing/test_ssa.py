@@ -290,7 +290,7 @@ def test_bad_settings() -> None:
         ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
         ({"draws": 0}, "draws must be at least 1, not 0"),
         ({"start": -1}, "start must be at least 0, not -1"),
-        ({"start": 1}, "start counts only where mixtures are fed back"),
+        ({"start": 1}, "start has an effect only if mixtures are fed back"),
         ({"optimiser": "rmsprop"}, "optimiser is 'rmsprop'; there are: adam, sgd"),
     ]:
         with pytest.raises(ConfigError, match=sentence):

@@ -265,7 +265,7 @@ def test_the_server_compares_predictions_of_classes(name: str) -> None:
 def test_the_server_tries_no_models_that_are_partly_private(personal: Any) -> None:
     for name in ("feddf", "fedssa_confidence"):
         with pytest.raises(
-            ConfigError, match=r"tries the clients' models at the server, but with personal '.*' a part"
+            ConfigError, match=r"evaluates the clients' models at the server, but with personal '.*' a part"
         ):
             go(replace(make(name), personal=personal))
 

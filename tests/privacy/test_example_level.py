@@ -176,7 +176,7 @@ def test_where_data_are_pooled_samples_are_drawn_from_all_of_them() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"method": "ditto"}, "'ditto' takes others; of the methods with a second model superfed_mm takes one"),
+        ({"method": "ditto"}, "'ditto' takes more; of the methods with a second model, superfed_mm takes only one"),
         ({"method": make("pfedme", lam=3.0)}, "'pfedme' takes others"),
         ({"method": "per_fedavg"}, "takes others"),
         ({"method": "fedlc"}, "reads 'label_counts'"),
@@ -198,7 +198,7 @@ def test_what_would_leak_is_refused_by_name(changes: dict[str, Any], sentence: s
         ({"dp_clip": float("inf"), "dp_noise": 1.0}, "dp_noise is a multiple"),
         ({"dp_clip": 1.0, "dp_noise": float("nan")}, "dp_noise must be"),
         ({"poisson": True, "dp_clip": 1.0}, "poisson needs steps"),
-        ({"poisson": True, "steps": 3}, "poisson belongs to dp_clip"),
+        ({"poisson": True, "steps": 3}, "poisson needs dp_clip"),
         ({"dp_delta": 0.0}, "dp_delta"),
     ],
 )

@@ -134,7 +134,7 @@ def test_communication_to_target_by_hand(make_run) -> None:
         ["feddyn", "> 4 (1 of 2)", "> 4 (1 of 2)", "> 32 k (1 of 2)", "–"],
     ]
     assert "one FedAvg round = 4 clients × 1,000 = 4,000 parameters" in table.note
-    assert column(sent, "up, a round") == ["4 k", "8 k", "4 k"]
+    assert column(sent, "up per round") == ["4 k", "8 k", "4 k"]
     assert column(sent, "bytes in all") == ["128 k", "256 k", "128 k"]
 
 

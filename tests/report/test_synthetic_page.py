@@ -46,7 +46,7 @@ def test_sets_have_a_table_curves_and_pictures(make_run: Maker, tmp_path: Path) 
     assert table.rows[0][2][0].text.startswith("65.00")
     assert [found.heading for found in synthetic_images(groups)] == ["Real", "fedevg"]
     page = build([*runs, plain], tmp_path / "page").read_text()
-    assert page.count("One row a class") + page.count("one row a class") >= 2
+    assert page.count("One row per class") + page.count("one row per class") >= 2
     assert "FID of the synthetic set" in page
     assert "Synthetic sets" in (tmp_path / "page" / "tables.tex").read_text()
 

@@ -72,12 +72,12 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a figure over clients": (
         lambda: Evaluation(metric="clients/accuracy", target=0.5),
-        r"'clients/accuracy' names no figure over clients; "
-        r"take one like clients/accuracy/mean, or mean, weighted, std, …",
+        r"'clients/accuracy' names no statistic over clients; "
+        r"choose one like clients/accuracy/mean, or mean, weighted, std, …",
     ),
     "a figure that there is not": (
         lambda: Evaluation(metric="clients/accuracy/meen", patience=2),
-        r"'clients/accuracy/meen' names no figure",
+        r"'clients/accuracy/meen' names no statistic",
     ),
     "patience nobody measures": (
         lambda: Evaluation(what=("global",), patience=2, metric="global/train_loss"),
@@ -246,5 +246,5 @@ def test_average_cannot_begin_in_the_middle(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("metric", ["global/acc", "average/accuracy", "clients/accuracy"])
 def test_a_metric_that_is_never_measured_is_refused_though_nothing_stops_by_it(metric: str) -> None:
-    with pytest.raises(ConfigError, match=r"which is never measured|names no figure over clients"):
+    with pytest.raises(ConfigError, match=r"which is never measured|names no statistic over clients"):
         Evaluation(("global", "clients"), metric=metric)

@@ -46,7 +46,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "metrics": (go(evaluation={"metrics": "acuracy"}), r"unknown metric 'acuracy'; did you mean 'accuracy'\?"),
     "a metric without a model": (
         go(evaluation={"metric": "accuracy", "patience": 2}),
-        r"'accuracy', which does not tell of what model; take one like global/accuracy or clients/accuracy/mean\.",
+        r"'accuracy', which does not say for which model; choose one like global/accuracy or clients/accuracy/mean\.",
     ),
     "an attack by name": (
         go(attack="sign_flip"),

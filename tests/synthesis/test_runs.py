@@ -42,7 +42,7 @@ def test_a_generator_with_an_auxiliary_classifier_leaves_a_set(auxiliary: str) -
 
 
 def test_random_classes_for_a_classifier_that_is_not_there_are_refused() -> None:
-    with pytest.raises(ConfigError, match="this discriminator has not; choose model=acgan, or auxiliary=own"):
+    with pytest.raises(ConfigError, match="this discriminator lacks; choose model=acgan, or auxiliary=own"):
         synthesize(replace(experiment("fedcgan", rounds=1), method=methods.fedcgan(auxiliary="random")), judge=QUICK)
 
 

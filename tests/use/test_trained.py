@@ -185,7 +185,7 @@ def test_wrong_arguments_end_in_one_sentence(tmp_path: Path) -> None:
         (lambda: use.client(0).predict(x[0]), DataError, r"shape \[4\], .* takes \[N, 4\] \(one sample needs"),
         (lambda: use.client(0).predict(x / 0), DataError, "some inputs are NaN or infinite"),
         (lambda: use.client(0).evaluate(x, y[:1]), DataError, r"targets have shape \[1\], not \[2\]"),
-        (lambda: use.client(0).evaluate(x, y + 0.5), DataError, "the targets are fractions"),
+        (lambda: use.client(0).evaluate(x, y + 0.5), DataError, "the targets are real numbers"),
         (lambda: use.client(0).evaluate(x, y + 3), DataError, "label 3, but there are 3 classes"),
         (lambda: fl.load(7), ConfigError, "load needs the path of a run directory, not int"),  # type: ignore[arg-type]
         (lambda: fl.load(tmp_path), CheckpointError, "is not a run directory"),
@@ -281,7 +281,7 @@ def test_columns_of_a_table_and_names_of_classes_are_found_by_name(tmp_path: Pat
         (x.drop(columns="bmi"), "the inputs have no column 'bmi'; there are: age, sex"),
         (x.drop(columns="sex"), "the inputs have no column 'sex=f'"),
         (x.assign(sex="x"), "column 'sex' of the inputs holds 'x', which the run's data do not; there are: f, m"),
-        (x.assign(age="old"), "column 'age' of the inputs holds something else than numbers"),
+        (x.assign(age="old"), "column 'age' of the inputs holds values that are not numbers"),
         (x.assign(bmi=np.nan), "NaN"),
     ]:
         with pytest.raises(DataError, match=sentence):

@@ -145,7 +145,7 @@ class Fold:
                 self._fold(f"{place}/{name}", value, factor)
 
     def _misfit(self, plan: ClientPlan, result: Result) -> str | None:
-        """Why a result cannot be summed with the others, in words; sums would broadcast a smaller tensor silently."""
+        """The reason why a result cannot be summed with the others; a sum would silently broadcast a smaller tensor."""
         layout, ring = plan.layout, any(uplink.only_sums for uplink in plan.method.uplink)
         wanted: dict[str, tuple[int, ...]] = {UPDATE: (layout.shared_size,), BUFFERS: (layout.shared_buffers,)}
         sent: dict[str, Tensor | None] = {UPDATE: result.update, BUFFERS: result.buffers}

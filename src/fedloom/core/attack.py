@@ -79,12 +79,12 @@ class Attack:
     def collude(self, honest: Tensor, hostile: int) -> Tensor:
         """Return the update [P] that each hostile member sends, given those of the honest members [n - f, P].
 
-        Asked of attacks that define it.
+        Called only for attacks that define it.
         """
         raise NotImplementedError("hostile clients of this attack act alone")
 
     def goal(self, test: Arrays) -> Arrays | None:
-        """Return test samples with the labels that the attack wants to be predicted; None if it wants none."""
+        """Return test samples with the labels that the attack wants predicted; None if it targets no labels."""
         return None
 
     def _overrides(self, hook: str) -> bool:
@@ -94,4 +94,4 @@ class Attack:
 def single_labels(name: str, arrays: Arrays) -> None:
     """Raise ``ConfigError`` unless every sample has one class."""
     if not arrays.has_classes:
-        raise ConfigError(f"attack {name!r} changes the class of a sample, but here samples do not have one each.")
+        raise ConfigError(f"attack {name!r} changes the class of a sample, but these samples do not have one each.")

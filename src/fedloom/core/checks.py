@@ -38,7 +38,7 @@ def probability(where: str = "", /, **settings: float) -> None:
 
 
 def one_of(what: str, value: object, valid: Iterable[str]) -> None:
-    """Raise a ``ConfigError`` unless a value is one of those; ``what`` begins the sentence.
+    """Raise a ``ConfigError`` unless ``value`` is one of ``valid``; ``what`` begins the sentence.
 
     >>> one_of("unknown dtype", "float23", ("float32", "float64"))
     Traceback (most recent call last):

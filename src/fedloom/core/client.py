@@ -204,7 +204,7 @@ def load(plan: ClientPlan, down: Broadcast, client: int | None, state: State, at
 
 @contextmanager
 def untouched(buffers: Tensor) -> Iterator[None]:
-    """Restore the buffers after forward passes that are no training of the received model, like a second model's."""
+    """Restore the buffers after forward passes that do not train the received model, such as a second model's."""
     before = buffers.clone()
     yield
     if len(before):
@@ -257,7 +257,7 @@ class ClientWork:
         return seen
 
     def _gradient(self, ask: Request, step: int) -> Generator[Request, Answer, Answer]:
-        """Request a gradient; that of DP-SGD comes clipped, and gets its noise here."""
+        """Request a gradient; with DP-SGD it arrives clipped, and its noise is added here."""
         grad, value = yield ask
         plan = self.plan
         if grad is not None and plan.local.dp_clip is not None:
@@ -355,7 +355,7 @@ class ClientWork:
             result.uploads.setdefault(place, {})[name] = one.value
 
     def _measured_again(self, message: Message) -> Message:
-        """The message with the slices that are functions of its update, which an uplink has changed."""
+        """The message with all slices that are functions of the update recomputed, after an uplink has changed it."""
         update, found = message[UPDATE].value, dict(message)
         for place, part in self.plan.method.uploading:
             for name, value in _measured(part, update).items():

@@ -1,4 +1,4 @@
-"""The cohort of a round: who takes part, what each member receives, and what becomes of what they return."""
+"""The cohort of a round: its members, what each of them receives, and how their results are combined."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Report:
         p: the mixing coefficients actually used, float64 [|S|]; 0 for clients that were left out.
         train_loss: mean training loss over the clients that arrived.
         traffic: parameters and bytes sent.
-        losses: F_i(θ^t) before local work, float64 [|S|], if a part needs them; on validation samples if it asks for
+        losses: F_i(θ^t) before local work, float64 [|S|], if a part needs them; on validation samples if it needs
             those.
         training_losses: F_i(θ^t) on training samples, float64 [|S|], if they are known.
         failures: the clients that were left out, with the reason.
@@ -83,7 +83,7 @@ class Cohort:
     """The cohort of a round; the engine is called once per level of clients.
 
     Attributes:
-        chosen: the level that each client has chosen, int64 [K], if they do; else it is that of the plan.
+        chosen: the level that each client has chosen, int64 [K]; None if levels are given by the plan.
     """
 
     plan: ClientPlan
@@ -94,7 +94,7 @@ class Cohort:
     chosen: np.ndarray | None = None
 
     def choosing(self, down: Broadcast) -> Cohort:
-        """The cohort whose members have the level of the least loss, if the method lets them choose."""
+        """The cohort with every member at its level of lowest loss, if the method lets clients choose."""
         plan, cohort = self.plan, self.report.cohort
         if not (plan.has_levels and plan.chooses):
             return self

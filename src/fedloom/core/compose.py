@@ -25,8 +25,8 @@ def resolve_method(methods: Registry[Method], given: Mapping[str, Any]) -> dict[
             the objective, ``name`` lists all terms, and settings are given in one mapping per term.
 
     Raises:
-        ConfigError: for unknown names or settings, values of the wrong type, and settings of the preset that the
-            settings of its parts leave without effect.
+        ConfigError: for unknown names or settings, values of the wrong type, and settings of the preset that are
+            overridden by settings of its parts.
     """
     entry = methods[given["name"]]
     own = {key: value for key, value in given.items() if key != "name" and key not in SLOTS}
@@ -46,7 +46,7 @@ def resolve_method(methods: Registry[Method], given: Mapping[str, Any]) -> dict[
 
 
 def _is_lost(usual: Method, preset: Method, made: Method) -> bool:
-    """Whether nothing in which a preset differs from the usual one is left in the method that was made of it."""
+    """Whether the composed method has kept nothing of what distinguishes the preset from the usual one."""
     was, now, left = ({type(part): _values(part) for part in each.parts.values()} for each in (usual, preset, made))
     changed = [
         (kind, name) for kind in now for name, value in now[kind].items() if was.get(kind, {}).get(name) != value
@@ -83,7 +83,7 @@ def compose(methods: Registry[Method], resolved: Mapping[str, Any]) -> Method:
 
 
 def named(methods: Registry[Method], method: Method) -> Method:
-    """The method under a name that tells its parts, ``Method.changes``; a name of one's own is kept.
+    """The method with a name that lists its changed parts (``Method.changes``); a user's own name is kept.
 
     >>> from fedloom.methods import methods
     >>> from fedloom.parts.server import SGD, Adam

@@ -76,7 +76,7 @@ class Facts(NamedTuple):
         rounds: T.
         seed: the experiment's seed.
         expected_cohort: E|S_t| if clients participate independently with equal probability; None if |S_t| is fixed.
-        noise_seed: seed of privacy noise where it is secret; None in simulations, where ``seed`` serves.
+        noise_seed: seed of privacy noise where it is secret; None in simulations, which use ``seed``.
     """
 
     inputs: tuple[int, ...]
@@ -114,7 +114,7 @@ class Context(NamedTuple):
         invited: numbers of all clients that received the model in this round.
         effective_steps: ‖a‖₁: along a constant gradient g, this round's steps move the model by -η_t·‖a‖₁·g; τ_i
             without momentum.
-        usual_steps: the same of a client with the mean number of samples.
+        usual_steps: the same for a client with the mean number of samples.
     """
 
     received: Tensor
@@ -162,7 +162,7 @@ class RoundInfo:
         server_data: the server's unlabelled inputs and the model, if a part needs them.
         invited: numbers of all clients that received the model, whether their results arrived or not.
         usual_steps: ‖a‖₁ of a client with the mean number of samples.
-        normalised: whether clients upload their updates at that number of steps, Δ_i·usual_steps/‖a_i‖₁ (FedNova).
+        normalised: whether clients upload updates rescaled to that number of steps, Δ_i·usual_steps/‖a_i‖₁ (FedNova).
     """
 
     t: int
@@ -195,7 +195,7 @@ class RoundInfo:
         )  # fmt: skip
 
     def restrict(self, rows: np.ndarray, updates: Sequence[Tensor] = (), buffers: Sequence[Tensor] = ()) -> RoundInfo:
-        """The record for some of the members, with their updates where those were kept."""
+        """The record for some of the members, with their updates if those were kept."""
         return replace(
             self,
             cohort=self.cohort[rows],
@@ -208,7 +208,7 @@ class RoundInfo:
 
     @property
     def stretch(self) -> float:
-        """The factor from a mean of the uploaded updates to the server's step: Σ p_i ‖a_i‖₁ / usual_steps, or 1."""
+        """The factor by which the server rescales a mean of uploaded updates: Σ p_i ‖a_i‖₁ / usual_steps, or 1."""
         if not self.normalised:
             return 1.0
         assert self.p is not None

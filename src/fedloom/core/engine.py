@@ -16,24 +16,24 @@ States = Callable[[int], State]  # client number -> its state
 
 
 class Place(Protocol):
-    """The place of a client's state in files that all workers see; it is sent in place of the state."""
+    """The location of a client's state in files that all workers see; sent instead of the state itself."""
 
     @property
     def file(self) -> object | None:
-        """The file of the present state; None if there is none yet."""
+        """The file of the current state; None if there is none yet."""
         ...
 
     def load(self, device: str) -> State:
-        """The present state."""
+        """The current state."""
         ...
 
     def save(self, state: State) -> State:
-        """Write the next state; returns what the store adopts in its place."""
+        """Write the next state; return the reference that the store adopts instead of it."""
         ...
 
 
 class Compute(Protocol):
-    """Executes blocks of clients of one plan, in one process. A block's bits depend on the block alone."""
+    """The execution of blocks of clients of one plan in one process; a block's bits depend on the block alone."""
 
     @property
     def longest(self) -> int:
@@ -106,7 +106,7 @@ class Engine(Protocol):
         ...
 
     def committed(self, round: int, accepted: np.ndarray) -> None:
-        """Learn that round t counts, with the results of the accepted clients, int64 [accepted].
+        """Take note that round t was committed with the results of the accepted clients, int64 [accepted].
 
         A result that was returned but not accepted must leave no trace in states that the engine keeps.
         """
@@ -114,7 +114,7 @@ class Engine(Protocol):
     def evaluate(self, down: Broadcast, clients: np.ndarray) -> Mapping[str, np.ndarray]:
         """Evaluate the deployed models of clients on test samples that only they hold.
 
-        Asked of engines whose ``traits.states`` is ``clients``.
+        Called only for engines whose ``traits.states`` is ``clients``.
 
         Returns:
             One row per client that answered: ``client`` and ``n`` (its test samples), int64, then ``loss`` and every
@@ -132,7 +132,7 @@ ComputeFactory = Callable[[ClientPlan], Compute]  # called in the process that u
 
 @dataclass(frozen=True)
 class EngineFactory:
-    """Makes an engine for a plan; its traits are known before there is a plan."""
+    """A factory of engines for plans; the engine's traits are known before there is a plan."""
 
     make: Callable[[ClientPlan, ComputeFactory], Engine]
     traits: Traits = Traits()

@@ -40,7 +40,7 @@ class ClientError(FedLoomError, RuntimeError):
 
 
 def or_error(work: Callable[[], Result], sentence: str) -> Result | ClientError:
-    """The result of ``work``, or a ``ClientError`` for an exception in a part, which any worker would raise."""
+    """Return the result of ``work``; an exception in a part, which any worker would raise, becomes a ClientError."""
     try:
         return work()
     except Exception as error:
@@ -58,7 +58,7 @@ def first_line(error: BaseException, most: int | None = None) -> str:
 
 
 def in_one_line(error: BaseException, most: int = 200) -> str:
-    r"""An exception's message on one line of at most so many characters, without its full stop; or its type.
+    r"""An exception's message on one line of at most ``most`` characters, without its full stop; or its type.
 
     >>> in_one_line(ValueError("shapes differ:\n  [2] and [3].")), in_one_line(AssertionError())
     ('shapes differ: [2] and [3]', 'AssertionError')
@@ -67,7 +67,7 @@ def in_one_line(error: BaseException, most: int = 200) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Text from elsewhere on one line, without the characters that steer terminals.
+    r"""Untrusted text on one line, without terminal control characters.
 
     >>> printable("shapes\n\x1b[2J differ")
     'shapes [2J differ'
@@ -89,7 +89,7 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def closest(name: str, valid: Iterable[str]) -> str | None:
-    """The valid name that a name may be a slip of, whatever its dashes; None if no name is close to it."""
+    """The valid name closest to a mistyped one, ignoring dashes; None if no name is close to it."""
     bare = {one.lstrip("-"): one for one in valid}
     close = difflib.get_close_matches(name.lstrip("-"), bare, n=1, cutoff=0.6)
     return bare[close[0]] if close else None

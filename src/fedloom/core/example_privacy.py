@@ -1,8 +1,8 @@
 """Example-level differential privacy of local training (DP-SGD).
 
 The gradient of a mini-batch B is replaced by (1/b) (Σ_{j∈B} g_j min(1, C/‖g_j‖) + N(0, z²C²I)), with g_j the gradient
-of the objective on sample j alone. The compute clips (``Live``), the client adds the noise. Everything that follows,
-corrections of drift, momentum, the update, works on what is private already.
+of the objective on sample j alone. The compute clips (``Live``), the client adds the noise. Everything that follows
+(drift corrections, momentum, the update) is post-processing of gradients that are already private.
 
 Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar & Zhang, CCS 2016, algorithm 1.
 """
@@ -60,7 +60,7 @@ def gradients(plan: ClientPlan) -> int:
 
 
 def check(plan: ClientPlan) -> None:
-    """Raise ``ConfigError`` if something else than private gradients would leave a client, or there is no g_j.
+    """Raise ``ConfigError`` if anything but private gradients would leave a client, or if no g_j is defined.
 
     Losses, statistics and quantities that parts compute from the data directly are not covered by the noise.
     """
@@ -79,8 +79,8 @@ def check(plan: ClientPlan) -> None:
     )
     for part in (part for part, takes in others if takes):
         raise ConfigError(
-            f"{mine} covers one gradient on one mini-batch a step, for which ε is computed, but {label(part)!r} takes "
-            "others; of the methods with a second model superfed_mm takes one."
+            f"{mine} covers one gradient on one mini-batch per step, to which ε applies, but {label(part)!r} takes "
+            "more; of the methods with a second model, superfed_mm takes only one."
         )
     for term in method.objective:
         if term.couples or _couples(plan, term):
@@ -100,7 +100,7 @@ def check(plan: ClientPlan) -> None:
 
 @torch.no_grad()
 def _couples(plan: ClientPlan, term: Term) -> bool:
-    """Whether a loss of the user's is another one for several samples than the mean of each sample's, by trying it."""
+    """Whether a user's loss on several samples differs from the mean of the single samples' losses; by trial."""
     if term.stackable or not overrides(term, "loss"):
         return False
     known = plan.data.arrays.y[:PROBED].cpu()

@@ -48,7 +48,7 @@ class Arrays:
             bad = torch.isfinite(self.x.reshape(len(self.x), -1)).all(1).logical_not().nonzero()
             if len(bad):
                 told = f"NaN or infinity in {len(bad)} of {len(self.x)} samples, first in sample {int(bad[0])}"
-                raise DataError(f"{told}; fill what is missing, or drop those samples.")
+                raise DataError(f"{told}; fill in the missing values, or drop those samples.")
         if not self.y.is_floating_point():
             wrong = ((self.y < 0) | (self.y >= self.classes)).nonzero()
             if len(wrong):

@@ -56,8 +56,8 @@ class Layout:
     """Positions of a model's parameters and buffers in flat vectors, shared ones first.
 
     Parameters that do not require gradients are constants of the model: they are neither trained nor sent. So are
-    buffers that are no state, such as the positions of tokens: those that the module does not store, whole numbers
-    other than the counters of normalisation layers, and masks with values that are not finite.
+    buffers that are not state, such as token positions: those that the module does not store, integers other than the
+    counters of normalisation layers, and masks with values that are not finite.
 
     >>> layout = Layout.of(nn.Linear(3, 2), private=lambda name: name == "bias")
     >>> layout.size, layout.shared_size, [leaf.name for leaf in layout.parameters]
@@ -171,7 +171,7 @@ def call(
     args: Sequence[Tensor | None],
     kwargs: Mapping[str, object] | None = None,
 ) -> Any:
-    """A module's output with other tensors in the place of its own, named as in a layout.
+    """A module's output with other tensors in place of its own, named as in a layout.
 
     A tensor that several modules own is replaced in all of them, and a module that is registered under several names
     gets its own tensors back.
@@ -184,7 +184,7 @@ def call(
 
 
 def _other_names(module: nn.Module) -> dict[str, list[str]]:
-    """The further names of tensors that several modules own; every module goes by its first name."""
+    """The additional names of tensors that several modules share; every module is known by its first name."""
     names: dict[int, list[str]] = {}
     for path, owner in module.named_modules():
         for name, value in (*owner._parameters.items(), *owner._buffers.items()):
@@ -233,5 +233,5 @@ def _states(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _finite(name: str, buffer: Tensor) -> bool:
-    """Whether a buffer is finite, or statistics that have diverged; other ones are masks."""
+    """Whether a buffer is finite, or holds statistics that have diverged; all others are masks."""
     return name.endswith(STATISTICS) or bool(torch.isfinite(buffer).all())

@@ -40,7 +40,7 @@ class Local:
         beta2: decay of Adam's second moments.
         precision: ``full``, or ``bf16``: while training, convolutions and linear layers round the factors of their
             products to bfloat16. Parameters, losses, updates and everything outside local training keep the run's
-            dtype, which must be float32. Faster where the processor multiplies in bfloat16; others are refused.
+            dtype, which must be float32. Faster on processors that multiply in bfloat16; an error on all others.
         dp_clip: C, the bound of every single sample's gradient norm, for example-level differential privacy (DP-SGD,
             see docs/trust.md); None trains without it.
         dp_noise: z ≥ 0: a batch's sum of clipped gradients gets noise of standard deviation zC.
@@ -96,7 +96,7 @@ class Local:
             "dp_noise is a multiple of dp_clip, which must be finite": not self.dp_noise
             or (self.dp_clip or float("inf")) < float("inf"),
             "dp_delta must lie in (0, 1)": 0 < self.dp_delta < 1,
-            "poisson belongs to dp_clip, which may be inf": not self.poisson or self.dp_clip is not None,
+            "poisson needs dp_clip, which may be inf": not self.poisson or self.dp_clip is not None,
             "poisson needs steps, since an epoch's number of batches depends on n_i": not self.poisson
             or self.steps is not None,
         }

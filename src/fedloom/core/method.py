@@ -94,8 +94,8 @@ class Method:
                 else f"personal {label(self.personal)!r}"
             )
             raise ConfigError(
-                f"{self.who_needs('itself')} looks at the model before every step, but with {other} the step's loss is "
-                "that of another one; leave one of them out."
+                f"{self.who_needs('itself')} inspects the model before every step, but with {other} the step's loss is "
+                "that of another model; leave one of them out."
             )
         if self.personal.private("body.weight") and self.personal.private("head.weight"):
             for slot, part in self.parts.items():
@@ -124,7 +124,7 @@ class Method:
             self._check(uplink)
 
     def _check_slots(self) -> None:
-        """Raise a ``ConfigError`` if a slot holds something else than its parts; a list of parts becomes a tuple."""
+        """Raise a ``ConfigError`` if a slot holds anything but its parts; a list of parts becomes a tuple."""
         if not isinstance(self.name, str):
             raise ConfigError(f"the name of a method is text, not {self.name!r:.60}.")
         for slot in SLOTS:
@@ -140,7 +140,7 @@ class Method:
                     raise ConfigError(f"{slot} is {told}, but it must be a {kind.__name__} of fedloom.core.parts.")
 
     def with_loss(self, term: Term) -> Method:
-        """The method with another loss on the data, in the place of the cross entropy; its name says so.
+        """The method with another loss on the data in place of the cross entropy; its name says so.
 
         >>> from fedloom.methods import make
         >>> from fedloom.parts.objectives import SquaredError
@@ -148,7 +148,7 @@ class Method:
         'fedprox+squared_error'
 
         Raises:
-            ConfigError: if the method has no cross entropy, because its loss is a part of its idea.
+            ConfigError: if the method has no cross entropy because it is defined by a loss of its own.
         """
         kept = [one for one in self.objective if not one.is_cross_entropy]
         if len(kept) == len(self.objective):
@@ -160,10 +160,10 @@ class Method:
         return replace(made, name=self.name + made.changes(self))
 
     def changes(self, base: Method) -> str:
-        """The parts in which the method differs from another one, as the end of a name.
+        """The parts in which the method differs from another one, as a suffix of its name.
 
-        Parts that came follow a plus, in the order of the slots; parts that went without another in their place follow
-        a minus. A cross entropy in whose place there is another loss goes unsaid.
+        Added parts follow a plus, in the order of the slots; parts removed without a replacement follow a minus. A
+        cross entropy that another loss replaces is not mentioned.
 
         >>> from fedloom.methods import make
         >>> from fedloom.parts.server import Adam
@@ -188,8 +188,8 @@ class Method:
         return found + "+pooled" * (self.pooled and not base.pooled) + "-pooled" * (base.pooled and not self.pooled)
 
     def _check_target(self) -> None:
-        """Raise ``ConfigError`` if clients have no models that the server could try on inputs of its own."""
-        mine = f"{self.who_needs('target')} tries the clients' models on unlabelled inputs"
+        """Raise ``ConfigError`` if clients have no models that the server could evaluate on inputs of its own."""
+        mine = f"{self.who_needs('target')} evaluates the clients' models on unlabelled inputs"
         if not self.predicts:
             raise ConfigError(f"{mine}, but method {self.name!r} trains no predictor.")
         if not self.drift.displaces:
@@ -212,7 +212,7 @@ class Method:
             other = f"{place} {label(part)!r}"
             single = part.needs.updates or part.needs.losses or Reduce.ALL in part.uploads.values()
             if uplink.only_sums and single:
-                raise ConfigError(f"{other} needs every client's own upload, of which {mine} shows the server the sum.")
+                raise ConfigError(f"{other} needs every client's own upload, but {mine} shows the server only sums.")
             if uplink.is_private:
                 unbounded = [name for name in part.uploads if name not in (UPDATE, *part.boundable)]
                 if unbounded or part.needs.losses:
@@ -221,7 +221,7 @@ class Method:
         if not uplink.only_sums:
             return
         if not all(later.keeps_bounds for later in self.uplink[self.uplink.index(uplink) + 1 :]):
-            raise ConfigError(f"{mine} must be the last uplink, since what comes after it may undo what it promises.")
+            raise ConfigError(f"{mine} must be the last uplink, since a later one could undo what it guarantees.")
         if not self.mixing.is_uniform:
             raise ConfigError(
                 f"mixing {label(self.mixing)!r} does not give all clients of a cohort equal weight, as {mine} "
@@ -267,8 +267,8 @@ class Method:
     def test_loss(self) -> Callable[[Tensor, Tensor], Tensor] | None:
         """The loss (outputs, targets) -> [B] or [] that evaluations report: the sum of the terms' ``test_loss``.
 
-        None if no term has one, as where the loss needs a teacher or the client's label counts; evaluations then report
-        the cross entropy, and call it so.
+        None if no term has one, for example because the loss needs a teacher or the client's label counts; evaluations
+        then report the cross entropy under its own name.
         """
         terms = [term for term in self.objective if type(term).test_loss is not Term.test_loss]
         if len(terms) == 1:

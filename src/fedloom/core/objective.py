@@ -52,7 +52,7 @@ class Net(nn.Module):
         return out if twin is None else out._replace(twin=self._second(twin))
 
     def _second(self, x: Tensor) -> Tensor:
-        """The output on the second view, whose statistics do not count."""
+        """The output on the second view, which leaves batch statistics unchanged."""
         if not self.model.training:
             return self.model(x)
         kept = {name: buffer.clone() for name, buffer in self.model.named_buffers()}

@@ -149,9 +149,9 @@ class Term(Part):
         return torch.zeros(())
 
     def test_loss(self, out: Tensor, y: Tensor) -> Tensor | None:
-        """Return the loss that evaluations report of outputs and targets: per sample [B], or [] for all at once.
+        """Return the loss that evaluations report for outputs and targets: per sample [B], or [] for all at once.
 
-        None if the term adds nothing to the reported loss, as for a regulariser or a term that needs the round.
+        None if the term adds nothing to the reported loss, such as a regulariser or a term that needs the round.
         """
         return None
 
@@ -239,7 +239,7 @@ class Submodels(Personal):
     The server keeps one vector θ [P]; a level is a smaller network whose parameters are at known positions of θ.
 
     Attributes:
-        chosen: clients take the level with the least loss on their samples, in every round, instead of ``level``.
+        chosen: in every round clients take the level with the lowest loss on their samples, instead of ``level``.
     """
 
     chosen: ClassVar[bool] = False
@@ -347,7 +347,7 @@ class Uplink(Part):
     """A transform of everything that leaves a client: compression, clipping, noise, masks. Several apply in order.
 
     Attributes:
-        keeps_bounds: whether it may follow a transform that bounds slices, because the server reads what it was given.
+        keeps_bounds: whether it may follow a transform that bounds slices, because the server recovers its input.
     """
 
     keeps_bounds: ClassVar[bool] = False

@@ -105,7 +105,7 @@ class ClientPlan:
             )
         if method.needs("target") and self.has_private and not method.personal.frozen:
             raise ConfigError(
-                f"{method.who_needs('target')} tries the clients' models at the server, but with personal "
+                f"{method.who_needs('target')} evaluates the clients' models at the server, but with personal "
                 f"{label(method.personal)!r} a part of them never leaves the clients; share all parameters."
             )
         makes = "part" in inspect.signature(self.model.forward).parameters
@@ -177,7 +177,7 @@ class ClientPlan:
 
     @property
     def keeps_uploads(self) -> bool:
-        """Whether no upload is summed before all of them are there, since hostile clients know the others'."""
+        """Whether uploads are summed only once all have arrived, since colluding clients know the others'."""
         return self.attack is not None and self.attack.colludes
 
     @property

@@ -93,7 +93,9 @@ class Registry(Generic[T]):
         def add(factory: F) -> F:
             key = name or factory.__name__.lower()
             if "name" in inspect.signature(factory).parameters:  # would clash with the key ``name``
-                raise ConfigError(f"{self.kind} {key!r} has a setting called 'name', which chooses it; rename that.")
+                raise ConfigError(
+                    f"{self.kind} {key!r} has a setting called 'name', which is reserved for its own name; rename that."
+                )
             if key in self._entries:
                 raise ConfigError(f"there are two {self.kind}s named {key!r}.")
             self._entries[key] = Entry(self.kind, key, factory)
@@ -114,7 +116,7 @@ class Registry(Generic[T]):
         return self._entries[found]
 
     def canonical(self, name: str) -> str:
-        """The registered name that ``name`` is but for case and hyphens, if there is one; else ``name`` itself.
+        """The registered name that equals ``name`` up to case and hyphens; ``name`` itself if there is none.
 
         >>> methods = Registry[int]("method")
         >>> @methods.register
@@ -144,12 +146,12 @@ class Registry(Generic[T]):
         return {"name": name} | {f.name: getattr(made, f.name) for f in fields(made)}
 
     def make(self, name: str, /, **settings: Any) -> T:
-        """Call the factory registered under ``name`` with ``settings``; ``name:value`` gives the one it must have."""
+        """Call the factory registered under ``name`` with ``settings``; ``name:value`` gives its required setting."""
         name, more = self.shorthand(name)
         return self[name].make(**more, **settings)
 
     def shorthand(self, name: str) -> tuple[str, dict[str, Any]]:
-        """The name and the setting that ``name:value`` stands for: the first one, if the factory must have it.
+        """Split ``name:value`` into the name and the factory's first setting, if that one is required.
 
         >>> files = Registry[str]("file")
         >>> @files.register

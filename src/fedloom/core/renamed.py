@@ -22,7 +22,7 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "low": ("c1",), "high": ("c2",), "last": ("beta_final",), "least": ("lam_min",), "most": ("max_steps", "lam_max"),
     "period": ("lam_period",), "top": ("top_k",),
 }  # fmt: skip
-"""New names by old one, of which that counts which is valid where the old one was used."""
+"""New names by old name; the one that applies is the one that is valid where the old name was used."""
 
 _AFTER = "fedloom target run=DIR data=FILE method={}, after a run of any method,"
 INSTEAD = {
@@ -32,11 +32,11 @@ INSTEAD = {
     ("method", "ccvr"): "fedloom target run=DIR method=ccvr, on a finished run,",
     ("method", "fedala"): "apfl with method.learn=true (docs/personal.md says why FedALA is not here)",
 }  # fmt: skip
-"""What to write instead of a setting that is none any more, or of a part that is none."""
+"""What to write instead of settings and parts that no longer exist."""
 
 
 def renamed(name: str, valid: Collection[str]) -> str | None:
-    """The new name among those that are valid; None if there is none."""
+    """The new name of ``name`` if it is among the valid ones; None if there is none."""
     return next((new for new in RENAMED.get(name, ()) if new in valid), None)
 
 

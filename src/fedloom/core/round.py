@@ -67,8 +67,8 @@ def federated_round(
 
     Raises:
         ConfigError: if a part of the server returns coefficients off the simplex, or a step of another shape.
-        ClientError: if every client failed otherwise than by diverging, which is a bug, or an outage, rather than a
-            client failure; or if the server's model is no longer finite.
+        ClientError: if every client failed for other reasons than divergence, which points to a bug or an outage rather
+            than to the clients; or if the server's model is no longer finite.
     """
     method = plan.method
     report = Report(cohort, np.zeros(len(cohort)))
@@ -161,7 +161,7 @@ def federated_round(
 
 
 def _least(dtype: torch.dtype) -> float:
-    """The least coefficient whose products are summed with full precision; a smaller one counts as 0.
+    """The smallest coefficient whose products are summed with full precision; smaller ones count as 0.
 
     Sums are divided by the coefficients of the members that arrived, which may leave out the largest ones.
     """
@@ -186,7 +186,7 @@ def _coefficients(method: Method, states: State, info: RoundInfo) -> tuple[Tree,
 
 
 def _kept(held: Tensor | None, new: Tensor, old: Tensor | None) -> Tensor:
-    """The new values [P] where parameters are held, [P] bool, and the old ones elsewhere; other shapes as they are."""
+    """The new values [P] where parameters are held, [P] bool, and old ones elsewhere; other shapes are unchanged."""
     if held is None or new.shape != held.shape:
         return new
     return torch.where(held, new, torch.zeros_like(new) if old is None else old)
@@ -210,5 +210,5 @@ def _refuse_if_broken(report: Report, members: np.ndarray) -> None:
         raise ClientError(f"every client of the round failed; the first was {first}.", trace=first.trace)
     raise ClientError(
         f"round {errors[0].round}: none of {len(started)} clients answered, the first because {errors[0].reason}; "
-        "see that clients run and reach the server, or give them more time."
+        "check that clients are running and can reach the server, or give them more time."
     )

@@ -1,4 +1,4 @@
-"""What lasts from round to round: the server's state, and where client states are stored."""
+"""What persists between rounds: the server's state, and where client states are stored."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _tensors(made: Tree, hook: str) -> Tree:
     fedloom.core.errors.ConfigError: drift.init_client returned 'visits' as int; states hold tensors, by name.
 
     Raises:
-        ConfigError: if it holds something else than tensors.
+        ConfigError: if it holds anything but tensors.
     """
     for name, value in made.items():
         if not isinstance(value, Tensor):

@@ -110,7 +110,7 @@ def _norm(pieces: list[tuple[slice, Tensor, float, float]]) -> Tensor:
 
 
 def _move(local: Local, trained: TrainState, grad: Tensor, lr: float, where: slice, decay: float) -> None:
-    """Weight decay, momentum or Adam, and the step for a slice of the trained values; plain SGD without a memory."""
+    """Weight decay, momentum or Adam, and the step for a slice of the trained values; plain SGD without memory."""
     if trained.memory is not None and local.optimiser == "adam":
         _adam(local, trained, grad, lr, where, decay)
         return

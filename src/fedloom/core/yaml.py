@@ -72,7 +72,7 @@ def resolve(tree: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ValueError: for anything else in ``${…}``, which could read the environment, or for too many references.
-        OmegaConfBaseException: if there is nothing at that key, or references go round in circles.
+        OmegaConfBaseException: if there is nothing at that key, or references are circular.
     """
     count = _references(tree)
     if not count:

@@ -1,4 +1,4 @@
-"""Data: sources, partitions, and the federations they make.
+"""Data: sources, partitions, and the federations built from them.
 
     >>> from fedloom.data import federate
     >>> federation = federate("digits", "dirichlet", clients=20, seed=1)

@@ -51,13 +51,14 @@ def federate(
         partition: a partition, or the name of one; a list of row numbers for each client; or the client of each sample
             [N]. By default the natural clients, if the data have them.
         clients: number of clients K; None to keep all natural clients.
-        seed: of the partition and the splits.
-        y: of own data: the targets, if ``source`` is the inputs alone.
-        test: of own data: a common test set, in any of these forms; without one, clients are evaluated on their own.
-        features: of tables: the input columns; by default all but ``label`` and ``client``.
-        label: of tables: the target column, or several.
-        client: of own data: the natural client of each sample [N], or the name of a column.
-        standardise: of own data: whether numbers [N, D] are scaled by the mean and deviation of each column over all
+        seed: seed of the partition and the splits.
+        y: for user data: the targets, if ``source`` is the inputs alone.
+        test: for user data: a common test set, in any of these forms; without one, clients are evaluated on their own
+            test samples.
+        features: for tables: the input columns; by default all but ``label`` and ``client``.
+        label: for tables: the target column, or several.
+        client: for user data: the natural client of each sample [N], or the name of a column.
+        standardise: for user data: whether numbers [N, D] are scaled by the mean and deviation of each column over all
             clients' training samples, which a federation of real clients would have to compute jointly.
         validation: fraction of each client's rows that is kept for tuning.
         held_out: each client's own test rows: a fraction of its rows; "common", a share of the common test set with
@@ -150,7 +151,7 @@ def federate(
 
 
 def by_name(source: str | Source, own: dict[str, Any]) -> Source:
-    """A source, made if it is a name, with those arguments of own data that are settings of it, like a table's."""
+    """Return the source, made if given by name; arguments for user data that are its settings are passed to it."""
     known = sources[sources.shorthand(source)[0]].parameters if isinstance(source, str) else {}
     if foreign := next((key for key in own if key not in known), None):
         name = source if isinstance(source, str) else source.name
@@ -159,7 +160,7 @@ def by_name(source: str | Source, own: dict[str, Any]) -> Source:
 
 
 def check_fractions(validation: float, held_out: HeldOut, unseen: float) -> None:
-    """Refuse fractions that are none, or that leave nothing to train on."""
+    """Raise a ``ConfigError`` for values that are not fractions, or that leave nothing to train on."""
     share = 0.0 if held_out in ("common", "natural") else held_out
     if isinstance(share, str) or not 0 <= share < 1:
         raise ConfigError(f"held_out must be a fraction from 0 to 1, 'common' or 'natural', not {held_out!r}.")
@@ -172,7 +173,7 @@ def check_fractions(validation: float, held_out: HeldOut, unseen: float) -> None
 
 
 def labels_read(source: Source, partition: Partition, noise: LabelNoise, target: Target) -> np.ndarray:
-    """Class numbers of the training pool, int [N]; all 0 where there are none and nothing reads them."""
+    """Class numbers of the training pool, int [N]; all 0 if there are none and nothing reads them."""
     labels = class_numbers(source.train)
     for reads, what in (
         (partition.reads_labels, f"partition {partition.name!r}"),
@@ -188,7 +189,7 @@ def labels_read(source: Source, partition: Partition, noise: LabelNoise, target:
 
 
 def by_ids(partition: Any, client: Any) -> tuple[Any, Any]:
-    """The partition and the client ids, where the partition is one client id per sample."""
+    """The partition and the client ids, if the partition is given as one client id per sample."""
     if partition is None or isinstance(partition, str | Partition | Index):
         return partition, client
     items = np.asarray(partition, dtype=object) if not isinstance(partition, np.ndarray) else partition
@@ -223,7 +224,7 @@ def which_partition(partition: Any, source: Source) -> Partition:
 
 
 def with_own_labels(federation: Federation, classes: int) -> Federation:
-    """The federation with labels as their owners call them, from so many; the common test set is the clients' own."""
+    """Relabel samples as their owners number the classes; the clients' test samples become the common test set."""
     splits = (federation.train, federation.validation, federation.held_out)
     changed: dict[int, Arrays] = {}
     for arrays in {id(split.arrays): split.arrays for split in splits}.values():

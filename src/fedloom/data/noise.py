@@ -16,7 +16,7 @@ noises = Registry["LabelNoise"]("label noise")
 @noises.register(name="none")
 @dataclass(frozen=True)
 class LabelNoise:
-    """No label noise.
+    """Base class of label noise; by itself, no noise.
 
     Subclasses override ``matrix``.
     """

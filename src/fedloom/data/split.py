@@ -18,9 +18,8 @@ def split_rows(
 
     Of n rows, round(n · held_out) are held out and round(n · validation) kept for validation; at least one stays for
     training. A client's rows are ordered by label (at random within a label) and taken at equal steps from a random
-    offset, so that every label contributes its share to what stays for
-    training to within one row. The rows that are held out are chosen among those that leave training, so that they
-    depend on how many are kept for validation.
+    offset, so that every label contributes its share to the rows that stay for training, to within one row. Held-out
+    rows are chosen among those removed from training, so that they depend on how many are kept for validation.
 
     >>> labels = np.repeat([0, 1], 50)
     >>> train, validation, held = split_rows(Index.of([range(100)]), labels, 0.1, 0.2, np.random.default_rng(0))

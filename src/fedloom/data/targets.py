@@ -1,6 +1,7 @@
 """Target label distributions at the server, drawn from the common test set.
 
-What learns at the server sees ``Unlabelled`` inputs in random order; the labelled samples become the common test set.
+Parts that learn at the server see ``Unlabelled`` inputs in random order; the labelled samples become the common test
+set.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ targets = Registry["Target"]("target")
 @targets.register(name="none")
 @dataclass(frozen=True)
 class Target:
-    """The common test set as it is, without unlabelled inputs.
+    """The unchanged common test set, without unlabelled inputs.
 
     Subclasses override ``shares``.
     """
@@ -61,7 +62,7 @@ class Target:
 
     @property
     def is_identity(self) -> bool:
-        """Whether the common test set stays as it is."""
+        """Whether the common test set is unchanged."""
         return type(self) is Target
 
     def describe(self) -> dict[str, Any]:

@@ -82,10 +82,10 @@ class EarlyStopping(Callback):
         metric: the key of the records that should improve, like ``clients/accuracy/mean`` or ``train/loss``.
         patience: stop after this many measurements without improvement, at least 1.
         min_delta: the smallest change that counts as an improvement.
-        better: whether larger (``max``) or smaller values (``min``) are better; None: as the metric's name says, and
-            larger ones of a name that is no metric.
+        better: whether larger (``max``) or smaller values (``min``) are better; None infers it from the metric's name;
+            for an unknown name, larger values are better.
 
-    A metric that no round has measured by the time that patience would end is warned of, with the nearest that was.
+    If no round has measured the metric by the time that patience would run out, a warning names the closest one.
 
     Raises:
         ConfigError: if a setting is out of range.
@@ -122,7 +122,7 @@ class EarlyStopping(Callback):
 
 
 class Measure(Callback):
-    """Measures the server's model with a function of one's own after every round.
+    """Measures the server's model with a user-defined function after every round.
 
     Args:
         function: maps the model, in evaluation mode and without gradients, to numbers by name, which enter the

@@ -31,7 +31,7 @@ WORDS = {
     "ltm/accuracy": "LTM",
     "synthetic/accuracy": "synthetic set",
 }
-"""The metrics shown while a run is in progress, the most important first, and what they are called there."""
+"""The metrics shown while a run is in progress, the most important first, with their display names."""
 
 HEADLINES = tuple(WORDS)
 
@@ -77,7 +77,7 @@ def watched(record: Mapping[str, Any], first: str = HEADLINES[0]) -> dict[str, s
 
 
 class TrimmedFile:
-    """A text file that drops the trailing spaces with which tables fill their lines."""
+    """A text file that strips the trailing spaces with which tables pad their lines."""
 
     def __init__(self, file: IO[str]) -> None:
         self.file = file
@@ -99,7 +99,7 @@ def make_console(file: IO[str] | None = None) -> Console:
 
 
 def in_percent(key: str) -> bool:
-    """Whether the values of a metric are fractions of samples that are right, which are written in per cent.
+    """Whether the values of a metric are fractions of correct samples, which are shown in per cent.
 
     >>> in_percent("global/train_accuracy"), in_percent("clients/top5/mean"), in_percent("global/auroc")
     (True, True, False)

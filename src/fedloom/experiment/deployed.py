@@ -1,4 +1,4 @@
-"""A trained model as it is deployed: what it takes, how its outputs are read and measured, and its export."""
+"""A trained model as it is deployed: its inputs, how its outputs are interpreted and measured, and its export."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedloom.metrics import Predictions
 
 @dataclass(frozen=True)
 class DeployedModel:
-    """A trained model with the conventions of its data: what it takes, and how its outputs are read and measured.
+    """A trained model with the conventions of its data: its inputs, and how outputs are interpreted and measured.
 
     Attributes:
         module: an independent PyTorch module in evaluation mode, from inputs [N, ...] to outputs [N, ...].
@@ -116,12 +116,12 @@ class DeployedModel:
         if tuple(y.shape) != (len(x), *like.shape[1:]):
             raise DataError(f"the targets have shape {list(y.shape)}, not {[len(x), *like.shape[1:]]}.")
         if not like.is_floating_point() and y.is_floating_point() and not torch.equal(y, y.round()):
-            raise DataError("the targets are fractions, but this run's are numbers of classes.")
+            raise DataError("the targets are real numbers, but this run's are class numbers.")
         return replace(self.arrays, x=x, y=y.to(like.dtype))
 
 
 class Adapted(nn.Module):
-    """A model that predicts with a client's samples beside its parameters, such as class means of their features."""
+    """A model that predicts with a client's samples as well as its parameters, such as class means of features."""
 
     def __init__(self, predict: Any) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Adapted(nn.Module):
 
 
 def inputs_like(arrays: Arrays, x: Any) -> Tensor:
-    """Inputs [N, ...] in the shape, type and scale of a run's data; pixels in bytes are brought to their scale.
+    """Inputs [N, ...] in the shape, type and scale of a run's data; 8-bit pixels are rescaled.
 
     Raises:
         DataError: if they do not fit.
@@ -152,7 +152,7 @@ def inputs_like(arrays: Arrays, x: Any) -> Tensor:
             f"the inputs have shape {list(x.shape)}, but this model takes [N, {', '.join(map(str, shape))}]{one}."
         )
     if not wanted.is_floating_point and x.is_floating_point():
-        raise DataError("the inputs are fractions, but this model takes whole numbers, such as tokens.")
+        raise DataError("the inputs are real numbers, but this model takes whole numbers, such as tokens.")
     if pixels:
         return Scale.of(x, arrays.mean, arrays.std).stored(x)
     x = x.to(wanted)
@@ -162,7 +162,7 @@ def inputs_like(arrays: Arrays, x: Any) -> Tensor:
 
 
 def numbered(y: Any, names: Sequence[str]) -> Any:
-    """Targets that are names of classes as their numbers; others as they are.
+    """Convert class names to class numbers; other targets are unchanged.
 
     >>> numbered(["yes", "no"], ("no", "yes")).tolist(), numbered([1, 0], ("no", "yes"))
     ([1, 0], [1, 0])
@@ -187,7 +187,7 @@ def as_tensor(what: str, given: Any) -> Tensor:
     tensor([[1, 2]])
 
     Raises:
-        DataError: if they are no numbers.
+        DataError: if they are not numbers.
     """
     try:
         array = given if isinstance(given, Tensor) else np.asarray(given)

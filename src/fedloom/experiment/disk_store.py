@@ -1,4 +1,4 @@
-"""Client states in files: each is one of its own, which is never changed, and checkpoints hold an index of them."""
+"""Client states on disk: one file per state, which is never changed; checkpoints hold an index of the files."""
 
 from __future__ import annotations
 
@@ -103,14 +103,14 @@ class DiskStore:
         return state
 
     def place(self, client: int) -> StatePlace:
-        """Where the client's state is and its next one goes, for those who read and write them elsewhere."""
+        """Where the client's state is and its next one goes, for workers that read and write them themselves."""
         if not self._made:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._made = True
         return self._place(client)
 
     def damaged(self, error: LostState) -> None:
-        """Learn that a file was found damaged; no checkpoint is made of it."""
+        """Take note that a file was found damaged; no checkpoint will be written with it."""
         self._damage = error.what
 
     def update(self, states: Mapping[int, State]) -> None:
@@ -119,7 +119,7 @@ class DiskStore:
         States that a worker has written are adopted.
 
         Raises:
-            CheckpointError: if one cannot be written (disk full), or is not seen here.
+            CheckpointError: if one cannot be written (disk full), or is not visible on this machine.
         """
         new: dict[int, StateFile] = {}
         try:

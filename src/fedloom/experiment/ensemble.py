@@ -119,10 +119,10 @@ def mixing_weights(
     """The coefficients p, float64 [K], that a policy gives to the last models of a finished run.
 
     Args:
-        policy: what learns at the server.
-        plan: of the run.
-        rounds: that were run; the views of the last one are drawn again.
-        clients: whose models they are, int64 [K].
+        policy: the mixing policy.
+        plan: the run's client plan.
+        rounds: number of rounds that were run; the views of the last one are drawn again.
+        clients: the clients whose models they are, int64 [K].
         models: θ_k, [K, P].
         buffers: their buffers [K, B].
         data: the target's inputs, with views if the policy needs some.

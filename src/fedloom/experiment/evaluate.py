@@ -117,7 +117,7 @@ class Evaluator(LoadedModel):
     def level_of(self, clients: np.ndarray, server: Server | None = None) -> np.ndarray:
         """The levels of clients, including clients that never train, int64 [clients].
 
-        Clients that choose take that whose model at the server has the least loss on their training samples.
+        Clients that choose their level take the one whose server model has the lowest loss on their training samples.
         """
         personal = self.plan.method.personal
         if not isinstance(personal, Submodels):
@@ -202,7 +202,7 @@ class Evaluator(LoadedModel):
         return right / len(arrays)
 
     def mean(self, name: str, models: ClientModels, server: Server, store: Store) -> dict[str, Any]:
-        """Evaluate the mean of clients' models on the common test set; if the method adapts, as every client adapts it.
+        """Evaluate the mean of clients' models on the common test set, or as adapted by every client.
 
         Empty if there is no model to average.
         """
@@ -227,7 +227,7 @@ class Evaluator(LoadedModel):
 
 
 def _renamed(record: dict[str, Any], scope: str) -> dict[str, Any]:
-    """Metrics of another model under its name: ``global/accuracy`` and ``clients/accuracy/mean`` lose their first word.
+    """Rename metrics after another model, which replaces the first word of ``global/…`` and ``clients/…``.
 
     >>> _renamed({"global/loss": 1.0, "clients/accuracy/mean": 0.5, "unseen/accuracy/mean": 0.4}, "average")
     {'average/loss': 1.0, 'average/accuracy/mean': 0.5, 'average/unseen/accuracy/mean': 0.4}

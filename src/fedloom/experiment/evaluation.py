@@ -1,4 +1,4 @@
-"""What is measured of models, when, and what that needs of the method and of the data."""
+"""The evaluation of models: what is measured, when, and what this requires of the method and the data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OTHERS = ("as_published", "attack", "lambda", "mixing")  # what else records hol
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is measured, and when.
+    """Settings of evaluation: what is measured, and when.
 
     Args:
         what: any of ``global`` (the server model on the common test set), ``clients`` (each client's deployed model on
@@ -39,7 +39,7 @@ class Evaluation:
         metrics: in addition to the loss (of the objective on the data, without regularisers), any registered
             metric: ``accuracy``, ``cross_entropy``, ``auroc``, ``auprc``, ``f1`` (means over several classes),
             ``balanced_accuracy``, ``top5`` or another k, ``ece`` and ``mce`` (calibration errors, 15 bins),
-            ``exact_match``; for numbers ``rmse``, ``mae``, ``r2``, where the default stands for ``rmse`` and ``r2``. In
+            ``exact_match``; for numbers ``rmse``, ``mae``, ``r2``, of which ``rmse`` and ``r2`` are the default. In
             sequences, every position counts.
         padding: the label of sequence positions that are ignored.
         server_average: ρ in (0, 1): the average of the server models of all rounds with weights ρ^(t-s) is evaluated
@@ -80,13 +80,13 @@ class Evaluation:
         says = f"{'the target or patience uses the metric' if stops else 'evaluation.metric is'} {self.metric!r}"
         if chosen and self.metric in ("loss", *self.metrics):
             like = f"global/{self.metric} or clients/{self.metric}/mean"
-            raise ConfigError(f"{says}, which does not tell of what model; take one like {like}.")
+            raise ConfigError(f"{says}, which does not say for which model; choose one like {like}.")
         if chosen and scope not in scopes:
             raise ConfigError(f"{says}, which is never measured: evaluation.what is {', '.join(self.what) or 'empty'}.")
         own = scope == "clients" and "clients" in scopes and self.metric.startswith(("clients/", "seen/", "unseen/"))
         if own and self.metric.rpartition("/")[2] not in FIGURES:
             raise ConfigError(
-                f"the metric {self.metric!r} names no figure over clients; take one like {scope}/"
+                f"the metric {self.metric!r} names no statistic over clients; choose one like {scope}/"
                 f"{self.first}/mean, or {', '.join(FIGURES[1:4])}, … in its place."
             )
         if self.target is not None and "accuracy" in self.metric.split("/") and not 0 < self.target <= 1:
@@ -110,10 +110,10 @@ class Evaluation:
         return "accuracy" if "accuracy" in self.metrics else (*self.metrics, "loss")[0]
 
     def of_clients(self) -> Evaluation:
-        """The evaluation where clients share no parameters: what a server's model or a mean of models had is left out.
+        """The evaluation for clients that share no parameters: server models and means of models are left out.
 
         Raises:
-            ConfigError: if the target, patience or metric is of such a model.
+            ConfigError: if the target, patience or metric refers to such a model.
 
         >>> Evaluation(what=("clients", "average", "train")).of_clients().what
         ('clients',)
@@ -128,9 +128,9 @@ class Evaluation:
         return replace(self, what=left, server_average=0.0)
 
     def fitted(self, targets: TargetKind, common: bool) -> Evaluation:
-        """The evaluation for targets of a kind, with or without a ``common`` test set for a model of the server.
+        """The evaluation for one kind of targets, with or without a ``common`` test set for the server model.
 
-        Without it there is no ``global`` evaluation, and runs are judged by their clients.
+        Without one there is no ``global`` evaluation, and runs are judged by their clients.
 
         >>> from fedloom.core.targets import NUMBERS
         >>> found = Evaluation().fitted(NUMBERS, common=False)
@@ -138,7 +138,7 @@ class Evaluation:
         (('rmse', 'r2'), ('clients',), 'clients/rmse/mean')
 
         Raises:
-            ConfigError: for a metric of other targets.
+            ConfigError: for a metric that does not suit the targets.
         """
         usual = targets == NUMBERS and self.metrics == Evaluation.metrics
         metrics = ("rmse", "r2") if usual else self.metrics
@@ -159,7 +159,7 @@ class Evaluation:
 
 
 def check_evaluation(method: Method, evaluation: Evaluation) -> None:
-    """Raise a ``ConfigError`` for an evaluation that does not go with the method."""
+    """Raise a ``ConfigError`` for an evaluation that the method does not support."""
     means, personal = [what for what in ("average", "cohort") if what in evaluation.what], method.personal
     if means and isinstance(personal, Submodels) and personal.chosen:
         raise ConfigError(
@@ -214,7 +214,7 @@ def check_means(method: Method, evaluation: Evaluation, common: bool) -> None:
 
 
 def check_measured(evaluation: Evaluation, history: Sequence[Mapping[str, object]]) -> None:
-    """Raise a ``ConfigError`` if no record of a run has the metric that the target or patience is of."""
+    """Raise a ``ConfigError`` if no record of a run has the metric that the target or patience uses."""
     if (evaluation.target is None and not evaluation.patience) or any(evaluation.metric in one for one in history):
         return
     measured = [key for key in history[-1] if key.partition("/")[0] in (*EVALUATIONS, *OTHERS, "seen", "unseen")]

@@ -33,7 +33,7 @@ class Experiment:
     """A method, data, a model and run conditions; equal experiments give the same bits on one machine.
 
     Args:
-        method: the method; one that is called like a named method, but has other parts, is renamed like
+        method: the method; if it has the name of a preset but other parts, it is renamed, for example to
             ``feddyn+adam``.
         federation: the clients' data.
         model: a factory for an initialised model; called once, under a seed that depends on ``seed`` alone.
@@ -110,7 +110,7 @@ class Experiment:
             raise ConfigError(f"{len(empty)} clients have no training samples; the first is client {empty[0]}.")
 
     def _check_conditions(self) -> None:
-        """Raise a ``ConfigError`` for a condition that is impossible by itself, or beside the local training."""
+        """Raise a ``ConfigError`` for a condition that is impossible by itself, or with this local training."""
         if self.rounds < 1:
             raise ConfigError(f"rounds is {self.rounds}, but at least 1 is needed.")
         if self.rounds > ROUNDS:
@@ -163,7 +163,7 @@ class Experiment:
             )
 
     def _check_objects(self) -> None:
-        """Raise a ``ConfigError`` if method, federation or model are not what they must be."""
+        """Raise a ``ConfigError`` if method, federation or model are of the wrong type."""
         if not isinstance(self.method, Method):
             raise ConfigError(f"the method is {_told(self.method)}; give one from fl.methods, or its name to fl.run.")
         if not isinstance(self.federation, Federation):
@@ -199,12 +199,12 @@ class Experiment:
         hidden = [label(uplink) for uplink in method.uplink if uplink.only_sums]
         if hidden:
             raise ConfigError(
-                f"hostile clients of this attack answer to single updates, but uplink {hidden[0]!r} shows sums only; "
-                "take one that needs none, like attack=sign_flip."
+                f"hostile clients of this attack see individual updates, but uplink {hidden[0]!r} reveals only sums; "
+                "choose an attack that needs none, like attack=sign_flip."
             )
         if isinstance(method.personal, Submodels):
             raise ConfigError(
-                f"hostile clients of this attack answer to updates of one size, but with personal "
+                f"hostile clients of this attack see updates of equal size, but with personal "
                 f"{label(method.personal)!r} they differ; choose an attack that needs none, like attack=sign_flip."
             )
 

@@ -17,7 +17,7 @@ from fedloom.core.errors import ConfigError, first_line
 from fedloom.experiment.atomic import as_file, write_whole
 
 FORMATS = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx"}
-"""The formats, with the ending of their files."""
+"""The formats, with their file extensions."""
 SAMPLES = 2  # in the example with which a module is traced; one could be taken for a constant
 
 
@@ -30,7 +30,7 @@ def export(module: nn.Module, sample: Tensor, path: Path | str, format: str = "s
     Args:
         module: from inputs [N, ...] to outputs [N, ...], in evaluation mode.
         sample: at least two inputs [N, ...] to trace the module with.
-        path: the file; its ending is up to the caller.
+        path: the file; its extension is up to the caller.
         format: one of ``FORMATS``.
 
     Raises:
@@ -45,7 +45,7 @@ def export(module: nn.Module, sample: Tensor, path: Path | str, format: str = "s
     if format == "safetensors":
         if not module.state_dict():
             raise ConfigError(
-                "this model predicts with the client's samples beside its parameters, which safetensors cannot hold; "
+                "this model predicts with the client's samples and its parameters, which safetensors cannot hold; "
                 "choose torch-export or onnx."
             )
         blob = as_file(module.state_dict())
@@ -100,7 +100,7 @@ def _refused(error: Exception, format: str) -> ConfigError:
 
 @contextlib.contextmanager
 def _quiet() -> Any:
-    """Without the exporters' notes."""
+    """Suppress the exporters' notes."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

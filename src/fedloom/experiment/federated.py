@@ -110,7 +110,7 @@ def run(
 
 
 def load(experiment: Experiment, path: Path | str) -> TrainedRun:
-    """The models in a run directory, from its newest checkpoint; nothing is written.
+    """Load the models in a run directory from its newest checkpoint; nothing is written.
 
     Args:
         experiment: the experiment of the run.
@@ -136,8 +136,8 @@ class FederatedTask(TrainerTask):
         out: run directory, in which client states may be kept.
 
     Attributes:
-        cohort_seed: of the draws of cohorts.
-        repeated: rounds that were begun once more, which privacy accounting counts as well.
+        cohort_seed: seed of the cohort draws.
+        repeated: number of rounds that were started again after an interruption, which privacy accounting includes.
     """
 
     def __init__(self, experiment: Experiment, out: Path | None = None) -> None:
@@ -282,7 +282,7 @@ class FederatedTask(TrainerTask):
         }, tables
 
     def _recorded(self, report: Report) -> tuple[Record, dict[str, Columns]]:
-        """What a round's mixing amounted to: numbers, and a row for each client of the cohort."""
+        """The record of a round's mixing: numbers, and a row for each client of the cohort."""
         experiment = self.experiment
         record: Record = {"round": self.round, "train/loss": report.train_loss}
         rows: Columns = {"client": report.cohort, "p": report.p}
@@ -379,7 +379,7 @@ class FederatedTask(TrainerTask):
         return store.place(client)
 
     def _at_clients(self, server: Server) -> Mapping[str, np.ndarray] | None:
-        """The ``clients`` evaluation by clients that alone hold their data; None if there are none."""
+        """The ``clients`` evaluation by the clients themselves, if only they hold their data; else None."""
         if self.traits.states == "driver" or "clients" not in self.experiment.evaluation.what:
             return None
         assert self.engine is not None

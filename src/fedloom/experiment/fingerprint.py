@@ -74,9 +74,9 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
 
 
 def about(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
-    """What clients hold and train in a run begun in Python, which has no settings, and for how many rounds.
+    """Data, model and number of rounds of a run started from Python, which has no settings.
 
-    Nothing of it depends on the seed. Empty entries are left out: a federation made by hand says nothing of its data.
+    Nothing in it depends on the seed. Empty entries are left out: a hand-made federation does not describe its data.
     """
     said = experiment.federation.provenance
     found = {
@@ -89,7 +89,7 @@ def about(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
 
 
 def _lasting(value: Any) -> Any:
-    """Plain data: without empty entries, what depends on the seed and what is no setting; other objects as text."""
+    """Plain data without empty entries, values that depend on the seed, and non-settings; other objects as text."""
     if isinstance(value, Mapping):
         unsaid = ("licence", "citation", "seed", "wrong")
         kept = {str(key): _lasting(entry) for key, entry in value.items() if key not in unsaid}
@@ -100,7 +100,7 @@ def _lasting(value: Any) -> Any:
 
 
 def _layers(plan: ClientPlan) -> list[np.ndarray]:
-    """A model's layers with their settings, and the places of its parameters, but no value of them."""
+    """A model's layers with their settings, and the positions of its parameters, without their values."""
     modules = re.sub(r"0x[0-9a-f]+", "", repr(plan.model))  # without memory addresses
     return [np.frombuffer(text.encode(), np.uint8) for text in (modules, *map(repr, plan.layout.parameters))]
 
@@ -115,7 +115,7 @@ def _local(local: Local) -> dict[str, Any]:
 
 
 def _beside(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
-    """What only some methods depend on: a teacher, unlabelled inputs and their views."""
+    """Inputs that only some methods depend on: a teacher, unlabelled inputs and their views."""
     found: dict[str, Any] = {}
     unlabelled = experiment.federation.unlabelled
     if plan.teacher is not None:

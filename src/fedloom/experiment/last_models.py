@@ -125,7 +125,7 @@ class LastModels(ClientModels):
         """Their part of a checkpoint: every model, or the index of those in files.
 
         Raises:
-            OSError: if what has changed cannot be written.
+            OSError: if the changes cannot be written.
         """
         if self.segments is None:
             return {"average": {"total": self.total, **{str(client): model for client, model in self.models.items()}}}
@@ -135,7 +135,7 @@ class LastModels(ClientModels):
         return {"average": {"total": self.total}, MODELS: index}
 
     def restore(self, trees: Mapping[str, Mapping[str, Tensor]], folder: Path) -> None:
-        """Take up the models of a checkpoint, in whichever form it holds them; ``folder`` has the files.
+        """Adopt the models of a checkpoint, in whichever form it holds them; ``folder`` has the files.
 
         Raises:
             OSError: if a file is missing.

@@ -27,12 +27,12 @@ RELIABILITY = "reliability"
 
 @dataclass(frozen=True)
 class Measurement:
-    """How outputs are read and measured.
+    """The interpretation and measurement of a model's outputs.
 
     Attributes:
         settings: metrics, padding and batch size.
-        targets: what the objective says about its targets; None: by the data.
-        loss: the objective's own test loss; None where it has none, which is then the cross entropy.
+        targets: the kind of targets that the objective declares; None infers it from the data.
+        loss: the objective's own test loss; None if it has none, and the cross entropy is reported.
     """
 
     settings: Evaluation
@@ -50,7 +50,7 @@ class Measurement:
         return tuple(name for name in self.settings.metrics if self.targets in (None, *lookup(name).suits))
 
     def predictions(self, out: Tensor, y: Tensor) -> Predictions:
-        """What the metrics and the test loss need of outputs on one batch."""
+        """The quantities that the metrics and the test loss need from outputs on one batch."""
         settings = self.settings
         return predictions(settings.metrics, out, y, settings.padding, loss=self.loss, declared=self.targets)
 
@@ -85,7 +85,7 @@ class LoadedModel:
         buffers.copy_(private.get("buffers", self.plan.buffers0[own:]))
 
     def scores(self, arrays: Arrays, rows: np.ndarray | None = None, labels: Tensor | None = None) -> Predictions:
-        """What the metrics need of the loaded model's predictions, from one pass over the rows.
+        """The quantities that the metrics need from the loaded model's predictions, from one pass over the rows.
 
         ``labels`` overrides the arrays' targets where clients relabel classes.
         """

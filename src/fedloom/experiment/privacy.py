@@ -21,7 +21,7 @@ MISSING = "ε is not known: its accountant is in dp-accounting; pip install 'fed
 
 
 def is_installed() -> bool:
-    """Whether the library of the accountants, ``dp-accounting``, is there."""
+    """Whether ``dp-accounting``, the library of the accountants, is installed."""
     return find_spec("dp_accounting") is not None
 
 
@@ -55,7 +55,7 @@ class Accountant:
         return "one client more or less" if self.kind == "poisson" else "one client's data replaced"
 
     def epsilon(self, rounds: int, asked: float = 0.0) -> float:
-        """ε after the given number of rounds, and after all clients were ``asked`` for sums that often in addition.
+        """ε after the given number of rounds and ``asked`` additional sums over all clients.
 
         Sums with other noise z' count (z/z')² times: together they are one Gaussian mechanism.
         """
@@ -108,8 +108,8 @@ class ExampleAccountant:
 
     Two kinds of mini-batches, with the neighbouring relation that each allows: ``poisson``, where every step takes each
     sample independently with probability q (add or remove one sample; privacy loss distributions); and ``shuffled``,
-    where a pass over the data meets each sample in exactly one batch of given size (replace one sample, which changes
-    that batch's sum by up to 2C; the exact Gaussian mechanism, once a pass, without amplification).
+    where a pass over the data uses each sample in exactly one batch of given size (replace one sample, which changes
+    that batch's sum by up to 2C; the exact Gaussian mechanism, once per pass, without amplification).
 
     Args:
         kind: the kind of mini-batches.
@@ -127,7 +127,7 @@ class ExampleAccountant:
 
     @classmethod
     def of(cls, local: Local, samples: int, delta: float) -> ExampleAccountant | None:
-        """That of a client with n_i samples; None if local training adds no noise."""
+        """The accountant of a client with n_i samples; None if local training adds no noise."""
         if local.dp_clip is None or not local.dp_noise:
             return None
         steps = local.steps_for(samples)
@@ -157,7 +157,7 @@ class ExampleAccountant:
 
 
 def together(rounds: Mapping[ExampleAccountant, int], delta: float) -> float:
-    """ε of one sample after a number of rounds of each of these kinds of work, which have the same mini-batches."""
+    """ε of one sample after a number of rounds of each of several accountants, which have the same mini-batches."""
     taken = {one: one.times * number for one, number in rounds.items() if number}
     if not taken:
         return 0.0
@@ -170,16 +170,16 @@ def together(rounds: Mapping[ExampleAccountant, int], delta: float) -> float:
 
 @lru_cache(maxsize=10_000)
 def _spent(accountant: Accountant | ExampleAccountant, *times: float) -> float:
-    """ε by accountant, rounds and sums: the runs of a sweep ask for the same ones."""
+    """ε by accountant, rounds and sums, cached because the runs of a sweep share them."""
     return accountant.compute(*times)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class Spent:
-    """What a private run and the sums that its clients were asked for afterwards have spent together.
+    """The privacy spent by a run together with the sums that were requested from its clients afterwards.
 
     Attributes:
-        epsilon: ε; infinite if sums went out without noise.
+        epsilon: ε; infinite if sums were sent without noise.
         delta: δ.
         neighbours: the neighbouring relation, in words.
     """
@@ -195,15 +195,15 @@ class Spent:
 
 
 def spent(summary: Mapping[str, Any], rounds: int, asked: int, uplinks: Sequence[Uplink]) -> Spent | None:
-    """What a finished run has spent after all its clients were asked for sums, through these uplinks, that often.
+    """The privacy that a finished run has spent, with ``asked`` later sums over all its clients.
 
     None if the run is not private, or its accountant was not installed: then there is nothing to add to.
 
     Args:
-        summary: of the run.
-        rounds: that the run took.
+        summary: the run's summary.
+        rounds: number of rounds of the run.
         asked: number of sums.
-        uplinks: of the sums.
+        uplinks: the uplinks through which the sums are sent.
     """
     if "privacy" not in summary or not is_installed():
         return None

@@ -15,7 +15,7 @@ from fedloom.experiment.console import HEADLINES, LEVEL, duration, number, print
 
 
 class NullProgress(Callback):
-    """Shows nothing.
+    """A display that shows nothing.
 
     Attributes:
         label: the name of the next run, instead of its method's.

@@ -314,9 +314,9 @@ class RunDirectory:
         return config
 
     def outran(self, config: Mapping[str, Any]) -> bool:
-        """Whether checkpoints are lost: there are more records than a run has before the first one, and no folder.
+        """Whether checkpoints are lost: a run has more records than precede its first checkpoint, but no folder.
 
-        A folder without any means that none could be written, because the disk was full.
+        An empty folder means that no checkpoint could be written, because the disk was full.
         """
         every = config.get("checkpoint", {}).get("every")
         return not self.checkpoints.is_dir() and isinstance(every, int) and len(self.metrics()) > every
@@ -330,7 +330,7 @@ class RunDirectory:
             except Exception as error:  # a damaged file, or not parquet
                 return f"{name}.parquet cannot be read: {first_line(error)}"
             if found[name] and found[name].get("round", np.zeros(0)).dtype.kind not in "iu":
-                return f"{name}.parquet has no numbers of rounds"
+                return f"{name}.parquet has no round numbers"
         return missing(self._lines(), found, round)
 
     def rewind(self, round: int) -> list[dict[str, Any]]:

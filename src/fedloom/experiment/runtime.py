@@ -46,7 +46,7 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def own_draws() -> Iterator[None]:
-    """Give PyTorch's global random streams back as they were found: computes seed them for a client's dropout."""
+    """Restore PyTorch's global random streams afterwards: computes seed them for a client's dropout."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices):
         yield
@@ -78,7 +78,7 @@ def pick_device(wanted: str, among: Sequence[str] = ("cpu", "cuda")) -> str:
 
 
 def reason_against_bf16(device: str) -> str | None:
-    """Why products in bfloat16 are no gain on a device, in words; None if they are."""
+    """The reason why bfloat16 products bring no gain on a device; None if they do."""
     if device.startswith("cuda"):
         return None if torch.cuda.is_bf16_supported(including_emulation=False) else "this GPU has no bfloat16"
     can = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}

@@ -73,7 +73,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
 
     Raises:
         ConfigError: if the model does not fit the data, the method's split into shared and private parameters leaves
-            one side empty on this model, latent sizes differ, or the device does not compute in the wanted precision.
+            one side empty on this model, latent sizes differ, or the device does not support the requested precision.
     """
     if experiment.local.precision == "bf16" and (reason := reason_against_bf16(device)):
         raise ConfigError(f"local.precision=bf16: {reason}; choose local.precision=full.")
@@ -166,7 +166,7 @@ def _other_initialisations(experiment: Experiment) -> Callable[[], nn.Module] | 
 
 
 def _needs_features(method: Method, model: nn.Module) -> None:
-    """Raise ``ConfigError`` if a part needs the model's features, and it does not tell them from its head."""
+    """Raise ``ConfigError`` if a part needs the model's features, but the model does not separate them from a head."""
     if method.needs("features") and not (hasattr(model, "features") and hasattr(model, "head")):
         raise ConfigError(
             f"{method.who_needs('features')} needs the model's features, but {type(model).__name__} has no "
@@ -211,12 +211,12 @@ def _latent(method: Method, model: nn.Module) -> None:
 
 
 def _auxiliary(method: Method, judged: Tensor) -> None:
-    """Raise ``ConfigError`` if a part draws classes for an auxiliary classifier that the discriminator has not."""
+    """Raise ``ConfigError`` if a part draws classes for an auxiliary classifier that the discriminator lacks."""
     for place, part in method.parts.items():
         if getattr(part, "auxiliary", "own") != "own" and judged.ndim == 1:
             raise ConfigError(
                 f"{place} {label(part)!r} with auxiliary={part.auxiliary} draws classes for an auxiliary classifier, "  # type: ignore[attr-defined]
-                "which this discriminator has not; choose model=acgan, or auxiliary=own."
+                "which this discriminator lacks; choose model=acgan, or auxiliary=own."
             )
 
 

@@ -94,7 +94,7 @@ class Snapshot:
         if averaged is not None:
             if "server_average" not in checkpoint.tensors:
                 raise CheckpointError(
-                    f"the run in {out} did not average its server model, so that cannot begin now; "
+                    f"the run in {out} did not average its server model, so the average cannot begin now; "
                     "leave evaluation.server_average out."
                 )
             if (before := checkpoint.facts.get("server_average", averaged.rho)) != averaged.rho:

@@ -1,4 +1,4 @@
-"""Files of client states: one for each state, ``<client>-<round>.safetensors``, never changed, checked when it is read.
+"""Files of client states: one per state, ``<client>-<round>.safetensors``, never changed, and verified when read.
 
 Files are read and written by the driver's store or, on storage that all nodes of a cluster see, by the workers. A file
 that a worker wrote counts once the store has adopted it at the end of the round; until then nothing refers to it.
@@ -26,11 +26,11 @@ SHARE = "client_state=shared needs a run directory that all nodes see: choose an
 
 
 class LostState(CheckpointError):
-    """A client's state of which the file is missing or altered.
+    """A client's state whose file is missing or altered.
 
     Args:
         sentence: the message.
-        what: its first half, without what still can be done.
+        what: its first half, without the remedy.
     """
 
     def __init__(self, sentence: str, what: str = "") -> None:
@@ -61,7 +61,7 @@ def index_of(files: Sequence[StateFile]) -> Tree:
 
 
 def files_in(index: Mapping[str, Tensor]) -> list[StateFile]:
-    """The files of which ``index_of`` returns these tensors."""
+    """The files listed in tensors: the inverse of ``index_of``."""
     rows = zip(*(index[name].tolist() for name in ("round", "bytes", "sha256")), strict=True)
     return [StateFile(round, size, bytes(digest)) for round, size, digest in rows]
 
@@ -90,7 +90,7 @@ class StatePlace:
         folder: the folder of the files.
         client: the client's number.
         round: the round t, from 1, at the end of which the next state counts.
-        file: of the present state; None if there is none yet.
+        file: the file of the current state; None if there is none yet.
     """
 
     folder: Path
@@ -99,7 +99,7 @@ class StatePlace:
     file: StateFile | None = None
 
     def load(self, device: torch.device | str = "cpu") -> State:
-        """The present state.
+        """The current state.
 
         Raises:
             LostState: if its file is missing or altered.
@@ -118,7 +118,7 @@ class StatePlace:
         return nested({key: copied(t, device) for key, t in load_tensors(blob).items()})
 
     def save(self, state: State) -> State:
-        """Write the next state; returns what the store adopts in its place. An empty state has no file.
+        """Write the next state; return the reference that the store adopts instead of it. An empty state has no file.
 
         Raises:
             CheckpointError: if it cannot be written (disk full), or this machine does not see the folder.
@@ -138,10 +138,10 @@ class StatePlace:
         return StoredState(file_of(self.round, blob), platform.node())
 
     def adopted(self, state: StoredState) -> StateFile:
-        """The file of the next state, once it is seen here.
+        """The file of the next state, once it is visible on this machine.
 
         Raises:
-            CheckpointError: if it is not, or has another size.
+            CheckpointError: if it is not visible, or has another size.
         """
         path = self.folder / state_file(self.client, state.file.round)
         if state.file.round != self.round or size_of(path) != state.file.bytes:
@@ -184,7 +184,7 @@ def flat(state: State) -> dict[str, Tensor]:
 
 
 def nested(tensors: Mapping[str, Tensor]) -> State:
-    """The state of which ``flat`` returns this mapping."""
+    """The state with these tensors: the inverse of ``flat``."""
     state: State = {}
     for key, value in tensors.items():
         place, name = key.split("|", 1)

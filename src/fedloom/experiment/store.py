@@ -71,7 +71,7 @@ class MemoryStore:
         """The store's part of a checkpoint: every state, or the index of those in files.
 
         Raises:
-            OSError: if what has changed cannot be written.
+            OSError: if the changes cannot be written.
         """
         if self._segments is None:
             return {"clients": {f"{client}|{key}": v for client, state in self for key, v in flat(state).items()}}

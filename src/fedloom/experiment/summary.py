@@ -20,10 +20,10 @@ LEFT_OUT = 0.1  # fraction of updates left out above which the summary warns
 def headline(method: Method, evaluation: Evaluation) -> str:
     """The metric by which a run of the method is judged.
 
-    The accuracy that ``evaluation.metric`` names, if that is not the default, like that of the ``average`` model. Else
-    the server model's accuracy; but if clients keep private models or parts of one, adapt what they receive or choose
-    among several, the mean accuracy of their deployed models, since the server model is then not deployed. Where no
-    accuracy is measured, as in a regression, the same holds of the first metric.
+    This is the accuracy named by ``evaluation.metric``, if that is not the default, like that of the ``average`` model.
+    Otherwise it is the server model's accuracy; but if clients keep private models or parts of one, adapt what they
+    receive or choose among several, it is the mean accuracy of their deployed models, since the server model is then
+    not deployed. Where no accuracy is measured, as in a regression, the same holds for the first metric.
     """
     first = evaluation.first
     if evaluation.metric != f"global/{first}" and first in evaluation.metric.split("/"):
@@ -52,7 +52,7 @@ def looks(history: Sequence[Mapping[str, Any]], key: str) -> list[float]:
 def since_best(values: Sequence[float], maximise: bool, min_delta: float = 0.0) -> int:
     """The number of values since the last one that was better than all before it, by more than ``min_delta``.
 
-    NaN is better than nothing only.
+    NaN is better only than no value at all.
 
     >>> since_best([0.5, 0.7, 0.7, 0.6], maximise=True), since_best([nan, 0.7, nan], maximise=True)
     (2, 1)

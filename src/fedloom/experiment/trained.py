@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class RunRecords:
-    """What every run leaves: its records and its summary.
+    """The records and the summary that every run leaves.
 
     Args:
         history: one record per round.
@@ -58,7 +58,7 @@ class RunRecords:
 
 
 class TrainedRun(RunRecords):
-    """What a run trained, ready for use: ``fedloom.load`` makes it of a run directory.
+    """The models that a run has trained, ready for use; ``fedloom.load`` reads them from a run directory.
 
     >>> import fedloom as fl
     >>> federation = fl.data.federate("digits", "dirichlet", clients=4)
@@ -142,8 +142,8 @@ class TrainedRun(RunRecords):
     def adapt(self, x: Any, y: Any, rounds: int = 10) -> DeployedModel:
         """The model that a new client with samples x [n, ...] and targets y [n] deploys; the run is not changed.
 
-        The client receives the final server model. If the method keeps parameters at clients, it trains its own ones as
-        in ``rounds`` rounds of the method, while the server stays as it is and receives nothing. If the method adapts
+        The client receives the final server model. If the method keeps parameters at clients, it trains its own as in
+        ``rounds`` rounds of the method, while the server is unchanged and receives nothing. If the method adapts
         models, the model is then adapted to the samples. A client that would choose λ on validation samples takes 0.5.
 
         Raises:

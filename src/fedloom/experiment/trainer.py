@@ -26,7 +26,7 @@ Record = dict[str, Any]
 
 
 class TrainerTask(ABC):
-    """What is trained, round by round: it holds the state, and the trainer does everything else.
+    """A task that is trained round by round: it holds the state, and the trainer does everything else.
 
     Attributes:
         kind: which task it is.
@@ -142,7 +142,7 @@ class Trainer:
             or_begin: with ``resume``, start a new run if there is none.
 
         Raises:
-            ConfigError: if the task cannot run with its settings, or ``resume`` is something else.
+            ConfigError: if the task cannot run with its settings, or ``resume`` is neither.
             CheckpointError: if the run directory exists, cannot be written, or holds another experiment.
             KeyboardInterrupt: on Ctrl-C, after a checkpoint.
         """
@@ -212,7 +212,7 @@ class Trainer:
             raise CheckpointError(f"{directory.path} cannot be written ({error.strerror or error}).") from error
 
     def _go_back(self, directory: RunDirectory, resume: bool | Path, stored: Mapping[str, Any]) -> None:
-        """Take up the state of a checkpoint, and forget what came after it."""
+        """Restore the state of a checkpoint, and discard everything after it."""
         task, found = self.task, checkpoints.available(directory.checkpoints)
         chosen = found[-1] if found else None
         if isinstance(resume, Path):
@@ -292,7 +292,7 @@ class Trainer:
 
 
 def load(task: TrainerTask, directory: RunDirectory) -> list[Record]:
-    """Give a task the state of a run's newest checkpoint, and return the records up to it; nothing is written.
+    """Restore a task from a run's newest checkpoint, and return the records up to it; nothing is written.
 
     Raises:
         CheckpointError: if the run has no checkpoint that can be read.

@@ -29,7 +29,7 @@ def _package(model: str, name: str) -> Any:
 
 
 def _make(model: str, make: Any, *args: Any, **settings: Any) -> Any:
-    """Call a package's factory, with its errors in one sentence."""
+    """Call a package's factory; report its errors in one sentence."""
     try:
         return make(*args, **settings)
     except Exception as error:
@@ -48,7 +48,7 @@ def efficientnet_b0(
         inputs: (3, height, width) of one image.
 
     Raises:
-        ConfigError: if torchvision cannot be imported, or samples are no colour images.
+        ConfigError: if torchvision cannot be imported, or samples are not colour images.
     """
     if image("efficientnet_b0", classes, inputs)[0] != 3:
         raise ConfigError(f"model 'efficientnet_b0' needs images of three channels, but a sample has shape {inputs}.")
@@ -107,7 +107,9 @@ def timm(
     if head:
         place = next((name for name, layer in net.named_modules() if layer is net.get_classifier()), None)
         if place is None or not isinstance(net.get_classifier(), nn.Linear):
-            raise ConfigError(f"model 'timm': the classifier of {network!r} is no linear layer; leave head=true out.")
+            raise ConfigError(
+                f"model 'timm': the classifier of {network!r} is not a linear layer; leave head=true out."
+            )
         return wrap(net, place)
     net.eval()
     with torch.no_grad():
@@ -231,7 +233,7 @@ def distilbert(
         network: its name on the hub, or a local folder.
 
     Raises:
-        ConfigError: if transformers cannot be imported, the network cannot be loaded, or samples are no sequences.
+        ConfigError: if transformers cannot be imported, the network cannot be loaded, or samples are not sequences.
     """
     shape("distilbert", classes, inputs, 1, "sequences of token numbers")
     package = _package("distilbert", "transformers")

@@ -84,7 +84,7 @@ def fedssa_cnn(
         channels: channels of the two convolutions.
 
     Raises:
-        ConfigError: unless there are two numbers of channels, or if samples are no images of sufficient size.
+        ConfigError: unless there are two numbers of channels, or if samples are not images of sufficient size.
 
     Example:
         >>> sum(p.numel() for p in fedssa_cnn(classes=10, inputs=(3, 32, 32)).parameters())
@@ -103,7 +103,7 @@ def leaf_cnn(
     """LEAF's CNN for CelebA: four 3x3 convolutions of 32 channels with group normalisation (Caldas et al.; Hahn, 2024).
 
     Each convolution is followed by group normalisation, a 2x2 maximum pool and ReLU; the feature maps, averaged to 5 by
-    5, go to the head. Our binary task has two logits, the paper's one.
+    5, go to the head. The binary task has two logits here and one in the paper.
 
     Args:
         inputs: (channels, height, width) of one image, 16 by 16 or larger.
@@ -138,7 +138,7 @@ def vgg9(
         dense: units of the layer before the head.
 
     Raises:
-        ConfigError: unless there are six numbers of channels, or if samples are no images of sufficient size.
+        ConfigError: unless there are six numbers of channels, or if samples are not images of sufficient size.
 
     Example:
         >>> sum(p.numel() for p in vgg9(classes=62, inputs=(1, 28, 28)).parameters())
@@ -182,7 +182,7 @@ def energy_cnn(
             pixels, so that an energy depends on the whole image, and channels double up to 64.
 
     Raises:
-        ConfigError: without channels, or if samples are no images.
+        ConfigError: without channels, or if samples are not images.
 
     Example:
         >>> [sum(p.numel() for p in energy_cnn(classes=10, inputs=(1, n, n)).parameters()) for n in (8, 28)]

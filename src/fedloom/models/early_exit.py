@@ -96,7 +96,7 @@ def exit_cnn(
         near: number of convolutions before the exit.
 
     Raises:
-        ConfigError: if the exit is not between two convolutions, or samples are no images of sufficient size.
+        ConfigError: if the exit is not between two convolutions, or samples are not images of sufficient size.
 
     Example:
         >>> net = exit_cnn(classes=10, inputs=(1, 8, 8))

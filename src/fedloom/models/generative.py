@@ -349,5 +349,5 @@ class ACGAN(ConditionalGAN):
         return ConvEncoder(0, self.inputs, 1 + self.classes, width, norm, nn.LeakyReLU(0.2))
 
     def judge(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """Logits [N, 1 + C] of images [N, C, H, W]: of being real, and of the classes; the label is not looked at."""
+        """Logits [N, 1 + C] of images [N, C, H, W]: of being real, and of the classes; the label is not used."""
         return self.discriminator(x)

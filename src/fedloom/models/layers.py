@@ -1,4 +1,4 @@
-"""Layers that several models use, and how those that are not PyTorch's work for several clients at once."""
+"""Layers shared by several models, and batched versions, for several clients at once, of those not in PyTorch."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def shufflenet_v2(
         width: 0.5, 1, 1.5 or 2.
 
     Raises:
-        ConfigError: for another width, groups that do not divide the channels, or samples that are no images.
+        ConfigError: for another width, groups that do not divide the channels, or samples that are not images.
 
     Example:
         >>> sum(p.numel() for p in shufflenet_v2(classes=100, inputs=(3, 32, 32)).parameters())

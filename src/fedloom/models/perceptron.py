@@ -109,7 +109,7 @@ def two_nn(*, classes: int, inputs: tuple[int, ...], width: int = 200) -> Classi
 
 @models.register
 def two_nn_superfed(*, classes: int, inputs: tuple[int, ...], width: int = 200) -> Classifier:
-    """The TwoNN of SuPerFed's public code: three hidden layers of 200 ReLU units, no biases, Xavier's normal start.
+    """The TwoNN of SuPerFed's public code: three hidden layers of 200 ReLU units, no biases, Xavier-normal weights.
 
     Args:
         classes: number of classes.

@@ -130,7 +130,7 @@ def wide_resnet(
         width: factor on the channels.
 
     Raises:
-        ConfigError: for another depth, groups that do not divide the channels, or samples that are no images.
+        ConfigError: for another depth, groups that do not divide the channels, or samples that are not images.
 
     Example:
         >>> sum(p.numel() for p in wide_resnet(classes=100, inputs=(3, 32, 32), depth=16, width=2).parameters())

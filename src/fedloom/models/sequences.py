@@ -58,7 +58,7 @@ def stacked_lstm(
             each position (logits [B, T, C], labels [B, T]).
 
     Raises:
-        ConfigError: for unknown positions, a size below 1, or samples that are no sequences.
+        ConfigError: for unknown positions, a size below 1, or samples that are not sequences.
 
     Example:
         >>> import torch
@@ -88,7 +88,7 @@ def m5(*, classes: int, inputs: tuple[int, ...], norm: str = "batch", groups: in
         inputs: (channels, samples) of one waveform, 1100 samples or more.
 
     Raises:
-        ConfigError: if samples are no waveforms of sufficient length.
+        ConfigError: if samples are not waveforms of sufficient length.
 
     Example:
         >>> sum(p.numel() for p in m5(classes=35, inputs=(1, 16000)).parameters())

@@ -1,4 +1,4 @@
-"""Parameters of a network from a file on this machine."""
+"""Loading a network's parameters from a local file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def load_weights(net: nn.Module, path: Path, what: str, without: Sequence[str] =
         path: a ``.safetensors`` file, or one written by ``torch.save``: tensors by name, also under ``state_dict`` or
             ``model``, and with the prefix ``module.`` of a parallel wrapper.
         what: the network in an error message, like ``network 'resnet18'``.
-        without: beginnings of names in the file that are left out.
+        without: prefixes of names in the file that are left out.
 
     Raises:
         ConfigError: if the file cannot be read, or does not hold exactly the network's tensors.

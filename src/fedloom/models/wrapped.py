@@ -33,7 +33,7 @@ class Wrapped(nn.Module):
         """Logits [B, C] of samples [B, ...].
 
         Raises:
-            ConfigError: if it fails where the module as it was given does not.
+            ConfigError: if it fails where the original module does not.
         """
         try:
             return self.head(self.body(x))
@@ -42,7 +42,7 @@ class Wrapped(nn.Module):
             raise
 
     def uncut(self, x: Tensor) -> Tensor:
-        """The output [B, C] of the module as it was given, with the head in its place."""
+        """The output [B, C] of the original module, with the head in its place."""
         self._fill(self.head)
         try:
             return self.body(x)
@@ -74,7 +74,7 @@ def wrap(module: nn.Module, head: str, sample: Tensor | None = None) -> Wrapped:
     Args:
         module: any module from inputs [B, ...] to logits [B, C].
         head: the name of its last layer, like ``fc``, ``classifier`` or ``classifier.2``; it may consist of several.
-        sample: inputs [B, ...] to check it on at once.
+        sample: inputs [B, ...] for an immediate check.
 
     Raises:
         ConfigError: if there is no such layer, it shares parameters with others, or it does not come last.
@@ -138,7 +138,7 @@ def check(model: nn.Module, sample: Tensor) -> None:
 
 
 def remedy(model: nn.Module) -> str:
-    """What to do with a module that has no ``features`` and ``head``, as the end of an error message.
+    """The remedy for a module without ``features`` and ``head``, as the end of an error message.
 
     >>> remedy(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
     "wrap the module, like fedloom.wrap(module, head='1')."

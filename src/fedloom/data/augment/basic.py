@@ -69,7 +69,7 @@ class Flip(Augmentation):
 class Cutout(Augmentation):
     """A square set to the mean colour, centred at a random pixel and clipped at the border (DeVries and Taylor, 2017).
 
-    The mean colour is 0 in a normalised image, as in the authors' code; images without normalisation get black.
+    The mean colour is 0 in a normalised image, as in the authors' code; in images without normalisation it is black.
 
     Args:
         size: side of the square in pixels.

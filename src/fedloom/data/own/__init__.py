@@ -53,8 +53,8 @@ def as_source(
         classes: number of classes; by default those that occur.
         standardise: whether numbers [N, D] are scaled, column by column, by the mean and deviation of all clients'
             training samples (of those that are tested on a share, too); one-hot columns stay 0 and 1. In a federation
-            of real clients these two numbers a column would have to be computed jointly, for instance as secure sums.
-        name: in captions and provenance.
+            of real clients these two numbers per column would have to be computed jointly, for instance as secure sums.
+        name: the name in captions and provenance.
 
     Returns:
         The source. Integers of any width and byte order, truth values, texts and categories become class numbers
@@ -166,7 +166,9 @@ def _clients(
             raise DataError(f"{name}: {lost} of {ids.size} samples have no client; drop them, or give each one.")
         ids = ids.astype(str)
     if ids.ndim != 1 or len(ids) != sizes[0]:
-        raise DataError(f"{name} has {sizes[0]} samples, but client ids of shape {list(ids.shape)}; give one a sample.")
+        raise DataError(
+            f"{name} has {sizes[0]} samples, but client ids of shape {list(ids.shape)}; give one per sample."
+        )
     return ids, None
 
 

@@ -1,4 +1,4 @@
-"""One data set as columns: inputs, targets and natural clients, whatever holds them."""
+"""One data set as columns (inputs, targets and natural clients), whatever its container."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read(
     """The columns of a data set; ``what`` names it in errors.
 
     Raises:
-        DataError: for anything that is no data set, or lacks a column.
+        DataError: for anything that is not a data set, or lacks a column.
     """
     if is_frame(data):
         return _frame(data, y, features, label, client, what)
@@ -66,7 +66,7 @@ def read(
 
 
 def present(wanted: Sequence[str], columns: Sequence[str], what: str) -> None:
-    """Raise a ``DataError`` for a column that is not there."""
+    """Raise a ``DataError`` for a column that does not exist."""
     for column in wanted:
         if column not in columns:
             raise DataError(f"{what} has no column {column!r}; {nearest(str(column), map(str, columns))}")
@@ -176,7 +176,7 @@ def stacked(items: Sequence[Any], what: str) -> np.ndarray:
 
 
 def pixels(items: Sequence[Any]) -> list[Any]:
-    """Images of PIL in bytes a channel: all grey, all in colour, or all in colour with transparency."""
+    """PIL images with 8 bits per channel: all grey, all in colour, or all in colour with transparency."""
     modes = {item.mode for item in items if hasattr(item, "getbands")}
     grey = modes <= {"1", "L", "LA", "La"} or all(mode.startswith("I") for mode in modes)
     mode = "RGBA" if modes == {"RGBA"} else "L" if grey else "RGB"

@@ -17,8 +17,8 @@ from fedloom.data.sources.arrays import targets
 def coded(parts: Sequence[Any], names: Sequence[Sequence[str]], what: str) -> tuple[list[Tensor], tuple[str, ...]]:
     """Targets of several parts of the data, each with its class names or (), and the names of all classes.
 
-    Texts and categories are numbered in the same way in all parts: in the order of their categories, or sorted. Numbers
-    of parts with different names of classes become numbers of all of these names.
+    Texts and categories are numbered in the same way in all parts: in the order of their categories, or sorted. If
+    parts have different class names, their class numbers are renumbered in the union of all names.
 
     >>> [y.tolist() for y in coded([["no", "yes"], ["yes"]], [(), ()], "mine")[0]], coded([["b", "a"]], [()], "mine")[1]
     ([[0, 1], [1]], ('a', 'b'))
@@ -26,14 +26,14 @@ def coded(parts: Sequence[Any], names: Sequence[Sequence[str]], what: str) -> tu
     [[0, 1], [1, 2]]
 
     Raises:
-        DataError: if targets are missing, negative, or neither numbers nor names, or some parts name other classes than
-            others, and others none.
+        DataError: if targets are missing, negative, or neither numbers nor names, or if parts have different class
+            names and some parts have none.
     """
     raw = [_raw(part, what) for part in parts]
     if any(part.dtype.kind in "US" for part in raw):
         texts = [part.astype(str) for part in raw]
         if any(part.ndim > 1 and part.shape[1:] != (1,) for part in texts):
-            raise DataError(f"{what}: targets are texts of shape {list(texts[0].shape)}; give one name a sample.")
+            raise DataError(f"{what}: targets are texts of shape {list(texts[0].shape)}; give one name per sample.")
         known = categories(parts) or sorted({str(one) for part in texts for one in np.unique(part)})
         place = {name: number for number, name in enumerate(known)}
         return [torch.tensor([place[one] for one in part.ravel()], dtype=torch.int64) for part in texts], tuple(known)
@@ -54,24 +54,22 @@ def coded(parts: Sequence[Any], names: Sequence[Sequence[str]], what: str) -> tu
 def _renumbered(
     found: list[Tensor], names: Sequence[tuple[str, ...]], what: str
 ) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Class numbers of parts as numbers of the classes of all of them, and these."""
+    """Class numbers of all parts, renumbered in the union of their class names, and that union."""
     given = list(dict.fromkeys(part for part in names if part))
     if len(given) < 2:
         return found, given[0] if given else ()
     known = list(dict.fromkeys(one for part in given for one in part))
     if not all(names) or any(part.is_floating_point() or part.ndim > 1 for part in found):
-        raise DataError(
-            f"{what}: data sets have different names of classes, and some have none; give the targets as names."
-        )
+        raise DataError(f"{what}: data sets have different class names, and some have none; give the targets as names.")
     for part, own in zip(found, names, strict=True):
         if part.numel() and int(part.max()) >= len(own):
-            raise DataError(f"{what}: there is a label {int(part.max())}, but only {len(own)} names of classes.")
+            raise DataError(f"{what}: there is a label {int(part.max())}, but only {len(own)} class names.")
     place = [torch.tensor([known.index(one) for one in own]) for own in names]
     return [table[part] for table, part in zip(place, found, strict=True)], tuple(known)
 
 
 def with_kind(found: Sequence[Tensor], x: Sequence[Tensor]) -> list[Tensor]:
-    """Targets with matrices of zeros and ones as truth values, float32 [N, L]; those of sequences stay class numbers.
+    """Convert matrices of zeros and ones to truth values, float32 [N, L]; targets of sequences stay class numbers.
 
     >>> y = torch.tensor([[0, 1], [1, 1]])
     >>> with_kind([y], [torch.zeros(2, 5)])[0].dtype, with_kind([y], [torch.zeros(2, 2).long()])[0].dtype

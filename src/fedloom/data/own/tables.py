@@ -15,7 +15,7 @@ CATEGORIES = 1000  # more in a column are rather identities
 
 
 def is_frame(data: Any) -> bool:
-    """Whether it is a pandas frame; pandas is not imported for that."""
+    """Whether ``data`` is a pandas frame, determined without importing pandas."""
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(data, pandas.DataFrame)
 
@@ -45,7 +45,7 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
     ([[30.0, 1.0, 0.0], [40.0, 0.0, 1.0]], ['age', 'sex=f', 'sex=m'])
 
     Raises:
-        DataError: for missing values, dates, and texts that are no categories.
+        DataError: for missing values, dates, and texts that are not categories.
     """
     import pandas as pd
 
@@ -96,14 +96,14 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
 def in_columns(frame: Any, columns: Sequence[str]) -> np.ndarray:
     """A frame as float32 [N, D] in the D columns that other frames were ``encoded`` in, found by their names.
 
-    A frame with columns 0 ... D - 1, as of an array, is taken as it is.
+    A frame with columns 0 ... D - 1, like that of an array, is used unchanged.
 
     >>> import pandas as pd
     >>> in_columns(pd.DataFrame({"town": ["x"], "sex": ["m"], "age": [30]}), ["age", "sex=f", "sex=m"]).tolist()
     [[30.0, 0.0, 1.0]]
 
     Raises:
-        DataError: if a column is missing, holds no numbers, or has a category that is not among the columns.
+        DataError: if a column is missing, is not numeric, or has a category that is not among the columns.
     """
     if list(frame.columns) == list(range(len(columns))):
         return frame.to_numpy(dtype=np.float32)
@@ -115,7 +115,7 @@ def in_columns(frame: Any, columns: Sequence[str]) -> np.ndarray:
             try:
                 made[:, place] = frame[names[name]].to_numpy(dtype=np.float32)
             except (TypeError, ValueError) as error:
-                raise DataError(f"column {name!r} of the inputs holds something else than numbers.") from error
+                raise DataError(f"column {name!r} of the inputs holds values that are not numbers.") from error
         else:
             coded.setdefault(next((one for one in names if name.startswith(f"{one}=")), name), []).append(place)
     for column, places in coded.items():

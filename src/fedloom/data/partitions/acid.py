@@ -80,8 +80,8 @@ class Alid(Acid):
 
     Args:
         names: ``all``, a permutation of the numbers of all classes; or ``local``, as published: client k numbers its s
-            classes 0 ... s - 1, in an order of its own, and the model has s outputs. All samples are then labelled as
-            by their owners, and of the common test set what was dealt to clients remains.
+            classes 0 ... s - 1, in its own order, and the model has s outputs. All samples then carry their owners'
+            labels, and only the samples of the common test set that were dealt to clients remain.
 
     Raises:
         ConfigError: for unknown names, or settings out of range.
@@ -114,7 +114,7 @@ def windows(labels: ndarray, classes: int, clients: int, s: int, samples: int, s
     """The client of every sample, int [N], where client i takes ``samples`` of the s classes from i mod C on.
 
     Raises:
-        DataError: if there are too few samples; the sentence says how many a client could have.
+        DataError: if there are too few samples; the message says how many a client could have.
     """
     if s > classes:
         raise DataError(f"clients cannot hold {s} classes each: there are only {classes}.")
@@ -128,7 +128,7 @@ def windows(labels: ndarray, classes: int, clients: int, s: int, samples: int, s
         most = int((available[holders > 0] // holders[holders > 0]).min()) * s
         raise DataError(
             f"class {short[0]} has {available[short[0]]} samples, but {clients} clients with {setting}={samples} need "
-            f"{wanted[short[0]]} of it; " + (f"ask for at most {setting}={most}." if most else "ask for fewer clients.")
+            f"{wanted[short[0]]} of it; " + (f"use at most {setting}={most}." if most else "use fewer clients.")
         )
     order = np.argsort(held.ravel(), kind="stable")
     holder = np.repeat(order // s, quota.ravel()[order])  # client of each wanted sample, grouped by class

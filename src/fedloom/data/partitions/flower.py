@@ -106,7 +106,7 @@ class Flower(Partition):
 
 
 def table(labels: ndarray, groups: ndarray | None) -> Any:
-    """What a partitioner sees: a ``datasets.Dataset`` of labels, row numbers and natural clients, without inputs."""
+    """The data as partitioners see them: a ``datasets.Dataset`` of labels, rows and natural clients, without inputs."""
     try:
         import flwr_datasets  # pyright: ignore[reportMissingImports]  # noqa: F401
         from datasets import Dataset  # pyright: ignore[reportMissingImports]

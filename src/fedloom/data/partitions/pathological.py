@@ -158,7 +158,7 @@ class Niid1(Partition):
 
 @dataclass(frozen=True)
 class _InOrder(Pathological):
-    """As ``Pathological``, but client 0 holds the first k classes, client 1 the next k, and so on, round and round."""
+    """As ``Pathological``, but client 0 holds the first k classes, client 1 the next k, and so on, cyclically."""
 
     def dealt(self, clients: int, classes: int, rng: Generator) -> ndarray:
         return np.arange(clients * self.classes).reshape(-1, self.classes) % classes

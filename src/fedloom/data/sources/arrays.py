@@ -29,9 +29,9 @@ CHANNELS = (1, 3, 4)
 def npz(path: str, classes: int | None = None, standardise: bool = False) -> Source:
     """Any npz file with ``x_train`` and ``y_train``, or a folder of npy files with these names.
 
-    Files of a folder are mapped: only what is used is read into memory, so that inputs (float32 or int64) may be larger
-    than memory. There may also be ``x_test`` and ``y_test``, ``client_train`` and ``client_test`` (the natural client
-    of each sample, as a number or name) and ``names`` (of the classes). uint8 arrays [N, H, W] or [N, H, W, C] are
+    Files of a folder are memory-mapped: only what is used is read, so that inputs (float32 or int64) may be larger than
+    memory. Optional are ``x_test`` and ``y_test``, ``client_train`` and ``client_test`` (the natural client of each
+    sample, as a number or name) and ``names`` (of the classes). uint8 arrays [N, H, W] or [N, H, W, C] are
     images and become float32 [N, C, H, W] in 0..1; other floats become float32, other integers int64.
 
     Args:
@@ -84,7 +84,7 @@ def from_tensors(
     citation: str = "",
     settings: dict[str, Any] | None = None,
 ) -> Source:
-    """A source of the given arrays.
+    """Make a source of the given arrays.
 
     Args:
         x: inputs [N, ...]; NumPy arrays uint8 [N, H, W] or [N, H, W, C] are images, as in ``npz``.
@@ -94,8 +94,8 @@ def from_tensors(
         classes: number of classes; by default the number of names, or the largest label plus one.
         clients: natural client of each sample, as a number or name.
         clients_test: the same for the test samples.
-        names: of the classes.
-        name: of the source, in captions and provenance.
+        names: names of the classes.
+        name: name of the source in captions and provenance.
         licence: terms of use.
         citation: BibTeX.
         settings: further provenance, as plain data.
@@ -183,7 +183,7 @@ def targets(y: Tensor | np.ndarray, what: str = "y") -> Tensor:
 
 
 def numbers(array: Tensor | np.ndarray, what: str) -> Tensor:
-    """An array of someone's as a tensor.
+    """A user's array as a tensor.
 
     >>> numbers(np.array(["cat", "dog"]), "y_train")
     Traceback (most recent call last):
@@ -191,7 +191,7 @@ def numbers(array: Tensor | np.ndarray, what: str) -> Tensor:
     fedloom.core.errors.DataError: y_train holds text (<U3), but only numbers and truth values will do.
 
     Raises:
-        DataError: if it has no rows to count, or holds no real numbers.
+        DataError: if it is a single number, or does not hold real numbers.
     """
     if isinstance(array, Tensor):
         kind, shown = ("c" if array.is_complex() else "f"), str(array.dtype)

@@ -66,11 +66,11 @@ class Source:
 
 
 READERS = {".npz": "npz", ".csv": "table", ".parquet": "table"}
-"""The sources that read one's own files, by their endings."""
+"""The sources that read user files, by file extension."""
 
 
 class Sources(Registry[Source]):
-    """The data sources; a file or folder in the place of a name is told how it is read."""
+    """The registry of data sources; for a file or folder in place of a name, the error says how to read it."""
 
     def __getitem__(self, name: str) -> Entry[Source]:
         if isinstance(name, str) and name not in self:
@@ -89,7 +89,7 @@ sources = Sources(
         "download": "whether torchvision may download missing files.",
         "normalise": "whether to normalise by the training set's mean and deviation per channel; otherwise 0..1.",
         "validation": "whether the validation samples join the training pool; otherwise they are not used.",
-        "seed": "of every draw.",
+        "seed": "seed of every draw.",
     },
 )
 

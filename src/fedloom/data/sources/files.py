@@ -61,7 +61,7 @@ class Files:
         raise DataError(self.missing(root))
 
     def expected(self) -> str:
-        """The layouts in words."""
+        """The layouts as text."""
         return ", or ".join(" and ".join(shorten(layout)) for layout in self.layouts)
 
     def missing(self, root: str | Path | None = None) -> str:

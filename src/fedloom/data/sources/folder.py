@@ -22,9 +22,8 @@ from fedloom.data.sources.images import by_class, read_image
 def folder(path: str, size: int = 64, crop: bool = True) -> Source:
     """Images by class in folders: ``train/CLASS/*.png`` and ``test/CLASS/*.png``, or ``CLASS/*.png`` for no test set.
 
-    Images are decoded once, one after the other, to float32 in 0..1, and kept beside the originals in
-    ``fedloom-*.npy`` (12 · size² bytes each), of which only what is used is read into memory. So the set may be larger
-    than memory.
+    Images are decoded once, one after the other, to float32 in 0..1, and kept beside the originals in a memory-mapped
+    ``fedloom-*.npy`` (12 · size² bytes each); only what is used is read, so that the set may be larger than memory.
 
     Args:
         path: the folder.
@@ -54,7 +53,7 @@ def folder(path: str, size: int = 64, crop: bool = True) -> Source:
 
 
 def decoded(paths: list[Path], pool: Path, size: int, crop: bool) -> Tensor:
-    """Images as float32 [N, 3, size, size] in a file that is mapped into memory, made if it is not there.
+    """Images as float32 [N, 3, size, size] in a memory-mapped file, which is made if it does not exist.
 
     Raises:
         DataError: if an image is damaged, or the file cannot be written.

@@ -49,7 +49,7 @@ def read_npz(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> d
 
 
 def read_npy_folder(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """Arrays of a folder's npy files by name, mapped into memory: only what is used is read.
+    """Arrays of a folder's npy files by name, memory-mapped: only what is used is read.
 
     Raises:
         DataError: if a file is missing, or is not an npy file of plain numbers.
@@ -107,7 +107,7 @@ def cached(path: Path, stamp: str, make: Callable[[], np.ndarray]) -> np.ndarray
 
 
 def stamp_of(paths: Iterable[Path], *settings: Any) -> str:
-    """Checksum of files' names, sizes and times of change, and of settings."""
+    """Checksum of files' names, sizes and modification times, and of settings."""
     digest = hashlib.blake2b(repr(settings).encode(), digest_size=16)
     for path in paths:
         about = path.stat()

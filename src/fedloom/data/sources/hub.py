@@ -23,7 +23,7 @@ def hub(
     """Any data set of the Hugging Face hub, or a folder that its ``datasets`` library reads: ``data=hub:NAME``.
 
     Needs flwr-datasets (``pip install "fedloom[hub]"``) and, on first use, the network. Columns become inputs and
-    targets as for one's own data: images pixels in 0..1, several columns one vector, texts categories.
+    targets as for user data: images become pixels in 0..1, several columns one vector, and texts categories.
 
     Args:
         dataset: name on the hub, like ``ylecun/mnist``, or a folder.
@@ -33,7 +33,7 @@ def hub(
         client: the column of natural clients.
         train: the split that is dealt to clients.
         test: the split that is the common test set; by default ``test`` if there is one.
-        seed: of the order of the samples, which is random.
+        seed: seed of the random order of the samples.
 
     Raises:
         DataError: if flwr-datasets is missing, or the data set cannot be loaded or has no such split or column.
@@ -65,7 +65,7 @@ def hub(
 
 
 def _split(found: Any, dataset: str, split: str, needed: bool = True) -> Any:
-    """A split of a data set, or None if it has none of that name and need not."""
+    """A split of a data set; None if it does not exist and is not ``needed``."""
     try:
         return found.load_split(split)
     except Exception as error:  # the network, the hub and each file format fail in their own ways

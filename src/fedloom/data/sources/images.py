@@ -25,9 +25,9 @@ _BYTES: ContextVar[bool] = ContextVar("images stay bytes", default=False)
 
 @contextmanager
 def as_bytes() -> Iterator[None]:
-    """Within, data sources leave images as bytes, uint8 [N, C, H, W], for readers that take them by mini-batch.
+    """Make data sources leave images as bytes, uint8 [N, C, H, W], for readers that convert them by mini-batch.
 
-    ``normalised`` makes of them what the source would have made, bit for bit.
+    ``normalised`` then gives what the source would have given, bit for bit.
     """
     token = _BYTES.set(True)
     try:
@@ -153,7 +153,7 @@ def read_images(
         raise DataError(f"{title}: images need a size of at least 1 pixel, not {size}.")
     check_memory(title, (1 if _BYTES.get() else 5) * len(paths) * size * size * 3)
     if lost := next((path for path in paths if not path.is_file()), None):
-        raise DataError(f"{title} is not whole: there is no file {lost}.")
+        raise DataError(f"{title} is incomplete: there is no file {lost}.")
 
     def make() -> np.ndarray:
         array = np.empty((len(paths), size, size, 3), np.uint8)
@@ -165,7 +165,7 @@ def read_images(
 
 
 def in_bytes(picture: Any) -> Any:
-    """An image of PIL with 16 bits a pixel as one with 8, which PIL would clip; others as they are."""
+    """Convert a PIL image of 16 bits per pixel to 8, where PIL itself would clip; others are unchanged."""
     from PIL import Image
 
     if not picture.mode.startswith("I"):

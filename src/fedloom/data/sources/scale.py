@@ -22,14 +22,14 @@ LARGE, APART = 10, 100
 def standardised(source: Source, columns: Sequence[int] | None = None) -> Source:
     """A source with columns scaled by the mean and deviation of the pooled training rows; constant ones become 0.
 
-    Test rows are scaled by the same numbers, which ``settings["standardised"]`` holds, for inputs that come later.
+    Test rows are scaled by the same numbers, which are kept in ``settings["standardised"]`` for later inputs.
 
     Args:
-        source: with inputs [N, D].
-        columns: those to scale; by default all.
+        source: a source with inputs [N, D].
+        columns: the columns to scale; by default all.
 
     Raises:
-        DataError: if the inputs are no table of numbers.
+        DataError: if the inputs are not a table of numbers.
     """
     x = source.train.x
     if x.ndim != 2:
@@ -54,9 +54,9 @@ def warn_of_scales(source: Source, names: Sequence[str], columns: Sequence[int])
     """Warn if a column of numbers is far from mean 0 and deviation 1, or much wider than another.
 
     Args:
-        source: with inputs [N, D].
-        names: of all D columns.
-        columns: those of numbers.
+        source: a source with inputs [N, D].
+        names: names of all D columns.
+        columns: the columns of numbers.
     """
     table = source.train.x.numpy()[:, list(columns)].astype(np.float64)
     mean, deviation = table.mean(0), table.std(0)

@@ -57,7 +57,7 @@ def shakespeare(
         test: test samples per role (FedDyn: 400); with null, a fifth of the role's samples.
         split: ``time`` (test speeches follow training speeches) or ``random`` (as in LEAF).
         least: samples that a role must have if ``train`` and ``test`` are null.
-        seed: of the random split.
+        seed: seed of the random split.
     """
     one_of("Shakespeare has no split", split, SPLITS)
     if min(1 if train is None else train, 1 if test is None else test + 1) < 1:
@@ -74,7 +74,7 @@ def shakespeare(
         found = {role: published(role, mine, tests, train, test) for role, mine in read_windows(paths[0]).items()}
     roles = {r: p for r, p in found.items() if p and len(p[0].starts) + len(p[1].starts) >= least}
     if not roles:
-        raise DataError(f"no role of {paths[0]} has {train} training and {test} test samples; ask for fewer.")
+        raise DataError(f"no role of {paths[0]} has {train} training and {test} test samples; request fewer.")
     roles = dict(sorted(roles.items()))
     groups, groups_test = (np.repeat(np.arange(len(roles)), [len(p[k].starts) for p in roles.values()]) for k in (0, 1))
     return Source(
@@ -117,7 +117,7 @@ def read_speeches(path: Path) -> dict[str, list[str]]:
         lines = path.read_text(encoding="utf-8").split("\n")
         found = [json.loads(line) for line in lines if line]
     except ValueError as error:
-        raise DataError(f"{path} is truncated or does not hold one JSON object a line ({error}).") from error
+        raise DataError(f"{path} is truncated or does not hold one JSON object per line ({error}).") from error
     for line, speech in enumerate(found, 1):
         if not isinstance(speech, dict) or any(not isinstance(speech.get(k), str) for k in ("play", "role", "text")):
             raise DataError(f"{path}, speech {line} has no play, role and text.")

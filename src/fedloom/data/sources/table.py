@@ -1,4 +1,4 @@
-"""One's own table on disk: CSV or parquet, with columns for label, client and time."""
+"""A user's table on disk: CSV or parquet, with columns for label, client and time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def table(
 ) -> Source:
     """A CSV or parquet table with one row per sample: ``data=table:FILE data.label=COLUMN``.
 
-    Columns of numbers are inputs as they are, texts and categories become one-hot columns.
+    Columns of numbers are inputs unchanged; texts and categories become one-hot columns.
 
     Args:
         path: the file, ``.csv`` or ``.parquet``.
@@ -64,7 +64,7 @@ def read_frame(path: Path) -> Any:
     """A CSV or parquet file as a pandas frame.
 
     Raises:
-        DataError: if there is no such file, or it is no table.
+        DataError: if there is no such file, or it is not a table.
     """
     import pandas as pd
 
@@ -104,14 +104,14 @@ def in_order(frame: Any, column: str, what: str) -> Any:
 def dates(column: Any, what: str) -> Any:
     """A pandas column of dates as times in UTC; dates in digits all begin with the day, or all with the month.
 
-    A number above 12 tells which; with dots the day comes first.
+    A number above 12 decides which; with dots the day comes first.
 
     >>> import pandas as pd
     >>> dates(pd.Series(["31/01/2026", "01/02/2026"]), "visits").dt.month.tolist()
     [1, 2]
 
     Raises:
-        DataError: if some are no dates, or it cannot be known with what they begin.
+        DataError: if some are not dates, or it is ambiguous whether they begin with the day or the month.
     """
     import pandas as pd
 

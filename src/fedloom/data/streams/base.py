@@ -105,7 +105,7 @@ def task_stream(source: Source | str, kind: Tasks | str, seed: int = 0) -> TaskS
     Args:
         source: a source, or the name of one that needs no settings.
         kind: a kind of task, or the name of one.
-        seed: of all random draws.
+        seed: seed of all random draws.
 
     Raises:
         DataError: if the source has too few samples or classes for such tasks.

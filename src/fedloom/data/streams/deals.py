@@ -25,7 +25,7 @@ def by_class(source: Source, table: np.ndarray, sizes: tuple[int, int], seed: in
         source: its training samples make the tasks' training samples, its test samples their test samples.
         table: the source's classes of every task, in the order of the task's labels; int [T, k].
         sizes: number of training and of test samples per task.
-        seed: of the order of the samples.
+        seed: seed of the order of the samples.
 
     Raises:
         DataError: if a class has fewer samples than a task needs.
@@ -56,12 +56,12 @@ def by_class(source: Source, table: np.ndarray, sizes: tuple[int, int], seed: in
 def as_they_come(source: Source, sizes: tuple[int, int], seed: int) -> Dealt:
     """Tasks of all classes: the shuffled samples are dealt in turn, whatever their labels.
 
-    A sample is reused only after all others; within a task classes are as frequent as chance has it.
+    A sample is reused only after all others; within a task the class frequencies are random.
 
     Args:
         source: its training samples make the tasks' training samples, its test samples their test samples.
         sizes: number of training and of test samples per task.
-        seed: of the order of the samples.
+        seed: seed of the order of the samples.
 
     Raises:
         DataError: if the source has fewer samples than a task needs.

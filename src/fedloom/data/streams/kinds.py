@@ -1,4 +1,4 @@
-"""Tasks that a source is made into: all classes, changed in each task (S-MNIST), or k classes of many."""
+"""Kinds of tasks made from a source: all classes, transformed in each task (S-MNIST), or k classes of many."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHIFTS = ((0, 0), (0, -1), (0, 1), (-1, 0), (1, 0))  # (down, right): none, left
 @streams.register(name="s_mnist")
 @dataclass(frozen=True)
 class SMnist(Tasks):
-    """S-MNIST as the thesis' authors built it: in every task the images of each class are changed in a way of its own.
+    """S-MNIST as the thesis's authors built it: in every task the images of each class are transformed differently.
 
     In turn, each with equal probability: a quarter turn k ∈ {0, 1, 2, 3}; a flip (none, across, down); a shrink or none
     (the middle 26/28 of the side at half its size, on the mean of the image's border); a shift by 4/28 of the side
@@ -110,8 +110,8 @@ class Transformed(Tasks):
     An image is rotated by a multiple of 90 degrees, flipped along no axis or one of the two, and cropped to a window at
     a random position, whose side is a ``crop`` fraction of the image's; the window is drawn on black at a ``scale``
     fraction of the image's side. All training and test samples of a class in a task share one transformation; classes
-    are balanced. The transformations are those that Acar, thesis 2023, A.1.4 names, the ranges are not: ``s_mnist`` has
-    the published ones.
+    are balanced. The transformations are those named in Acar, thesis 2023, A.1.4, but with other ranges; ``s_mnist``
+    has the published ones.
 
     Args:
         tasks: number of tasks.

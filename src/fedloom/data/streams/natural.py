@@ -1,4 +1,4 @@
-"""Tasks that a source has by nature: people, or the data as they arrived."""
+"""Natural tasks of a source: its clients, or the data in their order of arrival."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ class InOrder(Tasks):
     Samples that fill no stretch are left out.
 
     Args:
-        tasks: number of tasks, the first ones; 0 takes all.
+        tasks: number of tasks to take, from the first on; 0 takes all.
         train: training samples per task.
         test: test samples per task, which follow them.
-        by_client: whether the samples of each natural client are taken by themselves.
+        by_client: whether the samples of each natural client form tasks of their own.
     """
 
     tasks: int = 0

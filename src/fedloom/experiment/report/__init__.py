@@ -2,7 +2,7 @@
 
 Nothing is recomputed. Change ``rundata`` for what is read, ``groups`` for how runs are combined, ``results``,
 ``comparisons`` and ``costs`` for tables, ``figures`` for figures, ``page`` for the order of the page, and ``templates``
-for its looks.
+for its appearance.
 """
 
 from fedloom.experiment.report.page import build

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#A6761D")
-"""After Okabe and Ito, without yellow and black, which vanish on light or dark pages."""
+"""The palette of Okabe and Ito without yellow and black, which vanish on light or dark pages."""
 
 DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2))
 """Dash and gap lengths in line widths; () is a solid line."""

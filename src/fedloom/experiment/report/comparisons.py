@@ -18,7 +18,7 @@ Counted = Callable[[RunData], bool]
 
 
 def baselines(groups: Sequence[RunGroup]) -> list[RunGroup | None]:
-    """What each group is compared with: FedAvg, or else the first group, on the same data; None if it is alone there.
+    """The baseline of each group: FedAvg, or else the first group, on the same data; None if it is alone there.
 
     FedAvg or the first group itself is its own baseline.
     """
@@ -56,7 +56,7 @@ def named(bases: Sequence[RunGroup | None]) -> tuple[str, list[Column]]:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Holm's adjustment of several p values; NaN stay.
+    """Holm's adjustment of several p values; NaN are kept.
 
     >>> holm([0.04, 0.01, float("nan")])
     [0.04, 0.02, nan]

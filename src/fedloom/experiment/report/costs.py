@@ -141,11 +141,11 @@ def total_table(groups: Sequence[RunGroup]) -> ReportTable:
         return float(np.median(values)) if len(values) else None
 
     columns = [
-        column("up, a round", per_run(groups, lambda run: mean_upload("up", run)), as_amount, spread=False),
-        column("down, a round", per_run(groups, lambda run: mean_upload("down", run)), as_amount, spread=False),
+        column("up per round", per_run(groups, lambda run: mean_upload("up", run)), as_amount, spread=False),
+        column("down per round", per_run(groups, lambda run: mean_upload("down", run)), as_amount, spread=False),
         column("in all", per_run(groups, partial(RunData.last, key=COMMUNICATION)), as_amount, spread=False),
         column("bytes in all", per_run(groups, partial(RunData.last, key="comm/bytes")), as_amount, spread=False),
-        column("seconds a round", per_run(groups, seconds), as_seconds, spread=False),
+        column("seconds per round", per_run(groups, seconds), as_seconds, spread=False),
     ]
     note = (
         "Means over seeds. Parameters are counted from what was sent, in both directions. Seconds are the median of "

@@ -41,7 +41,7 @@ HELD_OUT_OBJECTIVE = "mixing/held_out_objective"
 """Σ p_i F_i(θ^t) over a round's clients, with the losses of the received model."""
 
 MATRICES, CLIENTS_DRAWN, COLUMNS = 8, 100, 200
-"""Heat maps of a kind; clients in one of mixing coefficients; columns of any."""
+"""The most heat maps of one kind, clients in one of mixing coefficients, and columns of any."""
 
 _ACCURACY = Axis("accuracy", "percent")
 _OTHERS: tuple[tuple[str, str, str, Form], ...] = (
@@ -79,7 +79,7 @@ def line(member: RunGroup, frame: pd.DataFrame, label: str = "") -> Series:
 
 
 def metric(groups: Sequence[RunGroup], key: str, heading: str, y: Axis, name: str = "") -> Chart:
-    """A metric over rounds and whatever else was counted; the target is marked."""
+    """A metric over rounds and other recorded counts; the target is marked."""
     over = {source: axis for source, axis in OVER.items() if has(groups, source)}
     lines = []
     for member in groups:
@@ -267,7 +267,7 @@ def mixing_matrices(groups: Sequence[RunGroup]) -> Iterator[HeatMap]:
     """K · p by round, of the first run of each group with several rounds, at most 100 clients and unequal weights."""
     caption = (
         "The weight of each client's update, times the number K of clients in that round: 1 if all weigh the same, "
-        "orange above, blue below; grey where a client did not take part. Left out are methods that weigh all the same."
+        "orange above, blue below; grey where a client did not take part. Methods with equal weights are left out."
     )
     count = 0
     for member in groups:

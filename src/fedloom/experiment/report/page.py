@@ -1,4 +1,4 @@
-"""Builds the page, its figures and its tables from run directories."""
+"""The page with its figures and tables, built from run directories."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def synthetic_images(groups: Sequence[RunGroup]) -> Iterator[Image]:
         drawn = [run for run in member.runs if (run.path / "figures" / "synthetic.png").is_file()]
         found += [(member.label, run) for run in drawn[:1]]
     if found and (real := found[0][1].path / "figures" / "real.png").is_file():
-        yield Image("Real", "Real test samples, one row a class.", real.read_bytes())
+        yield Image("Real", "Real test samples, one row per class.", real.read_bytes())
     for label, run in found[:SETS_SHOWN]:
         content = (run.path / "figures" / "synthetic.png").read_bytes()
-        yield Image(label, f"The synthetic set of seed {run.seed}, one row a class.", content)
+        yield Image(label, f"The synthetic set of seed {run.seed}, one row per class.", content)
 
 
 def _sections(groups: Sequence[RunGroup]) -> list[PageSection]:
@@ -122,7 +122,7 @@ def build(
         out: the directory for ``report.html``, ``tables.tex`` and ``tables/*.csv``; created if necessary.
         title: the heading.
         files: formats in which the figures are drawn into ``figures/`` as well, for papers: ``pdf``, ``svg``, ``png``.
-        reload: seconds after which an open page reads itself again; 0: never.
+        reload: seconds after which an open page reloads itself; 0: never.
 
     Returns:
         The path of the page.

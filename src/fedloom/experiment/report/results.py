@@ -243,7 +243,7 @@ _FAIRNESS = {
     "gap": "parity gap",
 }
 _SPREADS = ("std", "gini", "gap")
-"""Figures of which less is better, whatever the metric."""
+"""Statistics of which smaller values are better, whatever the metric."""
 
 
 _WEIGHTS: tuple[tuple[str, str, Format], ...] = (
@@ -332,7 +332,7 @@ def synthetic_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     return group_table(
         found,
         "synthetic",
-        "Synthetic sets, in the last round in which they were judged",
+        "Synthetic sets, in the last round in which they were evaluated",
         columns,
         "Accuracy: of a fresh classifier trained on the set, on the common test set and on the clients' own test "
         "samples. Recognised: by a classifier trained on real data, on whose features FID, KID and coverage rest. "

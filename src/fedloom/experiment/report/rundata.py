@@ -87,7 +87,7 @@ class RunData:
 
     @property
     def drawn(self) -> tuple[Any, ...]:
-        """What the seed decided: runs with the same settings and seed that differ in it were given other data."""
+        """The facts that the seed decided; runs of equal settings and seed that differ in them had different data."""
         return tuple(self.facts.get(key) for key in _SEED_FACTS)
 
     @property

@@ -62,7 +62,7 @@ class Neighbours(Adaptation):
         self, forward: Forward, theta: Tensor, support: Batch, loss: Callable[[Output, Batch], Tensor]
     ) -> tuple[Callable[[Tensor], Output], Tensor | None]:
         if support.y.ndim != 1 or support.y.is_floating_point():
-            raise ConfigError("adaptation 'neighbours' needs one class a sample, which these data do not have.")
+            raise ConfigError("adaptation 'neighbours' needs one class per sample, which these data do not have.")
         memory = _features(forward(theta, support.x))
 
         def predict(x: Tensor) -> Output:

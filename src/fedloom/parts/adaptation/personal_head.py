@@ -21,9 +21,9 @@ class PersonalHead(Adaptation):
     """A client deploys z(x) + φ(r(x), 1): the model's logits plus a linear head φ [C, d + 1] on its features r [B, d].
 
     φ starts at zero and is fitted by gradient steps on the cross entropy over all of the client's training samples; the
-    model is not changed. A step is at most 2 / mean ‖(r, 1)‖² long, whatever ``lr`` is: the curvature of the loss is at
-    most half that mean, so that no step increases it, however large the features are. Chen & Chao, ICLR 2022 (FedRoD),
-    with the linear head, not the hypernetwork. Deviation: in the paper φ is trained along with the rounds. Since its
+    model is not changed. The learning rate is capped at 2 / mean ‖(r, 1)‖²: the curvature of the loss is at most half
+    that mean, so that no step increases it, however large the features are. Chen & Chao, ICLR 2022 (FedRoD), with the
+    linear head, not the hypernetwork. Deviation: in the paper φ is trained during the rounds. Since its
     gradient is stopped before the features, it never influences the shared parameters, and here it is fitted to the
     deployed features instead, also for clients that never participated.
 
@@ -53,7 +53,7 @@ class PersonalHead(Adaptation):
         self, forward: Forward, theta: Tensor, support: Batch, loss: Callable[[Output, Batch], Tensor]
     ) -> tuple[Callable[[Tensor], Output], Tensor | None]:
         if support.y.ndim != 1 or support.y.is_floating_point():
-            raise ConfigError("adaptation 'personal_head' needs one class a sample, which these data do not have.")
+            raise ConfigError("adaptation 'personal_head' needs one class per sample, which these data do not have.")
         out = forward(theta, support.x)
         z, logits = _with_one(out), out.logits
         truth = (support.y[:, None] == torch.arange(logits.shape[1], device=z.device)).to(z.dtype)  # [B, C]

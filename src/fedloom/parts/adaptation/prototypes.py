@@ -22,9 +22,9 @@ UNKNOWN = -1e9  # logit of a class without samples in the support
 class Prototypes(Adaptation):
     """Class k has the prototype c_k, the mean feature of the support's samples of the class; logits are -‖r(x) - c_k‖².
 
-    A local step descends the cross entropy of these logits on the query batch, without the rows whose class does not
-    occur in the support. The model can predict exactly the classes of the client's training samples, however they are
-    labelled: its head is not used. Snell et al., NeurIPS 2017; Acar, thesis 2023, ch. 3 and A.1.2.
+    A local step descends the cross entropy of these logits on the query batch, excluding rows whose class does not
+    occur in the support. The adapted model predicts exactly the classes that occur among the client's training samples;
+    its head is not used. Snell et al., NeurIPS 2017; Acar, thesis 2023, ch. 3 and A.1.2.
 
     Args:
         training: False trains without adaptation and adapts at evaluation only.
@@ -44,13 +44,13 @@ class Prototypes(Adaptation):
     def adapt(
         self, forward: Forward, theta: Tensor, support: Batch, loss: Callable[[Output, Batch], Tensor]
     ) -> tuple[Callable[[Tensor], Output], Tensor | None]:
-        """The model whose logits are negative squared distances to the support's class means.
+        """Return the model whose logits are negative squared distances to the support's class means.
 
         Raises:
             ConfigError: if targets are not one class per sample.
         """
         if support.y.ndim != 1 or support.y.is_floating_point():
-            raise ConfigError("adaptation 'proto' needs one class a sample, which these data do not have.")
+            raise ConfigError("adaptation 'proto' needs one class per sample, which these data do not have.")
         out = forward(theta, support.x)
         assert out.features is not None
         z = out.features.flatten(1)

@@ -30,9 +30,9 @@ class FedDCDrift(Drift):
     local momentum ‖a‖₁ replaces k (``ctx.effective_steps``). h_i, g_i and g start at zero: the first round's local work
     is FedProx's with μ = α. Gao et al., CVPR 2022, algorithm 1.
 
-    That is the term as the paper's text defines it. A corrected displacement says little of the client's gradient,
-    however: where gradients are constant, all clients move alike in one round, and are not corrected in the next. The
-    authors' code has SCAFFOLD's control variates instead (``control=True``), ⟨θ, c - c_i⟩ with::
+    That is the term as the paper's text defines it. A corrected displacement, however, says little about the client's
+    gradient: with constant gradients, all clients move alike in one round and are not corrected in the next. The
+    authors' code uses SCAFFOLD's control variates instead (``control=True``), ⟨θ, c - c_i⟩ with::
 
         c_i⁺ = c_i - c + (θ^t - θ_i)/(ηk)          c ← c + (1/K) Σ_{i∈S} (c_i⁺ - c_i)
 
@@ -78,12 +78,12 @@ class FedDCDrift(Drift):
 
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """SGD if displacements are used as gradients."""
+        """Plain SGD is required if displacements are used as gradients."""
         return Needs(shared=True, sgd=self.gradient)
 
     @property
     def displaces(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Unless θ_i + h_i is uploaded."""
+        """Whether the update is the client's plain displacement Δ_i rather than θ^t - (θ_i + h_i)."""
         return not self.decouple or self.average_over_all
 
     @property
@@ -120,7 +120,7 @@ class FedDCDrift(Drift):
         return grad.add_(w, alpha=self.alpha).add_(ctx.local["pull"])
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
-        """New h_i and g_i; uploads θ^t - (θ_i + h_i) and g_i or c_i⁺ - c_i, or Δ_i for it with ``average_over_all``."""
+        """New h_i and g_i; uploads θ^t - (θ_i + h_i), or Δ_i with ``average_over_all``, and g_i or c_i⁺ - c_i."""
         state, sent = {"g": -update} if self.gradient else {}, {}
         if self.gradient and self.control:
             sent["control"] = update / (ctx.effective_steps * ctx.lr) - ctx.down["g"]
@@ -143,5 +143,5 @@ class FedDCDrift(Drift):
         return new, update
 
     def _slope(self, ctx: Context) -> float:
-        """The factor from g_i - g to a gradient: 1/(ηk), or -1 for control variates, which are called g here."""
+        """The factor that turns g_i - g into a gradient: 1/(ηk), or -1 for control variates, also stored as g."""
         return -1.0 if self.control else 1 / (ctx.effective_steps * ctx.lr)

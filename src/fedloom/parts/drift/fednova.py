@@ -15,11 +15,11 @@ from fedloom.core.tree import Tree
 @drifts.register(name="normalized")
 @dataclass(frozen=True)
 class FedNovaDrift(Drift):
-    """Clients upload their update at τ̄ local steps, τ̄Δ_i/‖a_i‖₁; the server takes τ_eff = Σ p_i ‖a_i‖₁ steps for τ̄.
+    """Clients upload updates rescaled to τ̄ local steps, τ̄Δ_i/‖a_i‖₁; the server rescales to τ_eff = Σ p_i ‖a_i‖₁.
 
     Δ = (τ_eff/τ̄) Σ p_i τ̄Δ_i/‖a_i‖₁, where ‖a_i‖₁ is the number of local steps τ_i, or with local momentum β
-    [τ_i - β(1 - β^τ_i)/(1 - β)]/(1 - β). τ̄, that of a client with the mean number of samples, cancels; it gives what is
-    uploaded the length of an update, for parts that read, clip or compress single ones. This removes the objective
+    [τ_i - β(1 - β^τ_i)/(1 - β)]/(1 - β). τ̄, that of a client with the mean number of samples, cancels; it keeps
+    uploads at the scale of updates, for parts that read, clip or compress individual ones. This removes the objective
     inconsistency by which clients with more local steps pull the solution towards their own; with equal τ_i it changes
     no method. Wang et al., NeurIPS 2020, eq. (6); with clipping or a proximal term it is an approximation. With a
     constant learning rate η it converges to within O(η) of the minimiser, whereas FedAvg's bias does not vanish with η.
@@ -33,7 +33,7 @@ class FedNovaDrift(Drift):
   booktitle={Advances in Neural Information Processing Systems}, year={2020}}"""
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
-        """The update at the usual number of steps, τ̄Δ_i/‖a_i‖₁."""
+        """The update rescaled to τ̄ local steps, τ̄Δ_i/‖a_i‖₁."""
         return ClientEnd({}, {}, update * (ctx.usual_steps / ctx.effective_steps))
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:

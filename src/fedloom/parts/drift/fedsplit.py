@@ -94,7 +94,7 @@ class FedSplitDrift(Drift):
         return kept, info.received - kept["z"]
 
     def _z(self, ctx: Context) -> Tensor:
-        """z_i, which is θ⁰ at a client that joins."""
+        """z_i, or θ⁰ for a client that participates for the first time."""
         if "start" not in ctx.down:
             return ctx.state["z"]
         return torch.where(ctx.state["new"] > 0, ctx.down["start"], ctx.state["z"])

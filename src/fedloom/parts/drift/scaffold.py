@@ -22,8 +22,8 @@ class Scaffold(Drift):
 
         c_i⁺ = c_i - c + (θ^t - θ_i) / (a η_t)           c ← c + (1/K) Σ_{i∈S} (c_i⁺ - c_i)
 
-    a is k, as published, and with local momentum FedNova's ‖a‖₁ (``ctx.effective_steps``), by which a constant gradient
-    moves the model: c_i⁺ is then that gradient still.
+    a is k, as published, or with local momentum FedNova's ‖a‖₁ (``ctx.effective_steps``): a constant gradient then
+    moves the model by a η_t times the gradient, so that c_i⁺ still equals it.
 
     c [P] is broadcast and c_i⁺ - c_i [P] uploaded, so a round costs twice FedAvg's communication. η_t is the decayed
     rate of the round. With zero control variates (the first round) it is FedAvg. Karimireddy et al., ICML 2020,

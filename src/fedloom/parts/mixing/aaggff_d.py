@@ -37,10 +37,10 @@ class AAggFFD(Mixing):
         c1: C1 ≥ 0, lower bound of the responses.
         c2: C2 > C1, upper bound of the responses; 0 means C.
         response: samples on which the losses F_i are taken: ``train`` or ``validation``, which local work never sees.
-        prior: the coefficients without a tilt: ``uniform``, as published, or ``samples``, n_i/n: then equal responses
-            give FedAvg.
-        step: ``published``, or ``visits``: the largest step √(log K / visits) ≤ 1 with the clients' mean number of
-            visits, for gradients that are bounded where a client was sampled.
+        prior: the coefficients before tilting: ``uniform``, as published, or ``samples``, n_i/n, with which equal
+            responses give FedAvg.
+        step: ``published``, or ``visits``: the largest step √(log K / visits) ≤ 1, where visits is how often a client
+            was sampled on average; for gradients that are bounded at the sampled clients.
 
     Raises:
         ConfigError: for an unknown distribution, or settings out of range.

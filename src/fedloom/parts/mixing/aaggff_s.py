@@ -39,8 +39,8 @@ class AAggFFS(Mixing):
         c1: C1 ≥ 0, lower bound of the responses.
         c2: C2 > C1, upper bound of the responses; 0 means 1/K.
         response: samples on which the losses F_i are taken: ``train`` or ``validation``, which local work never sees.
-        prior: the coefficients without a tilt: ``uniform``, as published, or ``samples``, n_i/n: then equal responses
-            give FedAvg.
+        prior: the coefficients before tilting: ``uniform``, as published, or ``samples``, n_i/n, with which equal
+            responses give FedAvg.
 
     Raises:
         ConfigError: for an unknown distribution, or settings out of range.

@@ -71,11 +71,11 @@ class NormBounding(Mixing):
 class CentredClipping(Mixing):
     """v ← v + (1/n) Σ min(1, τ/‖Δ_i - v‖) (Δ_i - v), L times from the last round's Δ; the new Δ is v.
 
-    Breakdown point: none within a round: f hostile clients of n move Δ, whatever they send, but by at most Lτf/n from
-    the result if they had sent v. The first round starts from 0. τ = ∞ with L = 1 is the unweighted mean. All clients
-    have equal weight; the recorded p_i is proportional to min(1, τ/‖Δ_i - v‖) in the last step. All updates of the
-    cohort are held in memory. Karimireddy, He & Jaggi, ICML 2021, algorithm 2. Their clients upload momentum, for which
-    updates stand here; the paper's bound over many rounds requires it.
+    Breakdown point: none within a round: f hostile clients of n can always move Δ, but by at most Lτf/n from the result
+    that they would give by sending v. The first round starts from 0. τ = ∞ with L = 1 is the unweighted mean. All
+    clients have equal weight; the recorded p_i is proportional to min(1, τ/‖Δ_i - v‖) in the last step. All updates of
+    the cohort are held in memory. Karimireddy, He & Jaggi, ICML 2021, algorithm 2. In the paper clients upload
+    momentum, which its bound over many rounds requires; here they upload updates.
 
     Args:
         radius: τ > 0.

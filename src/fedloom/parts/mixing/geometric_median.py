@@ -22,11 +22,11 @@ class GeometricMedian(Mixing):
     A step is v ← Σ β_i Δ_i / Σ β_i with β_i = α_i / max(ν, ‖v - Δ_i‖), and p_i = β_i/Σβ of the last one. R = 0 is the
     mean.
 
-    Breakdown point: 1/2 of the total weight. If hostile clients have the share q of it, the exact median is at most 2(1
-    - q)/(1 - 2q) · max ‖Δ_i - Δ̄‖ over honest i from the honest mean Δ̄, whatever they send. R steps approximate it: if
-    all honest updates agree and all hostile ones are at a distance D, the result is at D r/(1 + r) from the honest
-    ones, r = (q/(1 - q))^{R+1}; very long hostile updates therefore need more steps. All updates of the cohort are held
-    in memory. Pillutla, Kakade & Harchaoui, IEEE Transactions on Signal Processing 2022, algorithms 1 and 2.
+    Breakdown point: 1/2 of the total weight. If hostile clients hold a fraction q of it, the exact median is at most
+    2(1 - q)/(1 - 2q) · max ‖Δ_i - Δ̄‖ over honest i from the honest mean Δ̄, whatever they send. R steps approximate
+    it: if all honest updates agree and all hostile ones are at a distance D, the result is at D r/(1 + r) from the
+    honest ones, r = (q/(1 - q))^{R+1}; very long hostile updates therefore need more steps. All updates of the cohort
+    are held in memory. Pillutla, Kakade & Harchaoui, IEEE Transactions on Signal Processing 2022, algorithms 1 and 2.
 
     Args:
         steps: R ≥ 0.

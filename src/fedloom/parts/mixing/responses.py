@@ -49,7 +49,7 @@ def needs(response: str, **others: bool) -> Needs:
 
 
 def check_samples(response: str) -> None:
-    """Raise a ``ConfigError`` for samples that there are none of."""
+    """Raise a ``ConfigError`` for an unknown set of samples."""
     one_of("unknown samples for responses", response, SAMPLES)
 
 
@@ -71,7 +71,7 @@ def check(cdf: str, scale: float, shape: float) -> None:
     if not (0 < scale < float("inf") and 0 <= shape < float("inf")):
         raise ConfigError(
             f"the response transformation {cdf!r} needs a positive scale and a shape of at least 0 "
-            f"(0: its usual one), not {scale:g} and {shape:g}."
+            f"(0: its default), not {scale:g} and {shape:g}."
         )
 
 
@@ -86,7 +86,7 @@ def transformed(x: Vector, cdf: str, scale: float = 1.0, shape: float = 0.0) -> 
 
 
 def nonnegative(policy: str, losses: Vector) -> Vector:
-    """The losses F_i [n], if they are what a policy of ratios or powers of losses is defined for.
+    """Return the losses F_i [n] if none is negative, as policies with ratios or powers of losses require.
 
     Raises:
         ClientError: if one is negative.

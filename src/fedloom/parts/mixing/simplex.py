@@ -63,7 +63,7 @@ def minimise(quadratic: NDArray[np.float64], linear: Vector, start: Vector, tole
     slack_allowed = tolerance * max(np.abs(linear).max(), 1e-300)
 
     def solve(free: NDArray[np.bool_]) -> tuple[NDArray[np.intp], Vector, float]:
-        """The free rows, the minimiser on Σ p = 1 with the others at zero, and the gradient's value there."""
+        """The free rows, the minimiser on Σ p = 1 with all others at zero, and the common gradient entry there."""
         rows = np.flatnonzero(free)
         ones_and_c = np.stack([np.ones(len(rows)), linear[rows]], 1)
         u, v = np.linalg.solve(quadratic[np.ix_(rows, rows)], ones_and_c).T
@@ -71,7 +71,7 @@ def minimise(quadratic: NDArray[np.float64], linear: Vector, start: Vector, tole
         return rows, level * u - v, level
 
     def gains(free: NDArray[np.bool_], rows: NDArray[np.intp], target: Vector, level: float) -> NDArray[np.bool_]:
-        """Mask of the coordinates at zero that would decrease the value by leaving it."""
+        """Mask of the coordinates at zero that would decrease the objective by becoming positive."""
         return ~free & (quadratic[:, rows] @ target + linear < level - slack_allowed - tolerance * abs(level))
 
     free, fewest, tries = start > 0, len(start) + 1, 5

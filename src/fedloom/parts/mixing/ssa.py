@@ -74,8 +74,8 @@ class SelfSupervised(Mixing):
     Algorithm 1 of the paper is ``feed_back=True``: every round's mixture is the next round's model.
 
     FedSSA, sections 4.1-4.2 and algorithm 1. Choices that the paper leaves open: softmax keeps p on the simplex; the
-    optimiser; the variance has divisor C. Deviations: nothing is fed back unless asked for, because the loss measures
-    how certain the clients are, not whether they are right, and in the loop p may jump to a client that was rebuilt
+    optimiser; the variance has divisor C. Deviations: by default nothing is fed back, because the loss measures how
+    confident the clients are, not whether they are right, and with feedback p may jump to a client that was rebuilt
     with large logits; the number of steps is a setting, so that p does not depend on the number of inputs (ten epochs
     of 64 on 2000 inputs are 320 steps).
 
@@ -88,7 +88,7 @@ class SelfSupervised(Mixing):
         batch_size: inputs per step; the inputs are passed through in a new order each time.
         draws: number of times that views are drawn, at most once per pass; with 1, all passes use the same views.
         start: first round, from 0, whose p is learnt if mixtures are fed back; before it, p_k = n_k / Σ n.
-        feed_back: whether clients go on from the mixture. If not, p_k = n_k / Σ n in all rounds but the last.
+        feed_back: whether clients continue from the mixture. If not, p_k = n_k / Σ n in all rounds but the last.
 
     Raises:
         ConfigError: if a setting is out of range, ``start`` is set without ``feed_back``, or no round follows it.
@@ -120,11 +120,11 @@ class SelfSupervised(Mixing):
         at_least(1, "mixing 'ssa': ", steps=self.steps, batch_size=self.batch_size, draws=self.draws)
         at_least(0, "mixing 'ssa': ", start=self.start)
         if self.start and not self.feed_back:
-            raise ConfigError("mixing 'ssa': start counts only where mixtures are fed back; set feed_back=true.")
+            raise ConfigError("mixing 'ssa': start has an effect only if mixtures are fed back; set feed_back=true.")
 
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Unlabelled inputs on which all updates are tried; without feeding back, which round is the last one."""
+        """Unlabelled target inputs and all updates at once; without feedback, also the number of rounds."""
         return Needs(target=True, views=True, updates=True, shared=True, rounds=not self.feed_back)
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:

@@ -21,7 +21,7 @@ from fedloom.parts.mixing.ssa import CITATION
 @mixings.register(name="ssa_similarity")
 @dataclass(frozen=True)
 class Similarity(Mixing):
-    """p_k ∝ s_k, the mean of cos(ŷ_k¹, ŷ_k²) over the unlabelled inputs: models that agree on two views weigh more.
+    """p_k ∝ s_k, the mean of cos(ŷ_k¹, ŷ_k²) over the unlabelled inputs: a model's agreement on two views.
 
     FedSSA, appendix D, eq. (9), with ŷ_k as probabilities; cosines of logits could be negative.
     """
@@ -40,7 +40,7 @@ class Similarity(Mixing):
 @mixings.register(name="ssa_confidence")
 @dataclass(frozen=True)
 class Confidence(Mixing):
-    """p_k ∝ c_k, the mean over the unlabelled inputs of the variance of ŷ_k over classes: confident models weigh more.
+    """p_k ∝ c_k, the mean over the unlabelled inputs of the variance of ŷ_k over classes: a model's confidence.
 
     FedSSA, appendix D, eq. (10); ŷ_k are probabilities on the inputs without augmentation.
     """

@@ -18,7 +18,7 @@ from fedloom.parts.mixing.simplex import exponentiated
 @mixings.register(name="term")
 @dataclass(frozen=True)
 class TERM(Mixing):
-    """p_i ∝ n_i exp(λF_i): the gradient of (1/λ) log Σ (n_i/n) exp(λF_i). λ = 0 is FedAvg, λ → ∞ weighs the worst only.
+    """p_i ∝ n_i exp(λF_i): the gradient of (1/λ) log Σ (n_i/n) exp(λF_i). λ = 0 is FedAvg, λ → ∞ the worst client only.
 
     Li, Beirami, Sanjabi & Smith, ICLR 2021.
 

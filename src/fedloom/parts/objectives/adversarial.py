@@ -116,7 +116,7 @@ class Adversarial(Term):
 
 
 def game(judged: Tensor, sign: float, y: Tensor) -> Tensor:
-    """ς(∓D) [B] of logits D [B], and CE(c, y) beside it where there are a classifier's logits c as well, [B, 1 + C].
+    """ς(∓D) [B] of logits D [B], plus CE(c, y) if a classifier's logits c follow them, [B, 1 + C].
 
     >>> game(torch.zeros(1), 1.0, torch.tensor([0])), game(torch.zeros(1, 3), 1.0, torch.tensor([0]))
     (tensor([0.6931]), tensor([1.3863]))

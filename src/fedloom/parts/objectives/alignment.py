@@ -62,7 +62,7 @@ class PrototypeAlignment(Term):
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         if batch.y.ndim != 1:
-            raise ConfigError("objective 'alignment' needs one class a sample, which these data do not have.")
+            raise ConfigError("objective 'alignment' needs one class per sample, which these data do not have.")
         assert out.features is not None
         r = out.features.flatten(1)
         if "known" not in ctx.down:

@@ -25,18 +25,18 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, repr=False)
 class Loss(Term):
-    """ℓ(θ; x, y) = function(f_θ(x), y), a function of outputs and targets by anyone.
+    """ℓ(θ; x, y) = function(f_θ(x), y), with a user-defined function of outputs and targets.
 
     The function returns one value per sample, [B], whose mean is the loss, or one value for the batch, []. A value for
-    the batch is reported in evaluations as the function of all samples of a client, or of the test set.
+    the batch is reported in evaluations as the function's value on all samples of a client, or on the test set.
 
-    Class numbers are passed as they are; sequences as one row per position, outputs [B·T, C] and labels [B·T], as
-    ``nn.CrossEntropyLoss`` takes them. Truth values and numbers have the outputs' type and shape.
+    Class numbers are passed unchanged; sequences as one row per position, outputs [B·T, C] and labels [B·T], as
+    ``nn.CrossEntropyLoss`` takes them. Truth values and numbers are converted to the outputs' type and shape.
 
     Args:
         function: any callable of outputs and targets, such as an ``nn.Module``.
         title: its name in methods, messages and run directories.
-        targets: the kind of targets it is defined for; None: by their type and the number of outputs.
+        targets: the kind of targets it is defined for; None infers it from their type and the number of outputs.
     """
 
     function: LossFunction
@@ -46,7 +46,7 @@ class Loss(Term):
     stackable = False  # it may return one value for a batch, padding included
 
     def __repr__(self) -> str:
-        """What it computes, without memory addresses: equal for equal losses, so that a run can be resumed."""
+        """A description without memory addresses, equal for equal losses, so that a run can be resumed."""
         return f"Loss({self.title}: {_described(self.function)}{f', {self.targets}' if self.targets else ''})"
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
@@ -57,7 +57,7 @@ class Loss(Term):
         return self.test_loss(out.logits[kept], batch.y[kept])
 
     def test_loss(self, out: Tensor, y: Tensor) -> Tensor:
-        """Values of each sample [B] or position [B, T], or one for all, []."""
+        """One value per sample [B] or position [B, T], or a single value for all, []."""
         kind = kind_of(out, y, self.targets)
         if kind == CLASSES and y.ndim > 1:
             value = self._function(out)(out.flatten(0, -2), y.flatten())
@@ -67,7 +67,7 @@ class Loss(Term):
         return self._function(out)(out, y)
 
     def _function(self, like: Tensor) -> LossFunction:
-        """The function; a module's own tensors, such as class weights, have the outputs' type and device."""
+        """The function; a module's tensors, such as class weights, are moved to the outputs' type and device."""
         if not isinstance(self.function, nn.Module):
             return self.function
         own = next((t for t in self.function.state_dict().values() if t.is_floating_point()), None)
@@ -82,7 +82,7 @@ def _moved(module: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Mo
 
 
 def loss(function: LossFunction | Term | str, name: str | None = None, targets: TargetKind | None = None) -> Term:
-    """A term of the objective from any loss function of outputs and targets.
+    """Make a term of the objective from any loss function of outputs and targets.
 
     Args:
         function: a callable (outputs, targets) -> values per sample [B] or one for the batch []; a loss module of
@@ -114,12 +114,12 @@ def loss(function: LossFunction | Term | str, name: str | None = None, targets: 
         )
     if isinstance(function, nn.Module) and any(True for _ in function.parameters()):
         raise ConfigError(
-            f"the loss {type(function).__name__} has parameters, which no client would train; make them a part of "
+            f"the loss {type(function).__name__} has parameters, which no client would train; make them part of "
             "the model, or freeze them as buffers."
         )
     title = name or _name(function)
     if not re.fullmatch(r"\w+", title):
-        raise ConfigError(f"a loss cannot be called {title!r}; give it a word, with loss(..., name='my_loss').")
+        raise ConfigError(f"a loss cannot be named {title!r}; choose an identifier, with loss(..., name='my_loss').")
     return Loss(function, title, targets=targets)
 
 
@@ -138,9 +138,9 @@ def _name(function: Any) -> str:
 
 
 def _described(function: Any, within: tuple[Any, ...] = ()) -> str:
-    """A description of a function without memory addresses; a module's includes a checksum of its tensors.
+    """Describe a function without memory addresses; a module's description includes a checksum of its tensors.
 
-    ``within`` are the functions whose description needs this one: functions may call each other.
+    ``within`` are the functions whose description is under way and includes this one: functions may call each other.
     """
     if isinstance(function, functools.partial):
         given = [_plain(value, within) for value in function.args]
@@ -164,7 +164,7 @@ def _described(function: Any, within: tuple[Any, ...] = ()) -> str:
 
 
 def _constants(code: CodeType) -> Iterator[Any]:
-    """What a function's code does: its instructions, and the names and constants that they read, nested ones too."""
+    """The instructions of a function's code and the names and constants that they read, nested code included."""
     yield code.co_code
     yield code.co_names
     for constant in code.co_consts:
@@ -175,7 +175,7 @@ def _constants(code: CodeType) -> Iterator[Any]:
 
 
 def _plain(value: Any, within: tuple[Any, ...]) -> str:
-    """A value as text without memory addresses; functions and modules as they are described."""
+    """A value as text without memory addresses; functions and modules as ``_described`` has them."""
     if any(value is one for one in within):
         return value.__qualname__
     if isinstance(value, Tensor):

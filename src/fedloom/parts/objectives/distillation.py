@@ -22,7 +22,7 @@ class Distillation(Term):
     the same (augmented) inputs. Acar, thesis 2023, §7.2.1, eq. (7.3), after Hinton et al., 2015.
 
     Args:
-        alpha: α in [0, 1], weight of the labels against the teacher.
+        alpha: α in [0, 1], weight of the labels relative to the teacher.
         tau: τ > 0, temperature of both.
 
     Raises:

@@ -40,7 +40,7 @@ def symmetric_kl(a: Tensor, b: Tensor, tau: float) -> Tensor:
 
 
 def check(name: str, alpha: float, tau: float) -> None:
-    """Validate the trade-off and the temperature.
+    """Validate the weight α and the temperature τ.
 
     Raises:
         ConfigError: if α is outside [0, 1] or τ is not positive and finite.

@@ -75,8 +75,8 @@ class Energy(Term):
         clip_gradient: largest absolute value of each component of ∇f in the clients' Langevin steps; None for none. The
             author's scripts have 3.
         labelled: the samples x̃ of the synthetic cross entropy: those of the ``chain`` before this step's moves, as in
-            algorithm 4.2 with line 16; as ``received`` from the server; or after the moves, ``moved``, as in the
-            author's code.
+            line 16 of algorithm 4.2; as ``received`` from the server; or after the moves, ``moved``, as in the author's
+            code.
 
     Raises:
         ConfigError: if a setting is out of range.

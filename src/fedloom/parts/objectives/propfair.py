@@ -56,7 +56,7 @@ class PropFair(Term):
         return self._of(batch.mean(cross_entropy(out.logits, batch.y)))
 
     def test_loss(self, out: Tensor, y: Tensor) -> Tensor:
-        """The same of all samples, []."""
+        """-log_ε(M - ℓ) with the mean ℓ over all samples, []."""
         return self._of(cross_entropy(out, y).mean())
 
     def _of(self, mean: Tensor) -> Tensor:

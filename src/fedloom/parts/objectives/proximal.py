@@ -41,5 +41,5 @@ class Proximal(Term):
             raise ConfigError(f"the proximal term needs a finite mu of at least 0, not {self.mu:g}.")
 
     def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
-        """g + μ(θ - θ^t); the difference comes first, since rounding would leave a rest where it is zero."""
+        """g + μ(θ - θ^t); the difference is taken first, so that it is exactly zero at θ = θ^t, without rounding."""
         return grad.add_(w - ctx.received, alpha=self.mu)

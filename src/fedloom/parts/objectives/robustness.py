@@ -26,7 +26,7 @@ class Robustness(Term):
     which is the same objective with less variance at no cost.
 
     Args:
-        alpha: α in [0, 1], weight of the labels against consistency.
+        alpha: α in [0, 1], weight of the labels relative to consistency.
         tau: τ > 0, temperature of both.
         labels: whether α·ℓ is part of the term; False beside a term that includes it, as in the sum of eq. (7.4).
 
@@ -48,7 +48,7 @@ class Robustness(Term):
 
     @property
     def learns(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether it contains the labels' loss."""
+        """Whether the term includes the loss on the labels."""
         return self.labels
 
     def __post_init__(self) -> None:

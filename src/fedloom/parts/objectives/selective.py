@@ -37,15 +37,15 @@ class Selective(Term):
     - φ is federated like the model: it is broadcast with θ, uploaded, and mixed with the same p. There is one guide for
       one model, as in the algorithm, and a client that rarely participates gets a guide that the others have trained,
       at the cost of C + 1 scalars in each direction.
-    - λ_r follows the rounds of the federation, ``guidance.multiplier``: little at first, when models learn from labels
-      and easy samples, which replaces the paper's warm start.
+    - λ_r follows the rounds of the federation, ``guidance.multiplier``: it is small at first, when models learn from
+      labels and easy samples, which replaces the paper's warm start.
     - τ_s is fixed, to the teacher's τ by default, since no party holds the whole training set to fit it on.
 
     With K = 0, or where g is 0, gradients are those of the distillation term, and the value lacks the constant -(1 - α)
     τ² H(t^τ). α = 1 is cross entropy.
 
     Args:
-        alpha: α in [0, 1], weight of the labels against the teacher.
+        alpha: α in [0, 1], weight of the labels relative to the teacher.
         tau: τ > 0, temperature of the teacher.
         tau_s: τ_s > 0, temperature of the model; None means τ.
         top_k: K ≥ 0, number of classes that may be helped.
@@ -101,7 +101,7 @@ class Selective(Term):
 
     @property
     def student(self) -> float:
-        """τ_s."""
+        """The model's temperature τ_s: τ unless it is set."""
         return self.tau if self.tau_s is None else self.tau_s
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
@@ -133,7 +133,7 @@ class Selective(Term):
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         """Per-sample losses [B]; in the loss of the received model, the guide is the received one.
 
-        Outside a round, as where a deployed model is fine-tuned, there is no guide, g = 0: distillation.
+        Outside a round, for example when a deployed model is fine-tuned, there is no guide (g = 0): plain distillation.
         """
         assert out.teacher is not None
         phi = (ctx.local or ctx.down).get("guide")

@@ -1,4 +1,4 @@
-"""Clustered federated learning: several models at the server, of which every client takes the one that suits it."""
+"""Clustered federated learning: several models at the server; every client uses the one that fits its data best."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class Several(nn.Module):
 @personals.register(name="clustered")
 @dataclass(frozen=True)
 class Clustered(Submodels):
-    """The server keeps k models; a client trains and deploys the one whose loss on its training samples is least.
+    """The server keeps k models; a client trains and deploys the one with the smallest loss on its training samples.
 
     ::
 
         j_i = argmin_j F_i(θ_j)                θ_j ← θ_j - Σ_{i∈S: j_i = j} p_i Δ_i / Σ_{i∈S: j_i = j} p_i
 
-    Clients choose again in every round, and whenever they deploy a model, so that a client that never participated has
-    one, too. A model that no client of the cohort chooses stays as it is. A round costs k downloads and one upload. The
-    first model starts as the experiment's; the others have its initial values in another order within every trained
-    tensor, that is, for independent values another draw of them. Constant values give equal models, of which the first
-    is taken. Much depends on the start: where one model suits all clients best at first, all train it, and the others
-    stay behind. Ghosh, Chung, Yin & Ramchandran, NeurIPS 2020 (IFCA), algorithm 1 with model averaging.
+    Clients choose anew in every round and whenever they deploy a model, so that a client that never participated has
+    one, too. A model that no client of the cohort chooses is unchanged. A round costs k downloads and one upload. The
+    first model starts from the experiment's initial values, the others from a permutation of them within every trained
+    tensor; for independently drawn values this is another draw. Constant tensors give equal models, of which the first
+    is chosen. Much depends on the initialisation: if one model is best for all clients at first, all train it, and the
+    others never catch up. Ghosh, Chung, Yin & Ramchandran, NeurIPS 2020 (IFCA), algorithm 1 with model averaging.
 
     Args:
         clusters: k ≥ 1; with 1 it is federated averaging.
@@ -62,11 +62,11 @@ class Clustered(Submodels):
 
     @property
     def levels(self) -> tuple[str, ...]:
-        """One for each cluster."""
+        """One level per cluster."""
         return tuple(f"cluster_{number}" for number in range(self.clusters))
 
     def whole(self, model: nn.Module) -> nn.Module:
-        """All models."""
+        """All k models as one module."""
         return Several([model, *(reordered(model, number) for number in range(1, self.clusters))])
 
     def network(self, whole: nn.Module, level: int) -> nn.Module:
@@ -75,7 +75,7 @@ class Clustered(Submodels):
 
 
 def reordered(model: nn.Module, number: int) -> nn.Module:
-    """A copy whose trained tensors have their values in another order, which depends on ``number`` and sizes alone."""
+    """A copy with permuted values within every trained tensor; permutations depend on ``number`` and sizes alone."""
     model, draw = copy.deepcopy(model), rng.stream(0, "cluster", number)
     with torch.no_grad():
         for parameter in (p for p in model.parameters() if p.requires_grad):

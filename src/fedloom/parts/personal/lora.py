@@ -15,7 +15,7 @@ class PrivateLora(Personal):
     """A layer with a low-rank adapter computes Wx + (α/r)BAx; W is constant, A is shared and B stays at the client.
 
     Everything else that is trained, such as the head, is shared. Both factors are trained together. Guo et al., ICLR
-    2025 (FedSA-LoRA), who find that A learns what clients have in common and B what they have not.
+    2025 (FedSA-LoRA), who find that A learns what clients have in common and B what is specific to each.
 
     Args:
         factor: the private factor; ``both`` keeps the whole adapter at the client.

@@ -75,7 +75,7 @@ def _exit(name: str, model: nn.Module) -> nn.Module:
     parts = dict(model.named_modules())
     if not hasattr(model, "ends") or "body.near" not in parts or "exit" not in parts:
         raise ConfigError(
-            f"personal {name!r} needs a network with an early exit (ends(x), with the parts body.near and exit); "
+            f"personal {name!r} needs a network with an early exit (ends(x), with submodules body.near and exit); "
             "choose model=exit_cnn, or model=preact_resnet18 with model.exit=true."
         )
     return model
@@ -92,9 +92,9 @@ class EarlyExitSlice(Submodels):
         complex clients  minimise f_j(w_c) + σ f_j([w_c]_M)         and hold w_c, including the exit
         server           w_s = [w_c]_M: the mean over all active clients; the rest of w_c: over the complex ones
 
-    With σ = 1 this is FedHeN; with σ = 0 the complex clients have no side objective (NoSide) and return the exit's own
-    parameters unchanged but for weight decay, which enter the mean. Acar & Saligrama 2022; Acar, thesis, algorithms 4,
-    5 and 9. There the first half of the clients is simple; here simple and complex clients alternate, so that a
+    With σ = 1 this is FedHeN; with σ = 0 the complex clients have no side objective (NoSide); they return the exit's
+    parameters changed by weight decay only, and these enter the mean. Acar & Saligrama 2022; Acar, thesis, algorithms
+    4, 5 and 9. There the first half of the clients is simple; here simple and complex clients alternate, so that a
     partition ordered by client number does not split the data along with the networks.
 
     Args:
@@ -214,7 +214,7 @@ class WidthSlice(Submodels):
         widths = self.widths
         if not widths or widths[0] != 1 or widths[-1] <= 0 or any(b >= a for a, b in pairwise(widths)):
             raise ConfigError(
-                f"personal 'width_slice': widths must begin with 1 and fall towards 0, not {list(widths)}; "
+                f"personal 'width_slice': widths must start at 1 and decrease towards 0, not {list(widths)}; "
                 "like [1, 0.5, 0.25]."
             )
 
@@ -240,7 +240,7 @@ class Scaler:
 
     @property
     def training_divisor(self) -> float:
-        """What the output is divided by in training, for computes that do not call hooks."""
+        """The divisor of the output in training, for computes that do not call hooks."""
         return self.share
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -275,7 +275,7 @@ def narrowed(model: nn.Module, share: float, scale: bool = False) -> nn.Module:
     for name, part in owners:
         if not isinstance(part, KINDS):
             raise ConfigError(
-                f"personal 'width_slice' cannot cut {name!r}, a {type(part).__name__}; it knows linear layers, "
+                f"personal 'width_slice' cannot cut {name!r}, a {type(part).__name__}; it can cut linear layers, "
                 "convolutions and group normalisation."
             )
         if isinstance(part, nn.GroupNorm):
@@ -306,7 +306,7 @@ def _whole(name: str, what: str, count: int, share: float) -> int:
     if kept < 1 or abs(kept - share * count) > 1e-6:
         raise ConfigError(
             f"personal 'width_slice' cannot take {share:g} of the {count} {what} of {name!r}: "
-            "that is no whole number of at least 1."
+            "this must be a whole number of at least 1."
         )
     return kept
 

@@ -20,8 +20,8 @@ class Ditto(Paired):
     """w is trained as in FedAvg; on the same mini-batches v minimises F_i(v) + (λ/2)‖v - θ^t‖².
 
     v [P] starts as the first model that the client received, and is deployed; a client that never participated deploys
-    w. The trajectory of w is bitwise that of FedAvg, batch statistics included, unless layers draw random numbers, of
-    which v's pass takes its own (dropout). Li et al., ICML 2021, algorithm 1.
+    w. The trajectory of w is bitwise that of FedAvg, batch statistics included, unless layers draw random numbers
+    (dropout), since v's pass draws, too. Li et al., ICML 2021, algorithm 1.
 
     Args:
         lam: λ ≥ 0, weight of the proximal term.
@@ -54,8 +54,8 @@ class Ditto(Paired):
 class PFedMe(Paired):
     """pFedMe: v approximates argmin_v F_i(v) + (λ/2)‖v - w‖² by K steps on one mini-batch, then w ← w - ηλ(w - v).
 
-    The second step is a gradient step on the Moreau envelope of F_i, whose gradient is λ(w - v̂). When the model
-    arrives, w and v are both θ^t [P], and within the round v continues from the previous mini-batch. Both loops are
+    The second step is a gradient step on the Moreau envelope of F_i, whose gradient is λ(w - v̂). At the start of a
+    round w and v are both θ^t [P], and within the round v continues from the previous mini-batch. Both loops are
     plain gradient descent, whatever the momentum or optimiser of local training; weight decay and clipping belong to
     F_i. A client deploys v (w, if it never participated). The server's part of the method is θ ← (1 - β)θ + β·mean,
     which is server SGD with learning rate β. T. Dinh, Tran & Nguyen, NeurIPS 2020, algorithm 1.

@@ -63,7 +63,7 @@ class Alternating(Personal):
         return steps - self._head_steps(steps)
 
     def _head_steps(self, steps: int) -> int:
-        """The steps that train the head, of a round's."""
+        """The number of a round's steps that train the head."""
         if not 0 < self.head_fraction < 1 or steps == 1:
             return steps if self.head_fraction == 1 else 0
         return min(max(int(self.head_fraction * steps + 1e-9), 1), steps - 1)

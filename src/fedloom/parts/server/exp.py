@@ -19,7 +19,7 @@ from fedloom.core.tree import Tree
 class Extrapolated(ServerOptimizer):
     """θ ← θ - ηΔ with η = max{1, Σ p_i‖Δ_i‖² / (2(‖Δ‖² + ε))}: the more updates disagree, the longer the step.
 
-    Each client uploads one scalar, ‖Δ_i‖², of the update that the server reads, compressed or not. Jhunjhunwala, Wang &
+    Each client uploads one scalar, ‖Δ_i‖² of the update as sent, after any compression. Jhunjhunwala, Wang &
     Joshi, ICLR 2023, eq. (10), where p_i = 1/|S|; the squares are mixed like the updates, as in the authors' code,
     since only then is the ratio at least 1/2 for ε = 0.
 

@@ -24,7 +24,7 @@ from fedloom.core.tree import Tree
 @uplinks.register(name="clip_noise")
 @dataclass(frozen=True)
 class ClipNoise(Uplink):
-    """x ← x min(1, C/‖x‖) at the client, x all slices that it uploads; Σ_S x_i gets noise of standard deviation zC.
+    """x ← x min(1, C/‖x‖) for all slices x that a client uploads; Σ_S x_i gets noise of standard deviation zC.
 
     With ``noise_at=server`` (central privacy) the noise is added once, to the sum over the cohort: the mean becomes
     (Σ_S x_i + N(0, z²C²I))/m with m = |S_t| for cohorts of fixed size, and m = E|S_t| for random ones

@@ -26,8 +26,7 @@ class QSGD(Uplink):
 
     Args:
         bits: b ≥ 2, bits per number.
-        slices: the slices to compress: ``update``, and by place and name other uploads of parts, like
-            ``drift/control``.
+        slices: the slices to compress: ``update``, and other uploads of parts as slot/name, like ``drift/control``.
 
     Raises:
         ConfigError: if b is out of range.
@@ -44,7 +43,7 @@ class QSGD(Uplink):
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 24:
-            raise ConfigError(f"uplink 'qsgd' needs between 2 and 24 bits a number, not {self.bits}.")
+            raise ConfigError(f"uplink 'qsgd' needs between 2 and 24 bits per number, not {self.bits}.")
 
     @property
     def covered(self) -> tuple[str, ...]:
@@ -75,13 +74,12 @@ class SignCompression(WithFeedback):
 
     A contraction: ‖x - C(x)‖² = (1 - ‖x‖₁²/(P‖x‖²)) ‖x‖². With ``feedback`` a client remembers what was not sent, e,
     and adds it to its next upload: C(x + e) is sent and e ← x + e - C(x + e); without it, the scaled sign does not
-    converge in general. The sign of 0 is 1, so that what a sparsifier before it left out is sent, too.
+    converge in general. The sign of 0 is 1, so that coordinates dropped by a preceding sparsifier are sent as well.
     Karimireddy, Rebjock, Stich & Jaggi, ICML 2019, algorithm 1.
 
     Args:
         feedback: use error feedback.
-        slices: the slices to compress: ``update``, and by place and name other uploads of parts, like
-            ``drift/control``.
+        slices: the slices to compress: ``update``, and other uploads of parts as slot/name, like ``drift/control``.
     """
 
     feedback: bool = True

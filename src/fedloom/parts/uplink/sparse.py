@@ -41,8 +41,7 @@ class TopK(WithFeedback):
     Args:
         fraction: k/P, in (0, 1].
         feedback: use error feedback.
-        slices: the slices to compress: ``update``, and by place and name other uploads of parts, like
-            ``drift/control``.
+        slices: the slices to compress: ``update``, and other uploads of parts as slot/name, like ``drift/control``.
 
     Raises:
         ConfigError: if the fraction is out of range.
@@ -83,8 +82,7 @@ class RandomK(Uplink):
 
     Args:
         fraction: k/P, in (0, 1].
-        slices: the slices to compress: ``update``, and by place and name other uploads of parts, like
-            ``drift/control``.
+        slices: the slices to compress: ``update``, and other uploads of parts as slot/name, like ``drift/control``.
 
     Raises:
         ConfigError: if the fraction is out of range.

@@ -27,7 +27,7 @@ def linear_head(trained: TrainedRun, what: str) -> nn.Linear:
         raise ConfigError("the clients of this run kept their data to themselves; there are no class statistics.")
     fits = isinstance(head, nn.Linear) and head.bias is not None and hasattr(module, "features")
     if trained.plan.targets not in (None, CLASSES) or trained.federation.train.arrays.y.ndim != 1 or not fits:
-        raise ConfigError(f"{what} needs one class a sample and a model with features and a linear head with a bias.")
+        raise ConfigError(f"{what} needs one class per sample and a model with features and a linear head with a bias.")
     assert isinstance(head, nn.Linear)
     return head
 
