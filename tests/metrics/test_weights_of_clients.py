@@ -36,6 +36,9 @@ def test_the_hardest_clients_weight() -> None:
 
 def test_runs_record_the_divergence() -> None:
     assert all(r["mixing/kl"] == pytest.approx(0, abs=1e-12) for r in go("scaffold", evaluation=SEEN).history)
+    dropped = go("scaffold", evaluation=SEEN, drop_rate=0.3).history
+    assert {r["failures"] for r in dropped} != {0}
+    assert all(r["mixing/kl"] == pytest.approx(0, abs=1e-12) for r in dropped), "who is missing is no choice of weights"
     by_samples = go("fedavg", evaluation=SEEN).history[-1]
     assert 0.05 < by_samples["mixing/kl"] < np.log(6)
     assert "clients/accuracy/weighted" in by_samples

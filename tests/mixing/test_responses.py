@@ -86,6 +86,14 @@ def test_a_prior_of_samples_at_zero_tilt_is_fedavg() -> None:
         assert np.abs(theta(go(make(name), cohort=cohort, **where)) - found).max() > 1e-4
 
 
+def test_a_client_that_is_missing_at_first_has_its_own_prior_later() -> None:
+    sizes, state, part = np.array([30, 10, 60]), {}, AAggFFS(prior="samples")
+    for members in ([0, 1], [0, 1, 2]):
+        info = round_info(sizes[members], [0.7] * len(members), cohort=members, clients=3, sizes=sizes)
+        state, p = part.coefficients(state, info)
+        np.testing.assert_allclose(p, sizes[members] / sizes[members].sum(), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("policy", [AAggFFS(prior="samples"), AAggFFD(prior="samples"), AAggFFD(step="visits")])
 def test_a_larger_loss_has_a_larger_weight_than_the_prior_gives(policy: AAggFFS | AAggFFD) -> None:
     n, state = np.array([30, 10, 20, 40]), {}

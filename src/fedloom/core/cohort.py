@@ -115,6 +115,7 @@ class Cohort:
         return RoundInfo(
             t, plan.local.rate(t), members, samples, steps, plan.facts, self.server.theta, server_data=server_data,
             invited=self.report.cohort.tolist(), usual_steps=plan.usual_steps, normalised=plan.method.drift.normalises,
+            sizes=plan.population.sizes,
         )  # fmt: skip
 
     def present(self, down: Broadcast, drop_rate: float) -> np.ndarray:

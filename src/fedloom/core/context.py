@@ -163,6 +163,7 @@ class RoundInfo:
         invited: numbers of all clients that received the model, whether their results arrived or not.
         usual_steps: ‖a‖₁ of a client with the mean number of samples.
         normalised: whether clients upload updates rescaled to that number of steps, Δ_i·usual_steps/‖a_i‖₁ (FedNova).
+        sizes: n_i of all clients, int64 [K]; None for a policy that is called on its own.
     """
 
     t: int
@@ -181,6 +182,7 @@ class RoundInfo:
     invited: Sequence[int] = ()
     usual_steps: float = 1.0
     normalised: bool = False
+    sizes: np.ndarray | None = None
 
     @classmethod
     def of_cohort(

@@ -296,7 +296,8 @@ class FederatedTask(TrainerTask):
             rows[column] = np.full(len(report.cohort), np.nan) if losses is None else losses
             if losses is not None:
                 record[f"mixing/{name}"] = report.objective(losses)
-                record["mixing/kl"] = divergence_from_uniform(report.p) if report.p.any() else float("nan")
+                lost = len(report.failures)
+                record["mixing/kl"] = divergence_from_uniform(report.p, lost) if report.p.any() else float("nan")
         if self.plan.attack is not None:
             rows["hostile"] = np.isin(report.cohort, list(self.plan.hostile))
             record["attack/detection"] = auroc(-report.p, rows["hostile"])

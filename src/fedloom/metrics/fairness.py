@@ -135,17 +135,23 @@ def quantiles(values: Values, at: Sequence[float] = (0.0, 0.1, 0.25, 0.5, 0.75, 
     return {float(q): float(v) for q, v in zip(at, found, strict=True)}
 
 
-def divergence_from_uniform(p: Values) -> float:
+def divergence_from_uniform(p: Values, left_out: int = 0) -> float:
     """KL(p ‖ uniform) = Σ p_i log(n p_i) of n coefficients, in nats: 0 for equal ones, log n for all weight on one.
+
+    Args:
+        p: the coefficients.
+        left_out: how many of them are 0 because the client's update did not arrive; these do not count as n.
 
     Example:
         >>> divergence_from_uniform([0.25] * 4), round(divergence_from_uniform([1.0, 0.0]), 4)
         (0.0, 0.6931)
+        >>> divergence_from_uniform([0.5, 0.0, 0.5], left_out=1)
+        0.0
     """
     x = vector(p)
     x = x / x.sum()
     used = x[x > 0]
-    return float((used * np.log(len(x) * used)).sum())
+    return float((used * np.log(max(len(x) - left_out, len(used)) * used)).sum())
 
 
 def hardest_weight(values: Values, weights: Values, share: float = 0.1, direction: Direction = "max") -> float:

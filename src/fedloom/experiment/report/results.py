@@ -266,8 +266,9 @@ def _weights(run: RunData, values: pd.Series, better: Direction) -> dict[str, fl
     if not len(run.mixing):
         return {}
     client, t, p = (run.mixing[name].to_numpy() for name in ("client", "round", "p"))
-    rounds = [p[t == one] for one in np.unique(t)]
-    kl = [divergence_from_uniform(one) for one in rounds if one.sum() > 0]
+    lost = run.curve("failures").to_dict()
+    rounds = [(p[t == one], int(lost.get(one, 0))) for one in np.unique(t)]
+    kl = [divergence_from_uniform(one, left_out) for one, left_out in rounds if one.sum() > 0]
     trained = values[values.index < (run.seen or np.inf)]
     given = np.bincount(client, p, minlength=int(max(trained.index, default=0)) + 1)[trained.index]
     hardest = hardest_weight(trained.to_numpy(), given, direction=better)

@@ -85,8 +85,7 @@ class AAggFFS(Mixing):
         k = info.facts.clients
         high, alpha, beta = self.constants(k)
         known = {name: value.cpu().numpy() for name, value in state.items()}
-        first = by_samples(info.samples, info.cohort, k) if self.prior == "samples" else np.full(k, 1 / k)
-        first = known.get("first", first)
+        first = by_samples(info) if self.prior == "samples" else np.full(k, 1 / k)
         p = known.get("p", first)
         found = responses.respond(losses, self.cdf, self.scale, self.shape, self.c1, high)
         r = np.full(k, found.mean())
@@ -97,6 +96,4 @@ class AAggFFS(Mixing):
         cross = known.get("cross", np.zeros(k)) + g * (g @ p)  # Σ g⟨g, p_τ⟩
         new = minimise(alpha * np.eye(k) + beta * outer, total - beta * cross - alpha * (first - 1 / k), p)
         kept = {"outer": outer, "total": total, "cross": cross, "p": new}
-        if self.prior == "samples":
-            kept["first"] = first
         return {name: torch.from_numpy(value) for name, value in kept.items()}, restrict_to_cohort(new, info.cohort)

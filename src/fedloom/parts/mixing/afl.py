@@ -53,7 +53,7 @@ class AFL(Mixing):
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """The projected ascent step, restricted to the clients present."""
         assert info.losses is not None
-        p = state["p"].cpu().numpy().copy() if state else by_samples(info.samples, info.cohort, info.facts.clients)
+        p = state["p"].cpu().numpy().copy() if state else by_samples(info)
         p[info.cohort] += self.step * info.losses
         p = project(p)
         return {"p": torch.from_numpy(p)}, restrict_to_cohort(p, info.cohort)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedloom.core.context import RoundInfo
 from fedloom.parts.mixing.simplex import Vector
 
 
-def by_samples(samples: np.ndarray, cohort: np.ndarray, clients: int) -> Vector:
-    """n_i/n of all K clients [K]; clients outside the cohort count with the mean of those inside.
+def by_samples(info: RoundInfo) -> Vector:
+    """n_i/n of all K clients [K]; where only the cohort's sizes are known, others count with the mean of those.
 
-    >>> by_samples(np.array([10, 30]), np.array([0, 2]), clients=3).round(3)
+    >>> by_samples(RoundInfo.of_cohort([0, 2], [10, 30], clients=3)).round(3)
     array([0.167, 0.333, 0.5  ])
     """
-    n = np.full(clients, samples.mean())
-    n[cohort] = samples
+    n = np.full(info.facts.clients, info.samples.mean()) if info.sizes is None else info.sizes.astype(np.float64)
+    n[info.cohort] = info.samples
     return n / n.sum()
 
 
