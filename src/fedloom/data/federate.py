@@ -53,7 +53,8 @@ def federate(
         clients: number of clients K; None to keep all natural clients.
         seed: of the partition and the splits.
         y: of own data: the targets, if ``source`` is the inputs alone.
-        test: of own data: a common test set, in any of these forms; without one, clients are evaluated on their own.
+        test: of own data: a common test set, in any of these forms; without one, clients are evaluated on their own. Of
+            one per client, each is its client's with ``held_out="natural"``, and together they are the common one.
         features: of tables: the input columns; by default all but ``label`` and ``client``.
         label: of tables: the target column, or several.
         client: of own data: the natural client of each sample [N], or the name of a column.
