@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,10 @@ from helpers.federations import CLASSES, FEATURES, classes
 from helpers.runs import experiment, go
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.layout import Layout
 from fedloom.experiment.federated import FederatedTask
+from fedloom.models import Copies, wrap
 
 
 class Returning(nn.Module):
@@ -42,6 +44,17 @@ def linear(**settings: Any) -> nn.Module:
     return nn.Linear(FEATURES, CLASSES, **settings)
 
 
+def weight_norm() -> nn.Module:
+    """The outdated form, which keeps the product g·v/‖v‖ beside its factors."""
+    return torch.nn.utils.weight_norm(linear())
+
+
+def holding(thing: Any) -> nn.Module:
+    model = linear()
+    model.thing = thing
+    return model
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "tuple": (lambda: Returning(lambda y: (y, y)), "the model returns a tuple; return the logits alone."),
     "dict": (lambda: Returning(lambda y: {"logits": y}), "the model returns a dict; return the logits alone."),
@@ -49,11 +62,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "script": (lambda: torch.jit.script(linear()), "the model is compiled by torch.jit; "),
     "trace": (lambda: torch.jit.trace(linear(), torch.zeros(2, FEATURES)), "the model is compiled by torch.jit; "),
     "script inside": (Inside, "layer 'layer' of the model is compiled by torch.jit; "),
+    "computed weight": (weight_norm, "the model cannot be copied: Only Tensors created explicitly by the user "),
+    "lock": (lambda: holding(threading.Lock()), "the model cannot be copied: cannot pickle '_thread.lock' object; "),
     "meta": (lambda: linear(device="meta"), "the model's 'weight' is on the meta device, without values; "),
 }
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_trained_is_refused_in_one_sentence(name: str) -> None:
     model, words = REFUSED[name]
@@ -91,3 +106,57 @@ def test_statistics_are_state_even_if_they_have_diverged() -> None:
     norm = nn.BatchNorm1d(3)
     norm.get_buffer("running_var").fill_(float("inf"))
     assert [leaf.name for leaf in Layout.of(norm).buffers] == ["running_mean", "running_var", "num_batches_tracked"]
+
+
+class Centred(nn.Module):
+    """Inputs minus their running mean, a buffer that every training pass replaces or overwrites."""
+
+    def __init__(self, replaces: bool) -> None:
+        super().__init__()
+        self.layer, self.replaces = linear(), replaces
+        self.register_buffer("mean", torch.zeros(FEATURES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = self.get_buffer("mean")
+        if self.training:
+            mean = 0.9 * mean + 0.1 * x.mean(0)
+            if self.replaces:
+                self.mean = mean
+            else:
+                self.get_buffer("mean").copy_(mean)
+        return self.layer(x - mean)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])  # with and without steps of the compute's own
+def test_a_buffer_that_is_replaced_is_state_like_one_that_is_overwritten(method: str) -> None:
+    runs = []
+    for replaces in (True, False):
+        runs.append(go(method, model=lambda replaces=replaces: Centred(replaces)).snapshot.server)
+    assert runs[0].buffers.abs().min() > 0
+    assert torch.equal(runs[0].theta, runs[1].theta)
+    assert torch.equal(runs[0].buffers, runs[1].buffers)
+
+
+class Counting(nn.Module):
+    """A model that counts its training passes in whole numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = linear()
+        self.register_buffer("passes", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.get_buffer("passes").add_(int(self.training))
+        return self.layer(x) / (1 + self.get_buffer("passes"))
+
+
+def test_whole_numbers_that_training_changes_are_no_constants_and_refused() -> None:
+    with pytest.raises(ClientError, match=r"the model changes its buffer 'passes' of whole numbers .*; make it one"):
+        go(model=Counting)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_module_that_cannot_be_copied_is_refused_as_an_instance_too() -> None:
+    for use in (Copies, lambda module: wrap(nn.Sequential(module), head="0")):
+        with pytest.raises(ConfigError, match=r"cannot be copied: .*; take torch\.nn\.utils\.parametrizations"):
+            use(weight_norm())

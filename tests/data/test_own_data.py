@@ -113,6 +113,20 @@ def test_one_data_set_for_each_client() -> None:
     assert federate([(X[:4], Y[:4])] * 12).names[2] == "02"  # in the order of the list
 
 
+def test_one_test_set_for_each_client() -> None:
+    train, tests = (
+        [(X[:20], Y[:20]), (X[20:30], Y[20:30]), (X[30:], Y[30:])],
+        [(X[:4], Y[:4]), (X[:0], Y[:0]), (X[4:9], Y[4:9])],
+    )
+    federation = federate(train, test=tests, held_out="natural")
+    assert federation.train.index.sizes.tolist() == [20, 10, 30]
+    assert [federation.held_out.index[client].tolist() for client in range(3)] == [[0, 1, 2, 3], [], [4, 5, 6, 7, 8]]
+    np.testing.assert_array_equal(federation.test.x, X[:9].astype(np.float32))
+    named = federate(dict(zip("abc", train, strict=True)), test={"c": tests[2], "a": tests[0]}, held_out="natural")
+    assert [len(named.held_out.index[client]) for client in range(3)] == [4, 0, 5]
+    np.testing.assert_array_equal(named.held_out.client(2).x, federation.held_out.client(2).x)
+
+
 def test_explicit_rows() -> None:
     lists = [[0, 5, 7], [1, 2], [59, 3, 4, 6]]
     for given in (lists, [np.array(one) for one in lists], Index.of(lists)):
@@ -211,6 +225,28 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "huge labels": (lambda: federate((X, [10**30, *map(int, Y[1:])]), "iid", 5), r"beyond the numbers of classes"),
     "an empty client": (lambda: as_source([(X, Y), (X[:0], Y[:0])]), r"of client 1 has no samples; leave it out"),
+    "several inputs": (lambda: federate(Pairs([(x, x[:2]) for x in X], Y), "iid", 2), r"join them to one array per sa"),
+    "inputs by name": (
+        lambda: federate(Pairs([{"x": x} for x in X], Y), "iid", 2),
+        r"join them to one array per sample",
+    ),
+    "ragged rows": (
+        lambda: federate(([[1.0], [1.0, 2.0]], [0, 1]), "iid", 2),
+        r"own data: x holds arrays of different",
+    ),
+    "ragged labels": (lambda: federate((X[:2], [[1], [1, 2]]), "iid", 2), r"own data: y holds arrays of different"),
+    "test sets, data": (
+        lambda: federate((X, Y), "iid", 2, test=[(X, Y)]),
+        r"test= is one data set per client, but the",
+    ),
+    "test sets, number": (
+        lambda: federate([(X, Y)] * 2, test=[(X, Y)]),
+        r"is 2 data sets, but test= is 1; give one for",
+    ),
+    "test sets, names": (
+        lambda: federate({"a": (X, Y)}, test={"b": (X, Y)}),
+        r"names client 'b', which has no data set",
+    ),
     "images of whole numbers": (
         lambda: federate((np.zeros((60, 8, 8), np.uint16), Y), "iid", 5),
         r"give images as bytes, uint8",

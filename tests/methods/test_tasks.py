@@ -202,6 +202,40 @@ def test_a_function_is_described_by_what_it_calls_and_by_the_values_that_it_hold
     assert "0x" not in repr(loss(even))
 
 
+MASKS = torch.rand(20, 1, 4, 5, generator=torch.Generator().manual_seed(0)).round()
+
+
+class Pixels(nn.Module):
+    """A value for every pixel and channel, [B, channels, H, W]."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(1, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("kind", ["numbers", "truth values"])
+def test_targets_may_be_images(kind: str) -> None:
+    names = ["rmse", "r2"] if kind == "numbers" else ["accuracy", "f1", "auroc", "exact_match", "ece"]
+    federation = fl.data.federate((MASKS, MASKS[:, 0]), "iid", 2, test=(MASKS, MASKS[:, 0]))
+    lossy = nn.MSELoss() if kind == "numbers" else nn.BCEWithLogitsLoss()
+    last = fl.run("fedavg", federation, lambda: Pixels(1), loss=lossy, rounds=1, evaluation={"metrics": names}).history[
+        -1
+    ]
+    assert all(np.isfinite(last[f"global/{name}"]) for name in names)
+
+
+@pytest.mark.parametrize("function", [nn.BCEWithLogitsLoss(), F.binary_cross_entropy_with_logits])
+def test_the_binary_cross_entropy_of_pytorch_has_truth_values(function: Any) -> None:
+    """Its targets are floats, which of other functions are numbers."""
+    named, own = (task("multi-label", loss=one) for one in ("binary_cross_entropy", function))
+    assert own.summary["headline"] == "global/accuracy"
+    assert own.history[-1]["global/accuracy"] == named.history[-1]["global/accuracy"]
+    assert loss(function, targets="numbers").targets == "numbers"
+
+
 def test_names_of_losses() -> None:
     named = [F.mse_loss, nn.SmoothL1Loss(), partial(F.huber_loss, delta=0.5), lambda out, y: (out - y).mean()]
     assert [loss(one).title for one in named] == ["mse_loss", "smooth_l1_loss", "huber_loss", "custom_loss"]
@@ -233,6 +267,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
             "fedavg", fl.data.federate((X, X[:, 0]), client=WHO), lambda: nn.Linear(4, 2), loss="squared_error"
         ),
         r"the model has 2 outputs, but each sample has 1 targets",
+    ),
+    "classes first": (
+        lambda: fl.run("fedavg", fl.data.federate((MASKS, MASKS[:, 0].long()), "iid", 2), Pixels(3)),
+        r"returns \[3, 4, 5\] for labels of shape \[4, 5\], but it must return \[4, 5, 2\], with the classes last",
     ),
     "a broken loss": (
         go("regression", loss=lambda out, y: out @ y),

@@ -70,7 +70,10 @@ class Live:
                 ask = next(local) if answer is None else local.send(answer)
             except StopIteration as done:
                 return done.value
-            answer = self._plain(ask, lr) if ask.plain else self._gradient(ask)
+            try:
+                answer = self._plain(ask, lr) if ask.plain else self._gradient(ask)
+            finally:
+                self.live.settle()
 
     def _plain(self, ask: Request, lr: float) -> Answer:
         """θ ← θ - η g with the gradients as autograd returns them; nothing is accumulated or copied."""

@@ -163,10 +163,11 @@ def contexts(
     counts = plan.label_counts(plan.data.labels(torch.from_numpy(rows), client)) if plan.counts_labels else None
     samples = plan.data.client(client) if plan.method.needs("samples") else None
     own = None if samples is None else Batch(samples.x, samples.y)
+    effective = plan.effective_steps(steps)
     return {
         place: Context(
             down.theta, down.parts.get(place, {}), state.get(place, {}), (local or {}).get(place, {}), size, steps,
-            down.lr, down.round, plan.facts, counts, own, client, down.invited, plan.effective_steps(steps),
+            down.lr, down.round, plan.facts, counts, own, client, down.invited, effective,
             plan.usual_steps,
         )
         for place in plan.method.parts

@@ -222,7 +222,7 @@ class ClientPlan:
         steps = max(self.method.personal.shared_steps(steps), 1)
         return self.local.effective_steps(steps) if self.memory else float(steps)
 
-    @property
+    @cached_property
     def usual_steps(self) -> float:
         """‖a‖₁ of a client with the mean number of samples; that of all clients if theirs are equal."""
         return self.effective_steps(self.local.steps_for(int(self.population.mean_size)))

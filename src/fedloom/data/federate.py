@@ -54,7 +54,8 @@ def federate(
         seed: seed of the partition and the splits.
         y: for user data: the targets, if ``source`` is the inputs alone.
         test: for user data: a common test set, in any of these forms; without one, clients are evaluated on their own
-            test samples.
+            test samples. If there is one per client, each belongs to its client with ``held_out="natural"``, and
+            together they are the common test set.
         features: for tables: the input columns; by default all but ``label`` and ``client``.
         label: for tables: the target column, or several.
         client: for user data: the natural client of each sample [N], or the name of a column.

@@ -53,7 +53,7 @@ def make_model(factory: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _trainable(model: nn.Module) -> None:
-    """Raise ``ConfigError`` for compiled modules, and for parameters without values."""
+    """Raise ``ConfigError`` for compiled modules, parameters without values, and what cannot be copied."""
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             which = f"layer {name!r} of the model" if name else "the model"
@@ -66,6 +66,7 @@ def _trainable(model: nn.Module) -> None:
             )
         if value.is_meta:
             raise ConfigError(f"the model's {name!r} is on the meta device, without values; make it on the CPU.")
+    wrapped.copied(model)  # as computes do
 
 
 def make_plan(experiment: Experiment, federation: Federation, device: str) -> ClientPlan:

@@ -42,6 +42,12 @@ def check_targets(method: Method, arrays: Arrays, out: Tensor) -> TargetKind:
     if kind == CLASSES and out.ndim != y.ndim + 1:
         each = "one class" if out.ndim == 2 else f"a class at each of {list(out.shape[1:-1])} places"
         raise ConfigError(f"the model predicts {each}, but each sample has labels of shape {list(y.shape[1:])}.")
+    if kind == CLASSES and out.shape[:-1] != y[: len(out)].shape:
+        wanted = [*y.shape[1:], arrays.classes]
+        raise ConfigError(
+            f"the model returns {list(out.shape[1:])} for labels of shape {list(y.shape[1:])}, but it must return "
+            f"{wanted}, with the classes last; move them there, like logits.movedim(1, -1)."
+        )
     if kind == CLASSES and out.shape[-1] < arrays.classes:
         raise ConfigError(f"the model has {out.shape[-1]} outputs, but the data have {arrays.classes} classes.")
     if kind != CLASSES and out[:1].numel() != y[:1].numel():

@@ -19,6 +19,8 @@ NAN = float("nan")
 def _rows(scores: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     s, y = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=np.int64)
     y = y.reshape(-1) if y.ndim < 2 else y
+    if y.ndim > 2:  # truth values of the pixels of a mask
+        s, y = s.reshape(len(s), -1), y.reshape(len(y), -1)
     if len(s) != len(y):
         raise ConfigError(f"there are {len(s)} rows of scores but {len(y)} labels.")
     if y.ndim == 2 and y.size == len(y):  # one truth value
@@ -150,8 +152,8 @@ def r2(outputs: ArrayLike, targets: ArrayLike) -> float:
     """Coefficient of determination R², by scikit-learn; the mean over several numbers; NaN for fewer than 2 samples.
 
     Args:
-        outputs: [n] or [n, d].
-        targets: [n] or [n, d].
+        outputs: [n] or [n, ...].
+        targets: [n] or [n, ...].
 
     Example:
         >>> r2([1.0, 2.0, 3.0], [1.0, 2.0, 4.0])
@@ -159,8 +161,8 @@ def r2(outputs: ArrayLike, targets: ArrayLike) -> float:
     """
     from sklearn.metrics import r2_score
 
-    out = np.asarray(outputs, dtype=np.float64)
-    return float(r2_score(targets, out)) if len(out) > 1 and np.isfinite(out).all() else NAN
+    out, y = (a.reshape(len(a), -1) for a in (np.asarray(outputs, dtype=np.float64), np.asarray(targets)))
+    return float(r2_score(y, out)) if len(out) > 1 and np.isfinite(out).all() else NAN
 
 
 def top_k(scores: ArrayLike, labels: ArrayLike, k: int = 5) -> float:

@@ -92,7 +92,7 @@ def wrap(module: nn.Module, head: str, sample: Tensor | None = None) -> Wrapped:
     if head not in names:
         raise ConfigError(f"{type(module).__name__} has no layer {head!r} to be its head; {nearest(head, names)}")
     owned = {id(p) for p in module.get_submodule(head).parameters()}
-    made = Wrapped(copy.deepcopy(module), head)
+    made = Wrapped(copied(module), head)
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if id(parameter) in owned and not name.startswith(f"{head}."):
             raise ConfigError(f"layer {head!r} shares a parameter with {name!r}, so that it cannot be cut off.")
@@ -148,15 +148,33 @@ def remedy(model: nn.Module) -> str:
     return f"wrap the module, like fedloom.wrap(module, head={last!r})."
 
 
+def copied(module: nn.Module) -> nn.Module:
+    """A copy of a module.
+
+    Raises:
+        ConfigError: if it holds something that cannot be copied.
+    """
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        raise ConfigError(
+            f"the model cannot be copied: {first_line(error, 90)}; take torch.nn.utils.parametrizations for normalised "
+            "weights, and keep nothing in the module but layers, tensors without gradients and plain values."
+        ) from error
+
+
 class Copies:
     """A model factory that copies one module, whose parameters are the initial ones of every run.
 
     Args:
         module: the module; later changes to it have no effect.
+
+    Raises:
+        ConfigError: if it cannot be copied.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = copy.deepcopy(module)
+        self.module = copied(module)
 
     def __call__(self) -> nn.Module:
         return copy.deepcopy(self.module)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import DataError
+from fedloom.core.errors import DataError, nearest
 from fedloom.data.own.columns import Columns, read
 from fedloom.data.own.labels import coded, with_kind
 from fedloom.data.own.tables import encoded, is_frame
@@ -45,7 +45,8 @@ def as_source(
             (read once, in order); a Hugging Face ``Dataset`` or ``DatasetDict``; or one of these per client, as a list
             or as a mapping from client names.
         y: the targets, if ``data`` is the inputs alone.
-        test: a common test set, likewise, if there is one.
+        test: a common test set, likewise, if there is one. One per client, for data with one data set per client, are
+            joined, and each remains its client's with ``held_out="natural"``; they may be empty.
         features: for tables, the input columns: a list of numbers and categories, which become one float32 vector
             (categories one-hot), or the name of a column of arrays or images; by default all other columns.
         label: for tables, the target column; a list of columns for several labels or numbers per sample.
@@ -77,24 +78,29 @@ def as_source(
     column = client if isinstance(client, str) else None
     what = [name] if owners is None else [f"{name} of client {owner}" for owner in owners]
     read_parts = [read(part, y, features, label, column, told) for part, told in zip(parts, what, strict=True)]
-    count, tests = len(read_parts), []
-    if test is not None:
-        tests = [read(test, None, features, label, column if _has(test, column) else None, f"{name}: test")]
+    count, (held_parts, held_by) = len(read_parts), _tests(test, owners, name)
+    held_what = [f"{name}: test"] if held_by is None else [f"{name}: test of client {owner}" for owner in held_by]
+    tests = [
+        read(part, None, features, label, column if _has(part, column) else None, told)
+        for part, told in zip(held_parts, held_what, strict=False)
+    ]
     x, columns = _inputs([part.x for part in (*read_parts, *tests)], name)
     named = [part.names for part in (*read_parts, *tests)]
     targets, names = coded([part.y for part in (*read_parts, *tests)], named, name)
     targets = with_kind(targets, x)
-    for told, a, b in zip((*what, f"{name}: test"), x, targets, strict=False):
+    for told, a, b in zip((*what, *held_what), x, targets, strict=False):
         if len(a) != len(b):
             raise DataError(f"{told} has {len(a)} inputs but {len(b)} targets.")
         if not len(a):
             raise DataError(f"{told} has no samples; leave it out, or give it some.")
     ids, ids_test = _clients(read_parts, tests, owners, client, [len(one) for one in x], name)
+    if held_by:
+        ids_test = np.repeat(np.array(held_by), [len(one) for one in x[count:]])
     made = from_tensors(
         _joined(x[:count], f"{name}: inputs"),
         _joined(targets[:count], f"{name}: targets"),
-        x_test=x[count] if tests else None,
-        y_test=targets[count] if tests else None,
+        x_test=_joined(x[count:], f"{name}: test inputs") if tests else None,
+        y_test=_joined(targets[count:], f"{name}: test targets") if tests else None,
         classes=classes,
         clients=ids,
         clients_test=ids_test,
@@ -128,6 +134,33 @@ def _per_client(data: Any) -> tuple[list[Any], list[str] | None]:
             )
         return data, [f"{number:0{len(str(len(data) - 1))}d}" for number in range(len(data))]
     return [data], None
+
+
+def _tests(test: Any, owners: Sequence[str] | None, name: str) -> tuple[list[Any], list[str] | None]:
+    """The test sets that are not empty, and their clients' names if there is one for each."""
+    if test is None:
+        return [], None
+    parts, held_by = _per_client(test)
+    if held_by is None:
+        return parts, None
+    if owners is None:
+        raise DataError(f"{name}: test= is one data set per client, but the data are not; give both in the same form.")
+    if isinstance(test, list) and len(held_by) != len(owners):
+        raise DataError(
+            f"{name} is {len(owners)} data sets, but test= is {len(held_by)}; give one for each client, in their order."
+        )
+    if strange := sorted(set(held_by) - set(owners)):
+        raise DataError(
+            f"{name}: test= names client {strange[0]!r}, which has no data set; {nearest(strange[0], owners)}"
+        )
+    pairs = [(part, owner) for part, owner in zip(parts, held_by, strict=True) if not _is_empty(part)]
+    return [part for part, _ in pairs], [owner for _, owner in pairs]
+
+
+def _is_empty(part: Any) -> bool:
+    """Whether a data set certainly has no samples."""
+    one = part[0] if isinstance(part, tuple) and part else part
+    return hasattr(one, "__len__") and not len(one)
 
 
 def _has(test: Any, column: str | None) -> bool:

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from fedloom.core.errors import DataError, nearest
 from fedloom.core.federation import Arrays
 from fedloom.data.own.tables import clients_of, is_frame
+from fedloom.data.sources.arrays import as_array
 from fedloom.data.sources.files import with_progress
 from fedloom.data.sources.images import in_bytes
 
@@ -164,7 +165,7 @@ def stacked(items: Sequence[Any], what: str) -> np.ndarray:
     """
     if any(hasattr(item, "getbands") for item in items):
         items = pixels(items)
-    arrays = [item.detach().cpu().numpy() if isinstance(item, Tensor) else np.asarray(item) for item in items]
+    arrays = [item.detach().cpu().numpy() if isinstance(item, Tensor) else as_array(item, what) for item in items]
     shapes = {array.shape for array in arrays}
     if len(shapes) > 1:
         other = next(i for i, array in enumerate(arrays) if array.shape != arrays[0].shape)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedloom.core.errors import DataError
 from fedloom.data.own.tables import categories, is_frame
-from fedloom.data.sources.arrays import targets
+from fedloom.data.sources.arrays import as_array, targets
 
 
 def coded(parts: Sequence[Any], names: Sequence[Sequence[str]], what: str) -> tuple[list[Tensor], tuple[str, ...]]:
@@ -96,7 +96,7 @@ def _raw(part: Any, what: str) -> np.ndarray:
             )
         category = hasattr(part.dtype, "categories")
         part = np.array([str(one) for one in part]) if category else part.to_numpy()
-    array = np.asarray(part)
+    array = as_array(part, f"{what}: y")
     if array.dtype.kind != "O":
         return array
     kinds = {type(one) for one in array.ravel()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,7 @@ def inputs(x: Tensor | np.ndarray, what: str = "x") -> Tensor:
     Raises:
         DataError: for arrays without numbers or rows; ``what`` names them.
     """
-    x = x.detach() if isinstance(x, Tensor) else np.asarray(x)
+    x = x.detach() if isinstance(x, Tensor) else as_array(x, what)
     if x.ndim in (3, 4) and x.dtype in (np.uint8, torch.uint8):
         raw = x.cpu().numpy() if isinstance(x, Tensor) else x
         if raw.ndim == 4 and raw.shape[-1] not in CHANNELS and raw.shape[1] in CHANNELS:
@@ -167,6 +167,28 @@ def inputs(x: Tensor | np.ndarray, what: str = "x") -> Tensor:
             "[N, H, W, C], or as float32 in 0..1."
         )
     return x.to(torch.float32 if x.is_floating_point() else torch.int64)
+
+
+def as_array(value: Any, what: str) -> np.ndarray:
+    """A value of someone's as one array; ``what`` names it in errors.
+
+    >>> as_array([[1.0, 2.0], [3.0]], "x")
+    Traceback (most recent call last):
+    ...
+    fedloom.core.errors.DataError: x holds arrays of different shapes, or under names; pad or join them to one array ...
+
+    Raises:
+        DataError: if it is several.
+    """
+    try:
+        if not isinstance(value, Mapping):
+            return np.asarray(value)
+    except ValueError:  # of different shapes
+        pass
+    raise DataError(
+        f"{what} holds arrays of different shapes, or under names; pad or join them to one array per sample, which the "
+        "model takes apart again."
+    )
 
 
 def targets(y: Tensor | np.ndarray, what: str = "y") -> Tensor:

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Term
 from fedloom.core.slots import objectives
-from fedloom.core.targets import CLASSES, TargetKind, aligned, kind_of, row_means
+from fedloom.core.targets import CLASSES, TRUTHS, TargetKind, aligned, kind_of, row_means
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -89,7 +90,8 @@ def loss(function: LossFunction | Term | str, name: str | None = None, targets: 
             PyTorch with its class weights; or the name of a registered objective.
         name: its name in methods and run directories; by default that of the function or class.
         targets: ``classes``, ``truth values`` or ``numbers`` if it is not clear from the data: float targets are
-            numbers, integers class numbers, or truth values for a model with one output per target.
+            numbers, integers class numbers, or truth values for a model with one output per target. PyTorch's binary
+            cross entropy of logits has truth values.
 
     Raises:
         ConfigError: if it cannot be called, has no usable name, or learns parameters of its own.
@@ -120,6 +122,8 @@ def loss(function: LossFunction | Term | str, name: str | None = None, targets: 
     title = name or _name(function)
     if not re.fullmatch(r"\w+", title):
         raise ConfigError(f"a loss cannot be named {title!r}; choose an identifier, with loss(..., name='my_loss').")
+    if targets is None and (isinstance(function, nn.BCEWithLogitsLoss) or function is binary_cross_entropy_with_logits):
+        targets = TRUTHS
     return Loss(function, title, targets=targets)
 
 
