@@ -1,4 +1,4 @@
-"""What a run costs with engine and compute left to themselves: methods against a bare FedAvg loop on every core.
+"""What a run costs with automatic engine and compute: methods against a bare FedAvg loop on every core.
 
     python benchmarks/compute.py [--repeats 5] [--only W1 W3 CNN] [--methods fedavg feddyn] [--out FILE]
 
@@ -130,7 +130,7 @@ def compare(name: str, repeats: int, names: list[str], engine: str, compute: str
 
 
 def main() -> None:
-    """Run everything and print a table; write JSON if asked to."""
+    """Run everything and print a table; write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--only", nargs="*", default=list(WORKLOADS))

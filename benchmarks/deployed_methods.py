@@ -90,7 +90,7 @@ def at_nodes(result: RunResult, homes: Path) -> dict[int, Parts]:
 
 
 def found(result: RunResult, states: Mapping[int, Parts]) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """What a run came to, by kind, as named tensors."""
+    """The results of a run, by kind, as named tensors."""
     server = result.snapshot.server
     yield "model", {"theta": server.theta, "buffers": server.buffers}
     yield "server state", flat(server.parts)
@@ -108,7 +108,7 @@ def same(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
 
 
 def main() -> None:
-    """Compare the methods, print each as it is done, and write JSON if asked to; fails if bits differ."""
+    """Compare the methods, print each as it is done, and write JSON if requested; fails if bits differ."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--rounds", type=int, default=5)

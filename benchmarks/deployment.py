@@ -4,7 +4,7 @@
 
 First, a cohort of answers that are ready, as the server reads, checks and folds them. Second, rounds of FedAvg with
 four nodes, TLS and node keys, split into the slowest node's work and everything else; medians over rounds. Third, the
-time of one look for messages, of which every idle node takes one per second.
+time of one poll for messages, of which every idle node takes one per second.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def rounds(folder: Path, hidden: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run everything and print it; write JSON if asked to."""
+    """Run everything and print it; write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()

@@ -161,7 +161,7 @@ def driver_overhead(repeats: int) -> dict:
 
 
 def main() -> None:
-    """Run everything and print a table; write JSON if asked to."""
+    """Run everything and print a table; write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--only", nargs="*", default=["overhead", "W1", "W2"])

@@ -2,11 +2,11 @@
 
     python benchmarks/kills.py [--kills 120] [--seed 0] [--segments] [--out benchmarks/results/kills.json]
 
-For each engine and method, a run is begun in a process of its own and killed with SIGKILL at a random moment, again and
-again, continued each time; with the processes engine also single workers are, chosen at random, while the parent goes
-on. In the end the run directory must say what that of an undisturbed run says, bit for bit, no process of the run may
-be alive, and no shared memory or half-written file may be left. With ``--segments`` all client states and last models
-count as large, so that checkpoints share files with what has changed.
+For each engine and method, a run is started in its own process, killed with SIGKILL at a random moment, and resumed,
+again and again; with the processes engine, random single workers are killed as well, while the parent continues. At the
+end the run directory must equal that of an undisturbed run, bit for bit, no process of the run may be alive, and no
+shared memory or half-written file may be left. With ``--segments`` all client states and last models count as large, so
+that checkpoints share files that hold only the changes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SETTINGS = ("clients=12", "participation=0.5", "model.hidden=[16]", "local.batch
 
 
 class Slow(Callback):
-    """Leaves time for being killed."""
+    """Slows rounds down, so that there is time to kill the run."""
 
     def on_round(self, record: Mapping[str, Any]) -> None:
         """Sleep."""
@@ -55,7 +55,7 @@ def experiment(method: str, engine: str) -> Experiment:
 
 
 def begin(method: str, engine: str, out: Path) -> int:
-    """Go on with the run, or begin it, in a child; returns its number."""
+    """Start or resume the run in a child process; return its process id."""
     number = os.fork()
     if number:
         return number
@@ -74,7 +74,7 @@ def begin(method: str, engine: str, out: Path) -> int:
 
 
 def alive(group: int) -> list[int]:
-    """Processes of a group that are no zombies."""
+    """Processes of a group that are not zombies."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -87,7 +87,7 @@ def alive(group: int) -> list[int]:
 
 
 def contents(out: Path) -> dict[str, Any]:
-    """What a run directory says, but for times and all checkpoints but the last."""
+    """The contents of a run directory, except times and all checkpoints but the last."""
     directory = RunDirectory(out)
     records = [{k: v for k, v in record.items() if k != "seconds"} for record in directory.metrics()]
     tables = {name: {k: v.tobytes() for k, v in directory.table(name).items()} for name in ("clients", "mixing")}
@@ -97,7 +97,7 @@ def contents(out: Path) -> dict[str, Any]:
 
 
 def disturb(method: str, engine: str, kills: int, draw: np.random.Generator, folder: Path) -> dict[str, Any]:
-    """Kill parents and workers of one run until enough have died; runs that come to their end begin anew."""
+    """Kill parents and workers of one run until enough have died; finished runs start again."""
     run(experiment(method, "serial"), folder / "whole", checkpoint_every=2)
     expected, shared = contents(folder / "whole"), set(os.listdir("/dev/shm"))
     found = {"parents": 0, "workers": 0, "runs": 0, "orphans": 0, "failures": 0, "same": True, "left_over": 0}

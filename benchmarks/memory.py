@@ -2,7 +2,7 @@
 
     python benchmarks/memory.py [--only W1 CNN] [--out benchmarks/results/memory.json]
 
-Each run is a process of its own, with engine and compute left to themselves. ``peak_mb`` is the sum over it and its
+Each run is a process of its own, with automatic engine and compute. ``peak_mb`` is the sum over it and its
 workers of the proportional set size (shared pages count once, by Linux's ``smaps_rollup``), as its largest value at the
 end of a round; ``data_mb`` is the part of the samples. FedAvg keeps nothing of a client; FedDyn keeps a vector of the
 model's size of every client that took part.
@@ -59,7 +59,7 @@ def measure(name: str, method: str, rounds: int, times: int) -> dict[str, float]
 
 
 def main() -> None:
-    """Measure everything, each in a process of its own; write JSON if asked to."""
+    """Measure everything, each in a process of its own; write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=list(COHORTS))
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)

@@ -113,7 +113,7 @@ def silo(
 
 
 def main() -> None:
-    """Run everything and print it; write JSON if asked to."""
+    """Run everything and print it; write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--out", type=Path)

@@ -197,7 +197,7 @@ def evaluate(work: str, repeats: int) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    """Run everything and print it; write JSON if asked to."""
+    """Run everything and print it; write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--work", nargs="+", choices=[*WORK, *EVALUATIONS], default=[*WORK, *EVALUATIONS])

@@ -42,7 +42,7 @@ def accuracies(method: str, split: str, precision: str, seed: int, rounds: int) 
 
 
 def main() -> None:
-    """Run what is missing, and print; write JSON if asked to."""
+    """Run what is missing, and print; write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--rounds", type=int, default=10)

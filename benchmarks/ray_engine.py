@@ -266,7 +266,7 @@ def node_kills(count: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """Run everything and print it; write JSON if asked to."""
+    """Run everything and print it; write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--rounds", type=int, default=500)

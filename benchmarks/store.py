@@ -121,7 +121,7 @@ def apart(states: str, rounds: int, room: Path | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run both and print them; write JSON if asked to."""
+    """Run both and print them; write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--memory-rounds", type=int, default=10)

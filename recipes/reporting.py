@@ -1,4 +1,4 @@
-"""What the recipes of all folders share: tables, updates left out, notes, the machine, and files of results."""
+"""Shared code of all recipes: tables, updates left out, notes, the machine, and files of results."""
 
 from __future__ import annotations
 

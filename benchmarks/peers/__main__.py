@@ -7,13 +7,14 @@ W1: TwoNN, 1000 clients of 60 samples, cohort 100, batch 10, 1 epoch.   W3: the 
 CNN: the FedDyn CNN, 100 clients of 500 images (3x32x32), cohort 10, batch 50, 1 epoch.
 
 Each framework is installed from PyPI into an environment of its own under ``--envs`` (once), and runs there in a
-process of its own with FedAvg as it provides it. Everybody gets the same random data, first model, cohorts and order
+process of its own with FedAvg as it provides it. All get the same random data, first model, cohorts and order
 of samples, and does one round when its turn comes, alone on the machine; the first round warms up and does not count.
 ``bare`` is plain PyTorch on two processes (``bare.py``). A ratio compares two rounds of one turn (above 1: faster than
 ``bare``) and is the median over turns, with its quartiles.
 
-All must train the same model. They are started once more with one mini-batch a client, and after one round the distance
-to the bare model must be less than ``TOLERANCE`` of the way that it has come. After many steps in single precision any
+All must train the same model. They are started again with one mini-batch a client, and after one round the distance to
+the bare model must be less than ``TOLERANCE`` of the distance that this has moved. After many steps in single
+precision any
 two of them are far apart, because rounding grows with every step; ``agreement.py`` shows how, and that in double
 precision it does not happen.
 """
@@ -136,7 +137,7 @@ def compare(name: str, pythons: dict[str, Path], repeats: int) -> dict[str, Any]
 
 
 def first_steps(name: str, pythons: dict[str, Path]) -> dict[str, float]:
-    """The differences to the bare model, over the way that it has come, after a round of one mini-batch a client."""
+    """Distances to the bare model, relative to how far it has moved, after a round of one mini-batch a client."""
     with tempfile.TemporaryDirectory() as temporary:
         folder, models = Path(temporary), {}
         write(folder, name, 1, steps=1)
@@ -179,7 +180,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Prepare the environments, run everything and print a table; write JSON if asked to."""
+    """Prepare the environments, run everything and print a table; write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fedloom" / "peers"
     parser.add_argument("--envs", type=Path, default=cache, help=f"folder of the environments (default {cache})")

@@ -2,7 +2,7 @@
 
     python benchmarks/peers/agreement.py [--only W1 CNN] [--rounds 6] [--cohort 2] [--out FILE]
 
-A difference is the distance of the two models over the way that they have come. A sum in another order is off by
+A difference is the distance between the two models relative to how far they moved. A sum in another order is off by
 rounding; a ReLU or a maximum near its kink then switches, and each step multiplies what is there. In double precision
 the same code stays together to many digits: a real difference would show there at once.
 """
@@ -87,7 +87,7 @@ def drift(name: str, rounds: int, cohort: int) -> dict[str, dict[str, list[float
 
 
 def main() -> None:
-    """Measure and print; write JSON if asked to."""
+    """Measure and print; write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=["W1", "CNN"])
     parser.add_argument("--rounds", type=int, default=6)

@@ -20,7 +20,7 @@ PEERS: dict[str, list[str]] = {
 
 
 def prepare(peer: str, folder: Path) -> tuple[Path | None, str]:
-    """The interpreter of a framework's environment, made where it is missing; or None, and the reason."""
+    """The interpreter of a framework's environment, created if it is missing; or None, and the reason."""
     place = folder / peer
     python, done = place / "bin" / "python", place / "installed"
     if peer == "blazefl" and sys.version_info < (3, 14):
@@ -47,7 +47,7 @@ def prepare(peer: str, folder: Path) -> tuple[Path | None, str]:
 
 
 def versions(peer: str, python: Path) -> dict[str, str]:
-    """What is installed of what was asked for."""
+    """The installed versions of the requested packages."""
     names = [re.split(r"[\[=<]", wanted)[0] for wanted in PEERS[peer]]
     code = "import sys, importlib.metadata as m; print(*(m.version(n) for n in sys.argv[1:]))"
     done = subprocess.run([python, "-c", code, *names], check=True, capture_output=True, text=True)

@@ -37,7 +37,7 @@ class Turns:
         print(time.perf_counter() - self._begun, file=self._answers, flush=True)
 
     def finish(self, weights: Sequence[Any]) -> None:
-        """Leave the last model where it was asked for."""
+        """Write the last model to the requested file."""
         if self._path:
             np.savez(self._path, *(np.asarray(value) for value in weights))
             print("saved", file=self._answers, flush=True)

@@ -1,4 +1,4 @@
-"""FedAvg in FedLoom, with engine and compute as it chooses them where nothing is said."""
+"""FedAvg in FedLoom, with the engine and compute that it chooses by default."""
 
 from __future__ import annotations
 

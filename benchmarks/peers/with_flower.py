@@ -48,7 +48,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 class Stopped(Exception):
-    """There are no more turns."""
+    """Raised when there are no more turns."""
 
 
 class TakeTurns(FedAvg):

@@ -1,4 +1,4 @@
-"""The work that everybody does, as files: data, the first model, and every round's clients and order of samples.
+"""The common workload as files: data, the first model, and every round's clients and order of samples.
 
 Of all frameworks only NumPy is needed to read it, and PyTorch to make the model.
 """

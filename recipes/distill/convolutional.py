@@ -2,7 +2,7 @@
 
     FEDLOOM_DATA=... python recipes/distill/convolutional.py [--data cifar10] [--seeds 0 1 2] [--teacher resnet10_m]
     python recipes/distill/convolutional.py --samples 12000 --passes 20 --teacher-passes 40 --precision bf16  # smaller
-    python recipes/distill/convolutional.py --table           # tables again, from the stored results
+    python recipes/distill/convolutional.py --table           # rebuild tables from the stored results
 
 The students are the two smallest networks of the thesis (ResNet10-xxs, ResNet10-xs), far from their teacher's accuracy,
 so that there is something to excuse them from. ``--teacher`` names the largest network that trains here. All have batch
@@ -78,7 +78,7 @@ def home(args: argparse.Namespace, data: str, teacher: bool = False) -> Path:
 
 
 def trained(out: Path, made: DistillExperiment, label: str) -> dict[str, Any]:
-    """What a run came to, which is made in its directory or goes on there."""
+    """The results of a run, which is made in its directory or goes on there."""
     if not RunDirectory(out).status.ended:
         seen = LineProgress(make_console())
         seen.label = label

@@ -1,13 +1,13 @@
 """Distillation in a federation with and without a guide: FedAvg, FedAvg + distillation, FedAvg + DiSK.
 
     FEDLOOM_DATA=... python recipes/distill/federated.py [--seeds 0 1 2 3 4] [--rounds 60]
-    python recipes/distill/federated.py --table               # table and picture again, from the stored results
+    python recipes/distill/federated.py --table               # rebuild table and figure from the stored results
 
 What Acar's thesis, §7.2, proposes as the next step, on Fashion-MNIST: 20 clients hold the first 4000 training images,
 Dirichlet .3 over clients per class, and five of them take part in a round. A client trains a perceptron with 16 hidden
 units (12 730 parameters); the teacher is FedSSA's CNN with 6 and 16 channels (44 426), trained by ``centralised`` on
 20 000 other images. The settings are those of §7.2: batches of 50, learning rate .1 times .998 a round, weight decay
-5e-4, temperature 3.5, alpha .1; with one local epoch and clip 10. Runs go on from their last checkpoint.
+5e-4, temperature 3.5, alpha .1; with one local epoch and clip 10. Runs continue from their last checkpoint.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def experiment(method: Method, federation: Federation, known: Path, seed: int, r
 
 
 def curve(path: Path) -> dict[str, Any]:
-    """What a run directory says of the server model."""
+    """The server model's curve in a run directory."""
     history = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     measured = [record for record in history if "global/accuracy" in record]
     return {

@@ -1,7 +1,7 @@
 """A convolutional teacher and a student with a hundredth of its parameters, on Fashion-MNIST.
 
     FEDLOOM_DATA=... python recipes/distill/students.py [--seeds 0 1 2 3 4] [--only "equal passes/DiSK"]
-    python recipes/distill/students.py --table                # table and picture again, from the stored results
+    python recipes/distill/students.py --table                # rebuild table and figure from the stored results
 
 The teacher is McMahan's CNN (1 663 370 parameters, 12.3 million multiply-accumulates), trained on 4500 images with
 crop and flip. The student is a perceptron with 20 hidden units (15 910 parameters): 105 times fewer parameters, 773
@@ -125,7 +125,7 @@ def student(case: Case, splits: Splits, known: Path, seed: int, start: Path | No
 
 
 def place(runs: Path, name: str, seed: int) -> Path:
-    """Where a run lies."""
+    """The directory of a run."""
     return runs / f"{name.replace(' ', '_').replace('/', '-').replace(',', '')}-{seed}"
 
 
@@ -201,7 +201,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def helped(results: dict[str, Any]) -> list[str]:
-    """Whom the guides help in their last round, mean over seeds."""
+    """Which samples the guides help in their last round, mean over seeds."""
     rows = []
     for name, case in CASES.items():
         runs = list(results["runs"].get(name, {}).values())
@@ -236,7 +236,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
 
 def report(runs: Path, out: Path, seeds: Sequence[int], facts: dict[str, Any]) -> None:
-    """Bring the stored results up to date, and write table and picture from them."""
+    """Update the stored results, and write table and figure from them."""
     results = collect(runs, seeds, read(out / "students.json")) | facts
     write(out / "students.json", results)
     write(out / "students.md", markdown(results))

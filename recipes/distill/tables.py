@@ -4,7 +4,7 @@
     FEDLOOM_DATA=... python recipes/distill/tables.py --table 6.4
     FEDLOOM_DATA=... python recipes/distill/tables.py --table A.14
     python recipes/distill/tables.py --table A.13 --imagenet imagenet.npz
-    python recipes/distill/tables.py --table 6.3 --write       # the table again, from the stored results
+    python recipes/distill/tables.py --table 6.3 --write       # rebuild the table from the stored results
 
 Settings are those of A.1.5: 200 rounds after a warm start of 200 epochs of cross entropy, SGD with momentum .9 and a
 cosine from .1, batches of 200, weight decay 5e-4, tau 4, K 20, lambda from .1 to 50 in periods of 50 rounds, three

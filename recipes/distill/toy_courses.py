@@ -25,15 +25,15 @@ Student = Callable[[Tensor, Tensor], Tensor]  # (parameters [P], inputs [N, d]) 
 
 @dataclass(frozen=True)
 class Toy:
-    """A problem with its student, and what the teacher says of it.
+    """A problem with its student and the teacher's outputs.
 
     Attributes:
-        name: what it is called.
-        train: the samples from which everybody learns.
+        name: its name.
+        train: the training samples.
         test: other samples.
         student: (parameters [P], inputs [N, d]) -> logits [N, C].
         start: parameters [S, P] drawn by a generator.
-        keep: what makes parameters [P] admissible again after a step.
+        keep: projects parameters [P] onto the admissible set after a step.
         teacher_logits: [N, C] on the training samples.
         seen: the teacher's features of them [N, F], from which the guide chooses.
         test_teacher: the teacher's accuracy on the test samples.
@@ -125,11 +125,11 @@ class Course:
         rounds: R.
         passes: the student's steps a round.
         guide_passes: the guide's.
-        lr: of the student.
-        guide_lr: of the guide.
-        momentum: of both.
-        weight_decay: of the student.
-        guide_decay: of the guide.
+        lr: learning rate of the student.
+        guide_lr: learning rate of the guide.
+        momentum: momentum of both.
+        weight_decay: weight decay of the student.
+        guide_decay: weight decay of the guide.
     """
 
     alpha: float = 1.0

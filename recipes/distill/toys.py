@@ -1,7 +1,7 @@
 """The two toy problems of selective distillation: table 6.1 and figures 6.1 and 6.2 of Acar's thesis.
 
     python recipes/distill/toys.py [--draws 1 2 3 4 5] [--starts 100]     # two minutes of one core for a draw
-    python recipes/distill/toys.py --table                                # the table again, from the stored results
+    python recipes/distill/toys.py --table                                # rebuild the table from the stored results
 
 For each draw of the data a student is trained from 100 random starts, all at once, with cross entropy, distillation and
 DiSK, and the minima at which it ends are counted. Settings are the text's defaults; what the thesis scans is chosen on
@@ -63,7 +63,7 @@ def choose(toy: Toy, scanned: Sequence[Course], rounds: int, starts: int) -> Cou
 
 
 def cell(toy: Toy, found: ToyRuns) -> dict[str, Any]:
-    """What is kept of a method's runs."""
+    """The stored results of a method's runs."""
     return {
         "counts": counts(toy, found.parameters),
         "accuracy": round(toy.accuracy(found.parameters).mean().item(), 4),
@@ -96,7 +96,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def chosen_settings(course: Course) -> dict[str, Any]:
-    """What in a course is not as it is by itself."""
+    """The settings of a course that differ from their defaults."""
     plain = asdict(Course())
     return {key: value for key, value in asdict(course).items() if value != plain[key]}
 

@@ -1,4 +1,4 @@
-"""What the recipes of this folder share: data sets with their settings, methods with their grids, and single runs.
+"""Shared code of the recipes in this folder: data sets with their settings, methods with their grids, and single runs.
 
 Every run is a run directory, named by its data, method and seed, which is read when it is there and continued when it
 was interrupted; recipes that need the same run share it.
@@ -163,12 +163,12 @@ def average(found: Mapping[str, Any]) -> float:
 
 
 def records(where: Path) -> list[dict[str, Any]]:
-    """What a run directory says of each round."""
+    """The records of a run directory."""
     return [json.loads(line) for line in (where / "metrics.jsonl").read_text().splitlines()]
 
 
 def figures(where: Path, metric: str) -> dict[str, Any]:
-    """What the tables and pictures need of a run.
+    """The statistics of a run for tables and figures.
 
     The figures of fairness, the clients' values (21 quantiles where there are more clients), the mean largest
     coefficient of a round, the last round's coefficients and training losses, and the cumulated global objective.

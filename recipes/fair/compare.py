@@ -1,4 +1,4 @@
-"""What the recipes of this folder do alike: fair methods side by side on some data sets, and the command line."""
+"""Common steps of the recipes in this folder: fair methods side by side on some data sets, and the command line."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def rivals(
 
 
 def main(recipe: Recipe, document: str | None, arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing, data set by data set; those that are not here are said and left out."""
+    """Run what is missing, data set by data set; unavailable ones are reported and skipped."""
     parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", choices=recipe.data, default=list(recipe.usual), metavar="NAME",
                         help=f"any of {', '.join(recipe.data)}")  # fmt: skip

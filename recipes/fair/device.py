@@ -1,10 +1,10 @@
 """Fair methods between devices: AAggFF-D beside its rivals (Hahn, thesis, tables 3.7 and 3.9).
 
     FEDLOOM_DATA=... python recipes/fair/device.py [--data mnist_writers fashion_dirichlet] [--seeds 2 4 6]
-    python recipes/fair/device.py --table                     # table and picture again, from the stored results
+    python recipes/fair/device.py --table                     # rebuild table and figure from the stored results
 
 Five clients take part in a round, as in the paper: one epoch in batches of 20, plain SGD. CelebA, Reddit and
-SpeechCommands are run with the paper's settings when they are here. By themselves run data that are easier to have:
+SpeechCommands are run with the paper's settings if available. By themselves run data that are easier to have:
 MNIST by writer, and Fashion-MNIST dealt to 1000 clients by Dirichlet(.01), each with its own prior over the classes.
 Their learning rate is the one with which FedAvg has the best average on seed 0. Each seed draws its own split of every
 client's samples, 80 to 20 and stratified, its own model, cohorts and batches. A method's setting is the one of the

@@ -46,7 +46,7 @@ def stored(name: str, out: Path, command: str) -> dict[str, Any]:
 
 
 def best(rows: Mapping[str, Sequence[float]], smaller: bool) -> list[str]:
-    """Who has the best mean, as far as it is printed."""
+    """Who has the best mean, to the printed precision."""
     means = {name: round(100 * fmean(values), 2) for name, values in rows.items() if len(values)}
     goal = (min if smaller else max)(means.values(), default=None)
     return [name for name, value in means.items() if value == goal]

@@ -1,7 +1,7 @@
 """AAggFF's mixing coefficients in other federated algorithms (Hahn, thesis, table 3.10).
 
     FEDLOOM_DATA=... python recipes/fair/plug_and_play.py [--data heart_published fashion_dirichlet]
-    python recipes/fair/plug_and_play.py --table            # table and picture again, from the stored results
+    python recipes/fair/plug_and_play.py --table            # rebuild table and figure from the stored results
 
 The settings of silo.py and device.py; Fashion-MNIST dealt to 1000 clients by Dirichlet(.01) stands in for TinyImageNet.
 What an algorithm has to set (FedProx's mu, a server learning rate) is the value with which it has the best average on
@@ -46,7 +46,7 @@ def point(bench: Bench, name: str, algorithm: str, found: dict[str, Any]) -> dic
 
 
 def fill(bench: Bench, name: str, found: dict[str, Any], seeds: Sequence[int], write: Callable[[], None]) -> None:
-    """Do what is not stored yet on one data set, writing after every algorithm."""
+    """Run what is not stored yet on one data set, writing after every algorithm."""
     lr = compare.rate(bench, name, found)
     if "cdf" not in found:
         found["cdf"] = compare.chosen(bench, name, "AAggFF", {**found, "chosen": {}})["cdf"]

@@ -1,11 +1,11 @@
 """Which response transformation: the cumulated global objective under six CDFs (Hahn, thesis, figure 3.1).
 
     FEDLOOM_DATA=... python recipes/fair/responses.py [--data heart mnist_writers] [--seeds 2 4 6]
-    python recipes/fair/responses.py --table                       # table and picture again, from the stored results
+    python recipes/fair/responses.py --table                       # rebuild table and figure from the stored results
 
 The settings of silo.py and device.py. The objective of a round is Σ p_i F_i over its clients: F_i is the training loss
 of the model that client i received, p_i the coefficient with which its update was mixed in that round, chosen after F.
-The paper has Berka and Reddit, which are run when they are here.
+The paper has Berka and Reddit, which are run if available.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedloom.parts.mixing.responses import CDFS
 
 
 def fill(bench: Bench, name: str, found: dict[str, Any], seeds: Sequence[int], write: Callable[[], None]) -> None:
-    """Do what is not stored yet on one data set, writing after every transformation."""
+    """Run what is not stored yet on one data set, writing after every transformation."""
     lr = compare.rate(bench, name, found)
     for row in ("FedAvg", *CDFS):
         kind, point = ("FedAvg", {}) if row == "FedAvg" else ("AAggFF", {"cdf": row})

@@ -200,7 +200,7 @@ def merged(found: Source, natural: bool) -> Source:
 
 @lru_cache(maxsize=16)
 def deal(name: str, seed: int, validation: float = 0.0) -> Federation:
-    """Who holds what; a fifth of each client's samples is for its test, whatever is set aside for validation."""
+    """The clients' data; a fifth of each client's samples is for its test, whatever is set aside for validation."""
     setting = SETTINGS[name]
     source = setting.arrange(load(name), seed) if setting.arrange else load(name)
     made = federate(source, setting.partition, setting.clients, seed, held_out=setting.held_out)

@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100, 100 clients: transmissions to two target accuracies (Acar, thesis, tables 2.1, 2.2, 2.3).
 
     FEDLOOM_DATA=... python recipes/feddyn/cifar.py [--settings cifar10_iid cifar100_iid ...] [--seeds 1] [--rounds 5]
-    python recipes/feddyn/cifar.py --table                    # tables and pictures again, from the stored results
+    python recipes/feddyn/cifar.py --table                    # rebuild tables and figures from the stored results
 
 A setting is a data set, a split (``iid``, ``dir6`` and ``dir3``: 500 images a client, drawn by its own Dirichlet prior)
 and the participation: a tenth of the clients on average, or all of them (``..._all``, table 2.2). FedDyn's CNN, 5
@@ -13,7 +13,7 @@ settings, made beforehand.
 
 A run ends with the higher target, or after 300 rounds (full participation: 100) where the thesis has up to 1000: a
 method that is still below a target counts with what it has sent by then, which bounds its cost from below. Two easier
-targets that the thesis does not have are shown beside. Runs that were interrupted go on from their last checkpoint.
+targets that the thesis does not have are shown beside. Interrupted runs continue from their last checkpoint.
 """
 
 from __future__ import annotations

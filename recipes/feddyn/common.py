@@ -1,4 +1,4 @@
-"""What the recipes of this folder share: transmissions to a target, and what all recipes share."""
+"""Shared code of the recipes in this folder: transmissions to a target, and what all recipes share."""
 
 from __future__ import annotations
 

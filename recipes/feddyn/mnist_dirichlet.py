@@ -1,12 +1,12 @@
 """MNIST, 100 clients, 10 % participation, Dirichlet .3: transmissions to 97.2 up to 98.2 % (Acar, thesis, table 2.3).
 
     FEDLOOM_DATA=... python recipes/feddyn/mnist_dirichlet.py [--seeds 0 1 2 3 4] [--only FedDyn SCAFFOLD] [--rounds 5]
-    python recipes/feddyn/mnist_dirichlet.py --table          # tables and picture again, from the stored results
+    python recipes/feddyn/mnist_dirichlet.py --table          # rebuild tables and figure from the stored results
 
 Every client holds 600 images, drawn by its own Dirichlet(.3) prior over the classes. TwoNN with 200-200 hidden units,
 batches of 50, learning rate .1 times .998 a round, weight decay 1e-4, gradients clipped at 10; a client takes part in a
 round with probability .1. Local work is 10 epochs for FedAvg and FedProx, and 600 steps (50 epochs) for SCAFFOLD and
-FedDyn. Runs that were interrupted go on from their last checkpoint.
+FedDyn. Interrupted runs continue from their last checkpoint.
 """
 
 from __future__ import annotations

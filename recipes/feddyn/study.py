@@ -95,7 +95,7 @@ class Study:
         )
 
     def collect(self, runs: Path, stored: dict[str, Any]) -> dict[str, Any]:
-        """What the run directories hold, finished or not, over what is stored."""
+        """Merge the contents of run directories, finished or not, into the stored results."""
         found = dict(stored.get("runs", {}))
         for config in sorted(runs.glob("*/*/config.yaml")):
             lines = config.with_name("metrics.jsonl").read_text().splitlines(keepends=True)
@@ -168,7 +168,7 @@ class Study:
         pyplot.close(figure)
 
     def report(self, runs: Path, out: Path, facts: dict[str, Any]) -> dict[str, Any]:
-        """Bring the stored results up to date, and write tables and picture from them."""
+        """Update the stored results, and write tables and figure from them."""
         stored = out / f"{self.name}.json"
         results = self.collect(runs, {"machine": "", **common.read(stored), **facts})
         common.write(stored, results)

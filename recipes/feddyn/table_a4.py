@@ -1,7 +1,7 @@
 """The convex synthetic problem, homogeneous and heterogeneous in three ways (Acar, thesis, table A.4).
 
     python recipes/feddyn/table_a4.py [--seeds 6 7 8] [--settings type1 type3] [--out recipes/feddyn/results]
-    python recipes/feddyn/table_a4.py --table                 # table and picture again, from the stored results
+    python recipes/feddyn/table_a4.py --table                 # rebuild table and figure from the stored results
 
 20 clients of 200 samples on average; a client takes part in a round with probability .1. Multinomial logistic
 regression from zero, batches of 10, weight decay 1e-5, gradients clipped at 10. Learning rates {1, .1}, epochs
@@ -244,7 +244,7 @@ def report(results: dict[str, Any], out: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what is not stored yet, setting by setting."""
+    """Run what is not stored yet, setting by setting."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=DRAWS, help="draws to report")
     parser.add_argument("--settings", nargs="+", choices=PAPER, default=["type1", "type3", "type2", "homogeneous"])

@@ -1,15 +1,15 @@
 """FedHeN, NoSide and Decouple on half simple, half complex clients (Acar, thesis, tables 4.1 and 4.2), reduced.
 
     FEDLOOM_DATA=... python recipes/fedhen/tables.py [--seeds 0 1 2] [--only FedHeN] [--splits iid] [--rounds 5]
-    python recipes/fedhen/tables.py --table                   # table and picture again, from the stored results
+    python recipes/fedhen/tables.py --table                   # rebuild table and figure from the stored results
 
 As published: 100 clients, 50 of them simple, ten a round, E = 5, learning rate .1, gradients clipped at norm 10, equal
 mixing coefficients, IID and Dirichlet (.3) splits, the server's simple and complex model tested.
 
-Other than published: the first 4000 images of Fashion-MNIST in the place of CIFAR-10 and CIFAR-100 (40 a client,
+Not as published: the first 4000 images of Fashion-MNIST instead of CIFAR-10 and CIFAR-100 (40 a client,
 batches of 20), the first 1000 test images, a CNN of 15.6 thousand parameters in four convolutions with an exit after
-the second (1.4 thousand) in the place of PreActResNet18 (11 million, and 0.7), and 150 rounds instead of 1000. Every
-second client is simple. Runs that were interrupted go on from their last checkpoint.
+the second (1.4 thousand) instead of PreActResNet18 (11 million, and 0.7), and 150 rounds instead of 1000. Every
+second client is simple. Interrupted runs continue from their last checkpoint.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
 
 def report(runs: Path, out: Path, facts: dict[str, Any], spent: dict[str, float] | None = None) -> None:
-    """Bring the stored results up to date, and write table and picture from them."""
+    """Update the stored results, and write table and figure from them."""
     results = collect(runs, reporting.read(out / "tables.json")) | facts
     for key, seconds in (spent or {}).items():
         total = results.setdefault("core_seconds", {})

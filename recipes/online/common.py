@@ -1,7 +1,7 @@
-"""What the recipes of this folder share: streams with their settings, learners with their grids, and single runs.
+"""Shared code of the recipes in this folder: streams with their settings, learners with their grids, and single runs.
 
-Every run is a run directory, named by its stream, learner and seed, which goes on where it was: after an interruption,
-and when more tasks are asked for.
+Every run is a run directory, named by its stream, learner and seed, which continues where it stopped: after an
+interruption, and when more tasks are requested.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def stream(setting: Setting, seed: int) -> TaskStream:
 
 
 def directory(runs: Path, setting: str, learner: str, seed: int) -> Path:
-    """Where a run lies."""
+    """The directory of a run."""
     return runs / setting / f"{learner.replace(',', '').replace(' ', '-').replace('∇', 'nabla')}-{seed}"
 
 

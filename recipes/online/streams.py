@@ -2,7 +2,7 @@
 
     FEDLOOM_DATA=... python recipes/online/streams.py [--stream s_mnist]     # what decides the claims first
     FEDLOOM_DATA=... python recipes/online/streams.py --stream cifar100_5 --learners MOML FTML MOGD FS --seeds 0
-    python recipes/online/streams.py --stream s_mnist --table     # the page again, from the stored results
+    python recipes/online/streams.py --stream s_mnist --table     # rebuild the page from the stored results
 
 ``s_mnist``, as its authors built it: 1000 tasks of 60 + 10 samples of MNIST, each class turned, flipped, shrunk and
 shifted in its own way; a network 784-200-10; batches of 10. ``cifar100_5``: 200 tasks of five classes of CIFAR-100,
@@ -10,7 +10,7 @@ shifted in its own way; a network 784-200-10; batches of 10. ``cifar100_5``: 200
 characters that no other task has, 16 + 4 drawings of each, 28 by 28. Learning rate .1, weight decay 1e-3 and MAML with
 five steps of .1 for all: after one step a CNN that never learns is hardly better than chance.
 
-Other than published: one configuration instead of Hedge over a grid. alpha is chosen, for each learner that has one,
+Not as published: one configuration instead of Hedge over a grid. alpha is chosen, for each learner that has one,
 on the first tasks of a seed of its own (``--tuning``) at each K, by the accuracy on each new task in the last half; the
 reported seeds are others. Gradients are clipped at 3; a step adapts with 10 of a task's training samples and descends
 on a batch; FTML draws one of its tasks a step, and so does B-MOML except for ``B-MOML ..., whole``, whose step descends
@@ -199,7 +199,7 @@ def _gains(found: Mapping[str, Mapping[str, Any]], tasks: int) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what is not stored yet: tuning first, then seed by seed."""
+    """Run what is not stored yet: tuning first, then seed by seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stream", choices=STUDIES, default="s_mnist")
     parser.add_argument("--steps", nargs="+", type=int, help="K; by default the stream's")

@@ -2,7 +2,7 @@
 
     FEDLOOM_DATA=... python recipes/online/tables.py [--settings transformed letters_5] [--tasks 100 300 1000]
     FEDLOOM_DATA=... python recipes/online/tables.py --only MOML FTML            # some of the learners
-    python recipes/online/tables.py --table                   # tables and pictures again, from the stored results
+    python recipes/online/tables.py --table                   # rebuild tables and figures from the stored results
 
 ``s_mnist`` is the stream as the thesis' authors built it (``streams.py`` runs one configuration of it for several
 seeds), ``transformed`` one with ranges: crops and scales from .9 to 1, so that the baseline that never learns (FS)
@@ -20,7 +20,7 @@ The thesis' 5-way streams are of CIFAR-100 and miniImageNet. Where CIFAR-100 is 
 14 by 14, with a small CNN and K 20. Their figures say who is ahead, no more.
 
 Work goes stage by stage (``--tasks``): all learners on the first tasks, then the same runs on more of them. Interrupted
-work goes on where it was.
+work continues where it stopped.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WANTED: dict[str, Sequence[str]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what is not stored yet, stage by stage."""
+    """Run what is not stored yet, stage by stage."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=["transformed", "letters_5"])
     parser.add_argument("--only", nargs="+", choices=LEARNERS, help="learners")

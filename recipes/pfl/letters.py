@@ -1,7 +1,7 @@
 """PFLDyn and PFLScaf where the plateau is within reach: handwritten letters split by ACID and ALID, several seeds.
 
     FEDLOOM_DATA=... python recipes/pfl/letters.py [--seeds 0 1 2] [--splits alid] [--only "P-Avg (Proto)"]
-    python recipes/pfl/letters.py --table                     # the table again, from the stored results
+    python recipes/pfl/letters.py --table                     # rebuild the table from the stored results
 
 What ``tables.py`` asks of CIFAR-10 (Acar, thesis, tables 3.1 and 3.2) in a federation that reaches its plateau in an
 hour: EMNIST-L, whose ten letters are averaged to 14 by 14, at 100 clients of 480 training and 80 test images of five

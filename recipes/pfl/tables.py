@@ -3,7 +3,7 @@
     FEDLOOM_DATA=... python recipes/pfl/tables.py [--classes 5] [--only FedAvg "PFLDyn (Proto)"] [--rounds 8]
     FEDLOOM_DATA=... python recipes/pfl/tables.py --scale thesis --classes 3 5 7      # as published: days of a core
     FEDLOOM_DATA=... python recipes/pfl/tables.py --data mini_imagenet --splits alid  # table A.7; or cifar100
-    python recipes/pfl/tables.py --table                      # tables and picture again, from the stored results
+    python recipes/pfl/tables.py --table                      # rebuild tables and figure from the stored results
 
 As published: a client holds a window of 3, 5 or 7 classes, in ALID with names of its own for them; a tenth of the
 clients takes part in a round; learning rate .1 times .997 a round, weight decay 1e-3, gradients clipped (at 10).
@@ -15,7 +15,7 @@ Other than published (``--scale thesis`` undoes all of it): images are averaged 
 channels and 120 and 84 dense units (published: 64, 64, 384, 192); 50 clients (100) hold 250 training images each (500)
 and take 25 steps (50) on batches of 25 (50) a round, for 40 rounds (1000); a short run has 30 rounds (100), in which a
 client is visited three times; MAML takes one inner step (1 or 5), and the learning rate found for Per-FedAvg serves
-all methods with MAML (each its own). Runs that were interrupted go on where they were.
+all methods with MAML (each its own). Interrupted runs continue where they stopped.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from fedloom.parts.adaptation import Maml, Prototypes
 
 @dataclass(frozen=True)
 class Scale:
-    """How large everything is; images are averaged by ``shrink``, ``every`` is the rounds between two looks.
+    """The sizes of an experiment; images are averaged by ``shrink``, ``every`` is the rounds between two evaluations.
 
     Clients have ``samples`` training images and ``tested`` test images each.
     """
@@ -98,7 +98,7 @@ def method(name: str, alpha: float = 0.1, inner: tuple[float, int] = (0.1, 1)) -
 
 
 def adaptations(name: str, inner: tuple[float, int]) -> dict[str, Adaptation]:
-    """How a trained model is looked at, by what stands behind the method's name: as trained, or at inference only."""
+    """How a trained model is evaluated, by the suffix of the method's name: as trained, or adapted at inference."""
     if name not in UNADAPTED:
         return {"": method(name, inner=inner).adaptation}
     return {"": Adaptation(), " + Proto": Prototypes(False), " + MAML": Maml(*inner, training=False)}

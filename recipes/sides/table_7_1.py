@@ -1,7 +1,7 @@
 """Stronger local losses: FedAvg and FedDyn with distillation, robustness and both (Acar, thesis, table 7.1), reduced.
 
     FEDLOOM_DATA=... python recipes/sides/table_7_1.py [--seeds 0 1] [--only "FedDyn both"] [--rounds 5]
-    python recipes/sides/table_7_1.py --table                 # table and picture again, from the stored results
+    python recipes/sides/table_7_1.py --table                 # rebuild table and figure from the stored results
 
 The thesis trains PreActResNet18 on CIFAR-100 with 100 clients, and distils from PreActResNet34. Here a client trains
 FedSSA's CNN (62 006 parameters) on CIFAR-10: 20 clients hold 200 of the first 4000 training images each, split IID, and
@@ -10,7 +10,7 @@ same 4000 images with crop and flip.
 
 As published: batches of 50, learning rate .1 times .998 a round, weight decay 5e-4, temperature 3.5, alpha .1 for
 distillation and for both, .5 for robustness, FedDyn's alpha .1; crop, flip, AutoAugment and cutout of 16. Local work is
-2 epochs (published: 5), gradients are clipped at 10. Runs that were interrupted go on from their last checkpoint.
+2 epochs (published: 5), gradients are clipped at 10. Interrupted runs continue from their last checkpoint.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
 
 def report(runs: Path, out: Path, facts: dict[str, Any]) -> None:
-    """Bring the stored results up to date, and write table and picture from them."""
+    """Update the stored results, and write table and figure from them."""
     results = collect(runs, reporting.read(out / "table_7_1.json")) | facts
     reporting.write(out / "table_7_1.json", results)
     reporting.write(out / "table_7_1.md", table(results))

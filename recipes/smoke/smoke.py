@@ -1,11 +1,11 @@
-"""One short FedAvg run on each real data set that is here: does it load, does it learn?
+"""One short FedAvg run on each available real data set: does it load, does it learn?
 
     FEDLOOM_DATA=... python recipes/smoke/smoke.py [--only mnist heart] [--seed 0]
-    python recipes/smoke/smoke.py --table            # the table again, from the stored results
+    python recipes/smoke/smoke.py --table            # rebuild the table from the stored results
 
 A run takes seconds to a minute on one core. It counts as learned if its last test accuracy is above the share of the
-most frequent class in the test set, and its last training loss below the first. Data sets that are not here are said
-and left out; results of earlier runs stay.
+most frequent class in the test set, and its last training loss below the first. Unavailable data sets are reported
+and skipped; results of earlier runs are kept.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def experiment(case: Case, seed: int) -> Experiment:
 
 
 def measure(case: Case, seed: int) -> dict[str, Any]:
-    """Run it, and keep what a reader wants to know."""
+    """Run it, and return the numbers for the report."""
     torch.set_num_threads(1)
     begin = time.perf_counter()
     chosen = experiment(case, seed)

@@ -1,7 +1,7 @@
-"""What the recipes of this folder share: data, targets, the paper's methods, run directories, accuracies on targets.
+"""Shared code of this folder's recipes: data, targets, the paper's methods, run directories, accuracies on targets.
 
 Every run is a run directory, named by partition, clients, method, target and seed, which is read when it is there and
-continued when it was interrupted; recipes that need the same run share it. A method that does not look at the target
+continued when it was interrupted; recipes that need the same run share it. A method that does not use the target
 is trained once, and its last models are measured on all targets.
 """
 
@@ -76,7 +76,7 @@ ADAM = SelfSupervised(steps=10 * STEPS_A_PASS, feed_back=True)
 DESCENT = replace(ADAM, optimiser="sgd", variance=10.0)
 """The same by plain gradient descent, a ← a - η∇, instead of Adam's steps, which all have about one length.
 
-The least loss often lies at a single client, whatever the target: where clients know disjoint classes, each is sure of
+The loss is often smallest at a single client, whatever the target: where clients know disjoint classes, each is sure of
 everything. A gradient says how much better one client is than the others; Adam's steps only say that it is better, and
 end at one client under targets that want all of them. SGD at .01 is the one optimiser that the paper names, and
 lambda_var 10 is what it finds best.
@@ -103,7 +103,7 @@ AWARE = ("FedDF", "FedSSA", "FedSSA, Adam")  # look at the target's inputs: one 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of everything; published: all 60 000 images, 100 rounds, 10 epochs, rate .01, all test images.
+    """The sizes of an experiment; published: all 60 000 images, 100 rounds, 10 epochs, rate .01, all test images.
 
     Args:
         images: of the training set, drawn at random once.
@@ -132,7 +132,7 @@ def pool(images: int, data: str = "fashion_mnist") -> Source:
 
 @cache
 def deal(partition: str, clients: int, target: str, seed: int, scale: Scale) -> Federation:
-    """Who holds what, and a target or, under the name ``none``, the common test set."""
+    """The clients' data, and a target or, under the name ``none``, the common test set."""
     chosen = TARGETS.get(target, Target())
     made = federate(pool(scale.images), PARTITIONS[partition][1], clients, seed, held_out=0.0, target=chosen)
     hidden = None if made.unlabelled is None else Unlabelled(made.unlabelled.x[: scale.unlabelled])
@@ -204,7 +204,7 @@ class Runs:
         return chosen, result
 
     def on(self, experiment: Experiment, target: str) -> Experiment:
-        """A run that did not look at a target, looked at through one."""
+        """A run that did not use a target, evaluated on one."""
         provenance = experiment.federation.provenance
         partition = next(key for key, (_, of, _) in PARTITIONS.items() if of.describe() == provenance["partition"])
         clients = len(experiment.federation)
@@ -219,7 +219,7 @@ class Runs:
     def figures(
         self, name: str, partition: str, clients: int, seed: int, targets: Sequence[str]
     ) -> dict[str, dict[str, Any]]:
-        """What a method comes to on each target: the accuracy, and what a method that mixes for a target has learnt."""
+        """A method's results on each target: the accuracy, and the coefficients if the method mixes for a target."""
         found: dict[str, dict[str, Any]] = {}
         for target in targets:
             if name in AWARE:

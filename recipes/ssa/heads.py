@@ -3,7 +3,7 @@
     FEDLOOM_DATA=... python recipes/ssa/heads.py [--seeds 1 2 3 4 5] [--order shuffled "in order" NIID-2]
     FEDLOOM_DATA=... python recipes/ssa/heads.py --study cifar10 --in-rounds          # CIFAR-10, learnt once alone
     FEDLOOM_DATA=... python recipes/ssa/heads.py --study published --seeds 1 --order "in order" --runs runs/ssa_heads
-    python recipes/ssa/heads.py --table                       # the table again, from the stored results
+    python recipes/ssa/heads.py --table                       # rebuild the table from the stored results
 
 FedAvg is trained once for each seed, and serves nine targets: the classes of each of five clients, three long tails,
 and all classes alike. FedSSA in rounds, which goes on from its mixtures, is a run for each target. A choice of clients
@@ -49,7 +49,7 @@ from fedloom.tasks.target.model import ClassModels
 
 @dataclass(frozen=True)
 class Study:
-    """A data set and how much of everything; ``name`` is that of its results."""
+    """A data set and its sizes; ``name`` is that of its results."""
 
     name: str
     title: str
@@ -89,12 +89,12 @@ WAYS = ("FedAvg", *CHOOSING, "oracle")
 
 
 class Trained:
-    """FedAvg's run of one seed, trained when it is first asked for, and what targets make of it.
+    """FedAvg's run of one seed, trained on first use, and its models for targets.
 
     Args:
         order: of the classes, a key of ``ORDERS``.
         seed: of data and training.
-        study: the data set, and how much of everything.
+        study: the data set and sizes.
         place: where runs are kept; None keeps them in memory alone.
     """
 
@@ -112,7 +112,7 @@ class Trained:
         return common.experiment_on(replace(made, test=test, unlabelled=hidden), method, self.scale, self.seed)
 
     def run(self, experiment: Experiment, name: str) -> RunResult:
-        """What a run comes to, which goes on where it was if runs are kept."""
+        """The result of a run, which goes on where it was if runs are kept."""
         out = self.place and self.place / name.replace(" ", "_")
         return run(experiment, out, resume=bool(out and (out / "config.yaml").exists()), checkpoint_every=5, keep=1)
 

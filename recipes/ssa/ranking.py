@@ -1,7 +1,7 @@
 """Which client does FedSSA's loss favour? Its two terms for every client alone, round by round, under the skew target.
 
     FEDLOOM_DATA=... python recipes/ssa/ranking.py [--seeds 1 2 3] [--images 12000] [--rounds 6]
-    python recipes/ssa/ranking.py --table                     # table again, from the stored results
+    python recipes/ssa/ranking.py --table                     # rebuild table from the stored results
 
 Under NIID-1 the target has the two classes of client 1, so that all weight belongs there. FedSSA can only find it if
 that client's model agrees with itself on two views more than the others do (cos), or is surer (var). This counts in how

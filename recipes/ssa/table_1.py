@@ -2,18 +2,18 @@
 
     FEDLOOM_DATA=... python recipes/ssa/table_1.py [--partition niid_1 niid_2] [--only FedAvg FedSSA] [--seeds 1 2 3]
     FEDLOOM_DATA=... python recipes/ssa/table_1.py --scale small
-    python recipes/ssa/table_1.py --table                     # table and picture again, from the stored results
+    python recipes/ssa/table_1.py --table                     # rebuild table and figure from the stored results
 
 As published: Fashion-MNIST, five clients of two classes each (NIID-1) or ten by Dirichlet .5 (NIID-2), all of them in
 every round, the CNN of 6 and 16 channels, SGD in batches of 64, the paper's hyper-parameters of each method. The
 unlabelled inputs are target test images. FedSSA has lambda_var 10 and lambda_we .001; its weights are learnt by SGD at
 .01. `FedSSA, Adam` has lambda_var 1 and Adam at .01 instead, which are the library's defaults.
 
-Other than published: 10 rounds instead of 100, and at most 2000 of a target's test images without labels at the server.
+Not as published: 10 rounds instead of 100, and at most 2000 of a target's test images without labels at the server.
 At the small scale: 3000 of the 60 000 training images, 16 rounds of 5 epochs instead of 10 and, since that makes a
 250th of the steps, a learning rate of .05 instead of .01; at most 2000 test images of a target, 1000 at the server.
 The small scale's learning rate, the views and the choice of SGD for FedSSA were made on seed 0 at the small scale.
-Methods that do not look at the target are trained once for all targets.
+Methods that do not use the target are trained once for all targets.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Cells = Mapping[str, Mapping[str, Any]]  # what a method came to, by target
 
 
 def fill(runs: Runs, results: dict[str, Any], partition: str, name: str, seed: int, targets: Sequence[str]) -> bool:
-    """Do what is not stored yet of one method; whether anything was missing."""
+    """Run what is not stored yet of one method; whether anything was missing."""
     clients = PARTITIONS[partition][2]
     row = results["runs"].setdefault(partition, {}).setdefault(name, {}).setdefault(str(seed), {})
     missing = [target for target in targets if target not in row]

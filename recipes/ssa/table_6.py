@@ -1,7 +1,7 @@
 """FedSSA with 5, 10 and 20 clients (its table 6), Dirichlet .5 and the skew target, on Fashion-MNIST at a small scale.
 
     FEDLOOM_DATA=... python recipes/ssa/table_6.py [--clients 5 20] [--only FedAvg FedSSA] [--seeds 1]
-    python recipes/ssa/table_6.py --table                     # table again, from the stored results
+    python recipes/ssa/table_6.py --table                     # rebuild table from the stored results
 
 Scale and settings are those of table_1.py --scale small, whose runs with ten clients are used where they are there;
 the same images are dealt to more clients, so that each has fewer. Not run: 30 clients, and 50 with a fifth of

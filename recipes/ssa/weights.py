@@ -1,7 +1,7 @@
 """What can be done with the client models of finished runs (FedSSA, tables 2, 3, 4, 7 to 9, figures 4b to 4d).
 
     FEDLOOM_DATA=... python recipes/ssa/weights.py [--partition niid_1]
-    python recipes/ssa/weights.py --table                     # tables again, from the stored results
+    python recipes/ssa/weights.py --table                     # rebuild tables from the stored results
 
 The runs are those of table_1.py --scale small, made where they are missing; only coefficients are learnt here. Table 2:
 sample-wise FedSSA, for which no target is known in training. Table 3: FedSSA after training, on the last client models
@@ -85,7 +85,7 @@ def votes(runs: Runs, partition: str, seed: int) -> dict[str, dict[str, float | 
 
 
 def looked(runs: Runs, name: str, partition: str, clients: int, seed: int, target: str) -> tuple[Any, Any]:
-    """A finished run that did not look at a target, seen through one."""
+    """A finished run that did not use a target, evaluated on one."""
     experiment, result = runs.finished(name, partition, clients, seed)
     return runs.on(experiment, target), result
 
@@ -239,7 +239,7 @@ def report(results: dict[str, Any], out: Path) -> None:
 
 @common.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what is missing, partition by partition."""
+    """Run what is missing, partition by partition."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--partition", nargs="+", choices=PARTITIONS, default=["niid_1"])
     parser.add_argument("--seed", type=int, default=SEED)

@@ -1,4 +1,4 @@
-"""What the recipes of this folder share: the setting of the thesis' chapter II, run directories, what a run came to."""
+"""Shared code of this folder's recipes: the setting of the thesis' chapter II, run directories, results of runs."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def folder(name: str) -> str:
 
 
 def done(chosen: Experiment, where: Path) -> tuple[RunResult, float]:
-    """Run it or go on with it; the result, and the processor's seconds that this took."""
+    """Run or resume it; the result, and the processor's seconds that this took."""
     started = cpu_seconds()
     result = run(chosen, where, resume=(where / "config.yaml").exists(), checkpoint_every=5, keep=1)
     return result, cpu_seconds() - started
@@ -159,7 +159,7 @@ def took_part(where: Path, metric: str = "accuracy") -> dict[str, float]:
 
 
 def cell(where: Path, metric: str = "accuracy") -> dict[str, Any]:
-    """What a run came to so far: the curve of each protocol, and the clients that took part; nothing if unmeasured."""
+    """A run's results so far: the curve of each protocol, and the clients that took part; empty if unmeasured."""
     measured = [r for r in history(where) if f"clients/{metric}/mean" in r]
     if not measured or not (where / "clients.parquet").exists():
         return {}

@@ -1,7 +1,7 @@
 """Accuracy against lambda at the clients of APFL, SuPerFed-MM and -LM (Hahn, thesis, figure 2.5).
 
     FEDLOOM_DATA=... python recipes/superfed/figure_2_5.py [--seeds 0 1 2] [--only APFL] [--settings text]
-    python recipes/superfed/figure_2_5.py --table             # picture again, from the stored results
+    python recipes/superfed/figure_2_5.py --table             # rebuild figure from the stored results
 
 Every client of ``table_2_3.py`` with 500 clients that took part tries (1 - lambda) w + lambda v for lambda 0, .1, ...,
 1 on its own test images; w is the server's model. The runs are those of the table, gone on with where they are

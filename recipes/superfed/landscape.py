@@ -1,10 +1,10 @@
 """The loss around the server's model of FedAvg, SuPerFed-MM and -LM, on planes through three models (figure 2.4).
 
     FEDLOOM_DATA=... python recipes/superfed/landscape.py [--seeds 0 1 2]
-    python recipes/superfed/landscape.py --table              # page again, from the stored results
+    python recipes/superfed/landscape.py --table              # rebuild page from the stored results
 
 The three models are the server's and two clients' own ones, as they are after the runs of ``table_2_3.py`` with 100
-clients and 24 rounds (gone on with where they are unfinished): of SuPerFed the local models v that never left the
+clients and 24 rounds (continued if they are unfinished): of SuPerFed the local models v that never left the
 clients; FedAvg has none, so that two clients do one more piece of local work. The loss is the cross entropy on 1000
 common test images of all ten classes. As the planes have different scales, the page also says how far one can go from
 the server's model towards a client's until that loss has risen by .1. The picture is of the first seed.
@@ -60,7 +60,7 @@ def reach(loss: Loss, w: Tensor, v: Tensor, steps: int = 41) -> float:
 
 
 def measured(chosen: Experiment, where: Path, steps: int, axis: Any = None) -> dict[str, Any]:
-    """Run a method or go on with it; distances and losses around its server's model, drawn where there is an axis."""
+    """Run or resume a method; distances and losses around its server's model, drawn where there is an axis."""
     result, _ = common.done(chosen, where)
     data = placed(chosen.federation, common.float32, "cpu")
     plan = make_plan(chosen, data, "cpu")

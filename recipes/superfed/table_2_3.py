@@ -2,7 +2,7 @@
 
     FEDLOOM_DATA=... python recipes/superfed/table_2_3.py [--seeds 0 1 2] [--only FedAvg APFL] [--clients 500]
     FEDLOOM_DATA=... python recipes/superfed/table_2_3.py --settings text
-    python recipes/superfed/table_2_3.py --table              # table and picture again, from the stored results
+    python recipes/superfed/table_2_3.py --table              # rebuild table and figure from the stored results
 
 As published: five clients a round, 10 epochs in batches of 10, learning rate .01, momentum .9, weight decay 1e-4; a
 fifth of each client's images are its test set. FedProx has mu .01, APFL alpha .25, Ditto lambda .1, pFedMe lambda 15
@@ -11,8 +11,8 @@ text (``--settings text``) and the authors' scripts differ: the rate decays by .
 and 2 (LM), L is .4 T or .2 T (MM) and .4 T (LM), TwoNN has two hidden layers or three without biases. With .99 the
 rate has fallen to .0013 when the local models of 500 rounds are first trained.
 
-Other than published: a tenth of each client's images are set aside; who has 50 or more of them chooses its lambda by
-them, others take .5. A run costs one to seven minutes of a core with 500 clients, five times as much with 100. Runs
+Not as published: a tenth of each client's images are set aside; clients with 50 or more of them choose lambda by
+them, others use .5. A run costs one to seven minutes of a core with 500 clients, five times as much with 100. Runs
 that were interrupted go on from their last checkpoint. The stored results of the text's settings have 24 rounds with
 100 clients and 12 with 50, where a client takes part about once: tables also show the clients that took part alone.
 """
@@ -59,7 +59,7 @@ PUBLISHED = {  # mean and standard deviation of top-1 over clients, K = 50, 100,
 
 
 def place(runs: Path, clients: int, name: str, seed: int, chosen: Protocol = TEXT) -> Path:
-    """Where a run is kept."""
+    """The directory of a run."""
     return runs / f"k{clients}{chosen.suffix}" / common.folder(name) / f"seed{seed}"
 
 
@@ -79,7 +79,7 @@ def data(mnist: Source, clients: int, seed: int) -> Federation:
 
 
 def collect(runs: Path, stored: dict[str, Any], chosen: Protocol = TEXT) -> dict[str, Any]:
-    """What the run directories hold, finished or not, over what is stored."""
+    """Merge the contents of run directories, finished or not, into the stored results."""
     found = {"command": "python recipes/superfed/table_2_3.py", "notes": [], "runs": {}, **stored}
     for clients in sorted(ROUNDS):
         for name in PUBLISHED:
@@ -183,7 +183,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
 def report(
     runs: Path, out: Path, facts: dict[str, Any], spent: dict[str, float] | None = None, chosen: Protocol = TEXT
 ) -> None:
-    """Bring the stored results up to date, and write table and picture from them."""
+    """Update the stored results, and write table and figure from them."""
     path = out / f"table_2_3{chosen.suffix}.json"
     results = collect(runs, common.read(path), chosen) | facts
     common.spend(results, spent or {})

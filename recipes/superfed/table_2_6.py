@@ -1,7 +1,7 @@
 """Wrong labels on MNIST, 100 clients, Dirichlet 10: accuracy and calibration (Hahn, thesis, table 2.6).
 
     FEDLOOM_DATA=... python recipes/superfed/table_2_6.py [--seeds 0] [--only FedAvg] [--settings "pair .4"]
-    python recipes/superfed/table_2_6.py --table              # table again, from the stored results
+    python recipes/superfed/table_2_6.py --table              # rebuild table from the stored results
 
 Labels of the training images alone are wrong: ``pair`` calls class c c + 1 with that probability, ``symmetric`` any of
 the others. ECE and MCE have 15 bins and are those of the model that a client deploys, on its own clean test images,
@@ -9,7 +9,7 @@ mean and standard deviation over clients. Everything else is as in ``table_2_3.p
 epochs in batches of 10, learning rate .01 times .99 a round, momentum .9, weight decay 1e-4, a fifth of each client's
 images to test and, other than published, a tenth (with clean labels) to choose lambda, and 60 rounds instead of 500.
 ``--only`` and ``--settings`` take any of the eleven methods and four kinds of noise; by default ten methods run (not
-pFedMe, which takes six times as long) with the stronger noise of each kind. Runs that were interrupted go on from
+pFedMe, which takes six times as long) with the stronger noise of each kind. Interrupted runs continue from
 their last checkpoint.
 """
 
@@ -54,7 +54,7 @@ ORDER = ("pair .1", "pair .4", "symmetric .2", "symmetric .6")
 
 
 def place(runs: Path, setting: str, name: str, seed: int) -> Path:
-    """Where a run is kept."""
+    """The directory of a run."""
     return runs / setting.replace(" .", "") / common.folder(name) / f"seed{seed}"
 
 
@@ -64,7 +64,7 @@ def data(mnist: Source, noise: LabelNoise, seed: int) -> Federation:
 
 
 def cell(where: Path) -> dict[str, Any]:
-    """What a run came to so far: each metric over all clients, and over those that took part."""
+    """The results of a run so far: each metric over all clients, and over those that took part."""
     measured = [r for r in common.history(where) if "clients/accuracy/mean" in r]
     if not measured:
         return {}
@@ -79,7 +79,7 @@ def cell(where: Path) -> dict[str, Any]:
 
 
 def collect(runs: Path, stored: dict[str, Any]) -> dict[str, Any]:
-    """What the run directories hold, finished or not, over what is stored."""
+    """Merge the contents of run directories, finished or not, into the stored results."""
     found = {"command": "python recipes/superfed/table_2_6.py", "notes": [], "runs": {}, **stored}
     for setting, name in product(ORDER, PUBLISHED):
         for where in sorted(place(runs, setting, name, 0).parent.glob("seed*")):
@@ -127,7 +127,7 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def report(runs: Path, out: Path, facts: dict[str, Any], spent: dict[str, float] | None = None) -> None:
-    """Bring the stored results up to date, and write the table from them."""
+    """Update the stored results, and write the table from them."""
     results = collect(runs, common.read(out / "table_2_6.json")) | facts
     common.spend(results, spent or {})
     common.write(out / "table_2_6.json", results)

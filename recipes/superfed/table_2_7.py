@@ -2,7 +2,7 @@
 
     FEDLOOM_DATA=... python recipes/superfed/table_2_7.py [--seeds 0] [--only SuPerFed-LM] [--starts 0 .4] [--nus 0 2]
     python recipes/superfed/table_2_7.py --scale published    # CIFAR-10 and all sixteen pairs of nu and mu
-    python recipes/superfed/table_2_7.py --table              # table and picture again, from the stored results
+    python recipes/superfed/table_2_7.py --table              # rebuild table and figure from the stored results
 
 Model mixing (-MM) and layer mixing (-LM) with two classes a client, five clients a round, 10 epochs in batches of 10,
 learning rate .01 times .99 a round, momentum .9 and weight decay 1e-4. First L/T of 0, .2, ..., .8 with nu 2 and
@@ -12,7 +12,7 @@ mu .01; then nu and mu with L .4 T, for each the accuracy of (1 - lambda) w + la
 stated, and 100 comes nearest to the deviations over clients that are. The reduced scale has MNIST, TwoNN, 500 clients,
 T 100 for both, and two values each of nu and mu. Where few clients of many take part, a late L leaves fewer of them a
 local model that was ever trained; the table therefore compares the clients that took part after the last L, which are
-the same in all runs of a seed. Runs that were interrupted go on from their last checkpoint.
+the same in all runs of a seed. Interrupted runs continue from their last checkpoint.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Point:
 
 
 def figures(point: Point, scale: Scale, federation: Federation, where: Path, seed: int) -> tuple[dict[str, Any], float]:
-    """Run a point or go on with it: its figures, and the processor's seconds of the run.
+    """Run or resume a point: its figures, and the processor's seconds of the run.
 
     ``deployed`` is what clients choose by validation; ``took part``, ``own`` and ``late`` have mean and deviation of
     accuracy and loss at every λ, over the clients that took part, that did so after round L, and after the last L;
@@ -273,7 +273,7 @@ def write(results: dict[str, Any], out: Path) -> None:
 
 @common.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing: L first, then ν and μ; a run that both have is run once."""
+    """Run what is missing: L first, then ν and μ; a run that both need is run once."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", choices=SCALES, default="reduced")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

@@ -2,7 +2,7 @@
 
     FEDLOOM_DATA=... python recipes/superfed/tables_2_4_2_5.py [--columns shakespeare] [--only FedAvg APFL] [--seeds 0]
     python recipes/superfed/tables_2_4_2_5.py --scale published      # table 2.2's settings, for a machine with a GPU
-    python recipes/superfed/tables_2_4_2_5.py --table                # table again, from the stored results
+    python recipes/superfed/tables_2_4_2_5.py --table                # rebuild table from the stored results
 
 Columns are data (``settings.py``). As published: five clients a round, table 2.2's E, B, learning rate and T, momentum
 .9, weight decay 1e-4, learning rate times .99 a round, a fifth of each client's samples to test, SuPerFed's L .4 T.
@@ -11,9 +11,9 @@ normalisation; the stacked LSTM has 256 units as in McMahan et al.; FEMNIST's 73
 are drawn from those with at least 10 and 64 samples. The methods' own settings are those of ``table_2_3.py``;
 SCAFFOLD runs without momentum.
 
-Other than published: a tenth of each client's samples are set aside to choose its lambda. The reduced scale changes
-what its page lists for each column. Data that are not at hand are left out and said. A run that was interrupted goes
-on from its last checkpoint; another number of rounds is another run, since L depends on it.
+Not as published: a tenth of each client's samples are set aside to choose its lambda. The reduced scale changes
+what its page lists for each column. Unavailable data sets are skipped and reported. An interrupted run continues
+from its last checkpoint; another number of rounds is another run, since L depends on it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ NAMES = {"accuracy": "top-1", "top5": "top-5"}
 
 
 def place(runs: Path, scale: str, name: str, rounds: int, method: str, seed: int) -> Path:
-    """Where a run is kept."""
+    """The directory of a run."""
     return runs / scale / name / f"t{rounds}" / common.folder(method) / f"seed{seed}"
 
 
 def data(name: str, column: Column, seed: int) -> Federation | None:
-    """Who holds what; None, and a line that says so, if the data are not at hand."""
+    """The clients' data; None, and a line that says so, if the data are not available."""
     try:
         return column.data(seed)
     except DataError as error:
@@ -52,7 +52,7 @@ def data(name: str, column: Column, seed: int) -> Federation | None:
 
 
 def cell(where: Path, column: Column) -> dict[str, Any]:
-    """What a run came to so far, by metric."""
+    """The results of a run so far, by metric."""
     return {metric: found for metric in column.metrics if (found := common.cell(where, metric))}
 
 

@@ -127,7 +127,7 @@ def main_table(
 
 
 def seen_table(cell: Mapping[str, Any], methods: Sequence[str]) -> str:
-    """What else the judge found."""
+    """The other results of the evaluation."""
     rows = []
     for name in methods:
         runs = cell["runs"].get(name, {})

@@ -1,7 +1,7 @@
 """What a synthetic set is good for in ordinary training: FedAvg under extreme label skew, with and without one.
 
     FEDLOOM_DATA=... python recipes/synthesis/homogenise.py [--scale reduced] [--seeds 1] [--rounds 12]
-    python recipes/synthesis/homogenise.py --table            # table and picture again, from the stored results
+    python recipes/synthesis/homogenise.py --table            # rebuild table and figure from the stored results
 
 The thesis (Hahn, 2024, IV.4.2) names "data homogenisation as a public shared dataset" and warm starts as uses, without
 figures. Here FedAvg trains a small CNN on the federation of ``table_4_2.py`` with Dirichlet(.01) labels, most clients
@@ -58,7 +58,7 @@ def real(parts: Federation, each: int) -> Arrays:
 
 
 def train(parts: Federation, given: Arrays | None, use: str, times: int, rounds: int, seed: int) -> dict[str, Any]:
-    """One FedAvg, and what it came to."""
+    """One run of FedAvg and its results."""
     arrays = parts.train.arrays
 
     def fresh() -> nn.Module:
@@ -105,7 +105,7 @@ def given_sets(arguments: argparse.Namespace, seed: int, parts: Federation, spc:
 
 
 def do(arguments: argparse.Namespace) -> None:
-    """Everything that was asked for and is not there yet."""
+    """Run whatever was requested and is missing."""
     if arguments.table:
         report(arguments.out / f"homogenise_{arguments.scale}.json")
         return
@@ -184,7 +184,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """What can be chosen."""
+    """The command-line options."""
     parser.add_argument("--scale", choices=table_4_2.SCALES, default="reduced")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--rounds", type=int, default=12)

@@ -2,7 +2,7 @@
 4.4).
 
     FEDLOOM_DATA=... python recipes/synthesis/table_4_2.py [--scale reduced] [--seeds 1] [--alphas 0.01 1] [--only ...]
-    python recipes/synthesis/table_4_2.py --table             # tables and pictures again, from the stored results
+    python recipes/synthesis/table_4_2.py --table             # rebuild tables and figures from the stored results
 
 K clients. With ``--split classes``, the default, each class is split among the clients by Dirichlet(alpha), as most
 frameworks do, so that sizes are skewed, too; with ``--split clients`` all have as many images, with label shares of
@@ -24,7 +24,7 @@ three times the published ones, and its network must see the whole image. ``full
 repulsion between the images of a class at the server, which costs no communication and is no part of the thesis.
 ``--only "FedCGAN, ACGAN" "FedCVAE, β = D" "FedEvg, kept, apart"`` adds rows: FedCGAN by AC-GAN and FedCVAE with a mean
 over pixels in its loss, as published, and FedEvg with kept models, raw weights and repulsion together.
-Interrupted work goes on where it was.
+Interrupted work continues where it stopped.
 """
 
 from __future__ import annotations
@@ -124,13 +124,13 @@ def equal_rounds(name: str, scale: Scale, arrays: Arrays) -> int:
 
 
 def measured(record: dict[str, Any]) -> dict[str, Any]:
-    """What the judge said in a round."""
+    """The evaluation of the set in a round."""
     numbers = {key.removeprefix("synthetic/"): rounded(v) for key, v in record.items() if key.startswith("synthetic/")}
     return {"round": record["round"], "sent": record["comm/params"], **numbers}
 
 
 def work(name: str, scale: Scale, parts: Federation, seed: int, place: Path, cache: Path) -> dict[str, Any]:
-    """Run one cell, or go on with it; what it came to."""
+    """Run or resume one cell; what it came to."""
     many = equal_rounds(name, scale, parts.train.arrays)
     judging = replace(scale.judging, every=many, per_class=scale.spc)
     resume = (place / "config.yaml").is_file()
@@ -153,7 +153,7 @@ def work(name: str, scale: Scale, parts: Federation, seed: int, place: Path, cac
 
 
 def reference(judge: SyntheticEvaluator, spc: int) -> dict[str, Any]:
-    """What the judge says of as many real training images."""
+    """The evaluation of as many real training images."""
     arrays, draws = judge.trained_on, stream(0, "reference")
     y = arrays.y.cpu().numpy()
     rows = [draws.permutation((y == label).nonzero()[0])[:spc] for label in range(arrays.classes)]
@@ -162,7 +162,7 @@ def reference(judge: SyntheticEvaluator, spc: int) -> dict[str, Any]:
 
 
 def do(arguments: argparse.Namespace, say: Callable[[str], None] = print) -> None:
-    """Everything that was asked for and is not there yet, the results written after each run."""
+    """Run whatever was requested and is missing, writing the results after each run."""
     path, home = arguments.out / f"table_4_2_{arguments.stem}.json", arguments.runs / arguments.stem
     if arguments.table:
         common.report(path, arguments.runs, METHODS + VARIANTS)
@@ -222,7 +222,7 @@ def _cell(
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """What can be chosen."""
+    """The command-line options."""
     parser.add_argument("--scale", choices=SCALES, default="reduced")
     parser.add_argument("--split", choices=SPLITS, default="classes", help="what Dirichlet shares are drawn for")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])

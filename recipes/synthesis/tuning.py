@@ -1,7 +1,7 @@
 """How ``settings.py`` was chosen: a grid for each method, at equal communication, on a seed of its own.
 
     FEDLOOM_DATA=... python recipes/synthesis/tuning.py [--scale digits] [--only FedCVAE] [--alphas 1 0.01]
-    python recipes/synthesis/tuning.py --table                  # table again, from the stored results
+    python recipes/synthesis/tuning.py --table                  # rebuild table from the stored results
 
 Every setting runs for as many rounds as send no more than FedEvg sends in all of them, with seed 0, which is another
 split than the reported ones. For each alpha the best is the one whose images make the best classifier: its mean
@@ -98,7 +98,7 @@ GRIDS: dict[str, dict[str, dict[str, Setup]]] = {
 
 
 def do(arguments: argparse.Namespace) -> None:
-    """Everything that was asked for and is not there yet, the results written after each run."""
+    """Run whatever was requested and is missing, writing the results after each run."""
     if arguments.table:
         report(arguments.out / f"tuning_{arguments.scale}.json")
         return
@@ -163,7 +163,7 @@ def report(path: Path) -> None:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """What can be chosen."""
+    """The command-line options."""
     parser.add_argument("--scale", choices=GRIDS, default="digits")
     parser.add_argument("--alphas", type=float, nargs="+", default=[1.0, 0.01])
     parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))

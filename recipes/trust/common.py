@@ -1,4 +1,4 @@
-"""What the recipes of this folder share: the federation, local training, and results that are stored run by run."""
+"""Shared code of the recipes in this folder: the federation, local training, and results that are stored run by run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Bytes until 90 % test accuracy under each compressor.
 
     python recipes/trust/compressed.py [--seeds 1 2 3]
-    python recipes/trust/compressed.py --table                    # table and picture again, from the stored results
+    python recipes/trust/compressed.py --table                    # rebuild table and figure from the stored results
     FEDLOOM_DATA=... python recipes/trust/compressed.py --data fashion_mnist --target 0.8
 
 FedAvg, 100 clients, all in every round, 5 epochs in batches of 10 at the learning rate .1, a perceptron with one hidden
@@ -157,7 +157,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing, and write table and picture."""
+    """Run what is missing, and write table and figure."""
     parser = common.parser(__doc__)
     parser.add_argument("--target", type=float, default=0.9)
     given = parser.parse_args(arguments)

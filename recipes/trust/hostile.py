@@ -1,7 +1,7 @@
 """A fifth of the clients is hostile: seven attacks against eight aggregators under two heterogeneities.
 
     python recipes/trust/hostile.py [--seeds 1 2 3]
-    python recipes/trust/hostile.py --table                       # tables and picture again, from the stored results
+    python recipes/trust/hostile.py --table                       # rebuild tables and figure from the stored results
     FEDLOOM_DATA=... python recipes/trust/hostile.py --data fashion_mnist
 
 100 clients, all of them in every round, 20 of them hostile; 40 rounds of 5 epochs in batches of 10 at the learning rate
@@ -149,7 +149,7 @@ def name(split: str, mixing: Mixing, attack: Attack | None, seed: int) -> str:
 
 
 def harm(found: dict[str, Any], attack: str) -> float:
-    """What an attacker wants much of."""
+    """The quantity that an attacker maximises."""
     return found["success"] if attack == "backdoor" else -found["accuracy"]
 
 
@@ -280,7 +280,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing, and write tables and picture."""
+    """Run what is missing, and write tables and figure."""
     parser = common.parser(__doc__)
     parser.add_argument("--rounds", type=int)
     given = parser.parse_args(arguments)

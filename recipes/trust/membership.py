@@ -1,7 +1,7 @@
 """What noise buys: membership inference against federated models with and without DP-SGD.
 
     python recipes/trust/membership.py                            # needs pip install "fedloom[privacy]"
-    python recipes/trust/membership.py --table                    # table again, from the stored results
+    python recipes/trust/membership.py --table                    # rebuild table from the stored results
 
 400 digits, of which a random half is dealt to five clients, trains a model: FedAvg, 20 rounds of ten steps with Poisson
 batches of 20 on average at the learning rate .3, a perceptron with one hidden layer of 64. The attacker has the final

@@ -1,7 +1,7 @@
 """Accuracy against ε with client-level privacy: do models that keep a private part pay less for the noise?
 
     python recipes/trust/private.py [--seeds 1 2 3]               # needs pip install "fedloom[privacy]"
-    python recipes/trust/private.py --table                       # table and picture again, from the stored results
+    python recipes/trust/private.py --table                       # rebuild table and figure from the stored results
     FEDLOOM_DATA=... python recipes/trust/private.py --data fashion_mnist
 
 FedAvg, FedDyn and SuPerFed-MM, each with equal mixing coefficients and the uplink ``clip_noise`` (central noise,
@@ -173,7 +173,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing, and write table and picture."""
+    """Run what is missing, and write table and figure."""
     parser = common.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     given = parser.parse_args(arguments)

@@ -280,7 +280,7 @@ def test_numbers_of_classes_with_other_names_at_each_client() -> None:
     assert as_source([here, here]).train.names == ("cat", "dog")
     with pytest.raises(FedLoomError, match="different class names, and some have none"):
         as_source([here, there, (torch.zeros(2, 2), torch.tensor([0, 1]))])
-    with pytest.raises(FedLoomError, match="a label 5, but only 2 names"):
+    with pytest.raises(FedLoomError, match="a label 5, but only 2 class names"):
         as_source([here, Named(["dog", "fish"], [5])])
 
 

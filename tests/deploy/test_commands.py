@@ -25,7 +25,7 @@ from fedloom.deploy.server import Recipe, run
             for at in ("h", "h:one", "h:99999", "http://h:1", "::1:9440")
         ),
         (["certificates"], "needs one folder"),
-        (["certificates", "keys", "--hosts", "münchen.example"], "no host is called 'münchen.example'"),
+        (["certificates", "keys", "--hosts", "münchen.example"], "'münchen.example' is not a host name"),
         (["status"], "needs one run directory"),
         (["status", "nowhere"], "nowhere is no run directory"),
         (["local", "--nodes", "none"], "--nodes is 'none', but it must be a whole number"),
@@ -100,7 +100,7 @@ def test_files_that_hold_no_certificate_or_key_are_named(tmp_path: Path, capsys:
         (tmp_path / name).write_text("damaged")
         assert main(["deploy", "certificates", str(tmp_path)]) == 2
         assert f"{tmp_path} holds a key or certificate that cannot be read" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match=r"server\.pem holds no certificate; take ca\.pem"):
+    with pytest.raises(ConfigError, match=r"server\.pem holds no certificate; use the ca\.pem"):
         read_authority(tmp_path / "server.pem")
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         read_authority(tmp_path / "other.pem")
@@ -116,5 +116,5 @@ def test_a_key_that_needs_a_password_is_refused(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(supernode, "load_ssh_private_key", locked)
     (tmp_path / "node.key").write_bytes(b"locked")
-    with pytest.raises(ConfigError, match=r"is no private key of a node \(Key is password-protected"):
+    with pytest.raises(ConfigError, match=r"is not the private key of a node \(Key is password-protected"):
         supernode.read_private_key(tmp_path / "node.key")

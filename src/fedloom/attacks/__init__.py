@@ -1,4 +1,4 @@
-"""Attacks for studies: what hostile clients do. An attack is a condition of an experiment, never part of a method."""
+"""Attacks by hostile clients, for studies. An attack is a condition of an experiment, never part of a method."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Backdoor(Attack):
     2020, section 4.2, equation 3, without their constraint on anomalies.
 
     Args:
-        target: the class that stamped samples are to be predicted as.
+        target: the class as which stamped samples are to be predicted.
         size: side of the square in pixels, or number of entries of a vector.
         share: fraction of a hostile client's samples that are stamped, in (0, 1].
         scale: γ ≥ 1.

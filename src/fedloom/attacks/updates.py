@@ -107,7 +107,7 @@ class ALIE(Attack):
     NeurIPS 2019, algorithm 3.
 
     Args:
-        z: z; None means the value above, 0 if the hostile clients are a majority by themselves.
+        z: the number of deviations; None means the value above, 0 if the hostile clients are a majority by themselves.
     """
 
     z: float | None = None

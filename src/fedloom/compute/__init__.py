@@ -70,16 +70,16 @@ def resolved(name: str, plan: ClientPlan) -> str:
 
 
 def reason_against_batched(plan: ClientPlan) -> str | None:
-    """Why ``batched`` would run the plan live, in words; None if it would not."""
+    """The reason why ``batched`` would run the plan live; None if it would not."""
     from fedloom.compute.batched import reason_against
 
     return next((reason for level in plan.levels if (reason := reason_against(level))), None)
 
 
 def note(name: str, plan: ClientPlan) -> str | None:
-    """What a user may want to change about a plan that the compute of a name steps live, as a sentence, or None.
+    """A sentence for the user on why the named compute steps the plan live; None if there is nothing to say.
 
-    ``batched`` was asked for, so that every reason is told; of ``auto`` only what in a small model stands against it.
+    For ``batched``, a user's choice, every reason is given; for ``auto``, only those in the structure of a small model.
     """
     from fedloom.compute.batched import reason_against_small_model
 

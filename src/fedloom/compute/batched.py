@@ -44,7 +44,7 @@ _reasons: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], str | None]] = W
 
 
 def reason_against(plan: ClientPlan) -> str | None:
-    """Why the clients of a plan cannot be stepped together, in words; None if they can."""
+    """The reason why the clients of a plan cannot be stepped together; None if they can."""
     method = plan.method
     if plan.local.dp_clip is not None:
         return "the gradients of single samples are clipped"
@@ -58,14 +58,14 @@ def reason_against(plan: ClientPlan) -> str | None:
 
 
 def reason_against_small_model(plan: ClientPlan) -> str | None:
-    """Why the model of a plan has no cohort form, in words; None if it has one, or is too large to profit from it."""
+    """The reason why a plan's model has no cohort form; None if it has one, or is too large to profit from it."""
     if not plan.method.predicts or 2 * plan.layout.dtype.itemsize * (2 + plan.memory) * plan.layout.size > MEMORY:
         return None
     return _reason_against_model(plan.model, outputs_of(plan), plan.data.arrays.x)
 
 
 def _reason_against_model(model: nn.Module, outputs: str, inputs: Tensor) -> str | None:
-    """Why a model has no cohort form, found once for a kind of inputs [N, ...]."""
+    """The reason why a model has no cohort form, cached by the kind of inputs [N, ...]."""
     known, key = _reasons.setdefault(model, {}), (outputs, inputs.shape[1:], inputs.dtype)
     if key not in known:
         buffer = next((name for name, _ in model.named_buffers()), None)
@@ -92,7 +92,7 @@ def has_plain_rounds(plan: ClientPlan) -> bool:
 
 
 def needs_only_sums(plan: ClientPlan) -> bool:
-    """Whether no part needs a client's own update or state; an evaluation may, which changes no bit of the sum."""
+    """Whether no part needs a client's own update or state; an evaluation may, without changing any bit of the sum."""
     method = plan.method
     own = (
         method.hooks["end"]
@@ -160,7 +160,7 @@ class Batched:
 
     @cached_property
     def pairs(self) -> tuple[PairedNet, Tensor]:
-        """The vectors of a block's paired models, and the memory [C, 2P + E] of what is loaded and stored."""
+        """The vectors of a block's paired models, and the memory [C, 2P + E] for loading and storing them."""
         plan, largest = self.plan, int(self.plan.data.index.sizes.max())
         net = PairedNet(plan.model, plan.layout, self.longest, largest, plan.device, plan.operand_dtype)
         return net, new_rows(self.longest, plan.layout.size + plan.private_size, plan.theta0)

@@ -88,7 +88,7 @@ class Lockstep:
             default.set_state(before)
 
     def _answers(self, asks: list[Request | None], rows: list[int]) -> list[Answer | Exception]:
-        """Gradients [P] and losses [] of the open requests, or what went wrong; other rows compute on padding."""
+        """Gradients [P] and losses [] of the open requests, or the exceptions; other rows compute on padding."""
         sizes = [0 if ask is None else len(ask.batch.x) for ask in asks]
         if self.draws is not None:
             self.net.draw_from(Draws(self.draws.generators, sizes))

@@ -1,4 +1,4 @@
-"""What a node's answer holds, checked before it counts."""
+"""Validation of nodes' answers before they are used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SLICES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, t
 
 
 def upload_shapes(made: Bench) -> Shapes | None:
-    """What clients upload beside their update, as one local step on the bench's samples shows.
+    """Shapes and types of all uploads beside the update, determined by one local step on the bench's samples.
 
     None if that step fails, as it may on samples that are all equal.
     """
@@ -39,7 +39,7 @@ def upload_shapes(made: Bench) -> Shapes | None:
 
 
 def same_shapes(results: list[Result], round: int) -> list[Result]:
-    """The results, less those whose uploads have other shapes than most."""
+    """The results without those whose uploads differ in shape from most others."""
     shapes = [
         str(
             sorted(
@@ -87,7 +87,7 @@ def read_result(client: int, answer: Packet, down: Broadcast, plan: ClientPlan, 
 
 
 def measured(answer: Packet | Failure) -> dict[str, float] | None:
-    """A node's number of test samples ``n`` and its metrics, as the answer gives them; None if it holds none."""
+    """The number of test samples ``n`` and the metrics in a node's answer; None if it holds none."""
     facts = {} if isinstance(answer, Failure) else answer.facts
     n, values = facts.get("n"), facts.get("values")
     if facts.get("status") != "done" or not isinstance(values, dict) or not is_count(n) or n == 0:
@@ -98,6 +98,6 @@ def measured(answer: Packet | Failure) -> dict[str, float] | None:
 
 
 def worked(answer: Packet | Failure) -> float:
-    """How long a node worked, by its own account."""
+    """The time that a node reports to have worked."""
     told = None if isinstance(answer, Failure) else answer.facts.get("seconds")
     return told if isinstance(told, float) and told >= 0 else 0.0

@@ -1,4 +1,4 @@
-"""What a node is told about a run: settings by name, never code, and the figures of the population."""
+"""A node's assignment in a run: settings by name, never code, and the numbers of the population."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedloom.experiment.setup import make_plan, placed
 from fedloom.parts.uplink import ClipNoise
 
 SENT = ("method", "model", "local", "augment", "evaluation", "compute", "seed", "rounds", "dtype")
-"""The keys of the configuration that a node is told."""
+"""The keys of the configuration that are sent to nodes."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Assignment:
     Args:
         run: the run's identifier.
         settings: the keys ``SENT`` of the configuration.
-        data: what is expected of the node's samples, the settings of a ``DataSpec``.
+        data: requirements on the node's samples, the settings of a ``DataSpec``.
         client: the node's client number.
         clients: K; 0 while nodes are still joining.
         mean_size: mean number of training samples per client.
@@ -75,7 +75,7 @@ class Assignment:
 
     @property
     def spec(self) -> DataSpec:
-        """What is expected of the node's samples."""
+        """The requirements on the node's samples."""
         parameters = signature(DataSpec)
         return DataSpec(**from_plain(parameters, validate("a data specification", "data.", parameters, self.data)))
 
@@ -84,7 +84,7 @@ class Assignment:
         """The complete configuration, validated.
 
         Raises:
-            ConfigError: for anything unknown, of the wrong type, or that would make the node download or load more.
+            ConfigError: for anything unknown, of the wrong type, or that would make the node download or load files.
         """
         if strange := self.settings.keys() - set(SENT):
             raise ConfigError(f"an assignment sets {sorted(strange)[0]!r}, which is not for the server to set.")
@@ -94,7 +94,7 @@ class Assignment:
         return values
 
     def method(self) -> Method:
-        """The method, with the noise that a privacy budget allows."""
+        """The method, with the noise that a privacy budget requires."""
         made = METHOD.instantiate(self.values["method"])
         if self.noise is None:
             return made
@@ -103,13 +103,13 @@ class Assignment:
 
 
 def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a configuration that nodes are told."""
+    """The part of a configuration that is sent to nodes."""
     return {key: to_plain(values[key]) for key in SENT}
 
 
 @dataclass
 class Bench:
-    """All that a node needs for the work of an assignment.
+    """Everything that a node needs for the work of an assignment.
 
     Attributes:
         experiment: the experiment, with the node as its only client.
@@ -128,7 +128,7 @@ def bench(assignment: Assignment, data: NodeData) -> Bench:
     """Set up the work of an assignment.
 
     Raises:
-        ConfigError: if the settings are invalid here, or give another model than at the server.
+        ConfigError: if the settings are invalid here, or give a different model from the server's.
     """
     values, client = assignment.values, assignment.client
     clients = max(assignment.clients, client + 1)

@@ -1,4 +1,4 @@
-"""The privacy that a node's owner lets all runs together spend, whatever a server asks for."""
+"""A node's privacy budget: the ε that its owner allows all runs together to spend, whatever a server requests."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class Budget:
 
 
 class Ledger:
-    """What a node has answered under its budget; kept in a file, so that it outlives runs and restarts.
+    """The record of a node's answers under its budget, kept in a file so that it survives runs and restarts.
 
-    Every order for work counts when it is begun: one that is begun again, after the node was killed, draws new noise.
+    Every order for work counts when it is started: one that is started again after the node was killed draws new noise.
 
     Args:
         budget: ε and δ.
@@ -71,7 +71,7 @@ class Ledger:
         """ε after one more order for work, which is counted unless ``count`` is False.
 
         Raises:
-            ConfigError: if the order is not protected by noise of the node's own, or ε would exceed the budget.
+            ConfigError: if the order is not protected by the node's own noise, or ε would exceed the budget.
         """
         work = price(plan, samples, self.budget.delta)
         orders = self.orders + Counter([work])
@@ -94,10 +94,10 @@ class Ledger:
 
 
 def price(plan: ClientPlan, samples: int, delta: float) -> ExampleAccountant:
-    """What an order for work costs one of the client's samples.
+    """The privacy cost of an order for work to any one of the client's samples.
 
     Raises:
-        ConfigError: if no noise of the client's own protects its answer.
+        ConfigError: if the answer is not protected by the client's own noise.
     """
     if found := ExampleAccountant.of(plan.local, samples, delta):
         return found

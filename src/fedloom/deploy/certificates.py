@@ -24,13 +24,13 @@ def read_authority(path: Path) -> bytes:
     """The certificate of an authority.
 
     Raises:
-        ConfigError: if the file cannot be read, or holds none.
+        ConfigError: if the file cannot be read, or holds no certificate.
     """
     try:
         blob = path.expanduser().read_bytes()
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=blob.decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
-        raise ConfigError(f"{path} holds no certificate; take ca.pem of the people who run the server.") from error
+        raise ConfigError(f"{path} holds no certificate; use the ca.pem of the people who run the server.") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     return blob
@@ -48,7 +48,7 @@ def make(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]
     """
     for host in hosts:
         if not HOST.fullmatch(host):
-            raise ConfigError(f"no host is called {host!r}; give names like fed.example.org, in the letters of the "
+            raise ConfigError(f"{host!r} is not a host name; give names like fed.example.org, in the letters of the "
                               "domain name system, or IP addresses.")  # fmt: skip
     for name in nodes:
         if name in (AUTHORITY, SERVER) or not NAME.fullmatch(name):

@@ -28,7 +28,7 @@ SLACK = 1e-6  # of the range of inputs, for rounding
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What a recipe expects of a node's samples.
+    """A recipe's requirements on a node's samples.
 
     Args:
         inputs: shape of one input.
@@ -39,8 +39,8 @@ class DataSpec:
         names: names of the classes, if there are any.
         mean: per-channel mean by which images of bytes are normalised, x = (pixel - mean) / std with pixels in [0, 1].
         std: per-channel standard deviation, likewise.
-        range: least and largest value of an input, after normalisation; None if anything goes.
-        validation: fraction of a node's samples that is kept for validation, where the files do not say.
+        range: least and largest value of an input, after normalisation; None if all values are allowed.
+        validation: fraction of a node's samples that is kept for validation, if the files do not split them.
         held_out: fraction that is held out for tests, likewise.
     """
 
@@ -58,7 +58,7 @@ class DataSpec:
 
     @classmethod
     def of(cls, arrays: Arrays, **settings: Any) -> DataSpec:
-        """What these arrays look like."""
+        """The specification that these arrays fulfil."""
         x, bounds = arrays.x, None
         if arrays.mean:
             ends = [((0 - m) / s, (1 - m) / s) for m, s in zip(arrays.mean, arrays.std, strict=True)]
@@ -91,8 +91,8 @@ def read(place: str, spec: DataSpec, seed: int = 0) -> NodeData:
             ``y_validation``, ``x_test`` and ``y_test``; a folder with one sub-folder of images per class; a CSV or
             parquet table with the column ``label`` and numbers in all others; or a Python function
             ``package.module:function`` that returns arrays under the names of the npz file.
-        spec: what the recipe expects.
-        seed: of the split, where the files make none.
+        spec: the recipe's requirements.
+        seed: seed of the split, if the files are not split.
 
     Raises:
         DataError: if the samples cannot be read or do not fit.
@@ -109,14 +109,14 @@ def read(place: str, spec: DataSpec, seed: int = 0) -> NodeData:
         named = _loaded(place)
     else:
         raise DataError(
-            f"--data {place}: there is no such folder, and it is no npz, CSV or parquet file and no Python function "
-            "like package.module:function."
+            f"--data {place}: there is no such folder, and it is neither an npz, CSV or parquet file nor a Python "
+            "function like package.module:function."
         )
     return fit(named, spec, place, seed)
 
 
 def fit(named: Mapping[str, Any], spec: DataSpec, place: str, seed: int = 0) -> NodeData:
-    """The samples in the form of the recipe, split if they are not.
+    """The samples in the form that the recipe requires, split if they are not yet.
 
     Raises:
         DataError: if they do not fit.

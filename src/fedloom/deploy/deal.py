@@ -20,11 +20,11 @@ def deal(config: Config, folder: Path) -> list[Path]:
         The files ``node-<number>.npz``, in the order of the clients.
 
     Raises:
-        ConfigError: if clients know classes by other names, or data are not for all clients.
+        ConfigError: if clients number the classes differently, or some clients never train.
     """
     federation = build_federation(config)
     if federation.unseen:
-        raise ConfigError("unseen clients never train, so they are no nodes; set unseen=0.")
+        raise ConfigError("unseen clients never train, so they cannot be nodes; set unseen=0.")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     paths = [folder / f"{name}.npz" for name in names(len(federation))]
     for client, path in enumerate(paths):

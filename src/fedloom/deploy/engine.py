@@ -1,8 +1,8 @@
 """The engine of a deployment: clients are nodes, which hold their own data and states, and work is messages.
 
 An order goes to every member of the cohort that is online, the broadcast once for all. Answers are folded in the order
-of the cohort and in the blocks of the compute, whoever answers first, so that the model has the bits of the serial
-engine. A member that does not answer in time is absent; what it answers later is dropped and counted.
+of the cohort and in the blocks of the compute, whatever the order of arrival, so that the model has the bits of the
+serial engine. A member that does not answer in time is absent; late answers are dropped and counted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HANDLE = "node"  # the place, in the server's store, of the version of a state t
 
 @dataclass
 class Tally:
-    """What one round's messages amounted to.
+    """Statistics of one round's messages.
 
     Attributes:
         asked: number of orders sent.
@@ -43,8 +43,8 @@ class Tally:
         late: number of answers that came after their round, or for no known order.
         down: bytes sent, the broadcast once per node.
         up: bytes received.
-        seconds: from the first order to the last answer, over all exchanges of the round.
-        work: of these, the longest time that a node worked in each exchange.
+        seconds: time from the first order to the last answer, over all exchanges of the round.
+        work: the part of it in which the slowest node of each exchange worked.
     """
 
     asked: int = 0
@@ -91,16 +91,16 @@ class Deployed(Engine):
 
     Args:
         plan: the plan; its data are counts.
-        compute: makes the compute, which says how cohorts are cut into blocks.
+        compute: makes the compute, which determines how cohorts are cut into blocks.
         transport: reaches the nodes.
         names: the node of each client.
-        assignment: what all nodes are told; ``client`` differs.
+        assignment: the assignment of all nodes; only ``client`` differs.
         terms: deadline, quorum and limits.
-        shapes: of what clients upload beside their update; None if it is not known, so that most of them decide.
+        shapes: shapes of all uploads beside the update; None if unknown, so that the majority decides.
 
     Attributes:
         versions: the version of each client's state that counted last.
-        tally: of the current round.
+        tally: statistics of the current round.
     """
 
     plan: ClientPlan
@@ -183,14 +183,14 @@ class Deployed(Engine):
         return {"client": np.array([*kept], np.int64), **columns}
 
     def close(self) -> None:
-        """Do nothing; who opened the transport closes it."""
+        """Do nothing; the transport is closed by its owner."""
 
     def exchange(
         self, do: tuple[str, ...], down: Broadcast, clients: np.ndarray, level: int, quorum: int | None = None
     ) -> dict[int, Packet | Failure]:
-        """Send an order to each client and return its answer, or why there is none.
+        """Send an order to each client and return its answer, or the reason why there is none.
 
-        A member that is started again while the order is out gets it again, with the same ticket.
+        A member that restarts while the order is pending gets it again, with the same ticket.
 
         Raises:
             ClientError: if fewer than the quorum have given a usable answer at the deadline.
@@ -236,12 +236,12 @@ class Deployed(Engine):
             reasons = "; ".join(map(str, lacking.values()))
             raise ClientError(
                 f"round {down.round}: {usable} of {len(clients)} nodes gave a usable answer in time, fewer than "
-                f"deploy.quorum={quorum} ({reasons[:500]}); see that nodes run, and continue with resume=…"
+                f"deploy.quorum={quorum} ({reasons[:500]}); check that nodes are running, and continue with resume=…"
             )
         return found
 
     def _send(self, requests: Mapping[int, Request], to: set[int], sessions: dict[int, str]) -> None:
-        """Send orders to those that came online, or have a new session; one that is gone is not waited for."""
+        """Send orders to nodes that came online or have a new session; nodes that are gone are not waited for."""
         online = self.transport.online()
         fresh: dict[str, Request] = {}
         for client in to:
@@ -257,7 +257,7 @@ class Deployed(Engine):
             self.transport.send(fresh)
 
     def _take(self, delivered: Delivered, waiting: dict[str, int], found: dict[int, Packet | Failure]) -> int | None:
-        """Match an answer with its order and return the client; None if it is late, or no answer to this server."""
+        """Match an answer with its order and return the client; None if it is late, or answers another server."""
         client = self.numbers.get(delivered.node)
         try:
             answer = unpack(delivered.blob, self.terms.limit)
@@ -278,9 +278,9 @@ class Deployed(Engine):
     def _unusable(
         self, do: tuple[str, ...], down: Broadcast, client: int, answer: Packet | Failure, level: int
     ) -> Failure | None:
-        """Why an answer does not count towards the quorum; None if it does.
+        """The reason why an answer does not count towards the quorum; None if it does.
 
-        Work that diverged counts: its node has done what it could, and the same order again would diverge again.
+        Work that diverged counts: repeating the same order would diverge again.
         """
         if WORK in do:
             self.read[client] = self._result(down, client, answer, level)
@@ -290,7 +290,7 @@ class Deployed(Engine):
         return None if failure is not None and failure.kind is FailureKind.DIVERGED else failure
 
     def _failure(self, down: Broadcast, client: int, answer: Packet | Failure) -> Failure | None:
-        """Why a client is left out, if its answer holds no result."""
+        """The failure of a client whose answer holds no result."""
         if isinstance(answer, Failure):
             return answer
         facts, status = answer.facts, answer.facts.get("status")
@@ -322,12 +322,12 @@ class Deployed(Engine):
 
 
 def handle(version: str) -> State:
-    """What the server's store keeps of a client's state: its version."""
+    """The server's record of a client's state: its version alone."""
     return {HANDLE: {"version": torch.tensor(list(version.encode()), dtype=torch.uint8)}}
 
 
 def version_in(state: State) -> str:
-    """The version in what the server's store keeps.
+    """The version in the server's record of a client's state.
 
     >>> version_in(handle("000000003-00ff"))
     '000000003-00ff'

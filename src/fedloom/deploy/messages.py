@@ -20,7 +20,7 @@ MOST = 2**40  # what numbers in answers stay below, so that they can be summed
 
 
 class Request(NamedTuple):
-    """A message to one node: the order is its own, the broadcast is the same bytes for many nodes."""
+    """A message to one node: the order is for it alone, the broadcast is the same bytes for many nodes."""
 
     order: bytes
     broadcast: bytes = b""
@@ -33,11 +33,11 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """What a node is asked to do.
+    """An order to a node.
 
     Args:
         ticket: 32 random hexadecimal digits; the answer repeats them. The same ticket is the same message again.
-        do: any of ``join``, ``losses`` or ``held_out_losses``, ``work`` and ``evaluate``.
+        do: the requested work: any of ``join``, ``losses`` or ``held_out_losses``, ``work`` and ``evaluate``.
         assignment: the node's part in the run, see ``Assignment``.
         level: the level of the model that is sent, if clients train networks of different size.
         base: the version of the client's state that counted last; None if none did.
@@ -65,7 +65,7 @@ class Order:
 
     @classmethod
     def read(cls, blob: bytes, limit: int) -> Order:
-        """The order in a message.
+        """Read the order in a message.
 
         Raises:
             WireError: if it is none.

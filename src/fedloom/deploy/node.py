@@ -1,7 +1,7 @@
 """A node: it holds one client's data and state, and answers the orders of a server.
 
-A node neither receives nor runs code: an order names settings, and everything that leaves the node is the answer. It
-may be killed at any time; started again, it goes on where it was.
+A node neither receives nor runs code: an order names settings, and only the answer leaves the node. It may be killed at
+any time; restarted, it continues where it was.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ class Node:
     """One client of deployments.
 
     Args:
-        data: where its samples are, see ``fedloom.deploy.data.read``.
-        state: folder of its client states; of the node's owner alone.
+        data: the location of its samples, see ``fedloom.deploy.data.read``.
+        state: folder of its client states, accessible to the node's owner alone.
         tell: called with a message about every event.
         limit: largest message in bytes.
         budget: the privacy that all runs together may spend; with one, the node measures no losses and no metrics, and
-            trains only with noise of its own.
+            trains only with its own noise.
 
     Raises:
-        CheckpointError: if another process uses the folder, or what the node has spent cannot be read.
+        CheckpointError: if another process uses the folder, or the record of the spent privacy cannot be read.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Node:
         self.lock.release()
 
     def answer(self, order: bytes, broadcast: bytes = b"") -> bytes:
-        """The answer to a message; whatever the message holds, there is one."""
+        """The answer to a message; there is always one, whatever the message holds."""
         started, ticket = time.perf_counter(), ""
         try:
             asked = Order.read(order, self.limit)
@@ -185,7 +185,7 @@ class Node:
         return self._samples[1]
 
     def _compute(self, made: Bench, level: int) -> Compute:
-        """The compute of a level; a new one with secret noise and samples that no one else can draw, if they matter."""
+        """The compute of a level; a new one with secret draws of noise and samples, if privacy depends on them."""
         experiment, plan = made.experiment, made.plan.levels[level]
         factory = computes.make(experiment.compute, **experiment.compute_settings)
         if plan.is_private:
@@ -221,7 +221,7 @@ class Node:
 
 
 def _check(plan: ClientPlan, down: Broadcast) -> None:
-    """Raise ``WireError`` if a broadcast is not one for the plan's model."""
+    """Raise ``WireError`` if a broadcast does not fit the plan's model."""
     layout = plan.layout
     for name, vector, size in (("theta", down.theta, layout.shared_size),
                                ("buffers", down.buffers, layout.shared_buffers)):  # fmt: skip

@@ -83,12 +83,12 @@ class Roster:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A configuration as a server reads it.
+    """The configuration of a deployment, as read by its server.
 
     Attributes:
         config: the configuration.
         deployment: its section ``deploy``.
-        spec: what nodes' samples must look like.
+        spec: the requirements on nodes' samples.
         test: the server's own test samples; may be empty.
     """
 
@@ -131,7 +131,7 @@ class Recipe:
         return recipe
 
     def refuse(self) -> None:
-        """Raise ``ConfigError`` for what a deployment cannot do, by name."""
+        """Raise ``ConfigError`` for settings that a deployment does not support, naming them."""
         values, method = self.config.values, METHOD.instantiate(self.config.values["method"])
         what = values["evaluation"]["what"]
         if method.pooled:
@@ -181,7 +181,7 @@ class Recipe:
         return Experiment(method=method, federation=federation, model=model, config=values, **conditions)
 
     def assignment(self, run: str) -> Assignment:
-        """What nodes are told before the population is known."""
+        """The assignment of nodes before the population is known."""
         return Assignment(run, settings_of(self.config.values), asdict(self.spec))
 
 
@@ -206,8 +206,8 @@ def assemble(
         transport: reaches the nodes.
         nodes: K.
         tell: called with a message about every event.
-        known: the roster of a run that is continued: it goes on with ``deploy.quorum`` of these nodes if the others
-            are not back within ``deploy.deadline`` seconds.
+        known: the roster of a run to be continued: it continues with ``deploy.quorum`` of these nodes if the others are
+            not back within ``deploy.deadline`` seconds.
 
     Raises:
         ConfigError: if a node of a run that is continued has another number of samples.
@@ -255,7 +255,7 @@ def assemble(
 
 
 def _joined(blob: bytes, terms: Deployment) -> tuple[Sizes | None, str]:
-    """The numbers of samples in an answer to a join order and a remark; or None and what is wrong."""
+    """The numbers of samples in an answer to a join order and a remark; or None and the problem."""
     try:
         facts = unpack(blob, terms.limit).facts
     except WireError as error:
@@ -278,7 +278,7 @@ class DeployTask(FederatedTask):
     Args:
         recipe: the configuration.
         roster: the nodes.
-        transport: reaches them.
+        transport: the transport to them.
         out: run directory.
     """
 
@@ -317,7 +317,7 @@ class DeployTask(FederatedTask):
         return int(found[0].name.removeprefix("round-")) if found else 0
 
     def step(self) -> RoundStep:
-        """One round; members that are absent before their local work are named as such, not as diverged."""
+        """One round; members that are absent before their local work are reported as absent, not as diverged."""
         engine = self.engine
         assert isinstance(engine, Deployed)
         engine.tally = Tally()
@@ -327,7 +327,7 @@ class DeployTask(FederatedTask):
         return step
 
     def _begin(self) -> None:
-        """Count a round that is begun, before anything is asked for: a repeated one costs privacy again."""
+        """Count a round when it starts, before anything is requested: a repeated round costs privacy again."""
         if not self.plan.is_private or self.out is None:
             return
         path = self.out / BEGUN
@@ -336,7 +336,7 @@ class DeployTask(FederatedTask):
         self.repeated = begun - self.round - 1
 
     def commit(self, step: RoundStep) -> tuple[Record, dict[str, Columns]]:
-        """The round's record, with what its messages and those of its evaluation amounted to."""
+        """The round's record, with the statistics of its messages and those of its evaluation."""
         record, tables = super().commit(step)
         assert isinstance(self.engine, Deployed)
         return record | self.engine.tally.record(), tables

@@ -19,9 +19,9 @@ class Deployment:
     Args:
         nodes: K, the number of nodes; by default one for each registered key.
         deadline: seconds that a round waits for answers.
-        quorum: least number of members of the cohort that must give a usable answer; with fewer at the deadline the
-            run stops and can be continued. Refusals, errors at a node and answers that cannot be read do not count;
-            work that diverged does, since to repeat it would not help. A smaller cohort must answer as a whole.
+        quorum: smallest number of members of the cohort that must give a usable answer; with fewer at the deadline the
+            run stops and can be continued. Refusals, errors at a node and unreadable answers do not count; work that
+            diverged does, since repeating it would not help. A smaller cohort must answer as a whole.
         host: address at which nodes reach the server.
         port: its port.
         certificates: folder of the certificates and keys, as made by ``fedloom deploy certificates``.

@@ -1,4 +1,4 @@
-"""How messages travel between the server and nodes: the interface, and queues within one process."""
+"""The transport of messages between server and nodes: the interface, and queues within one process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedloom.deploy.messages import Request
 
 
 class Delivered(NamedTuple):
-    """An answer as it arrived: who sent it, and the message."""
+    """A delivered answer: its sender and the message."""
 
     node: str
     blob: bytes
@@ -26,7 +26,7 @@ class Transport(Protocol):
         ...
 
     def send(self, requests: Mapping[str, Request]) -> None:
-        """Send a message to each of some nodes; returns without waiting for answers."""
+        """Send each message to its node; return without waiting for answers."""
         ...
 
     def receive(self, seconds: float) -> list[Delivered]:

@@ -1,9 +1,9 @@
-"""A client's own states at its node, by version: which of them counts is decided by the server.
+"""A client's states at its node, by version; the server decides which of them counts.
 
-A result may be computed and not counted: it came late, or the server was restarted from an earlier round. The node
+A result may be computed but not counted: it came late, or the server was restarted from an earlier round. The node
 therefore keeps every new state beside the one it was computed from. The next message names the version that counted;
-the node then confirms that version and drops those that can no longer be asked for. A version is ``<round>-<ticket>``,
-and the ticket is that of the message which asked for the work.
+the node then confirms that version and drops those that can no longer be requested. A version is ``<round>-<ticket>``,
+with the ticket of the message that requested the work.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Versions:
     """The states and last answers of one run at a node.
 
     Args:
-        folder: where they are; created for the node's owner alone.
+        folder: the folder of the states; created for the node's owner alone.
 
     >>> import tempfile
     >>> import torch
@@ -52,7 +52,7 @@ class Versions:
         Args:
             base: the version.
             oldest: the completed rounds of the oldest checkpoint to which the server may go back.
-            prune: whether to drop other states, among them those of which it is not known yet whether they count.
+            prune: whether to drop other states, including those that may yet turn out to count.
 
         Raises:
             CheckpointError: if its file is missing or damaged.
@@ -87,7 +87,7 @@ class Versions:
         return version
 
     def answered(self, ticket: str) -> bytes | None:
-        """The answer that was given to a message; it is sent again, never computed again with other noise."""
+        """The earlier answer to a message; it is sent again, never recomputed with other noise."""
         path = self.folder / f"{ticket}.answer"
         return path.read_bytes() if path.is_file() else None
 
@@ -102,7 +102,7 @@ class Versions:
         return {path.stem: path for path in sorted(self.folder.iterdir()) if FILE.fullmatch(path.name)}
 
     def _prune(self, found: dict[str, Path], base: str | None, oldest: int) -> None:
-        """Drop what the server cannot name any more.
+        """Drop states that the server can no longer name.
 
         It may go back to a checkpoint of ``oldest`` completed rounds or more, and then names the last version that
         had counted by then.

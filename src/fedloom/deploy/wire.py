@@ -28,16 +28,16 @@ FACTS = 1 << 24  # bytes of its JSON
 
 
 class WireError(FedLoomError, ValueError):
-    """A message that cannot be read, or must not be."""
+    """Raised for a message that cannot be read, or must not be accepted."""
 
 
 class Packet(NamedTuple):
     """A message.
 
     Attributes:
-        kind: what it is, like ``order`` or ``answer``.
+        kind: the kind of message, like ``order`` or ``answer``.
         facts: plain data.
-        tensors: by name, in memory of their own.
+        tensors: tensors by name, in their own memory.
     """
 
     kind: str

@@ -1,7 +1,7 @@
 """The worker of the Ray engine: it holds the plan, does the work of blocks, and may keep their folds for a chain.
 
-Where client states are in files that all nodes see, it reads those of a block and writes the new ones, and what it
-returns names them. Messages are packed (``fedloom.engines.packed``). This module does not import Ray.
+If client states are in files that all nodes see, it reads those of a block, writes the new ones and returns references
+to them. Messages are packed (``fedloom.engines.packed``). This module does not import Ray.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RemoteBlock(Block):
                 self.states[at] = place.load(device)
 
     def save(self, results: Sequence[Result]) -> None:
-        """Write the members' new states; the results keep what names them."""
+        """Write the members' new states; the results keep references to them."""
         for place, result in zip(self.places, results, strict=False):
             result.state = place.save(result.state)
 
@@ -68,7 +68,7 @@ class Actor:
         self.kept: dict[int, Fold] = {}  # sums by number of the block
 
     def alive(self) -> None:
-        """Answer."""
+        """Answer, to show that the worker is alive."""
 
     def prepare(self, plan: Packed, data: Packed) -> None:
         """Receive the plan and its data, which stay in the node's shared memory unless they go to a GPU.
@@ -164,5 +164,5 @@ class Actor:
 
 
 def add(running: Fold, sums: Fold) -> None:
-    """Add the sums of the next block, and leave them as they are, in case the chain must begin again."""
+    """Add the sums of the next block to ``running``, leaving them unchanged in case the chain must start again."""
     running.merge(Fold({slot: v if slot in running.sums else v.clone() for slot, v in sums.sums.items()}))

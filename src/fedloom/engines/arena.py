@@ -23,7 +23,7 @@ class Arena:
     """Shared memory for client states, divided into places of equal size; pages are committed on first use.
 
     The driver reserves a place before the work that fills it; the place is free again when no tensor in it is
-    referenced. If none is free, a state is sent like any other value.
+    referenced. If no place is free, a state is sent like any other value.
 
     Args:
         count: number of places.

@@ -60,7 +60,7 @@ class Job:
         numbers: of the blocks that it does.
         method: the method.
         arguments: makes its arguments when the job is dealt.
-        deaths: number of workers that died of it.
+        deaths: number of workers that died while doing it.
     """
 
     numbers: Sequence[int]
@@ -70,7 +70,7 @@ class Job:
 
 
 class Hands:
-    """Jobs as they are dealt to workers: each has a range of its own, and helps out where most is left.
+    """The distribution of jobs to workers: each has its own range, and helps out where most jobs are left.
 
     >>> one, two = Member(None, None), Member(None, None)
     >>> hands = Hands(deque(), {one: deque("ab"), two: deque("c")})
@@ -82,7 +82,7 @@ class Hands:
         self.common, self.own = common, own or {}
 
     def take(self, member: Member) -> Any:
-        """The next job for a member: of its own range, of those for anybody, or the last one of the longest range."""
+        """The next job for a member: of its own range, of the common ones, or the last one of the longest range."""
         for jobs in (self.own.get(member), self.common):
             if jobs:
                 return jobs.popleft()
@@ -207,7 +207,7 @@ class Cluster:
         return self.ready
 
     def settle(self, timeout: float = 0.0) -> None:
-        """Take in the members that have become ready; wait for one of them if there is a timeout.
+        """Admit the members that have become ready; wait for one of them if there is a timeout.
 
         Raises:
             ClientError: if none became ready in time, or workers die or fail while they start.

@@ -1,6 +1,6 @@
 """Messages between processes: a pickle in which tensors and arrays, wherever they are nested, are replaced by numbers.
 
-Their content travels beside it as arrays, which a transport may put into shared memory without copying. It is copied
+Their content travels alongside as arrays, which a transport may put into shared memory without copying. It is copied
 into freshly allocated memory before use, because the summation order of some kernels depends on alignment.
 """
 

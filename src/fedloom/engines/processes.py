@@ -52,9 +52,9 @@ class Worker:
 
     Attributes:
         process: the process.
-        pipe: to it.
-        tasks: that are not done, the oldest first.
-        held: the messages of the last of them that are sent once it is idle, since it may be sending a long one itself.
+        pipe: the pipe to it.
+        tasks: its unfinished tasks, the oldest first.
+        held: messages of its last task, sent only once it is idle, since it may itself be sending a long one.
     """
 
     process: Any
@@ -174,7 +174,7 @@ class Processes(Engine):
             raise
 
     def _losses(self, number: int, share: tuple[int, np.ndarray, States, bool]) -> np.ndarray:
-        """A worker's answer, or that of the worker that replaces it."""
+        """The losses from a worker, or from the worker that replaces it."""
         for attempt in range(ATTEMPTS + 1):
             try:
                 found = self.workers[number].pipe.recv()
@@ -305,7 +305,7 @@ class Processes(Engine):
 
 
 def reason_against_forking() -> str | None:
-    """Why workers cannot be forked on this system, in words; None if they can."""
+    """The reason why workers cannot be forked on this system; None if they can."""
     if "fork" not in mp.get_all_start_methods():
         return "this system cannot fork"
     if sys.platform == "darwin":

@@ -1,16 +1,17 @@
 """Workers on a Ray cluster: the nodes hold the federation, take blocks of clients and return folds, or chain them.
 
 The plan and its data are in every node's shared memory once. Each worker is an actor with one core, or a GPU or a share
-of one. A block is a function of its cohort alone, and folds are added in cohort order, so that sums have the order, and
+of one. Blocks are a function of the cohort alone, and folds are added in cohort order, so that sums have the order, and
 the bits, of the serial engine with the same compute (between machines with the same processors and PyTorch).
 
-Sums come back in one of two ways. ``fold``: every block's fold goes to the driver: O(blocks·|θ|) bytes a round at one
-place. ``chain``: folds stay with the workers, each of which has a range of consecutive blocks, and a running total goes
+Sums come back in one of two ways. ``fold``: every block's fold goes to the driver, which receives O(blocks·|θ|) bytes
+per round. ``chain``: folds stay with the workers, each of which has a range of consecutive blocks, and a running total
+goes
 from worker to worker in cohort order: O(workers·|θ|) bytes, of which |θ| reach the driver. ``auto`` chains where that
 saves enough bytes.
 
-Client states travel with blocks; or workers read and write them in files that all nodes see, and only names and
-checksums of files travel. A file counts once its round is committed, so that a block may be done twice.
+Client states travel with blocks, or workers read and write them in files that all nodes see, and only file names and
+checksums travel. A file counts once its round is committed, so that a block may be done twice.
 
 When a worker or a node dies, its blocks are redone by others. A block at which workers died several times is done
 member by member, and members at which a worker dies again are left out by name.
@@ -141,7 +142,7 @@ class Ray(Engine):
 
 
 class _Blocks:
-    """The blocks of one call, and who has what of them."""
+    """The blocks of one call, and which worker has which results."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Shared memory for tensors that several processes read without copying.
 
-What goes through a pipe is a pickle in which every tensor, wherever it is nested (a broadcast, a state, a fold), is
+Messages through a pipe are pickles in which every tensor, wherever it is nested (a broadcast, a state, a fold), is
 replaced by its address in the segment. A tensor that no longer fits is pickled itself.
 """
 

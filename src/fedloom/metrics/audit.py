@@ -25,7 +25,7 @@ class Inference(NamedTuple):
 
 
 def inference(scores: np.ndarray, member: np.ndarray, fpr: float = 0.01) -> Inference:
-    """Judge scores [N], high for suspected members, by the truth, bool [N].
+    """Evaluate scores [N], high for suspected members, against the true membership, bool [N].
 
     Yeom, Giacomelli, Fredrikson & Jha, CSF 2018, definition 4 (advantage); Carlini et al., S&P 2022, section III (true
     positives at a low false positive rate, here at thresholds that let at most that fraction of the others pass).
@@ -49,7 +49,7 @@ def inference(scores: np.ndarray, member: np.ndarray, fpr: float = 0.01) -> Infe
 
 
 def loss_threshold(losses: np.ndarray) -> np.ndarray:
-    """Scores [N]: -loss, since members tend to have small losses. Yeom et al., CSF 2018, adversary 2."""
+    """Loss-attack scores [N]: -loss, since members tend to have small ones. Yeom et al., CSF 2018, adversary 2."""
     return -losses
 
 
@@ -78,13 +78,13 @@ def lira(target: np.ndarray, shadows: np.ndarray, inside: np.ndarray) -> np.ndar
         inside: whether a shadow model was trained on a sample, bool [S, N].
 
     Raises:
-        ConfigError: if some sample was in all shadow models' training sets or in none, or all have but one shadow model
-            with them, or without them, so that the variance is unknown.
+        ConfigError: if some sample was in all shadow models' training sets or in none, or if every sample has only one
+            shadow model with it, or without it, so that the variance is unknown.
     """
     if not (inside.any(0) & ~inside.all(0)).all():
         raise ConfigError("lira needs, for every sample, a shadow model with it and one without it; take more shadows.")
     if min(inside.sum(), (~inside).sum()) <= inside.shape[1]:
-        raise ConfigError("lira needs several shadow models with some sample, and without some; take more shadows.")
+        raise ConfigError("lira needs several shadow models with some sample, and several without; take more shadows.")
     found = np.zeros(len(target))
     for of, sign in ((inside, 1), (~inside, -1)):
         mean = (shadows * of).sum(0) / of.sum(0)

@@ -1,4 +1,4 @@
-"""Figures of a curve over rounds: best and smoothed values, and the rounds and communication to a target.
+"""Statistics of a curve over rounds: best and smoothed values, and the rounds and communication to a target.
 
 Rounds without a value (not evaluated, or NaN) are skipped.
 """

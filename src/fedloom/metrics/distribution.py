@@ -68,7 +68,7 @@ def kid(real: Tensor, synthetic: Tensor, *, subsets: int = 100, size: int = 1000
         synthetic: features [M, d].
         subsets: number of subsets; a single one is used if both sets have m samples.
         size: m, at most N and M.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Raises:
         ConfigError: for fewer than one subset, or a size below 2.

@@ -36,7 +36,7 @@ class Features:
     """A named feature extractor: images [N, ...] to features [N, d] on the images' device.
 
     Args:
-        name: of the features, for example ``resnet10 trained on mnist`` or ``inception``; results record it.
+        name: name of the features, for example ``resnet10 trained on mnist`` or ``inception``; results record it.
         module: a network, run in evaluation mode without gradients; ``features(x)`` if it has it, otherwise its output.
         batch: images per forward pass.
 
@@ -97,7 +97,7 @@ def manifold(real: Tensor, synthetic: Tensor, k: int = 5) -> Manifold:
         k: number of the neighbour; 3 in Kynkäänniemi et al., 5 in Naeem et al.
 
     Raises:
-        ConfigError: if a set has no k + 1 samples.
+        ConfigError: if a set has fewer than k + 1 samples.
         DataError: if the sets cannot be compared.
 
     Example:

@@ -28,9 +28,9 @@ class Predictions:
     Attributes:
         count: number of labels in each sample [n]: 1, or the positions of a sequence without padding.
         sums: for the loss and for metrics that are means, the sum over each sample's labels [n].
-        kept: by view (see ``metric``), what the other metrics need: predictions [Σ count, ...] and targets or outcomes
-            [Σ count, ...] of all labels.
-        whole: outputs [n, ...] and targets [n, ...] as they are, where the loss is a function of all samples at once.
+        kept: by view (see ``metric``), the data of the other metrics: predictions [Σ count, ...] and targets or
+            outcomes [Σ count, ...] of all labels.
+        whole: unchanged outputs [n, ...] and targets [n, ...], if the loss is a function of all samples at once.
         loss: that function.
     """
 
@@ -96,7 +96,7 @@ class Predictions:
         return confidence_bins(confidence, correct, self._rows(offsets, len(confidence)))
 
     def _rows(self, offsets: Array, total: int | None = None) -> NDArray[np.int64]:
-        """Rows of what is kept at which groups begin and end; ``total`` of them, if a sample has several labels."""
+        """Kept rows at which groups begin and end; there are ``total``, if a sample has several labels."""
         ends = np.concatenate([[0], np.cumsum(self.count)]).astype(np.int64)
         return ends[offsets] * (1 if total is None else total // max(int(ends[-1]), 1))
 
@@ -119,7 +119,7 @@ def predictions(
         padding: label of positions that do not count.
         loss: the loss (outputs, targets) -> values per sample [B] or position [B, T], or one for all samples, []; by
             default cross entropy for classes, binary cross entropy for truth values and ½‖out - y‖² for numbers.
-        declared: what the objective says about its targets; see ``fedloom.core.targets``.
+        declared: the kind of targets that the objective declares; see ``fedloom.core.targets``.
 
     Example:
         >>> logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0]])
@@ -157,7 +157,7 @@ def predictions(
 
 
 def _usual(kind: TargetKind) -> TestLoss:
-    """The loss of targets of a kind, where the objective has none of its own."""
+    """The default loss for a kind of targets, if the objective has none of its own."""
     if kind == NUMBERS:
         return lambda out, y: 0.5 * (out.reshape(len(out), -1) - y.reshape(len(y), -1)).square().sum(1)
     return lambda out, y: cross_entropy(out, y, kind)

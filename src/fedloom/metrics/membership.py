@@ -20,7 +20,7 @@ class Membership:
         copies: fraction of synthetic images whose r(x) is below the ``quantile`` of r over held-out images; about
             ``quantile`` without copying.
         near: fraction whose distance to the training images is below the ``quantile`` of the held-out images'
-            distances. It includes smooth averages, which are no copies.
+            distances. It includes smooth averages, which are not copies.
         quantile: the quantile used for both.
         auc: probability that r of a synthetic image is below that of a held-out image; .5 without copying, 1 for
             copies alone.

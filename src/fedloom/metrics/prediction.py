@@ -50,7 +50,7 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
     It is NaN if all labels are equal or a score is NaN.
 
     Args:
-        scores: of the positive class [n], or of every class [n, C]; any increasing function of the probability.
+        scores: scores of the positive class [n], or of every class [n, C]; any increasing function of the probability.
         labels: class numbers [n], or truth values [n, L].
 
     Example:
@@ -90,7 +90,7 @@ def f1(probabilities: ArrayLike, labels: ArrayLike) -> float:
     A class with no sample and no prediction does not count; NaN if that holds for all, or a probability is NaN.
 
     Args:
-        probabilities: of class 1 [n], or of every class [n, C] or label [n, L].
+        probabilities: probabilities of class 1 [n], or of every class [n, C] or label [n, L].
         labels: class numbers [n], or truth values [n, L].
 
     Example:
@@ -169,7 +169,7 @@ def top_k(scores: ArrayLike, labels: ArrayLike, k: int = 5) -> float:
     """Fraction of samples whose label is among the k classes with the highest scores.
 
     Args:
-        scores: of every class [n, C].
+        scores: scores of every class [n, C].
         labels: class numbers [n].
         k: number of guesses.
 

@@ -47,7 +47,7 @@ class Metric:
         name: its name in records and on the command line.
         direction: ``max`` or ``min``: whether larger or smaller values are better.
         function: (predictions, targets) -> a number, with NumPy arrays as described in ``metric``; None for a mean.
-        of: what ``function`` gets as predictions.
+        of: the form of predictions that ``function`` receives.
         suits: the kinds of targets for which it is defined.
         column: (outputs, targets, kind) -> values per sample [B] or position [B, T], whose mean is the metric.
         finish: a function of that mean, like the square root.
@@ -135,7 +135,7 @@ def names() -> list[str]:
 
 
 def lookup(name: str) -> Metric:
-    """The metric of that name, in capitals or not; ``top5`` is made for any k.
+    """The metric of that name, ignoring case; ``topK`` is made for any k.
 
     >>> lookup("ECE").name, lookup("Top5").name
     ('ece', 'top5')
@@ -167,13 +167,13 @@ def direction(key: str) -> Direction:
 
 
 def view(of: View, out: Tensor, y: Tensor, kind: TargetKind) -> tuple[Tensor, Tensor]:
-    """Predictions as a metric gets them, and the targets; one row per sample or position.
+    """Predictions in the form that a metric receives, and the targets; one row per sample or position.
 
     Args:
         of: see ``metric``.
         out: outputs [n, C], or shaped like ``y``.
         y: targets [n] or [n, L].
-        kind: of targets.
+        kind: the kind of targets.
     """
     if of == "outputs":
         return out, y

@@ -1,1 +1,1 @@
-"""What uses the round or its trainer for another end than one model: synthetic data, streams of tasks, distillation."""
+"""Tasks beyond training one federated model: synthetic data, task streams, distillation, search, and targets."""

@@ -220,8 +220,8 @@ def factoring_pays(net: CohortNet, schedule: BatchSchedule, x: Tensor, rule: SGD
 
     Explicit weights take 4 B·in·out operations per step, in products with B rows, and are read twice and written once.
     Factored ones take 4 n·in·out operations per window, in large products, 2 n²·in for the Gram matrix, and 2 B·n·out
-    per step; after the first window the weights are read and written once per window. On a
-    GPU, where steps are recorded, the factors that change from step to step are in the way, so that it never pays.
+    per step; after the first window the weights are read and written once per window. On a GPU it never pays: steps are
+    recorded there, which the factors that change from step to step would prevent.
     """
     if x.device.type != "cpu" or not factorable(net, schedule, x, rule):
         return False

@@ -18,7 +18,7 @@ from fedloom.compute.cohort.parameters import Parameter
 
 
 class Unsupported(Exception):
-    """A model or layer without a cohort form; the message says which and why."""
+    """Raised for a model or layer without a cohort form; the message says which and why."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ Lookup = Callable[[str], Parameter | None]
 
 
 def required(lookup: Lookup, name: str) -> Parameter:
-    """A parameter that a layer cannot do without."""
+    """A parameter that a layer requires."""
     found = lookup(name)
     if found is None:
         raise Unsupported(f"it has no {name} of its own")

@@ -28,7 +28,7 @@ class CohortNet:
         device: the device of the rows.
         operand_dtype: the dtype to which convolutions and linear layers round the factors of their products; None for
             the dtype of the parameters.
-        rows: the memory of ``theta`` and ``grad``, if there is some.
+        rows: memory for ``theta`` and ``grad``; None allocates it.
 
     Attributes:
         theta: the clients' parameters [C, P]; the layers' weights are views of it.
@@ -73,7 +73,7 @@ class CohortNet:
 
     @staticmethod
     def reason(model: nn.Module, outputs: Outputs = "logits") -> str | None:
-        """Why a model has no cohort form, in words; None if it has one.
+        """The reason why a model has no cohort form; None if it has one.
 
         >>> CohortNet.reason(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
         "the model keeps a buffer, '1.running_mean'"

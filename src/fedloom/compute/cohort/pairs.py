@@ -12,8 +12,8 @@ Only coordinates are needed. A first linear layer that reads the samples X [n, i
 
     a θ + b v₀ - Dᵀ X,
 
-where v₀ is the first v, and the coordinates a, b and D [n, out] stand for the matrix [out, in]. Its outputs on X, inner
-products and all else follow from X θᵀ, X v₀ᵀ and the Gram matrix X Xᵀ.
+where v₀ is the first v, and the coordinates a, b and D [n, out] represent the matrix [out, in]. Its outputs on X, inner
+products and everything else follow from X θᵀ, X v₀ᵀ and the Gram matrix X Xᵀ.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class PairedNet:
         return found if self.first is None else found.add_(self.first.products(count))
 
     def finish(self, row: int, w: Tensor, v: Tensor) -> None:
-        """Write a client's w and v [P] from its coordinates; they hold θ and the first v."""
+        """Convert a client's coordinates to w and v [P], in place; these hold θ and the first v beforehand."""
         for vector, at in ((w, SHARED), (v, PRIVATE)):
             source = self.rows[row, at, : self.explicit]
             vector[: self.place.start] = source[: self.place.start]
@@ -210,7 +210,7 @@ class FirstLayer(CohortLayer):
         return torch.bmm(numbers, starts).sub_(torch.bmm(moved, self.outputs[:count, three].flatten(2).mT))
 
     def finish(self, row: int, w: Tensor, v: Tensor) -> None:
-        """Write w and v [out, in], which hold θ and v₀."""
+        """Write w and v [out, in], which hold θ and v₀ beforehand."""
         x = self.x[row]
         (a, b), (c, d) = self.numbers[row, SHARED:RECEIVED].tolist()
         w.addmm_(self.moved[row, SHARED, : len(x)].mT, x, beta=a, alpha=-1)

@@ -1,4 +1,4 @@
-"""What a model's forward pass must not do to be traced once for all steps: side effects that a trace does not show."""
+"""Checks of forward passes for side effects that a trace does not show, so that one trace is valid for all steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UPDATES = {f"i{name}" for name in ("add", "sub", "mul", "truediv", "floordiv", "
 
 
 def divisor(module: nn.Module) -> float | None:
-    """What the forward hooks of a layer divide its output by while training, as they declare; None without hooks.
+    """The declared divisor of a layer's output by its forward hooks while training; None without hooks.
 
     Raises:
         Unsupported: if the module has other hooks.
@@ -80,7 +80,7 @@ def _equal(before: Any, after: Any) -> bool:
 
 
 def refuse_overwriting(graph: fx.Graph, root: nn.Module) -> None:
-    """Raise ``Unsupported`` if an operation overwrites a value that is read again, or whose new value nobody takes."""
+    """Raise ``Unsupported`` if an operation overwrites a value that is read again, or whose new value is not used."""
     number = {node: at for at, node in enumerate(graph.nodes)}
     memory: dict[fx.Node, fx.Node] = {}  # the node whose memory a value shares
     for node in graph.nodes:

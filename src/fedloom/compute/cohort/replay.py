@@ -18,7 +18,7 @@ Step = Callable[[Tensor, Tensor, Tensor], Tensor]
 """A local step of c clients, from inputs [c, B, ...], labels [c, B, ...] and weights [c, B] to their losses [c]."""
 
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]
-"""Records the operations of a function without running them; returns what repeats them on the same memory."""
+"""Records the operations of a function without running them; returns a function that repeats them in place."""
 
 OFTEN = 10  # a step is recorded after so many equal ones, since recording takes time, too; not yet measured on a GPU
 KEPT = 8  # recordings per network; each holds the memory of its activations
@@ -33,7 +33,7 @@ def cuda_graph(operations: Callable[[], None]) -> Callable[[], None]:
 
 
 def recorder(device: torch.device) -> Recorder | None:
-    """What records operations on a device; None where recording gains nothing."""
+    """The recorder of operations on a device; None if recording gains nothing there."""
     return cuda_graph if device.type == "cuda" else None
 
 
@@ -69,7 +69,7 @@ class Replays:
         """Take a step; the losses [c] are overwritten by the next one.
 
         Args:
-            step: the step; what it reads in addition to its inputs must stay at the same places in memory.
+            step: the step; anything it reads in addition to its inputs must stay at the same address in memory.
             rule: everything other than tensors that it computes with, such as the learning rate.
             inputs: the inputs x, y and weights of the step, on the device.
         """
@@ -88,7 +88,7 @@ class Replays:
         return losses
 
     def _keep(self, key: Hashable, step: Step, inputs: tuple[Tensor, ...]) -> None:
-        """Record a step for the next time; where that is impossible, steps go on as they are, and it is said once."""
+        """Record a step for next time; if that is impossible, warn once and keep taking steps unrecorded."""
         assert self.record is not None
         held, made = tuple(value.clone() for value in inputs), []
         self.seen.clear()  # of rules that will not come again, too

@@ -151,7 +151,7 @@ class _Compiler:
         return program
 
     def _call(self, node: fx.Node) -> None:
-        """Add the layers of a node: its own, and the one that stands for its hooks."""
+        """Add the layers of a node: its own, and the one that represents its hooks."""
         layer = self._layer(node)
         inputs = tuple(self.number[each] for each in node.all_input_nodes)
         name = str(node.target).removeprefix("model.") if node.op == "call_module" else ""

@@ -20,7 +20,7 @@ PERIOD = 4099  # of the noise on parameters
 
 
 def trial_reason(model: nn.Module, outputs: Outputs, samples: Tensor) -> str | None:
-    """Why a model's cohort form cannot be trusted, in words; None if it agrees with the module on a few samples.
+    """The reason why a model's cohort form cannot be trusted; None if it agrees with the module on a few samples.
 
     Clients with different parameters and numbers of rows are compared in float64, in training mode and with the same
     draws of dropout.
@@ -54,7 +54,7 @@ def _inputs(samples: Tensor) -> Tensor:
 
 
 def _difference(net: CohortNet, alone: ChosenOutputs, live: LiveModule, x: Tensor) -> str | None:
-    """What differs, in words."""
+    """The first difference, as a noun phrase for the reason; None if all agree."""
     size = len(live.theta)
     noise = torch.empty(PERIOD, dtype=torch.float64).uniform_(-1, 1, generator=torch.Generator().manual_seed(2))
     for row, scale in zip(net.theta, (0.03, -0.02), strict=True):

@@ -1,7 +1,7 @@
 """Deployments over Flower: its SuperLink relays messages, with TLS and node keys; nodes are its SuperNodes.
 
 The SuperLink runs beside the server, and nodes speak its Fleet protocol themselves: no process is started per message,
-and no Flower app is installed or run anywhere, so that what travels is settings and tensors, never code.
+and no Flower app is installed or run anywhere, so that only settings and tensors are transmitted, never code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def require() -> None:
     """Make Flower ready for use, without telemetry, update checks and installations at run time.
 
     Raises:
-        ConfigError: if it is not installed, or in another version.
+        ConfigError: if it is not installed, or its version is not supported.
     """
     os.environ.update(QUIET)
     try:

@@ -62,7 +62,7 @@ clientapp = "nothing:app"
 
 
 def inflated(number: str, contents: dict[str, bytes]) -> Message:
-    """The message with this number; an empty one, which answers no order, if what a node sent is no message."""
+    """The message with this number; an empty one, which answers no order, if a node's content is not a message."""
     with suppress(Exception):  # each kind of record fails in its own ways
         found: Any = inflate_object_from_contents(number, contents)
         if isinstance(found, Message):
@@ -98,13 +98,13 @@ class Grid(HttpGrid):
 
 
 class FlowerTransport:
-    """Messages to nodes by way of a SuperLink.
+    """Messages to nodes through a SuperLink.
 
     Args:
-        address: of the SuperLink, ``host:port``.
-        secret: of its control interface.
+        address: address of the SuperLink, ``host:port``.
+        secret: secret of its control interface.
         ca: the certificate of the authority that signed its certificate; None for no encryption.
-        keys: folder with the public keys of the nodes, ``<name>.pub``; without encryption not used.
+        keys: folder with the public keys of the nodes, ``<name>.pub``; not used without encryption.
         lifetime: seconds for which an order may wait for its node.
         alive: whether the SuperLink's process runs.
 
@@ -159,7 +159,7 @@ class FlowerTransport:
                 time.sleep(0.1)
 
     def _run(self, security: Mapping[str, Any], key: Key, secret: str) -> str:
-        """Begin a run at the SuperLink; returns the token of its server."""
+        """Start a run at the SuperLink; return the token of its server."""
         fab, _ = build_fab_from_files({"pyproject.toml": PROJECT, "nothing.py": b"app = None\n"})
         self.control.StartRun(StartRunRequest(fab=Fab(hash_str=hashlib.sha256(fab).hexdigest(), content=fab)))
         protected = frozenset({"/flwr.proto.Runtime/AcquireTask"})
@@ -189,8 +189,7 @@ class FlowerTransport:
             yield
         except httpx.HTTPError as error:
             raise ClientError(
-                f"the SuperLink at {self.address} does not answer any more ({error}); see its log, and continue with "
-                "resume=…"
+                f"the SuperLink at {self.address} no longer answers ({error}); see its log, and continue with resume=…"
             ) from error
 
     def online(self) -> Mapping[str, str]:
@@ -246,15 +245,15 @@ class FlowerTransport:
 
 
 def read_public_key(path: Path) -> bytes:
-    """A node's public key, in the form in which Flower names it.
+    """A node's public key, in the form that Flower uses to identify it.
 
     Raises:
-        ConfigError: if it is none.
+        ConfigError: if it is not a public key.
     """
     try:
         key = load_ssh_public_key(path.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{path} is no public key of a node ({error}).") from error
+        raise ConfigError(f"{path} is not the public key of a node ({error}).") from error
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ConfigError(f"{path} is no elliptic-curve key; make one with fedloom deploy certificates.")
+        raise ConfigError(f"{path} is not an elliptic-curve key; make one with fedloom deploy certificates.")
     return public_key_to_bytes(key)

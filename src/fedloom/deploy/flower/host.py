@@ -1,4 +1,4 @@
-"""What a server starts around its rounds: a SuperLink, and for trying also nodes on the same machine."""
+"""Processes that a server starts around its rounds: a SuperLink and, for local trials, nodes on the same machine."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def hosting(deployment: Deployment, folder: Path, insecure: bool = False) -> Ite
 
     Args:
         deployment: address, certificates and limits.
-        folder: for the SuperLink's log.
-        insecure: neither encryption nor node keys.
+        folder: folder for the SuperLink's log.
+        insecure: use neither encryption nor node keys.
 
     Raises:
         ConfigError: if Flower or the certificates are missing, or the SuperLink does not come up.
@@ -94,10 +94,10 @@ def start_node(name: str, data: Path, folder: Path, address: str, certificates: 
     """Start ``fedloom deploy node`` on this machine; it ends with this process.
 
     Args:
-        name: of the node and its key.
+        name: name of the node and its key.
         data: its samples.
-        folder: for its state and its log.
-        address: of the server.
+        folder: folder for its state and its log.
+        address: address of the server.
         certificates: folder with ``ca.pem`` and ``<name>.key``; None for no encryption.
     """
     words = ["deploy", "node", "--data", str(data), "--state", str(folder / name), "--server", address]
@@ -115,7 +115,7 @@ def start_node(name: str, data: Path, folder: Path, address: str, certificates: 
 
 
 def end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End processes, at once those that do not end by themselves."""
+    """End processes; kill those that do not end when asked."""
     for process in processes:
         process.send_signal(signal.SIGTERM)
     last = time.monotonic() + ENDING

@@ -1,4 +1,4 @@
-"""Flower's SuperLink as a process beside the server, whose control is closed to everybody else.
+"""Flower's SuperLink as a process beside the server, which alone can access its control interface.
 
 The SuperLink serves three interfaces on one port: that of nodes, which authenticate by their keys, and those of
 control and run time, which in the free edition are open to anyone. Here these two need a secret that is made anew for
@@ -25,13 +25,13 @@ ASGI = Callable[..., Awaitable[None]]
 
 
 class Guard:
-    """An ASGI application that lets nodes in to their interface, and the holder of the secret to all of them."""
+    """An ASGI application that admits nodes to their interface, and the holder of the secret to all interfaces."""
 
     def __init__(self, app: ASGI, secret: bytes) -> None:
         self.app, self.secret = app, secret
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        """Answer 403 to everybody else."""
+        """Pass authorised requests on; answer 403 to all others."""
         if scope["type"] == "http" and not scope["path"].startswith(OPEN):
             given = dict(scope["headers"]).get(HEADER.encode(), b"")
             if not hmac.compare_digest(given, self.secret):
@@ -45,10 +45,10 @@ def start(folder: Path, host: str, port: int, secret: str, certificates: Path | 
     """Start a SuperLink, which ends with this process.
 
     Args:
-        folder: for its log and its secret; of this user alone.
+        folder: folder for its log and its secret, accessible to this user alone.
         host: the address on which it listens.
         port: its port.
-        secret: of its control and run-time interfaces.
+        secret: secret of its control and run-time interfaces.
         certificates: folder with ``ca.pem``, ``server.pem`` and ``server.key``; None for no encryption.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -72,7 +72,7 @@ def start(folder: Path, host: str, port: int, secret: str, certificates: Path | 
 
 
 def main() -> None:
-    """Run a guarded SuperLink: the parent's process id, then the words of ``flower-superlink``."""
+    """Run a guarded SuperLink: the parent's process id, then the arguments of ``flower-superlink``."""
     from fedloom.engines.worker import _die_with_parent
 
     parent = int(sys.argv.pop(1))

@@ -60,20 +60,20 @@ LARGEST = 1 << 31  # bytes of all parts of a message
 
 
 class Refused(ConfigError):
-    """A server that will not talk to this node, now or later."""
+    """Raised for a server that permanently refuses this node."""
 
 
 class Link:
     """A connection to a SuperLink.
 
     Args:
-        address: of the SuperLink, ``host:port``.
+        address: address of the SuperLink, ``host:port``.
         ca: certificate of its authority; None for no encryption.
         key: the node's private key.
         state: folder in which the node's number is remembered.
 
     Raises:
-        Refused: if the server is not the one of the certificate, or does not know the key.
+        Refused: if the server does not match the certificate, or does not know the key.
         httpx.HTTPError: if it cannot be reached.
     """
 
@@ -94,7 +94,7 @@ class Link:
         self.thread.start()
 
     def _activated(self, public: bytes, insecure: bool) -> int:
-        """The node's number; a session that a killed process left behind is ended first."""
+        """The node's number; a session left behind by a killed process is ended first."""
         request = ActivateNodeRequest(public_key=public, heartbeat_interval=HEARTBEAT)
         with suppress(OSError, ValueError, httpx.HTTPStatusError):
             self.client.DeactivateNode(DeactivateNodeRequest(node_id=int(self.remembered.read_text())))
@@ -135,7 +135,7 @@ class Link:
         while True:
             found = self.client.PullObject(request)
             if not found.object_found:
-                raise ConfigError("a part of a message is not there any more.")
+                raise ConfigError("a part of a message no longer exists at the SuperLink.")
             if found.object_available:
                 return found.object_content
             time.sleep(AVAILABLE)
@@ -165,7 +165,7 @@ class Link:
                 )  # fmt: skip
 
     def close(self) -> None:
-        """Say goodbye."""
+        """End the session at the SuperLink."""
         self.ended.set()
         with suppress(httpx.HTTPError):
             self.client.DeactivateNode(DeactivateNodeRequest(node_id=self.node.node_id))
@@ -180,18 +180,18 @@ def serve(
     tell: Callable[[str], None] = lambda sentence: None,
     poll: float = 1.0,
 ) -> None:
-    """Answer a server's orders for ever; a connection that is lost is made again.
+    """Answer a server's orders forever; reconnect whenever the connection is lost.
 
     Args:
         node: the node.
-        address: of the server, ``host:port``.
+        address: address of the server, ``host:port``.
         ca: certificate of its authority; None for no encryption.
         key: the node's private key.
         tell: called with a message about every event.
-        poll: seconds between looks for messages when nothing happens for long.
+        poll: seconds between polls for messages when nothing has happened for a while.
 
     Raises:
-        ConfigError: if the server is not the one of the certificate, or does not know the key.
+        ConfigError: if the server does not match the certificate, or does not know the key.
     """
     backoff, first = BACKOFF[0], time.monotonic()
     met, said = False, ""
@@ -229,7 +229,7 @@ def serve(
 
 
 def explained(error: httpx.HTTPError, address: str, secure: bool) -> tuple[str, str]:
-    """What went wrong in words, and whether it is final: ``now``, ``later`` or not at all."""
+    """A sentence on the error, and whether it is final: ``now``, ``later`` or not at all."""
     text = str(error)
     if "CERTIFICATE_VERIFY_FAILED" in text:
         return (
@@ -238,13 +238,13 @@ def explained(error: httpx.HTTPError, address: str, secure: bool) -> tuple[str, 
             "now",
         )
     if "WRONG_VERSION_NUMBER" in text or "RECORD_LAYER" in text:
-        return f"the server at {address} does not encrypt; ask for one that does, or type --insecure.", "now"
+        return f"the server at {address} does not encrypt; use one that does, or pass --insecure.", "now"
     if isinstance(error, httpx.RemoteProtocolError) and not secure:
         return f"the server at {address} gave no answer without encryption; leave --insecure out.", "later"
     if isinstance(error, httpx.HTTPStatusError) and error.response.is_client_error:
         return (
             f"the server at {address} does not know this node's key; give its file .pub to the people who run the "
-            "server, and see that no other process uses the key.",
+            "server, and make sure that no other process uses the key.",
             "later",
         )
     return f"the server at {address} cannot be reached ({text}).", ""
@@ -254,19 +254,19 @@ def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """A node's private key.
 
     Raises:
-        ConfigError: if it is none.
+        ConfigError: if it is not a private key.
     """
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: it needs a password
-        raise ConfigError(f"{path} is no private key of a node ({error}).") from error
+        raise ConfigError(f"{path} is not the private key of a node ({error}).") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{path} is no elliptic-curve key; make one with fedloom deploy certificates.")
+        raise ConfigError(f"{path} is not an elliptic-curve key; make one with fedloom deploy certificates.")
     return key
 
 
 def own_key(state: Path) -> ec.EllipticCurvePrivateKey:
-    """A key of the node's own, made when it is first asked for; without encryption it is the node's name."""
+    """The node's own key, created on first use; without encryption it serves as the node's name."""
     path = state / "node.key"
     if not path.exists():
         made = ec.generate_private_key(ec.SECP384R1())

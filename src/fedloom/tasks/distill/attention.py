@@ -66,8 +66,8 @@ class SemanticAttention(DistillTerm):
     depend on the map's size, and a smaller last batch is padded with zeros.
 
     Args:
-        weight: of the term.
-        width: of queries and keys.
+        weight: weight of the term.
+        width: width of queries and keys.
 
     Raises:
         ConfigError: if the width is below 1, or a network has no feature maps.

@@ -27,15 +27,15 @@ class Inputs:
     """Inputs [N, ...] as networks take them, read by mini-batch: ``inputs[rows]`` alone is copied.
 
     They are rows of a tensor: numbers, or bytes of images [.., C, H, W], which become (byte / 255 - mean) / std. The
-    tensor may be a file that is mapped into memory, so that N inputs need not fit into it.
+    tensor may be a memory-mapped file, so that N inputs need not fit into memory.
 
     Args:
         stored: the tensor.
-        rows: the rows of it that are meant, int64 [N].
-        dtype: of inputs that are real numbers; None leaves it as it is.
+        rows: the selected rows of it, int64 [N].
+        dtype: dtype of inputs that are real numbers; None leaves it unchanged.
         device: where mini-batches are placed.
-        mean: per channel, for bytes; empty for pixels in 0..1.
-        std: likewise.
+        mean: mean per channel, for bytes; empty for pixels in 0..1.
+        std: standard deviation per channel, likewise.
 
     >>> Inputs(torch.tensor([[[[0]]], [[[255]]]], dtype=torch.uint8), torch.tensor([1, 0]))[:1]
     tensor([[[[1.]]]])
@@ -61,7 +61,7 @@ class Inputs:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(N, ...)."""
+        """The shape (N, ...) of all inputs together."""
         return len(self), *self.stored.shape[1:]
 
     def split(self, size: int) -> Iterator[Tensor]:
@@ -69,7 +69,7 @@ class Inputs:
         return (self[start : start + size] for start in range(0, len(self), size))
 
     def to(self, dtype: torch.dtype, device: str) -> Inputs:
-        """The inputs in this type, on this device if its memory has room for them, else mini-batch by mini-batch."""
+        """The inputs in this dtype, moved to the device at once if its memory has room, else by mini-batch."""
         stored, rows = self.stored, self.rows
         if device != "cpu":
             size = len(rows) * stored[:1].numel() * stored.element_size()
@@ -84,7 +84,7 @@ class Samples:
 
     Args:
         arrays: the data set.
-        rows: of these samples, int64 [N]; None for all.
+        rows: the rows of these samples, int64 [N]; None for all.
     """
 
     arrays: Arrays
@@ -114,11 +114,11 @@ class Samples:
 
     @cached_property
     def first(self) -> Arrays:
-        """The first of them as a network takes them, at most a hundred: for what needs shapes, classes and ranges."""
+        """The first samples, at most a hundred, as a network takes them: for their shapes, classes and ranges."""
         return replace(self.arrays, x=self.x[:FIRST], y=self.y[:FIRST])
 
     def take(self, rows: Tensor | np.ndarray) -> Samples:
-        """Some of them, by their places among these."""
+        """Some of the samples, by their positions among these."""
         rows = torch.as_tensor(rows)
         return replace(self, rows=rows if self.rows is None else self.rows[rows])
 
@@ -163,12 +163,12 @@ class Splits:
         """Split a data source, stratified by class; nothing is copied.
 
         Args:
-            source: the data set, or the name of one that needs no settings. Of a name, images are kept as bytes, a
-                quarter of their size; so they are of a source that is made within ``data.sources.images.as_bytes``.
+            source: the data set, or the name of one that needs no settings. If given by name, images are kept as bytes,
+                a quarter of their size; so are those of a source made within ``data.sources.images.as_bytes``.
             validation: fraction of the training samples set aside for validation.
             samples: number of training samples used, validation included; None for all.
             test_samples: number of test samples used; None for all.
-            seed: of the split; separate from a run's, so that runs with different seeds share a split.
+            seed: seed of the split; separate from a run's, so that runs with different seeds share a split.
 
         >>> parts = Splits.of("digits", validation=0.1, samples=1000)
         >>> len(parts.train), len(parts.validation), len(parts.test)
@@ -192,7 +192,7 @@ class Splits:
         return cls(learned, chosen, test, {"source": source.describe(), **about})
 
     def federation(self) -> Federation:
-        """A federation of one client with the first training samples, by which a teacher is checked."""
+        """A federation of one client with the first training samples, used to check a teacher."""
         first = self.train.first
         none = Split(first, Index.of([[]]))
         return Federation(Split(first, Index.of([np.arange(len(first))])), none, none, first)

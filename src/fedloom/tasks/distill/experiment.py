@@ -27,7 +27,7 @@ class DistillExperiment:
         data: training, validation and test samples.
         model: factory of a freshly initialised student; called once, under a seed that depends on ``seed`` alone.
         teacher: a trained model or the run directory of one; not needed by ``ce``.
-        epochs: E: all of the student's passes over the data (``budget=passes``), or the method's rounds.
+        epochs: E: the total number of the student's passes over the data (``budget=passes``), or the method's rounds.
         budget: ``passes``, equal student passes for every method, or ``published``, as in the papers.
         warmup_epochs: passes of the warm start, for methods that have one; by default E/4, or E as published.
         start: run directory of a student trained with ``ce``, in place of a warm start; its passes count.

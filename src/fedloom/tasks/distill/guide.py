@@ -17,8 +17,8 @@ class GuideNet(nn.Module):
     Acar, thesis 2023, A.1.5. It receives neither the student's outputs nor the input, and is not used at inference.
 
     Args:
-        features: d, the teacher's.
-        classes: C.
+        features: d, the number of the teacher's features.
+        classes: C, the number of classes.
         hidden: units of the hidden layers.
 
     >>> net = GuideNet(6, 3).eval()

@@ -49,7 +49,7 @@ class StudentModule(nn.Module):
         self.taps = FeatureTap(student, maps=method.maps)
 
     def of(self, number: int) -> nn.Module | None:
-        """The layers of the term with this number, if it has some."""
+        """The layers of the term with this number; None if it has none."""
         return dict(self.layers.items()).get(str(number))
 
     def forward_student(self, x: Tensor) -> Outputs:

@@ -149,11 +149,11 @@ class Guide:
         return self.lam_period or max(rounds // 4, 4)
 
     def phase(self, r: int, rounds: int) -> tuple[int, int]:
-        """The rounds [begin, end) in which the learning rates fall to 0 once, and round ``r`` lies."""
+        """The rounds [begin, end) around round ``r`` in which the learning rates fall to 0 once."""
         return period(r, rounds, self.period_of(rounds)) if self.lr_restarts else (0, rounds)
 
     def budget_of(self, r: int, delta: float) -> float:
-        """The budget of round ``r`` of a run whose first is ``delta``."""
+        """The budget of round ``r`` of a run that begins with the budget ``delta``."""
         if self.delta_end is None:
             return delta
         return falling(r, delta, self.delta_end, self.delta_period, self.delta_decay)
@@ -164,8 +164,8 @@ class Distiller:
     """A method of distillation: a composition of terms, a guide and a start.
 
     Args:
-        name: of the method.
-        terms: of the student's loss, which is their sum.
+        name: name of the method.
+        terms: the terms of the student's loss, which is their sum.
         guide: settings of the guide, for methods with a selective term.
         passes: the student's passes over the data in one round.
         warm: whether the student is first trained with cross entropy on the labels.
@@ -188,7 +188,7 @@ class Distiller:
         if self.guide is not None and not self.selective:
             raise ConfigError(f"method {self.name!r} has a guide, but no selective term.")
         if self.passes < 1:
-            raise ConfigError(f"method {self.name!r} needs at least 1 pass a round, not {self.passes}.")
+            raise ConfigError(f"method {self.name!r} needs at least 1 pass per round, not {self.passes}.")
         if sum(term.reuses_head for term in self.terms) > 1:
             raise ConfigError(f"method {self.name!r} has two terms that reuse the teacher's head.")
 

@@ -87,10 +87,10 @@ def disk(
     Acar, thesis 2023, algorithm 7, eq. (6.3) to (6.5); Kag et al., ICLR 2023.
 
     The authors' code (github.com/anilkagak2/DiSK_Distilling_Scaffolded_Knowledge, ``runner.sh``) differs from these
-    equations; ``as_coded`` makes its values the defaults of what is null, and makes five passes of the guide before the
-    first round, with a budget that falls from δ to .4 in periods of 20 rounds, each from .9 of the one before. What is
-    not copied: their script's K is 10 (here as by equation), a round there trains the student first, and the guide sees
-    new augmentations in each pass.
+    equations; with ``as_coded`` its values are the defaults of all settings that are null, the guide makes five passes
+    before the first round, and the budget falls from δ to .4 in periods of 20 rounds, each starting at .9 of the one
+    before. Not copied: their script's K is 10 (here that of the equation), a round there trains the student first, and
+    the guide sees new augmentations in each pass.
 
     Args:
         alpha: α in [0, 1], the weight of the labels.
@@ -105,12 +105,12 @@ def disk(
         guide_passes: the guide's passes in a round.
         guide_lr: the guide's learning rate; null for .003 (.1 as coded). The thesis gives .1 for student and guide.
         warm: whether to start from a student trained on the labels, as in the thesis.
-        as_coded: whether what is null follows the authors' code in place of the thesis.
+        as_coded: whether settings that are null follow the authors' code instead of the thesis.
         normaliser: weight of log(1 + K g), the excess mass of s + g, in L_dist; null for 0 (1 as coded).
         support: the classes that may be helped: ``top_k``, or ``top_k_and_label`` (as coded); null for ``top_k``.
         truncate: whether the teacher's probabilities are cut to these classes; null for false (true as coded).
-        price: of help in the budget, by the probability of the ``label`` or of the ``teacher``'s most likely class
-            (as coded); null for ``label``.
+        price: the class whose probability prices help in the budget: the ``label``, or the ``teacher``'s most likely
+            class (as coded); null for ``label``.
         cap: the largest price; null for none (5 as coded).
         lr_restarts: whether learning rates restart in each of λ's periods; null for false (true as coded).
     """
@@ -159,7 +159,7 @@ def semckd(
         alpha: α in [0, 1], the weight of the labels.
         tau: τ > 0.
         beta: β, the weight of the maps.
-        width: of queries and keys.
+        width: width of queries and keys.
         warm: whether to start from a student trained on the labels.
     """
     terms = (Labels(checked(alpha)), Response(1 - alpha, tau), SemanticAttention(beta, width))

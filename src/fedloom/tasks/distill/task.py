@@ -37,8 +37,8 @@ class Distilled:
     """The result of a run.
 
     Attributes:
-        history: one record a round, as in ``metrics.jsonl``.
-        summary: as in ``summary.json``.
+        history: one record per round, as in ``metrics.jsonl``.
+        summary: the content of ``summary.json``.
         model: the deployed model of the selected round.
         guide_values: the guide's final g on every training sample [N], and whether the last student is right there [N];
             ``model`` may be that of an earlier round.
@@ -245,7 +245,7 @@ class DistillTask(TrainerTask):
         return self.kept
 
     def _state(self) -> Checkpoint:
-        """A copy of all state, since an interrupted step leaves networks and momentum in between."""
+        """A copy of all state, since an interrupted step leaves networks and momentum half updated."""
         trees: dict[str, Mapping[str, Tensor]] = {
             "learner": self.learner.state_dict(),
             "momentum": work.momentum(self.sgd),
@@ -305,7 +305,7 @@ class DistillTask(TrainerTask):
         return Distilled(self.history, summary, model.eval(), values)
 
     def _chosen(self) -> dict[str, Tensor]:
-        """The deployed model's tensors of the selected round; its present ones if the run stopped in the warm start."""
+        """The deployed model's tensors of the selected round; its current ones if the run stopped in the warm start."""
         return self.best or self.learner.deployed()
 
     def _optimiser(self) -> torch.optim.SGD:

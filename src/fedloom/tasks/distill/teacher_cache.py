@@ -34,7 +34,7 @@ def digest(*tensors: Tensor) -> str:
 
 
 def _digest(tensors: Iterable[Tensor]) -> str:
-    """The same of tensors that come one after the other."""
+    """A checksum like ``digest`` of tensors that arrive one after the other."""
     hasher = hashlib.blake2b(digest_size=12)
     for t in tensors:
         hasher.update(f"{t.dtype}{tuple(t.shape)}".encode())
@@ -55,7 +55,7 @@ class TeacherCache:
         maps: the numbers of the feature maps to cache.
         mode: ``memory``, ``disk``, ``none`` (computed for every batch) or ``auto``: memory up to 1 GB, then the disk up
             to 50 GB if there is a folder.
-        folder: of the cache on disk.
+        folder: folder of the cache on disk.
         operands: the dtype of factors in outputs that are computed for a batch; cached ones are always exact.
 
     Raises:

@@ -38,7 +38,7 @@ class Response(DistillTerm):
     """τ² KL(t^τ‖s^τ), s^τ = softmax(logits/τ). Hinton et al., 2015; Acar, thesis 2023, eq. (6.1).
 
     Args:
-        weight: of the term.
+        weight: weight of the term.
         tau: τ > 0, the temperature of both.
     """
 
@@ -63,7 +63,7 @@ class SelectiveResponse(DistillTerm):
     not depend on the student.
 
     Args:
-        weight: of the term.
+        weight: weight of the term.
         tau: τ > 0, the teacher's temperature.
         tau_s: τ_s > 0, the student's; None fits it to the teacher after the warm start.
         top_k: K, the number of classes to which g is added; None for 20, but at most a fifth of all.
@@ -114,7 +114,7 @@ class Hint(DistillTerm):
     the hint first and the responses later; here both are trained jointly, as in Chen et al. (SimKD, 2022).
 
     Args:
-        weight: of the term.
+        weight: weight of the term.
         layer: index of the map in both networks; -1 is the last.
     """
 
@@ -157,7 +157,7 @@ class Reuse(DistillTerm):
     the features and Ψ is the same bottleneck with dense layers.
 
     Args:
-        weight: of the term.
+        weight: weight of the term.
     """
 
     maps = True

@@ -24,11 +24,11 @@ from fedloom.tasks.distill.learner import make_learner, make_student
 
 
 class TrainedStudent(RunRecords):
-    """What a run of ``fedloom distill`` trained: ``fedloom.distill.load`` makes it of a run directory.
+    """The student trained by a run of ``fedloom distill``; ``fedloom.distill.load`` reads it from a run directory.
 
     Attributes:
-        model: the student as it is deployed, of the selected round, with the head of its teacher where the method
-            reuses it; it predicts, is evaluated and exported like the models of federated runs.
+        model: the deployed student of the selected round, with the head of its teacher if the method reuses it; it
+            predicts, is evaluated and exported like the models of federated runs.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class TrainedStudent(RunRecords):
 def load(
     experiment: DistillExperiment, directory: RunDirectory, teacher: Callable[[], nn.Module] | None = None
 ) -> TrainedStudent:
-    """The student in a run directory; nothing is written.
+    """Load the student in a run directory; nothing is written.
 
     Args:
         experiment: the experiment of the run.
         directory: the run directory.
-        teacher: makes a network of the teacher's architecture, if it is not a run of its own.
+        teacher: makes a network of the teacher's architecture, unless the teacher is a run directory.
 
     Raises:
         CheckpointError: if the run has not ended, or its model cannot be read.

@@ -99,7 +99,7 @@ class PassSchedule:
 
     @property
     def total(self) -> int:
-        """The student's passes in all."""
+        """The total number of the student's passes."""
         return self.before + self.warm + sum(self.rounds)
 
     @property

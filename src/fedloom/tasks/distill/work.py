@@ -38,7 +38,7 @@ class DistillationData:
         teacher: the teacher's outputs on them; None without a teacher.
         change: the augmentation, if there is one.
         training: settings of SGD.
-        seed: of the run.
+        seed: seed of the run.
     """
 
     train: Samples
@@ -118,7 +118,7 @@ def student_pass(
         bench: data and settings.
         learner: the student with its layers.
         sgd: the optimiser of the parameters to train.
-        number: of the pass, from 0, counted over the whole run; it determines the mini-batches.
+        number: number of the pass, from 0, counted over the whole run; it determines the mini-batches.
         rate: maps the number of a step in this pass to its learning rate.
         losses: the student's losses.
     """
@@ -158,7 +158,7 @@ class StudentSnapshot:
     """The student's contributions on which the guide is trained in one round.
 
     Attributes:
-        views: of each selective term, [N, ...].
+        views: the view of each selective term, [N, ...].
         own: the student's own logits [N, C].
         answers: the deployed model's logits [N, C].
         teacher: the teacher's outputs, without maps.

@@ -46,7 +46,7 @@ def task_batches(
 
     Tasks are drawn uniformly, without replacement within a step. A task's samples are visited in shuffled passes, as a
     client's are in local training, so that its batch in step k depends on (seed, t, its number, k) alone. Support
-    and query have passes of their own and may share samples.
+    and query use separate passes and may share samples.
 
     Args:
         learner: selects the tasks.
@@ -56,7 +56,7 @@ def task_batches(
         memory: the stored tasks and the new one.
         held: the numbers of the tasks that the learner has stored.
         t: the number of the new task.
-        seed: of the experiment.
+        seed: seed of the experiment.
         disjoint: whether a step's support is drawn from the samples that are not in its query, if these are enough.
     """
     candidates = list(learner.tasks(held, t))

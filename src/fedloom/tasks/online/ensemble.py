@@ -47,7 +47,7 @@ class ExpertEnsemble:
         objective: the terms of the loss.
         support: size of a support batch; 0 takes all of a task's training samples, as U^t is defined.
         seed: seed of all random numbers.
-        device: of the parameters and data.
+        device: device of the parameters and data.
         disjoint: whether support and query of a step share no sample, where a task has enough.
 
     Raises:
@@ -124,7 +124,7 @@ class ExpertEnsemble:
         """Logits of models adapted with a task's training samples, [E, N, C].
 
         Args:
-            state: of the ensemble.
+            state: state of the ensemble.
             support: the task's training samples; with ``many`` those of several tasks, [T, n, ...].
             x: inputs [N, ...], or [T, N, ...].
             only: the experts to evaluate, in ascending order; by default all.
@@ -176,10 +176,10 @@ class ExpertEnsemble:
         The given state is not modified.
 
         Args:
-            state: before the task.
-            t: its number.
-            arrays: its training samples.
-            only: the experts that learn; the others stay as they are and store no data.
+            state: the state before the task.
+            t: the task's number.
+            arrays: the task's training samples.
+            only: the experts that learn; the others are unchanged and store no data.
         """
         seen = state[MEMORY] | stored(t, arrays)
         new: State = {place: dict(tree) for place, tree in state.items()}
@@ -242,7 +242,7 @@ class ExpertEnsemble:
     def _loss(
         self, learner: OnlineLearner, adaptation: Adaptation, material: Sequence[TaskBatch]
     ) -> Callable[[Tensor], Tensor]:
-        """The mean over a step's tasks of f∘U as a function of w [P]; of f if learner or adaptation train without U."""
+        """The mean of f∘U over a step's tasks (of f if learner or adaptation train without U) as a function of w."""
         plan, net = self.plan(1, adaptation) if learner.adapts and adaptation.trains else self.plan(0)
         net.train()
         seen = dict.fromkeys(plan.method.parts, NO_ROUND)
@@ -253,8 +253,8 @@ class ExpertEnsemble:
     def stacked(self) -> bool:
         """Whether experts of a group, and tasks of an evaluation, are one vmapped computation or run in turn.
 
-        ``vmap`` cannot run modules that say ``stackable = False``, as LSTMs do, and makes grouped convolutions of those
-        with weights of their own, which take a CPU longer.
+        ``vmap`` cannot run modules that declare ``stackable = False``, such as LSTMs, and turns convolutions with
+        different weights per model into grouped ones, which are slower on a CPU.
         """
         modules = list(self.model.modules())
         slow = self.device == "cpu" and any(isinstance(module, _ConvNd) for module in modules)

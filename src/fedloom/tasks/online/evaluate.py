@@ -72,9 +72,9 @@ class StreamEvaluator:
         return {"efficiency/accuracy": found, "efficiency/samples": needed}
 
     def long_term(self, state: State, seen: int, p: Tensor) -> dict[str, float]:
-        """The mixture's mean accuracy and loss on the first ``seen`` tasks, generated again and adapted to.
+        """The mixture's mean accuracy and loss on the first ``seen`` tasks, each generated again and adapted to.
 
-        With ``ltm_tasks`` only on these: the ones that come first in a random order, which longer streams extend.
+        With ``ltm_tasks``, only that many: those that come first in a random order, which longer streams extend.
         """
         only = trusted(p, self.online.measures.tolerance)
         shares = p[only] / p[only].sum()

@@ -36,9 +36,9 @@ class OnlineLearner:
         trains: whether the model is trained at all.
         adapts: whether the losses are f∘U, those of the adapted model, rather than f; with an adaptation that does not
             train, like ``finetune``, they are f.
-        learns_first: whether a task is predicted by the model that was trained with its training samples.
+        learns_first: whether a task is predicted by the model after training on its training samples.
         vmapped_fields: numeric settings in which the experts of one group may differ.
-        citation: BibTeX.
+        citation: BibTeX of the paper.
     """
 
     trains: ClassVar[bool] = True
@@ -107,7 +107,7 @@ class Mogd(OnlineLearner):
 
 
 class StoresAll(OnlineLearner):
-    """Stores the data of all tasks and trains on them."""
+    """Base class of learners that store the data of all tasks and train on them."""
 
     def tasks(self, held: Sequence[int], t: int) -> Sequence[int]:
         return (*held, t)

@@ -24,9 +24,9 @@ Samples = tuple[Any, Any]
 
 
 class Live(RunRecords):
-    """The experts of an online run and their weights, as of one of its tasks; tasks observed here are not recorded.
+    """The experts of an online run and their weights after one of its tasks; tasks observed here are not recorded.
 
-    Models are adapted to a task's support samples; ``predict`` leaves the learner as it is, ``observe`` trains it.
+    Models are adapted to a task's support samples; ``predict`` leaves the learner unchanged, ``observe`` trains it.
     Observing the tasks of a stream one by one gives the bits of the run over that stream.
 
     Args:
@@ -82,8 +82,8 @@ class Live(RunRecords):
 
         Args:
             support: the task's training samples.
-            answers: further samples of the task, by which Hedge weighs the experts; without them p stays as it is. A
-                run takes the task's test samples.
+            answers: further samples of the task, by which Hedge weights the experts; without them p is unchanged. A run
+                uses the task's test samples.
 
         Raises:
             ConfigError: if the support is empty.

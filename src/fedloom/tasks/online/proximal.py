@@ -60,7 +60,7 @@ class BufferedMoml(Moml):
 
     With ``accept=1`` the buffer holds the latest tasks (B = 1 is MOML, called B = 0 in the thesis' tables); below 1, a
     new task enters with that probability and replaces the oldest. ∇ follows the recursion of MOML, so it stands for
-    ∇L_B at w⁺; the thesis' mean of the B latest gradients, each at its own model, would require storing all of them.
+    ∇L_B at w⁺; the thesis's mean of the B latest gradients, each at its own model, would require storing all of them.
     Acar, thesis 2023, 5.2, which leaves the probability open.
 
     Args:

@@ -17,9 +17,9 @@ def summarise(online: Online, history: Sequence[dict[str, Any]], total: Tensor, 
 
     Args:
         online: the experiment.
-        history: one record a task.
+        history: one record per task.
         total: the experts' cumulative losses in Hedge, float64 [E].
-        parameters: their number in one model.
+        parameters: number of parameters of one model.
     """
     final = history[-1] if history else {}
     long = [record for record in history if record.get("ltm/accuracy") is not None]

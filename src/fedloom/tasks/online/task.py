@@ -34,8 +34,8 @@ class OnlineResult:
     """The result of an online run.
 
     Attributes:
-        history: one record a task, as in ``metrics.jsonl``.
-        summary: as in ``summary.json``.
+        history: one record per task, as in ``metrics.jsonl``.
+        summary: the content of ``summary.json``.
         state: the experts' final state.
         p: Hedge's final weights of the experts, float64 [E].
     """
@@ -60,7 +60,7 @@ def run(
     Args:
         online: what to run.
         out: run directory; None keeps everything in memory.
-        resume: True goes on from the newest checkpoint in ``out``, a path from that checkpoint.
+        resume: True resumes from the newest checkpoint in ``out``; a path, from that checkpoint.
         checkpoint_every: tasks between checkpoints; one is always written at the end and on Ctrl-C. A checkpoint
             includes the stored tasks, so FTML's checkpoints grow.
         keep: number of checkpoints to keep.

@@ -1,4 +1,4 @@
-"""What a search found: finalists, their comparison on held-out seeds, what each part contributes, and a picture."""
+"""The results of a search: finalists, their comparison on held-out seeds, each part's contribution, and a figure."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def winner(history: Sequence[Record], roles: Sequence[str], seeds: int, maximise
 def gain(
     ours: Mapping[int, float], others: Mapping[int, float], maximise: bool, comparisons: int = 1
 ) -> dict[str, float]:
-    """What is gained over others with the same seeds, as ``paired``: positive is better, whatever the goal.
+    """The gain over others with the same seeds, as by ``paired``: positive is better, whatever the goal.
 
     >>> round(gain({1: 2.0, 2: 1.0}, {1: 2.5, 2: 2.5}, maximise=False)["mean"], 3)
     1.0
@@ -73,7 +73,7 @@ def gain(
     return paired(ours, others, comparisons) if maximise else paired(others, ours, comparisons)
 
 
-PENDING = "The search stopped before its final comparison, so that nothing is decided; it goes on with resume=."
+PENDING = "The search stopped before its final comparison, so nothing is decided; continue it with resume=."
 
 
 def summary(history: Sequence[Record], settings: SearchSettings, maximise: bool, reference: str) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def summary(history: Sequence[Record], settings: SearchSettings, maximise: bool,
 def verdict(ranking: Sequence[Mapping[str, Any]], reference: str) -> str:
     """The result in one sentence."""
     if not ranking:
-        return "No candidate was run to its end; give a larger search.budget."
+        return "No candidate was run to its end; set a larger search.budget."
     best = ranking[0]
     if best["role"] == reference:
         return f"No finalist is better than {reference} on the held-out seeds: take {reference}."
@@ -165,7 +165,7 @@ def write(
 
 
 def front(points: Sequence[tuple[float, float]], maximise: bool) -> list[int]:
-    """The positions of points (cost, score) that no other point beats in both, in order of cost.
+    """The positions of Pareto-optimal points (cost, score), which no other point beats in both, in order of cost.
 
     >>> front([(1.0, 0.5), (2.0, 0.4), (3.0, 0.9)], maximise=True)
     [0, 2]
@@ -179,7 +179,7 @@ def front(points: Sequence[tuple[float, float]], maximise: bool) -> list[int]:
 
 
 def picture(tried: Sequence[Record], goal: str, maximise: bool) -> Any:
-    """Score against bytes of all complete candidates; those that none beats in both are joined and named."""
+    """Plot score against bytes of all complete candidates; the Pareto-optimal ones are joined and named."""
     from matplotlib.figure import Figure
 
     done = ranked(tried, maximise)

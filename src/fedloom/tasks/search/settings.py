@@ -13,23 +13,23 @@ SEARCHED = ("objective", "drift", "personal", "adaptation", "mixing", "server")
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """How a search spends its budget, and what counts.
+    """How a search spends its budget, and by which metric it compares candidates.
 
     Args:
-        budget: what all candidates of the search may use together, in ``unit``; the final comparison on held-out
-            seeds comes on top of it.
+        budget: what all candidates of the search may use together, in ``unit``, not including the final comparison on
+            held-out seeds.
         unit: unit of the budget: communication ``rounds``, ``bytes`` communicated, or ``minutes`` of training. With
             minutes, a repeated search may try other candidates.
-        goal: the metric of the records that counts, measured on validation samples: ``clients/accuracy/mean``,
+        goal: the metric to optimise, measured on validation samples: ``clients/accuracy/mean``,
             ``clients/accuracy/worst10``, ``global/accuracy``, ….
-        equal: what candidates have in equal amounts: all run for ``rounds``, or end early once they have communicated
-            the ``bytes`` that FedAvg communicates in so many rounds.
+        equal: what is equal for all candidates: they run for the same ``rounds``, or end early once they have
+            communicated the ``bytes`` that FedAvg communicates in so many rounds.
         sampler: how candidates are proposed: ``tpe`` (tree-structured Parzen estimator) or ``random``.
         methods: the named methods to start from; empty: all that fit the data and conditions.
         slots: the slots whose part may be replaced in a named method; empty: only named methods are tried.
-        also: further keys to search, numbers of which the configuration has the central value.
+        also: further keys to search, of numbers around the configuration's value.
         rungs: number of times that a candidate is compared with the others before its last round.
-        eta: the best 1/η of the candidates go on at each of these comparisons.
+        eta: the best 1/η of the candidates continue after each of these comparisons.
         validation: fraction of each client's training samples on which candidates are compared.
         finalists: number of candidates in the final comparison, in addition to FedAvg.
         seeds: number of held-out seeds of the final comparison.

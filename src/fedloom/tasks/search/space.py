@@ -17,7 +17,7 @@ Candidate = dict[str, Any]
 
 
 class Trial(Protocol):
-    """What proposes values: a trial of Optuna."""
+    """The proposer of values: a trial of Optuna."""
 
     def suggest_categorical(self, name: str, choices: Any) -> Any:
         """One of the choices."""
@@ -46,7 +46,7 @@ class Range:
 
     @property
     def turned(self) -> bool:
-        """Whether 1 - x is searched in place of x."""
+        """Whether 1 - x is searched instead of x."""
         return 0.5 <= self.centre < 1
 
     @property
@@ -77,11 +77,11 @@ def searched(parameters: Mapping[str, Parameter]) -> dict[str, Range]:
 
 @dataclass(frozen=True)
 class Space:
-    """All candidates.
+    """The set of all candidates.
 
     Args:
         registry: the named methods.
-        names: those to start from.
+        names: names of the methods to start from.
         slots: the slots whose part may be replaced.
         also: further keys of the configuration, with their ranges.
     """
@@ -117,7 +117,7 @@ class Space:
         return effective(self.registry, found)
 
     def parts(self, slot: str) -> dict[str, Part]:
-        """The parts that named methods have in a slot, by name; among them the one that does nothing."""
+        """The parts that named methods have in a slot, by name, including the identity."""
         held = [getattr(self.registry.make(name), slot) for name in self.names]
         each = [one for parts in held for one in (parts if isinstance(parts, tuple) else (parts,))]
         return {label(part): part for part in each}

@@ -1,7 +1,7 @@
 """A search: candidates until the budget is spent, then a comparison of the best ones on held-out seeds.
 
-A step of the search is one run. What is tried next follows from the records of what was tried, so that a search that
-was killed resumes from them.
+A step of the search is one run. The next candidate follows from the records of those tried so far, so that a search
+that was killed resumes from them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 REFERENCE = "fedavg"
 FACTORS = (1.0, 1 / 3, 3.0)
-"""FedAvg is run in full at these multiples of the keys searched besides the methods' settings, before all others."""
+"""FedAvg is run in full first, at these multiples of the keys searched in addition to the methods' settings."""
 WITHOUT_EFFECT = ("engine", "device", "client_state", "checkpoint", "trackers")  # on results
 HOPELESS = 200  # candidates in a row that could not run at all, after which the search ends
 RUNS = "runs"
@@ -51,7 +51,7 @@ class Maker(Protocol):
 
 @dataclass(frozen=True)
 class SearchExperiment:
-    """A search.
+    """A search over compositions.
 
     Args:
         make: makes the experiment of a candidate.
@@ -59,7 +59,7 @@ class SearchExperiment:
         space: all candidates.
         settings: the settings of the search.
         rounds: T of every run.
-        seed: of the search; the final comparison uses the seeds after it.
+        seed: seed of the search; the final comparison uses the seeds after it.
         config: the configuration.
         misfits: named methods that cannot run under these conditions, with the reasons.
     """
@@ -110,7 +110,7 @@ def search(
 
 
 class SearchTask(TrainerTask):
-    """A search as a task, of which a round is one run.
+    """A search as a task of the trainer; a round is one run.
 
     Args:
         experiment: the search.
@@ -132,7 +132,7 @@ class SearchTask(TrainerTask):
 
     @property
     def rounds(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """One more than are done, until there is nothing left to run."""
+        """One more than the completed runs, until there is nothing left to run."""
         return self.round + (self._next() is not None)
 
     def identity(self) -> dict[str, Any]:
@@ -192,7 +192,7 @@ class SearchTask(TrainerTask):
         return self._candidate() if role == "candidate" else self._compare(role, candidate, seed)
 
     def _candidate(self) -> Record:
-        """Propose a candidate and run it, as far as it keeps up with the others."""
+        """Propose a candidate and run it for as long as it keeps up with the others."""
         from optuna.distributions import distribution_to_json
 
         number, also = len(self.tried), self.experiment.space.also
@@ -240,7 +240,7 @@ class SearchTask(TrainerTask):
         }
 
     def _taken_over(self, candidate: Candidate) -> Outcome | None:
-        """What another search found for the next candidate, if it had tried the same ones before."""
+        """Another search's outcome for the next candidate, if its earlier candidates were the same."""
         mine = [*(record["candidate"] for record in self.tried), candidate]
         for records in self.known:
             others = [record for record in records if record["stage"] == "search"][: len(mine)]

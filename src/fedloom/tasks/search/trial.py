@@ -17,12 +17,12 @@ GoesOn = Callable[[int, float], bool]
 
 
 class _Ended(Exception):
-    """The run ends here, on purpose."""
+    """Raised to end a run early on purpose."""
 
 
 @dataclass
 class Outcome:
-    """What became of a candidate.
+    """The outcome of a candidate's run.
 
     Attributes:
         label: its name, like ``feddyn+uniform``.
@@ -47,8 +47,8 @@ class Comparisons(Callback):
     """Compares a run with the others at given rounds, and measures what it costs.
 
     Args:
-        outcome: is filled in.
-        goal: the metric that counts.
+        outcome: the outcome to fill in.
+        goal: the metric to compare.
         milestones: rounds of comparison.
         goes_on: the rule; None lets the candidate run to its end.
         limit: the run ends before it communicates more bytes than this.

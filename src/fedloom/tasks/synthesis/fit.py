@@ -67,7 +67,7 @@ class Fitted:
         model: the network.
         steps: number of training steps.
         loss: mean loss over the last window, on augmented mini-batches.
-        accuracy: on the training samples without augmentation.
+        accuracy: accuracy on the training samples without augmentation.
     """
 
     model: nn.Module
@@ -100,13 +100,13 @@ def fit(name: str, arrays: Arrays, training: ClassifierTraining, seed: int) -> F
     """Train a freshly initialised classifier on ``arrays``, on their device; a function of its arguments alone.
 
     Args:
-        name: of a model, or ``auto``.
+        name: name of a model, or ``auto``.
         arrays: the training samples.
-        training: settings.
-        seed: of initialisation, mini-batches and augmentation.
+        training: settings of the training.
+        seed: seed of initialisation, mini-batches and augmentation.
 
     Raises:
-        ConfigError: for no samples, or if the model or the augmentation does not fit the data.
+        ConfigError: if there are no samples, or if the model or the augmentation does not fit the data.
 
     Example:
         >>> from fedloom.data.sources import digits

@@ -62,13 +62,13 @@ def grid(
     Args:
         images: [M, 1 or 3, H, W].
         labels: class numbers [M].
-        path: of the file; its suffix is the format, png if it has none.
+        path: the file; its suffix is the format, png if it has none.
         low: smallest pixel value, one number or one per channel; see ``value_range``.
         high: largest pixel value, likewise.
         classes: number of rows; by default up to the largest label.
-        names: of the classes; by default their numbers.
-        title: of the figure.
-        each: number of images per class, the first ones.
+        names: names of the classes; by default their numbers.
+        title: title of the figure.
+        each: number of images per class, from the first on.
 
     Raises:
         DataError: for samples that are not images, labels that do not fit, or values outside the bounds by more than a

@@ -85,7 +85,7 @@ class EvalResult:
     """The evaluation of one synthetic set.
 
     Attributes:
-        numbers: by name, as in a run's records.
+        numbers: metrics by name, as in a run's records.
         details: plain data: the features used, numbers by class, sizes.
     """
 
@@ -101,12 +101,12 @@ class SyntheticEvaluator:
     synthetic samples and provides the features for FID, KID, precision, recall, density, coverage and diversity.
 
     Args:
-        federation: of the real data. Training samples are those of the clients that take part; if the common test set
-            is empty, the clients' test samples are used instead.
-        settings: of the evaluation.
-        seed: of the classifier that is trained on the set.
+        federation: the real data. Training samples are those of the clients that take part; if the common test set is
+            empty, the clients' test samples are used instead.
+        settings: settings of the evaluation.
+        seed: seed of the classifier that is trained on the set.
         cache: folder of the real-data classifier; None keeps it in memory.
-        device: of the classifiers.
+        device: device of the classifiers.
 
     Raises:
         ConfigError: if the data have no classes, or no test samples.
@@ -192,8 +192,8 @@ class SyntheticEvaluator:
         """Evaluate a set.
 
         Args:
-            arrays: its samples, in the value range of the real ones.
-            thorough: whether to search for copies of training samples too, which takes longest.
+            arrays: the set's samples, in the value range of the real ones.
+            thorough: whether to search for copies of training samples as well, which takes longest.
 
         Raises:
             DataError: if the samples have another shape or range than the real ones.

@@ -36,9 +36,9 @@ class Synthesis:
     """The result of a synthesis run.
 
     Attributes:
-        result: of the federated run.
+        result: the result of the federated run.
         found: the synthetic set with its provenance.
-        evaluation: of the set.
+        evaluation: the evaluation of the set.
     """
 
     result: RunResult
@@ -130,7 +130,7 @@ def synthesize(
         out: run directory; None keeps everything in memory.
         judge: settings of the evaluation.
         cache: folder of the real-data classifier, if several runs share it; by default ``judge`` in ``out``.
-        resume: as in ``fedloom.experiment.federated.run``, like the rest.
+        resume: as in ``fedloom.experiment.federated.run``, like all following settings.
         checkpoint_every: rounds between checkpoints.
         keep: number of checkpoints to keep.
         callbacks: observers of the run.

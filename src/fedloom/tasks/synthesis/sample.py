@@ -28,7 +28,7 @@ def sample(
             ``latent`` of z, and a method ``generate`` or ``decode``. It is not modified.
         theta: its parameters [P], all shared, as in ``server.theta``.
         per_class: samples of each class.
-        seed: of z; equal seeds give equal samples.
+        seed: seed of z; equal seeds give equal samples.
         buffers: the model's buffers, if it has some, as in ``server.buffers``.
 
     Returns:
@@ -57,7 +57,7 @@ def sample(
     buffers = layout.read(model)[1] if buffers is None else buffers
     if len(theta) != layout.size or len(buffers) != layout.buffer_size:
         raise ConfigError(
-            f"the {len(theta)} parameters and {len(buffers)} buffers at hand are not those of this model, "
+            f"the given {len(theta)} parameters and {len(buffers)} buffers are not those of this model, "
             f"which has {layout.size} and {layout.buffer_size}."
         )
     net = copy.deepcopy(model).to(theta.device, theta.dtype).eval()

@@ -23,7 +23,7 @@ def shared(federation: Federation, arrays: Arrays, times: int = 1) -> Federation
     The set is stored once for all clients; n_i grows by M · ``times``. Validation and test samples do not change.
 
     Args:
-        federation: of the real data.
+        federation: the real data.
         arrays: the synthetic set of M samples, in the value range of the real data.
         times: how often each client's samples include the set, to give it more weight.
 

@@ -38,11 +38,11 @@ def extract_set(server: Server, model: nn.Module, like: Arrays, per_class: int, 
     """The synthetic set of a server, float32, in the value range of the real data.
 
     Args:
-        server: its state; if a part of it holds samples ``x`` and labels ``y``, these are the set.
+        server: the server's state; if a part's state holds samples ``x`` and labels ``y``, these are the set.
         model: otherwise, the network to sample with the server's parameters.
         like: the real data, for class names and value range.
         per_class: samples of each class drawn from the model.
-        seed: of the samples.
+        seed: seed of the samples.
     """
     held = next((state for state in server.parts.values() if state.keys() >= HELD), None)
     if held is not None:

@@ -1,7 +1,7 @@
 """CCVR: the head of a finished run's model is trained again, on features drawn from the clients' class statistics.
 
-Under label skew the head of a federated model is biased towards the classes of the last clients, its features much
-less. Clients therefore send, once after training, sums of their features by class; the server fits a Gaussian to each
+Under label skew the head of a federated model is biased towards the classes of the last clients, its features much less
+so. Clients therefore send, once after training, sums of their features by class; the server fits a Gaussian to each
 class, draws virtual features from it, and trains the head on them. No features leave a client. Luo, Chen, Hu,
 Zhang, Liang & Feng, NeurIPS 2021, algorithm 1.
 """
@@ -38,7 +38,7 @@ class ClassGaussians:
 
         μ_c = S_c / n_c          Σ_c = (Q_c - n_c μ_c μ_cᵀ) / (n_c - 1)          S_c = Σ_{y=c} φ, Q_c = Σ_{y=c} φφᵀ
 
-    The paper has the same from each client's own mean and covariance. With one sample Σ_c = 0.
+    The paper derives the same from each client's own mean and covariance. With one sample Σ_c = 0.
 
     Attributes:
         n: samples of each class, float64 [C].
@@ -52,7 +52,7 @@ class ClassGaussians:
 
     @classmethod
     def of(cls, n: Tensor, first: Tensor, second: Tensor) -> ClassGaussians:
-        """From the sums n [C], S [C, d] and the upper triangles of Q, row by row, [C, d (d + 1) / 2]."""
+        """The Gaussians from the sums n [C], S [C, d] and the upper triangles of Q, row by row, [C, d (d + 1) / 2]."""
         d, n = first.shape[1], n.clamp(min=0)  # noise may have made it negative
         mean = first / n.clamp(min=1)[:, None]
         row, column = torch.triu_indices(d, d)
@@ -62,7 +62,7 @@ class ClassGaussians:
         return cls(n, mean, centred / (n - 1).clamp(min=1)[:, None, None])
 
     def draw(self, samples: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """As many virtual features for every class that has samples: features [M, d], float64, and classes [M]."""
+        """Draw ``samples`` virtual features for every class with samples: features [M, d], float64, and classes [M]."""
         found, classes = [], torch.nonzero(self.n >= 0.5).flatten()  # with noise, sums are no whole numbers
         for c in classes.tolist():
             normal = rng.stream(seed, "virtual features", c).standard_normal((samples, self.mean.shape[1]))
@@ -72,7 +72,7 @@ class ClassGaussians:
 
 
 def class_sums(features: Tensor, y: Tensor, classes: int) -> dict[str, Tensor]:
-    """What a client sends: n, S and Q of its samples with features [N, d] and classes [N]; see ``ClassGaussians``."""
+    """A client's upload: n, S and Q of its samples with features [N, d] and classes [N]; see ``ClassGaussians``."""
     phi, d = features.double(), features.shape[1]
     row, column = torch.triu_indices(d, d)
     one = torch.nn.functional.one_hot(y.long(), classes).double()
@@ -84,9 +84,9 @@ def class_sums(features: Tensor, y: Tensor, classes: int) -> dict[str, Tensor]:
 class CCVR:
     """Classifier calibration with virtual representations: a linear head for all classes alike, after training.
 
-    The head starts from the run's own and minimises the cross entropy of the virtual features by SGD. What clients send
-    passes the uplinks of the run's method, C (1 + d + d (d + 1)/2) numbers in one exchange. Every class has as many
-    virtual features; a class without samples has none.
+    The head starts from the run's own and minimises the cross entropy of the virtual features by SGD. Clients send C (1
+    + d + d (d + 1)/2) numbers in one exchange, through the uplinks of the run's method. Every class has the same number
+    of virtual features; a class without samples has none.
 
     >>> import fedloom as fl
     >>> federation = fl.data.federate("digits", "pathological", clients=5)
@@ -97,10 +97,10 @@ class CCVR:
 
     Args:
         samples: M, virtual features of each class.
-        epochs: passes over them; with 0 the head stays.
-        batch_size: of the steps.
+        epochs: passes over them; with 0 the head is unchanged.
+        batch_size: virtual features per step.
         lr: learning rate of the steps.
-        seed: of the draws and of the order.
+        seed: seed of the draws and of the order.
 
     Raises:
         ConfigError: if a setting is out of range.
@@ -132,7 +132,7 @@ class CCVR:
         return with_head(trained.server, trained.server.module, weight, bias)
 
     def privacy(self, trained: TrainedRun) -> Spent | None:
-        """What the run and the clients' sums have spent together; None if the run is not private."""
+        """The privacy spent by the run and the clients' sums together; None if the run is not private."""
         return spent(trained.summary, trained.snapshot.server.round, 1, trained.plan.method.uplink)
 
     def fit(self, head: nn.Linear, features: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,7 +151,7 @@ class CCVR:
 
 @dataclass(frozen=True)
 class _Sent(Sequence[dict[str, Tensor]]):
-    """What the clients of a run send, computed when it is their turn: together it would fill the memory."""
+    """The uploads of a run's clients, each computed when it is needed: together they would fill the memory."""
 
     trained: TrainedRun
     classes: int

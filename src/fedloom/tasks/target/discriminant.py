@@ -1,4 +1,4 @@
-"""A linear discriminant on a model's features, from sums that clients add up: no one's label counts are needed."""
+"""A linear discriminant on a model's features, from sums over clients: no client's own label counts are needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEMPERATURES = tuple(2.0**k for k in range(-1, 8))
 
 @dataclass(frozen=True)
 class ClassSums:
-    """What a client sends of its samples: n_c, S_c = Σ_{y=c} φ(x) and Q = Σ φφᵀ. The server needs their sum alone.
+    """A client's upload: n_c, S_c = Σ_{y=c} φ(x) and Q = Σ φφᵀ over its samples. The server only needs their sum.
 
     Attributes:
         n: samples of each class, float64 [C].
@@ -41,7 +41,7 @@ class ClassSums:
 
     @property
     def floats(self) -> int:
-        """Numbers that a client sends: C + C d + d (d + 1) / 2, as Q is symmetric."""
+        """Number of scalars that a client sends: C + C d + d (d + 1) / 2, as Q is symmetric."""
         return sum(t.numel() for t in (self.n, self.first, self.second))
 
     def discriminant(self, shrinkage: float = 0.01) -> Discriminant:
@@ -51,7 +51,7 @@ class ClassSums:
             shrinkage: s ≥ 0.
 
         Raises:
-            ConfigError: if there is no sample, or noise hides that there are some, or W is singular.
+            ConfigError: if there are no samples, noise hides them, or W is singular.
         """
         n = self.n.clamp(min=0)  # noise may bring a count below 0
         total = float(n.sum())
@@ -84,7 +84,7 @@ class Discriminant:
         means: μ, [C, d].
         factor: the Cholesky factor L of W = L Lᵀ, [d, d].
         n: samples of each class, [C]; classes without one have the score -inf.
-        shrinkage: s of W.
+        shrinkage: s, the shrinkage of W.
         temperature: T > 0.
         beta: β [C], or 0.
     """
@@ -135,8 +135,8 @@ class Discriminant:
 
             v_cᵀ W'⁻¹ v_c = (N - 1) (v_cᵀ B⁻¹ v_c + a (v_cᵀ B⁻¹ e)² / (1 - a eᵀ B⁻¹ e))
 
-        B is diagonal in the axes of W for all samples. A class's only sample is compared with the other classes. With
-        distances of samples to a fit that contains them, all other data would seem to lie farther away, the more so
+        B is diagonal in the axes of W for all samples. A class's only sample is compared with the other classes. If
+        samples were compared with a fit that contains them, all other data would seem to lie farther away, the more so
         the less N exceeds d.
 
         Args:
@@ -160,10 +160,10 @@ class Discriminant:
         return found.where(self.n - one > 0, torch.inf).min(1).values
 
     def far(self, features: Tensor, y: Tensor) -> Tensor:
-        """By class the number, the sum and the sum of squares of the distances of a client's samples, [3, C].
+        """Number, sum and sum of squares of the distances of a client's samples, by class, [3, C].
 
-        Each is ``left_out``, unless noise or clipping has changed the counts: then a sample's part in the fit is not
-        known.
+        Distances are ``left_out``, unless noise or clipping has changed the counts: a sample's share in the fit is then
+        unknown.
         """
         whole = bool((self.n == self.n.round()).all())
         away = self.left_out(features, y) if whole else self.distances(features)
@@ -171,7 +171,7 @@ class Discriminant:
         return torch.stack([one.sum(0), away @ one, away.square() @ one])
 
     def answer(self, features: Tensor, y: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-        """What a client adds to the sums by which T and β are found.
+        """A client's contribution to the sums from which T and β are determined.
 
         Args:
             features: [N, d] of its samples.
@@ -190,7 +190,7 @@ class Discriminant:
         return torch.stack(losses), torch.stack(found)
 
     def calibrated(self, ask: Callable[[Tensor], tuple[Tensor, Tensor]], exchanges: int = 20) -> Discriminant:
-        """The discriminant at the T with the least loss on the clients' samples, each T with the β of the least loss.
+        """The discriminant at the T and β with the smallest loss on the clients' samples.
 
         At that β the mean posterior of the clients' samples is their class shares, so that EM finds these shares again:
         β_c ← β_c + log(n_c / Σ n) - log(Σ q_c / Σ q), starting from 0. A temperature alone would be chosen for the loss
@@ -198,11 +198,11 @@ class Discriminant:
         2020).
 
         Args:
-            ask: from β [9, C] to the sum of all clients' ``answer``.
-            exchanges: number of steps for β; with 0 there is a temperature alone.
+            ask: maps β [9, C] to the sum of all clients' ``answer``.
+            exchanges: number of steps for β; with 0 only the temperature is fitted.
 
         Raises:
-            ConfigError: if some client has samples of a class that the sums do not count, since noise hides them.
+            ConfigError: if some client has samples of a class that the sums do not count because noise hides them.
         """
         beta = torch.zeros(len(TEMPERATURES), len(self.n), dtype=torch.float64)
         for _ in range(exchanges):

@@ -23,11 +23,11 @@ PLACE = "target"
 
 @dataclass(frozen=True)
 class ClassStatistics(Part):
-    """What clients upload for models of targets: sums over their samples, which the server adds up.
+    """The clients' uploads for models of targets: sums over their samples, which the server adds up.
 
     ``n``, ``first`` and ``second`` are those of ``ClassSums``; ``distances`` is ``Discriminant.far``; ``losses`` and
-    ``posteriors`` are ``Discriminant.answer``. Each may be clipped: all that a client sends at once is scaled by the
-    same factor, as if each of its samples counted for less, so that the class means are still means. The sum then
+    ``posteriors`` are ``Discriminant.answer``. Each may be clipped: everything that a client sends at once is scaled by
+    the same factor, as if each of its samples counted for less, so that the class means are still means. The sum then
     changes by at most the bound C with one client more or less.
     """
 
@@ -39,7 +39,7 @@ class ClassStatistics(Part):
 class Exchange:
     """Sums of what all clients upload, each exchange through all uplinks in order, as in a round.
 
-    Uplinks that list the slices which they compress leave these alone.
+    Uplinks with a list of slices to compress leave these uncompressed.
 
     Args:
         uplinks: the transforms of what leaves a client.
@@ -57,7 +57,7 @@ class Exchange:
 
     def __post_init__(self) -> None:
         self.asked = 0
-        """How often all clients have sent something."""
+        """The number of exchanges so far."""
         for uplink in self.uplinks:
             if isinstance(uplink, ClipNoise) and uplink.quantile is not None:
                 raise ConfigError(
@@ -72,16 +72,16 @@ class Exchange:
 
     @property
     def is_private(self) -> bool:
-        """Whether there is noise, of which every exchange adds some."""
+        """Whether every exchange adds noise."""
         return any(uplink.is_private for uplink in self.uplinks)
 
     @property
     def only_sums(self) -> bool:
-        """Whether no figure of a single client may be seen."""
+        """Whether the server may only see sums, nothing of a single client."""
         return any(uplink.is_private or uplink.only_sums for uplink in self.uplinks)
 
     def check(self, local: Local) -> None:
-        """Raise ``ConfigError`` if sums without noise would leave clients whose local training hides single samples."""
+        """Raise ``ConfigError`` if noiseless sums would leave clients whose local training keeps samples private."""
         if local.dp_clip is not None and not self.is_private:
             raise ConfigError(
                 "local.dp_clip keeps single samples private while training, but class statistics are sums over them "

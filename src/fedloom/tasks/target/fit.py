@@ -1,4 +1,4 @@
-"""Mixing weights for a target, fitted through the merged network to the classes that its inputs probably have."""
+"""Mixing weights for a target, fitted through the merged network to the probable classes of its inputs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class TargetFit:
     """The minimum over (a, τ, b) of the mean of CE(r(x), softmax(τ f(x; Σ_k p_k θ_k) + b)), p = softmax(a).
 
     f(x; θ) are the logits of the network with the parameters θ: the weights are chosen for the merged network, whose
-    predictions are not the mixture of its parents'. τ and b make up for what merging does to the scale of the logits
-    and to the bias of the head; they become part of the head.
+    predictions are not the mixture of its parents'. τ and b compensate for the effect of merging on the scale of the
+    logits and on the bias of the head; they become part of the head.
 
     Args:
-        steps: of Adam, from given weights, τ = 1 and b = 0; it steps in (a, log τ, b). With 0 the weights stay.
-        lr: of Adam.
+        steps: steps of Adam in (a, log τ, b), from given weights, τ = 1 and b = 0. With 0 the weights are unchanged.
+        lr: learning rate of Adam.
         batch_size: inputs per step; the inputs are passed through in a new order each time.
 
     Raises:

@@ -18,7 +18,7 @@ def linear_head(trained: TrainedRun, what: str) -> nn.Linear:
     """The head of the server's model; ``what`` needs it.
 
     Raises:
-        ConfigError: if there is none that is linear, with a bias, after ``features``, the targets are not one class a
+        ConfigError: if the model has no linear head with a bias after ``features``, the targets are not one class per
             sample, or the clients' data are elsewhere.
     """
     module = trained.server.module

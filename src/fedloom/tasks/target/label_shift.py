@@ -23,7 +23,7 @@ class TargetPrior:
         shares: π, float64 [C], on the simplex.
         low: lower ends of the intervals, [C]; NaN without resamples.
         high: their upper ends, [C], likewise.
-        coverage: of each interval, in (0, 1), over draws of the inputs; errors of the class models are not in it.
+        coverage: coverage of each interval, in (0, 1), over draws of the inputs; it ignores errors of the class models.
     """
 
     shares: np.ndarray
@@ -39,8 +39,8 @@ def target_prior(scores: Tensor, resamples: int = 200, coverage: float = 0.95, s
         scores: log p(x | c) up to a constant for each input, [N, C]; -inf for a class that is not modelled. A
             classifier's logits are such scores once log of its training shares is subtracted.
         resamples: number of bootstrap samples; with 0 there are no intervals.
-        coverage: of the intervals.
-        seed: of the bootstrap.
+        coverage: coverage of the intervals.
+        seed: seed of the bootstrap.
 
     >>> apart = torch.tensor([[0.0, -50.0], [0.0, -50.0], [0.0, -50.0], [-50.0, 0.0]])
     >>> target_prior(apart).shares.round(6).tolist()
@@ -105,7 +105,7 @@ def log_likelihood(scores: Tensor, shares: Tensor) -> float:
 
 @dataclass(frozen=True)
 class LabelShiftCheck:
-    """How far the target's inputs lie from what the clients know, beside the clients' own inputs.
+    """How far the target's inputs lie from the clients' classes, compared with the clients' own inputs.
 
     Under label shift, an input of the target is as far from the nearest class as the clients' inputs of its class are.
 

@@ -1,4 +1,4 @@
-"""What can be made for a target, by name: its class shares, another head, or a mixture of the clients' models."""
+"""Methods for a target by name: its class shares, another head, or a mixture of the clients' models."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ ALEXANDARI = """@inproceedings{alexandari2020, title={Maximum Likelihood with Bi
 
 
 class TargetMethod(ABC):
-    """Makes a model of unlabelled inputs and of what a finished run's clients know; a frozen dataclass of settings.
+    """Base class: makes a model from unlabelled inputs and the clients' statistics; a frozen dataclass of settings.
 
     Attributes:
-        citation: BibTeX.
+        citation: BibTeX of the paper.
         makes_model: whether there is a model other than the server's.
     """
 
@@ -41,11 +41,11 @@ class TargetMethod(ABC):
 target_methods = Registry[TargetMethod | CCVR](
     "method for a target",
     shared={
-        "resamples": "of the bootstrap over inputs, for the intervals of the shares.",
-        "seed": "of the bootstrap.",
+        "resamples": "number of bootstrap samples of the inputs, for the intervals of the shares.",
+        "seed": "seed of the bootstrap.",
     },
 )
-"""What ``fedloom target method=…`` chooses from."""
+"""The methods that ``fedloom target method=…`` chooses from."""
 
 
 @target_methods.register(name="target_head")
@@ -78,8 +78,8 @@ class TargetMixture(TargetMethod):
     clients' last models (``evaluation.what=[global,average]``).
 
     Args:
-        steps: of Adam, from p_k = n_k / Σ n, τ = 1 and b = 0.
-        lr: of Adam.
+        steps: steps of Adam, from p_k = n_k / Σ n, τ = 1 and b = 0.
+        lr: learning rate of Adam.
         batch_size: inputs per step.
     """
 
@@ -104,7 +104,7 @@ class TargetSelfSupervised(TargetMethod):
 
     The run may be of any method and must have kept its clients' last models (``evaluation.what=[global,average]``). For
     the same inputs p is that of ``method.mixing=ssa`` in the run's last round. FedSSA, table 3. Use it with care: its
-    loss sees how certain a client is, not whether it is right.
+    loss measures how confident a client is, not whether it is right.
 
     Args:
         variance: λ_var ≥ 0, weight of confidence; 10 is often better than 1.
@@ -149,8 +149,8 @@ class TargetShares(TargetMethod):
     """The target's class shares alone, for ``fedloom target``: π maximises Σ_x log Σ_c π_c e^{l_c(x)}, by EM.
 
     l are the scores of a tempered linear discriminant on sums that clients send. Under label shift, p_U(x) = Σ π_c
-    p(x | c), the log-likelihood is concave in π. Shares, intervals, clients and the check are told; the model stays the
-    server's. Saerens, Latinne & Decaestecker, 2002.
+    p(x | c), the log-likelihood is concave in π. The result reports shares, intervals, clients and the check; the model
+    is the server's. Saerens, Latinne & Decaestecker, 2002.
     """
 
     resamples: int = 200

@@ -1,10 +1,10 @@
 """A model for another party's unlabelled inputs, from a finished run: class shares by EM, then a head or a mixture.
 
-Sums over the clients are enough for any number of targets. With the server's features φ, clients first send class
-sums (``ClassSums``), of which the server makes a discriminant; then distances to its classes (``Discriminant.far``),
-and a few times losses and mean posteriors (``Discriminant.answer``), which calibrate it. No sum needs to be known
-client by client, so that masked sums do: they pass the uplinks of the run's method (``Exchange``). In a finished run
-they are computed from the run's own data.
+Sums over the clients are enough for any number of targets. With the server's features φ, clients first send class sums
+(``ClassSums``), from which the server computes a discriminant; then distances to its classes (``Discriminant.far``),
+and a few times losses and mean posteriors (``Discriminant.answer``), which calibrate it. The server only needs sums,
+so masked ones suffice: they pass the uplinks of the run's method (``Exchange``). In a finished run they are computed
+from the run's own data.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ ONCE = 3  # further exchanges: class sums, distances, and the losses that decide
 
 @dataclass(frozen=True)
 class TargetFacts:
-    """What was found out about a target.
+    """Estimated facts about a target.
 
     Attributes:
         prior: the estimated class shares, with intervals.
-        known: Σ_c π_c n_kc / n_c, the part of the target that is known from client k, [K]; sums to 1. NaN where
-            uplinks keep the figures of single clients from the server.
-        check: of the assumption that the target differs in its class shares alone.
+        known: Σ_c π_c n_kc / n_c, the part of the target that is known from client k, [K]; sums to 1. NaN if uplinks
+            hide the single clients' numbers from the server.
+        check: the check of the assumption that the target differs in its class shares alone.
     """
 
     prior: TargetPrior
@@ -60,8 +60,8 @@ class TargetModel:
     """A model for a target, with the attributes of ``TargetFacts``.
 
     Attributes:
-        model: it predicts, evaluates and is exported like any other.
-        find: finds the facts, which need class statistics, when they are first read.
+        model: the model, which predicts, is evaluated and exported like any other.
+        find: computes the facts, which need class statistics, when they are first read.
         p: the weights of the clients' models in it, float64 [K]; None if it is the server's model with another head.
     """
 
@@ -71,7 +71,7 @@ class TargetModel:
 
     @cached_property
     def facts(self) -> TargetFacts:
-        """What was found out about the target."""
+        """The estimated facts about the target."""
         return self.find()
 
     @property
@@ -88,11 +88,11 @@ class TargetModel:
 
 
 class ClassFit(NamedTuple):
-    """What the server makes of the clients' answers.
+    """The server's fit to the clients' statistics.
 
     Attributes:
-        sums: of each client.
-        discriminant: of all, calibrated.
+        sums: the class sums of each client.
+        discriminant: the calibrated discriminant of all clients together.
         distances: the sum of ``Discriminant.far``, [3, C].
     """
 
@@ -116,14 +116,14 @@ class ClassModels:
 
     Args:
         trained: a finished run.
-        shrinkage: of the covariance within classes; see ``ClassSums.discriminant``.
-        uplink: what the clients' statistics pass on their way; by default the uplinks of the run's method. If they add
-            noise, the clients are asked three times only, and the scores are calibrated by a temperature alone.
+        shrinkage: shrinkage of the covariance within classes; see ``ClassSums.discriminant``.
+        uplink: the uplinks of the clients' statistics; by default those of the run's method. If they add noise, the
+            clients are asked only three times, and the scores are calibrated by a temperature alone.
 
     Raises:
-        ConfigError: if the run has no whole model at the server. Where statistics are needed, if that is no classifier
-            with ``features`` and a linear ``head``, the clients' data are elsewhere, an uplink cannot cover the
-            statistics, or the run kept single samples private (``local.dp_clip``) and no private uplink does.
+        ConfigError: if the run has no whole model at the server. Where statistics are needed, if that is not a
+            classifier with ``features`` and a linear ``head``, the clients' data are elsewhere, an uplink cannot cover
+            the statistics, or the run kept single samples private (``local.dp_clip``) and no private uplink does.
     """
 
     def __init__(self, trained: TrainedRun, shrinkage: float = 0.01, uplink: Sequence[Uplink] | None = None) -> None:
@@ -133,7 +133,7 @@ class ClassModels:
 
     @cached_property
     def statistics(self) -> ClassFit:
-        """The sums over clients, for which they are asked now."""
+        """The sums over clients, requested from them on first access."""
         total, train = self.total, self.trained.federation.train
         classes = linear_head(self.trained, "a model for a target").out_features
         total.check(self.trained.plan.local)
@@ -163,12 +163,12 @@ class ClassModels:
 
     @property
     def exchanges(self) -> int:
-        """How often clients are asked for the class biases of the calibration."""
+        """Number of exchanges with the clients for the class biases of the calibration."""
         return 0 if self.total.is_private else EXCHANGES
 
     @property
     def privacy(self) -> Spent | None:
-        """What the run and the clients' statistics spend together; None if the run is not private."""
+        """The privacy spent by the run and the clients' statistics together; None if the run is not private."""
         run = self.trained
         return spent(run.summary, run.snapshot.server.round, ONCE + self.exchanges, self.total.uplinks)
 
@@ -184,8 +184,8 @@ class ClassModels:
 
         Args:
             x: unlabelled inputs [N, ...] of the target, as ``DeployedModel.predict`` takes them.
-            resamples: of the bootstrap, for the intervals of the shares.
-            seed: of the bootstrap.
+            resamples: number of bootstrap samples, for the intervals of the shares.
+            seed: seed of the bootstrap.
 
         Raises:
             DataError: if the inputs do not fit the run's data.
@@ -194,7 +194,7 @@ class ClassModels:
         return TargetModel(self.head(torch.from_numpy(facts.prior.shares)), lambda: facts)
 
     def target_prior(self, x: Any, resamples: int = 200, seed: int = 0) -> TargetModel:
-        """The target's class shares alone, with intervals, clients and check; the model is the server's as it is.
+        """The target's class shares alone, with intervals, clients and check; the model is the server's, unchanged.
 
         Args:
             x: as in ``target_head``.
@@ -217,10 +217,10 @@ class ClassModels:
     def target_fit(self, x: Any, fit: TargetFit | None = None, resamples: int = 200, seed: int = 0) -> TargetModel:
         """The model for a target as a mixture of the clients' last models, Σ_k p_k θ_k, fitted through that network.
 
-        What p is fitted to are the classes of the inputs as the discriminant tells them, r_c(x) = π_c e^{l_c(x)} /
-        Σ_c' π_c' e^{l_c'(x)}; ``TargetFit`` has the loss. It starts from FedAvg's p_k = n_k / Σ n. Mixing with the
+        p is fitted to the class probabilities that the discriminant gives, r_c(x) = π_c e^{l_c(x)} / Σ_c' π_c'
+        e^{l_c'(x)}; ``TargetFit`` has the loss. It starts from FedAvg's p_k = n_k / Σ n. Mixing in proportion to the
         part of the target that each client knows would be wrong for broad targets: a mean of networks is another
-        network, and its weights must be chosen for that one.
+        network, for which the weights must be chosen.
 
         Args:
             x: as in ``target_head``.
@@ -257,7 +257,7 @@ class ClassModels:
     ) -> TargetModel:
         """The clients' last models mixed by FedSSA, learnt once: Σ_k p_k θ_k with p as in ``SelfSupervised``.
 
-        The mixture depends on no class statistics: clients are asked for them when the class shares or the check are
+        The mixture needs no class statistics: clients are asked for them when the class shares or the check are first
         read.
 
         Args:
