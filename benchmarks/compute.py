@@ -14,10 +14,8 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
-import json
 import multiprocessing
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -27,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from engines import bare_round, stolen, workload
+from record import machine, save
 from torch import nn
 
 from fedloom import methods
@@ -139,17 +138,15 @@ def main() -> None:
     parser.add_argument("--compute", default="auto")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    machine = {"cores": len(os.sched_getaffinity(0)), "machine": platform.machine(), "torch": torch.__version__}
     found: dict[str, Any] = {
-        "command": f"python benchmarks/compute.py --repeats {args.repeats}", "machine": machine,
+        "command": f"python benchmarks/compute.py --repeats {args.repeats}", "machine": machine(),
         "engine": args.engine, "compute": args.compute,
     }  # fmt: skip
     with one_thread():
         for name in args.only:
             found[name] = compare(name, args.repeats, args.methods, args.engine, args.compute)
             print(name, *(f"{label}: {each}" for label, each in found[name].items()), sep="\n  ", flush=True)
-    if args.out:
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+    save(found, args.out)
 
 
 if __name__ == "__main__":

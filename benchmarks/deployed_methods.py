@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from record import machine, save
 from torch import Tensor
 
 from fedloom.config.federated import build, resolve
@@ -117,7 +116,7 @@ def main() -> None:
     torch.set_num_threads(1)
     results: dict[str, Any] = {
         "command": f"python benchmarks/deployed_methods.py --rounds {args.rounds}",
-        "machine": {"cores": len(os.sched_getaffinity(0)), "machine": platform.machine(), "torch": torch.__version__},
+        "machine": machine(),
         "flwr": version("flwr"),
         "methods": {},
     }
@@ -127,8 +126,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             results["methods"][method] = compared(method, Path(folder), args.rounds)
         print(method, json.dumps(results["methods"][method]), flush=True)
-        if args.out:
-            args.out.write_text(json.dumps(results, indent=1) + "\n")
+        save(results, args.out)
     if any(not all(one["equal"].values()) for one in results["methods"].values()):
         raise SystemExit("some bits differ")
 

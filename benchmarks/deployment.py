@@ -10,9 +10,6 @@ time of one poll for messages, of which every idle node takes one per second.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import resource
 import statistics
 import tempfile
@@ -25,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from record import machine, save
 
 from fedloom.compute.live import Live
 from fedloom.deploy.certificates import make
@@ -125,10 +123,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    machine = {"cores": len(os.sched_getaffinity(0)), "machine": platform.machine(), "torch": torch.__version__}
     results: dict[str, Any] = {
         "command": "python benchmarks/deployment.py",
-        "machine": machine,
+        "machine": machine(),
         "flwr": version("flwr"),
     }
     for name, hidden in HIDDEN.items():
@@ -139,8 +136,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             results[name] |= {key: float(f"{value:.4g}") for key, value in rounds(Path(folder), hidden).items()}
         print(name, results[name], flush=True)
-    if args.out:
-        args.out.write_text(json.dumps(results, indent=1) + "\n")
+    save(results, args.out)
 
 
 if __name__ == "__main__":

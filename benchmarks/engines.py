@@ -18,17 +18,18 @@ import argparse
 import copy
 import json
 import os
-import platform
 import resource
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from limits import limits
+from record import machine, save
 from torch import nn
 
 from fedloom import methods
@@ -173,20 +174,16 @@ def main() -> None:
         for compute in computes.names()
         if compute != "auto"
     }
-    machine = {"cores": len(os.sched_getaffinity(0)), "machine": platform.machine(), "torch": torch.__version__}
     command = f"python benchmarks/engines.py --repeats {args.repeats}"
-    found: dict[str, object] = {"command": command, "machine": machine, "repeats": args.repeats}
+    found: dict[str, Any] = {"command": command, "machine": machine(), "repeats": args.repeats}
     with one_thread():
         if "overhead" in args.only:
             found["driver, 10 of 1 000 000 clients"] = driver_overhead(args.repeats)
         for name in ("W1", "W2"):
             if name in args.only:
                 found[name] = compare(name, args.repeats, contestants)
-    text = json.dumps(found, indent=1)
-    print(text)
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(text + "\n")
+    print(json.dumps(found, indent=1))
+    save(found, args.out)
 
 
 if __name__ == "__main__":

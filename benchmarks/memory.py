@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from record import save
 
 COHORTS = {"W1": ("W1", 100), "CNN": ("W2", 10)}
 RUNS = (("fedavg", 5, 1), ("fedavg", 20, 1), ("fedavg", 5, 4), ("feddyn", 5, 1))  # method, rounds, times the clients
@@ -79,8 +80,7 @@ def main() -> None:
             label = f"{name}, {method}, {rounds} rounds{clients}"
             found[label] = json.loads(done.stdout.splitlines()[-1])
             print(label, found[label], flush=True)
-            if args.out:
-                args.out.write_text(json.dumps(found, indent=1) + "\n")
+            save(found, args.out)
 
 
 if __name__ == "__main__":

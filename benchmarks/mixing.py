@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import resource
 import statistics
 import sys
@@ -28,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from record import machine, save
 
 from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.parts import Mixing
@@ -120,26 +119,17 @@ def main() -> None:
     args = parser.parse_args()
     if args.repeats < 1:
         parser.error("a median needs at least one repeat.")
-    machine = {
-        "cores": len(os.sched_getaffinity(0)),
-        "machine": platform.machine(),
-        "numpy": np.__version__,
-        "torch": torch.__version__,
-    }
     with one_thread():
         found = {
             "command": " ".join(["python", *sys.argv]),
-            "machine": machine,
+            "machine": machine() | {"numpy": np.__version__},
             "repeats": args.repeats,
             "aaggff_d, 1000 of 1 500 000 clients": device(args.repeats),
             "aaggff_s, 200 clients, losses fall": silo(args.repeats, falling=True),
             "aaggff_s, 200 clients, losses drawn afresh": silo(args.repeats, falling=False),
         }
-    text = json.dumps(found, indent=1)
-    print(text)
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(text + "\n")
+    print(json.dumps(found, indent=1))
+    save(found, args.out)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import time
 from functools import partial
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from record import save
 
 from fedloom.core.federation import Arrays
 from fedloom.core.local import Local
@@ -82,8 +82,7 @@ def main() -> None:
     found: dict[str, Any] = {"command": command, "torch": torch.__version__, "looks": {}}
     for name, (learner, fraction) in LEARNERS.items():
         found["looks"][name] = observe(learner, max(round(fraction * args.tasks), 10))
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+        save(found, args.out)
         print(name, found["looks"][name][-1])
 
 

@@ -23,8 +23,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import sys
 import time
@@ -33,6 +31,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from record import machine, save
 
 from fedloom.compute.live import Live
 from fedloom.core.client import Broadcast, State
@@ -205,19 +204,15 @@ def main() -> None:
     args = parser.parse_args()
     if args.repeats < 2:
         parser.error("quartiles need at least two repeats.")
-    machine = {"cores": len(os.sched_getaffinity(0)), "machine": platform.machine(), "torch": torch.__version__}
     with one_thread():
         found = {
             "command": " ".join(["python", *sys.argv]),
-            "machine": machine,
+            "machine": machine(),
             "repeats": args.repeats,
             **{work: (compare if work in WORK else evaluate)(work, args.repeats) for work in args.work},
         }
-    text = json.dumps(found, indent=1)
-    print(text)
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(text + "\n")
+    print(json.dumps(found, indent=1))
+    save(found, args.out)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from record import save
 
 from fedloom.config.federated import build, resolve
 from fedloom.experiment.federated import run
@@ -59,8 +60,7 @@ def main() -> None:
             name = f"{setting}, {precision}, seed {seed}"
             runs[name] = runs.get(name) or accuracies(method, split, precision, seed, args.rounds)
             print(name, runs[name], flush=True)
-            if args.out:
-                args.out.write_text(json.dumps(found, indent=1) + "\n")
+            save(found, args.out)
         full, bf16 = (
             [runs[f"{setting}, {precision}, seed {seed}"]["accuracy"][-1] for seed in args.seeds]
             for precision in PRECISIONS
@@ -70,8 +70,7 @@ def main() -> None:
         told = {"full": statistics.mean(full), "bf16": statistics.mean(bf16), "gain": statistics.mean(gains)}
         found[setting] = {name: round(value, 4) for name, value in told.items()} | {"s.e. of the gain": round(error, 4)}
         print(setting, found[setting])
-    if args.out:
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+    save(found, args.out)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import argparse
 import copy
 import json
 import os
-import platform
 import signal
 import statistics
 import tempfile
@@ -26,10 +25,11 @@ import warnings
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 from engines import workload
+from record import machine, save
 
 from fedloom import methods
 from fedloom.compute import computes
@@ -273,9 +273,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=["W1", "W2", "states", "constants", "memory", "kills", "nodes"])
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    found: dict[str, object] = {
+    found: dict[str, Any] = {
         "command": f"python benchmarks/ray_engine.py --repeats {args.repeats} --rounds {args.rounds}",
-        "machine": {"cores": len(os.sched_getaffinity(0)), "machine": platform.machine(), "torch": torch.__version__},
+        "machine": machine(),
     }
     if args.out and args.out.exists():
         found = json.loads(args.out.read_text())
@@ -293,8 +293,7 @@ def main() -> None:
         with one_thread():
             found[label] = measure()
         print(label, json.dumps(found[label]), flush=True)
-        if args.out:
-            args.out.write_text(json.dumps(found, indent=1) + "\n")
+        save(found, args.out)
 
 
 if __name__ == "__main__":

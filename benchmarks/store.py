@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -30,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from record import machine, save
 
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.local import Local
@@ -133,20 +133,16 @@ def main() -> None:
         states, rounds, *out = args.arm
         print(json.dumps(measure(states, int(rounds), Path(out[0]) if out else None)))
         return
-    machine = {"cores": len(os.sched_getaffinity(0)), "machine": platform.machine(), "torch": torch.__version__}
     found = {
         "command": " ".join(["python", *sys.argv]),
-        "machine": machine,
+        "machine": machine(),
         "clients": CLIENTS,
         "cohort": COHORT,
         "disk": apart("disk", args.rounds, args.room),
         "memory": apart("memory", args.memory_rounds, args.room),
     }
-    text = json.dumps(found, indent=1)
-    print(text)
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(text + "\n")
+    print(json.dumps(found, indent=1))
+    save(found, args.out)
 
 
 if __name__ == "__main__":

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from helpers.commands import Cli
 
 from fedloom.cli.catalogue import KINDS, names_of
 from fedloom.cli.help import COMMANDS, HELP
 from fedloom.config import resolve
 from fedloom.metrics import registry as metrics
 
-Cli = Callable[..., Any]
 SMALL = ("rounds=2", "clients=3", "partition=iid", "model.hidden=[4]")
 
 

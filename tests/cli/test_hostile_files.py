@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from helpers.commands import Cli
 
 from fedloom.core import yaml
 from fedloom.experiment import runtime
 
-Cli = Callable[..., Any]
 RUN = "label: fedavg\n  config: {method: fedavg, rounds: 1}\n"
 SMALL = ("clients=5", "model.hidden=[8]", "local.batch_size=50")
 

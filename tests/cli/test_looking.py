@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
+from helpers.commands import Cli
 
 from fedloom.cli.catalogue import KINDS, SCHEMAS
 from fedloom.config.sections import Record
 from fedloom.core.settings import signature
 from fedloom.core.slots import SLOTS
 
-Cli = Callable[..., Any]
 ENTRIES = [(name, key) for found in KINDS.values() for key, choice in found for name in choice.registry.names()]
 
 

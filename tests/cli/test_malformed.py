@@ -12,17 +12,17 @@ import os
 import pickle
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.commands import Cli
 from safetensors.numpy import load, save
 
 from fedloom.cli import main
 
-Cli = Callable[..., Any]
 SMALL = ("clients=4", "model.hidden=[4]", "local.batch_size=100", "partition=iid", "evaluation.batch_size=2000")
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from helpers.commands import Cli
 
 import fedloom as fl
 from fedloom.experiment.console import results
@@ -16,7 +15,6 @@ from fedloom.experiment.report.groups import form_of
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.metrics import names
 
-Cli = Callable[..., Any]
 SMALL = ("rounds=1", "clients=3", "model=logistic")
 NATURAL = "note: mine has 4 natural clients; partition=natural uses them."
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.commands import Cli
 from omegaconf import OmegaConf
 
 from fedloom.cli import jobs, main
@@ -27,7 +28,6 @@ from fedloom.experiment.progress import NullProgress
 from fedloom.experiment.rundir import Status
 from fedloom.experiment.trackers import TRACKERS, Tracker
 
-Cli = Callable[..., Any]
 SMALL = ("clients=5", "model.hidden=[8]", "local.batch_size=50")
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.commands import Cli
 from safetensors.torch import load_file
 
 import fedloom as fl
 
-Cli = Callable[..., Any]
 SMALL = ("clients=5", "model.hidden=[8]", "local.batch_size=50", "rounds=2")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.pictures import write_idx, write_split
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data import from_tensors, sources
@@ -28,21 +29,12 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
 
-def write_idx(path: Path, array: np.ndarray) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    code = {"uint8": 8, "int8": 9, "int16": 11, "int32": 12, "float32": 13, "float64": 14}[array.dtype.name]
-    blob = struct.pack(f">4B{array.ndim}I", 0, 0, code, array.ndim, *array.shape)
-    blob += array.astype(array.dtype.newbyteorder(">")).tobytes()
-    path.write_bytes(gzip.compress(blob) if path.suffix == ".gz" else blob)
-
-
 def write_mnist(folder: Path, prefix: tuple[str, str], suffix: str = "", first: int = 0, classes: int = 10) -> list:
     held = []
     for part, n in zip(prefix, (30, 20), strict=True):
         x = RNG.integers(0, 256, (n, 28, 28), dtype=np.uint8)
         y = (np.arange(n) % classes + first).astype(np.uint8)
-        write_idx(folder / f"{part}-images-idx3-ubyte{suffix}", x)
-        write_idx(folder / f"{part}-labels-idx1-ubyte{suffix}", y)
+        write_split(folder, part, x, y, suffix)
         held.append((x, y))
     return held
 

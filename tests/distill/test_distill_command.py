@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.commands import Cli
 from omegaconf import OmegaConf
 
 import fedloom as fl
@@ -17,7 +17,6 @@ from fedloom.config.distill import DISTILL
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.data import sources
 
-Cli = Callable[..., Any]
 QUICK = ("epochs=4", "teacher_epochs=2", "teacher.hidden=[16]")
 
 

@@ -4,41 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from helpers.commands import Cli
 
-from fedloom.cli import main
 from fedloom.cli.help import COMMANDS
 from fedloom.config.online import ONLINE
 from fedloom.core.errors import ConfigError
 from fedloom.tasks.online import learners
 
-
-class Answer(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Cli = Callable[..., Answer]
 QUICK = ("tasks=4", "local.steps=2", "model.hidden=[8]", "measures.ltm_every=2")
 
 
 @pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FEDLOOM_DATA", raising=False)
-
-    def call(*words: str) -> Answer:
-        capsys.readouterr()
-        code = main(["online", *words])
-        out, err = capsys.readouterr()
-        return Answer(code, out, err)
-
-    return call
+def cli(cli: Cli) -> Cli:
+    """``fedloom online`` alone."""
+    return lambda *words: cli("online", *words)
 
 
 def test_a_run_leaves_a_directory_a_table_and_a_page(cli: Cli) -> None:

@@ -15,6 +15,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from helpers.pictures import look_alike
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "fair"
 ROUNDS = 2
@@ -25,7 +26,7 @@ def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The settings, with a handful of patients and pictures behind them and eight clients instead of a thousand."""
     data = tmp_path / "data"
     hospitals(data / "heart")
-    pictures(data / "FashionMNIST" / "raw")
+    look_alike(data / "FashionMNIST" / "raw", 300, 100)
     monkeypatch.setenv("FEDLOOM_DATA", str(data))
     monkeypatch.syspath_prepend(str(FOLDER))
     module = importlib.import_module("common")
@@ -104,20 +105,6 @@ def hospitals(folder: Path) -> None:
             pulse, peak = random.integers(90, 190), round(random.random(), 1)
             lines.append(f"{age},1,{pain},{pressure},{fat},0,{rest},{pulse},0,{peak},?,?,?,{sick}")
         (folder / f"processed.{name}.data").write_text("\n".join(lines) + "\n")
-
-
-def pictures(folder: Path) -> None:
-    """A folder that looks like Fashion-MNIST."""
-    folder.mkdir(parents=True)
-    random = np.random.default_rng(0)
-    for split, samples in (("train", 300), ("t10k", 100)):
-        labels = np.arange(samples) % 10
-        images = random.integers(0, 50, (samples, 28, 28))
-        images[np.arange(samples), labels] += 200
-        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
-            shape = b"".join(n.to_bytes(4, "big") for n in array.shape)
-            raw = bytes([0, 0, 8, array.ndim]) + shape + array.astype(np.uint8).tobytes()
-            (folder / f"{split}-{kind}-ubyte").write_bytes(raw)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.pictures import look_alike
 from matplotlib.figure import Figure
 
 from fedloom.experiment.runtime import reason_against_bf16
@@ -27,23 +28,10 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     return lambda name, *arguments: importlib.import_module(name).main([str(a) for a in arguments])
 
 
-def write_idx(path: Path, array: np.ndarray) -> None:
-    shape = b"".join(n.to_bytes(4, "big") for n in array.shape)
-    path.write_bytes(bytes([0, 0, 8, array.ndim]) + shape + array.astype(np.uint8).tobytes())
-
-
 @pytest.fixture
 def digits(tmp_path: Path) -> Path:
     """A folder that looks like MNIST, with a few images that a network can tell apart."""
-    raw = tmp_path / "data" / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    random = np.random.default_rng(0)
-    for split, samples in (("train", 1000), ("t10k", 100)):
-        labels = np.arange(samples) % 10
-        images = random.integers(0, 50, (samples, 28, 28))
-        images[np.arange(samples), labels] += 200
-        write_idx(raw / f"{split}-images-idx3-ubyte", images)
-        write_idx(raw / f"{split}-labels-idx1-ubyte", labels)
+    look_alike(tmp_path / "data" / "MNIST" / "raw", 1000, 100)
     return tmp_path / "data"
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib
 import json
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.pictures import write_split
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "fedhen"
 
@@ -30,17 +29,10 @@ def garments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that looks like Fashion-MNIST, with 300 images to learn and 20 to test."""
     random = np.random.default_rng(0)
     folder = tmp_path / "data" / "FashionMNIST" / "raw"
-    folder.mkdir(parents=True)
     for split, count in (("train", 300), ("t10k", 20)):
         images = random.integers(0, 256, (count, 28, 28), dtype=np.uint8)
-        labels = (np.arange(count) % 10).astype(np.uint8)
-        for name, magic, sizes, content in (
-            ("images-idx3-ubyte", 2051, (count, 28, 28), images),
-            ("labels-idx1-ubyte", 2049, (count,), labels),
-        ):
-            head = struct.pack(f">{1 + len(sizes)}I", magic, *sizes)
-            with gzip.open(folder / f"{split}-{name}.gz", "wb") as file:
-                file.write(head + content.tobytes())
+        labels = np.arange(count) % 10
+        write_split(folder, split, images, labels, ".gz")
     monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path / "data"))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.pictures import look_alike
 
 from fedloom.core.errors import ClientError
 from fedloom.core.federation import Arrays
@@ -22,24 +23,10 @@ from fedloom.data.streams import KWay, Transformed
 FOLDER = Path(__file__).parents[2] / "recipes" / "online"
 
 
-def pictures(folder: Path) -> None:
-    """A folder that looks like MNIST."""
-    folder.mkdir(parents=True)
-    random = np.random.default_rng(0)
-    for split, samples in (("train", 300), ("t10k", 100)):
-        labels = np.arange(samples) % 10
-        images = random.integers(0, 50, (samples, 28, 28))
-        images[np.arange(samples), labels + 5, 5:20] += 200
-        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
-            shape = b"".join(n.to_bytes(4, "big") for n in array.shape)
-            raw = bytes([0, 0, 8, array.ndim]) + shape + array.astype(np.uint8).tobytes()
-            (folder / f"{split}-{kind}-ubyte").write_bytes(raw)
-
-
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """``recipe("--settings", "s_mnist")`` runs it on twenty tasks at most: where its results are."""
-    pictures(tmp_path / "data" / "MNIST" / "raw")
+    look_alike(tmp_path / "data" / "MNIST" / "raw", 300, 100, first=5, columns=slice(5, 20))
     monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path / "data"))
     monkeypatch.syspath_prepend(str(FOLDER))
     arrivals = importlib.import_module("common")

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.pictures import look_alike
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "superfed"
 Recipe = Callable[..., int]
@@ -24,23 +25,10 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> Recipe:
     return lambda name, *arguments: importlib.import_module(name).main([str(a) for a in arguments])
 
 
-def write_idx(path: Path, array: np.ndarray) -> None:
-    shape = b"".join(n.to_bytes(4, "big") for n in array.shape)
-    path.write_bytes(bytes([0, 0, 8, array.ndim]) + shape + array.astype(np.uint8).tobytes())
-
-
 @pytest.fixture
 def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that looks like MNIST, with a few images that a network can tell apart."""
-    raw = tmp_path / "data" / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    random = np.random.default_rng(0)
-    for split, samples in (("train", 1000), ("t10k", 50)):
-        labels = np.arange(samples) % 10
-        images = random.integers(0, 50, (samples, 28, 28))
-        images[np.arange(samples), labels] += 200
-        write_idx(raw / f"{split}-images-idx3-ubyte", images)
-        write_idx(raw / f"{split}-labels-idx1-ubyte", labels)
+    look_alike(tmp_path / "data" / "MNIST" / "raw", 1000, 50)
     monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path / "data"))
 
 

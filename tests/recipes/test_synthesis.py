@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.pictures import write_split
 
 from fedloom.core.federation import Arrays
 from fedloom.core.local import Local
@@ -54,16 +55,12 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that looks like MNIST: 300 images to learn and 200 to test, a bar of light for each class."""
     draws = np.random.default_rng(0)
     raw = tmp_path / "data" / "MNIST" / "raw"
-    raw.mkdir(parents=True)
     for split, count in (("train", 300), ("t10k", 200)):
         y = np.arange(count, dtype=np.uint8) % 10
         x = draws.integers(0, 60, (count, 28, 28), dtype=np.uint8)
         for row, label in enumerate(y):
             x[row, 2 * label : 2 * label + 5] += 190
-        heads = {"images-idx3": (x, (2051, count, 28, 28)), "labels-idx1": (y, (2049, count))}
-        for name, (values, head) in heads.items():
-            content = b"".join(int(n).to_bytes(4, "big") for n in head) + values.tobytes()
-            (raw / f"{split}-{name}-ubyte").write_bytes(content)
+        write_split(raw, split, x, y)
     monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path / "data"))
 
 

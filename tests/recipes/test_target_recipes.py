@@ -12,6 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from helpers.pictures import look_alike
 
 from fedloom.experiment.ensemble import sample_wise
 from fedloom.parts.mixing import SelfSupervised
@@ -24,18 +25,7 @@ SMALL = ("--rounds", 1, "--images", 200)
 @pytest.fixture
 def conditions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The settings, with a folder behind them that looks like Fashion-MNIST."""
-    raw = tmp_path / "data" / "FashionMNIST" / "raw"
-    raw.mkdir(parents=True)
-    random = np.random.default_rng(0)
-    for split, samples in (("train", 300), ("t10k", 100)):
-        labels = np.arange(samples) % 10
-        images = random.integers(0, 50, (samples, 28, 28))
-        images[np.arange(samples), 2 * labels] += 200
-        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
-            shape = b"".join(n.to_bytes(4, "big") for n in array.shape)
-            (raw / f"{split}-{kind}-ubyte").write_bytes(
-                bytes([0, 0, 8, array.ndim]) + shape + array.astype(np.uint8).tobytes()
-            )
+    look_alike(tmp_path / "data" / "FashionMNIST" / "raw", 300, 100, stride=2)
     monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path / "data"))
     monkeypatch.syspath_prepend(str(FOLDER))
     module = importlib.import_module("common")

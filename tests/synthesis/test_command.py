@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from helpers.commands import Cli
 from omegaconf import OmegaConf
 
 from fedloom.data.sources.generated import read_generated
 
-Cli = Callable[..., Any]
 SMALL = ("clients=2", "local.steps=2", "local.batch_size=20", "judge.max_steps=30", "judge.classifier=mlp")
 NARROW = {"fedevg": "model.channels=[8,8]", "fedcgan": "model.width=8", "fedcvae": "model.width=8"}
 

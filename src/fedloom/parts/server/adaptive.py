@@ -6,7 +6,6 @@ the paper there is no bias correction, and v starts at τ². Reddi et al., ICLR 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,9 +23,40 @@ REDDI = """@inproceedings{reddi2021adaptive, title={Adaptive Federated Optimizat
   booktitle={International Conference on Learning Representations}, year={2021}}"""
 
 
+class Adaptive(ServerOptimizer):
+    """What the three have in common; they differ in the rule ``second`` of v."""
+
+    lr: float
+    beta1: float
+    tau: float
+    citation = REDDI
+
+    def __post_init__(self) -> None:
+        for name, value in {"lr": self.lr, "tau": self.tau}.items():
+            if not 0 < value < float("inf"):
+                raise ConfigError(f"the server needs a positive, finite {name}, not {value:g}.")
+        for name, value in vars(self).items():
+            if name.startswith("beta") and not 0 <= value < 1:
+                raise ConfigError(f"the server's {name} is {value:g}, but it must lie in [0, 1).")
+
+    def second(self, v: Tensor, squared: Tensor) -> Tensor:
+        """The new v [P] from v and Δ²."""
+        raise NotImplementedError
+
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
+        """m = 0, v = τ²."""
+        return {"m": torch.zeros_like(theta), "v": torch.full_like(theta, self.tau**2)}
+
+    def step(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        """The step η m/(√v + τ)."""
+        m = self.beta1 * state["m"] + (1 - self.beta1) * update
+        v = self.second(state["v"], update.square())
+        return {"m": m, "v": v}, self.lr * m / (v.sqrt() + self.tau)
+
+
 @servers.register
 @dataclass(frozen=True)
-class Adam(ServerOptimizer):
+class Adam(Adaptive):
     """θ ← θ - η m/(√v + τ) with v ← β₂v + (1-β₂)Δ².
 
     Args:
@@ -43,23 +73,14 @@ class Adam(ServerOptimizer):
     beta1: float = 0.9
     beta2: float = 0.99
     tau: float = 1e-3
-    citation = REDDI
 
-    def __post_init__(self) -> None:
-        _check(self.lr, self.tau, self.beta1, self.beta2)
-
-    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
-        """m = 0, v = τ²."""
-        return _start(theta, self.tau)
-
-    def step(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        """The step η m/(√v + τ)."""
-        return _step(self, state, update, lambda v, d2: self.beta2 * v + (1 - self.beta2) * d2)
+    def second(self, v: Tensor, squared: Tensor) -> Tensor:
+        return self.beta2 * v + (1 - self.beta2) * squared
 
 
 @servers.register
 @dataclass(frozen=True)
-class Yogi(ServerOptimizer):
+class Yogi(Adaptive):
     """θ ← θ - η m/(√v + τ) with v ← v - (1-β₂)Δ² sign(v - Δ²): v decreases slowly when updates become small.
 
     Args:
@@ -76,23 +97,14 @@ class Yogi(ServerOptimizer):
     beta1: float = 0.9
     beta2: float = 0.99
     tau: float = 1e-3
-    citation = REDDI
 
-    def __post_init__(self) -> None:
-        _check(self.lr, self.tau, self.beta1, self.beta2)
-
-    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
-        """m = 0, v = τ²."""
-        return _start(theta, self.tau)
-
-    def step(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        """The step η m/(√v + τ)."""
-        return _step(self, state, update, lambda v, d2: v - (1 - self.beta2) * d2 * torch.sign(v - d2))
+    def second(self, v: Tensor, squared: Tensor) -> Tensor:
+        return v - (1 - self.beta2) * squared * torch.sign(v - squared)
 
 
 @servers.register
 @dataclass(frozen=True)
-class Adagrad(ServerOptimizer):
+class Adagrad(Adaptive):
     """θ ← θ - η m/(√v + τ) with v ← v + Δ²: step sizes never increase.
 
     Args:
@@ -107,36 +119,6 @@ class Adagrad(ServerOptimizer):
     lr: float = 0.1
     beta1: float = 0.0
     tau: float = 1e-3
-    citation = REDDI
 
-    def __post_init__(self) -> None:
-        _check(self.lr, self.tau, self.beta1)
-
-    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
-        """m = 0, v = τ²."""
-        return _start(theta, self.tau)
-
-    def step(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        """The step η m/(√v + τ)."""
-        return _step(self, state, update, lambda v, d2: v + d2)
-
-
-def _check(lr: float, tau: float, *betas: float) -> None:
-    for name, value in {"lr": lr, "tau": tau}.items():
-        if not 0 < value < float("inf"):
-            raise ConfigError(f"the server needs a positive, finite {name}, not {value:g}.")
-    for number, value in enumerate(betas, start=1):
-        if not 0 <= value < 1:
-            raise ConfigError(f"the server's beta{number} is {value:g}, but it must lie in [0, 1).")
-
-
-def _start(theta: Tensor, tau: float) -> Tree:
-    return {"m": torch.zeros_like(theta), "v": torch.full_like(theta, tau**2)}
-
-
-def _step(
-    part: Adam | Yogi | Adagrad, state: Tree, update: Tensor, second: Callable[[Tensor, Tensor], Tensor]
-) -> Halves:
-    m = part.beta1 * state["m"] + (1 - part.beta1) * update
-    v = second(state["v"], update.square())
-    return {"m": m, "v": v}, part.lr * m / (v.sqrt() + part.tau)
+    def second(self, v: Tensor, squared: Tensor) -> Tensor:
+        return v + squared

@@ -39,11 +39,6 @@ class ClassSums:
     def __add__(self, other: ClassSums) -> ClassSums:
         return ClassSums(self.n + other.n, self.first + other.first, self.second + other.second)
 
-    @property
-    def floats(self) -> int:
-        """Number of scalars that a client sends: C + C d + d (d + 1) / 2, as Q is symmetric."""
-        return sum(t.numel() for t in (self.n, self.first, self.second))
-
     def discriminant(self, shrinkage: float = 0.01) -> Discriminant:
         """Class means and the pooled covariance W = (Q - Σ n_c μ_c μ_cᵀ) / N + s tr(W₀)/d I, where W₀ has s = 0.
 

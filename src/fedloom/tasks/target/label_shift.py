@@ -94,15 +94,6 @@ def fitted(likelihood: Tensor, counts: Tensor, tol: float = 1e-9, most: int = 50
     return pi / pi.sum(1, keepdim=True)
 
 
-def log_likelihood(scores: Tensor, shares: Tensor) -> float:
-    """The mean of log Σ_c π_c e^{l_c(x)} over inputs, from scores l [N, C] and shares π [C].
-
-    >>> log_likelihood(torch.zeros(3, 2), torch.tensor([0.5, 0.5]))
-    0.0
-    """
-    return float(torch.logsumexp(scores.double() + shares.double().log(), -1).mean())
-
-
 @dataclass(frozen=True)
 class LabelShiftCheck:
     """How far the target's inputs lie from the clients' classes, compared with the clients' own inputs.

@@ -1,0 +1,23 @@
+"""What benchmarks record beside their numbers, and where."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def machine() -> dict[str, Any]:
+    """What it ran on."""
+    return {"cores": len(os.sched_getaffinity(0)), "machine": platform.machine(), "torch": torch.__version__}
+
+
+def save(found: dict[str, Any], out: Path | None) -> None:
+    """Write JSON if asked to."""
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(found, indent=1) + "\n")
