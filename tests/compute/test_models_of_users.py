@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.layout import Layout
+from fedloom.core.local import Local
 from fedloom.experiment.federated import FederatedTask
 from fedloom.models import Copies, wrap
 
@@ -160,3 +161,24 @@ def test_a_module_that_cannot_be_copied_is_refused_as_an_instance_too() -> None:
     for use in (Copies, lambda module: wrap(nn.Sequential(module), head="0")):
         with pytest.raises(ConfigError, match=r"cannot be copied: .*; take torch\.nn\.utils\.parametrizations"):
             use(weight_norm())
+
+
+class Positioned(nn.Module):
+    """A model with a constant of floats, and with statistics if wanted."""
+
+    def __init__(self, stored: bool, counts: bool = False) -> None:
+        super().__init__()
+        self.layer, self.norm = linear(), nn.BatchNorm1d(FEATURES) if counts else nn.Identity()
+        self.register_buffer("places", torch.ones(FEATURES), persistent=stored)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.norm(x + self.get_buffer("places")))
+
+
+def test_a_constant_where_no_buffer_may_be_is_told_how_to_be_none() -> None:
+    private = Local(epochs=1, batch_size=4, lr=0.1, dp_clip=1.0)
+    with pytest.raises(ConfigError, match=r"buffer 'places' couples .*; if it never changes, .* persistent=False, and"):
+        go(model=lambda: Positioned(True), local=private)
+    assert not go(model=lambda: Positioned(False), local=private).failures
+    with pytest.raises(ConfigError, match=r"buffer 'norm.running_mean' couples .*, like one with group normalisation"):
+        go(model=lambda: Positioned(True, counts=True), local=private)
