@@ -318,8 +318,8 @@ def test_without_any_test_samples_the_summary_says_so() -> None:
         federation = fl.data.federate((X, WHO), "iid", 3, held_out=held_out)
         return fl.run("fedavg", federation, "logistic", rounds=1, **changes).summary["warnings"]
 
-    assert said(0.0) == ["no model was evaluated, for there are no test samples; keep some of each client's, with "
-                         "held_out=0.2, or give test=."]  # fmt: skip
+    (only,) = said(0.0)
+    assert only.startswith("no model was evaluated for lack of test samples; keep some")
     assert said(0.2) == said(0.0, evaluation={"what": ()}) == []
 
 

@@ -128,7 +128,9 @@ def load(experiment: Experiment, path: Path | str) -> TrainedRun:
     return task.trained(trainer.load(task, directory), directory.summary())
 
 
-UNTESTED = "no model was evaluated, for there are no test samples; keep some of each client's, with held_out=0.2, or give test=."
+UNTESTED = (
+    "no model was evaluated for lack of test samples; keep some of each client's, with held_out=0.2, or give test=."
+)
 
 
 class FederatedTask(TrainerTask):
