@@ -144,6 +144,7 @@ class Live:
         plan = self.plan
         judged = plan.validation if held_out else plan.data
         assert judged is not None
+        rng.seed_torch(plan.seed, "losses", down.round, client)  # for models that draw in evaluation mode, too
         rows = torch.from_numpy(judged.index[client])
         self.live.module.eval()
         total = 0.0
