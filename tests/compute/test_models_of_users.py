@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers.federations import CLASSES, FEATURES, classes
-from helpers.runs import experiment, go
+from helpers.runs import assert_same_run, experiment, go
 from torch import Tensor, nn
 
 from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.layout import Layout
+from fedloom.core.local import Local
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import FederatedTask
 from fedloom.models import Copies, wrap
 
@@ -160,3 +163,46 @@ def test_a_module_that_cannot_be_copied_is_refused_as_an_instance_too() -> None:
     for use in (Copies, lambda module: wrap(nn.Sequential(module), head="0")):
         with pytest.raises(ConfigError, match=r"cannot be copied: .*; take torch\.nn\.utils\.parametrizations"):
             use(weight_norm())
+
+
+class Positioned(nn.Module):
+    """A model with a constant of floats, and with statistics if wanted."""
+
+    def __init__(self, stored: bool, counts: bool = False) -> None:
+        super().__init__()
+        self.layer, self.norm = linear(), nn.BatchNorm1d(FEATURES) if counts else nn.Identity()
+        self.register_buffer("places", torch.ones(FEATURES), persistent=stored)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.norm(x + self.get_buffer("places")))
+
+
+def test_a_constant_where_no_buffer_may_be_is_told_how_to_be_none() -> None:
+    private = Local(epochs=1, batch_size=4, lr=0.1, dp_clip=1.0)
+    with pytest.raises(ConfigError, match=r"buffer 'places' couples .*; if it never changes, .* persistent=False, and"):
+        go(model=lambda: Positioned(True), local=private)
+    assert not go(model=lambda: Positioned(False), local=private).failures
+    with pytest.raises(ConfigError, match=r"buffer 'norm.running_mean' couples .*, like one with group normalisation"):
+        go(model=lambda: Positioned(True, counts=True), local=private)
+
+
+class Sampling(nn.Module):
+    """A model that drops units at any time, as F.dropout does unless it is told otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = linear()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(F.dropout(x, 0.5))
+
+
+def test_a_model_that_draws_in_evaluation_has_the_same_bits_wherever_it_runs() -> None:
+    """In the losses before local work, which give the weights of q-FFL, and in what is measured."""
+    runs = []
+    for number, engine in enumerate(["serial", "processes", "serial"]):
+        torch.manual_seed(number)  # of whoever calls
+        settings = {"engine_settings": {"workers": 2}} if engine == "processes" else {}
+        runs.append(go("q_ffl", model=Sampling, evaluation=Evaluation(), engine=engine, **settings))
+    assert_same_run(runs[0], runs[1])
+    assert_same_run(runs[0], runs[2])

@@ -313,6 +313,16 @@ def test_without_a_common_test_set_clients_are_judged(tmp_path) -> None:
     assert not any(key.startswith("global/") for key in result.history[-1])
 
 
+def test_without_any_test_samples_the_summary_says_so() -> None:
+    def said(held_out: float, **changes: Any) -> list[str]:
+        federation = fl.data.federate((X, WHO), "iid", 3, held_out=held_out)
+        return fl.run("fedavg", federation, "logistic", rounds=1, **changes).summary["warnings"]
+
+    (only,) = said(0.0)
+    assert only.startswith("no model was evaluated for lack of test samples; keep some")
+    assert said(0.2) == said(0.0, evaluation={"what": ()}) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["one logit", "regression"])
 def test_every_method_trains_a_task_or_says_why_not(kind: str) -> None:

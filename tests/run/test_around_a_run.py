@@ -51,7 +51,9 @@ def test_losses_that_cannot_be_computed_end_the_run_alike(engine: str) -> None:
         return (out.sum(1) - y) ** 2
 
     method = methods.make("aaggff_d").with_loss(loss(broken))
-    with pytest.raises(ClientError, match="round 0: losses cannot be computed: ValueError: no such loss"):
+    with pytest.raises(
+        ClientError, match=r"round 0: losses cannot be computed: ValueError: no such loss \(at client 0\)\."
+    ):
         run(experiment(method, engine=engine))
 
 

@@ -136,7 +136,11 @@ class Live:
         for client in map(int, clients):
             if split:
                 work.load(self.plan, down, client, states(client), self.vectors)
-            found.append(self._loss_of_received(down, client, held_out))
+            try:
+                found.append(self._loss_of_received(down, client, held_out))
+            except Exception as error:
+                error.add_note(f"at client {client}")
+                raise
         return np.array(found)
 
     def _loss_of_received(self, down: Broadcast, client: int, held_out: bool) -> float:
@@ -144,6 +148,7 @@ class Live:
         plan = self.plan
         judged = plan.validation if held_out else plan.data
         assert judged is not None
+        rng.seed_torch(plan.seed, "losses", down.round, client)  # for models that draw in evaluation mode, too
         rows = torch.from_numpy(judged.index[client])
         self.live.module.eval()
         total = 0.0

@@ -44,7 +44,9 @@ def or_error(work: Callable[[], Result], sentence: str) -> Result | ClientError:
     try:
         return work()
     except Exception as error:
-        return ClientError(f"{sentence}: {type(error).__name__}: {error}.", "".join(traceback.format_exception(error)))
+        notes = ", ".join(getattr(error, "__notes__", ()))
+        told = f"{type(error).__name__}: {error}{notes and f' ({notes})'}"
+        return ClientError(f"{sentence}: {told}.", "".join(traceback.format_exception(error)))
 
 
 def first_line(error: BaseException, most: int | None = None) -> str:

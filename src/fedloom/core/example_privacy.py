@@ -68,9 +68,9 @@ def check(plan: ClientPlan) -> None:
         return
     method, mine = plan.method, "local.dp_clip"
     if plan.layout.buffers:
+        buffer, remedy = plan.layout.hindering_buffer
         raise ConfigError(
-            f"{mine} needs the gradient of each sample, but buffer {plan.layout.buffers[0].name!r} couples those of a "
-            "batch; choose a model without batch statistics, like one with group normalisation."
+            f"{mine} needs the gradient of each sample, but buffer {buffer!r} couples those of a batch; {remedy}."
         )
     others = (
         (method.adaptation, plan.is_meta),

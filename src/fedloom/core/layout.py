@@ -129,6 +129,15 @@ class Layout:
         """Number of buffer elements."""
         return sum(leaf.size for leaf in self.buffers)
 
+    @property
+    def hindering_buffer(self) -> tuple[str, str]:
+        """The buffer that a method cannot have, and what to do about it, for messages: statistics before others."""
+        names = [leaf.name for leaf in self.buffers]
+        name = next((name for name in names if name.endswith((*STATISTICS, COUNTER))), names[0])
+        if name.endswith((*STATISTICS, COUNTER)):
+            return name, "choose a model without batch statistics, like one with group normalisation"
+        return name, "if it never changes, register it with persistent=False, and if it does, choose a model without it"
+
     def named(self, theta: Tensor, buffers: Tensor) -> dict[str, Tensor]:
         """Views of θ [P] and the buffers [buffers] under their names in the module, ready for ``call``."""
         return _named(self.parameters, theta) | _named(self.buffers, buffers)

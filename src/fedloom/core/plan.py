@@ -91,17 +91,17 @@ class ClientPlan:
     hostile: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
-        method, buffers = self.method, self.layout.buffers
-        if method.needs("model") and buffers:
+        method = self.method
+        buffer, remedy = self.layout.hindering_buffer if self.layout.buffers else ("", "")
+        if method.needs("model") and buffer:
             raise ConfigError(
                 f"method {method.name!r} calls the model several times in a step, which would change its buffer "
-                f"{buffers[0].name!r}; choose a model without batch statistics, like one with group normalisation."
+                f"{buffer!r}; {remedy}."
             )
         strict = [label(uplink) for uplink in method.uplink if uplink.is_private or uplink.only_sums]
-        if strict and buffers:
+        if strict and buffer:
             raise ConfigError(
-                f"uplink {strict[0]!r} does not cover the batch statistics in buffer {buffers[0].name!r}; choose "
-                "a model without them, like one with group normalisation."
+                f"uplink {strict[0]!r} does not cover the batch statistics in buffer {buffer!r}; {remedy}."
             )
         if method.needs("target") and self.has_private and not method.personal.frozen:
             raise ConfigError(

@@ -102,10 +102,8 @@ def refuse(method: Method, layout: Layout) -> None:
     if method.pooled:
         raise ConfigError(f"method {method.name!r} trains on pooled data, but {mine} splits a network among clients.")
     if layout.buffers:
-        raise ConfigError(
-            f"{mine} cannot mix the buffer {layout.buffers[0].name!r} of networks of different size; "
-            "choose a model without batch statistics, like one with group normalisation."
-        )
+        buffer, remedy = layout.hindering_buffer
+        raise ConfigError(f"{mine} cannot mix the buffer {buffer!r} of networks of different size; {remedy}.")
 
 
 def _why(part: Part, personal: Submodels) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.core import rng
 from fedloom.core.federation import Arrays, Federation, Split
 from fedloom.core.parts import Submodels
 from fedloom.core.plan import ClientPlan
@@ -159,6 +160,7 @@ class Evaluator(LoadedModel):
 
         ``at_clients`` is that table if clients measured their models themselves (``Engine.evaluate``).
         """
+        rng.seed_torch(self.plan.seed, "evaluation", server.round)  # for models that draw in evaluation mode, too
         record, table = self.deployed(server, store)
         if at_clients is not None and len(at_clients["client"]):
             record, table = record | self.summary(at_clients), dict(at_clients)

@@ -128,6 +128,11 @@ def load(experiment: Experiment, path: Path | str) -> TrainedRun:
     return task.trained(trainer.load(task, directory), directory.summary())
 
 
+UNTESTED = (
+    "no model was evaluated for lack of test samples; keep some of each client's, with held_out=0.2, or give test=."
+)
+
+
 class FederatedTask(TrainerTask):
     """An experiment as a task: its state is a ``Snapshot``, a step is one round.
 
@@ -190,6 +195,9 @@ class FederatedTask(TrainerTask):
         noisy = privacy.private_uplink(experiment) or experiment.local.dp_noise
         if self.accountant is None and self.examples is None and noisy:
             self.warnings.append(privacy.MISSING)
+        tested = len(everyone.test) or len(everyone.held_out.index.rows) or traits.states == "clients"
+        if evaluation.what == ("clients",) and not tested:
+            self.warnings.append(UNTESTED)
 
     def open(self) -> None:
         experiment = self.experiment
