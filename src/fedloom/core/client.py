@@ -154,9 +154,7 @@ class Vectors(NamedTuple):
     module: Model
 
 
-def contexts(
-    plan: ClientPlan, down: Broadcast, state: State, client: int, steps: int, local: State | None = None
-) -> dict[str, Context]:
+def contexts(plan: ClientPlan, down: Broadcast, state: State, client: int, steps: int) -> dict[str, Context]:
     """The context of each part at a client, by place."""
     rows = plan.data.index[client]
     size = len(rows) / plan.population.mean_size
@@ -166,7 +164,7 @@ def contexts(
     effective = plan.effective_steps(steps)
     return {
         place: Context(
-            down.theta, down.parts.get(place, {}), state.get(place, {}), (local or {}).get(place, {}), size, steps,
+            down.theta, down.parts.get(place, {}), state.get(place, {}), {}, size, steps,
             down.lr, down.round, plan.facts, counts, own, client, down.invited, effective,
             plan.usual_steps,
         )

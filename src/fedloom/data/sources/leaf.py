@@ -21,10 +21,10 @@ ORIGIN = "https://leaf.cmu.edu"
 LICENCE = "BSD 2-clause (LEAF's processing)"
 
 
-def leaf_files(title: str, name: str, *others: tuple[str, ...], inner: str = "data") -> Files:
+def leaf_files(title: str, name: str, *others: tuple[str, ...]) -> Files:
     """The output of LEAF's scripts, split into train and test or not, after the alternative layouts ``others``."""
-    split = (f"{name}/{inner}/train/", f"{name}/{inner}/test/")
-    return Files(title, (*others, split, (f"{name}/{inner}/all_data/",)), ORIGIN)
+    split = (f"{name}/data/train/", f"{name}/data/test/")
+    return Files(title, (*others, split, (f"{name}/data/all_data/",)), ORIGIN)
 
 
 def read_leaf(folder: Path, title: str) -> Iterator[tuple[str, list[Any], list[Any]]]:

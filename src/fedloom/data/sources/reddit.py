@@ -57,8 +57,7 @@ def reddit(words: int = 10_000, length: int = 10, padded: bool = False, root: st
     )
     count = Counter(word for x, _ in users.values() for chunk in x for word in chunk)
     vocabulary = vocabulary_of(count, words)
-    known = set(users) | set(users_test)
-    parts = [read(part, vocabulary, None if padded else length, sorted(known)) for part in (users, users_test)]
+    parts = [read(part, vocabulary, None if padded else length) for part in (users, users_test)]
     names = tuple(vocabulary) + tuple(f"unused {n}" for n in range(len(vocabulary), words))
     train, test = (Arrays(x, y, words, names) for x, y, _ in parts)
     if not len(train):
@@ -97,7 +96,7 @@ def vocabulary_of(count: Mapping[str, int], words: int) -> dict[str, int]:
 
 
 def read(
-    users: Mapping[str, Pairs], vocabulary: Mapping[str, int], length: int | None, names: Sequence[str]
+    users: Mapping[str, Pairs], vocabulary: Mapping[str, int], length: int | None
 ) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
     """Inputs, targets and users of one split: sequences of ``length`` without padding, or LEAF's chunks for None."""
 

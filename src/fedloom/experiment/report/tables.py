@@ -156,9 +156,9 @@ class Column:
     left: bool = False
 
 
-def words(title: str, texts: Sequence[str], left: bool = False, over: str = "") -> Column:
+def words(title: str, texts: Sequence[str], left: bool = False) -> Column:
     """A column of text."""
-    return Column(title, [Cell(text) for text in texts], over, left)
+    return Column(title, [Cell(text) for text in texts], left=left)
 
 
 def column(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -103,7 +104,7 @@ class StudentModule(nn.Module):
         return total - unused
 
 
-def make_student(make: Any, seed: int, dtype: torch.dtype) -> nn.Module:
+def make_student(make: Callable[[], nn.Module], seed: int, dtype: torch.dtype) -> nn.Module:
     """A freshly initialised student, identical to the model of a federated run with that seed."""
     with torch.random.fork_rng(devices=[]):
         rng.seed_torch(seed, "model")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +187,11 @@ class DistillTask(TrainerTask):
 
     def _pass(self, bench: work.DistillationData, losses: work.Losses, first: int, total: int) -> float:
         """A pass of the student whose first step is step ``first`` of the phase's ``total``; returns its mean loss."""
-        rate = partial(_rate, self.experiment.training, first, total)
+        training = self.experiment.training
+
+        def rate(at: int) -> float:
+            return training.rate(first + at, total)
+
         loss = work.student_pass(bench, self.learner, self.sgd, self.passes, rate, losses)
         self.passes += 1
         return loss
@@ -330,11 +334,6 @@ def begin_with(student: nn.Module, start: Path) -> int:
             f"start={start} holds no trained student of this shape ({in_one_line(error, 150)})."
         ) from error
     return passes
-
-
-def _rate(training: Any, first: int, total: int, at: int) -> float:
-    """The learning rate of step ``at`` of a pass that starts at step ``first`` of its phase."""
-    return training.rate(first + at, total)
 
 
 def _mean(values: Tensor) -> float | None:
