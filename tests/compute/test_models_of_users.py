@@ -65,6 +65,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "script": (lambda: torch.jit.script(linear()), "the model is compiled by torch.jit; "),
     "trace": (lambda: torch.jit.trace(linear(), torch.zeros(2, FEATURES)), "the model is compiled by torch.jit; "),
     "script inside": (Inside, "layer 'layer' of the model is compiled by torch.jit; "),
+    "complex": (lambda: linear(dtype=torch.cfloat), "the model's 'weight' holds complex numbers; keep their real and "),
     "computed weight": (weight_norm, "the model cannot be copied: Only Tensors created explicitly by the user "),
     "lock": (lambda: holding(threading.Lock()), "the model cannot be copied: cannot pickle '_thread.lock' object; "),
     "meta": (lambda: linear(device="meta"), "the model's 'weight' is on the meta device, without values; "),

@@ -202,6 +202,39 @@ def test_a_function_is_described_by_what_it_calls_and_by_the_values_that_it_hold
     assert "0x" not in repr(loss(even))
 
 
+@pytest.mark.parametrize("compute", ["live", "batched"])
+def test_a_loss_and_metrics_of_one_s_own_compare_other_numbers_of_outputs(compute: str) -> None:
+    """Three quantiles of one number."""
+    levels = torch.tensor([0.1, 0.5, 0.9])
+
+    def pinball(out: Tensor, y: Tensor) -> Tensor:
+        ahead = y[:, None] - out
+        return torch.maximum(levels * ahead, (levels - 1) * ahead).mean(1)
+
+    federation = fl.data.federate((X, X[:, 0]), client=WHO, test=(X, X[:, 0]))
+    with pytest.raises(
+        ConfigError, match=r"3 outputs, but each sample has 1 targets; a loss of your own may .*metrics"
+    ):
+        fl.run("fedavg", federation, lambda: nn.Linear(4, 3), loss=pinball)
+    name = f"cover_{compute}"
+
+    @fl.metrics.metric(name, suits=("numbers",))
+    def cover(outputs: np.ndarray, targets: np.ndarray) -> float:
+        return float(((outputs[:, 0] <= targets) & (targets <= outputs[:, 2])).mean())
+
+    result = fl.run(
+        "fedprox", federation, lambda: nn.Linear(4, 3), loss=pinball, rounds=20, local=fl.Local(lr=0.5),
+        evaluation={"metrics": [name]}, compute=compute,
+    )  # fmt: skip
+    with torch.no_grad():
+        out = result.model(torch.tensor(X, dtype=torch.float32))
+    assert result.history[-1]["global/loss"] == pytest.approx(
+        float(pinball(out, torch.tensor(X[:, 0])).mean()), rel=1e-5
+    )
+    assert result.summary["headline"] == f"global/{name}"
+    assert result.history[-1][f"global/{name}"] == cover(out.numpy(), X[:, 0]) > 0.5
+
+
 MASKS = torch.rand(20, 1, 4, 5, generator=torch.Generator().manual_seed(0)).round()
 
 

@@ -53,7 +53,7 @@ def make_model(factory: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _trainable(model: nn.Module) -> None:
-    """Raise ``ConfigError`` for compiled modules, parameters without values, and what cannot be copied."""
+    """Raise ``ConfigError`` for compiled modules, parameters without real values, and what cannot be copied."""
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             which = f"layer {name!r} of the model" if name else "the model"
@@ -66,6 +66,11 @@ def _trainable(model: nn.Module) -> None:
             )
         if value.is_meta:
             raise ConfigError(f"the model's {name!r} is on the meta device, without values; make it on the CPU.")
+        if value.is_complex():  # which a cast to the run's dtype would halve
+            raise ConfigError(
+                f"the model's {name!r} holds complex numbers; keep their real and imaginary parts, like "
+                "torch.view_as_real, and join them in forward by torch.view_as_complex."
+            )
     wrapped.copied(model)  # as computes do
 
 
@@ -126,7 +131,9 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
     _auxiliary(experiment.method, out)
     if not experiment.method.predicts:
         return plan
-    return replace(plan, targets=check_targets(experiment.method, federation.train.arrays, out))
+    return replace(
+        plan, targets=check_targets(experiment.method, federation.train.arrays, out, experiment.evaluation.metrics)
+    )
 
 
 def make_server_data(experiment: Experiment, plan: ClientPlan, federation: Federation) -> ServerData | None:

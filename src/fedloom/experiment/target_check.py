@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -11,17 +13,21 @@ from fedloom.core.method import Method
 from fedloom.core.parts import Term
 from fedloom.core.slots import label
 from fedloom.core.targets import CLASSES, NUMBERS, TRUTHS, TargetKind, kind_of
+from fedloom.metrics import lookup
+from fedloom.metrics.prediction import r2
+from fedloom.parts.objectives.custom import Loss
 
 USUAL = {CLASSES: "cross_entropy", TRUTHS: "binary_cross_entropy", NUMBERS: "squared_error"}
 
 
-def check_targets(method: Method, arrays: Arrays, out: Tensor) -> TargetKind:
+def check_targets(method: Method, arrays: Arrays, out: Tensor, metrics: Sequence[str] = ()) -> TargetKind:
     """The kind of targets, if objective, targets and the model's outputs fit together.
 
     Args:
         method: the method.
         arrays: the training data.
         out: the model's outputs on the first samples, [2, ...].
+        metrics: what is measured.
 
     Raises:
         ConfigError: if they do not; the sentence says what to choose.
@@ -50,14 +56,25 @@ def check_targets(method: Method, arrays: Arrays, out: Tensor) -> TargetKind:
         )
     if kind == CLASSES and out.shape[-1] < arrays.classes:
         raise ConfigError(f"the model has {out.shape[-1]} outputs, but the data have {arrays.classes} classes.")
-    if kind != CLASSES and out[:1].numel() != y[:1].numel():
-        raise ConfigError(f"the model has {out[:1].numel()} outputs, but each sample has {y[:1].numel()} targets.")
+    if kind != CLASSES and out[:1].numel() != y[:1].numel() and not (kind == NUMBERS and compares(method, metrics)):
+        own = "; a loss of your own may compare them if evaluation.metrics are functions of outputs of your own, too"
+        told = own if kind == NUMBERS and compares(method, ()) else ""
+        raise ConfigError(
+            f"the model has {out[:1].numel()} outputs, but each sample has {y[:1].numel()} targets{told}."
+        )
     if kind == TRUTHS and not fits(TRUTHS, y):
         raise ConfigError(f"the model has 1 output, but the data have {arrays.classes} classes.")
     for term in method.objective:
         if type(term).test_loss is not Term.test_loss:
             try_loss(term, out, y[: len(out)].to(out.device))
     return kind
+
+
+def compares(method: Method, metrics: Sequence[str]) -> bool:
+    """Whether losses and metrics are functions of anyone's, who knows which outputs belong to which target."""
+    found = [lookup(name) for name in metrics]
+    measured = all(one.function not in (None, r2) and one.of == "outputs" for one in found)
+    return measured and all(isinstance(term, Loss) for term in method.data_terms)
 
 
 def fits(wanted: TargetKind | None, y: Tensor) -> bool:
