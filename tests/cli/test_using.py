@@ -6,12 +6,16 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from helpers.commands import Cli
 from safetensors.torch import load_file
 
 import fedloom as fl
+from fedloom.cli.target import described
+from fedloom.tasks.target.label_shift import LabelShiftCheck, TargetPrior
+from fedloom.tasks.target.model import TargetFacts, TargetModel
 
 SMALL = ("clients=5", "model.hidden=[8]", "local.batch_size=50", "rounds=2")
 
@@ -96,6 +100,7 @@ def test_models_for_targets(cli: Cli) -> None:
     assert code == 0
     assert (told["model"], told["p"], int(np.argmax(told["known"]))) == (None, None, 4)
     assert sum(told["shares"]) == pytest.approx(1)
+    assert list(told["measured"]) == ["server's model"]  # there is no other
     assert not Path("kept-high.safetensors").exists()
     assert cli("target", "run=kept", "data=low.npz", "method=target_head", "method.steps=3").err == (
         "fedloom: method for a target 'target_head' has no setting 'steps'; there are: resamples, seed.\n"
@@ -107,3 +112,39 @@ def test_models_for_targets(cli: Cli) -> None:
     assert code == 0
     assert "weights of the clients' models: client " in out
     assert cli("list", "target_fit").out.startswith("method=target_fit")
+
+
+def test_a_target_of_a_table_is_told_in_its_own_names(cli: Cli) -> None:
+    """Natural clients without a common test set keep their last models, too, and test their mean themselves."""
+    draw, y = np.random.default_rng(0), np.repeat([0, 1, 2], 60)
+    rows = 3 * np.eye(3)[y] + draw.normal(size=(180, 3))
+    table = pd.DataFrame(rows, columns=["a", "b", "c"])
+    table["risk"], table["clinic"] = np.array(["high", "low", "mid"])[y], np.array(["north", "south"])[(y > 0) * 1]
+    table.to_csv("visits.csv", index=False)
+    np.savez("buyer.npz", x=rows[y == 1].astype(np.float32))
+    words = (
+        "data=table:visits.csv",
+        "data.label=risk",
+        "data.client=clinic",
+        "model=mlp",
+        "local.epochs=5",
+        "rounds=3",
+    )
+    assert cli("run", "-q", "method=fedavg", "out=done", *words, "evaluation.what=[clients,average]").code == 0
+    assert 0 <= fl.load("done").history["average/accuracy/mean"].iloc[-1] <= 1
+    code, out, _ = cli("target", "run=done", "data=buyer.npz", "method=target_fit")
+    assert code == 0
+    assert out.splitlines()[2].startswith("  low: ")
+    assert "these classes are known from south: 1" in out
+    (told,) = json.loads(cli("target", "run=done", "data=buyer.npz", "method=target_prior", "--json").out)
+    assert told["classes"][int(np.argmax(told["shares"]))] == "low"
+
+
+@pytest.mark.parametrize(("p", "warned"), [([0.9, 0.1, 0.0], True), ([0.2, 0.8, 0.0], False), ([0.0, 1.0, 0.0], False)])
+def test_weights_of_clients_that_know_little_of_a_target_are_a_warning(p: list[float], warned: bool) -> None:
+    """As FedSSA's may be, which judges clients by how certain they are."""
+    prior = TargetPrior(np.array([1.0, 0.0]), np.ones(2), np.ones(2), 0.95)
+    for known in ([0.0, 1.0, 0.0], [np.nan] * 3):
+        facts = TargetFacts(prior, np.array(known), LabelShiftCheck(1.0, 1.0, 0.5, 30))
+        told = described(TargetModel(None, lambda facts=facts: facts, np.array(p)), 30)  # type: ignore[arg-type, misc]
+        assert ("favour clients that know little" in told) == (warned and known[0] == 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from helpers.distilling import weights
 from torch import Tensor, nn
 
 from fedloom.config.distill import DISTILL, build
+from fedloom.core.errors import DataError
 from fedloom.data import Source, sources
 from fedloom.data.sources.images import as_bytes, image_arrays
 from fedloom.models.residual import residual
@@ -114,3 +116,20 @@ def test_a_gpu_takes_what_fills_at_most_half_of_its_memory(
     assert (len(inputs), inputs.stored.device.type) == (10, place)
     batch = inputs[torch.tensor([1, 4])] if place == "cpu" else inputs[:2]
     assert (batch.device.type, batch.dtype, tuple(batch.shape)) == ("meta", torch.float32, (2, 3, 8, 8))
+
+
+def test_a_source_without_test_samples_sets_some_aside() -> None:
+    """As a table, which is one file: a fifth, the same whatever else is set aside."""
+    whole = photographs()
+    source = replace(whole, test=whole.test.take(torch.zeros(0, dtype=torch.long)))
+    parts = Splits.of(source, validation=0.25)
+    assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [36, 12, 12]
+    assert parts.test.y.bincount().tolist() == [4, 4, 4]
+    rows = torch.cat([part.rows for part in (parts.train, parts.validation, parts.test) if part.rows is not None])
+    assert rows.sort().values.tolist() == list(range(60))
+    assert torch.equal(Splits.of(source, validation=0.0).test.y, parts.test.y)
+    assert parts.about["held_out"] == 0.2
+    assert "held_out" not in Splits.of(whole).about
+    numbers = replace(source, train=replace(source.train, y=source.train.y.double()))
+    with pytest.raises(DataError, match="the targets are numbers"):
+        Splits.of(numbers)

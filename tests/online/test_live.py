@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,3 +143,31 @@ def test_refusals() -> None:
         Live(OnlineTask(online(Toe())))
     with pytest.raises(ConfigError, match="at least one support sample"):
         Live(OnlineTask(online(Moml()))).observe((torch.zeros(0, 2), torch.zeros(0, dtype=torch.long)))
+
+
+@pytest.mark.parametrize(
+    ("y", "sentence"),
+    [
+        ([0.5, 1.0, 2.0], "the targets are fractions"),
+        (torch.eye(3), r"the targets have shape \[3, 3\], not \[3\]"),
+        ([0, 1, 3], "sample 2 has label 3, but there are 3 classes"),
+        ([0, 1], r"the targets have shape \[2\], not \[3\]"),
+    ],
+)
+def test_labels_that_are_no_class_numbers_are_refused(y: Any, sentence: str) -> None:
+    live = Live(OnlineTask(online(Moml())))
+    for call in (lambda: live.observe((torch.zeros(3, 2), y)), lambda: live.predict((torch.zeros(3, 2), y), [[0, 0]])):
+        with pytest.raises(DataError, match=sentence):
+            call()
+    live.observe((torch.zeros(3, 2), [[0.0], [1.0], [2.0]]))  # a column of whole numbers
+    assert live.seen == 1
+
+
+def test_what_is_empty_is_named() -> None:
+    live, support = Live(OnlineTask(online(Moml()))), (torch.zeros(3, 2), [0, 1, 2])
+    with pytest.raises(DataError, match="there are no inputs"):
+        live.predict(support, torch.zeros(0, 2))
+    with pytest.raises(ConfigError, match="at least one further sample"):
+        live.observe(support, (torch.zeros(0, 2), []))
+    with pytest.raises(ConfigError, match="support samples of a task are a pair"):
+        live.observe(torch.zeros(3, 2))  # type: ignore[arg-type]

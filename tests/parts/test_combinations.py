@@ -14,7 +14,7 @@ from helpers.runs import assert_same_state, experiment, go, leaves, theta
 from torch import Tensor, nn
 
 from fedloom.core.errors import ClientError, ConfigError
-from fedloom.core.federation import Arrays
+from fedloom.core.federation import Arrays, Index
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Drift, Paired, ServerOptimizer
@@ -285,9 +285,19 @@ def test_feddf_with_one_client_is_fedavg(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["average", "cohort"])
-def test_a_mean_of_models_wants_a_common_test_set(what: str) -> None:
+def test_without_a_common_test_set_clients_test_a_mean_of_models(what: str) -> None:
     given = classes()
     without = replace(given, test=Arrays(given.test.x[:0], given.test.y[:0], given.test.classes))
-    with pytest.raises(ConfigError, match=f"^evaluation.what={what} measures a mean of models on a common test set"):
-        go("fedavg", federation=without, evaluation=Evaluation(what=(what,)))
-    go("per_fedavg", federation=without, evaluation=Evaluation(what=(what,)))  # measured at clients
+    for method in ("fedavg", "per_fedavg"):
+        found = go(method, federation=without, evaluation=Evaluation(what=("clients", what)), participation=1.0)
+        last = found.history[-1]
+        if method == "fedavg":  # with all clients of equal weight, the mean is the server's model
+            assert last[f"{what}/accuracy/mean"] == last["clients/accuracy/mean"]
+        assert 0 <= last[f"{what}/accuracy/mean"] <= 1
+    with pytest.raises(ConfigError, match=f"^without a common test set {what}/accuracy is measured client by client"):
+        go("fedavg", federation=without, evaluation=Evaluation(what=(what,), metric=f"{what}/accuracy"))
+    with pytest.raises(ConfigError, match=f"^evaluation.what={what} measures networks of different size"):
+        go(replace(make("fedavg"), personal=WidthSlice()), federation=without, evaluation=Evaluation(what=(what,)))
+    nothing = replace(without, held_out=replace(without.held_out, index=Index.of([[] for _ in range(len(without))])))
+    with pytest.raises(ConfigError, match=f"^evaluation.what={what} measures a mean of models on test samples, but"):
+        go("fedavg", federation=nothing, evaluation=Evaluation(what=(what,)))

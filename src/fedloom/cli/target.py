@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from fedloom.tasks.target.model import ClassModels, TargetModel
 
 FEW = 20
 """Of fewer inputs, draws say little about what else may come."""
+MISPLACED = 0.5
+"""Weights whose clients know less of a target than this part of what clients of equal weight know."""
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -45,19 +47,20 @@ def command(arguments: argparse.Namespace) -> int:
         if out.exists() or outs.count(out) > 1:
             raise ConfigError(f"{out} exists already or would be written twice; choose another file with --out.")
     inputs, run, told = [read(file) for file in files], trained(path), []
-    known = ClassModels(run)
+    known, classes = ClassModels(run), run.federation.train.arrays.names
     for file, arrays, out in zip(files, inputs, outs, strict=True):
         found = method(known, arrays["x"])
         facts = plain(found)  # before anything is written
         written = found.model.export(out) if method.makes_model else None
-        models = named(run.server, found.model)
+        models = named(run.server, found.model) if written else {"server's model": run.server}
         measured = {name: model.evaluate(arrays["x"], arrays["y"]) for name, model in models.items() if "y" in arrays}
         told.append({"data": str(file), "inputs": len(arrays["x"]), "model": written and str(written)})
+        told[-1] |= {"classes": list(classes)} if classes else {}
         told[-1] |= facts | {"measured": measured, "privacy": known.privacy and asdict(known.privacy)}
         if arguments.json:
             continue
         print(f"target: {relpath(file)}, {len(arrays['x'])} inputs")
-        print(described(found, len(arrays["x"]), run.federation.names))
+        print(described(found, len(arrays["x"]), run.federation.names, classes))
         if known.privacy is not None:
             print(f"privacy: {known.privacy}")
         if written is not None:
@@ -105,14 +108,14 @@ def compared(measured: Mapping[str, Mapping[str, float]]) -> None:
         print(f"{name}: {', '.join(f'{k} {v:.4g}' for k, v in numbers.items())}", file=sys.stderr)
 
 
-def described(found: TargetModel, inputs: int, names: tuple[str, ...] = ()) -> str:
+def described(found: TargetModel, inputs: int, names: Sequence[str] = (), classes: Sequence[str] = ()) -> str:
     """Class shares with intervals, the clients from which the target is known, and the check, as text."""
     prior = found.prior
     known = np.isfinite(prior.high).all()
     ends = zip(prior.low, prior.high, strict=True)
     interval = [f" ({100 * low:.1f} to {100 * high:.1f})" if known else "" for low, high in ends]
     shown = [
-        f"  {c}: {100 * prior.shares[c]:.1f} %{interval[c]}"
+        f"  {classes[c] if classes else c}: {100 * prior.shares[c]:.1f} %{interval[c]}"
         for c in np.argsort(-prior.shares, kind="stable")
         if max(prior.shares[c], np.nan_to_num(prior.high[c])) >= 0.0005
     ]
@@ -128,4 +131,6 @@ def described(found: TargetModel, inputs: int, names: tuple[str, ...] = ()) -> s
         lines.append(f"these classes are known from {clients(found.known)}")
     if found.p is not None:
         lines.append(f"weights of the clients' models: {clients(found.p)}")
+        if found.p @ found.known < MISPLACED * found.known[found.p > 0].mean():  # not if NaN
+            lines.append("WARNING: these weights favour clients that know little of these classes.")
     return "\n".join([*lines, f"check of label shift: {found.check}"])

@@ -110,14 +110,7 @@ class DeployedModel:
 
     def labelled(self, x: Any, y: Any) -> Arrays:
         """Inputs and targets as arrays like the run's."""
-        like, x, y = self.arrays.y, self.inputs(x), as_tensor("y", numbered(y, self.arrays.names))
-        if y.ndim == like.ndim + 1 and y.shape[-1] == 1:
-            y = y.squeeze(-1)
-        if tuple(y.shape) != (len(x), *like.shape[1:]):
-            raise DataError(f"the targets have shape {list(y.shape)}, not {[len(x), *like.shape[1:]]}.")
-        if not like.is_floating_point() and y.is_floating_point() and not torch.equal(y, y.round()):
-            raise DataError("the targets are real numbers, but this run's are class numbers.")
-        return replace(self.arrays, x=x, y=y.to(like.dtype))
+        return labelled_like(self.arrays, self.inputs(x), y)
 
 
 class Adapted(nn.Module):
@@ -159,6 +152,22 @@ def inputs_like(arrays: Arrays, x: Any) -> Tensor:
     if x.is_floating_point() and not bool(torch.isfinite(x.sum())):
         raise DataError("some inputs are NaN or infinite.")
     return x
+
+
+def labelled_like(arrays: Arrays, x: Tensor, y: Any) -> Arrays:
+    """Inputs [N, ...] as ``inputs_like`` returns them, with targets [N, ...], as arrays like a run's.
+
+    Raises:
+        DataError: if the targets do not fit.
+    """
+    like, y = arrays.y, as_tensor("y", numbered(y, arrays.names))
+    if y.ndim == like.ndim + 1 and y.shape[-1] == 1:
+        y = y.squeeze(-1)
+    if tuple(y.shape) != (len(x), *like.shape[1:]):
+        raise DataError(f"the targets have shape {list(y.shape)}, not {[len(x), *like.shape[1:]]}.")
+    if not like.is_floating_point() and y.is_floating_point() and not torch.equal(y, y.round()):
+        raise DataError("the targets are real numbers, but this run's are class numbers.")
+    return replace(arrays, x=x, y=y.to(like.dtype))
 
 
 def numbered(y: Any, names: Sequence[str]) -> Any:

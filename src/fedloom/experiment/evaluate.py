@@ -204,9 +204,10 @@ class Evaluator(LoadedModel):
         return right / len(arrays)
 
     def mean(self, name: str, models: ClientModels, server: Server, store: Store) -> dict[str, Any]:
-        """Evaluate the mean of clients' models on the common test set, or as adapted by every client.
+        """Evaluate the mean of clients' models on the common test set.
 
-        Empty if there is no model to average.
+        If there is none, or the method adapts, every client evaluates it (adapted) on its own test samples. Empty if there
+        is no model to average.
         """
         split, federation = self.plan.layout.shared_size, self.federation
         if self.levels:
@@ -219,7 +220,7 @@ class Evaluator(LoadedModel):
         if not models.members(0):
             return {}
         mean = models.mean().to(server.theta.device)
-        if self.plan.method.adaptation.is_identity:
+        if self.plan.method.adaptation.is_identity and len(federation.test):
             self.load(mean[:split], mean[split:])
             return self.on(name, federation.test)
         if not len(federation.held_out.index.rows):

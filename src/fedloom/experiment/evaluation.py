@@ -28,8 +28,9 @@ class Evaluation:
             its own test samples), ``average`` (the mean of all clients' last models on the common test set; only
             reported, never fed back), ``cohort`` (likewise the mean of this round's models), ``train`` (the server
             model on all training data) and ``received`` (the cohort's losses F_i(θ^t) before local work and Σ p_i F_i
-            in every round, also for methods that do not need them). If the method adapts models, every client adapts
-            and tests ``average`` and ``cohort`` as in ``clients``: ``average/accuracy/mean`` and so on.
+            in every round, also for methods that do not need them). If the method adapts models, or there is no common
+            test set, every client tests ``average`` and ``cohort`` as in ``clients``: ``average/accuracy/mean`` and so
+            on.
         every: rounds between evaluations; the last round is always evaluated.
         target: target value of ``metric``, for rounds-to-target: in (0, 1] for an accuracy.
         metric: the metric used for the target, early stopping and the best round, like ``global/accuracy``.
@@ -203,13 +204,28 @@ def check_evaluation(method: Method, evaluation: Evaluation) -> None:
         )
 
 
-def check_means(method: Method, evaluation: Evaluation, common: bool) -> None:
-    """Raise a ``ConfigError`` for a mean of models without a ``common`` test set, which adapted models do not need."""
+def check_means(method: Method, evaluation: Evaluation, common: bool, held: bool) -> None:
+    """Raise a ``ConfigError`` for a mean of models that cannot be measured.
+
+    Without a ``common`` test set clients test it on samples that they ``held`` out, but no means of levels.
+    """
     means = [name for name in ("average", "cohort") if name in evaluation.what]
-    if means and not common and method.adaptation.is_identity:
+    if not means or common:
+        return
+    if not held:
         raise ConfigError(
-            f"evaluation.what={means[0]} measures a mean of models on a common test set, but there is none; leave it "
-            "out, or set test data aside."
+            f"evaluation.what={means[0]} measures a mean of models on test samples, but there are none; leave it out, "
+            "or set some aside, as with held_out=0.2."
+        )
+    if isinstance(method.personal, Submodels):
+        raise ConfigError(
+            f"evaluation.what={means[0]} measures networks of different size on a common test set, but there is none; "
+            "leave it out."
+        )
+    if evaluation.metric in ("average/accuracy", "cohort/accuracy"):
+        raise ConfigError(
+            f"without a common test set {evaluation.metric} is measured client by client; take "
+            f"{evaluation.metric}/mean."
         )
 
 

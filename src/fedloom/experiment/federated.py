@@ -167,7 +167,7 @@ class FederatedTask(TrainerTask):
         judged = self.plan.layout.shared_size > 0 or self.kind is Kind.SYNTHESIS  # else it is never trained
         asked = experiment.evaluation if judged else experiment.evaluation.of_clients()
         evaluation = asked.fitted(self.plan.targets or CLASSES, judged and len(federation.test) > 0)
-        check_means(method, evaluation, len(federation.test) > 0)
+        check_means(method, evaluation, len(federation.test) > 0, len(federation.held_out.index.rows) > 0)
         self.experiment = experiment = replace(experiment, evaluation=evaluation)
         self.headline = headline(method, evaluation)
         self.server_data = make_server_data(experiment, self.plan, self.federation)

@@ -19,6 +19,7 @@ from fedloom.data.sources.images import as_bytes, normalised
 from fedloom.data.split import split_rows
 
 ON_GPU = 0.5  # of its free memory, which the samples of a split may take
+HELD_OUT = 0.2  # of the samples, for testing, if the source has none for it
 FIRST = 100  # samples by which networks and augmentations are checked
 
 
@@ -162,6 +163,8 @@ class Splits:
     ) -> Splits:
         """Split a data source, stratified by class; nothing is copied.
 
+        Of a source without test samples, such as a table, a fifth of the samples is set aside for testing.
+
         Args:
             source: the data set, or the name of one that needs no settings. If given by name, images are kept as bytes,
                 a quarter of their size; so are those of a source made within ``data.sources.images.as_bytes``.
@@ -182,13 +185,14 @@ class Splits:
         if isinstance(source, str):
             with as_bytes():
                 source = sources.make(source)
-        train = _first(Samples(source.train), samples, "training", seed)
-        test = _first(Samples(source.test), test_samples, "test", seed)
-        everyone = Index.of([np.arange(len(train))])
-        labels = train.y.numpy()
-        kept, away, _ = split_rows(everyone, labels, validation, 0.0, rng.stream(seed, "distill-validation"))
-        about = {"validation": validation, "samples": samples, "test_samples": test_samples, "split_seed": seed}
-        learned, chosen = (train.take(np.sort(part[0])) for part in (kept, away))
+        everyone, test, about = Samples(source.train), Samples(source.test), {}
+        if not len(test):
+            everyone, test = _apart(everyone, HELD_OUT, rng.stream(seed, "distill-test"))
+            about = {"held_out": HELD_OUT}
+        train = _first(everyone, samples, "training", seed)
+        test = _first(test, test_samples, "test", seed)
+        learned, chosen = _apart(train, validation, rng.stream(seed, "distill-validation"))
+        about |= {"validation": validation, "samples": samples, "test_samples": test_samples, "split_seed": seed}
         return cls(learned, chosen, test, {"source": source.describe(), **about})
 
     def federation(self) -> Federation:
@@ -211,6 +215,17 @@ def _first(samples: Samples, count: int | None, what: str, seed: int) -> Samples
         return samples
     if not 1 <= count < len(samples):
         raise DataError(f"{count} {what} samples were requested, but there are {len(samples)}.")
+    return _apart(samples, count / len(samples), rng.stream(seed, f"first-{what}"))[1]
+
+
+def _apart(samples: Samples, fraction: float, draws: np.random.Generator) -> tuple[Samples, Samples]:
+    """The others, and a fraction of the samples, stratified by class.
+
+    Raises:
+        DataError: if they have no classes.
+    """
+    if samples.y.is_floating_point():
+        raise DataError("distillation needs classes, but the targets are numbers.")
     everyone = Index.of([np.arange(len(samples))])
-    _, chosen, _ = split_rows(everyone, samples.y.numpy(), count / len(samples), 0.0, rng.stream(seed, f"first-{what}"))
-    return samples.take(np.sort(chosen[0]))
+    kept, away, _ = split_rows(everyone, samples.y.numpy(), fraction, 0.0, draws)
+    return samples.take(np.sort(kept[0])), samples.take(np.sort(away[0]))

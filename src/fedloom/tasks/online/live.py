@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +13,7 @@ from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.core.parts import Batch
 from fedloom.data.streams import Task
-from fedloom.experiment.deployed import as_tensor, inputs_like
+from fedloom.experiment.deployed import inputs_like, labelled_like
 from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.trained import RunRecords
 from fedloom.tasks.online.task import OnlineTask
@@ -50,6 +49,7 @@ class Live(RunRecords):
         if any(expert.learner.learns_first for expert in task.online.experts):
             raise ConfigError(f"learner {task.name!r} trains on a task before it predicts it, so it cannot be live.")
         self._task, self.state, self.total, self.seen = task, task.state, task.total, task.round
+        self._like = task.online.stream[0].train
 
     @property
     def p(self) -> Tensor:
@@ -63,7 +63,7 @@ class Live(RunRecords):
 
         Raises:
             ClientError: if no expert's predictions are finite.
-            ConfigError: if the support is empty.
+            ConfigError: if there is no support sample.
             DataError: if inputs or labels do not fit the run's.
         """
         with one_thread():
@@ -86,7 +86,7 @@ class Live(RunRecords):
                 uses the task's test samples.
 
         Raises:
-            ConfigError: if the support is empty.
+            ConfigError: if there is no support sample.
             DataError: if inputs or labels do not fit the run's.
         """
         with one_thread():
@@ -97,7 +97,7 @@ class Live(RunRecords):
         train, total = self._arrays(support), self.total
         active = list(online.hedge.active(total))
         if answers is not None:
-            test = self._arrays(answers)
+            test = self._arrays(answers, "further")
             logits = self._logits(support, test.x, active)
             accuracy, loss = evaluator.score(logits, Task(self.seen, train, test), active)
             suffered = 1 - accuracy if online.hedged == "error" else loss
@@ -107,12 +107,15 @@ class Live(RunRecords):
         self.seen += 1
 
     def _logits(self, support: Samples, x: Any, active: list[int]) -> Tensor:
-        train, asked = (self._task.evaluator.placed(self._arrays(s)) for s in (support, (x, np.zeros(len(x)))))
-        return self._task.bank.predict(self.state, Batch(train.x, train.y), asked.x, active)
+        bank, placed = self._task.bank, self._task.evaluator.placed
+        train, x = placed(self._arrays(support)), inputs_like(self._like, x)
+        asked = placed(Arrays(x, torch.zeros(len(x), dtype=torch.long), bank.classes))
+        return bank.predict(self.state, Batch(train.x, train.y), asked.x, active)
 
-    def _arrays(self, samples: Samples) -> Arrays:
+    def _arrays(self, samples: Samples, what: str = "support") -> Arrays:
+        if not isinstance(samples, (tuple, list)) or len(samples) != 2:
+            raise ConfigError(f"{what} samples of a task are a pair (x, y) of inputs and labels.")
         x, y = samples
-        y = as_tensor("y", y)
-        if not len(y):
-            raise ConfigError("a live learner needs at least one support sample of a task.")
-        return Arrays(inputs_like(self._task.online.stream[0].train, x), y.long(), self._task.bank.classes)
+        if not len(x):
+            raise ConfigError(f"a live learner needs at least one {what} sample of a task.")
+        return labelled_like(self._like, inputs_like(self._like, x), y)
