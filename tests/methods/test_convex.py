@@ -14,13 +14,14 @@ from helpers.runs import experiment, leaves, theta
 
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.parts import Drift, Mixing
+from fedloom.core.parts import Drift, Mixing, Uplink
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import RunResult, run
 from fedloom.parts.drift import FedCMDrift, FedDynDrift, FedNovaDrift, Scaffold
 from fedloom.parts.mixing import Uniform
 from fedloom.parts.objectives import SquaredError
 from fedloom.parts.server import SGD, Adagrad, Adam, Yogi
+from fedloom.parts.uplink import ClipNoise, RandomK
 
 Vector = np.ndarray
 SIZES = (6, 14, 8, 20)
@@ -127,6 +128,18 @@ def test_corrected_methods_reach_the_true_minimiser(
     assert np.linalg.norm(weighted - unweighted) > 0.1, "the two goals must differ for the test to tell them apart"
     found = theta(problem.run(squares(drift, Uniform()), 60 if cohort is None else 130, local, cohort=cohort))
     np.testing.assert_allclose(found, weighted if size_weighted else unweighted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("drift", ["scaffold", "dynamic unweighted"])
+@pytest.mark.parametrize("uplink", [ClipNoise(0.3, 0.0), RandomK(0.7)], ids=["clipped", "random_k"])
+@pytest.mark.slow
+def test_they_reach_it_whatever_uplinks_make_of_the_updates(drift: str, uplink: Uplink) -> None:
+    """Clients keep the corrections that the server has read, so that it forgets nothing that was cut off."""
+    problem, (part, local, _) = quadratics(), DRIFTS[drift]
+    if isinstance(part, Scaffold) and isinstance(uplink, RandomK):
+        uplink = replace(uplink, slices=("update", "drift/control"))
+    found = theta(problem.run(squares(part, Uniform(), uplink=(uplink,)), 100, local, compute="batched"))
+    np.testing.assert_allclose(found, problem.solution(np.ones(len(problem.n))), rtol=0, atol=1e-3)
 
 
 def test_the_direction_of_fedcm_repeats_the_decay_of_weights() -> None:

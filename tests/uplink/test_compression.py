@@ -15,14 +15,16 @@ from helpers.runs import assert_same_run, go, leaves, theta
 from fedloom.config.federated import build_method, resolve
 from fedloom.core.context import NO_ROUND
 from fedloom.core.errors import ConfigError
+from fedloom.core.local import Local
 from fedloom.core.message import Message, Slice
 from fedloom.core.method import Method
 from fedloom.core.parts import Uplink
 from fedloom.methods import make
+from fedloom.parts.drift import FedDCDrift, FedDynDrift, FedSplitDrift, Scaffold
 from fedloom.parts.mixing import Uniform
 from fedloom.parts.objectives import CrossEntropy
 from fedloom.parts.server import SGD, Extrapolated
-from fedloom.parts.uplink import QSGD, RandomK, SignCompression, TopK
+from fedloom.parts.uplink import QSGD, ClipNoise, RandomK, SecureSum, SignCompression, TopK
 
 P = 40
 X = np.random.default_rng(0).normal(size=P) * np.linspace(0.1, 3, P)
@@ -147,6 +149,32 @@ def test_a_single_update_is_not_extrapolated_however_it_is_sent(part: Uplink) ->
     plain = Method("mean", (CrossEntropy(),), mixing=Uniform(), uplink=(part,))
     mean, further = (go(replace(plain, server=server), **settings) for server in (SGD(), Extrapolated(0.0)))
     np.testing.assert_array_equal(theta(further), theta(mean))
+
+
+MEANS = {"h": FedDynDrift(0.3), "c": Scaffold(), "h of FedDC": FedDCDrift(0.3), "z": FedSplitDrift(2.0)}
+LOSSY = {
+    "qsgd": (QSGD(3),), "random_k": (RandomK(0.4),), "top_k": (TopK(0.3),), "sign": (SignCompression(False),),
+    "clipped": (ClipNoise(0.05, 0.0),), "private": (ClipNoise(0.3, 0.1, noise_at="client"),),
+    "masked": (ClipNoise(0.05, 0.0), SecureSum(48)),
+}  # fmt: skip
+
+
+BOUNDED = {"clipped", "private", "masked"}  # what FedSplit uploads has no bound
+FOLLOWING = [(name, uplink) for name in MEANS for uplink in LOSSY if name != "z" or uplink not in BOUNDED]
+
+
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+@pytest.mark.parametrize(("name", "uplink"), FOLLOWING)
+def test_the_servers_correction_stays_the_mean_of_the_clients_own(name: str, uplink: str, engine: str) -> None:
+    """Else the errors of all rounds add up in it, and the method stops at the wrong point."""
+    method = Method("m", (CrossEntropy(),), MEANS[name], mixing=Uniform(), uplink=LOSSY[uplink])
+    result = go(method, local=Local(epochs=1, batch_size=8, lr=0.2), rounds=3, engine=engine)
+    assert not result.failures
+    key, at = name[0], dict(leaves(result.snapshot))
+    own = torch.stack([at[f"client {i}/drift/{key}"] for i in range(6)]).mean(0)
+    server = at[f"server/drift/{key}"]
+    assert server.abs().max() > 1e-4
+    torch.testing.assert_close(own, server, rtol=0, atol=1e-12)
 
 
 def test_other_slices_are_compressed_if_they_are_named() -> None:

@@ -336,15 +336,19 @@ class ClientWork:
             message[BUFFERS] = Slice.of(result.buffers)
         for place, uploads in result.uploads.items():
             message |= {f"{place}/{name}": Slice.of(value) for name, value in uploads.items()}
+        read = message
         for place, part in self.plan.method.hooks["send"]:
             seed = self.plan.facts.private_seed if part.is_private else self.plan.seed
             draws = rng.stream(seed, place, self.down.round, self.client)
             sent = part.send(seen[place], message, draws)
             message = sent.message | {f"{place}/{name}": Slice.of(value) for name, value in sent.uploads.items()}
             if not part.keeps_bounds:  # else the server reads what it was given
-                message = self._measured_again(message)
+                read = message = self._measured_again(message)
             if sent.state:
                 result.state[place] = sent.state
+        for place, part in self.plan.method.hooks["sent"]:
+            own = {name: read[f"{place}/{name}"].value for name in part.uploads if name != UPDATE}
+            result.state[place] = part.sent(seen[place], result.state.get(place, {}), read[UPDATE].value, own)
         result.sent = sum(one.numbers for one in message.values()), sum(one.nbytes for one in message.values())
         result.update = message.pop(UPDATE).value
         result.buffers = message.pop(BUFFERS, Slice.of(result.buffers)).value

@@ -12,6 +12,7 @@ optional. The life of a part during a round::
                                                     loss(out, batch, ctx), grad(g, w, ctx), step, prox(w, lr, ctx)
                                                     end(ctx, Δ_i, model) -> new state, uploads, Δ_i
     receive  (uplink: noise on sums)            <-  send(ctx, message, draws) -> the message that leaves the client
+                                                    sent(ctx, state, Δ_i, uploads) -> new state, by what was sent
     combine  (mixing: p, and a step of its own)
     correct  (objective, drift, personal)
     step     (server optimiser)
@@ -119,6 +120,13 @@ class Part:
         ``model`` is the trained module, for parts that upload its outputs on other inputs.
         """
         return ClientEnd(ctx.state, {}, update)
+
+    def sent(self, ctx: Context, state: Tree, update: Tensor, uploads: Tree) -> Tree:
+        """Return the new client state, given the update [P] and the uploads as the server reads them after uplinks.
+
+        For parts whose server state is a mean of the clients' own, which would otherwise add up the errors of uplinks.
+        """
+        return state
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """Return the new server state and the corrected update Δ [P]; ``uploads`` holds the part's reduced slices."""
@@ -386,7 +394,7 @@ class Uplink(Part):
 
 HOOKS = (
     "init_server", "init_client", "begin", "on_step", "loss", "grad", "prox", "end",
-    "send", "receive", "combine", "correct", "step", "refine",
+    "send", "sent", "receive", "combine", "correct", "step", "refine",
 )  # fmt: skip
 
 

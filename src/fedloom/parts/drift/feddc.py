@@ -131,6 +131,17 @@ class FedDCDrift(Drift):
             state["h"] = ctx.state["h"] - update
         return ClientEnd(state, sent, update if "h" not in state or self.average_over_all else update - state["h"])
 
+    def sent(self, ctx: Context, state: Tree, update: Tensor, uploads: Tree) -> Tree:
+        """The states of which the server keeps means, by what it reads."""
+        new = dict(state)
+        if self.gradient and self.control:
+            new["g"] = ctx.state["g"] + uploads["control"]
+        elif self.gradient:
+            new["g"] = uploads.get("g", -update)
+        if self.decouple and self.average_over_all:
+            new["h"] = ctx.state["h"] - update
+        return new
+
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """The new g or c; with ``average_over_all``, h ← h - (1/K) Σ Δ_i and the update Δ - h."""
         assert info.mixed is not None

@@ -23,7 +23,8 @@ class FedDynDrift(Drift):
 
         h_i ← h_i - α(θ_i - θ^t)          h ← h - (α/K) Σ_{i∈S} (θ_i - θ^t)          θ ← mean_S θ_i - h/α
 
-    h [P] is the mean of all clients' h_i [P] after every round. If the local problems are solved exactly, h_i is the
+    h [P] is the mean of all clients' h_i [P] after every round, also where uplinks change the updates: h_i follows what
+    was sent, for h would add up all errors. If the local problems are solved exactly, h_i is the
     gradient of L_i at the client's last solution, and the mean vanishes at the global solution. Only models are
     communicated. Acar, thesis 2023, §2.2, algorithm 1.
 
@@ -73,7 +74,11 @@ class FedDynDrift(Drift):
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         """h_i ← h_i - α(θ_i - θ^t)."""
-        return ClientEnd({"h": torch.add(ctx.state["h"], update, alpha=self.alpha)}, {}, update)
+        return ClientEnd(self.sent(ctx, {}, update, {}), {}, update)
+
+    def sent(self, ctx: Context, state: Tree, update: Tensor, uploads: Tree) -> Tree:
+        """h_i ← h_i - α(θ_i - θ^t), with θ_i as the server reads it."""
+        return {"h": torch.add(ctx.state["h"], update, alpha=self.alpha)}
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """h ← h + α (1/K) Σ Δ_i, then Δ + h/α."""

@@ -83,6 +83,10 @@ class FedSplitDrift(Drift):
         sent = ctx.received - z if self.active else 2 * update
         return ClientEnd({"z": z, "new": torch.zeros_like(ctx.state["new"])}, {"new": ctx.state["new"]}, sent)
 
+    def sent(self, ctx: Context, state: Tree, update: Tensor, uploads: Tree) -> Tree:
+        """The z_i that the server reads."""
+        return state | {"z": ctx.received - update if self.active else self._z(ctx) - update}
+
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """The mixed x - z_i (Act), or x - z after z ← z - (2/K) Σ Δ_i (All); θ⁰ is dropped when no longer needed."""
         joined = state["joined"] + uploads["new"]

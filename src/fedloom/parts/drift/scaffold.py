@@ -59,7 +59,12 @@ class Scaffold(Drift):
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         """c_i⁺, and c_i⁺ - c_i for the server."""
         change = update / (ctx.effective_steps * ctx.lr) - ctx.down["c"]
-        return ClientEnd({"c": ctx.state["c"] + change}, {"control": change}, update)
+        sent = {"control": change}
+        return ClientEnd(self.sent(ctx, {}, update, sent), sent, update)
+
+    def sent(self, ctx: Context, state: Tree, update: Tensor, uploads: Tree) -> Tree:
+        """c_i⁺, by the difference that the server reads."""
+        return {"c": ctx.state["c"] + uploads["control"]}
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """c ← c + (1/K) Σ (c_i⁺ - c_i)."""
