@@ -148,7 +148,7 @@ def test_refusals() -> None:
 @pytest.mark.parametrize(
     ("y", "sentence"),
     [
-        ([0.5, 1.0, 2.0], "the targets are fractions"),
+        ([0.5, 1.0, 2.0], "the targets are real numbers"),
         (torch.eye(3), r"the targets have shape \[3, 3\], not \[3\]"),
         ([0, 1, 3], "sample 2 has label 3, but there are 3 classes"),
         ([0, 1], r"the targets have shape \[2\], not \[3\]"),

@@ -206,8 +206,8 @@ class Evaluator(LoadedModel):
     def mean(self, name: str, models: ClientModels, server: Server, store: Store) -> dict[str, Any]:
         """Evaluate the mean of clients' models on the common test set.
 
-        If there is none, or the method adapts, every client evaluates it (adapted) on its own test samples. Empty if there
-        is no model to average.
+        If there is none, or the method adapts, every client evaluates it, adapted, on test samples of its own. Empty if
+        there is no model to average.
         """
         split, federation = self.plan.layout.shared_size, self.federation
         if self.levels:
