@@ -236,7 +236,7 @@ def plugged(title: str, results: dict[str, Any], out: Path) -> None:
 
 
 def gains_drawn(axes: Any, data: Mapping[str, Any]) -> None:
-    """The worst 10 % of each algorithm alone and with AAggFF, one line a seed."""
+    """The worst 10 % of each algorithm alone and with AAggFF, one line per seed."""
     for axis, (name, found) in zip(axes, data.items(), strict=True):
         for place, pair in enumerate(found["runs"].values()):
             seeds = [s for s in pair["alone"] if s in pair["with"]]

@@ -145,7 +145,7 @@ class Study:
         return "\n".join(text)
 
     def picture(self, results: dict[str, Any], path: Path) -> None:
-        """Test accuracy of the average model (left) and of the server model against transmissions, one line a seed."""
+        """Test accuracy of the average model (left) and the server model against transmissions, one line per seed."""
         matplotlib.use("Agg")
         from matplotlib import pyplot
 

@@ -213,7 +213,7 @@ def details(results: dict[str, Any]) -> Iterator[str]:
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
-    """The average model's distance from L*, over the target's, against transmissions: one line a draw."""
+    """The average model's distance from L*, over the target's, against transmissions: one line per draw."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -112,7 +112,7 @@ class Trained:
         return common.experiment_on(replace(made, test=test, unlabelled=hidden), method, self.scale, self.seed)
 
     def run(self, experiment: Experiment, name: str) -> RunResult:
-        """The result of a run, which goes on where it was if runs are kept."""
+        """The result of a run, which continues where it was if runs are kept."""
         out = self.place and self.place / name.replace(" ", "_")
         return run(experiment, out, resume=bool(out and (out / "config.yaml").exists()), checkpoint_every=5, keep=1)
 

@@ -68,5 +68,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What is imported on first use is listed, too, so that it can be completed."""
+    """All names, also those imported on first use, so that shells can complete them."""
     return sorted({*globals(), *__all__})

@@ -33,14 +33,14 @@ from fedloom.parts.objectives.custom import LossFunction
 Model = Callable[[], nn.Module] | nn.Module | str
 
 ARGUMENTS = {"loss", "out", "resume", "checkpoint_every", "keep", "callbacks"}
-"""Of ``run``, beside method, federation, model and the fields of ``Experiment``."""
+"""Arguments of ``run`` other than method, federation, model and the fields of ``Experiment``."""
 
 ELSEWHERE = {
     Kind.DISTILL: "its student is read with fl.distill.load(path)",
     Kind.ONLINE: "its learner is read with fl.online.load(path)",
     Kind.SEARCH: "load one of the runs that it compared, in the folder runs inside it",
 }
-"""What reads the runs that ``load`` does not."""
+"""How to load the kinds of run that ``load`` does not read."""
 
 
 def run(
@@ -104,8 +104,8 @@ def load(
     """The models in a run directory, to predict and evaluate with: the server's, every client's, and new clients'.
 
     Args:
-        path: the run directory, of a finished run or of one that goes on; its newest checkpoint is read.
-        method: for runs begun in Python, which do not record how to make their data and model: the arguments that
+        path: the run directory, of a finished or running run; its newest checkpoint is read.
+        method: for runs started from Python, which do not record how to make their data and model: the arguments that
             ``run`` was given.
         federation: likewise.
         model: likewise.
@@ -113,8 +113,8 @@ def load(
         conditions: likewise.
 
     Raises:
-        ConfigError: if it is a run of another kind (the message says what reads it), or one begun in Python and the
-            arguments are missing.
+        ConfigError: if it is a run of another kind (the message says how to load it), or one started from Python and
+            the arguments are missing.
         CheckpointError: if it is not a run directory, holds another experiment, or has no checkpoint that can be read.
         DataError: if the run's data are not on this machine.
     """
@@ -133,8 +133,8 @@ def load(
         return federated.load(_experiment(method, federation, model, conditions, loss), path)
     if "method" not in stored:
         raise ConfigError(
-            f"{directory.path} was begun in Python; give load what run was given, load(path, method, federation, model)"
-            ", and its further settings."
+            f"{directory.path} was started from Python; give load the arguments that run was given, "
+            "load(path, method, federation, model), and its further settings."
         )
     schema = RUN if kind is Kind.FEDERATED else SYNTHESIZE
     return federated.load(build(Config(schema.complete(read_run(directory.path)))), path)

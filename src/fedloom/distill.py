@@ -25,8 +25,8 @@ def load(path: Path | str) -> TrainedStudent:
     """The student of a finished run: ``load(path).model`` predicts, is evaluated and exported.
 
     Raises:
-        ConfigError: if it is another kind of run, or one begun in Python, which does not record its model.
-        CheckpointError: if it is no run directory or has not ended, or its model cannot be read.
+        ConfigError: if it is another kind of run, or one started from Python, which does not record its model.
+        CheckpointError: if it is not a run directory or has not ended, or its model cannot be read.
         DataError: if the run's data are not on this machine.
     """
     directory = RunDirectory(path)
@@ -34,7 +34,7 @@ def load(path: Path | str) -> TrainedStudent:
     if directory.kind is not Kind.DISTILL:
         raise ConfigError(f"{path} is a run of fedloom {COMMANDS[directory.kind]}, not of fedloom distill.")
     if "model" not in stored:
-        raise ConfigError(f"{path} was begun in Python; its student is the model that the run returned.")
+        raise ConfigError(f"{path} was started from Python; its student is the model that the run returned.")
     config = Config(DISTILL.complete(read_run(directory.path)))
     experiment = build(config)
     teacher = build_teacher(config).model if experiment.teacher == PENDING else None

@@ -29,8 +29,8 @@ def load(path: Path | str) -> Live:
     ``learner.history`` is the run's record as a pandas frame. The run directory is only read.
 
     Raises:
-        ConfigError: if it is another kind of run, or one begun in Python, which does not record its model.
-        CheckpointError: if it is no run directory, or has no checkpoint that can be read.
+        ConfigError: if it is another kind of run, or one started from Python, which does not record its model.
+        CheckpointError: if it is not a run directory, or has no checkpoint that can be read.
         DataError: if the run's data are not on this machine.
     """
     directory = RunDirectory(path)
@@ -38,6 +38,6 @@ def load(path: Path | str) -> Live:
     if directory.kind is not Kind.ONLINE:
         raise ConfigError(f"{directory.path} is a run of fedloom {COMMANDS[directory.kind]}, not of fedloom online.")
     if "learner" not in stored:
-        raise ConfigError(f"{directory.path} was begun in Python; use Live(OnlineTask(experiment)) instead.")
+        raise ConfigError(f"{directory.path} was started from Python; use Live(OnlineTask(experiment)) instead.")
     task = OnlineTask(build(Config(ONLINE.complete(read_run(directory.path)))))
     return Live(task, trainer.load(task, directory), directory.summary(), directory.path)

@@ -34,7 +34,7 @@ def test_a_plan_that_says_nothing_of_a_run(about: str, cli: Cli, tmp_path: Path)
     (tmp_path / "sweep.yaml").write_text(f"a: {about}\n")
     code, out, err = cli("run", "resume=.")
     assert (code, out) == (2, "")
-    assert "says nothing of run 'a'" in err
+    assert "does not describe run 'a'" in err
 
 
 @pytest.mark.slow

@@ -115,4 +115,4 @@ def test_a_run_begun_in_python_is_neither_repeated_nor_used_at_a_shell(cli: Cli,
     np.save("x.npy", np.zeros((1, 1, 8, 8), dtype=np.float32))
     for words in (("predict", "x.npy"), ("export",), ("target", "data=x.npy")):
         code, _, err = cli(words[0], f"run={begun_in_python}", *words[1:])
-        assert (code, "was begun in Python, so that its data and model are not on record" in err) == (2, True)
+        assert (code, "was started from Python, which does not record its data and model" in err) == (2, True)

@@ -87,7 +87,7 @@ def test_models_for_targets(cli: Cli) -> None:
     Path("cut.npz").write_bytes(Path("low.npz").read_bytes()[:200])
     Path("x.csv").write_text("1,2\n")
     for name in ("cut.npz", "x.csv"):
-        message = f"fedloom: {name} cannot be read: it is truncated, or no .npz or .npy file of plain arrays.\n"
+        message = f"fedloom: {name} cannot be read: it is truncated or not an .npz or .npy file of arrays.\n"
         assert cli("target", "run=done", f"data={name}").err == message
     assert "it is a folder of them; name one, like done" in cli("target", "run=.", "data=low.npz").err
     assert "exists already" in cli("target", "run=done", "data=other.npy", "--out", "mine.safetensors").err

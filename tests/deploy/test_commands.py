@@ -27,7 +27,7 @@ from fedloom.deploy.server import Recipe, run
         (["certificates"], "needs one folder"),
         (["certificates", "keys", "--hosts", "münchen.example"], "'münchen.example' is not a host name"),
         (["status"], "needs one run directory"),
-        (["status", "nowhere"], "nowhere is no run directory"),
+        (["status", "nowhere"], "nowhere is not a run directory"),
         (["local", "--nodes", "none"], "--nodes is 'none', but it must be a whole number"),
         (["server", "method=centralised", "--dry-run"], "trains on the pooled data of all clients"),
         (["server", "deploy.deadlines=3"], "deploy has no setting 'deadlines'; did you mean 'deadline'?"),

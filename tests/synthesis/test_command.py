@@ -102,7 +102,7 @@ def test_a_plain_run_is_not_continued_as_one_that_generates(cli: Cli) -> None:
     assert cli("run", "-q", "method=fedavg", "rounds=1", "clients=2", "out=plain").code == 0
     code, _, err = cli("synthesize", "resume=plain")
     assert code == 2
-    assert err == ("fedloom: 'plain' was not begun by fedloom synthesize; continue it with fedloom run resume=plain.\n")
+    assert err == "fedloom: 'plain' was not started by fedloom synthesize; continue it with fedloom run resume=plain.\n"
 
 
 def test_a_dry_run_prints_the_configuration_with_the_judge(cli: Cli, tmp_path: Path) -> None:

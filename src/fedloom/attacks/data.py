@@ -122,7 +122,7 @@ class Backdoor(Attack):
         mine = "attack 'backdoor'"
         single_labels("backdoor", arrays)
         if relabel is not None:
-            raise ConfigError(f"{mine} has one target class, but here clients have label names of their own.")
+            raise ConfigError(f"{mine} has one target class, but here each client names its labels differently.")
         if not 0 <= self.target < arrays.classes:
             raise ConfigError(f"{mine}: the target is {self.target}, but there are {arrays.classes} classes.")
         if not arrays.x.is_floating_point() or self.size > arrays.x.shape[-1]:

@@ -151,7 +151,7 @@ def key_row(key: str, value: Any, kind: str, told: str) -> Row:
 
 
 def details(kind: str, name: str) -> Iterator[dict[str, Any]]:
-    """What is known of a name: description, settings, parts, citation; once for each key that takes it."""
+    """The details of a name: description, settings, parts, citation; once for each key that takes it."""
     pairs = {(key, choice.registry.kind): choice for one in KINDS if kind in (one, "") for key, choice in KINDS[one]}
     found = [(key, c) for (key, _), c in pairs.items() if c.registry.canonical(name) in c.registry]
     if not found:

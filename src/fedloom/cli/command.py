@@ -73,8 +73,8 @@ class Command:
         progress: wraps the progress display.
         last_file: the file that a run writes last.
         plans: whether a single run has a plan, too, because it trains a teacher first.
-        check: what else is checked of an experiment and its directory before the runs of a sweep, or in a dry run.
-        hints: makes sentences on what was not set, from the keys that are, a configuration and the sweep's data.
+        check: further checks of an experiment and its directory before the runs of a sweep, or in a dry run.
+        hints: makes sentences on defaults in use, from the keys that are set, a configuration and the sweep's data.
     """
 
     schema: CommandSchema
@@ -140,7 +140,7 @@ class Command:
         return 2 if failed else 0
 
     def _hints(self, named: set[str], batch: RunPlan, shared: Shared) -> Iterator[str]:
-        """Sentences on what was chosen because it was not set."""
+        """Sentences on the choices made for keys that were not set."""
         if "resume" in named:
             return
         first, titles = next(iter(self.schema.sections)), list(dict.fromkeys(job.label for job in batch.jobs))

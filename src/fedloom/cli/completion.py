@@ -1,4 +1,4 @@
-"""``fedloom completion``: a script that completes commands, keys and names, with no Python at a key press."""
+"""``fedloom completion``: a script to complete commands, keys and names, without starting Python at each key press."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def show(console: Console, name: str, source: Source, federation: Federation, mo
 
 
 def checksums(files: Files, paths: list[Path]) -> str:
-    """Whether files match their published checksums, in words."""
+    """Text on whether files match their published checksums."""
     told = ""
     for path in paths:
         kind, _, wanted = files.checksums.get(path.name, "").partition(" ")

@@ -1,4 +1,4 @@
-"""``fedloom deploy``: the server and the nodes of a deployment, and what goes with them."""
+"""``fedloom deploy``: the server and the nodes of a deployment, their certificates and its status."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def node(arguments: argparse.Namespace) -> int:
                 torch.set_num_threads(_number(arguments.threads, "--threads"))
             serve(made, arguments.server, ca, key, tell, _number(arguments.poll or "1", "--poll"))
     except KeyboardInterrupt:
-        raise Stopped("the node was stopped; started again, it goes on where it was.") from None
+        raise Stopped("the node was stopped; when restarted, it continues where it was.") from None
     finally:
         made.close()
     return 0
@@ -190,7 +190,7 @@ def status(arguments: argparse.Namespace) -> int:
     path = Path(arguments.words[0])
     directory = RunDirectory(path)
     if not directory.begun:
-        raise CheckpointError(f"{path} is no run directory.")
+        raise CheckpointError(f"{path} is not a run directory.")
     records, mixing = directory.metrics(), directory.mixing()
     roster = Roster.stored(path, True)
     console = make_console()

@@ -36,7 +36,7 @@ options:
   -m, --multirun          run every combination of keys with several values, like seed=1,2,3
   -q, --quiet             print the results only, without progress
   --json                  print names, directories and summaries of the runs as JSON, and nothing else
-  --log FILE              append one line a round, and the results, to a file, too
+  --log FILE              also append one line per round, and the results, to a file
   --dry-run               check the settings, print the complete configuration (a valid recipe), and stop
   --debug                 print tracebacks of errors, and of clients that failed
 """
@@ -141,8 +141,8 @@ Parzen estimator (Optuna) proposes, and end early if they fall behind. They are 
 best ones, FedAvg, and the best one without each of its parts are then trained on held-out seeds and tested on test
 samples. Takes the keys of fedloom run and those below search (for all of them: fedloom list settings):
 
-  search.budget=1000      what all candidates use together, in search.unit: rounds, bytes or minutes
-  search.goal=clients/accuracy/worst10    what counts: any metric of the records
+  search.budget=1000      total for all candidates, in search.unit: rounds, bytes or minutes
+  search.goal=clients/accuracy/worst10    what to maximise or minimise: any metric of the records
   search.equal=bytes      candidates that communicate more than FedAvg get fewer rounds
   search.methods=[fedavg,feddyn,ditto]    the named methods to start from, instead of all that fit
   search.also=[local.lr,local.weight_decay]   further keys to search, around their values
@@ -230,7 +230,7 @@ is only one, otherwise into report/.
 
 options:
   --figures               also write every figure as PDF and SVG, for papers
-  --watch                 while runs are going on, write the page again as they grow; an open page follows
+  --watch                 while runs are in progress, rewrite the page as they grow; an open page reloads itself
 """
 
 PREDICT = """Predict with a model of a finished run.
@@ -238,7 +238,7 @@ PREDICT = """Predict with a model of a finished run.
 usage: fedloom predict run=DIR FILE [--client N] [--out FILE] [--debug]
 
 FILE is an .npz file with inputs x [N, …] as the run's data hold them, or an .npy file of them. With targets y in the
-.npz file, their loss and metrics are printed on standard error. Predictions are printed one a line.
+.npz file, their loss and metrics are printed on standard error. Predictions are printed one per line.
 
 options:
   --client N              the model that client N deploys (its number or name); by default the server's model
@@ -305,16 +305,16 @@ usage: fedloom deploy server [RECIPE.yaml] [key=value …] [--insecure] [-q] [--
                   deploy.quorum=1             least number of usable answers, or the run stops
                   deploy.host=0.0.0.0 deploy.port=9440 deploy.certificates=DIR
                   deploy.inputs=[1,28,28] deploy.classes=10      where the server has no data=… of its own
-  node          hold one client's data and answer the server; started again after anything, it goes on
+  node          hold one client's data and answer the server; after a crash or restart it continues where it was
                   --data    an npz file, a folder of images by class, a CSV or parquet table with a column label, or
                             package.module:function
                   --state   its own folder, for what the method keeps at the client
-                  --epsilon the most that any one sample may lose to all runs together, for the δ of --delta, 1e-5 by
-                            default; with it the node trains only with noise of its own and measures nothing
+                  --epsilon the privacy budget ε of any one sample over all runs together, for the δ of --delta, 1e-5 by
+                            default; with it the node trains only with its own noise and evaluates nothing
                   --limit   largest message in bytes, 1 GiB by default
                   --threads cores to compute with, 1 by default; with another number results round differently
                   --poll    seconds between two polls for messages, at most; 1 by default
-  local         deal data=… to nodes on this machine, and run server and nodes
+  local         distribute data=… to nodes on this machine, and run server and nodes
   certificates  make an authority, a server certificate for --hosts and this machine, and node keys
   status        how far a run is, and when each node last answered
 

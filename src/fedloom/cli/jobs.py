@@ -61,7 +61,7 @@ class RunPlan:
 
     @property
     def is_begun(self) -> bool:
-        """Whether anything of it is written."""
+        """Whether any of its runs has been written to."""
         return (self.parent / PLAN).exists() or any(job.is_begun for job in self.jobs)
 
     def title(self, job: Job) -> str:
@@ -125,7 +125,7 @@ def plan(
 
     Raises:
         ConfigError: for impossible settings.
-        CheckpointError: if a directory is taken, or one to be continued is no run directory.
+        CheckpointError: if a directory is taken, or one to be continued is not a run directory.
     """
     resume = next((Path(word.partition("=")[2]) for word in words if word.startswith("resume=")), None)
     if resume is not None and (resume / PLAN).is_file():
@@ -157,7 +157,7 @@ def _read_plan(schema: CommandSchema, parent: Path) -> RunPlan:
         if not name.isprintable() or home not in (directory.resolve(), directory.resolve().parent):
             raise CheckpointError(f"{parent / PLAN} has a run {name!r}, but all runs must lie in this folder.")
         if not isinstance(about, dict) or not isinstance(about.get("config"), dict) or "label" not in about:
-            raise CheckpointError(f"{parent / PLAN} says nothing of run {name!r}: label and config are missing.")
+            raise CheckpointError(f"{parent / PLAN} does not describe run {name!r}: label and config are missing.")
         config = Config(schema.complete(about["config"]))
         jobs.append(Job(config, directory, RunDirectory(directory).begun, str(about["label"])))
     return RunPlan(parent, jobs)

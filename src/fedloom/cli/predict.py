@@ -22,7 +22,7 @@ from fedloom.experiment.trained import TrainedRun
 
 Files = dict[str, np.ndarray]
 OPTIONS = ("client", "out", "format")
-"""What is written with dashes: --client 7."""
+"""Options, which are written with dashes: --client 7."""
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -64,12 +64,12 @@ def trained(path: Path) -> TrainedRun:
     """The models of a federated run.
 
     Raises:
-        ConfigError: if it was begun in Python, and as ``fedloom.load``.
+        ConfigError: if it was started from Python, and as ``fedloom.load``.
     """
     directory = RunDirectory(path)
     if directory.begun and directory.kind in (Kind.FEDERATED, Kind.SYNTHESIS) and "method" not in directory.config():
         raise ConfigError(
-            f"{path} was begun in Python, so that its data and model are not on record; use it there, with "
+            f"{path} was started from Python, which does not record its data and model; use it there, with "
             "fl.load(path, method, federation, model)."
         )
     return load(path)
@@ -106,7 +106,7 @@ def read(path: Path) -> Files:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
     except Exception as error:  # zip, zlib and npy each fail in their own ways
-        raise DataError(f"{path} cannot be read: it is truncated, or no .npz or .npy file of plain arrays.") from error
+        raise DataError(f"{path} cannot be read: it is truncated or not an .npz or .npy file of arrays.") from error
     if "x" not in found:
         raise DataError(f"{path} has no array x; it has {', '.join(found) or 'none'}.")
     return found

@@ -16,11 +16,11 @@ from fedloom.experiment.console import HEADLINES, in_percent, make_console, prin
 from fedloom.experiment.rundir import RunDirectory, Status
 
 SECONDS = 3.0
-"""Between two looks at runs that are being watched."""
+"""Seconds between two checks of watched runs."""
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Write the page and print its path; with ``--watch``, write it again until all runs have ended."""
+    """Write the page and print its path; with ``--watch``, rewrite it until all runs have ended."""
     from fedloom.experiment.report import build  # pandas and jinja2 are slow to import
     from fedloom.experiment.report.groups import run_directories
 
@@ -38,7 +38,7 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def watch(given: Sequence[Path], out: Path) -> None:
-    """Write a page that reads itself again, whenever a run has grown, until all runs and planned runs have ended."""
+    """Write a page that reloads itself, whenever a run has grown, until all runs and planned runs have ended."""
     from fedloom.experiment.report import build
     from fedloom.experiment.report.groups import run_directories
 

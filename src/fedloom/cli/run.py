@@ -14,13 +14,13 @@ from fedloom.experiment.federated import FederatedTask, run
 
 
 def remarks(rows: Rows) -> list[str]:
-    """Where the data have clients of their own, how many they are."""
+    """The number of natural clients, for data that have them."""
     counts = {summary["clients"] for _, summary in rows if summary.get("partition") == "natural"}
     return [f"clients: the {count} natural ones of the data (partition=natural)." for count in sorted(counts)]
 
 
 def hints(named: set[str], config: Config, shared: Shared) -> list[str]:
-    """Where the data have clients of their own and no partition was set, how to use them."""
+    """How to use the natural clients, for data that have them when no partition was set."""
     if "partition" in named or config["partition.name"] == "natural":
         return []
     source = shared("source", config["data"], DATA.instantiate)

@@ -21,9 +21,9 @@ from fedloom.tasks.target.calibration import CCVR
 from fedloom.tasks.target.model import ClassModels, TargetModel
 
 FEW = 20
-"""Of fewer inputs, draws say little about what else may come."""
+"""Number of inputs below which intervals over draws of the inputs are too narrow."""
 MISPLACED = 0.5
-"""Weights whose clients know less of a target than this part of what clients of equal weight know."""
+"""Weights whose clients know less of a target than this fraction of what clients of equal weight know are a warning."""
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -98,12 +98,12 @@ def calibrated(method: CCVR, path: Path, given: str | None) -> int:
 
 
 def named(server: DeployedModel, model: DeployedModel) -> dict[str, DeployedModel]:
-    """What two models are called where they are compared."""
+    """The names of two models in a comparison."""
     return {"server's model": server, "this model": model}
 
 
 def compared(measured: Mapping[str, Mapping[str, float]]) -> None:
-    """Print what models are worth on labelled inputs, on standard error."""
+    """Print the metrics of models on labelled inputs, on standard error."""
     for name, numbers in measured.items():
         print(f"{name}: {', '.join(f'{k} {v:.4g}' for k, v in numbers.items())}", file=sys.stderr)
 

@@ -50,8 +50,8 @@ def shared_settings(teacher_epochs: int = 20, split_seed: int = 0) -> None:
     """Settings of the data split and of a teacher that is trained first, which do not depend on ``seed``.
 
     Args:
-        teacher_epochs: passes over the data of a teacher that is trained first; 0 takes it as it starts, for networks
-            with parameters of their own, like ``teacher=timm teacher.head=true teacher.weights=FILE``.
+        teacher_epochs: passes over the data of a teacher that is trained first; 0 uses its initial parameters, for
+            networks that load parameters, like ``teacher=timm teacher.head=true teacher.weights=FILE``.
         split_seed: seed of the data split and of such a teacher.
     """
 

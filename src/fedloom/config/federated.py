@@ -38,7 +38,7 @@ _ADAM = {"steps": 15, "batch_size": 32, "lr": 1e-3, "optimiser": "adam", "weight
 
 
 def has_clients(data: Mapping[str, Any]) -> bool:
-    """Whether own data state the client of each sample: in the column that ``client`` names, or as ``client_train``."""
+    """Whether data name the client of each sample: in the column that ``client`` names, or as ``client_train``."""
     path = data.get("path") if data.get("name") == "npz" else None
     return data.get("client") is not None or (isinstance(path, str) and names_clients(Path(path).expanduser()))
 

@@ -23,7 +23,7 @@ SIMPLE = re.compile(r"([\w.]+)=([^\[\]{}(),'\"]*)", re.DOTALL)
 
 
 class Assignment(NamedTuple):
-    """One override: a key and the values that it is to take, one unless it is a sweep."""
+    """One override: a key and the values that it takes, one unless it is a sweep."""
 
     key: Key
     values: tuple[Any, ...]
@@ -41,7 +41,7 @@ def split_words(words: Sequence[str]) -> tuple[Path | None, list[str]]:
     """
     recipes = [word for word in words if "=" not in word and word.endswith((".yaml", ".yml"))]
     if len(recipes) > 1:
-        raise ConfigError(f"there is room for one recipe, but {' and '.join(map(repr, recipes))} are given.")
+        raise ConfigError(f"a command takes one recipe, but {' and '.join(map(repr, recipes))} are given.")
     return (Path(recipes[0]) if recipes else None), [word for word in words if word not in recipes]
 
 
@@ -71,7 +71,7 @@ def parse(text: str, names: Mapping[str, Sequence[str]] | None = None) -> Assign
     if key[0] in "+~":
         raise ConfigError(f"{text!r}: keys are set with key=value, without {key[0]!r}.")
     if key == "resume" and not literal.strip("'\""):
-        raise ConfigError("resume= names no run directory; a new run is begun without it.")
+        raise ConfigError("resume= names no run directory; leave it out to start a new run.")
     if key in PATHS:
         return Assignment((key,), (literal.strip("'\"") or None,))
     try:
@@ -80,7 +80,7 @@ def parse(text: str, names: Mapping[str, Sequence[str]] | None = None) -> Assign
         if simple := SIMPLE.fullmatch(text):  # characters that the grammar does not know, in a value that needs none
             return Assignment(tuple(simple[1].split(".")), (simple[2],))
         raise ConfigError(
-            f"{text!r} cannot be read: a bracket, brace or quote is left open, a comma leads nowhere, or text with "
+            f"{text!r} cannot be read: a bracket, brace or quote is left open, a comma is misplaced, or text with "
             "special characters needs quotes; values are written like 0.1, [a,b] and {name: feddyn, alpha: 0.1}."
         ) from error
     if override.type is not OverrideType.CHANGE or override.package is not None:
@@ -99,7 +99,7 @@ def parse(text: str, names: Mapping[str, Sequence[str]] | None = None) -> Assign
 def _swept(override: Override, names: Sequence[str] | None) -> Iterator[Any]:
     sweep = override.value()
     if isinstance(sweep, IntervalSweep):
-        raise ConfigError(f"{override.input_line!r}: an interval is no list of values; use range() or choices.")
+        raise ConfigError(f"{override.input_line!r}: an interval is not a list of values; use range() or choices.")
     if not isinstance(sweep, Glob):
         yield from map(_plain, override.sweep_iterator())
     elif names is None:

@@ -145,7 +145,7 @@ class CommandSchema:
         return {key: section.validate(key, full.get(key, EMPTY)) for key, section in self.sections.items()}
 
     def _parse(self, words: Sequence[str], sweeps: bool = True) -> list[Assignment]:
-        """Overrides, one a key."""
+        """Overrides, one per key."""
         choices = {key: section for key, section in self.sections.items() if isinstance(section, Choice)}
         choices |= {f"{k}.{slot}": s for k, c in choices.items() for slot, s in c.slots.items() if type(s) is Choice}
         names = {key: choice.registry.names() for key, choice in choices.items()}
@@ -214,7 +214,7 @@ class CommandSchema:
         stored, kind = read_run(directory), RunDirectory(directory).kind
         if kind != self.kind:
             raise ConfigError(
-                f"{str(directory)!r} was not begun by fedloom {self.command}; continue it with "
+                f"{str(directory)!r} was not started by fedloom {self.command}; continue it with "
                 f"fedloom {COMMANDS[kind]} resume={directory}."
             )
         if (first := next(iter(self.sections))) not in stored:
@@ -277,7 +277,7 @@ def read(path: Path) -> dict[str, Any]:
     """A recipe: a YAML file of settings.
 
     Raises:
-        ConfigError: if it cannot be read or is no mapping.
+        ConfigError: if it cannot be read or is not a mapping.
     """
     try:
         found = yaml.load(path)
@@ -297,7 +297,7 @@ def read_run(directory: Path) -> dict[str, Any]:
     """The configuration of a run directory, without what records how it was made.
 
     Raises:
-        CheckpointError: if it is none.
+        CheckpointError: if it is not a run directory.
     """
     path = directory / "config.yaml"
     if not path.is_file():

@@ -114,7 +114,7 @@ def _range(config: Config, key: str) -> Range:
 
 
 def validating(federation: Federation) -> Federation:
-    """The federation with its validation samples in place of all test samples, which nothing then sees.
+    """The federation with its validation samples in place of all test samples, which are then unused.
 
     Raises:
         DataError: if there are no validation samples.

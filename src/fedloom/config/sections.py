@@ -61,12 +61,12 @@ class Section(ABC):
         """All settings as plain data: those given, checked and converted, and the defaults of the others.
 
         Raises:
-            ConfigError: for a name or setting that there is not, a missing value, or one of the wrong type.
+            ConfigError: for an unknown name or setting, a missing value, or one of the wrong type.
         """
 
     @abstractmethod
     def instantiate(self, values: Any, **fixed: Any) -> Any:
-        """The object that validated settings describe; ``fixed`` are arguments that are no settings."""
+        """The object that validated settings describe; ``fixed`` are arguments that are not settings."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Choice(Section):
     Args:
         registry: the factories to choose from.
         start: the default name.
-        hidden: parameters that are no settings, because they follow from something else.
+        hidden: parameters that are not settings, because they follow from something else.
         grid: whether each setting may be a list of values.
         slots: settings that are choices themselves.
     """
@@ -241,7 +241,7 @@ def sections_of(owner: Callable[..., Any], skip: Sequence[str] = (), **choices: 
 
     Args:
         owner: a record of conditions, like ``Experiment``.
-        skip: parameters that are no keys, other than ``engine_settings`` of a choice ``engine``.
+        skip: parameters that are not keys, other than ``engine_settings`` of a choice ``engine``.
         choices: registries of those that are chosen by name.
     """
     found: dict[str, Section] = {}

@@ -20,7 +20,7 @@ def build(words: Sequence[str]) -> TargetMethod | CCVR:
     (100, 'TargetHead')
 
     Raises:
-        ConfigError: for a method or setting that there is not, or a wrong value.
+        ConfigError: for an unknown method or setting, or a wrong value.
     """
     tree = Tree(name=TARGET_METHOD.start)
     for word in words:

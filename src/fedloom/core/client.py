@@ -73,7 +73,7 @@ class Failure:
         round: t, from 0.
         client: its number.
         kind: what went wrong.
-        reason: in words.
+        reason: the reason of the failure, as text.
         stage: of the local work, like ``step 1 of 4``; empty if it had not started.
         trace: the traceback if its work raised an exception.
     """

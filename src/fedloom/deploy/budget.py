@@ -19,7 +19,7 @@ FILE = "privacy.json"
 
 @dataclass(frozen=True)
 class Budget:
-    """The largest ε, for a δ, that any one sample of a node may lose to all runs together.
+    """The largest ε, for a δ, that any one sample of a node may spend over all runs together.
 
     Args:
         epsilon: ε.

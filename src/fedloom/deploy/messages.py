@@ -68,7 +68,7 @@ class Order:
         """Read the order in a message.
 
         Raises:
-            WireError: if it is none.
+            WireError: if the message is not an order.
         """
         packet = unpack(blob, limit)
         if packet.kind != "order":
@@ -91,7 +91,7 @@ def read_broadcast(blob: bytes, limit: int) -> Broadcast:
     """The broadcast in a message.
 
     Raises:
-        WireError: if it is none.
+        WireError: if the message is not a broadcast.
     """
     packet = unpack(blob, limit)
     round, lr = packet.facts.get("round"), packet.facts.get("lr")

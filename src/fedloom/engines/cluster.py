@@ -1,7 +1,7 @@
 """A Ray cluster, started on this machine or joined, with one actor per worker.
 
 An actor that dies is replaced, if not on its node then wherever there is room. A replacement gets no work before it is
-ready, so that work goes on with the others; on a cluster to which a node comes back, it is used again.
+ready, so that work continues with the others; a node that comes back to the cluster is used again.
 """
 
 from __future__ import annotations

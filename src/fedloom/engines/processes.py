@@ -6,7 +6,7 @@ shared segment; each task owns a slot, a segment through which client states go 
 yielded in cohort order, whichever worker finishes first, so sums have the order, and the bits, of the serial engine.
 
 A worker that dies is replaced and its blocks are redone. The client need not be at fault: the worker may have been
-killed from outside, or by the system when memory ran out. A client at which workers died twice is therefore tried once
+killed from outside, or by the system when memory ran out. A client on which workers died twice is therefore tried once
 more on its own, after a pause, while no other worker runs. Only if the worker dies again is it a failure; the rest of
 its block is done without it. Workers die with their parent, however it ends.
 """
@@ -266,7 +266,7 @@ class Processes(Engine):
             self._give(self.workers[number], task)
 
     def _by_itself(self, task: BlockTask, down: Broadcast) -> tuple[BlockTask, Fold]:
-        """The last attempts at a task, while no other worker runs; a member at which the worker dies is left out.
+        """The last attempts at a task, while no other worker runs; a member on which the worker dies is left out.
 
         Members that are stepped together have the same bits only together, so they are tried one by one only if the
         worker dies again.

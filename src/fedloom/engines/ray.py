@@ -13,8 +13,8 @@ saves enough bytes.
 Client states travel with blocks, or workers read and write them in files that all nodes see, and only file names and
 checksums travel. A file counts once its round is committed, so that a block may be done twice.
 
-When a worker or a node dies, its blocks are redone by others. A block at which workers died several times is done
-member by member, and members at which a worker dies again are left out by name.
+When a worker or a node dies, its blocks are redone by others. A block on which workers died several times is done
+member by member, and members on which a worker dies again are left out by name.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ class _Blocks:
         self.engine.sums = sum(value.nbytes for value in folded.sums.values()) or self.engine.sums
 
     def one_by_one(self, number: int) -> Fold:
-        """The fold of a block at which workers died; a member at which they die again is left out.
+        """The fold of a block on which workers died; a member on which they die again is left out.
 
         Members that are stepped together have the same bits only together, so that they are tried together once more.
         """

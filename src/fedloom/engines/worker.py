@@ -52,7 +52,7 @@ class BlockTask(Block):
     Attributes:
         slot: index of the slot, whose mark is the position of the member being worked on.
         deaths: number of workers that died, by position of the member.
-        lost: the failures of members at which too many workers died.
+        lost: the failures of members that killed too many workers.
         alone: whether members run one by one, to find the one that kills its worker.
         places: places in the arena for their new states, as far as there is room.
     """

@@ -63,7 +63,7 @@ class Callback:
         """Return the reason to stop before the next round, or None; ``history`` holds the records of all rounds so far.
 
         It should be a function of the history alone, so that a resumed run stops at the same round. The run then ends
-        as usual, with a checkpoint and the reason in its summary; resumed without the callback, it goes on.
+        as usual, with a checkpoint and the reason in its summary; resumed without the callback, it continues.
         """
         return None
 

@@ -12,7 +12,7 @@ Record = Mapping[str, Any]
 
 
 def missing(records: Sequence[Record], tables: Mapping[str, Mapping[str, np.ndarray]], round: int) -> str | None:
-    """What is missing or altered among the records up to a round, in words; None if everything is there.
+    """What is missing or altered among the records up to a round, as text; None if everything is there.
 
     Args:
         records: the lines of ``metrics.jsonl``, in file order.
@@ -54,7 +54,7 @@ def _numbers(record: Record) -> dict[str, Any]:
 
 
 def spans(rounds: Iterable[int]) -> str:
-    """Rounds in words, as at most three intervals.
+    """Rounds as text, with at most three intervals.
 
     >>> spans({4, 2, 3, 9}), spans({7}), spans(range(1, 20, 2))
     ('rounds 2 to 4, 9', 'round 7', 'rounds 1, 3, 5, …')

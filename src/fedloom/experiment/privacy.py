@@ -181,7 +181,7 @@ class Spent:
     Attributes:
         epsilon: ε; infinite if sums were sent without noise.
         delta: δ.
-        neighbours: the neighbouring relation, in words.
+        neighbours: the neighbouring relation, as text.
     """
 
     epsilon: float

@@ -322,7 +322,7 @@ class RunDirectory:
         return not self.checkpoints.is_dir() and isinstance(every, int) and len(self.metrics()) > every
 
     def missing(self, round: int) -> str | None:
-        """What is missing of the rounds up to this one, in words; None if everything is there."""
+        """What is missing of the rounds up to this one, as text; None if everything is there."""
         found: dict[str, Columns] = {}
         for name, table in self.tables.items():
             try:

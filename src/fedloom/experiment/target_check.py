@@ -129,7 +129,7 @@ def _instead(y: Tensor, wanted: TargetKind | None) -> str:
 
 
 def _told(y: Tensor, wanted: TargetKind | None) -> str:
-    """Targets in words.
+    """Targets as text.
 
     >>> _told(torch.tensor([0, 4]), "numbers"), _told(torch.tensor([0.5, -1.5]), "truth values")
     ('classes', 'numbers from -1.5 to 0.5')

@@ -141,7 +141,7 @@ def lookup(name: str) -> Metric:
     ('ece', 'top5')
 
     Raises:
-        ConfigError: if there is none.
+        ConfigError: if there is no such metric.
     """
     if isinstance(name, str) and name not in _METRICS:
         name = name.lower().replace("-", "_")

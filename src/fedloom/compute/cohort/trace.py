@@ -119,7 +119,7 @@ def trace(model: nn.Module, known: Mapping[str, Parameter], outputs: Outputs = "
 
 
 def _refuse_lost_draws(node: fx.Node, root: nn.Module) -> None:
-    """Raise ``Unsupported`` if a node whose value nobody reads draws random numbers."""
+    """Raise ``Unsupported`` if a node whose value is never read draws random numbers."""
     module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
     if isinstance(module, nn.Dropout) and module.training and module.p:
         raise Unsupported("the model's forward pass does not read what a layer of dropout returns")

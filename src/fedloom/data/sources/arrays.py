@@ -22,7 +22,7 @@ from fedloom.data.sources.scale import outside, standardised
 
 CLASSES = 1_000_000
 CHANNELS = (1, 3, 4)
-"""Of images."""
+"""Numbers of channels of images."""
 
 
 @sources.register

@@ -73,7 +73,7 @@ class Comparisons(Callback):
             raise _Ended
 
     def _compare(self, score: float | None, here: bool) -> None:
-        """Note the goal, None for NaN, and ``here``, at a milestone, end the run unless it goes on."""
+        """Note the goal, None for NaN, and ``here``, at a milestone, end the run unless it is to continue."""
         outcome = self.outcome
         outcome.scores[outcome.rounds] = math.nan if score is None else score
         if here and score is None:
