@@ -25,6 +25,7 @@ from fedloom.experiment.runtime import reason_against_bf16
 from fedloom.experiment.target_check import check_targets
 from fedloom.experiment.teacher import load_teacher
 from fedloom.models import Copies, Wrapped, wrapped
+from fedloom.models.narrow import with_safe_convolutions
 
 
 def make_model(factory: Callable[[], nn.Module]) -> nn.Module:
@@ -49,7 +50,7 @@ def make_model(factory: Callable[[], nn.Module]) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model's function returns a {type(model).__name__}; it must return a torch module.")
     _trainable(model)
-    return model
+    return with_safe_convolutions(model)
 
 
 def _trainable(model: nn.Module) -> None:

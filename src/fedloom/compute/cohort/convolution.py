@@ -26,7 +26,18 @@ def convolution(module: nn.Conv1d | nn.Conv2d, lookup: Lookup) -> CohortLayer:
         raise Unsupported("convolutions with padding other than a number of zeros")
     weight = required(lookup, "weight")
     settings = (list(module.stride), list(module.padding), list(module.dilation))
-    return Convolution(weight, lookup("bias"), *settings, groups=module.groups)
+    return Convolution(weight, lookup("bias"), *settings, groups=module.groups, narrow=is_narrow(module))
+
+
+def is_narrow(module: nn.Conv1d | nn.Conv2d) -> bool:
+    """Whether the library's kernel must not see images of this convolution channels-last: see ``models.narrow``."""
+    return (
+        isinstance(module, nn.Conv2d)
+        and module.kernel_size == (1, 1)
+        and max(module.stride) > 1
+        and module.in_channels < 8
+        and module.groups == 1
+    )
 
 
 class Convolution(CohortLayer):
@@ -38,14 +49,15 @@ class Convolution(CohortLayer):
 
     def __init__(
         self, weight: Parameter, bias: Parameter | None, stride: list[int], padding: list[int], dilation: list[int],
-        groups: int,
+        groups: int, narrow: bool = False,
     ) -> None:  # fmt: skip
-        self.weight, self.bias = weight, bias
+        self.weight, self.bias, self.narrow = weight, bias, narrow
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
         self.kernel = list(weight.value.shape[3:])
 
     def forward(self, x: Tensor) -> Tensor:
-        self.small = x.ndim == 5 and self.groups == 1 and len(x) > 1 and self._products(x) <= SMALL
+        small = self.groups == 1 and len(x) > 1 and self._products(x) <= SMALL
+        self.small = x.ndim == 5 and (small or self.narrow)
         return self._unfolded(x) if self.small else self._by_client(x)
 
     def backward(self, grad: Tensor) -> tuple[Tensor | None]:
