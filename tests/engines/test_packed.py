@@ -16,7 +16,7 @@ from fedloom import methods
 from fedloom.compute.live import Live
 from fedloom.core.aggregate import Fold, blocks
 from fedloom.core.cohort import InitialStates
-from fedloom.core.errors import ClientError, ConfigError
+from fedloom.core.errors import ConfigError, LossError
 from fedloom.engines.actor import Actor, RemoteBlock
 from fedloom.engines.cluster import Hands, Member
 from fedloom.engines.packed import LARGE, nbytes, pack, unpack
@@ -100,8 +100,8 @@ def test_a_worker_answers_faults_in_a_part_with_a_sentence(monkeypatch: pytest.M
     monkeypatch.setattr(worker.computes[0], "losses", stumble)
     down = pack(machine.state.server.broadcast(machine.plan))
     found = unpack(worker.losses(0, down, pack([RemoteBlock(0, 0, [1], None, [{}])])))
-    assert isinstance(found, ClientError)
-    assert str(found) == "round 0: losses cannot be computed: RuntimeError: the sample is cursed."
+    assert isinstance(found, LossError)
+    assert str(found) == "its loss of the received model cannot be computed: RuntimeError: the sample is cursed."
 
 
 def test_a_worker_knows_losses_on_training_and_on_validation_samples() -> None:

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import classes
-from helpers.runs import experiment
-from torch import Tensor
+from helpers.runs import experiment, theta
+from torch import Tensor, nn
 
 from fedloom import methods
 from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.local import Local
+from fedloom.data import federate
 from fedloom.experiment.callbacks import EarlyStopping
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import run
@@ -51,10 +52,33 @@ def test_losses_that_cannot_be_computed_end_the_run_alike(engine: str) -> None:
         return (out.sum(1) - y) ** 2
 
     method = methods.make("aaggff_d").with_loss(loss(broken))
-    with pytest.raises(
-        ClientError, match=r"round 0: losses cannot be computed: ValueError: no such loss \(at client 0\)\."
-    ):
+    sentence = (
+        r"^every client of the round failed; the first was round 0, client 0: its loss of the received model cannot be "
+        r"computed: ValueError: no such loss\.$"
+    )
+    with pytest.raises(ClientError, match=sentence):
         run(experiment(method, engine=engine))
+
+
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+def test_a_client_whose_loss_cannot_be_computed_is_left_out(engine: str) -> None:
+    """Like one that fails during its local work: it is named, and the others go on."""
+
+    def broken(out: Tensor, y: Tensor) -> Tensor:
+        if (y == 9).any():
+            raise ValueError("no such loss")
+        return (out.sum(1) - y) ** 2
+
+    draw = np.random.default_rng(0)
+    clients = [(draw.normal(size=(8, 4)), np.full(8, 9.0 if number == 2 else 0.5)) for number in range(5)]
+    method = methods.make("q_ffl").with_loss(loss(broken))
+    settings = {"engine": engine, "evaluation": Evaluation(what=()), "rounds": 2, "model": lambda: nn.Linear(4, 1)}
+    found = run(experiment(method, federation=federate(clients, seed=0, held_out=0.25), **settings))
+    assert [(f.round, f.client, f.kind) for f in found.failures] == [(0, 2, "code"), (1, 2, "code")]
+    assert "ValueError: no such loss" in str(found.failures[0])
+    assert "in broken" in found.failures[0].trace
+    assert [record["failures"] for record in found.history] == [1, 1]
+    assert np.isfinite(theta(found)).all()
 
 
 def test_a_run_that_ends_before_the_round_of_a_part_says_so() -> None:

@@ -136,11 +136,7 @@ class Live:
         for client in map(int, clients):
             if split:
                 work.load(self.plan, down, client, states(client), self.vectors)
-            try:
-                found.append(self._loss_of_received(down, client, held_out))
-            except Exception as error:
-                error.add_note(f"at client {client}")
-                raise
+            found.append(self._loss_of_received(down, client, held_out))
         return np.array(found)
 
     def _loss_of_received(self, down: Broadcast, client: int, held_out: bool) -> float:

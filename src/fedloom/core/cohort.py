@@ -15,6 +15,7 @@ from fedloom.core.aggregate import Fold, Traffic
 from fedloom.core.client import BUFFERS, Broadcast, Failure, FailureKind, Result, State
 from fedloom.core.context import RoundInfo
 from fedloom.core.engine import Engine
+from fedloom.core.errors import LossError
 from fedloom.core.parts import UPDATE
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server, Store, first_state
@@ -98,7 +99,7 @@ class Cohort:
         plan, cohort = self.plan, self.report.cohort
         if not (plan.has_levels and plan.chooses):
             return self
-        found = [self.engine.losses(self.sent(down, n), cohort, self.states, n) for n in range(len(plan.levels))]
+        found = [self._losses(self.sent(down, n), cohort, n)[0] for n in range(len(plan.levels))]
         chosen = np.zeros(plan.population.clients, dtype=np.int64)
         chosen[cohort] = np.nan_to_num(found, nan=np.inf).argmin(0)
         return replace(self, chosen=chosen)
@@ -133,21 +134,41 @@ class Cohort:
         if plan.method.needs("losses") and present.any():
             report.losses = np.full(len(cohort), np.nan)
             held_out = plan.method.needs("validation")
-            report.losses[present] = self.losses(down, cohort[present], held_out)
+            report.losses[present], errors = self.losses(down, cohort[present], held_out)
             report.training_losses = None if held_out else report.losses
-            diverged = present & ~np.isfinite(report.losses)
+            report.failures += [
+                Failure(t, client, FailureKind.CODE, str(error).rstrip("."), trace=error.trace)
+                for client, error in errors.items()
+            ]
+            finite = np.isfinite(report.losses)
+            diverged = present & ~finite & ~np.isin(cohort, list(errors))
             self.leave_out(diverged, FailureKind.DIVERGED, "its loss of the received model is not finite")
-            present &= ~diverged
+            present &= finite
             sent = int(present.sum())  # one number each, beside the update
             report.traffic.count(sent, sent * plan.layout.dtype.itemsize)
         return present
 
-    def losses(self, down: Broadcast, members: np.ndarray, held_out: bool = False) -> np.ndarray:
-        """F_i(θ^t) on training or validation samples, float64 [members]."""
-        found = np.empty(len(members))
+    def losses(
+        self, down: Broadcast, members: np.ndarray, held_out: bool = False
+    ) -> tuple[np.ndarray, dict[int, LossError]]:
+        """F_i(θ^t) on training or validation samples, float64 [members]; NaN where there is an error, by client."""
+        found, errors = np.empty(len(members)), {}
         for level, rows in self.by_level(members):
-            found[rows] = self.engine.losses(self.sent(down, level), members[rows], self.states, level, held_out)
-        return found
+            found[rows], failed = self._losses(self.sent(down, level), members[rows], level, held_out)
+            errors |= failed
+        return found, errors
+
+    def _losses(
+        self, down: Broadcast, members: np.ndarray, level: int, held_out: bool = False
+    ) -> tuple[np.ndarray, dict[int, LossError]]:
+        """The losses at one level; if one cannot be computed, halves of the members are asked until it stands alone."""
+        try:
+            return self.engine.losses(down, members, self.states, level, held_out), {}
+        except LossError as error:
+            if len(members) == 1:
+                return np.full(1, np.nan), {int(members[0]): error}
+        halves = [self._losses(down, half, level, held_out) for half in np.array_split(members, 2)]
+        return np.concatenate([found for found, _ in halves]), halves[0][1] | halves[1][1]
 
     def run(
         self, down: Broadcast, members: np.ndarray, weights: np.ndarray | None, observe: Callable[[Result], None]

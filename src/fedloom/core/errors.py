@@ -39,14 +39,21 @@ class ClientError(FedLoomError, RuntimeError):
         self.trace = trace
 
 
-def or_error(work: Callable[[], Result], sentence: str) -> Result | ClientError:
+class LossError(ClientError):
+    """The loss of the received model cannot be computed at some of the clients that were asked for it."""
+
+
+def or_error(work: Callable[[], Result], sentence: str, kind: type[ClientError] = ClientError) -> Result | ClientError:
     """Return the result of ``work``; an exception in a part, which any worker would raise, becomes a ClientError."""
     try:
         return work()
     except Exception as error:
-        notes = ", ".join(getattr(error, "__notes__", ()))
-        told = f"{type(error).__name__}: {error}{notes and f' ({notes})'}"
-        return ClientError(f"{sentence}: {told}.", "".join(traceback.format_exception(error)))
+        return kind(f"{sentence}: {type(error).__name__}: {error}.", "".join(traceback.format_exception(error)))
+
+
+def loss_or_error(work: Callable[[], Result]) -> Result | ClientError:
+    """Return the losses that ``work`` computes; an exception becomes a LossError, in words that follow a client."""
+    return or_error(work, "its loss of the received model cannot be computed", LossError)
 
 
 def first_line(error: BaseException, most: int | None = None) -> str:

@@ -193,15 +193,15 @@ def _kept(held: Tensor | None, new: Tensor, old: Tensor | None) -> Tensor:
 
 
 def received_losses(plan: ClientPlan, engine: Engine, server: Server, store: Store, clients: np.ndarray) -> np.ndarray:
-    """Training losses F_i(θ^t) of the current model at the given clients, float64 [clients], outside a round."""
+    """Training losses F_i(θ^t) of the current model, float64 [clients], outside a round; NaN where one has none."""
     work = Cohort(plan, engine, server, InitialStates(plan, server, store), Report(clients, np.zeros(len(clients))))
     down = server.broadcast(plan)
-    return work.choosing(down).losses(down, clients)
+    return work.choosing(down).losses(down, clients)[0]
 
 
 def _refuse_if_broken(report: Report, members: np.ndarray) -> None:
     """Raise ``ClientError`` if no member of the round is left, and not because updates diverged."""
-    started = set(members.tolist())
+    started = {*members.tolist(), *(f.client for f in report.failures if f.kind is FailureKind.CODE)}
     errors = [f for f in report.failures if f.client in started and f.kind is not FailureKind.DIVERGED]
     if not started or len(errors) < len(started):
         return

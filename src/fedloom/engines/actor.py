@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 from fedloom.core.aggregate import Fold
 from fedloom.core.client import Broadcast, Result
 from fedloom.core.engine import Compute, ComputeFactory, Place
-from fedloom.core.errors import CheckpointError, ConfigError, or_error
+from fedloom.core.errors import CheckpointError, ConfigError, loss_or_error, or_error
 from fedloom.core.plan import ClientPlan
 from fedloom.engines.packed import Packed, pack, unpack
 from fedloom.engines.worker import Block
@@ -96,7 +97,9 @@ class Actor:
             task.save(folded.results)
             return self._kept(task, folded)
 
-        return self._answers(round, down, blocks, work, "uploads do not fold")
+        return self._answers(
+            round, down, blocks, work, partial(or_error, sentence=f"round {round}: uploads do not fold")
+        )
 
     def work(self, round: int, down: Packed, blocks: Packed) -> Packed:
         """The results of the members of blocks."""
@@ -106,7 +109,7 @@ class Actor:
             task.save(results)
             return results
 
-        return self._answers(round, down, blocks, work, "local work failed")
+        return self._answers(round, down, blocks, work, partial(or_error, sentence=f"round {round}: local work failed"))
 
     def chain(self, total: Packed | None, numbers: Sequence[int], sums: Packed | None = None) -> Packed:
         """The running total over earlier blocks, with the kept sums of the given blocks, or given ones, added."""
@@ -124,7 +127,7 @@ class Actor:
             states = dict(zip(task.clients, task.states, strict=True))
             return compute.losses(received, np.array(task.clients), states.__getitem__, held_out)
 
-        return self._answers(round, down, blocks, work, "losses cannot be computed")
+        return self._answers(round, down, blocks, work, loss_or_error)
 
     def _answers(
         self,
@@ -132,7 +135,7 @@ class Actor:
         down: Packed,
         blocks: Packed,
         work: Callable[[Broadcast, Compute, RemoteBlock], Any],
-        trouble: str,
+        caught: Callable[[Callable[[], Any]], Any],
     ) -> Packed:
         """What ``work`` returns for each block, or the error that it raised."""
         received, tasks = self._receive(round, down), unpack(blocks, self.device)
@@ -147,7 +150,7 @@ class Actor:
                     return error
             return found
 
-        return pack(or_error(answers, f"round {received.round}: {trouble}"))
+        return pack(caught(answers))
 
     def _receive(self, round: int, down: Packed) -> Broadcast:
         """Unpack a broadcast, once; the sums of the one before are no longer needed."""

@@ -30,7 +30,7 @@ import numpy as np
 from fedloom.core.aggregate import Fold, fold
 from fedloom.core.client import Broadcast, Failure, FailureKind, Result
 from fedloom.core.engine import ComputeFactory, Engine, States, Traits
-from fedloom.core.errors import ClientError, ConfigError
+from fedloom.core.errors import ClientError, ConfigError, LossError
 from fedloom.core.plan import ClientPlan
 from fedloom.engines.arena import Arena
 from fedloom.engines.shared import Segment
@@ -187,9 +187,8 @@ class Processes(Engine):
             if isinstance(found, ClientError):
                 raise found
             return found
-        raise ClientError(
-            f"round {self.round}: the losses of clients {share[1][0]} to {share[1][-1]} could not be "
-            f"computed: the worker process died {ATTEMPTS + 1} times."
+        raise LossError(
+            f"its loss of the received model cannot be computed: the worker process died {ATTEMPTS + 1} times."
         )
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ import torch
 from fedloom.core.aggregate import Fold, fold
 from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
 from fedloom.core.engine import Compute, ComputeFactory, Engine, Place, States, Traits
-from fedloom.core.errors import ClientError, ConfigError, FedLoomError
+from fedloom.core.errors import ClientError, ConfigError, FedLoomError, LossError
 from fedloom.core.federation import Index, Split
 from fedloom.core.plan import ClientPlan
 from fedloom.engines.actor import RemoteBlock
@@ -292,9 +292,8 @@ class _Blocks:
         found: dict[int, np.ndarray] = {}
         for job, _, answer in self.cluster.done(Hands(deque(jobs)), ATTEMPTS + 1):
             if answer is None:
-                raise ClientError(
-                    f"round {self.t}: the losses of some clients could not be computed: their worker died "
-                    f"{job.deaths} times."
+                raise LossError(
+                    f"its loss of the received model cannot be computed: the worker died {job.deaths} times."
                 )
             found[job.numbers[0]] = self.engine.receive(answer)[0]
         return np.concatenate([found[number] for number in sorted(found)])

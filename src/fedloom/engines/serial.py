@@ -10,7 +10,7 @@ import numpy as np
 from fedloom.core.aggregate import Fold
 from fedloom.core.client import Broadcast
 from fedloom.core.engine import ComputeFactory, Engine, States
-from fedloom.core.errors import ClientError, or_error
+from fedloom.core.errors import ClientError, loss_or_error
 from fedloom.core.plan import ClientPlan
 
 
@@ -33,7 +33,7 @@ class Serial(Engine):
         self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, held_out: bool = False
     ) -> np.ndarray:
         work = partial(self.computes[level].losses, down, clients, states, held_out)
-        if isinstance(found := or_error(work, f"round {down.round}: losses cannot be computed"), ClientError):
+        if isinstance(found := loss_or_error(work), ClientError):
             raise found
         return found
 

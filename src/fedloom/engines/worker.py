@@ -19,7 +19,7 @@ import torch
 from fedloom.core.aggregate import Fold, fold
 from fedloom.core.client import Broadcast, Result, State
 from fedloom.core.engine import Compute
-from fedloom.core.errors import or_error
+from fedloom.core.errors import loss_or_error, or_error
 from fedloom.core.plan import ClientPlan
 from fedloom.engines.shared import Segment
 
@@ -105,7 +105,7 @@ def _work(plan: ClientPlan, computes: list[Compute], segment: Segment, slots: li
             level, clients, states, held_out = content
             own = lambda client, states=states: states.get(client, {})  # noqa: E731
             work = partial(computes[level].losses, down, clients, own, held_out)
-            pipe.send(or_error(work, f"round {down.round}: losses cannot be computed"))
+            pipe.send(loss_or_error(work))
         else:
             number, message, end = content
             task: BlockTask = slots[number].load(message)
