@@ -78,6 +78,13 @@ def test_runs_that_differ_in_the_seed_are_summed_up_below_the_table(cli: Cli, tm
     assert "s.e." not in cli("run", "-m", "method=fedavg,feddyn", *SMALL, "-q").out
 
 
+def test_below_the_table_the_server_model_has_the_name_of_its_column(cli: Cli) -> None:
+    out = cli("run", "-m", "method=fedavg,fedper", "seed=1,2", *SMALL, "model=mlp", "-q").out
+    (heads,) = (line for line in out.splitlines() if line.startswith("method "))
+    assert "server model" in heads
+    assert "fedavg: server model " in out
+
+
 def test_metrics_that_were_asked_for_are_columns_up_to_four(cli: Cli) -> None:
     asked = "evaluation.metrics=[accuracy,auroc,f1,ece,mce,balanced_accuracy]"
     code, out, _ = cli("run", "method=fedavg", "partition=iid", *SMALL, asked, "-q")

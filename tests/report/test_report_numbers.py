@@ -114,7 +114,7 @@ def test_a_diverged_seed_is_said_and_never_best(make_run) -> None:
     runs.append(script(make_run(method="feddyn", rounds=2), "global/loss", [1.0, 0.5]))
     table = final_tables(read(runs))[0]
     final = [cells[4] for _, _, cells in table.rows]
-    assert [cell.text for cell in final] == ["0.1 (1 of 2 NaN)", "0.5"]
+    assert [cell.text for cell in final] == ["0.1000 (1 of 2 NaN)", "0.5000"]
     assert not final[0].best
 
 
@@ -252,6 +252,40 @@ def test_ablation_shows_parts_and_settings_that_differ_beside_the_result(make_ru
     assert texts(table) == [["fedavg", "–", "0.1", "50.00", "0.00"], ["x", "Other(a=1)", "0.2", "75.00", "25.00"]]
 
 
+def test_ablation_names_parts_as_they_are_typed(make_run) -> None:
+    def variant(method: str, mixing: str, value: float) -> Path:
+        parts = {"name": method, "drift": f"{'FedDynDrift(alpha=0.1)' * (method == 'x')}", "mixing": mixing}
+        return script(
+            make_run(method=method, rounds=2, config={"identity": {"method": parts}}), "global/accuracy", [None, value]
+        )
+
+    table = ablation_table(read([variant("fedavg", "Mixing()", 0.5), variant("x", "Uniform()", 0.75)]))
+    assert table is not None
+    assert [row[1:3] for row in texts(table)] == [["–", "by_samples"], ["dynamic(alpha=0.1)", "uniform"]]
+
+
+def test_runs_of_other_tasks_stay_out_of_tables_in_which_they_have_nothing(make_run) -> None:
+    runs = [make_run(method="fedavg", rounds=2, config={"kind": "federated"}, scopes=("global",))]
+    runs.append(
+        script(make_run(method="moml", rounds=2, config={"kind": "online"}, scopes=()), "ltm/accuracy", [0.1, 0.2])
+    )
+    runs.append(make_run(method="failed", rounds=2, config={"kind": "federated"}, scopes=()))
+    groups = read(runs)
+    assert {table.name: set(table.names) for table in final_tables(groups) if table.name != "final_train"} == {
+        "final_global": {"fedavg", "failed"},
+        "final_ltm": {"moml", "failed"},
+    }
+    assert ablation_table(groups) is None
+
+
+def test_means_that_read_alike_are_best_together(make_run) -> None:
+    runs = [make_run(method=method, rounds=2) for method in ("fedavg", "ditto", "x")]
+    for run, loss in zip(runs, (1.2540001, 1.2540002, 2.0), strict=True):
+        script(run, "global/loss", [3.0, loss])
+    table = final_tables(read(runs))[0]
+    assert {name: cells[4].best for name, _, cells in table.rows} == {"fedavg": True, "ditto": True, "x": False}
+
+
 def test_gains_pair_clients_of_the_same_seed(make_run, tmp_path: Path) -> None:
     runs = [make_run(method=m, seed=s, rounds=2, rate=r) for m, r in (("fedavg", 0.2), ("ditto", 0.5)) for s in (1, 2)]
     (figure,) = (one for one in drawn(build(runs, tmp_path / "out")) if one["name"].startswith("gain_over"))
@@ -317,8 +351,8 @@ def test_runs_judged_by_another_metric_than_the_accuracy_are_compared_by_it(make
     groups = read(runs)
     table = final_tables(groups)[0]
     assert table.caption == "Server model on the common test set"
-    assert [column(table, "final round"), table.columns[2].over] == [["2.5 ± 0.5", "1.75 ± 0.75"], "rmse"]
+    assert [column(table, "final round"), table.columns[2].over] == [["2.500 ± 0.50", "1.750 ± 0.75"], "rmse"]
     assert [cells[2].best for _, _, cells in table.rows] == [False, True]  # smaller is better
     paired = paired_table(groups)
     assert paired is not None
-    assert column(paired, "difference") == ["-0.75 ± 0.25"]
+    assert column(paired, "difference") == ["-0.7500 ± 0.25"]

@@ -296,7 +296,7 @@ def test_bad_use_ends_in_a_sentence(make_run, tmp_path: Path) -> None:
         build([tmp_path / "nowhere"], tmp_path / "out")
     run = make_run(rounds=2, scopes=())
     (tmp_path / "file").write_text("")
-    with pytest.raises(FedLoomError, match="the report cannot be written to"):
+    with pytest.raises(FedLoomError, match=r"the report cannot be written to .*, which is a file; give a folder"):
         build([run], tmp_path / "file")
     (run / "config.yaml").write_text("a: [1")
     with pytest.raises(FedLoomError, match=r"config\.yaml cannot be read as a configuration"):
@@ -304,6 +304,14 @@ def test_bad_use_ends_in_a_sentence(make_run, tmp_path: Path) -> None:
     (run / "config.yaml").write_text("- 1")
     with pytest.raises(FedLoomError, match="holds no settings"):
         build([run], tmp_path / "out")
+
+
+def test_the_head_tells_one_run_from_several_and_the_heterogeneity_of_the_partition(make_run, tmp_path: Path) -> None:
+    one = build([make_run(method="feddyn", rounds=2)], tmp_path / "one").read_text()
+    assert "<h1>Run of feddyn</h1>" in one
+    assert "dirichlet, alpha 0.3" in one
+    two = build([make_run(rounds=2), make_run(method="x", rounds=2)], tmp_path / "two").read_text()
+    assert "<h1>Comparison of runs</h1>" in two
 
 
 def test_levels_and_what_clients_deploy_have_sections_of_their_own(make_run, tmp_path: Path) -> None:

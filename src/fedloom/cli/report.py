@@ -12,7 +12,7 @@ from pathlib import Path
 from fedloom.cli.jobs import PLAN, RunPlan
 from fedloom.core import yaml
 from fedloom.core.errors import ConfigError
-from fedloom.experiment.console import HEADLINES, in_percent, make_console, print_raw, relpath, watched
+from fedloom.experiment.console import HEADLINES, WORDS, in_percent, make_console, print_raw, relpath, watched
 from fedloom.experiment.rundir import RunDirectory, Status
 
 SECONDS = 3.0
@@ -26,7 +26,8 @@ def command(arguments: argparse.Namespace) -> int:
 
     if not arguments.words:
         raise ConfigError("fedloom report needs at least one run directory, like fedloom report runs/2026-01-31/*.")
-    given, console = [Path(word) for word in arguments.words], make_console()
+    named = [word.removeprefix("run=") if not Path(word).exists() else word for word in arguments.words]
+    given, console = [Path(word) for word in named], make_console()
     out = Path(arguments.out) if arguments.out else (given[0] if len(given) == 1 else Path("report"))
     if arguments.watch:
         watch(given, out)
@@ -66,12 +67,14 @@ def over_seeds(runs: Sequence[Path]) -> Iterator[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the page says what is left out
         found = [member for member in groups.read(runs) if len(member.runs) > 1]
+    headlines = {str(run.summary.get("headline") or HEADLINES[0]) for member in found for run in member.runs}
+    server = WORDS[HEADLINES[0]] if headlines == {HEADLINES[0]} else "server model"  # as in the table above
     for member in found:
         first = member.runs[0].summary
         judged = str(first.get("headline") or HEADLINES[0])
         told = []
         for key, word in ({judged: judged.replace("/", " ")} | watched(first.get("final") or {}, judged)).items():
-            share = in_percent(key)
+            share, word = in_percent(key), server if key == HEADLINES[0] else word
             if (share or key == judged) and groups.has([member], key):
                 (stats,) = per_run([member], partial(RunData.last, key=key))
                 text = stats.text(FORMATS["percent" if share else "number"])

@@ -66,6 +66,10 @@ def parse(text: str, names: Mapping[str, Sequence[str]] | None = None) -> Assign
     """
     unreadable = ConfigError(f"{text!r} is not a setting; write it as key=value, like method=feddyn.")
     key, equals, literal = text.partition("=")
+    if not equals and Path(text).is_dir():
+        raise ConfigError(
+            f"{text!r} is a folder; write resume={text} to continue a run, {Path(text) / 'config.yaml'} to repeat it."
+        )
     if not equals or not key:
         raise unreadable
     if key[0] in "+~":

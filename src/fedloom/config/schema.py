@@ -265,11 +265,12 @@ class CommandSchema:
         told = hint("key", key, keys)
         records = {name: section for name, section in self.sections.items() if isinstance(section, Record)}
         inside = [f"{name}.{key}" for name, record in records.items() if key in signature(record.factory)]
-        inside += [
-            f"{name}.{key}" for name, one in self.sections.items() if isinstance(one, Choice) and key in one.slots
-        ]
+        choices = {name: section for name, section in self.sections.items() if isinstance(section, Choice)}
+        inside += [f"{name}.{key}" for name, one in choices.items() if key in one.slots]
+        if not inside:
+            inside = [f"{n}.{key}" for n, one in choices.items() if any(key in e.parameters for e in one.registry)]
         if inside and renamed(key, keys) is None and not difflib.get_close_matches(key, keys, n=1, cutoff=0.7):
-            told = f"did you mean {inside[0]!r}? There are: {', '.join(sorted(keys))}."
+            told = f"did you mean {' or '.join(map(repr, inside[:2]))}? There are: {', '.join(sorted(keys))}."
         return ConfigError(f"unknown key {key!r}; {told}")
 
 

@@ -30,9 +30,12 @@ INSTEAD = {
     ("mixing", "target_fit"): _AFTER.format("target_fit"), ("server", "target_head"): _AFTER.format("target_head"),
     **{("method", name): _AFTER.format(name) for name in ("target_head", "target_fit", "target_prior")},
     ("method", "ccvr"): "fedloom target run=DIR method=ccvr, on a finished run,",
+    ("key", "learning_rate"): "local.lr", ("local", "learning_rate"): "local.lr",
+    ("key", "optimizer"): "local.optimiser", ("key", "algorithm"): "method", ("key", "strategy"): "method",
+    ("objective", "mse"): "squared_error",
     ("method", "fedala"): "apfl with method.learn=true (docs/personal.md says why FedALA is not here)",
 }  # fmt: skip
-"""What to write instead of settings and parts that no longer exist."""
+"""What to write instead of settings and parts that no longer exist, and of words that are usual in other libraries."""
 
 
 def renamed(name: str, valid: Collection[str]) -> str | None:

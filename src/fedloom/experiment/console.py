@@ -112,10 +112,14 @@ def number(key: str, value: Any) -> str:
 
     >>> number("global/accuracy", 0.9437), number("train/loss", 0.31), number("global/accuracy", None)
     ('94.4 %', '0.310', '–')
+    >>> number("train/loss", 95663172249190.4), number("clients/rmse/mean", 0.00042)
+    ('9.57e+13', '0.00042')
     """
     if not isinstance(value, int | float) or isinstance(value, bool):
         return ABSENT
-    return f"{100 * value:.1f} %" if in_percent(key) else f"{value:.3f}"
+    if in_percent(key):
+        return f"{100 * value:.1f} %"
+    return f"{value:.3f}" if value == 0 or 0.01 <= abs(value) < 1e5 else f"{value:.3g}"
 
 
 def count(value: float | None) -> str:

@@ -69,6 +69,12 @@ def read(
 def present(wanted: Sequence[str], columns: Sequence[str], what: str) -> None:
     """Raise a ``DataError`` for a column that does not exist."""
     for column in wanted:
+        if column == "label" not in columns:  # the default
+            told = ", ".join(map(str, columns))
+            raise DataError(
+                f"{what} has no column 'label'; say which is the target, with label= (data.label= on the command "
+                f"line): {told}."
+            )
         if column not in columns:
             raise DataError(f"{what} has no column {column!r}; {nearest(str(column), map(str, columns))}")
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 
 import numpy as np
 
-from fedloom.experiment.report.groups import ABSENT, PROVENANCE, RunGroup, counts, on_the_same_data, settings
+from fedloom.core.slots import SLOTS
+from fedloom.experiment.report.groups import ABSENT, PROVENANCE, RunGroup, counts, on_the_same_data, settings, texts
 from fedloom.experiment.report.results import headline, per_run
 from fedloom.experiment.report.rundata import NO_SEED, RunData
 from fedloom.experiment.report.tables import Column, ReportTable, SeedStats, column, group_table, words
@@ -111,11 +113,26 @@ def _slot(run: RunData, slot: str) -> str:
     """The parts of a run's method in one slot; – if none does anything."""
     keys = [key for key in run.facts if re.fullmatch(rf"method\.{slot}(\.\d+)?", key)]
     text = " + ".join(str(run.facts[key]) for key in keys)
-    return ABSENT if not text or _PLAIN.fullmatch(text) else text.replace("Mixing()", "by samples").replace("()", "")
+    if not text or _PLAIN.fullmatch(text):
+        return ABSENT
+    names = _names()
+    return re.sub(r"\b(\w+)\(", lambda found: names.get(found[1], found[1]) + "(", text).replace("()", "")
+
+
+@cache
+def _names() -> dict[str, str]:
+    """The name under which each part is typed, by that of its class."""
+    import_module("fedloom.methods")  # registers all parts
+    return {entry.factory.__name__: entry.name for slot in SLOTS.values() for entry in slot}
 
 
 def ablation_table(groups: Sequence[RunGroup]) -> ReportTable | None:
-    """What differs between the groups, slot by slot and setting by setting, beside the result; None if nothing does."""
+    """What differs between the groups, slot by slot and setting by setting, beside the result.
+
+    None if nothing differs, or if the groups are of different tasks, which have few settings in common.
+    """
+    if len(texts([run for member in groups for run in member.runs], "kind")) > 1:
+        return None
     columns = [words(slot, [_slot(member.runs[0], slot) for member in groups], left=True) for slot in _SLOTS]
     columns += [
         words(key, texts, left=True)

@@ -54,7 +54,7 @@ def conditions(groups: Sequence[RunGroup]) -> list[tuple[str, str]]:
     """The common conditions, by name, for the head of the page."""
     runs = all_runs(groups)
     pairs = [
-        (name, shared(groups, *keys) or "differs")
+        (name, _with_settings(groups, name) if name == "partition" else shared(groups, *keys) or "differs")
         for name, keys in _FACTS
         if any(key in run.config for key in keys for run in runs)
     ]
@@ -63,6 +63,24 @@ def conditions(groups: Sequence[RunGroup]) -> list[tuple[str, str]]:
     if goals := targets(groups):
         pairs.append(("target", "; ".join(goal.text for goal in goals)))
     return pairs
+
+
+def _with_settings(groups: Sequence[RunGroup], choice: str) -> str:
+    """The common value of a choice with its settings, apart from how often a draw is repeated.
+
+    The heterogeneity of the clients is a setting of the partition.
+    """
+    name = shared(groups, f"{choice}.name", choice)
+    keys = dict.fromkeys(key for run in all_runs(groups) for key in run.config if key.startswith(f"{choice}."))
+    own = [key for key in keys if key.rpartition(".")[2] not in ("name", "min_size", "redraws")]
+    told = [f"{key.partition('.')[2]} {shared(groups, key) or 'differs'}" for key in own]
+    return ", ".join([name, *told]) if name else "differs"
+
+
+def heading(groups: Sequence[RunGroup]) -> str:
+    """The heading of the page."""
+    runs = all_runs(groups)
+    return "Comparison of runs" if len(runs) != 1 else f"Run of {groups[0].method}"
 
 
 def problem_warning(groups: Sequence[RunGroup]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
+from fedloom.core.errors import FedLoomError
 from fedloom.experiment.report import comparisons, costs, figures, overview, render, results
 from fedloom.experiment.report.charts import Chart, Figure, as_json
 from fedloom.experiment.report.groups import RunGroup, read
@@ -107,7 +108,7 @@ def _shared_notes(tables: Sequence[ReportTable]) -> list[ReportTable]:
 def build(
     run_dirs: Sequence[Path | str],
     out: Path | str,
-    title: str = "Comparison of runs",
+    title: str = "",
     files: Sequence[str] = (),
     reload: float = 0,
 ) -> Path:
@@ -120,7 +121,7 @@ def build(
     Args:
         run_dirs: run directories, and folders of them, like that of a sweep; duplicates count once.
         out: the directory for ``report.html``, ``tables.tex`` and ``tables/*.csv``; created if necessary.
-        title: the heading.
+        title: the heading; by default it says whether this is one run or a comparison.
         files: formats in which the figures are drawn into ``figures/`` as well, for papers: ``pdf``, ``svg``, ``png``.
         reload: seconds after which an open page reloads itself; 0: never.
 
@@ -132,6 +133,8 @@ def build(
             written.
     """
     groups, out = read(run_dirs), Path(out)
+    if out.is_file():
+        raise FedLoomError(f"the report cannot be written to {out}, which is a file; give a folder for report.html.")
     sections = _sections(groups)
     drawn = [figure for section in sections for figure in section.figures]
     charts = [figure for figure in drawn if isinstance(figure, Chart)]
@@ -145,7 +148,7 @@ def build(
     for table in tables:
         render.write(out / "tables" / f"{table.name}.csv", table.csv())
     page = render.page(
-        title=title,
+        title=title or overview.heading(groups),
         sentence=overview.sentence(groups),
         conditions=overview.conditions(groups),
         groups=groups,

@@ -204,9 +204,22 @@ def final_table(groups: Sequence[RunGroup], scope: Scope) -> ReportTable:
 
 
 def final_tables(groups: Sequence[RunGroup]) -> list[ReportTable]:
-    """One table per evaluation; the training loss of generating methods, an energy or a game's, has no best round."""
+    """One table per evaluation, of the groups that have it; one that has none at all is in every table.
+
+    The training loss of generating methods, an energy or a game's, has no best round.
+    """
     trained = [member for member in groups if not has([member], DOWNSTREAM)]
-    shown = {scope: trained if scope.loss == "train/loss" else list(groups) for scope in scopes(groups)}
+    every = scopes(groups)
+    evaluations = [scope for scope in every if scope.loss != "train/loss"]
+    elsewhere = {member.label: any(measured([member], scope) for scope in evaluations) for member in groups}
+    shown = {
+        scope: [
+            member
+            for member in (groups if scope in evaluations else trained)
+            if measured([member], scope) or not elsewhere[member.label]
+        ]
+        for scope in every
+    }
     return [final_table(members, scope) for scope, members in shown.items() if members and measured(members, scope)]
 
 

@@ -31,12 +31,13 @@ def as_percent(value: float, brief: bool = False) -> str:
 
 
 def as_number(value: float, brief: bool = False) -> str:
-    """Format with four significant digits, or two.
+    """Format with four significant digits, or two; whole numbers without decimals.
 
-    >>> as_number(0.060312), as_number(12.0)
-    ('0.06031', '12')
+    >>> as_number(0.060312), as_number(2.14), as_number(0.04, brief=True), as_number(12.0)
+    ('0.06031', '2.140', '0.040', '12')
     """
-    return f"{value:.{2 if brief and abs(value) < 100 else 4}g}"
+    alike = "" if float(value).is_integer() else "#"
+    return f"{value:{alike}.{2 if brief and abs(value) < 100 else 4}g}".rstrip(".")
 
 
 def as_count(value: float, brief: bool = False) -> str:
@@ -56,17 +57,17 @@ def as_amount(value: float, brief: bool = False) -> str:
     """
     for size, letter in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
         if abs(value) >= size:
-            return as_number(value / size, brief) + letter
-    return as_number(value, brief)
+            return f"{value / size:.4g}{letter}"
+    return f"{value:.4g}"
 
 
 def as_seconds(value: float, brief: bool = False) -> str:
     """Format seconds with two significant digits, or as an integer.
 
-    >>> as_seconds(0.01234), as_seconds(75.2)
-    ('0.012', '75')
+    >>> as_seconds(0.01234), as_seconds(0.2), as_seconds(75.2)
+    ('0.012', '0.20', '75')
     """
-    return f"{value:.2g}" if value < 100 else f"{value:.0f}"
+    return f"{value:#.2g}".rstrip(".") if value < 99.5 else f"{value:.0f}"
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class SeedStats:
 
         Example:
             >>> SeedStats([0.5, 0.75]).text(), SeedStats([1.0]).text(), SeedStats([None]).text()
-            ('0.625 ± 0.12', '1', '–')
+            ('0.6250 ± 0.12', '1', '–')
             >>> SeedStats([12.0, None]).text(as_count), SeedStats([1.0, float("nan")]).text()
             ('12 (1 of 2)', '1 (1 of 2 NaN)')
             >>> SeedStats([12.0, None], [50, 50]).text(as_count), SeedStats([None], [50]).text(as_count)
@@ -164,7 +165,7 @@ def words(title: str, texts: Sequence[str], left: bool = False) -> Column:
 def column(
     title: str, stats: Sequence[SeedStats], form: Format, better: str | None = None, spread: bool = True, over: str = ""
 ) -> Column:
-    """A column of numbers, with its best mean marked if there is something to compare.
+    """A column of numbers, with its best mean marked if there is something to compare; means that read alike are alike.
 
     Args:
         title: the heading.
@@ -174,11 +175,13 @@ def column(
         spread: whether to show the standard error over seeds.
         over: a heading shared with neighbouring columns.
     """
-    known = [s.mean for s in stats if s.mean is not None]
-    top = None
-    if better and len(set(known)) > 1:
-        top = max(known) if better == "max" else min(known)
-    return Column(title, [Cell(s.text(form, spread), s, top is not None and s.mean == top) for s in stats], over)
+    shown = ["" if s.mean is None else form(s.mean) for s in stats]
+    best = ""
+    if better and len({*shown} - {""}) > 1:
+        known = [s.mean for s in stats if s.mean is not None]
+        best = form(max(known) if better == "max" else min(known))
+    cells = [Cell(s.text(form, spread), s, best != "" and text == best) for s, text in zip(stats, shown, strict=True)]
+    return Column(title, cells, over)
 
 
 @dataclass(frozen=True)
