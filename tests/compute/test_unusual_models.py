@@ -201,6 +201,8 @@ def back_hooked(m: Any) -> None:
 
 def normed(m: Any) -> None:
     nn.utils.weight_norm(m.b)
+    with torch.no_grad():
+        m.b(torch.zeros(1, m.b.in_features))  # its weight is then one that can be copied
 
 
 LIVE: dict[str, tuple[Callable[[], nn.Module], str]] = {

@@ -107,7 +107,7 @@ def test_only_accepted_results_are_committed(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
-        (FailureKind.ABSENT, "round 0: none of 6 clients answered, the first because it is offline; see that"),
+        (FailureKind.ABSENT, "round 0: none of 6 clients answered, the first because it is offline; check that"),
         (FailureKind.REFUSED, "every client of the round failed; the first was round 0, client 0: it is offline"),
     ],
 )
