@@ -177,8 +177,8 @@ def test_where_data_are_pooled_samples_are_drawn_from_all_of_them() -> None:
     ("changes", "sentence"),
     [
         ({"method": "ditto"}, "'ditto' takes more; of the methods with a second model, superfed_mm takes only one"),
-        ({"method": make("pfedme", lam=3.0)}, "'pfedme' takes others"),
-        ({"method": "per_fedavg"}, "takes others"),
+        ({"method": make("pfedme", lam=3.0)}, "'pfedme' takes more"),
+        ({"method": "per_fedavg"}, "takes more"),
         ({"method": "fedlc"}, "reads 'label_counts'"),
         ({"method": "term"}, "reads 'losses'"),
         ({"method": "fedproto"}, "of the data, which local.dp_clip does not make private"),
