@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedloom.models.narrow import NarrowConv2d, with_safe_convolutions
 
@@ -40,3 +41,17 @@ def test_only_the_convolutions_concerned_change_and_their_values_do_not() -> Non
         assert [type(layer) for layer in model] == [NarrowConv2d, nn.Conv2d, nn.Conv2d, nn.Conv2d]
         torch.testing.assert_close(model[0](x), before)
     assert list(model.state_dict()) == [f"{n}.{name}" for n in range(4) for name in ("weight", "bias")]
+
+
+def test_the_library_sees_images_and_kernels_in_the_default_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bool, tuple[int, ...]]] = []
+    original = nn.Conv2d._conv_forward
+
+    def spy(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        seen.append((x.is_contiguous(), weight.stride()))
+        return original(layer, x, weight, bias)
+
+    monkeypatch.setattr(nn.Conv2d, "_conv_forward", spy)
+    model = with_safe_convolutions(nn.Sequential(nn.Conv2d(4, 6, 1, 2))).to(memory_format=torch.channels_last)
+    model(torch.randn(2, 4, 6, 6).contiguous(memory_format=torch.channels_last))
+    assert seen == [(True, (4, 1, 1, 1))]

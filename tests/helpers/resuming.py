@@ -33,3 +33,15 @@ def keep_lines(out: Path, *numbers: int) -> None:
     kept = range(1, numbers[0] + 1) if len(numbers) == 1 else numbers
     lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
     (out / "metrics.jsonl").write_text("".join(lines[number - 1] for number in kept))
+
+
+def truncate(path: Path) -> None:
+    """Cut the end off a file."""
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def flip(path: Path) -> None:
+    """Change one bit of a file."""
+    blob = bytearray(path.read_bytes())
+    blob[-3] ^= 1
+    path.write_bytes(bytes(blob))

@@ -17,7 +17,7 @@ import pytest
 from helpers.deaths import assert_same_contents, contents, files_of
 from helpers.federations import classes
 from helpers.networks import tanh_net
-from helpers.resuming import keep_lines, work
+from helpers.resuming import flip, keep_lines, truncate, work
 from helpers.runs import experiment
 from torch import nn
 
@@ -28,16 +28,6 @@ from fedloom.experiment import checkpoint
 from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.federated import run
 from fedloom.methods import make
-
-
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-7])
-
-
-def flip(path: Path) -> None:
-    blob = bytearray(path.read_bytes())
-    blob[-3] ^= 1
-    path.write_bytes(bytes(blob))
 
 
 def miscount(path: Path) -> None:

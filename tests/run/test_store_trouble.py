@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.deaths import assert_same_contents, child, go_on, kill_at
+from helpers.resuming import flip, truncate
 from helpers.stored import STATEFUL, files, referred, whole, work
 
 from fedloom.core.client import State
@@ -135,16 +136,6 @@ def test_killed_before_the_first_checkpoint(tmp_path: Path, stored: Path) -> Non
 
 
 # --- spoilt ----------------------------------------
-
-
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-7])
-
-
-def flip(path: Path) -> None:
-    blob = bytearray(path.read_bytes())
-    blob[-3] ^= 1
-    path.write_bytes(bytes(blob))
 
 
 @pytest.mark.parametrize(

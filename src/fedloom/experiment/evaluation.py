@@ -159,6 +159,11 @@ class Evaluation:
         return replace(self, metrics=metrics, what=what, metric=metric)
 
 
+UNTESTED = (
+    "no model was evaluated for lack of test samples; keep some of each client's, with held_out=0.2, or give test=."
+)
+
+
 def check_evaluation(method: Method, evaluation: Evaluation) -> None:
     """Raise a ``ConfigError`` for an evaluation that the method does not support."""
     means, personal = [what for what in ("average", "cohort") if what in evaluation.what], method.personal

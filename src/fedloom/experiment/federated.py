@@ -27,7 +27,7 @@ from fedloom.experiment import atomic, fingerprint, privacy, trainer
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.evaluate import Evaluator
-from fedloom.experiment.evaluation import check_means, check_measured
+from fedloom.experiment.evaluation import UNTESTED, check_means, check_measured
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.last_models import CohortModels, LastModels
 from fedloom.experiment.rundir import Columns, Kind, RunDirectory, Status, Table
@@ -126,11 +126,6 @@ def load(experiment: Experiment, path: Path | str) -> TrainedRun:
     if changed := differences(stored.get("identity", {}), task.identity()):
         raise CheckpointError(f"{path} is not a run of this experiment: {'; '.join(changed)}.")
     return task.trained(trainer.load(task, directory), directory.summary())
-
-
-UNTESTED = (
-    "no model was evaluated for lack of test samples; keep some of each client's, with held_out=0.2, or give test=."
-)
 
 
 class FederatedTask(TrainerTask):

@@ -6,6 +6,7 @@ the paper there is no bias correction, and v starts at τ². Reddi et al., ICLR 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -23,8 +24,8 @@ REDDI = """@inproceedings{reddi2021adaptive, title={Adaptive Federated Optimizat
   booktitle={International Conference on Learning Representations}, year={2021}}"""
 
 
-class Adaptive(ServerOptimizer):
-    """What the three have in common; they differ in the rule ``second`` of v."""
+class Adaptive(ServerOptimizer, ABC):
+    """The step that Adam, Yogi and Adagrad share; they differ in the rule ``second`` of v."""
 
     lr: float
     beta1: float
@@ -39,9 +40,9 @@ class Adaptive(ServerOptimizer):
             if name.startswith("beta") and not 0 <= value < 1:
                 raise ConfigError(f"the server's {name} is {value:g}, but it must lie in [0, 1).")
 
+    @abstractmethod
     def second(self, v: Tensor, squared: Tensor) -> Tensor:
         """The new v [P] from v and Δ²."""
-        raise NotImplementedError
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         """m = 0, v = τ²."""
