@@ -86,9 +86,13 @@ def test_models_for_targets(cli: Cli) -> None:
     assert cli("target", "run=done", "data=other.npy", "--out", "mine.safetensors").err == ""
     Path("cut.npz").write_bytes(Path("low.npz").read_bytes()[:200])
     Path("x.csv").write_text("1,2\n")
-    for name in ("cut.npz", "x.csv"):
-        message = f"fedloom: {name} cannot be read: it is truncated or not an .npz or .npy file of arrays.\n"
-        assert cli("target", "run=done", f"data={name}").err == message
+    for name, sentence in [
+        ("cut.npz", "cannot be read: it is truncated, or no .npz or .npy file of arrays, .csv or .parquet table."),
+        ("x.csv", "the run's data were not a table; give inputs x in an .npz file, or an .npy file of them."),
+    ]:
+        err = cli("target", "run=done", f"data={name}").err
+        assert err.startswith("fedloom: ")
+        assert err.endswith(f"{sentence}\n")
     assert "it is a folder of them; name one, like done" in cli("target", "run=.", "data=low.npz").err
     assert "exists already" in cli("target", "run=done", "data=other.npy", "--out", "mine.safetensors").err
     assert cli("run", "-q", "method=fedavg", "out=kept", *small, "evaluation.what=[global,average]").code == 0
@@ -138,6 +142,40 @@ def test_a_target_of_a_table_is_told_in_its_own_names(cli: Cli) -> None:
     assert "these classes are known from south: 1" in out
     (told,) = json.loads(cli("target", "run=done", "data=buyer.npz", "method=target_prior", "--json").out)
     assert told["classes"][int(np.argmax(told["shares"]))] == "low"
+
+
+def test_tables_are_read_as_the_runs_own_table_was(cli: Cli, finished: fl.TrainedRun) -> None:
+    """Columns by name, in the units of the run's table, whose label column may be there or not."""
+    draw = np.random.default_rng(0)
+    table = pd.DataFrame({"age": draw.integers(18, 90, 300), "sex": draw.choice(["f", "m"], 300)})
+    table["ill"] = np.where(table["age"] + 10 * (table["sex"] == "m") > 60, "yes", "no")
+    table.assign(town=np.arange(300) % 3).to_csv("people.csv", index=False)
+    new = table.iloc[:50]
+    new.to_csv("new.csv", index=False)
+    new[["sex", "age"]].to_parquet("new.parquet")
+    words = ("data=table:people.csv", "data.label=ill", "data.client=town", "data.standardise=true", "model=mlp")
+    assert cli("run", "-q", "method=fedavg", "out=run", *words, "rounds=10").code == 0
+    run = fl.load("run")
+    numbers = run.federation.provenance["source"]["standardised"]
+    scaled = (new["age"] - numbers["mean"][0]) / numbers["deviation"][0]
+    coded = np.column_stack([scaled, new["sex"] == "f", new["sex"] == "m"]).astype(np.float32)
+    expected = run.server.predict(coded)
+    assert 0 < expected.sum() < len(expected)
+    code, out, err = cli("predict", "run=run", "new.csv")
+    assert (code, [int(line) for line in out.split()]) == (0, expected.tolist())
+    assert f"accuracy {run.server.evaluate(coded, new['ill'])['accuracy']:.4g}" in err
+    code, out, err = cli("predict", "run=run", "new.parquet")
+    assert (code, [int(line) for line in out.split()], err) == (0, expected.tolist(), "")
+    ((told,), (same,)) = (
+        json.loads(cli("target", "run=run", f"data=new.{end}", "method=target_prior", "--json").out)
+        for end in ("csv", "parquet")
+    )
+    assert told["shares"] == same["shares"]
+    assert set(told["measured"]) == {"server's model"}
+    assert not same["measured"]
+    code, _, err = cli("predict", "run=done", "new.csv", "--client", "0")
+    assert code == 2
+    assert "the run's data were not a table" in err
 
 
 @pytest.mark.parametrize(("p", "warned"), [([0.9, 0.1, 0.0], True), ([0.2, 0.8, 0.0], False), ([0.0, 1.0, 0.0], False)])

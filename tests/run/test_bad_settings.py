@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -219,6 +220,15 @@ def test_refused_before_anything_is_written(changes: dict[str, Any], sentence: s
     assert re.search(sentence, str(caught.value)), str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.filterwarnings("default")
+def test_probabilities_where_cross_entropy_wants_logits_are_a_warning() -> None:
+    with pytest.warns(UserWarning, match="the model returns probabilities, .* return the logits"):
+        run(experiment(rounds=1, model=lambda: nn.Sequential(nn.Linear(4, 3), nn.Softmax(-1))))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(experiment(rounds=1, model=lambda: nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(-1))))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -269,6 +269,7 @@ def test_the_front_is_what_nothing_beats() -> None:
         ("search.also=[local.epochs]", "a positive real number is needed"),
         ("search.also=[nothing]", "there is no such key"),
         ("search.slots=[mixin]", "did you mean 'mixing'"),
+        ("held_out=0", "the clients hold out no test samples on which finalists would be compared"),
         ("search.budget=0", "must be positive"),
         ("search.methods=[fedavgg]", "did you mean 'fedavg'"),
     ],
@@ -278,6 +279,15 @@ def test_mistakes_are_one_sentence(word: str, sentence: str, tmp_path: Path, cap
     err = capsys.readouterr().err
     assert sentence in err
     assert err.count("\n") == 1
+
+
+def test_a_goal_by_which_finalists_cannot_be_compared_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    rows = "".join(f"{n % 7},{n % 3},{n % 2}\n" for n in range(120))
+    (tmp_path / "visits.csv").write_text("age,town,ill\n" + rows)
+    words = (f"data=table:{tmp_path}/visits.csv", "data.label=ill", "data.client=town", "rounds=4")
+    with pytest.raises(ConfigError, match="no common test set on which finalists would be compared"):
+        build(SEARCH.resolve([*words, "search.goal=global/accuracy"]))
+    build(SEARCH.resolve([*words, "search.methods=[fedavg]"]))
 
 
 @pytest.mark.slow

@@ -237,8 +237,9 @@ PREDICT = """Predict with a model of a finished run.
 
 usage: fedloom predict run=DIR FILE [--client N] [--out FILE] [--debug]
 
-FILE is an .npz file with inputs x [N, …] as the run's data hold them, or an .npy file of them. With targets y in the
-.npz file, their loss and metrics are printed on standard error. Predictions are printed one per line.
+FILE is an .npz file with inputs x [N, …] as the run's data hold them, an .npy file of them, or, if the run's data were
+a table, a .csv or .parquet table with its input columns. With targets (y in the .npz file, or the run's label column),
+loss and metrics are printed on standard error. Predictions are printed one per line.
 
 options:
   --client N              the model that client N deploys (its number or name); by default the server's model
@@ -253,10 +254,11 @@ TARGET = """Make models for another party's unlabelled inputs, from a finished r
 usage: fedloom target run=DIR data=FILE [data=FILE …] [method=METHOD] [--out FILE] [--json] [--debug]
        fedloom target run=DIR method=ccvr [--out FILE] [--debug]
 
-FILE is an .npz file with inputs x [N, …] as the run's data hold them, or an .npy file of them; labels are not needed.
-For each file: the estimated class shares with intervals, the clients from which these classes are known, a check that
-the inputs differ from the clients' data in their class shares alone, and a model for these shares, as safetensors. With
-targets y in the .npz file, it and the server's model are measured on standard error; y changes nothing.
+FILE is an .npz file with inputs x [N, …] as the run's data hold them, an .npy file of them, or, if the run's data were
+a table, a .csv or .parquet table with its input columns; labels are not needed. For each file: the estimated class
+shares with intervals, the clients from which these classes are known, a check that the inputs differ from the clients'
+data in their class shares alone, and a model for these shares, as safetensors. With targets (y in the .npz file, or the
+run's label column), it and the server's model are measured on standard error; targets change nothing.
 
   method=target_head      the server's model with another head (the default)
   method=target_fit       the clients' last models, mixed with weights fitted to the inputs' estimated classes; the run

@@ -7,6 +7,7 @@ import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -14,13 +15,15 @@ from torch import Tensor
 from fedloom import distill
 from fedloom.api import load
 from fedloom.core.errors import ConfigError, DataError
+from fedloom.data.own.tables import is_frame
+from fedloom.data.sources.table import CSV, read_frame
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.console import relpath
 from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.rundir import Kind, RunDirectory
 from fedloom.experiment.trained import TrainedRun
 
-Files = dict[str, np.ndarray]
+Files = dict[str, Any]  # arrays by name; x may be a pandas frame
 OPTIONS = ("client", "out", "format")
 """Options, which are written with dashes: --client 7."""
 
@@ -34,6 +37,7 @@ def command(arguments: argparse.Namespace) -> int:
     if out is not None and (out.suffix not in (".npz", ".csv") or out.exists()):
         raise ConfigError(f"--out {out} must be a new file that ends in .npz or .csv.")
     given, model = read(Path(files[0])), chosen(path, arguments.client)
+    given = with_targets(given, model)
     predicted = model.predict(given["x"])
     if out is None:
         print("\n".join(map(_line, predicted)))
@@ -94,11 +98,13 @@ def run_and_files(words: list[str], command: str, keys: Sequence[str] = ()) -> t
 
 
 def read(path: Path) -> Files:
-    """The arrays of an .npz file, or that of an .npy file as ``x``.
+    """The arrays of an .npz file; as ``x`` that of an .npy file, or the rows of a CSV or parquet table.
 
     Raises:
         DataError: if it cannot be read or has no ``x``.
     """
+    if path.name.lower().endswith((*CSV, ".parquet")):
+        return {"x": read_frame(path)}
     try:
         with path.open("rb") as file:
             stored = np.load(file, allow_pickle=False)
@@ -106,10 +112,26 @@ def read(path: Path) -> Files:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
     except Exception as error:  # zip, zlib and npy each fail in their own ways
-        raise DataError(f"{path} cannot be read: it is truncated or not an .npz or .npy file of arrays.") from error
+        raise DataError(
+            f"{path} cannot be read: it is truncated, or no .npz or .npy file of arrays, .csv or .parquet table."
+        ) from error
     if "x" not in found:
         raise DataError(f"{path} has no array x; it has {', '.join(found) or 'none'}.")
     return found
+
+
+def with_targets(given: Files, model: DeployedModel) -> Files:
+    """The arrays of a file; those of a table with its targets ``y``, if it has the column of the run's labels.
+
+    Raises:
+        DataError: for a table, if the run's data were none.
+    """
+    if not is_frame(given["x"]):
+        return given
+    if "columns" not in model.table:
+        raise DataError("the run's data were not a table; give inputs x in an .npz file, or an .npy file of them.")
+    label = model.table.get("label")
+    return given | ({"y": given["x"][label]} if label in given["x"].columns else {})
 
 
 def _line(value: Tensor) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.cli.predict import read, run_and_files, trained
+from fedloom.cli.predict import read, run_and_files, trained, with_targets
 from fedloom.config.target import build
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.console import relpath
@@ -48,7 +48,7 @@ def command(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"{out} exists already or would be written twice; choose another file with --out.")
     inputs, run, told = [read(file) for file in files], trained(path), []
     known, classes = ClassModels(run), run.federation.train.arrays.names
-    for file, arrays, out in zip(files, inputs, outs, strict=True):
+    for file, arrays, out in zip(files, (with_targets(one, run.server) for one in inputs), outs, strict=True):
         found = method(known, arrays["x"])
         facts = plain(found)  # before anything is written
         written = found.model.export(out) if method.makes_model else None

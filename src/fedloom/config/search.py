@@ -71,6 +71,7 @@ def build(config: Config, shared: Shared | None = None) -> SearchExperiment:
         made = build_run(Config(values), shared)
         if made.method.test_loss is None and "loss" in settings.goal.split("/"):
             raise ConfigError(f"the loss of {made.method.name!r} cannot be computed outside training.")
+        _measured(settings.goal, made.federation)
         dealt = {key: values[key] for key in ("data", *FEDERATION)}
         return replace(made, federation=shared("validating", dealt, lambda _: validating(made.federation)))
 
@@ -86,6 +87,21 @@ def build(config: Config, shared: Shared | None = None) -> SearchExperiment:
         config=config.values,
         misfits=misfits,
     )
+
+
+def _measured(goal: str, federation: Federation) -> None:
+    """Raise ``ConfigError`` if the finalists could not be compared by this goal, for lack of test samples."""
+    scope = goal.partition("/")[0]
+    if scope == "global" and not len(federation.test):
+        raise ConfigError(
+            f"search.goal is {goal!r}, but the data have no common test set on which finalists would be compared; "
+            "choose a goal of the clients, like search.goal=clients/accuracy/mean."
+        )
+    if scope in ("clients", "seen", "unseen") and not federation.held_out.index.sizes.any():
+        raise ConfigError(
+            f"search.goal is {goal!r}, but the clients hold out no test samples on which finalists would be compared; "
+            "set some aside, with held_out=0.2, or choose search.goal=global/accuracy."
+        )
 
 
 def _fitting(make: Maker, settings: SearchSettings, seed: int) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,14 +33,15 @@ class DeployedModel:
         arrays: training data whose shape, type, classes and normalisation the inputs must have.
         measurement: how outputs are read and measured: metrics, loss and batch size.
         lam: λ of an interpolated model (1 - λ)w + λv; None otherwise.
-        columns: the names of the inputs' columns, if the run's data were a table.
+        table: how the run's data were made, if from a table: the names of their ``columns``, how those were
+            ``standardised``, and the column of the ``label``.
     """
 
     module: nn.Module
     arrays: Arrays = field(repr=False)
     measurement: Measurement = field(repr=False)
     lam: float | None = None
-    columns: tuple[str, ...] = field(default=(), repr=False)
+    table: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def outputs(self, x: Any) -> Tensor:
         """The module's outputs on inputs [N, ...]: logits [N, C], or predicted numbers of a regression.
@@ -56,9 +57,10 @@ class DeployedModel:
         """Predictions in the form of the run's targets: class numbers, truth values 0 and 1, or numbers.
 
         Args:
-            x: inputs [N, ...] as the run's data hold them, as an array, a tensor or a table. Columns of a table are
-                found by their names if the run's data were a table, with its categories. Images in 8-bit pixels, also
-                [N, H, W] or [N, H, W, C], are scaled and normalised as the run's images were.
+            x: inputs [N, ...] as the run's data hold them, as an array, a tensor or a table. If the run's data were a
+                table, columns of a table are found by their names, with its categories, and standardised as they were.
+                Images in 8-bit pixels, also [N, H, W] or [N, H, W, C], are scaled and normalised as the run's images
+                were.
 
         Returns:
             Class numbers, int64 [N], or [N, T] for sequences labelled at every position; truth values, int64, or
@@ -106,7 +108,9 @@ class DeployedModel:
 
     def inputs(self, x: Any) -> Tensor:
         """Inputs [N, ...] in the type of the run's data; see ``predict``."""
-        return inputs_like(self.arrays, in_columns(x, self.columns) if self.columns and is_frame(x) else x)
+        if "columns" in self.table and is_frame(x):
+            x = in_columns(x, self.table["columns"], self.table.get("standardised"))
+        return inputs_like(self.arrays, x)
 
     def labelled(self, x: Any, y: Any) -> Arrays:
         """Inputs and targets as arrays like the run's."""
@@ -123,6 +127,12 @@ class Adapted(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Outputs [N, ...] of inputs [N, ...]."""
         return self.predict(x)
+
+
+def table_of(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``DeployedModel.table`` has, from the provenance of a federation or data set."""
+    source = provenance.get("source", {})
+    return {key: source[key] for key in ("columns", "standardised", "label") if key in source}
 
 
 def inputs_like(arrays: Arrays, x: Any) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +14,7 @@ from fedloom.core.method import Method
 from fedloom.core.parts import Term
 from fedloom.core.slots import label
 from fedloom.core.targets import CLASSES, NUMBERS, TRUTHS, TargetKind, kind_of
+from fedloom.data.sources.scale import outside
 from fedloom.metrics import lookup
 from fedloom.metrics.prediction import r2
 from fedloom.parts.objectives.custom import Loss
@@ -67,7 +69,23 @@ def check_targets(method: Method, arrays: Arrays, out: Tensor, metrics: Sequence
     for term in method.objective:
         if type(term).test_loss is not Term.test_loss:
             try_loss(term, out, y[: len(out)].to(out.device))
+    if kind == CLASSES and probabilities(out) and any(term.is_cross_entropy for term in method.objective):
+        warnings.warn(
+            "the model returns probabilities, but cross entropy applies a softmax of its own; return the logits, or "
+            "training will be slow and its gradients small.",
+            stacklevel=outside(),
+        )
     return kind
+
+
+def probabilities(out: Tensor) -> bool:
+    """Whether every row of outputs [..., C] is a distribution over more than one class, as after a softmax.
+
+    >>> probabilities(torch.tensor([[0.2, 0.8], [0.5, 0.5]])), probabilities(torch.tensor([[0.2, 0.8], [0.5, 1.5]]))
+    (True, False)
+    """
+    sums = out.double().sum(-1)
+    return out.shape[-1] > 1 and bool((out >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
 
 
 def compares(method: Method, metrics: Sequence[str]) -> bool:

@@ -23,7 +23,7 @@ from fedloom.core.federation import Arrays, Index, Population, Split
 from fedloom.core.parts import Paired, Submodels
 from fedloom.core.plan import ClientPlan
 from fedloom.core.slots import label
-from fedloom.experiment.deployed import Adapted, DeployedModel
+from fedloom.experiment.deployed import Adapted, DeployedModel, table_of
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.interpolation_eval import deployed_lambda, fill_interpolated
 from fedloom.experiment.loaded import LoadedModel
@@ -210,8 +210,9 @@ class TrainedRun(RunRecords):
 
     def _as_deployed(self, module: nn.Module, lam: float | None = None) -> DeployedModel:
         """A module with the conventions of the run's data."""
-        columns = self.federation.provenance.get("source", {}).get("columns", ())
-        return DeployedModel(module, self.federation.train.arrays, self.evaluator.measurement, lam, tuple(columns))
+        federation = self.federation
+        table = table_of(federation.provenance)
+        return DeployedModel(module, federation.train.arrays, self.evaluator.measurement, lam, table)
 
     @cached_property
     def _lambdas(self) -> np.ndarray:

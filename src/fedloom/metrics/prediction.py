@@ -45,9 +45,10 @@ def _one_against_rest(compute: Callable[..., float], scores: ArrayLike, labels: 
 
 @metric(of="scores", suits=DISCRETE)
 def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
-    """Area under the ROC curve, by scikit-learn; with C > 2 columns, the mean of one-vs-rest over the classes present.
+    """Area under the ROC curve; with C > 2 columns, the mean of one-vs-rest over the classes present.
 
-    It is NaN if all labels are equal or a score is NaN.
+    It is U / (n₊ n₋) of the Mann-Whitney statistic, U = Σ_{positive} rank - n₊(n₊ + 1)/2, where tied scores share their
+    mean rank. It is NaN if all labels are equal or a score is NaN.
 
     Args:
         scores: scores of the positive class [n], or of every class [n, C]; any increasing function of the probability.
@@ -61,9 +62,14 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
         >>> auroc([0.5, 0.6], [1, 1])
         nan
     """
-    from sklearn.metrics import roc_auc_score  # slow to import
+    return _one_against_rest(_area, scores, labels)
 
-    return _one_against_rest(roc_auc_score, scores, labels)
+
+def _area(positive: NDArray[np.bool_], scores: NDArray[np.float64]) -> float:
+    from scipy.stats import rankdata  # slow to import
+
+    n = int(positive.sum())
+    return float((rankdata(scores)[positive].sum() - n * (n + 1) / 2) / (n * (len(scores) - n)))
 
 
 @metric(of="scores", suits=DISCRETE)
@@ -78,7 +84,7 @@ def auprc(scores: ArrayLike, labels: ArrayLike) -> float:
         >>> round(auprc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1]), 3)
         0.833
     """
-    from sklearn.metrics import average_precision_score
+    from sklearn.metrics import average_precision_score  # slow to import
 
     return _one_against_rest(average_precision_score, scores, labels)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, time, timedelta
 from typing import Any
 
@@ -93,10 +93,15 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
     return [np.concatenate(block, 1) for block in blocks], names
 
 
-def in_columns(frame: Any, columns: Sequence[str]) -> np.ndarray:
+def in_columns(frame: Any, columns: Sequence[str], scaled: Mapping[str, Any] | None = None) -> np.ndarray:
     """A frame as float32 [N, D] in the D columns that other frames were ``encoded`` in, found by their names.
 
     A frame with columns 0 ... D - 1, like that of an array, is used unchanged.
+
+    Args:
+        frame: rows in the units of those frames; further columns are ignored.
+        columns: the names of the D columns.
+        scaled: the numbers ``columns``, ``mean`` and ``deviation`` by which some of them were standardised.
 
     >>> import pandas as pd
     >>> in_columns(pd.DataFrame({"town": ["x"], "sex": ["m"], "age": [30]}), ["age", "sex=f", "sex=m"]).tolist()
@@ -127,7 +132,11 @@ def in_columns(frame: Any, columns: Sequence[str]) -> np.ndarray:
             told = f"column {column!r} of the inputs holds {texts[lost[0]]!r}"
             raise DataError(f"{told}, which the run's data do not; {nearest(texts[lost[0]], known)}")
         made[:, places] = texts[:, None] == np.array(known)
-    return made
+    if scaled is None:
+        return made
+    table, places = made.astype(np.float64), list(scaled["columns"])
+    table[:, places] = (table[:, places] - scaled["mean"]) / scaled["deviation"]
+    return table.astype(np.float32)
 
 
 def _in_time(column: Any) -> bool:

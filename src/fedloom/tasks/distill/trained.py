@@ -13,7 +13,7 @@ from torch import nn
 
 from fedloom.core.errors import CheckpointError, in_one_line
 from fedloom.core.targets import CLASSES
-from fedloom.experiment.deployed import DeployedModel
+from fedloom.experiment.deployed import DeployedModel, table_of
 from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.loaded import Measurement
 from fedloom.experiment.rundir import RunDirectory
@@ -78,6 +78,5 @@ def load(
         raise CheckpointError(f"{path} holds no student that fits its settings ({in_one_line(error, 150)}).") from error
     module = learner if learner.reuse is not None else learner.student
     measurement = Measurement(Evaluation(), CLASSES)
-    return TrainedStudent(
-        DeployedModel(module.eval(), arrays, measurement), directory.metrics(), directory.summary(), path
-    )
+    model = DeployedModel(module.eval(), arrays, measurement, table=table_of(experiment.data.about))
+    return TrainedStudent(model, directory.metrics(), directory.summary(), path)
