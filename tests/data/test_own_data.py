@@ -404,6 +404,16 @@ def test_class_numbers_with_gaps_are_kept_and_warned_of(y: np.ndarray, used: int
     np.testing.assert_array_equal(made.train.arrays.y, y)
 
 
+def test_channels_last_in_floats_are_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"shape \[8, 8, 3\], which look like images with their channels last"):
+        federate((np.zeros((60, 8, 8, 3)), Y), "iid", 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        federate((np.zeros((60, 3, 8, 8)), Y), "iid", 4)
+        federate((np.zeros((60, 8, 50, 1)), Y), "iid", 4)  # eight channels of a series
+        federate((np.zeros((60, 8, 8, 3), dtype=np.uint8), Y), "iid", 4)
+
+
 def test_a_class_without_samples_is_no_gap() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -15,7 +15,7 @@ from fedloom.core.method import Method
 from fedloom.methods import make
 from fedloom.parts.drift import FedDynDrift, Scaffold
 from fedloom.parts.objectives import CrossEntropy
-from fedloom.parts.personal import Decoupled, EarlyExitSlice, WidthSlice
+from fedloom.parts.personal import Clustered, Decoupled, EarlyExitSlice, WidthSlice
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,7 @@ from fedloom.parts.personal import Decoupled, EarlyExitSlice, WidthSlice
         ({"mixing": make("fedmgda").mixing}, "compares all clients' models as vectors of one length"),
         ({"objective": make("feddecorr").objective}, "cannot be evaluated at several"),
         ({"pooled": True}, "trains on pooled data"),
+        ({"personal": Clustered(), "drift": Scaffold()}, "'clustered' clients train models of several clusters"),
     ],
 )
 def test_what_is_not_defined_for_levels_is_refused(changes: dict[str, Any], sentence: str) -> None:

@@ -25,6 +25,7 @@ def test_each_method_runs_and_its_set_is_data_for_another_run(cli: Cli, tmp_path
     assert "  synthetic set " in lines[0].partition(f"{name}  round 1/2")[2], lines[0]
     heads = ["method", "accuracy", "clients", "recognised", "FID", "diversity", "coverage", "copies", "sent", "time"]
     assert next(line for line in lines if line.startswith("method")).split() == heads
+    assert "Copies: samples nearer to training data than" in out
     made = tmp_path / "made"
     assert {"synthetic.npz", "synthetic.parquet", "synthetic.json", "report.html"} <= {p.name for p in made.iterdir()}
     page = (made / "report.html").read_text()

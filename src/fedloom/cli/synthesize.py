@@ -13,7 +13,7 @@ from fedloom.cli.command import Command, Rows
 from fedloom.cli.jobs import Job, RunPlan
 from fedloom.cli.report import page
 from fedloom.config.federated import JUDGE, SYNTHESIZE, build_method, build_synthesis
-from fedloom.experiment.console import ABSENT, count, duration, figures
+from fedloom.experiment.console import ABSENT, SYNTHETIC, count, duration, figures
 from fedloom.tasks.synthesis.judge import CACHE
 from fedloom.tasks.synthesis.run import synthesize
 
@@ -68,5 +68,6 @@ command = Command(
     train,
     table,
     files,
+    lambda rows: [SYNTHETIC],
     last_file="synthetic.json",
 )

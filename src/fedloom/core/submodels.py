@@ -94,16 +94,15 @@ def refuse(method: Method, layout: Layout) -> None:
     if not isinstance(personal, Submodels):
         return
     mine = f"personal {label(personal)!r}"
+    several = "models of several clusters" if personal.chosen else "networks of different size"
     for place, part in method.parts.items():
         if part is not personal and (why := _why(part, personal)):
-            raise ConfigError(
-                f"{place} {label(part)!r} {why}, but with {mine} clients train networks of different size."
-            )
+            raise ConfigError(f"{place} {label(part)!r} {why}, but with {mine} clients train {several}.")
     if method.pooled:
         raise ConfigError(f"method {method.name!r} trains on pooled data, but {mine} splits a network among clients.")
     if layout.buffers:
         buffer, remedy = layout.hindering_buffer
-        raise ConfigError(f"{mine} cannot mix the buffer {buffer!r} of networks of different size; {remedy}.")
+        raise ConfigError(f"{mine} cannot mix the buffer {buffer!r} of {several}; {remedy}.")
 
 
 def _why(part: Part, personal: Submodels) -> str:

@@ -51,6 +51,13 @@ SHARES = re.compile(rf"(^|/)(train_)?(accuracy|{TOP.pattern})(/|$)")
 METRICS_SHOWN = 4
 """Columns for metrics other than accuracy and loss."""
 
+SYNTHETIC = (
+    "Accuracy: of a fresh classifier trained on the set, on the common test set and on the clients' own test samples. "
+    "Recognised: by a classifier trained on real data, on whose features FID, KID and coverage rest. Diversity: mean "
+    "distance within a class, synthetic over real. Copies: samples nearer to training data than 99 % of fresh ones are."
+)
+"""What the columns of a table of synthetic sets say."""
+
 LEVEL = re.compile(r"(?P<scope>global|average|cohort|clients)/(?P<level>[^/]+)/accuracy(/mean)?")
 """The accuracy of one level's network in a record, if clients train networks of different sizes."""
 

@@ -166,6 +166,12 @@ def inputs(x: Tensor | np.ndarray, what: str = "x") -> Tensor:
             f"{what} holds whole numbers of shape {list(x.shape)}; give images as bytes, uint8 [N, H, W] or "
             "[N, H, W, C], or as float32 in 0..1."
         )
+    if x.ndim == 4 and x.shape[1] == x.shape[2] > max(CHANNELS) and x.shape[3] in CHANNELS:
+        warnings.warn(
+            f"{what} holds samples of shape {list(x.shape[1:])}, which look like images with their channels last, but "
+            "convolutional models take them first; give x.transpose(0, 3, 1, 2), or bytes (uint8) in this order.",
+            stacklevel=outside(),
+        )
     return x.to(torch.float32 if x.is_floating_point() else torch.int64)
 
 

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
+from fedloom.experiment.console import SYNTHETIC
 from fedloom.experiment.report.charts import Form
 from fedloom.experiment.report.groups import RunGroup, all_runs, counts, form_of, has
 from fedloom.experiment.report.rundata import RunData
@@ -348,8 +349,5 @@ def synthetic_table(groups: Sequence[RunGroup]) -> ReportTable | None:
         "synthetic",
         "Synthetic sets, in the last round in which they were evaluated",
         columns,
-        "Accuracy: of a fresh classifier trained on the set, on the common test set and on the clients' own test "
-        "samples. Recognised: by a classifier trained on real data, on whose features FID, KID and coverage rest. "
-        "Diversity: mean distance within a class, synthetic over real. Copies: samples nearer to training data than "
-        "99 % of fresh ones are. Best accuracy: of the round in which it was highest on the test set, and optimistic.",
+        f"{SYNTHETIC} Best accuracy: of the round in which it was highest on the test set, and optimistic.",
     )
