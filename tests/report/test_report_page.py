@@ -174,6 +174,17 @@ def test_a_live_page_reads_itself_again(make_run, tmp_path: Path) -> None:
     assert 'data-reload="3"' in build([run], tmp_path / "out", reload=3).read_text()
 
 
+def test_a_page_that_is_written_again_leaves_no_table_of_other_runs(make_run, tmp_path: Path) -> None:
+    one, other, out = make_run(), make_run(method="other"), tmp_path / "out"
+    build([one, other], out)
+    (out / "tables" / "mine.csv").write_text("a,b\n")
+    assert (out / "tables" / "settings.csv").is_file()
+    build([one], out)
+    left = {path.stem for path in (out / "tables").glob("*.csv")}
+    assert left == {"mine", *re.findall(r'id="table-(\w+)"', (out / "report.html").read_text())}
+    assert "settings" not in left
+
+
 def test_one_unfinished_run_with_nothing_but_the_two_files(make_run, tmp_path: Path) -> None:
     run = make_run(scopes=("global",), rounds=3, files=())
     text = Reader(build([run, run], tmp_path / "out")).text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -116,7 +117,7 @@ def build(
 
     The page needs neither a network nor other files. Runs that differ only in the seed become one line, with a band
     from the lowest to the highest seed. What a run lacks (evaluations, client tables, a summary because it is
-    unfinished) is left out, and the page says so.
+    unfinished) is left out, and the page says so. A page that is there is replaced, with its tables.
 
     Args:
         run_dirs: run directories, and folders of them, like that of a sweep; duplicates count once.
@@ -144,6 +145,9 @@ def build(
 
         for name, content in paper.files(drawn, files):
             render.write(out / "figures" / name, content)
+    former = re.findall(r'id="table-(\w+)"', render.former(out / "report.html"))
+    for name in set(former) - {table.name for table in tables}:  # numbers of other runs than those on the page
+        (out / "tables" / f"{name}.csv").unlink(missing_ok=True)
     render.write(out / "tables.tex", render.latex(tables))
     for table in tables:
         render.write(out / "tables" / f"{table.name}.csv", table.csv())

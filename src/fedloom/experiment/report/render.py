@@ -69,6 +69,14 @@ def write(path: Path, content: bytes | str) -> Path:
     return path
 
 
+def former(path: Path) -> str:
+    """The text of a page that is already there; empty without one."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
 def _environment(**settings: Any) -> Environment:
     loader = PackageLoader("fedloom.experiment.report")
     return Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, **settings)
