@@ -58,10 +58,10 @@ class AtLeast(float):
 class Claim:
     """A published claim, and how its evidence is read from a file of results.
 
-    ``ours`` and ``other`` are paths with `` > `` between keys and ``*`` in place of the seed; of several others, the one
-    with the best mean counts, and a number is a published figure. ``measure`` reads the figure of a run, ``cost`` what
-    the run sent or kept. ``lower``: smaller figures are better. ``differs``: what differs from the publication. Fewer
-    than ``seeds`` seeds cannot decide.
+    ``ours`` and ``other`` are paths with `` > `` between keys and ``*`` in place of the seed; of several others, the
+    one with the best mean counts, and a number is a published figure. ``measure`` reads the figure of a run, ``cost``
+    what the run sent or kept. ``lower``: smaller figures are better. ``differs``: what differs from the publication.
+    Fewer than ``seeds`` seeds cannot decide.
     """
 
     table: str
@@ -133,8 +133,8 @@ def judge(
     """The verdict by this module's rule, and the reason.
 
     ``gain`` comes from ``paired``; ``at_least`` and ``at_most`` say that some of its differences are bounds; fewer than
-    ``needed`` seeds cannot decide. ``published`` is the published gain, 0 if unknown; ``without`` is the number of seeds
-    without a difference; a ``left_out`` of 1 or more is a count of updates, whose share is unknown.
+    ``needed`` seeds cannot decide. ``published`` is the published gain, 0 if unknown; ``without`` is the number of
+    seeds without a difference; a ``left_out`` of 1 or more is a count of updates, whose share is unknown.
 
     >>> judge({"mean": 2.0, "low": 1.6, "high": 2.4, "seeds": 3})
     (<Verdict.REPRODUCED: 'reproduced'>, 'interval above 0')
@@ -166,7 +166,9 @@ def judge(
     if none and not differs:
         return Verdict.NOT_REPRODUCED, "the interval contains 0 and lies below half the published gain"
     if seeds < needed:
-        sign = "has the claimed sign" if gain["mean"] > 0 else "has the opposite sign" if gain["mean"] < 0 else "is zero"
+        sign = (
+            "has the claimed sign" if gain["mean"] > 0 else "has the opposite sign" if gain["mean"] < 0 else "is zero"
+        )
         if (at_least and gain["mean"] <= 0) or (at_most and gain["mean"] >= 0):
             sign = "is only a bound"
         here = f"{seeds} seed{'s' * (seeds != 1)}; the difference {sign}"
@@ -178,7 +180,7 @@ def judge(
 
 
 def evidence(claim: Claim, results: Mapping[str, Any], differs: str = "") -> Evidence:
-    """A claim's evidence in the content of its file; ``differs`` says in what all its runs differ from the publication."""
+    """A claim's evidence in the content of its file; ``differs``: how all its runs differ from the publication."""
     ours = measured(claim, results, claim.ours)
     sign = -1 if claim.lower else 1
     best, against, rivals = claim.ours, "published", {}

@@ -109,7 +109,7 @@ def machine() -> str:
 
 
 def write(path: Path, content: Any) -> None:
-    """Write text, or JSON with one line per innermost list, atomically: an interruption leaves the old file or the new one."""
+    """Write text, or JSON with one line per innermost list, atomically: a kill leaves the old or the new file."""
     text = content if isinstance(content, str) else json.dumps(content, separators=(",", ":")).replace("},", "},\n")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".tmp").write_text(text.rstrip() + "\n")

@@ -107,9 +107,9 @@ RESULTS: dict[str, Result] = {
         *claims("table 5.4", "S-MNIST, all tasks: {} is more accurate than {}", "runs > K 10 > {} > *",
                 ("B-MOML 5, whole", "B-MOML 5 random, whole", "87.54 : 86.09"),
                 ("B-MOML 10, whole", "B-MOML 10 random, whole", "87.77 : 86.97"), **LTM),
-    ], "Published: Hedge over K, rates, inner steps and α. Here: one configuration for each learner, with α chosen on a "
-       "separate seed; a step adapts with 10 samples, FTML descends one of its tasks per step, and gradients are clipped "
-       "at 3. "
+    ], "Published: Hedge over K, rates, inner steps and α. Here: one configuration per learner, with α chosen on a "
+       "separate seed; a step adapts with 10 samples, FTML descends one of its tasks per step, and gradients are "
+       "clipped at 3. "
        "K 10 and K 20 use the same stream: they confirm each other but are not independent."),
     "online/cifar100_5": Result("Online meta-learning on 5-way CIFAR-100 (Acar)",
                                 "20 steps per task instead of 100 or 200, 100 of 200 tasks", [

@@ -42,9 +42,9 @@ RESULTS: dict[str, Result] = {
                 ("APFL", "Ditto", "98.98 : 97.20"), ("FedPer", "FedAvg", "98.67 : 96.04"),
                 ("FedRep", "Ditto", "97.94 : 97.20"), ("FedAvg", "pFedMe", "96.04 : 81.96"), scripts=True, **PERCENT),
         *claims("table 2.3", "500 clients: {}, λ = .5, is ahead of {}", "runs > 500 > {} > * > validation > mean > -1",
-                ("SuPerFed-MM", PERSONAL, "99.24 : 98.98"), differs="λ .5 instead of the best on test images", **PERCENT),
-    ], "Here every client of every method holds out a tenth of its training images for choosing λ, which the paper does not "
-       "mention."),
+                ("SuPerFed-MM", PERSONAL, "99.24 : 98.98"), differs="λ .5, not the best on test images", **PERCENT),
+    ], "Here every client of every method holds out a tenth of its training images for choosing λ, which the paper "
+       "does not mention."),
     "superfed/longer/table_2_3": Result("SuPerFed's rivals on MNIST (Hahn)", "150 of 500 rounds", [
         *claims("table 2.3", "100 clients: {} is more accurate than {}", "runs > 100 > {} > * > validation > mean > -1",
                 ("APFL", "FedAvg", "99.19 : 89.78"), ("APFL", "FedPer", "99.19 : 99.14"), **PERCENT),
@@ -119,7 +119,7 @@ RESULTS: dict[str, Result] = {
                             f"data > heart_published > runs > {name} > {{}} > * > weighted",
                             ("with", "alone", published), **PERCENT)
     ]),
-    "fair/responses": Result("Response transformations (Hahn)", "Heart and MNIST by writer instead of Berka and Reddit", [
+    "fair/responses": Result("Response transformations (Hahn)", "Heart and MNIST by writer, not Berka and Reddit", [
         claim for data, cdf in (("heart", "normal"), ("mnist_writers", "weibull"))
         for claim in claims("figure 3.1", data + ": the {} CDF accumulates less than {}",
                             f"data > {data} > runs > {{}} > *",
@@ -138,7 +138,7 @@ RESULTS: dict[str, Result] = {
            ("synthesis/table_4_2_digits", "digits", "digits, small networks",
             (("1", (("FedEvg", "FedCGAN", "-"), ("FedEvg", "FedCVAE", "-")), "-"),
              ("0.01", (("FedEvg", "FedCGAN", "-"), ("FedCVAE", "FedEvg", "-")), "-"))),
-           ("synthesis/table_4_2_reduced", "mnist", "small networks, 60 of 500 rounds, each class split over the clients",
+           ("synthesis/table_4_2_reduced", "mnist", "small networks, 60 of 500 rounds, classes split over the clients",
             (("1", (("FedEvg", "FedCGAN", "70.94 : 60.81"), ("FedEvg", "FedCVAE", "70.94 : 64.73")), "124.72 : 181.3"),
              ("0.01", (("FedEvg", "FedCGAN", "62.95 : 44.18"), ("FedCVAE", "FedEvg", "66.93 : 62.95")),
               "171.53 : 214.35"))))},

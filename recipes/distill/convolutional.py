@@ -100,9 +100,12 @@ def markdown(results: dict[str, Any]) -> str:
     """One table for each data set and student."""
     text = ["# Convolutional students at equal passes (Acar, thesis, chapter 6)", ""]
     text += [
-        "Test accuracy in percent, epoch chosen on validation images; mean ± standard error over seeds, gains paired"
+        "Test accuracy in percent, with the epoch chosen on validation images; mean ± standard error over seeds, gains"
     ]
-    text += ["by seed (95 % interval). *g*: the guide's mean where the student is right and where it is wrong.", ""]
+    text += [
+        "paired by seed (95 % interval). *g*: the guide's mean where the student is right and where it is wrong.",
+        "",
+    ]
     for data, found in results["runs"].items():
         teacher = found["teacher"]
         text += [f"## {data}", ""]

@@ -169,8 +169,16 @@ def markdown(results: dict[str, Any]) -> str:
     text += [f"The teacher: {about['accuracy']:.2%} on test images, {about['parameters']:,} parameters, "
              f"{about['macs']:,} multiply-accumulates.", ""]  # fmt: skip
     for protocol, key, how in (
-        ("equal passes", "accuracy", "all students make as many passes; the epoch is chosen on validation images"),
-        ("as published", "best_on_test", "all methods make as many rounds; the epoch is chosen on the test images"),
+        (
+            "equal passes",
+            "accuracy",
+            "all students make the same number of passes; the epoch is chosen on validation images",
+        ),
+        (
+            "as published",
+            "best_on_test",
+            "all methods make the same number of rounds; the epoch is chosen on the test images",
+        ),
     ):
         rows = []
         for name in METHODS:
@@ -208,8 +216,8 @@ def helped(results: dict[str, Any]) -> list[str]:
         if case.method.guide is not None and runs:
             keys = ("delta", "spent", "mean", "right", "wrong")
             rows.append([name, *(f"{np.mean([run['guide'][key] for run in runs]):.2f}" for key in keys)])
-    header = ["guide of", "budget", "spent", "g, mean", "where the student is right", "where it is wrong"]
-    return ["## Whom the guide helps", "", table(header, rows), ""] if rows else []
+    header = ["guide", "budget", "spent", "mean g", "where the student is right", "where it is wrong"]
+    return ["## Where the guide helps", "", table(header, rows), ""] if rows else []
 
 
 def picture(results: dict[str, Any], path: Path) -> None:

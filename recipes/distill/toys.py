@@ -44,11 +44,11 @@ PUBLISHED = {  # table 6.1
     "six gaussians": {"cross entropy": (73, 12, 9, 6), "KD": (1, 11, 31, 57), "DiSK": (0, 0, 3, 97)},
 }
 SETTINGS = (
-    "All: full batches, 200 rounds of three steps, momentum .9, weight decay .01, learning rate .1. DiSK: the text's "
-    "defaults, τ_s = τ, K 2, λ from .1 to 50 in periods of 50 rounds, δ 0, three steps of the guide a round. α of 0, "
-    ".1, .5, .9 and τ of 1, 2, 4 are those with the best mean accuracy of 20 starts on draw 0, for each method and "
-    "problem. `DiSK, strong guide` has K, λ, τ and the guide's rate outside the text's defaults, found by hand on "
-    "draw 0 of the line. Chosen, where it is not the default:"
+    "All methods: full batches, 200 rounds of three steps, momentum .9, weight decay .01, learning rate .1. DiSK: the "
+    "text's defaults, τ_s = τ, K 2, λ from .1 to 50 in periods of 50 rounds, δ 0, three guide steps per round. For "
+    "each method and problem, α (0, .1, .5, .9) and τ (1, 2, 4) are chosen by the mean accuracy of 20 starts on draw "
+    "0. `DiSK, strong guide` has values of K, λ, τ and the guide's rate outside the text's defaults, found by hand on "
+    "draw 0 of the line. Chosen values that differ from the defaults:"
 )
 COLOURS = {"cross entropy": "#444444", "KD": "#d9902f", "DiSK": "#0b6e99"}
 CLASSES = ("#c1272d", "#3a9a4e", "#2b62b5")  # red, green, blue
@@ -72,7 +72,7 @@ def cell(toy: Toy, found: ToyRuns) -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> str:
     """The counts beside the paper's."""
-    text = ["# Table 6.1: at which minima students end", ""]
+    text = ["# Table 6.1: the minima at which students end", ""]
     for problem, kept in results["toys"].items():
         names = list(next(iter(kept["methods"]["DiSK"].values()))["counts"])
         cells = [PROBLEMS[problem][0], *names, "test accuracy, %", *(f"{n}, paper" for n in names if n != "none")]
@@ -256,7 +256,7 @@ def minima(toy: Toy) -> str:
         each = zip(MINIMA.items(), right, strict=True)
         said = ", ".join(f"{name} is [{a:g}, {b:g}] ({100 * r:.0f} % of the test points)" for (name, (a, b)), r in each)
         return f"{said}."
-    return "A, B, C, D: an accuracy nearest to " + ", ".join(f"{100 * level:.0f}" for level in LEVELS.values()) + " %."
+    return "A, B, C, D: accuracy closest to " + ", ".join(f"{100 * level:.0f}" for level in LEVELS.values()) + " %."
 
 
 if __name__ == "__main__":

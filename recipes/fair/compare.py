@@ -120,5 +120,5 @@ def main(recipe: Recipe, document: str | None, arguments: Sequence[str] | None =
             recipe.fill(bench, name, found, args.seeds or common.SETTINGS[name].seeds, write)
         except FedLoomError as error:
             missing += 1
-            print(f"{name} is left out: {error}", file=sys.stderr)
+            print(f"{name} is skipped: {error}", file=sys.stderr)
     return 2 if missing == len(args.data) else plots.verdict(results)

@@ -119,7 +119,7 @@ SILOS = {
         **SPLITS,
     ),
     "six_silos": Setting(
-        "Fashion-MNIST, six silos of 620, 320, 160, 80, 40 and 22 images, the last three turned, TwoNN",
+        "Fashion-MNIST, six silos of 620, 320, 160, 80, 40 and 22 images, the last three rotated, TwoNN",
         "fashion_mnist", "two_nn", 100, sgd(), (0.03, 0.1), ("normal",), partition=Natural(), arrange=six_silos,
         held_out="natural", seeds=tuple(range(1, 6)),
     ),
@@ -147,7 +147,7 @@ DEVICES = {
         "fashion_mnist", "two_nn", 300, sgd(), RATES, cohort=5, clients=1000, partition=DirichletBalanced(alpha=0.01),
     ),
     "minority": Setting(
-        "MNIST, 5 of 1000 clients a round, a tenth of them with images turned by 90 degrees, TwoNN",
+        "MNIST, 5 of 1000 clients a round, a tenth of them with images rotated by 90 degrees, TwoNN",
         "mnist", "two_nn", 300, sgd(), RATES, cohort=5, prepare=tenth_turned, arrange=minority,
     ),
     "shakespeare": Setting(

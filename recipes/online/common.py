@@ -94,7 +94,7 @@ SETTINGS: dict[str, Setting] = {
     "s_mnist": S_MNIST,
     "transformed": replace(
         S_MNIST,
-        words="S-MNIST with crops and scales from .9 to 1 in the place of shrinks and shifts",
+        words="S-MNIST with crops and scales from .9 to 1 instead of shrinks and shifts",
         kind=Transformed(crop=(0.9, 1.0), scale=(0.9, 1.0)),
         steps=(10,),
     ),

@@ -65,10 +65,8 @@ def tables(results: Mapping[str, Any]) -> str:
     text += [
         "Accuracy in percent of Hedge's mixture; the published figure in brackets. CTM: the new task, adapted to and"
     ]
-    text += [
-        "not yet learnt, mean over the tasks (in the second half of them behind the bar). LTM: all tasks seen, after"
-    ]
-    text += ["the last one; behind the bar the mean over its evaluations. Kept: task data between two tasks."]
+    text += ["not yet learnt, mean over the tasks (after the bar: over their second half). LTM: all tasks seen, after"]
+    text += ["the last one; after the bar, the mean over all its evaluations. Kept: task data between two tasks."]
     for setting, found in results["settings"].items():
         text += ["", f"## {SETTINGS[setting].words}", "", *_table(setting, found)]
     text += ["", *(f"`{command}`  " for command in results["commands"])]
@@ -109,7 +107,7 @@ def _efficiency(setting: str, found: Mapping[str, Any]) -> Iterator[str]:
     if rows:
         yield from (
             "",
-            "Accuracy on a new task after adapting with so many samples, second half of the tasks (figure A.20):",
+            "Accuracy on a new task after adapting with this many samples, second half of the tasks (figure A.20):",
         )
         yield from ("", table(["learner", *map(str, sizes), f"needed for {100 * target:.0f} %"], rows))
 

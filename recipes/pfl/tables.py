@@ -5,17 +5,17 @@
     FEDLOOM_DATA=... python recipes/pfl/tables.py --data mini_imagenet --splits alid  # table A.7; or cifar100
     python recipes/pfl/tables.py --table                      # rebuild tables and figure from the stored results
 
-As published: a client holds a window of 3, 5 or 7 classes, in ALID with names of its own for them; a tenth of the
-clients takes part in a round; learning rate .1 times .997 a round, weight decay 1e-3, gradients clipped (at 10).
-FedDyn's alpha is .1 or .01, the inner steps of MAML are 1 or 5 with learning rate .1 or .01: what is best in a short
-run on a seed of its own, which is not reported. FedAvg, FedDyn and SCAFFOLD are trained as they are, and looked at as
-they are and adapted at inference.
+As published: a client holds a window of 3, 5 or 7 classes, in ALID with its own names for them; a tenth of the clients
+takes part in a round; learning rate .1 times .997 a round, weight decay 1e-3, gradients clipped (at 10). FedDyn's alpha
+is .1 or .01, the inner steps of MAML are 1 or 5 with learning rate .1 or .01: the best in a short run on a separate
+seed, which is not reported. FedAvg, FedDyn and SCAFFOLD are trained unchanged and evaluated both unchanged and adapted
+at inference.
 
-Other than published (``--scale thesis`` undoes all of it): images are averaged to 16 by 16; the CNN has 6 and 16
-channels and 120 and 84 dense units (published: 64, 64, 384, 192); 50 clients (100) hold 250 training images each (500)
-and take 25 steps (50) on batches of 25 (50) a round, for 40 rounds (1000); a short run has 30 rounds (100), in which a
-client is visited three times; MAML takes one inner step (1 or 5), and the learning rate found for Per-FedAvg serves
-all methods with MAML (each its own). Interrupted runs continue where they stopped.
+Differences from the publication (``--scale thesis`` undoes all of them): images are averaged to 16 by 16; the CNN has 6
+and 16 channels and 120 and 84 dense units (published: 64, 64, 384, 192); 50 clients (100) hold 250 training images each
+(500) and take 25 steps (50) on batches of 25 (50) a round, for 40 rounds (1000); a short run has 30 rounds (100), in
+which a client takes part three times; MAML takes one inner step (1 or 5), and all methods with MAML use the learning
+rate found for Per-FedAvg (each its own). Interrupted runs continue where they stopped.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def page(results: Mapping[str, Any]) -> str:
     """The tables as Markdown."""
     text = ["# Searching compositions", "", f"`python recipes/search/compositions.py`; {results['machine']}", ""]
     text += ["`compositions` proposes named methods, named methods with one part replaced, and settings, by TPE;"]
-    text += ["`random` draws from the same space; `named` proposes named methods and settings only, by TPE. All begin"]
+    text += ["`random` draws from the same space; `named` proposes named methods and settings only, by TPE. All start"]
     text += [
         "with FedAvg at three rates and every named method, and spend the same budget of rounds (`search.budget`)."
     ]
@@ -95,7 +95,7 @@ def page(results: Mapping[str, Any]) -> str:
         text += ["", f"## {data}, {len(by_search['named'])} outer seeds", ""]
         text += ["`" + " ".join((*COMMON, *DATA[data])) + "`", ""]
         text += [
-            table(["search", "candidates tried, by seed", "accuracy (by seed)", "gain over tuned FedAvg"], rows),
+            table(["search", "candidates tried, per seed", "accuracy (per seed)", "gain over tuned FedAvg"], rows),
             "",
         ]
         rows = [

@@ -153,8 +153,12 @@ def table(results: dict[str, Any]) -> str:
     runs = results["runs"]
     target = min(best(runs.get(BASE, {})).values(), default=float("nan"))
     text = ["# Stronger local losses (Acar, thesis, table 7.1, reduced to CIFAR-10 and a small CNN)", ""]
-    text += ["Rounds until the server model has the test accuracy that FedAvg with cross entropy has in all seeds,"]
-    text += [f"{100 * target:.1f} %, and in brackets how many seeds get there. Accuracies in percent, means ± standard"]
+    text += [
+        "Rounds until the server model reaches the test accuracy that FedAvg with cross entropy reaches in all seeds,"
+    ]
+    text += [
+        f"{100 * target:.1f} %; in brackets, the number of seeds that reach it. Accuracies in percent, means ± standard"
+    ]
     text += ["errors over seeds; gains of the best accuracy over cross entropy under the same method and over the same"]
     text += ["loss under FedAvg, paired by seed, with 95 % intervals.", ""]
     rows = []
@@ -173,7 +177,10 @@ def table(results: dict[str, Any]) -> str:
     text += [reporting.table([*header, "published: rounds to 67 % (gain)"], rows)]
     if taught := runs.get("teacher"):
         accuracy = mean_error([cell["accuracy"][-1] for cell in taught.values()], 100)
-        text += ["", f"The teachers, one a seed, have {accuracy} % after {next(iter(taught.values()))['done']} epochs."]
+        text += [
+            "",
+            f"The teachers, one per seed, have {accuracy} % after {next(iter(taught.values()))['done']} epochs.",
+        ]
     seeds = sorted({seed for by_seed in runs.values() for seed in by_seed}, key=int)
     text += ["", f"`{results['command']}`, seeds {', '.join(seeds)}. {results.get('machine', '')}."]
     return "\n".join([*text, *reporting.notes(results)])

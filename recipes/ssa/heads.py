@@ -5,14 +5,15 @@
     FEDLOOM_DATA=... python recipes/ssa/heads.py --study published --seeds 1 --order "in order" --runs runs/ssa_heads
     python recipes/ssa/heads.py --table                       # rebuild the table from the stored results
 
-FedAvg is trained once for each seed, and serves nine targets: the classes of each of five clients, three long tails,
-and all classes alike. FedSSA in rounds, which goes on from its mixtures, is a run for each target. A choice of clients
-is right if the client whose classes the target has weighs most. Only what is missing in the stored results is computed.
+FedAvg is trained once for each seed and serves nine targets: the classes of each of five clients, three long tails, and
+all classes uniformly. FedSSA in rounds, which continues from its mixtures, needs a run for each target. A choice of
+clients is right if the client whose classes the target has gets the largest weight. Only what is missing in the stored
+results is computed.
 
 ``small``: 4000 images of Fashion-MNIST, 8 rounds of 5 epochs at .05; each target has 1000 unlabelled inputs and is
 tested on at most 2000 images. ``published``: all images, 100 rounds of 10 epochs at .01, all test images of a target,
 2000 of them unlabelled at the server. ``cifar10``: 10 000 images, 20 rounds of 5 epochs at .05 (chosen on seed 0), the
-targets as in ``small``. With ``--runs`` runs are kept, and go on where they were.
+targets as in ``small``. With ``--runs`` runs are kept and continue where they stopped.
 """
 
 from __future__ import annotations
@@ -223,12 +224,12 @@ def tables(study: Study, results: dict[str, Any]) -> str:
     text = [
         f"# Nine targets from one federation: {study.title}",
         "",
-        f"{study.title}; FedAvg, {scale['images']} training images, {scale['rounds']} rounds "
-        f"of {scale['epochs']} epochs at rate {scale['lr']:g}. Accuracies in percent, mean ± standard error over "
-        "seeds. FedSSA: learnt once, on the last client models; by Adam at .01 with λ_var 1, and by SGD at .01 with "
-        "λ_var 10, 160 steps each; in rounds, the latter, where clients go on from its mixtures. Oracle: the head of "
-        "target_head for the true class shares. Error of shares: half of Σ |π_c - true share|, in percent. Settings "
-        "of target_fit: chosen on seed 0. A dash: not run.",
+        f"{study.title}; FedAvg, {scale['images']} training images, {scale['rounds']} rounds of {scale['epochs']} "
+        f"epochs at rate {scale['lr']:g}. Accuracies in percent, mean ± standard error over seeds. FedSSA: weights "
+        "learnt once, on the last client models, by Adam at .01 with λ_var 1 and by SGD at .01 with λ_var 10, 160 "
+        "steps each; in rounds: by the latter, with clients continuing from its mixtures. Oracle: the head of "
+        "target_head for the true class shares. Error of shares: half of Σ |π_c - true share|, in percent. The "
+        "settings of target_fit were chosen on seed 0. A dash: not run.",
     ]
     for order, seeds in results["runs"].items():
         text += ["", f"## {ORDERS[order][0]}", "", *table(seeds), "", f"Seeds {', '.join(seeds)}."]

@@ -42,9 +42,9 @@ ALPHA = 0.01
 LOCAL = Local(steps=40, batch_size=32, lr=0.05)
 WARM = ClassifierTraining(max_steps=1000)  # before the first round
 WORDS = """{data}, 10 clients, all in every round, 40 steps of 32 samples; test accuracies in percent of the server
-model on the common test set, and on the clients' own test images (mean, and worst tenth). *Warm start*: the first
-model has learnt from the set. *Shared*: every client trains on the set besides its own samples (listed {times} times,
-so that it weighs). *Real images*: as many random training images, which nobody could share."""
+model on the common test set, and on the clients' own test images (mean, and worst tenth). *Warm start*: the initial
+model has been trained on the set. *Shared*: every client trains on the set in addition to its own samples (repeated
+{times} times, to give it weight). *Real images*: as many random training images, which nobody could share."""
 TIMES = {"digits": 1, "reduced": 10, "full": 10}  # how often a shared set is listed, beside a client's own samples
 
 
@@ -146,7 +146,13 @@ def report(path: Path) -> None:
         late = [[run[key][-1] for run in runs.values()] for key in ("accuracy", "clients", "worst")]
         rows.append([label, mean_error(early, 100), *(mean_error(values, 100) for values in late)])
     quarter = max(round(results["rounds"] / 4), 1)
-    heads = ["synthetic set, its use", f"test, round {quarter}", f"test, round {results['rounds']}", "clients", "worst"]
+    heads = [
+        "synthetic set and its use",
+        f"test, round {quarter}",
+        f"test, round {results['rounds']}",
+        "clients",
+        "worst",
+    ]
     seeds = sorted({seed for runs in results["runs"].values() for seed in runs})
     lines = [f"# FedAvg under Dirichlet({ALPHA:g}) labels, with and without a synthetic set, {path.stem[11:]}", ""]
     lines += [WORDS.format(times=TIMES[path.stem[11:]], data=results["data"]), "", table(heads, rows), ""]

@@ -88,9 +88,9 @@ def tables(results: dict[str, Any]) -> str:
     """The results as Markdown."""
     text = ["# Membership inference against federated models", ""]
     text += [
-        "AUC (50 is guessing), advantage (true minus false positives, 0 is guessing) and true positives at 1 % false"
+        "AUC (50 is chance), advantage (true minus false positive rate, 0 is chance) and true positive rate at 1 %"
     ]
-    text += ["ones, in percent, over 12 models; test accuracy in percent."]
+    text += ["false positives, in percent, over 12 models; test accuracy in percent."]
     rows = []
     for words in TRAINING:
         models = [results["runs"].get(f"{words} | model {seed}") for seed in range(MODELS)]
