@@ -51,7 +51,7 @@ COLOURS = dict(zip(CASES, ("#444444", "#d9902f", "#0b6e99"), strict=True))
 
 
 def data(seed: int) -> tuple[Federation, Federation]:
-    """The first images of Fashion-MNIST, dealt by class; and those after them, of which the teacher learns."""
+    """The first images of Fashion-MNIST, split by class, and those after them, on which the teacher is trained."""
     images = sources.make("fashion_mnist")
     test = images.test.take(torch.arange(TESTED))
     mine, others = (
@@ -113,7 +113,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
-    """Test accuracy against rounds, a line a seed."""
+    """Test accuracy against rounds, one line per seed."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -61,7 +61,7 @@ class Case:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of the run."""
+        """The settings of the run."""
         if self.equal:
             return {"epochs": PASSES, "warmup_epochs": WARM, "every": 3}
         return {"epochs": ROUNDS, "budget": "published", "every": 1}
@@ -86,7 +86,7 @@ def data(samples: int) -> Splits:
 
 
 def make(settings: dict[str, Any]) -> Any:
-    """What makes a network for them."""
+    """The factory of a network for the images."""
     rest = {key: value for key, value in settings.items() if key != "name"}
     return partial(models.make, settings["name"], classes=10, inputs=(1, 28, 28), **rest)
 
@@ -130,7 +130,7 @@ def place(runs: Path, name: str, seed: int) -> Path:
 
 
 def collect(runs: Path, seeds: Sequence[int], stored: dict[str, Any]) -> dict[str, Any]:
-    """What the finished runs found, over what is stored."""
+    """The results of finished runs, merged into the stored ones."""
     found = {"command": "python recipes/distill/students.py", "notes": [], "runs": {}} | stored
     for name in CASES:
         for seed in seeds:
@@ -158,7 +158,7 @@ def collect(runs: Path, seeds: Sequence[int], stored: dict[str, Any]) -> dict[st
 
 
 def column(results: dict[str, Any], name: str, key: str) -> dict[str, float]:
-    """A figure by seed."""
+    """One figure of a method's runs, by seed."""
     return {seed: run[key] for seed, run in results["runs"].get(name, {}).items()}
 
 
@@ -221,7 +221,7 @@ def helped(results: dict[str, Any]) -> list[str]:
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
-    """Gains over cross entropy under both protocols, one point a seed."""
+    """Gains over cross entropy under both protocols, one point per seed."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

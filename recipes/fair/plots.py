@@ -47,7 +47,7 @@ def stored(name: str, out: Path, command: str) -> dict[str, Any]:
 
 
 def best(rows: Mapping[str, Sequence[float]], smaller: bool) -> list[str]:
-    """Who has the best mean, to the printed precision."""
+    """The rows with the best mean, to the printed precision."""
     means = {name: round(100 * fmean(values), 2) for name, values in rows.items() if len(values)}
     goal = (min if smaller else max)(means.values(), default=None)
     return [name for name, value in means.items() if value == goal]
@@ -62,7 +62,7 @@ def weights(runs: Mapping[str, Any]) -> list[str]:
 
 
 def body(rows: Mapping[str, Mapping[str, Sequence[float]]], columns: Mapping[str, str]) -> list[list[str]]:
-    """One line a row, the best of each column in bold."""
+    """One line per row, with the best of each column in bold."""
     lines = {name: [name] for name in rows}
     for column in columns:
         winners = best({name: found.get(column, ()) for name, found in rows.items()}, column in SMALLER)
@@ -73,19 +73,19 @@ def body(rows: Mapping[str, Mapping[str, Sequence[float]]], columns: Mapping[str
 
 
 def by_seed(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, list[float]]:
-    """A method's figures, one list over seeds each."""
+    """A method's figures, each a list over seeds."""
     return {key: [found[key] for found in runs.values() if key in found] for key in COLUMNS}
 
 
 def figure(runs: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, float]:
-    """One of a method's figures by seed; ``averaged`` models' are called ``averaged worst10`` and so on."""
+    """One of a method's figures by seed; those of averaged models are named ``averaged worst10`` and so on."""
     *model, key = key.split()
     found = {seed: run.get("averaged", {}) if model else run for seed, run in runs.items()}
     return {seed: figures[key] for seed, figures in found.items() if key in figures}
 
 
 def gains(found: Mapping[str, Any], key: str) -> str:
-    """Every method minus each method of reference in one figure, as a table."""
+    """A table of every method's difference to each reference method in one figure."""
     runs = found["runs"]
     others = [name for name in REFERENCES if name in runs]
     rows = [
@@ -97,7 +97,7 @@ def gains(found: Mapping[str, Any], key: str) -> str:
 
 
 def averaged(found: Mapping[str, Any]) -> str:
-    """The averaged server models' figures, what they gain over the last models and over FedAvg's; empty without any."""
+    """The figures of averaged server models and their gains over the last models and over FedAvg's; empty if none."""
     rows, plain = [], figure(found["runs"].get("FedAvg", {}), "averaged worst10")
     for name, runs in found["runs"].items():
         each = {key: figure(runs, f"averaged {key}") for key in ("mean", "worst10")}
@@ -194,7 +194,7 @@ def drawn(path: Path, panels: int, draw: Callable[[Any], None]) -> None:
 
 
 def quantiles(axes: Any, data: Mapping[str, Any]) -> None:
-    """Each method's quantile curve over clients, the mean of the seeds'."""
+    """Each method's quantile curve over clients, averaged over seeds."""
     at = np.linspace(0, 1, 21)
     for axis, (name, found) in zip(axes, data.items(), strict=True):
         for method, runs in found["runs"].items():
@@ -281,7 +281,7 @@ def transformed(title: str, results: dict[str, Any], out: Path) -> None:
 
 
 def sums_drawn(axes: Any, data: Mapping[str, Any]) -> None:
-    """The cumulated objective over that of FedAvg at the same round, the mean of the seeds'."""
+    """The accumulated objective relative to FedAvg's at the same round, averaged over seeds."""
     for axis, (name, found) in zip(axes, data.items(), strict=True):
         curves = {method: np.mean([r["curve"] for r in runs.values()], 0) for method, runs in found["runs"].items()}
         reference = curves.get("FedAvg", np.ones(1))

@@ -22,7 +22,7 @@ from fedloom.models import models
 
 @dataclass(frozen=True)
 class Case:
-    """A method with its local work, the rounds that we give it, and what the paper sent to reach each target."""
+    """A method with its local work, its maximum rounds, and the published transmissions for each target."""
 
     method: Method
     work: dict[str, int]
@@ -105,7 +105,7 @@ class Study:
         return {"command": self.command, **stored, "runs": found}
 
     def tables(self, results: dict[str, Any]) -> str:
-        """The results beside the paper's."""
+        """The results beside the published ones."""
         high = f"{100 * results.get('target', self.targets[0]):.1f} %"
         text = [f"# {self.title}", ""]
         text += [

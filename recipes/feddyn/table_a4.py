@@ -100,7 +100,7 @@ class Point:
 
 
 def grid(method: str) -> Iterator[Point]:
-    """The paper's."""
+    """The paper's grid."""
     strengths = {"FedDyn": (0.001, 0.01, 0.1), "FedProx": (0.0001, 0.01)}.get(method, (0.0,))
     amounts = (1000, 200, 20) if method == "SCAFFOLD" else (50, 10, 1)
     for work, lr, strength in product(amounts, (1.0, 0.1), strengths):
@@ -139,13 +139,13 @@ def attempt(point: Point, federation: Federation, target: float, budget: int, se
 
 
 def merit(tried: dict[str, Any], target: float) -> tuple[float, float]:
-    """Transmissions to the target, then (where it was not reached) the best loss: smaller is better."""
+    """Transmissions until the target and, if it was not reached, the best loss; smaller is better."""
     seen = [v for v in tried["average"] if v is not None]
     return common.reached(tried, "average", target, "min"), min(seen, default=float("inf"))
 
 
 def choose(method: str, federation: Federation, target: float, seed: int, limit: int) -> tuple[Point, list[dict]]:
-    """The best point of the grid on one draw, and what was tried."""
+    """The best grid point on one draw, and a log of the points tried."""
     log: list[dict] = []
 
     def score(point: Point, budget: int) -> tuple[float, float]:
@@ -170,7 +170,7 @@ def reference(setting: str, draws: int) -> float:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """Our transmissions beside the paper's."""
+    """Our transmissions beside the published ones."""
     text = ["# Convex synthetic problem: transmissions to the target loss (table A.4)", ""]
     text += [
         "Parameters transmitted until the target loss is reached, in rounds of FedAvg (a round of SCAFFOLD costs 2):"
@@ -204,7 +204,7 @@ def row(setting: str, found: dict[str, Any], model: str, published: dict[str, in
 
 
 def details(results: dict[str, Any]) -> Iterator[str]:
-    """What was chosen, the optima, and where it ran."""
+    """The chosen points, the optima, and the machine."""
     rows, optima = [], []
     for setting, found in results["settings"].items():
         rows.append([setting, *(found["chosen"].get(name, "-") for name in METHODS)])
@@ -218,7 +218,7 @@ def details(results: dict[str, Any]) -> Iterator[str]:
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
-    """The average model's distance from L*, over the target's, against transmissions: one line per draw."""
+    """The average model's distance from L*, relative to the target's, against transmissions: one line per draw."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -242,7 +242,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
 
 def report(results: dict[str, Any], out: Path) -> None:
-    """Write what there is."""
+    """Write the results so far."""
     common.write(out / "table_a4.json", results)
     common.write(out / "table_a4.md", tables(results))
     picture(results, out / "table_a4.png")

@@ -90,7 +90,7 @@ def experiment(method: Method, federation: Federation, seed: int, rounds: int) -
 
 
 def collect(runs: Path, stored: dict[str, Any]) -> dict[str, Any]:
-    """The curves in the run directories, finished or not, over what is stored."""
+    """The curves in the run directories, finished or not, merged into the stored ones."""
     found = {"command": "python recipes/fedhen/tables.py", "notes": [], "runs": {}} | stored
     for split in SPLITS:
         for name in METHODS:
@@ -103,7 +103,7 @@ def collect(runs: Path, stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def curves(history: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What a run's records say of its models; nothing if they were not measured yet."""
+    """The accuracy curves of a run's models; empty if not measured yet."""
     if not (measured := [record for record in history if "global/accuracy" in record]):
         return {}
     cell: dict[str, Any] = {"rounds": len(history), "at": [r["round"] for r in measured]}
@@ -120,7 +120,7 @@ def targets(cells: dict[str, Any], curve: str) -> list[float]:
 
 
 def row(by_seed: Sequence[dict[str, Any]], curve: str, easier: int) -> list[str]:
-    """Mean rounds of each method to a seed's target, and by how much FedHeN is faster than the better of the others."""
+    """Mean rounds of each method to a seed's target, and FedHeN's speed-up over the better of the others."""
     goals, gains = [], []
     rounds: dict[str, list[float]] = {name: [] for name in METHODS}
     for cells in by_seed:

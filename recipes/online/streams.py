@@ -119,7 +119,7 @@ def best(tried: Mapping[str, Sequence[float]] | None) -> tuple[float, ...]:
 
 
 def report(name: str, results: dict[str, Any], out: Path) -> None:
-    """Write what there is; notes that were written into the file meanwhile stay."""
+    """Write the results so far; notes written into the file in the meantime are kept."""
     if written := common.read(out / f"{name}.json").get("notes"):
         results["notes"] = written
     common.write(out / f"{name}.json", results)
@@ -133,7 +133,7 @@ def report(name: str, results: dict[str, Any], out: Path) -> None:
 
 
 def page(name: str, results: Mapping[str, Any]) -> str:
-    """Ours beside the thesis', mean and standard error over seeds; gains paired by seed; what was chosen by what."""
+    """Our figures beside the thesis', mean and standard error over seeds; gains paired by seed; the choice of alpha."""
     study = STUDIES[name]
     text = [f"# {study.title}", ""]
     text += ["Accuracy in percent, mean ± standard error over seeds, the published figure in brackets. CTM: new tasks,"]
@@ -163,7 +163,7 @@ def page(name: str, results: Mapping[str, Any]) -> str:
 
 
 def _figures(found: Mapping[str, Mapping[str, Any]], learner: str, tasks: int) -> dict[str, dict[str, float]]:
-    """CTM and LTM of a learner's runs that are as long, by seed."""
+    """CTM and LTM of a learner's runs of this length, by seed."""
     return {seed: plots.figures(run, tasks) for seed, run in found.get(learner, {}).items() if run["tasks"] >= tasks}
 
 

@@ -90,7 +90,7 @@ def folder(name: str) -> str:
 
 
 def mean_curves(curves: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """The mean over seeds of each method's curves, as far as all seeds go.
+    """The mean over seeds of each method's curves, up to the last round that all seeds have.
 
     >>> mean_curves({"FedAvg": {"0": {"round": [4, 8], "mean": [0.25, 0.5], "cost": 1},
     ...                         "1": {"round": [4], "mean": [0.75], "cost": 1}}})
@@ -120,7 +120,7 @@ def targets(curves: Mapping[str, Any], level: str) -> list[float]:
 
 
 def gain(ours: float, theirs: float, spent: float) -> str:
-    """How many times more the other one sent; ``>`` where it did not reach the target with all it sent.
+    """The factor by which the other one sent more; ``>`` if it did not reach the target with all it sent.
 
     >>> gain(20, 50, 60), gain(20, float("inf"), 60), gain(float("inf"), 50, 60)
     ('2.5x', '>3.0x', '-')
@@ -182,7 +182,7 @@ def finals(results: Mapping[str, Any], classes: str) -> str:
 
 
 def choices(cell: Mapping[str, Any]) -> str:
-    """What the short runs chose from."""
+    """The settings tried in the short runs."""
     rows = [
         [name, str(value), f"{100 * accuracy:.1f}"]
         for name, grid in cell["picked"]["trials"].items()
@@ -232,7 +232,7 @@ def tables(results: Mapping[str, Any]) -> str:
 
 
 def picture(results: Mapping[str, Any], path: Path) -> None:
-    """Figures A.14 to A.17: mean accuracy by round; above what trains through an adaptation, below what does not."""
+    """Figures A.14 to A.17: mean accuracy by round; above, methods that adapt in training; below, those that do not."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -267,7 +267,7 @@ def picture(results: Mapping[str, Any], path: Path) -> None:
 def report(
     path: Path, facts: Mapping[str, Any], key: str = "", cell: Mapping[str, Any] | None = None, seed: int = 0
 ) -> None:
-    """Bring the stored results up to date, with a cell's curves of a seed, and write tables and picture from them."""
+    """Update the stored results with a seed's curves of a cell, and write tables and picture from them."""
     results = {"notes": [], "cells": {}} | read(path) | dict(facts)
     if cell is not None:
         known = results["cells"].get(key, {"curves": {}, "picked": {"alpha": {}, "trials": {}}})

@@ -39,7 +39,7 @@ VARIANTS = {
 
 
 def noise(size: int = 100) -> Federation:
-    """One client with images of noise."""
+    """One client with noise images."""
     draw = torch.Generator().manual_seed(0)
     arrays = Arrays(torch.randn(size, 3, 32, 32, generator=draw), torch.arange(size) % 10, 10)
     mine, nothing = Split(arrays, Index.of([range(size)])), Split(arrays, Index.of([[]]))
@@ -47,7 +47,7 @@ def noise(size: int = 100) -> Federation:
 
 
 def measure(model: str, repeats: int, steps: int) -> dict[str, list[float]]:
-    """Processor's milliseconds for a step, by variant and turn, after one turn that does not count."""
+    """CPU milliseconds per step, by variant and repetition, after one uncounted repetition."""
     federation = noise()
     workers = {}
     for name, method in VARIANTS.items():

@@ -41,7 +41,7 @@ LEVELS = {FINAL: "average model", "mean": "server's model", "average worst": "av
 
 
 def transmissions(runs: Mapping[str, Any], base: Mapping[str, Any]) -> str:
-    """Rounds of FedAvg until the best accuracy of P-Avg's average model in the same seed; the seeds that arrive."""
+    """Rounds of FedAvg until the best accuracy of P-Avg's average model in the same seed, for seeds that reach it."""
     sent = [common.sent(runs[s], FINAL, max(base[s][FINAL])) for s in runs if s in base]
     arrived = [value for value in sent if value < float("inf")]
     return f"{mean_error(arrived, digits=0)} ({len(arrived)} of {len(sent)})"

@@ -105,7 +105,7 @@ def adaptations(name: str, inner: tuple[float, int]) -> dict[str, Adaptation]:
 
 
 def averaged(cifar: Source, by: int) -> Source:
-    """The same images, each ``by`` by ``by`` pixels as one."""
+    """The images with each block of ``by`` by ``by`` pixels averaged."""
 
     def change(arrays: Arrays) -> Arrays:
         return arrays if by == 1 else replace(arrays, x=avg_pool2d(arrays.x.float(), by))
@@ -151,7 +151,7 @@ def look(chosen: Experiment, server: Server, result: RunResult, adaptation: Adap
 def trained(
     name: str, chosen: Experiment, scale: Scale, inner: tuple[float, int], where: Path
 ) -> dict[str, dict[str, list[float]]]:
-    """Train in pieces of ``every`` rounds and look after each; the curves by name, with what a round costs."""
+    """Train in pieces of ``every`` rounds and evaluate after each; the curves by name, with the cost of a round."""
     path = where.with_suffix(".json")
     curves = common.read(path)
     total, started = chosen.rounds, common.cpu_seconds()
@@ -182,7 +182,7 @@ def trained(
 
 
 def chosen_by_trial(name: str, federation: Federation, scale: Scale, seed: int, inner: Any, where: Path) -> Any:
-    """The setting whose average model serves the clients best after a short run, and what each of a grid came to."""
+    """The setting whose average model is best for the clients after a short run, and the result of each grid point."""
     grid = ALPHAS if SEARCHED[name] == "alpha" else scale.inner
     path = where / f"{common.folder(name)}.json"
     found = common.read(path)
@@ -202,7 +202,7 @@ def chosen_by_trial(name: str, federation: Federation, scale: Scale, seed: int, 
 
 
 def settings(names: Sequence[str], federation: Federation, scale: Scale, seed: int, where: Path) -> dict[str, Any]:
-    """What the short runs chose: α of each method that has one, and the inner steps of MAML."""
+    """The settings chosen by short runs: α of each method that has one, and the inner steps of MAML."""
     inner, trials = chosen_by_trial("Per-FedAvg", federation, scale, seed, None, where)
     found: dict[str, Any] = {"inner": list(inner), "alpha": {}, "trials": {"Per-FedAvg": trials}}
     for name, kind in SEARCHED.items():

@@ -38,7 +38,7 @@ COMMAND = "FEDLOOM_DATA=... python recipes/smoke/smoke.py"
 
 @dataclass(frozen=True)
 class Case:
-    """One data set, dealt to clients, and a small model for it."""
+    """One data set, split over clients, and a small model for it."""
 
     data: str
     partition: Partition
@@ -147,13 +147,13 @@ def measure(case: Case, seed: int) -> dict[str, Any]:
 
 
 def learned(result: dict[str, Any]) -> bool:
-    """Whether it knows more than the most frequent class, and its training loss fell."""
+    """Whether it is more accurate than the most frequent class and its training loss fell."""
     first, last = result["train_loss"]
     return list(result["accuracy"].values())[-1] > result["most_frequent"] and last < first
 
 
 def table(results: dict[str, Any]) -> str:
-    """The results for a reader."""
+    """The results as Markdown."""
     lines = [
         "# A first run on each real data set",
         "",

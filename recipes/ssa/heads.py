@@ -50,7 +50,7 @@ from fedloom.tasks.target.model import ClassModels
 
 @dataclass(frozen=True)
 class Study:
-    """A data set and its sizes; ``name`` is that of its results."""
+    """A data set and its sizes; ``name`` is the name of its file of results."""
 
     name: str
     title: str
@@ -113,13 +113,13 @@ class Trained:
         return common.experiment_on(replace(made, test=test, unlabelled=hidden), method, self.scale, self.seed)
 
     def run(self, experiment: Experiment, name: str) -> RunResult:
-        """The result of a run, which continues where it was if runs are kept."""
+        """The result of a run, which continues where it stopped if runs are kept."""
         out = self.place and self.place / name.replace(" ", "_")
         return run(experiment, out, resume=bool(out and (out / "config.yaml").exists()), checkpoint_every=5, keep=1)
 
     @cached_property
     def result(self) -> RunResult:
-        """FedAvg's."""
+        """FedAvg's result."""
         return self.run(self.experiment(methods.fedavg()), "fedavg")
 
     @cached_property
@@ -128,7 +128,7 @@ class Trained:
         return ClassModels(self.result.trained)
 
     def once(self, target: Target, cell: dict[str, Any]) -> None:
-        """Add what is missing of what is learnt once, after training."""
+        """Add the missing weights and heads that are learnt once, after training."""
         seen = self.experiment(methods.fedavg(), target)
         test, hidden = seen.federation.test, seen.federation.unlabelled
         assert hidden is not None
@@ -148,7 +148,7 @@ class Trained:
         cell["check"] = head.check.holds
 
     def in_rounds(self, name: str, cell: dict[str, Any]) -> None:
-        """Add FedSSA where clients go on from its mixtures; in the last round p is learnt as after training."""
+        """Add FedSSA in rounds, with clients continuing from its mixtures; the last p is learnt as after training."""
         seen = self.experiment(Method("fedssa", (CrossEntropy(),), mixing=DESCENT), TARGETS[name])
         custom = after_training(seen, self.run(seen, name), DESCENT)
         cell |= {ROUNDS: common.rounded(custom.accuracy), f"client, {ROUNDS}": int(custom.p.argmax())}
@@ -171,7 +171,7 @@ def missing(
     only: Sequence[str],
     place: Path | None,
 ) -> Iterator[str]:
-    """Fill in the cells, what is cheap first; after each piece of work, the words for it."""
+    """Fill in the cells, the cheap ones first; yields a description after each piece of work."""
     for order in orders:
         for seed in seeds:
             trained, rows = Trained(order, seed, study, place), runs.setdefault(order, {}).setdefault(str(seed), {})
@@ -189,14 +189,14 @@ def missing(
 
 
 def shown(values: Sequence[float], seeds: int) -> str:
-    """Mean ± standard error in percent, with their number if it is not that of all seeds; or a dash."""
+    """Mean ± standard error in percent, with the number of values if some seeds are missing; or a dash."""
     if not values:
         return "–"
     return mean_error(values, 100) + (f" ({len(values)} of {seeds})" if len(values) < seeds else "")
 
 
 def table(seeds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
-    """The accuracies of one order, and how often the right client weighs most."""
+    """The accuracies of one order, and how often the right client has the largest weight."""
     cells = [(name, [one[name] for one in seeds.values()]) for name in TARGETS]
     ways = [way for way in WAYS if any(way in cell for _, each in cells for cell in each)]
     lines = []
@@ -219,7 +219,7 @@ def table(seeds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
 
 
 def tables(study: Study, results: dict[str, Any]) -> str:
-    """All of it as Markdown."""
+    """The results as Markdown."""
     scale = results["scale"]
     text = [
         f"# Nine targets from one federation: {study.title}",

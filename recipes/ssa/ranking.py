@@ -44,7 +44,7 @@ SCALE = Scale(images=12_000, rounds=6, epochs=5, lr=0.02, tested=2000, unlabelle
 
 @dataclass(frozen=True)
 class Watched(Mixing):
-    """FedAvg's coefficients; and what FedSSA's terms are for every client alone is written down."""
+    """FedAvg's coefficients, while FedSSA's terms for every client alone are recorded."""
 
     arrays: Arrays = field(compare=False)
     seen: list[dict[str, dict[str, list[float]]]] = field(default_factory=list, compare=False)
@@ -96,7 +96,7 @@ def look(scale: Scale, augment: tuple[str, ...], seed: int) -> dict[str, dict[st
 
 
 def first(values: Sequence[Sequence[float]]) -> int:
-    """In how many rounds the first client has the largest value."""
+    """The number of rounds in which the first client has the largest value."""
     return sum(int(np.argmax(row)) == 0 for row in values)
 
 

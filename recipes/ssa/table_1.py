@@ -60,7 +60,7 @@ Cells = Mapping[str, Mapping[str, Any]]  # what a method came to, by target
 
 
 def fill(runs: Runs, results: dict[str, Any], partition: str, name: str, seed: int, targets: Sequence[str]) -> bool:
-    """Run what is not stored yet of one method; whether anything was missing."""
+    """Run what is not stored yet of one method; returns whether anything was missing."""
     clients = PARTITIONS[partition][2]
     row = results["runs"].setdefault(partition, {}).setdefault(name, {}).setdefault(str(seed), {})
     missing = [target for target in targets if target not in row]
@@ -75,7 +75,7 @@ def accuracies(seeds: Mapping[str, Cells], target: str) -> dict[str, float]:
 
 
 def body(found: Mapping[str, Mapping[str, Cells]], place: int) -> list[list[str]]:
-    """One line a method, mean ± standard error over seeds, the best of each target in bold, and what was published."""
+    """One line per method, mean ± standard error over seeds, the best per target in bold, and the published figures."""
     means = {
         (name, target): fmean(values.values())
         for name, seeds in found.items()
@@ -95,7 +95,7 @@ def body(found: Mapping[str, Mapping[str, Cells]], place: int) -> list[list[str]
 
 
 def gains(found: Mapping[str, Mapping[str, Cells]]) -> list[list[str]]:
-    """What each method gains over FedAvg, paired by seed, with 95 % intervals."""
+    """The gain of each method over FedAvg, paired by seed, with 95 % intervals."""
     base = found.get("FedAvg", {})
     return [
         [name, *(gained(accuracies(seeds, target), accuracies(base, target), 100) or "-" for target in TARGETS)]
@@ -113,7 +113,7 @@ def correlation(cell: Mapping[str, Any]) -> float | None:
 
 
 def weights(found: Mapping[str, Mapping[str, Cells]], seed: str) -> list[list[str]]:
-    """What FedSSA's coefficients of the last round look like, target by target (figure 2)."""
+    """FedSSA's coefficients of the last round, target by target (figure 2)."""
     lines = []
     for name in MIXING:
         for target, cell in found.get(name, {}).get(seed, {}).items():
@@ -167,7 +167,7 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
-    """Figure 2: p against similarity, a colour a target; dots for SGD, rings for Adam."""
+    """Figure 2: p against similarity, one colour per target; dots for SGD, rings for Adam."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

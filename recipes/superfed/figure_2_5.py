@@ -37,7 +37,7 @@ CLIENTS = 500
 
 
 def evaluator(chosen: Experiment, federation: Federation) -> Evaluator:
-    """What measures the models of a finished run."""
+    """The evaluator of a finished run's models."""
     data = placed(federation, common.float32, "cpu")
     return Evaluator(make_plan(chosen, data, "cpu"), data, chosen.evaluation)
 
@@ -62,7 +62,7 @@ def swept(chosen: Experiment, federation: Federation, result: RunResult) -> dict
 
 
 def curves(runs: Mapping[str, Any], key: str = "mean") -> np.ndarray:
-    """What a method's runs came to at every λ, in percent: [seeds, λ]."""
+    """The accuracy of a method's runs at every λ, in percent: [seeds, λ]."""
     return 100 * np.array([run[key] for run in runs.values()])
 
 
@@ -92,7 +92,7 @@ def page(results: dict[str, Any], picture: str) -> str:
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """One panel a method: the mean over clients and seeds, and one standard deviation over clients around it."""
+    """One panel per method: the mean over clients and seeds, and one standard deviation over clients around it."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -41,7 +41,7 @@ CLIENTS, ROUNDS, IMAGES, RISE = 100, 24, 1000, 0.1
 
 
 def own_models(plan: ClientPlan, result: RunResult) -> list[Tensor]:
-    """The local models [P] of two clients: v of those that took part, or what local work makes of the server's."""
+    """The local models [P] of two clients: v of those that took part, or the server's model after local work."""
     server, store = result.snapshot.server, result.snapshot.store
     if plan.is_paired:
         first = sorted(client for client, _ in store)[:2]

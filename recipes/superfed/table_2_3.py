@@ -197,7 +197,7 @@ def report(
 
 @common.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing, the numbers of clients one after the other."""
+    """Run what is missing, one number of clients after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", choices=PUBLISHED, default=list(PUBLISHED))

@@ -59,7 +59,7 @@ def place(runs: Path, setting: str, name: str, seed: int) -> Path:
 
 
 def data(mnist: Source, noise: LabelNoise, seed: int) -> Federation:
-    """Every class spread over the clients by its own Dirichlet draw; training labels are wrong."""
+    """Every class spread over the clients by its own Dirichlet draw; training labels are noisy."""
     return federate(mnist, Dirichlet(alpha=10.0), CLIENTS, seed, validation=0.1, held_out=0.2, noise=noise)
 
 

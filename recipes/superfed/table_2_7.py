@@ -89,7 +89,7 @@ class Point:
 
     @property
     def folder(self) -> str:
-        """Where it is kept, below a scale's folder."""
+        """Its folder, below that of the scale."""
         return f"{common.folder(self.method)}/t{self.rounds}_l{self.start:g}_nu{self.nu:g}_mu{self.mu:g}"
 
 
@@ -143,7 +143,7 @@ def best(group: dict[str, Any]) -> tuple[list[float], float, list[float]]:
 
 
 def late_gain(by_seed: dict[str, Any], plain: dict[str, Any]) -> str:
-    """By how much the best mixture is ahead of that of L 0, paired by seed."""
+    """The gain of the best mixture over that with L 0, paired by seed."""
     if by_seed is plain:
         return ""
     mine, other = ({s: best(run["late"])[0][0] for s, run in of.items() if "late" in run} for of in (by_seed, plain))

@@ -1,4 +1,4 @@
-"""What the tables and figures of synthetic sets show: ours beside the thesis', and pictures side by side."""
+"""Tables and figures of synthetic sets: our results beside the thesis', and images side by side."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def main(
     do: Callable[[argparse.Namespace], object],
     words: Sequence[str] | None,
 ) -> int:
-    """Read a recipe's command line, with the options that all have, and do what it asks for; the exit code."""
+    """Parse a recipe's command line, with the options common to all, and run it; the exit code."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     options(parser)
     parser.add_argument("--runs", type=Path, default=Path("runs/synthesis"), help="run directories")
@@ -196,7 +196,7 @@ def picture_name(scale: str, key: str) -> str:
 
 
 def tile(arrays: Arrays, each: int = 10) -> np.ndarray:
-    """Images as one picture [H, W] or [H, W, 3], one row a class."""
+    """Images as one picture [H, W] or [H, W, 3], one row per class."""
     x = pixels(arrays).clamp(0, 1)
     blank, rows = torch.ones_like(x[0]), []
     for label in range(arrays.classes):
@@ -215,7 +215,7 @@ def keep_real(test: Arrays, folder: Path, each: int = 10) -> None:
 
 
 def picture(scale: str, key: str, cell: Mapping[str, Any], runs: Path, methods: Sequence[str], path: Path) -> None:
-    """Figures 4.1 to 4.4: real images, then each method's, of the first seed whose runs are here; else no picture."""
+    """Figures 4.1 to 4.4: real images, then each method's, of the first seed with available runs, if any."""
     folder = runs / scale / key.replace(" ", "-")
     for seed in sorted({seed for by_seed in cell["runs"].values() for seed in by_seed}):
         made = {name: folder / f"{name.lower().replace(', ', '-')}-{seed}" / "synthetic.npz" for name in methods}
@@ -245,7 +245,7 @@ def picture(scale: str, key: str, cell: Mapping[str, Any], runs: Path, methods: 
 
 
 def report(path: Path, runs: Path, methods: Sequence[str]) -> None:
-    """Tables from the stored results, and pictures of the sets that are here."""
+    """Tables from the stored results, and pictures of the available sets."""
     results = read(path)
     if not results:
         raise SystemExit(f"there are no results in {path} yet.")

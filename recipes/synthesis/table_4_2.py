@@ -65,7 +65,7 @@ def source(name: str, side: int) -> Source:
 
 
 def sized(arrays: Arrays, side: int) -> Arrays:
-    """The images, brought to another size where they have not got it."""
+    """The images, resized if necessary."""
     if arrays.x.shape[-1] == side:
         return arrays
     x = F.interpolate(arrays.x, size=(side, side), mode="bilinear", align_corners=False, antialias=True)
@@ -118,7 +118,7 @@ def sent(name: str, scale: Scale, arrays: Arrays) -> int:
 
 
 def equal_rounds(name: str, scale: Scale, arrays: Arrays) -> int:
-    """After how many rounds a method has sent as much as FedEvg in all of them; at most all."""
+    """The rounds in which a method sends no more than FedEvg in all of its rounds; at most all."""
     budget = scale.rounds * sent("FedEvg", scale, arrays)
     return max(min(budget // sent(name, scale, arrays), scale.rounds), 1)
 
@@ -130,7 +130,7 @@ def measured(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def work(name: str, scale: Scale, parts: Federation, seed: int, place: Path, cache: Path) -> dict[str, Any]:
-    """Run or resume one cell; what it came to."""
+    """Run or resume one cell; its results."""
     many = equal_rounds(name, scale, parts.train.arrays)
     judging = replace(scale.judging, every=many, per_class=scale.spc)
     resume = (place / "config.yaml").is_file()

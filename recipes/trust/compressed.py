@@ -102,7 +102,7 @@ def collect(stored: common.Stored, data: str, seeds: Sequence[int], target: floa
 
 
 def cells(results: dict[str, Any], split: str, label: str, key: str) -> list[float]:
-    """A figure of one cell, by seed; of runs that did not reach the target there is none."""
+    """A figure of one cell, by seed; none for runs that did not reach the target."""
     uplink = COMPRESSORS[label][results["chosen"][split][label]]
     found = [results["runs"].get(name(split, uplink, seed)) for seed in common.SEEDS]
     return [one[key] for one in found if one and one[key] is not None]

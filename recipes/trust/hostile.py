@@ -102,7 +102,7 @@ def federations(data: str, split: str, seed: int) -> tuple[Federation, Federatio
 
 
 def root_alone(study: Study, seed: int) -> dict[str, Any]:
-    """The accuracy that the server's 100 samples give by themselves."""
+    """The accuracy of training on the server's 100 samples alone."""
     whole = federations(study.data, "iid", seed)[1]
     nothing = Split(whole.test, Index.of([[]]))
     mine = Split(whole.train.arrays, Index.of([whole.train.index[common.CLIENTS]]))

@@ -43,7 +43,7 @@ TRAINING: dict[str, dict[str, float]] = {
 
 
 def model(settings: dict[str, float], seed: int) -> dict[str, Any]:
-    """The probabilities of the true classes [POOL], who was in, test accuracy and ε of one model."""
+    """The probabilities of the true classes [POOL], the members, test accuracy and ε of one model."""
     source = common.source("digits")
     pool = common.first(source.train, POOL)
     rows = np.random.default_rng(seed).permutation(POOL)[: POOL // 2]

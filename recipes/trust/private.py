@@ -63,7 +63,7 @@ def federation(data: str, seed: int) -> Federation:
 
 
 def trial(data: str, label: str, epsilon: float, lr: float, bound: float, seed: int, rounds: int) -> dict[str, Any]:
-    """Deployed and server accuracy after the last round, and what privacy was spent."""
+    """Deployed and server accuracy after the last round, and the privacy spent."""
     dealt = federation(data, seed)
     uplink = () if epsilon == inf else (ClipNoise(clip=bound, epsilon=epsilon, delta=DELTA),)
     experiment = Experiment(
