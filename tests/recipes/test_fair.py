@@ -1,4 +1,4 @@
-"""The fairness recipes run on small data that look like the real ones, and say what they are told to say."""
+"""The fairness recipes run on small stand-ins for the real data and report the expected results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def recipe(trials: ModuleType, tmp_path: Path) -> Callable[..., Path]:
-    """``recipe("silo", "--data", "heart")`` runs it for two rounds: where its results are."""
+    """``recipe("silo", "--data", "heart")`` runs it for two rounds; returns the folder of its results."""
 
     def run(name: str, *arguments: object, code: int = 0) -> Path:
         where = ("--runs", tmp_path / "runs", "--out", tmp_path / "out", "--rounds", ROUNDS)

@@ -29,7 +29,7 @@ def protocol(reproduction: ModuleType) -> ModuleType:
 
 
 def by_hand(ours: list[float], other: list[float]) -> str:
-    """The rule for runs that are as published, from SciPy's paired test."""
+    """The rule for runs in the published setting, from SciPy's paired test."""
     interval = stats.ttest_rel(ours, other).confidence_interval(0.95)
     if len(ours) < 3 or interval.low <= 0 <= interval.high:
         return "cannot be decided here"

@@ -1,4 +1,4 @@
-"""The recipes of personal models run on a handful of images, go on where they were, and say what they are told to."""
+"""The SuPerFed recipes run on a few images, resume, and report the expected results."""
 
 from __future__ import annotations
 

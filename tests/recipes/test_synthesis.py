@@ -1,4 +1,4 @@
-"""The recipes of synthetic sets run on a handful of images, go on where they were, and show published figures."""
+"""The recipes of synthetic sets run on a few images, resume, and show the published figures."""
 
 from __future__ import annotations
 
