@@ -147,8 +147,7 @@ INTRODUCTION = """{rounds} rounds; {spc} images of each class. *Equal communicat
 send no more than FedEvg sends in total. *Real images*: the same number of random training images, judged in the same
 way. *FedEvg, apart*: with repulsion between the images of a class, which is not part of the thesis; *kept*: clients
 keep their models from round to round, and for α .01 weights are raw. Figures of the thesis (*italic*: ResNet-10, 500
-rounds,
-Inception features) serve to compare the order of methods, not values."""
+rounds, Inception features) serve to compare the order of methods, not values."""
 WORDS = """*Steps*: local steps of a client per round, with mini-batches of 32 or 50. *Sent*: numbers a client receives
 and sends in a round. *Recognised*: the share of images to which a classifier trained on real data gives their intended
 class. *Diversity*: mean distance within a class, synthetic over real. *Precision, recall, coverage*: by 5 nearest
