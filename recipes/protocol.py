@@ -1,20 +1,20 @@
-"""How a published claim is judged by stored results: differences paired by seed, Student's t, and a stated rule.
+"""How stored results decide a published claim: differences paired by seed, Student's t, and a fixed rule.
 
-A claim says that one method is ahead of another, or of a published figure. Its *gain* in a seed is by how much that
-holds, positive where it does. The verdict is
+A claim says that one method is better than another, or than a published figure. Its *gain* in a seed is the margin by
+which it holds, negative where it does not. The verdict is
 
-- *cannot be decided here* where a run left out more than 5 % of its updates, data or scale are not the published ones,
-  or there are fewer than three seeds (five for rounds to a target, which curves cross by chance near their plateau);
-- *reproduced* where the 95 % interval of the mean gain (Student's t, paired by seed) is above zero (*with the scripts'
-  settings* where the authors' scripts differ from their text, and the runs follow the scripts);
-- *reproduced in order alone* where it is above zero, but excludes half the published gain, where that is known in the
-  same unit;
-- *not reproduced* where the interval is below zero, or contains zero and excludes half the published gain;
-- *cannot be decided here* otherwise, and where a seed has no difference, since a run gave no number or both of its runs
-  ended before the target.
+- *cannot be decided here* if more than 5 % of a run's updates were excluded, if data or scale differ from the published
+  ones, or with fewer than three seeds (five for rounds to a target, which curves near their plateau cross by chance);
+- *reproduced* if the 95 % interval of the mean gain (Student's t, paired by seed) lies above zero (*with the scripts'
+  settings* where the authors' scripts differ from their text and the runs follow the scripts);
+- *only the order reproduced* if the interval lies above zero but below half the published gain, where that is known in
+  the same unit;
+- *not reproduced* if the interval lies below zero, or contains zero and lies below half the published gain;
+- *cannot be decided here* otherwise, and if a seed has no difference because a run produced no number or both of its
+  runs ended before the target.
 
-A target that a run did not reach counts with what had been spent by then, which bounds the gain from one side: a bound
-decides only towards its own side.
+A run that did not reach its target counts with what it had spent when it ended, which bounds the gain from one side: a
+bound can decide only in its own direction.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from fedloom.metrics.comparison import paired
 ROOT = Path(__file__).parent
 SEEDS, TARGET_SEEDS = 3, 5
 """Fewer seeds cannot decide; rounds to a target need more."""
-HOLDS, CONTRARY = "holds here", "the contrary holds here"
-"""What enough seeds show about a claim that they do not decide, since data or scale are not the published ones."""
+HOLDS, OPPOSITE = "holds here", "the opposite holds here"
+"""What enough seeds show about a claim that they cannot decide because data or scale differ from the published ones."""
 Measure = Callable[[Any, Mapping[str, Any]], float]
-"""A figure of a stored run; the file's whole content is there too."""
+"""Reads a figure from a stored run; the second argument is the whole content of its file."""
 
 
 class Verdict(StrEnum):
@@ -45,23 +45,23 @@ class Verdict(StrEnum):
 
     REPRODUCED = "reproduced"
     SCRIPTS = "reproduced with the scripts' settings"
-    ORDER = "reproduced in order alone"
+    ORDER = "only the order reproduced"
     NOT_REPRODUCED = "not reproduced"
     UNDECIDED = "cannot be decided here"
 
 
 class AtLeast(float):
-    """A figure that a run did not live to see: the true one is as large or larger."""
+    """A lower bound, from a run that ended before its target: the true figure is at least as large."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A published claim, and how the evidence is read from a file of results.
+    """A published claim, and how its evidence is read from a file of results.
 
-    ``ours`` and ``other`` are paths with `` > `` between keys and ``*`` in the place of seeds; of several others the
+    ``ours`` and ``other`` are paths with `` > `` between keys and ``*`` in place of the seed; of several others, the
     one with the best mean counts, and a number is a published figure. ``measure`` reads the figure of a run, ``cost``
-    what it sent or kept. ``lower`` is better for some figures. ``differs`` says what is not as published. Fewer than
-    ``seeds`` seeds cannot decide.
+    what the run sent or kept. ``lower``: smaller figures are better. ``differs``: what differs from the publication.
+    Fewer than ``seeds`` seeds cannot decide.
     """
 
     table: str
@@ -81,7 +81,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a claim's file of results says: the mean figures, the paired gain with its interval, and the verdict."""
+    """What a file of results says about a claim: the mean figures, the paired gain with its interval, the verdict."""
 
     ours: str
     other: str
@@ -94,7 +94,7 @@ class Evidence:
 
 
 def find(results: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """What lies at a path, by seed; "0" where the path has no ``*``.
+    """The values at a path, by seed; the seed is "0" if the path has no ``*``.
 
     >>> find({"runs": {"FedAvg": {"1": {"loss": [2, 1]}}}}, "runs > FedAvg > * > loss > -1")
     {'1': 1}
@@ -109,7 +109,7 @@ def find(results: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def dropped(results: Mapping[str, Any], path: str) -> list[float]:
-    """The updates that each run on a path left out: a share where one is stored, else a whole number."""
+    """The updates excluded in each run on a path: a share where one is stored, else a count."""
     for end in range(len(steps := path.split(" > ")), 0, -1):
         runs = find(results, " > ".join(steps[:end])).values()
         for key in ("left_out", "failures"):
@@ -130,20 +130,20 @@ def judge(
     published: float = 0.0,
     without: int = 0,
 ) -> tuple[Verdict, str]:
-    """The verdict by this module's rule, and why.
+    """The verdict by this module's rule, and the reason.
 
-    ``gain`` is what ``paired`` gives; ``at_least`` and ``at_most`` say that some of its differences are bounds; fewer
-    than ``needed`` seeds cannot decide. ``published`` is the published gain, 0 where it is unknown; ``without`` is the
-    number of seeds that have no difference; a ``left_out`` of 1 and more is a number of updates, of an unknown share.
+    ``gain`` comes from ``paired``; ``at_least`` and ``at_most`` say that some of its differences are bounds; fewer than
+    ``needed`` seeds cannot decide. ``published`` is the published gain, 0 if unknown; ``without`` is the number of
+    seeds without a difference; a ``left_out`` of 1 or more is a count of updates, whose share is unknown.
 
     >>> judge({"mean": 2.0, "low": 1.6, "high": 2.4, "seeds": 3})
     (<Verdict.REPRODUCED: 'reproduced'>, 'interval above 0')
     >>> judge({"mean": 2.0, "low": float("nan"), "high": float("nan"), "seeds": 1})
-    (<Verdict.UNDECIDED: 'cannot be decided here'>, '1 seed; the difference is as claimed')
+    (<Verdict.UNDECIDED: 'cannot be decided here'>, '1 seed; the difference has the claimed sign')
     >>> judge({"mean": 0.1, "low": -0.2, "high": 0.4, "seeds": 5}, published=1.0)
-    (<Verdict.NOT_REPRODUCED: 'not reproduced'>, 'the interval contains 0 and excludes half the published gain')
+    (<Verdict.NOT_REPRODUCED: 'not reproduced'>, 'the interval contains 0 and lies below half the published gain')
     >>> judge({"mean": 0.2, "low": 0.1, "high": 0.3, "seeds": 5}, published=1.0)
-    (<Verdict.ORDER: 'reproduced in order alone'>, 'interval above 0, but below half the published gain')
+    (<Verdict.ORDER: 'only the order reproduced'>, 'interval above 0, but below half the published gain')
     """
     seeds = int(gain["seeds"])
     above = seeds >= needed and gain["low"] > 0 and not at_most
@@ -151,8 +151,8 @@ def judge(
     small = seeds >= needed and gain["high"] < published / 2 and not (at_least or at_most)
     none = small and gain["low"] <= 0 <= gain["high"]
     if left_out > MOST:
-        lost = f"{left_out:.0%} of the updates" if left_out < 1 else f"{left_out:.0f} updates, of an unknown share,"
-        return Verdict.UNDECIDED, f"{lost} were left out"
+        lost = f"{left_out:.0%} of the updates" if left_out < 1 else f"{left_out:.0f} updates (share unknown)"
+        return Verdict.UNDECIDED, f"{lost} were excluded"
     if without:
         return Verdict.UNDECIDED, f"{without} of {seeds + without} seeds have no difference"
     if above and small and not differs:
@@ -164,21 +164,23 @@ def judge(
     if below and not differs:
         return Verdict.NOT_REPRODUCED, "interval below 0"
     if none and not differs:
-        return Verdict.NOT_REPRODUCED, "the interval contains 0 and excludes half the published gain"
+        return Verdict.NOT_REPRODUCED, "the interval contains 0 and lies below half the published gain"
     if seeds < needed:
-        sign = "as claimed" if gain["mean"] > 0 else "the other way round" if gain["mean"] < 0 else "zero"
+        sign = (
+            "has the claimed sign" if gain["mean"] > 0 else "has the opposite sign" if gain["mean"] < 0 else "is zero"
+        )
         if (at_least and gain["mean"] <= 0) or (at_most and gain["mean"] >= 0):
-            sign = "but a bound"
-        here = f"{seeds} seed{'s' * (seeds != 1)}; the difference is {sign}"
+            sign = "is only a bound"
+        here = f"{seeds} seed{'s' * (seeds != 1)}; the difference {sign}"
     elif above or below:
-        here = HOLDS if above else CONTRARY
+        here = HOLDS if above else OPPOSITE
     else:
-        here = "the interval contains 0" if gain["low"] <= 0 <= gain["high"] else "the gain is but a bound"
+        here = "the interval contains 0" if gain["low"] <= 0 <= gain["high"] else "the gain is only a bound"
     return Verdict.UNDECIDED, f"{differs}; {here}" if differs else here
 
 
 def evidence(claim: Claim, results: Mapping[str, Any], differs: str = "") -> Evidence:
-    """A claim's evidence in the content of its file; ``differs`` is what none of its runs has as published."""
+    """A claim's evidence in the content of its file; ``differs``: how all its runs differ from the publication."""
     ours = measured(claim, results, claim.ours)
     sign = -1 if claim.lower else 1
     best, against, rivals = claim.ours, "published", {}
@@ -216,7 +218,7 @@ def evidence(claim: Claim, results: Mapping[str, Any], differs: str = "") -> Evi
 
 
 def published_gain(claim: Claim) -> float:
-    """By how much the claim holds in the paper, in the unit of ``Evidence.gain``; 0 where that is not published.
+    """The margin by which the claim holds in the paper, in the unit of ``Evidence.gain``; 0 if not published.
 
     >>> [published_gain(Claim("", "", "", "", said, lower=True)) for said in ("90 : 208", "221 : 783 to 88.8 %", "-")]
     [118.0, 0.0, 0.0]
@@ -245,7 +247,7 @@ def mean_error(values: Collection[float], scale: float = 1.0, digits: int = 1) -
 
 
 def difference(gain: Mapping[str, float], digits: int = 1) -> str:
-    """What ``paired`` found, as all pages print it: mean ± standard error (95 % interval).
+    """The result of ``paired`` as all pages print it: mean ± standard error (95 % interval).
 
     >>> difference(paired({1: 3.0, 2: 4.0, 3: 5.0}, {1: 2.0, 2: 2.0, 3: 2.0}))
     '+2.0 ± 0.6 (-0.5 to +4.5)'
@@ -257,36 +259,36 @@ def difference(gain: Mapping[str, float], digits: int = 1) -> str:
 
 
 def gained(ours: Mapping[str, float], other: Mapping[str, float], scale: float = 1.0, digits: int = 1) -> str:
-    """By how much one method's figures exceed another's, paired by seed; ``-`` without a common seed."""
+    """The margin by which one method's figures exceed another's, paired by seed; ``-`` without a common seed."""
     first, second = ({seed: scale * value for seed, value in one.items()} for one in (ours, other))
     found = paired(first, second)
     return difference(found, digits) if found["seeds"] else "-"
 
 
 def spent(cost: Measure, results: Mapping[str, Any], path: str) -> str:
-    """What the runs at a path sent or kept, mean over seeds."""
+    """The mean over seeds of what the runs at a path sent or kept."""
     return f"{fmean(cost(run, results) for run in find(results, path).values()):.3g}"
 
 
 def measured(claim: Claim, results: Mapping[str, Any], path: str) -> dict[str, float]:
-    """The claim's figure of all runs at a path, by seed."""
+    """The claim's figure for all runs at a path, by seed."""
     return {seed: claim.measure(run, results) for seed, run in find(results, path).items()}
 
 
 def figure(values: Mapping[str, float], claim: Claim) -> str:
-    """The mean over seeds, with ≥ where some are bounds."""
+    """The mean over seeds, with ≥ if some of them are bounds."""
     bound = "≥ " if any(isinstance(v, AtLeast) for v in values.values()) else ""
     return f"{bound}{claim.unit * fmean(values.values()):.{claim.digits}f}"
 
 
 def name(path: str, ours: str) -> str:
-    """The part of a path that tells it from ours: mostly a method."""
+    """The part of a path that distinguishes it from ours: usually a method."""
     keys = [a for a, b in zip(path.split(" > "), ours.split(" > "), strict=True) if a != b]
     return ", ".join(f"entry {key}" if key.isdigit() else key.rpartition("/")[2] for key in keys)
 
 
 def stored(file: str) -> dict[str, Any]:
-    """A file of results, by its path in ``recipes`` without ``results`` and ending: ``feddyn/table_a4``."""
+    """A file of results, named by its path in ``recipes`` without ``results`` and extension: ``feddyn/table_a4``."""
     folder, _, rest = file.partition("/")
     return json.loads((ROOT / folder / "results" / f"{rest}.json").read_text())
 

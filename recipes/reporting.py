@@ -1,4 +1,4 @@
-"""Shared code of all recipes: tables, updates left out, notes, the machine, and files of results."""
+"""Shared code of all recipes: tables, excluded updates, notes, the machine, and files of results."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fedloom.core.errors import FedLoomError
 
 P = ParamSpec("P")
 MOST = 0.05
-"""The share of updates that a run may leave out; beyond it, its figures are not those of the method."""
+"""The share of updates that a run may exclude; beyond it, its figures are not those of the method."""
 FEW = 40
-"""Of more runs, only those are listed that left out an update."""
+"""With more runs than this, only those that excluded an update are listed."""
 GENERAL = ("runs", "cells", "curves", "data", "columns", "settings", "draws")
 """Keys of stored results that name no run."""
 
@@ -37,7 +37,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def left_out(history: Sequence[Mapping[str, Any]]) -> float:
-    """The share of clients' updates that a run left out, since they were not finite or their clients failed.
+    """The share of client updates that were excluded from a run because they were not finite or their client failed.
 
     >>> left_out([{"cohort": 4, "failures": 0}, {"cohort": 4, "failures": 1}])
     0.125
@@ -59,15 +59,15 @@ def shares(results: Mapping[str, Any], *path: str) -> Iterator[tuple[str, float]
 
 
 def verdict(results: Mapping[str, Any]) -> int:
-    """A recipe's exit code: 1, with a sentence for each, if a run left out more than 5 % of its updates."""
+    """A recipe's exit code: 1, with a sentence for each such run, if more than 5 % of a run's updates were excluded."""
     wrong = [(name, share) for name, share in shares(results) if share > MOST]
     for name, share in wrong:
-        print(f"{name}: {share:.1%} of the clients' updates were left out; take a smaller step size.", file=sys.stderr)
+        print(f"{name}: {share:.1%} of the client updates were excluded; take a smaller step size.", file=sys.stderr)
     return int(bool(wrong))
 
 
 def reports_errors(main: Callable[P, int]) -> Callable[P, int]:
-    """A recipe's ``main`` that ends with a sentence and exit code 2 where data or settings are refused."""
+    """Wraps a recipe's ``main``: refused data or settings end it with one sentence and exit code 2."""
 
     @wraps(main)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> int:
@@ -81,27 +81,27 @@ def reports_errors(main: Callable[P, int]) -> Callable[P, int]:
 
 
 def notes(results: dict[str, Any]) -> list[str]:
-    """The end of a page: how many updates each run left out, and what a person wrote under ``notes``."""
+    """The end of a page: the share of updates excluded from each run, and the hand-written ``notes``."""
     text, runs = [], list(shares(results))
     if runs:
-        text += ["", "## Clients' updates that were left out", ""]
+        text += ["", "## Excluded client updates", ""]
         wrong = [one for one in runs if one[1]] if len(runs) > FEW else runs
         if len(runs) > FEW:
-            text += [f"Of {len(runs)} runs, {len(wrong) or 'none'} left out an update.", ""]
+            text += [f"Of {len(runs)} runs, {len(wrong) or 'none'} excluded an update.", ""]
         if wrong:
-            text += [table(["run", "updates left out"], [[name, f"{share:.1%}"] for name, share in wrong])]
+            text += [table(["run", "updates excluded"], [[name, f"{share:.1%}"] for name, share in wrong])]
     written = [f"- {note}" for note in results.get("notes", [])]
     return text + (["", "## What holds and what does not", "", *written] if written else [])
 
 
 def cpu_seconds() -> float:
-    """The processor's seconds of this process so far, and of its workers that have ended."""
+    """CPU seconds used so far by this process and by its finished workers."""
     spent = os.times()
     return spent.user + spent.system + spent.children_user + spent.children_system
 
 
 def machine() -> str:
-    """What it ran on, and when."""
+    """The machine and the date of a run."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     which = f"{cores} core{'s' * (cores != 1)} ({platform.machine()})"
     day = datetime.now(UTC).strftime("%Y-%m-%d")
@@ -109,7 +109,7 @@ def machine() -> str:
 
 
 def write(path: Path, content: Any) -> None:
-    """Write text, or JSON with one line per innermost list, in one step: a kill leaves the old file or the new one."""
+    """Write text, or JSON with one line per innermost list, atomically: a kill leaves the old or the new file."""
     text = content if isinstance(content, str) else json.dumps(content, separators=(",", ":")).replace("},", "},\n")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".tmp").write_text(text.rstrip() + "\n")
@@ -117,5 +117,5 @@ def write(path: Path, content: Any) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """JSON, or nothing yet."""
+    """The content of a JSON file; empty if it does not exist yet."""
     return json.loads(path.read_text()) if path.exists() else {}

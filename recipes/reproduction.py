@@ -1,9 +1,9 @@
-"""What the stored results say about the papers' claims, on one page.
+"""One page on what the stored results say about the papers' claims.
 
     python recipes/reproduction.py
 
-Writes ``docs/reproduction.md`` from the files of results alone; ``claims`` says where the evidence lies,
-``protocol.py`` how it is judged. Nothing runs.
+Writes ``docs/reproduction.md`` from the stored files of results, without running anything; ``claims`` says where the
+evidence is stored, ``protocol.py`` how it is judged.
 """
 
 from __future__ import annotations
@@ -17,41 +17,42 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from claims import CHANGED, NOT_RUN, RESULTS, WITHOUT
-from protocol import CONTRARY, HOLDS, ROOT, SEEDS, TARGET_SEEDS, Claim, Evidence, Verdict, difference, evidence, stored
+from protocol import HOLDS, OPPOSITE, ROOT, SEEDS, TARGET_SEEDS, Claim, Evidence, Verdict, difference, evidence, stored
 from reporting import table
 
 PAGE = ROOT.parent / "docs/reproduction.md"
-HEADER = ("table", "claim", "published", "ours", "gain ± s.e. (95 %)", "seeds", "left out", "cost", "verdict", "why")
+HEADER = ("table", "claim", "published", "ours", "gain ± s.e. (95 %)", "seeds", "excluded", "cost", "verdict", "why")
 OVERVIEW = (
-    "results", "claims", "reproduced", "in order alone", "not reproduced", "holds here", "contrary here", "open"
+    "results", "claims", "reproduced", "order only", "not reproduced", "holds here", "opposite here", "open"
 )  # fmt: skip
-HEAD = """# Which published claims hold here
+HEAD = """# Which published claims are reproduced
 
-Of {count} claims, read from the stored results of the [recipes](../recipes/README.md): {shares}. Of the
-last, {holds} hold with our data or at our scale and of {contrary} the contrary holds, each with its 95 % interval on
-one side of 0; the others are open.
+This page judges {count} claims by the stored results of the [recipes](../recipes/README.md): {shares}.
+Of the claims that cannot be decided here, {holds} hold with our data or at our scale, and for {opposite} the opposite
+holds, each with a 95 % interval on one side of 0; the others are open.
 
 {overview}
 
-A claim is decided where data and scale are the published ones, no run left out more than 5 % of its updates, there are
-at least {seeds} seeds (or draws of the data; {target_seeds} for rounds to a target, which curves cross by chance near
-their plateau), and the 95 % interval of the mean gain (Student's t, paired by seed) lies on one side of 0, or contains
-0 and excludes half the published gain; above 0 and below half the published gain it confirms the order alone. The last
-column says where the published gain lies outside the interval, and what our runs show of claims that are not decided.
-Intervals are not corrected for the number of claims, and the claims of one table share their runs.
+A claim is decided if data and scale are the published ones, no run excluded more than 5 % of its updates, there are at
+least {seeds} seeds (or draws of the data; {target_seeds} for rounds to a target, which curves near their plateau cross
+by chance), and the 95 % interval of the mean gain (Student's t, paired by seed) lies on one side of 0, or contains 0
+and lies below half the published gain. An interval that lies above 0 but below half the published gain reproduces only
+the order. The last column says whether the published gain lies outside the interval and, for undecided claims, what our
+runs show. Intervals are not corrected for the number of claims, and the claims of one table share their runs.
 
-*Ours*: the mean figure of the first method, then of the other, which is named in brackets (of several others the best);
-≥: some run ended before the target. *Gain*: by how much the claim holds, positive where it does. *Left out*: clients'
-updates, where they were counted. *Cost*: what each of the two sent or kept, where the figure is no cost itself.
-`python recipes/reproduction.py` writes this page from the files of results; nothing runs.
+*Ours*: the mean figure of the first method, then that of the other, named in brackets (of several others, the best);
+≥: at least one run ended before the target. *Gain*: the margin by which the claim holds, negative where it does not.
+*Excluded*: client updates excluded from the runs, where they were counted. *Cost*: what each of the two methods sent or
+kept, unless the figure itself is a cost. `python recipes/reproduction.py` writes this page from the stored files of
+results, without running anything.
 
-Defaults that changed on 2026-11-22, with the recipes of which some results are older (every section below has its
-date):
+Defaults that changed on 2026-11-22, with the recipes that still have older results in brackets (each section below
+gives its date):
 """
 
 
 def day(results: Mapping[str, Any]) -> str:
-    """When a file's runs were made, by its own note; empty where it has none.
+    """The dates of a file's runs, as its ``machine`` entry states them; empty if it has none.
 
     >>> day({"machine": "2 cores, 2026-11-20 and 21; type 2 2026-11-19."})
     '2026-11-20 and 21; 2026-11-19'
@@ -60,7 +61,7 @@ def day(results: Mapping[str, Any]) -> str:
 
 
 def line(claim: Claim, found: Evidence) -> list[str]:
-    """A claim's row."""
+    """The row of a claim."""
     ours = f"{found.ours} : {found.other} ({found.against})"
     shown = f"**{found.verdict}**" if found.verdict is not Verdict.UNDECIDED else str(found.verdict)
     gain = difference(found.gain, claim.digits)
@@ -69,7 +70,7 @@ def line(claim: Claim, found: Evidence) -> list[str]:
 
 
 def link(file: str) -> str:
-    """A link to a recipe's page of results."""
+    """A link to the page of a file of results."""
     folder, _, rest = file.partition("/")
     return f"[{file}](../recipes/{folder}/results/{rest}.md)"
 
@@ -85,13 +86,13 @@ def anchor(title: str) -> str:
 
 
 def counts(judged: Iterable[tuple[Claim, Evidence]]) -> list[int]:
-    """How many claims there are, are decided either way, hold here or their contrary does, and are open."""
+    """The number of claims: all, by verdict, those that hold here or whose opposite does, and the open ones."""
     found = Counter(
         given.verdict if given.verdict is not Verdict.UNDECIDED else given.reason.rpartition("; ")[2]
         for _, given in judged
     )
     reproduced = found[Verdict.REPRODUCED] + found[Verdict.SCRIPTS]
-    known = [reproduced, found[Verdict.ORDER], found[Verdict.NOT_REPRODUCED], found[HOLDS], found[CONTRARY]]
+    known = [reproduced, found[Verdict.ORDER], found[Verdict.NOT_REPRODUCED], found[HOLDS], found[OPPOSITE]]
     return [found.total(), *known, found.total() - sum(known)]
 
 
@@ -99,7 +100,7 @@ def page() -> str:
     """The whole page, as Markdown."""
     contents = {file: stored(file) for file in (*RESULTS, *WITHOUT)}
     judged = {
-        file: [(claim, evidence(claim, contents[file], result.differs and "settings not as published"))
+        file: [(claim, evidence(claim, contents[file], result.differs and "settings differ from the publication"))
                for claim in result.claims]
         for file, result in RESULTS.items()
     }  # fmt: skip
@@ -109,16 +110,16 @@ def page() -> str:
     total = counts(pair for found in judged.values() for pair in found)
     overview = table(OVERVIEW, [*rows, ["**all**", *map(str, total)]])
     facts = {"seeds": SEEDS, "target_seeds": TARGET_SEEDS}
-    facts |= {"holds": total[4], "contrary": total[5], "overview": overview}
+    facts |= {"holds": total[4], "opposite": total[5], "overview": overview}
     text = [HEAD.format(count=count.total(), shares=shares, **facts)]
-    text += [*(f"- {change}" for change in CHANGED), "", "Not run at all, or not at the published scale:", ""]
+    text += [*(f"- {change}" for change in CHANGED), "", "Not run, or not run at the published scale:", ""]
     text += [f"- {tables}" for tables in NOT_RUN]
     for file, result in RESULTS.items():
-        about = f"Results: {link(file)}, {day(contents[file]) or 'without a date'}."
-        about += f" Not as published: {result.differs}." if result.differs else ""
+        about = f"Results: {link(file)}, {day(contents[file]) or 'undated'}."
+        about += f" Differs from the publication: {result.differs}." if result.differs else ""
         about += f" {result.note}" if result.note else ""
         text += ["", f"## {result.title}", "", about, "", table(HEADER, [line(*pair) for pair in judged[file]])]
-    text += ["", "## Results without a published claim", ""]
+    text += ["", "## Results that no published claim refers to", ""]
     text += [f"- {link(file)}: {why}" for file, why in WITHOUT.items()]
     return "\n".join(text) + "\n"
 

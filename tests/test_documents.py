@@ -1,4 +1,4 @@
-"""What is written runs, and what is generated is up to date."""
+"""Documented examples run, and generated documents are up to date."""
 
 import doctest
 import importlib.util

@@ -1,4 +1,4 @@
-"""Declared laws: at the right setting a method equals a simpler one, in float64."""
+"""Declared laws: with the right setting, a method equals a simpler one, in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims of Acar's thesis: FedDyn, personal models, FedHeN, streams of tasks, distillation, local losses."""
+"""Claims of Acar's thesis: FedDyn, personal models, FedHeN, task streams, distillation, local losses."""
 
 from __future__ import annotations
 
@@ -6,41 +6,41 @@ from .measures import CROSS_ENTROPY, CTM, LTM, PERCENT, ROUNDS, SENT, TRANSMITTE
 
 ACID, ALID = (f"cells > {split} 5 > curves > {{}} > * > average mean > -1" for split in ("acid", "alid"))
 HEN = ("NoSide", "Decouple")
-AT_EQUAL_ROUNDS = ("Published: models transmitted until an accuracy, of which PFLScaf sends two a round. Here: the "
-                   "accuracy after equally many rounds.")  # fmt: skip
+AT_EQUAL_ROUNDS = ("Published: models transmitted until an accuracy is reached; PFLScaf sends two a round. Here: the "
+                   "accuracy after the same number of rounds.")  # fmt: skip
 
 RESULTS: dict[str, Result] = {
     "feddyn/mnist_dirichlet": Result("FedDyn on MNIST, Dirichlet .3 (Acar)", "", [
-        *claims("table 2.3", "{} needs fewer transmissions than {} to 98.2 %", "runs > {} > *",
+        *claims("table 2.3", "{} needs fewer transmissions than {} to reach 98.2 %", "runs > {} > *",
                 ("FedDyn", "SCAFFOLD", "90 : 208"), ("FedDyn", "FedAvg", "90 : 428"), ("FedDyn", "FedProx", "90 : 858"),
                 measure=reached(0.982), **ROUNDS),
-        *claims("table 2.3", "{} needs {} transmissions to 98.2 %, or fewer", "runs > {} > *",
+        *claims("table 2.3", "{} needs at most {} transmissions to reach 98.2 %", "runs > {} > *",
                 ("FedDyn", 90.0, "90"), ("FedAvg", 428.0, "428"), measure=reached(0.982), **ROUNDS),
-        *claims("table 2.3", "{} needs fewer transmissions than {} to 97.2 %", "runs > {} > *",
+        *claims("table 2.3", "{} needs fewer transmissions than {} to reach 97.2 %", "runs > {} > *",
                 ("FedDyn", "SCAFFOLD", "37 : 68"), ("FedDyn", "FedAvg", "37 : 76"), ("FedDyn", "FedProx", "37 : 61"),
                 measure=reached(0.972), **ROUNDS),
-        *claims("table 2.3", "{} needs {} transmissions to 97.2 %, or fewer", "runs > {} > *",
+        *claims("table 2.3", "{} needs at most {} transmissions to reach 97.2 %", "runs > {} > *",
                 ("FedDyn", 37.0, "37"), ("FedAvg", 76.0, "76"), measure=reached(0.972), **ROUNDS),
     ]),
-    "feddyn/cifar10_dir6": Result("FedDyn on CIFAR-10, Dirichlet .6 (Acar)", "one choice of settings, not the best", [
-        *claims("table 2.3", "{} needs fewer transmissions than {} to 81.3 %", "runs > {} > *",
+    "feddyn/cifar10_dir6": Result("FedDyn on CIFAR-10, Dirichlet .6 (Acar)", "settings not tuned", [
+        *claims("table 2.3", "{} needs fewer transmissions than {} to reach 81.3 %", "runs > {} > *",
                 ("FedDyn", "SCAFFOLD", "189 : 486"), ("FedDyn", "FedAvg", "189 : 977"), measure=reached(0.813),
                 **ROUNDS),
-        *claims("table 2.3", "{} needs {} transmissions to 81.3 %, or fewer", "runs > {} > *",
+        *claims("table 2.3", "{} needs at most {} transmissions to reach 81.3 %", "runs > {} > *",
                 ("FedDyn", 189.0, "189"), measure=reached(0.813), **ROUNDS),
     ]),
-    "feddyn/cifar100_dir6": Result("FedDyn on CIFAR-100, Dirichlet .6 (Acar)", "one choice of settings, not the best", [
-        *claims("table 2.3", "{} needs fewer transmissions than {} to 41.6 %", "runs > {} > *",
+    "feddyn/cifar100_dir6": Result("FedDyn on CIFAR-100, Dirichlet .6 (Acar)", "settings not tuned", [
+        *claims("table 2.3", "{} needs fewer transmissions than {} to reach 41.6 %", "runs > {} > *",
                 ("FedDyn", "SCAFFOLD", "170 : 302"), ("FedDyn", "FedAvg", "170 : 931"), measure=reached(0.416),
                 **ROUNDS),
-        *claims("table 2.3", "{} needs {} transmissions to 41.6 %, or fewer", "runs > {} > *",
+        *claims("table 2.3", "{} needs at most {} transmissions to reach 41.6 %", "runs > {} > *",
                 ("FedDyn", 170.0, "170"), measure=reached(0.416), **ROUNDS),
     ]),
     "feddyn/table_a4": Result("FedDyn on the convex problem (Acar)", "", [
         claim
         for setting, scaffold, fedavg, fedprox, differs in (
             ("homogeneous", "32 : 70", "32 : 136", "32 : 49",
-             "the published target lies below the mean L*; ours is type 3's"),
+             "the published target lies below the mean L*; ours follows type 3"),
             ("type1", "17 : 88", "17 : 20", "17 : 18", ""),
             ("type2", "150 : 164", "150 : 274", "150 : 275", "γ is not published"),
             ("type3", "34 : 260", "34 : 79", "34 : 106", ""))
@@ -48,9 +48,9 @@ RESULTS: dict[str, Result] = {
                             f"settings > {setting} > draws > * > runs > {{}}", ("FedDyn", "SCAFFOLD", scaffold),
                             ("FedDyn", "FedAvg", fedavg), ("FedDyn", "FedProx", fedprox), differs=differs,
                             **TRANSMITTED)
-    ], "The published targets belong to one unknown draw of the data; a draw's own target is as far above its optimum, "
-       "in proportion, as the published one above the mean optimum of 20 draws."),
-    "pfl/tables": Result("Personalised meta-learning (Acar)", "images of 16 by 16, a small CNN, 40 rounds of 1000", [
+    ], "The published targets belong to one unknown draw of the data; here each draw has a target that exceeds its "
+       "optimum by the same factor as the published target exceeds the mean optimum of 20 draws."),
+    "pfl/tables": Result("Personalised meta-learning (Acar)", "images of 16 by 16, a small CNN, 40 of 1000 rounds", [
         *claims("table 3.1", "ACID: {} is more accurate than {}", ACID,
                 ("PFLDyn (Proto)", "P-Avg (Proto)", "221 : 783 to 88.8 %"),
                 ("PFLDyn (Proto)", "Per-FedAvg", "221 : >1000 to 88.8 %"),
@@ -64,7 +64,7 @@ RESULTS: dict[str, Result] = {
                 ("PFLDyn (Proto)", "FedDyn + Proto", "-"), **PERCENT),
     ], AT_EQUAL_ROUNDS),
     "pfl/letters": Result("Personalised meta-learning on letters (Acar)",
-                          "letters of 14 by 14 for CIFAR-10, a small CNN, 200 rounds of 1000", [
+                          "letters of 14 by 14 instead of CIFAR-10, a small CNN, 200 of 1000 rounds", [
         claim for split, table, rows in (
             ("acid", "table 3.1", (("PFLDyn (Proto)", "P-Avg (Proto)", "221 : 783 to 88.8 %"),
                                    ("PFLScaf (Proto)", "P-Avg (Proto)", "666 : 783 to 88.8 %"))),
@@ -74,7 +74,7 @@ RESULTS: dict[str, Result] = {
         for claim in claims(table, split.upper() + ": {} is more accurate than {}",
                             f"splits > {split} > runs > {{}} > * > average mean > -1", *rows, **PERCENT, digits=2)
     ], AT_EQUAL_ROUNDS),
-    "fedhen/tables": Result("Networks of two sizes (Acar)", "Fashion-MNIST, a small CNN, 150 rounds of 1000", [
+    "fedhen/tables": Result("Networks of two sizes (Acar)", "Fashion-MNIST, a small CNN, 150 of 1000 rounds", [
         claim
         for split, size, published in (
             ("iid", "simple", "289 : 805 to 84.4 %"), ("iid", "complex", "649 : 941 to 88.5 %"),
@@ -107,12 +107,12 @@ RESULTS: dict[str, Result] = {
         *claims("table 5.4", "S-MNIST, all tasks: {} is more accurate than {}", "runs > K 10 > {} > *",
                 ("B-MOML 5, whole", "B-MOML 5 random, whole", "87.54 : 86.09"),
                 ("B-MOML 10, whole", "B-MOML 10 random, whole", "87.77 : 86.97"), **LTM),
-    ], "Published: Hedge over K, rates, inner steps and α. Here: one configuration for each learner, α chosen on a "
-       "seed of its own; a step adapts with 10 samples, FTML descends one of its tasks a step, gradients are clipped "
-       "at 3. "
-       "K 10 and K 20 are the same stream: they confirm each other, and are not independent."),
+    ], "Published: Hedge over K, rates, inner steps and α. Here: one configuration per learner, with α chosen on a "
+       "separate seed; a step adapts with 10 samples, FTML descends one of its tasks per step, and gradients are "
+       "clipped at 3. "
+       "K 10 and K 20 use the same stream: they confirm each other but are not independent."),
     "online/cifar100_5": Result("Online meta-learning on 5-way CIFAR-100 (Acar)",
-                                "20 steps a task instead of 100 or 200, 100 tasks of 200", [
+                                "20 steps per task instead of 100 or 200, 100 of 200 tasks", [
         claim
         for level, measure, rows in (
             ("new task", CTM, (("MOML", "FTML", "55.83 : 50.68"), ("FTML", "MOGD", "50.68 : 49.92"),
@@ -121,13 +121,13 @@ RESULTS: dict[str, Result] = {
                                 ("FTML", "FS", "54.50 : 31.60"))))
         for claim in claims("table 5.1", f"5-way CIFAR-100, {level}: {{}} is more accurate than {{}}",
                             "runs > K 20 > {} > *", *rows, **measure)
-    ], "MOGD diverged in one of the three seeds, which its pairs leave out."),
-    "online/tables": Result("Online meta-learning on 5-way tasks (Acar)", "letters for CIFAR-100", [
+    ], "MOGD diverged in one of the three seeds, which its paired differences exclude."),
+    "online/tables": Result("Online meta-learning on 5-way tasks (Acar)", "letters instead of CIFAR-100", [
         *claims("table 5.1", "5-way, new task: {} is more accurate than {}", "settings > letters_5 > {}",
                 ("MOML", "FTML", "55.83 : 50.68"), **CTM),
     ]),
     "distill/toys": Result("Selective distillation, toy problems (Acar)",
-                           "starts, margins and settings scanned", [
+                           "initialisation, margins and scanned settings", [
         *claims("table 6.1", "1-D: more starts end in minimum C with {} than with {}",
                 "toys > intervals > methods > {} > * > counts > C", ("DiSK", "KD", "90 : 3"), digits=0),
         *claims("table 6.1", "2-D: more starts end in minimum D with {} than with {}",
@@ -141,7 +141,7 @@ RESULTS: dict[str, Result] = {
           for claim in claims(table, words + ": {} is more accurate than {}", path, *rows, **PERCENT)),
     ]),
     "distill/convolutional": Result("Selective distillation, small ResNets (Acar)",
-                                    "12 000 images, 20 passes, teachers with 79.6 % and (CIFAR-100) 43.0 %", [
+                                    "12 000 images, 20 passes, teachers with 79.6 % and, on CIFAR-100, 43.0 %", [
         claim for data, words, student, published in (
             ("cifar10", "CIFAR-10", "resnet10_xxs", ("-", "-", "-")),
             ("cifar10", "CIFAR-10", "resnet10_xs", ("-", "-", "-")),
@@ -151,7 +151,7 @@ RESULTS: dict[str, Result] = {
                             f"runs > {data} > {student} > {{}} > * > accuracy",
                             ("DiSK, eq. (6.5)", "KD", published[0]), ("DiSK, eq. (6.5)", "CE", published[1]),
                             ("KD", "CE", published[2]), **PERCENT)
-    ], "Table 6.3 has ResNet10-xxs on CIFAR-100; the other claims carry its order over."),
+    ], "Table 6.3 has ResNet10-xxs on CIFAR-100; the other claims extend its order to the other cases."),
     "sides/table_7_1": Result("Stronger local losses (Acar)", "CIFAR-10, a small CNN, 40 rounds", [
         *claims("table 7.1", "{} needs fewer rounds than {}", "runs > {} > *",
                 ("FedAvg distillation", "FedAvg cross entropy", "403 : 1634"),

@@ -1,4 +1,4 @@
-"""Claims of the paper on FedSSA."""
+"""Claims of the FedSSA paper."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .measures import PERCENT, Result, claims
 TARGET = ("FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "MOON", "FedDC", "FedDecorr", "FedAvgM", "FedExP", "AFL", "FedDF")
 
 RESULTS: dict[str, Result] = {
-    "ssa/table_1": Result("Models for a target: FedSSA", "10 rounds of 100", [
+    "ssa/table_1": Result("Models for a target: FedSSA", "10 of 100 rounds", [
         *claims("table 1", "NIID-1, skew: {} is more accurate than {}", "runs > niid_1 > {} > * > skew > accuracy",
                 ("FedSSA", "FedAvg", "99.50 : 95.60"), **PERCENT),
     ]),
-    "ssa/table_1_small": Result("Models for a target: FedSSA, small", "3000 of 60 000 images, 16 rounds of 100", [
+    "ssa/table_1_small": Result("Models for a target: FedSSA, small", "3000 of 60 000 images, 16 of 100 rounds", [
         *claims("table 1", "NIID-1, skew: {} is more accurate than {}", "runs > niid_1 > {} > * > skew > accuracy",
                 ("FedSSA", "FedAvg", "99.50 : 95.60"), **PERCENT),
         *(claim for split, target, published in (
@@ -23,7 +23,7 @@ RESULTS: dict[str, Result] = {
                               f"runs > {split} > {{}} > * > {target} > accuracy", ("FedSSA", TARGET, published),
                               **PERCENT)),
     ]),
-    "ssa/heads": Result("FedSSA in rounds, and heads of our own", "4000 of 60 000 images, 8 rounds of 100", [
+    "ssa/heads": Result("FedSSA in rounds, and our own heads", "4000 of 60 000 images, 8 of 100 rounds", [
         *(claim for table, split, rows in (
             ("table 1", "in order", (("client 1", "99.50 : 95.60"), ("imbalanced 100", "86.97 : 84.34"),
                                      ("imbalanced 50", "84.69 : 82.61"))),
@@ -42,9 +42,9 @@ RESULTS: dict[str, Result] = {
           for claim in claims("table 1", f"NIID-1 in order, {target}: {{}} is more accurate than {{}}",
                               f"runs > in order > * > {target} > {{}}",
                               *((way, "FedAvg", published) for way in ("FedSSA, Adam", "FedSSA, SGD")),
-                              differs="learnt once, after training", **PERCENT)),
+                              differs="weights learnt once, after training", **PERCENT)),
     ]),
-    "ssa/heads_cifar10": Result("FedSSA on CIFAR-10", "10 000 images, 20 rounds of 100", [
+    "ssa/heads_cifar10": Result("FedSSA on CIFAR-10", "10 000 images, 20 of 100 rounds", [
         *claims("table 1", "CIFAR-10, NIID-1 in order, client 1: {} is more accurate than {}",
                 "runs > in order > * > client 1 > {}", ("FedSSA, in rounds", "FedAvg", "90.00 : 56.10"), **PERCENT),
         *(claim for order in ("in order", "shuffled")
@@ -53,12 +53,12 @@ RESULTS: dict[str, Result] = {
                               f"runs > {order} > * > {target} > {{}}",
                               *((way, "FedAvg", gain) for way in ("FedSSA, Adam", "FedSSA, SGD")), **PERCENT)),
     ]),
-    "ssa/table_6": Result("FedSSA: the number of clients", "Fashion-MNIST for CIFAR-10, 16 rounds of 100", [
+    "ssa/table_6": Result("FedSSA: the number of clients", "Fashion-MNIST instead of CIFAR-10, 16 of 100 rounds", [
         claim for clients, published in ((5, "81.78 : 65.10"), (10, "79.79 : 65.15"), (20, "81.46 : 77.94"))
         for claim in claims("table 6", f"{clients} clients: {{}} is more accurate than {{}}",
                             f"runs > {{}} > {clients} > * > accuracy", ("FedSSA", "FedAvg", published), **PERCENT)
     ]),
-    "ssa/weights": Result("FedSSA: weights for finished runs", "Fashion-MNIST for CIFAR-10, 3000 images", [
+    "ssa/weights": Result("FedSSA: weights for finished runs", "Fashion-MNIST instead of CIFAR-10, 3000 images", [
         *(claim for target, gain in (("skew", "+30.45"), ("imbalanced 100", "+16.23"), ("uniform", "+0.02"))
           for claim in claims("table 3", target + ": FedSSA, learnt once ({}), is more accurate than {}",
                               f"found > niid_1 > seeds > * > {target} > {{}}", ("SGD, λ_var 10", "FedAvg", gain),

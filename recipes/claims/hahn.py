@@ -15,17 +15,17 @@ PERSONAL = ("pFedMe", *NOISY)
 
 RESULTS: dict[str, Result] = {
     "superfed/table_2_3": Result("SuPerFed on MNIST, two classes a client (Hahn)", "", [
-        *claims("table 2.3", "500 clients: {}, λ by validation, is ahead of {}",
+        *claims("table 2.3", "500 clients: {}, λ chosen by validation, is ahead of {}",
                 "runs > 500 > {} > * > validation > mean > -1", ("SuPerFed-MM", PERSONAL, "99.24 : 98.98"),
-                differs="λ by validation images", **PERCENT),
+                differs="λ chosen on validation images", **PERCENT),
         Claim("table 2.3", "500 clients: SuPerFed-MM, λ by test images as published, is ahead of all rivals run here",
               "runs > 500 > SuPerFed-MM > * > as published > mean > -1",
               tuple(f"runs > 500 > {name} > * > validation > mean > -1" for name in PERSONAL), "99.24 : 98.98",
               **PERCENT),
         *claims("table 2.3", "100 clients: {} is ahead of {}", "runs > 100 > {} > * > validation > mean > -1",
-                ("SuPerFed-MM", PERSONAL, "99.38 : 99.19"), differs="24 rounds of 500", **PERCENT),
+                ("SuPerFed-MM", PERSONAL, "99.38 : 99.19"), differs="24 of 500 rounds", **PERCENT),
         *claims("table 2.3", "50 clients: {} is ahead of {}", "runs > 50 > {} > * > validation > mean > -1",
-                ("SuPerFed-LM", PERSONAL, "99.48 : 99.40"), differs="12 rounds of 500", **PERCENT),
+                ("SuPerFed-LM", PERSONAL, "99.48 : 99.40"), differs="12 of 500 rounds", **PERCENT),
     ]),
     "superfed/table_2_3_scripts": Result("SuPerFed on MNIST, the scripts' settings (Hahn)", "", [
         *(Claim("table 2.3", f"500 clients: {ours}, λ by test images as published, is ahead of {says}",
@@ -43,18 +43,19 @@ RESULTS: dict[str, Result] = {
                 ("FedRep", "Ditto", "97.94 : 97.20"), ("FedAvg", "pFedMe", "96.04 : 81.96"), scripts=True, **PERCENT),
         *claims("table 2.3", "500 clients: {}, λ = .5, is ahead of {}", "runs > 500 > {} > * > validation > mean > -1",
                 ("SuPerFed-MM", PERSONAL, "99.24 : 98.98"), differs="λ .5, not the best on test images", **PERCENT),
-    ], "Here every client of every method keeps a tenth of its training images for λ, which the paper does not say."),
-    "superfed/longer/table_2_3": Result("SuPerFed's rivals on MNIST (Hahn)", "150 rounds of 500", [
+    ], "Here every client of every method holds out a tenth of its training images for choosing λ, which the paper "
+       "does not mention."),
+    "superfed/longer/table_2_3": Result("SuPerFed's rivals on MNIST (Hahn)", "150 of 500 rounds", [
         *claims("table 2.3", "100 clients: {} is more accurate than {}", "runs > 100 > {} > * > validation > mean > -1",
                 ("APFL", "FedAvg", "99.19 : 89.78"), ("APFL", "FedPer", "99.19 : 99.14"), **PERCENT),
     ]),
-    "superfed/tables_2_4_2_5_reduced": Result("SuPerFed on Shakespeare (Hahn)", "40 of 660 roles, 30 rounds of 500", [
+    "superfed/tables_2_4_2_5_reduced": Result("SuPerFed on Shakespeare (Hahn)", "40 of 660 roles, 30 of 500 rounds", [
         claim for top, published in (("accuracy", "54.52 : 54.08"), ("top5", "84.27 : 83.32"))
         for claim in claims("table 2.5", top + ": {} is ahead of {}",
                             f"columns > shakespeare > runs > {{}} > * > {top} > validation > mean > -1",
                             ("SuPerFed-MM", BRIEF, published), **PERCENT)
     ]),
-    "superfed/table_2_6": Result("SuPerFed under wrong labels (Hahn)", "60 rounds of 500 (pair), 12 (symmetric)", [
+    "superfed/table_2_6": Result("SuPerFed under label noise (Hahn)", "60 (pair) and 12 (symmetric) of 500 rounds", [
         *claims("table 2.6", "pair .4: {} is more accurate than {}", "runs > pair .4 > {} > * > accuracy > mean",
                 ("SuPerFed-LM", NOISY, "46.82 : 44.92"), **PERCENT),
         *claims("table 2.6", "pair .4: {} has a lower ECE than {}", "runs > pair .4 > {} > * > ece > mean",
@@ -65,7 +66,7 @@ RESULTS: dict[str, Result] = {
         *claims("table 2.6", "symmetric .6: {} has a lower ECE than {}", "runs > symmetric .6 > {} > * > ece > mean",
                 ("SuPerFed-MM", BRIEF, ".30 : .40"), lower=True, digits=3),
     ]),
-    "superfed/table_2_7_reduced": Result("SuPerFed's settings (Hahn)", "MNIST, 100 rounds of 200", [
+    "superfed/table_2_7_reduced": Result("SuPerFed's settings (Hahn)", "MNIST, 100 of 200 rounds", [
         *claims("table 2.7", "MM: L/T = {} is more accurate than {}", "starts > SuPerFed-MM > {} > * > late",
                 ("0.4", "0", "92.69 : 89.87"), **BEST),
         *claims("table 2.7", "LM: L/T = {} is more accurate than {}", "starts > SuPerFed-LM > {} > * > late",
@@ -75,25 +76,25 @@ RESULTS: dict[str, Result] = {
     ]),
     **{file: Result(f"Accuracy against λ{words} (Hahn)", "", [
         claim for name in ("SuPerFed-MM", "SuPerFed-LM") for claim in (
-            *claims("figure 2.5", "Accuracy varies less with λ with {} than with {}", "runs > {} > *",
+            *claims("figure 2.5", "The accuracy of {} varies less with λ than that of {}", "runs > {} > *",
                     (name, "APFL", "-"), lower=True, measure=lambda run, _: max(run["mean"]) - min(run["mean"]),
                     scripts=bool(words), **PERCENT),
             Claim("figure 2.3", f"{name}: λ = .5 is more accurate than both ends", f"runs > {name} > * > mean > 5",
                   (f"runs > {name} > * > mean > 0", f"runs > {name} > * > mean > 10"), scripts=bool(words),
-                  differs="MNIST for CIFAR-10", **PERCENT))])
+                  differs="MNIST instead of CIFAR-10", **PERCENT))])
        for file, words in (("superfed/figure_2_5", ""), ("superfed/figure_2_5_scripts", ", the scripts' settings"))},
     "superfed/landscape": Result("The loss around the server's model (Hahn)", "24 rounds", [
-        *claims("figure 2.4", "The loss has risen by .1 at a larger distance with {} than with {}", "runs > {} > *",
+        *claims("figure 2.4", "The loss rises by .1 only at a larger distance with {} than with {}", "runs > {} > *",
                 ("SuPerFed-MM", "FedAvg", "-"), ("SuPerFed-LM", "SuPerFed-MM", "-"),
                 measure=lambda run, _: min(run["reach"]), digits=2),
     ]),
-    "fair/silo": Result("Fair methods between silos: Heart (Hahn)", "", [
+    "fair/silo": Result("Fair methods across silos: Heart (Hahn)", "", [
         *claims("table 3.10", "Heart: {} has a higher worst AUROC than {}",
                 "data > heart_published > runs > {} > * > worst10", ("AAggFF", "FedAvg", "66.56 : 65.22"), **PERCENT),
         *claims("table 3.10", "Heart: {} has a higher AUROC, weighted by samples, than {}",
                 "data > heart_published > runs > {} > * > weighted", ("AAggFF", "FedAvg", "85.04 : 84.42"), **PERCENT),
     ]),
-    "fair/device": Result("Fair methods between devices (Hahn)", "MNIST by writer and Fashion-MNIST", [
+    "fair/device": Result("Fair methods across devices (Hahn)", "MNIST by writer and Fashion-MNIST", [
         claim for data in ("mnist_writers", "fashion_dirichlet") for claim in (
             *claims("table 3.7", data + ": {} has a higher worst 10 % than {}",
                     f"data > {data} > runs > {{}} > * > worst10", ("AAggFF", "FedAvg", "56.71 : 55.76 (CelebA)"),
@@ -106,7 +107,7 @@ RESULTS: dict[str, Result] = {
             ("heart_published", "",
              (("FedProx", "66.67 : 65.44"), ("FedAdam", "67.00 : 65.44"), ("FedYogi", "67.00 : 65.67"),
               ("FedAdagrad", "66.67 : 65.67"))),
-            ("fashion_dirichlet", "Fashion-MNIST for TinyImageNet", (("FedAvg", "-"), ("FedAdam", "-"))))
+            ("fashion_dirichlet", "Fashion-MNIST instead of TinyImageNet", (("FedAvg", "-"), ("FedAdam", "-"))))
         for name, published in rows
         for claim in claims("table 3.10", f"{data}: {name} {{}} AAggFF has a higher worst 10 % than {{}}",
                             f"data > {data} > runs > {name} > {{}} > * > worst10", ("with", "alone", published),
@@ -118,26 +119,26 @@ RESULTS: dict[str, Result] = {
                             f"data > heart_published > runs > {name} > {{}} > * > weighted",
                             ("with", "alone", published), **PERCENT)
     ]),
-    "fair/responses": Result("Response transformations (Hahn)", "Heart and MNIST by writer for Berka and Reddit", [
+    "fair/responses": Result("Response transformations (Hahn)", "Heart and MNIST by writer, not Berka and Reddit", [
         claim for data, cdf in (("heart", "normal"), ("mnist_writers", "weibull"))
-        for claim in claims("figure 3.1", data + ": the {} CDF cumulates less than {}",
+        for claim in claims("figure 3.1", data + ": the {} CDF accumulates less than {}",
                             f"data > {data} > runs > {{}} > *",
                             (cdf, tuple(other for other in CDFS if other != cdf), "-"), lower=True, digits=2,
                             measure=lambda run, _: run["objective"])
     ]),
-    **{file: Result(f"Synthetic sets: {data} (Hahn)", differs, [
+    **{file: Result(f"Synthetic data: {data} (Hahn)", differs, [
         *(claim for alpha, rows, fid in columns for claim in (
-            *claims("table 4.2", f"α {alpha}: {{}} makes a better classifier than {{}}",
+            *claims("table 4.2", f"α {alpha}: {{}} yields a better classifier than {{}}",
                     f"cells > {data} 10 {alpha} > runs > {{}} > * > equal", *rows, **IMAGES),
             *claims("table 4.4", f"α {alpha}: {{}} has a lower FID than {{}}",
                     f"cells > {data} 10 {alpha} > runs > {{}} > * > equal", ("FedEvg", GENERATORS, fid), **FID)))],
-       "Of the three seeds one served to choose FedEvg's settings, and FedCVAE's rate at α .01." if data == "mnist"
+       "One of the three seeds was used to choose FedEvg's settings, and FedCVAE's rate at α .01." if data == "mnist"
        else "")
        for file, data, differs, columns in (
            ("synthesis/table_4_2_digits", "digits", "digits, small networks",
             (("1", (("FedEvg", "FedCGAN", "-"), ("FedEvg", "FedCVAE", "-")), "-"),
              ("0.01", (("FedEvg", "FedCGAN", "-"), ("FedCVAE", "FedEvg", "-")), "-"))),
-           ("synthesis/table_4_2_reduced", "mnist", "small networks, 60 rounds of 500, classes split over clients",
+           ("synthesis/table_4_2_reduced", "mnist", "small networks, 60 of 500 rounds, classes split over the clients",
             (("1", (("FedEvg", "FedCGAN", "70.94 : 60.81"), ("FedEvg", "FedCVAE", "70.94 : 64.73")), "124.72 : 181.3"),
              ("0.01", (("FedEvg", "FedCGAN", "62.95 : 44.18"), ("FedCVAE", "FedEvg", "66.93 : 62.95")),
               "171.53 : 214.35"))))},

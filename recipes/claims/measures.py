@@ -1,4 +1,4 @@
-"""How a claim is read from a file of results: where its evidence lies, and what is measured there."""
+"""How a claim is read from a file of results: the place of its evidence, and what is measured there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protocol import TARGET_SEEDS, AtLeast, Claim, Measure, find
 
 @dataclass(frozen=True)
 class Result:
-    """A file of results, what in it is not as published, the claims that it bears on, and how to read them."""
+    """A file of results: its title, its differences from the publication, the claims it bears on, and a remark."""
 
     title: str
     differs: str
@@ -21,14 +21,14 @@ class Result:
 
 
 Row = tuple[str, str | float | Sequence[str], str]
-"""A method; another, several others or a published figure; the published figures of both."""
+"""A method; another method, several others or a published figure; the published figures of both."""
 
 
-ALL = 300  # transmissions of a run of table A.4 that does not arrive
+ALL = 300  # transmissions after which a run of table A.4 ends without reaching its target
 
 
 def claims(table: str, says: str, path: str, *rows: Row, **about: Any) -> list[Claim]:
-    """One claim a row; ``{}`` stands for the two methods in ``says``, and for one of them in ``path``."""
+    """One claim per row; ``{}`` stands for the two methods in ``says``, and for one of them in ``path``."""
     found = []
     for ours, other, published in rows:
         if isinstance(other, float | int):
@@ -42,7 +42,7 @@ def claims(table: str, says: str, path: str, *rows: Row, **about: Any) -> list[C
 
 
 def reached(target: float) -> Measure:
-    """Transmissions until the average model has an accuracy, in rounds of FedAvg."""
+    """Transmissions until the average model reaches an accuracy, in rounds of FedAvg."""
 
     def measure(run: Any, _: Mapping[str, Any]) -> float:
         hit = next((at for at, value in enumerate(run["average"], 1) if value is not None and value >= target), None)
@@ -52,13 +52,13 @@ def reached(target: float) -> Measure:
 
 
 def transmitted(run: Any, _: Mapping[str, Any]) -> float:
-    """Transmissions of a run that ends at its target, or when ``ALL`` are spent."""
+    """Transmissions of a run that ends at its target or after ``ALL`` of them."""
     spent = run["rounds"] * run["cost"]
     return AtLeast(spent) if spent >= ALL else spent
 
 
 def best_of(curve: str, rounds: str, *paths: str) -> Measure:
-    """Rounds until a run has the best value that the runs at these paths all reach."""
+    """Rounds until a run reaches the best value that all runs at these paths reach."""
 
     def measure(run: Any, results: Mapping[str, Any]) -> float:
         target = min(max(one[curve]) for path in paths for one in find(results, path).values())

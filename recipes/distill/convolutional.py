@@ -73,12 +73,12 @@ def passes(args: argparse.Namespace, teacher: bool) -> int:
 
 
 def home(args: argparse.Namespace, data: str, teacher: bool = False) -> Path:
-    """The folder of the runs with as many passes."""
+    """The folder of the runs with this number of passes."""
     return args.runs / f"{data}-{args.samples or 'all'}-{passes(args, teacher)}-{args.precision}"
 
 
 def trained(out: Path, made: DistillExperiment, label: str) -> dict[str, Any]:
-    """The results of a run, which is made in its directory or goes on there."""
+    """The results of a run, which is started or continued in its directory."""
     if not RunDirectory(out).status.ended:
         seen = LineProgress(make_console())
         seen.label = label
@@ -97,12 +97,15 @@ def trained(out: Path, made: DistillExperiment, label: str) -> dict[str, Any]:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """One table for each data set and student."""
+    """One table per data set and student."""
     text = ["# Convolutional students at equal passes (Acar, thesis, chapter 6)", ""]
     text += [
-        "Test accuracy in percent, epoch chosen on validation images; mean ± standard error over seeds, gains paired"
+        "Test accuracy in percent, with the epoch chosen on validation images; mean ± standard error over seeds, gains"
     ]
-    text += ["by seed (95 % interval). *g*: the guide's mean where the student is right and where it is wrong.", ""]
+    text += [
+        "paired by seed (95 % interval). *g*: the guide's mean where the student is right and where it is wrong.",
+        "",
+    ]
     for data, found in results["runs"].items():
         teacher = found["teacher"]
         text += [f"## {data}", ""]

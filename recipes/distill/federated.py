@@ -51,7 +51,7 @@ COLOURS = dict(zip(CASES, ("#444444", "#d9902f", "#0b6e99"), strict=True))
 
 
 def data(seed: int) -> tuple[Federation, Federation]:
-    """The first images of Fashion-MNIST, dealt by class; and those after them, of which the teacher learns."""
+    """The first images of Fashion-MNIST, split by class, and those after them, on which the teacher is trained."""
     images = sources.make("fashion_mnist")
     test = images.test.take(torch.arange(TESTED))
     mine, others = (
@@ -103,17 +103,17 @@ def table(results: dict[str, Any]) -> str:
             late = [100 * mean(cell["accuracy"][-10:]) for cell in cells]
             rows.append((name, mean_error(last, digits=2), mean_error(late, digits=2), str(cells[0]["up"]),
                          str(cells[0]["down"]), f"{mean(cell['seconds'] for cell in cells):.0f}"))  # fmt: skip
-    head = ("method", "last accuracy, %", "mean of the last ten, %", "numbers up a client", "numbers down", "seconds")
+    head = ("method", "last accuracy, %", "mean of the last ten, %", "numbers up per client", "numbers down", "seconds")
     teachers = [100 * cell["accuracy"][-1] for cell in results["runs"].get("teacher", {}).values()]
     text = ["# A teacher at the clients, with and without a guide", "", reporting.table(head, rows), ""]
-    text += [f"Test accuracy of the server model, {len(teachers)} seeds, ± standard error. The teacher has "
+    text += [f"Test accuracy of the server model, {len(teachers)} seeds, ± standard error. The teacher reaches "
              f"{mean_error(teachers, digits=2)} %.", ""]  # fmt: skip
     text += [f"`{results['command']}`. {results.get('machine', '')}."]
     return "\n".join(text + reporting.notes(results))
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
-    """Test accuracy against rounds, a line a seed."""
+    """Test accuracy against rounds, one line per seed."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -61,7 +61,7 @@ class Case:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of the run."""
+        """The settings of the run."""
         if self.equal:
             return {"epochs": PASSES, "warmup_epochs": WARM, "every": 3}
         return {"epochs": ROUNDS, "budget": "published", "every": 1}
@@ -86,7 +86,7 @@ def data(samples: int) -> Splits:
 
 
 def make(settings: dict[str, Any]) -> Any:
-    """What makes a network for them."""
+    """The factory of a network for the images."""
     rest = {key: value for key, value in settings.items() if key != "name"}
     return partial(models.make, settings["name"], classes=10, inputs=(1, 28, 28), **rest)
 
@@ -130,7 +130,7 @@ def place(runs: Path, name: str, seed: int) -> Path:
 
 
 def collect(runs: Path, seeds: Sequence[int], stored: dict[str, Any]) -> dict[str, Any]:
-    """What the finished runs found, over what is stored."""
+    """The results of finished runs, merged into the stored ones."""
     found = {"command": "python recipes/distill/students.py", "notes": [], "runs": {}} | stored
     for name in CASES:
         for seed in seeds:
@@ -158,7 +158,7 @@ def collect(runs: Path, seeds: Sequence[int], stored: dict[str, Any]) -> dict[st
 
 
 def column(results: dict[str, Any], name: str, key: str) -> dict[str, float]:
-    """A figure by seed."""
+    """One figure of a method's runs, by seed."""
     return {seed: run[key] for seed, run in results["runs"].get(name, {}).items()}
 
 
@@ -169,8 +169,16 @@ def markdown(results: dict[str, Any]) -> str:
     text += [f"The teacher: {about['accuracy']:.2%} on test images, {about['parameters']:,} parameters, "
              f"{about['macs']:,} multiply-accumulates.", ""]  # fmt: skip
     for protocol, key, how in (
-        ("equal passes", "accuracy", "all students make as many passes; the epoch is chosen on validation images"),
-        ("as published", "best_on_test", "all methods make as many rounds; the epoch is chosen on the test images"),
+        (
+            "equal passes",
+            "accuracy",
+            "all students make the same number of passes; the epoch is chosen on validation images",
+        ),
+        (
+            "as published",
+            "best_on_test",
+            "all methods make the same number of rounds; the epoch is chosen on the test images",
+        ),
     ):
         rows = []
         for name in METHODS:
@@ -208,12 +216,12 @@ def helped(results: dict[str, Any]) -> list[str]:
         if case.method.guide is not None and runs:
             keys = ("delta", "spent", "mean", "right", "wrong")
             rows.append([name, *(f"{np.mean([run['guide'][key] for run in runs]):.2f}" for key in keys)])
-    header = ["guide of", "budget", "spent", "g, mean", "where the student is right", "where it is wrong"]
-    return ["## Whom the guide helps", "", table(header, rows), ""] if rows else []
+    header = ["guide", "budget", "spent", "mean g", "where the student is right", "where it is wrong"]
+    return ["## Where the guide helps", "", table(header, rows), ""] if rows else []
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
-    """Gains over cross entropy under both protocols, one point a seed."""
+    """Gains over cross entropy under both protocols, one point per seed."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

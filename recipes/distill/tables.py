@@ -144,7 +144,7 @@ def method(name: str, alpha: float) -> Distiller:
 
 
 def network(name: str, splits: Splits) -> Any:
-    """What makes a network for these data."""
+    """The factory of a network for these data."""
     about = NETWORKS[name]
     settings = {key: value for key, value in about.items() if key != "name"}
     fixed = {"classes": splits.train.classes, "inputs": tuple(splits.train.x.shape[1:])}
@@ -173,7 +173,7 @@ def experiment(args: argparse.Namespace, column: str, names: tuple[str, str], sp
 
 
 def trained(out: Path, made: DistillExperiment, label: str) -> Path:
-    """The run directory, in which the run is made or goes on."""
+    """The run directory, in which the run is started or continued."""
     if not RunDirectory(out).status.ended:
         with make_progress(make_console()) as progress:
             progress.label = label
@@ -182,7 +182,7 @@ def trained(out: Path, made: DistillExperiment, label: str) -> Path:
 
 
 def cells(args: argparse.Namespace, page: Page, splits: Splits, pair: tuple[str, str], runs: Path) -> dict[str, float]:
-    """The accuracies of a row; networks and warm starts are shared by all rows that have them."""
+    """The accuracies of a row; rows share networks and warm starts."""
     teacher, student = pair
     known = trained(runs / f"ce-{teacher}", experiment(args, "CE", (teacher, teacher), splits, None, None), teacher)
     found = {"Teacher": accuracy(known, args.as_published)}
@@ -205,7 +205,7 @@ def accuracy(out: Path, as_published: bool) -> float:
 
 
 def markdown(page: Page, title: str, results: dict[str, Any]) -> str:
-    """The table in its own layout, ours before the published figures."""
+    """The table in the thesis' layout, our figures before the published ones."""
     text = [f"# Table {title} of Acar, thesis 2023", "", "Accuracy in percent; in brackets the published one.", ""]
     for data in page.data:
         header = ["teacher", "student", "Teacher", *page.columns, *(f"{a} over {b}" for a, b in page.gains)]
@@ -225,13 +225,13 @@ def markdown(page: Page, title: str, results: dict[str, Any]) -> str:
 
 
 def cell(ours: float | None, published: float | None) -> str:
-    """Both figures."""
+    """Our figure and the published one."""
     return f"{'–' if ours is None else f'{100 * ours:.2f}'} ({'–' if published is None else f'{published:.2f}'})"
 
 
 @reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing of a table, and write it."""
+    """Run what a table is missing, and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", choices=PAGES, required=True)
     parser.add_argument("--data", default=None, help="cifar100 or tiny_imagenet")

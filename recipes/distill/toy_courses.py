@@ -167,7 +167,7 @@ class Course:
 
 @dataclass
 class ToyRuns:
-    """Where all starts ended, and how they came there.
+    """Where all starts ended, and their paths.
 
     Attributes:
         parameters: [S, P].
@@ -185,7 +185,7 @@ class ToyRuns:
 
 
 def train(toy: Toy, course: Course, starts: int = 100, seed: int = 0) -> ToyRuns:
-    """All starts at once; equal starts for every course of the same seed.
+    """Train all starts at once; courses with the same seed have the same starts.
 
     >>> from toy_problems import intervals
     >>> toy = intervals(samples=60)
@@ -228,7 +228,7 @@ def train(toy: Toy, course: Course, starts: int = 100, seed: int = 0) -> ToyRuns
 
 
 def counts(toy: Toy, parameters: Tensor) -> dict[str, int]:
-    """How many students are at each minimum, and how many at none.
+    """The number of students at each minimum, and at none.
 
     >>> from toy_problems import intervals
     >>> toy = intervals(samples=60)
@@ -243,7 +243,7 @@ ALPHAS, TEMPERATURES = (0.0, 0.1, 0.5, 0.9), (1.0, 2.0, 4.0)  # what the thesis 
 
 
 def candidates() -> dict[str, list[Course]]:
-    """The courses of each method from which one is chosen: α and τ of the scanned ranges, else the text's defaults.
+    """The candidate courses of each method: α and τ from the scanned ranges, otherwise the text's defaults.
 
     The text's default K 2 helps both classes of the line alike; ``DiSK, K 1`` is the other value that it scans there.
     ``DiSK, strong guide`` is far from them: λ 3 throughout, and the guide's rate 3.
@@ -258,5 +258,5 @@ def candidates() -> dict[str, list[Course]]:
 
 
 def shorter(course: Course, rounds: int) -> Course:
-    """The same course for fewer rounds, its periods in proportion."""
+    """The same course with fewer rounds and proportionally shorter periods."""
     return replace(course, rounds=rounds, lam_period=max(1, course.lam_period * rounds // course.rounds))

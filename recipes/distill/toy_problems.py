@@ -1,7 +1,7 @@
 """Two toy problems full of bad minima.
 
-Acar, thesis 2023, §6.1 and A.1.5: points on a line that a teacher with two intervals knows and a student with one does
-not, and six Gaussian balls in the plane for a student with two hidden neurons.
+Acar, thesis 2023, §6.1 and A.1.5: points on a line that a teacher with two intervals can classify and a student with
+one cannot, and six Gaussian balls in the plane for a student with two hidden neurons.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def intervals(
 ) -> Toy:
     """Points on [0, 9]: a teacher of two intervals, f = h(·; a, b) + h(·; c, d), a student of one, h(·; a, b).
 
-    The thesis gives h and f and calls their scale κ, without its value, and not how they become scores. Here logits are
-    c(1 - h, h): as probabilities they would have a logarithm that grows without bound in the distance of a wrong point,
-    and then cross entropy has one minimum alone, not the three of table 6.1.
+    The thesis gives h and f and calls their scale κ, but neither its value nor how scores are computed from them. Here
+    the logits are c(1 - h, h): as probabilities, h would have a logarithm that grows without bound with the distance of
+    a misclassified point, and cross entropy would have a single minimum instead of the three of table 6.1.
 
     Args:
         kappa: κ > 0, how sharp an interval's ends are.
@@ -48,7 +48,7 @@ def intervals(
         seed: of the data and of the teacher's starts.
         samples: training points.
         within: students start in [0, within]; below 9, on the left. By geometry the minima B and C are equally good,
-            and which one a student comes to depends on where it starts.
+            and the one that a student reaches depends on where it starts.
     """
     source = sources.make("intervals", seed=seed, samples=samples)
 
@@ -90,7 +90,7 @@ def _ordered(p: Tensor) -> Tensor:
 
 
 def _taught(train: Arrays, model: Student, keep: Callable[[Tensor], Tensor], p: Tensor, steps: int = 600) -> Tensor:
-    """The best by training loss of several starts [S, P] under cross entropy; lr .1, momentum .9, weight decay .01."""
+    """The best of several starts [S, P] by training loss under cross entropy; lr .1, momentum .9, weight decay .01."""
 
     def loss(p: Tensor) -> Tensor:
         return F.cross_entropy(model(p, train.x), train.y)

@@ -5,8 +5,8 @@
 
 For each draw of the data a student is trained from 100 random starts, all at once, with cross entropy, distillation and
 DiSK, and the minima at which it ends are counted. Settings are the text's defaults; what the thesis scans is chosen on
-draw 0, which is not reported, by the mean accuracy of 20 starts (ten minutes of one core). What it leaves open is said
-in ``toy_problems.py``, ``toy_courses.py`` and in the results. Only what is missing is computed.
+draw 0, which is not reported, by the mean accuracy of 20 starts (ten minutes of one core). What it leaves open is
+described in ``toy_problems.py``, ``toy_courses.py`` and the results. Only what is missing is computed.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ PUBLISHED = {  # table 6.1
     "six gaussians": {"cross entropy": (73, 12, 9, 6), "KD": (1, 11, 31, 57), "DiSK": (0, 0, 3, 97)},
 }
 SETTINGS = (
-    "All: full batches, 200 rounds of three steps, momentum .9, weight decay .01, learning rate .1. DiSK: the text's "
-    "defaults, τ_s = τ, K 2, λ from .1 to 50 in periods of 50 rounds, δ 0, three steps of the guide a round. α of 0, "
-    ".1, .5, .9 and τ of 1, 2, 4 are those with the best mean accuracy of 20 starts on draw 0, for each method and "
-    "problem. `DiSK, strong guide` has K, λ, τ and the guide's rate outside the text's defaults, found by hand on "
-    "draw 0 of the line. Chosen, where it is not the default:"
+    "All methods: full batches, 200 rounds of three steps, momentum .9, weight decay .01, learning rate .1. DiSK: the "
+    "text's defaults, τ_s = τ, K 2, λ from .1 to 50 in periods of 50 rounds, δ 0, three guide steps per round. For "
+    "each method and problem, α (0, .1, .5, .9) and τ (1, 2, 4) are chosen by the mean accuracy of 20 starts on draw "
+    "0. `DiSK, strong guide` has values of K, λ, τ and the guide's rate outside the text's defaults, found by hand on "
+    "draw 0 of the line. Chosen values that differ from the defaults:"
 )
 COLOURS = {"cross entropy": "#444444", "KD": "#d9902f", "DiSK": "#0b6e99"}
 CLASSES = ("#c1272d", "#3a9a4e", "#2b62b5")  # red, green, blue
 
 
 def choose(toy: Toy, scanned: Sequence[Course], rounds: int, starts: int) -> Course:
-    """The course whose students are the most accurate, the first of equals."""
+    """The course with the most accurate students; of equals, the first."""
     if len(scanned) == 1:
         return scanned[0]
     runs = (train(toy, shorter(course, rounds), starts, seed=0) for course in scanned)
@@ -71,8 +71,8 @@ def cell(toy: Toy, found: ToyRuns) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """The counts beside the paper's."""
-    text = ["# Table 6.1: at which minima students end", ""]
+    """The counts beside the published ones."""
+    text = ["# Table 6.1: the minima at which students end", ""]
     for problem, kept in results["toys"].items():
         names = list(next(iter(kept["methods"]["DiSK"].values()))["counts"])
         cells = [PROBLEMS[problem][0], *names, "test accuracy, %", *(f"{n}, paper" for n in names if n != "none")]
@@ -108,13 +108,13 @@ def surface(toy: Toy, course: Course, g: Tensor, points: Tensor) -> np.ndarray:
 
 
 def typical(toy: Toy, found: ToyRuns) -> Tensor:
-    """The mean guide of the students that ended where most of them did, [N]."""
+    """The mean guide of the students at the most frequent minimum, [N]."""
     where = toy.which(found.parameters)
     return found.guides[where == where.bincount().argmax()].mean(0)
 
 
 def panel(axis: Any, across: np.ndarray, up: np.ndarray, z: np.ndarray) -> None:
-    """Filled contours; equal shares of the plane between two of them."""
+    """Filled contours, with equal shares of the plane between neighbouring levels."""
     levels = np.unique(np.nanquantile(z, np.linspace(0, 1, 21)))
     axis.contourf(across, up, z, levels=levels, cmap="Greys_r")
     axis.contour(across, up, z, levels=levels[::2], colors="white", linewidths=0.4)
@@ -153,7 +153,7 @@ def figure_6_1(toy: Toy, courses: dict[str, Course], found: dict[str, ToyRuns], 
 
 
 def figure_6_2(toy: Toy, courses: dict[str, Course], found: dict[str, ToyRuns], path: Path, steps: int = 41) -> None:
-    """The data with the guide; what the best and a bad student say; the loss in the plane between three students."""
+    """The data with the guide; a student's predictions; the loss in the plane through three students."""
     pyplot = plotting()
     figure, axes = pyplot.subplots(1, 5, figsize=(18, 3.8), layout="constrained")
     x, guide = toy.train.x, typical(toy, found["DiSK"])
@@ -185,7 +185,7 @@ def figure_6_2(toy: Toy, courses: dict[str, Course], found: dict[str, ToyRuns], 
 
 
 def spot(toy: Toy, parameters: Tensor) -> Tensor:
-    """The student of the median accuracy."""
+    """The student with the median accuracy."""
     return parameters[toy.accuracy(parameters).argsort()[len(parameters) // 2]]
 
 
@@ -250,13 +250,13 @@ def picture(name: str, toy: Toy, courses: dict[str, Course], found: dict[str, To
 
 
 def minima(toy: Toy) -> str:
-    """What each minimum is, in words."""
+    """A description of each minimum."""
     if toy.name == "intervals":
         right = toy.accuracy(torch.tensor(list(MINIMA.values()))).tolist()
         each = zip(MINIMA.items(), right, strict=True)
         said = ", ".join(f"{name} is [{a:g}, {b:g}] ({100 * r:.0f} % of the test points)" for (name, (a, b)), r in each)
         return f"{said}."
-    return "A, B, C, D: an accuracy nearest to " + ", ".join(f"{100 * level:.0f}" for level in LEVELS.values()) + " %."
+    return "A, B, C, D: accuracy closest to " + ", ".join(f"{100 * level:.0f}" for level in LEVELS.values()) + " %."
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Shared code of the recipes in this folder: data sets with their settings, methods with their grids, and single runs.
 
-Every run is a run directory, named by its data, method and seed, which is read when it is there and continued when it
-was interrupted; recipes that need the same run share it.
+Every run is a run directory, named by its data, method and seed, which is read if it exists and continued if it was
+interrupted; recipes that need the same run share it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["CDFS", "DEVICES", "SETTINGS", "SILOS", "Bench", "deal", "load"]
 
 FIGURES = ("mean", "weighted", "worst10", "best10", "gini", "gap")
 AVERAGE = 0.97
-"""Of the server's models: evaluated beside the last one where cohorts are a part of the clients."""
+"""Of the server's models: evaluated beside the last one where only some clients take part in a round."""
 GRIDS: dict[str, tuple[str, dict[str, tuple]]] = {  # the paper's; FedMGDA+ also has a step length, which it needs
     "FedAvg": ("fedavg", {}),
     "uniform": ("fedavg", {}),  # 1/|S| instead of samples: not in the paper, but what AAggFF-D is without responses
@@ -54,7 +54,7 @@ VARIANTS: dict[str, dict[str, str]] = {  # of AAggFF, with its CDF
 
 
 def grid(name: str, method: str) -> list[dict[str, Any]]:
-    """The points that are tried for a method: combinations of its settings."""
+    """The grid points of a method: combinations of its settings."""
     axes = {"cdf": SETTINGS[name].cdfs} if method == "AAggFF" else GRIDS[method][1]
     points: list[dict[str, Any]] = [{}]
     for key, values in axes.items():
@@ -113,7 +113,7 @@ def experiment(name: str, method: Method, lr: float, seed: int, rounds: int | No
 
 @dataclass(frozen=True)
 class Bench:
-    """Where runs are kept, how long they last (None: as long as the setting says), and which rows (none: all)."""
+    """Where runs are kept, their number of rounds (None: the setting's), and which rows are run (none given: all)."""
 
     runs: Path
     rounds: int | None = None
@@ -124,7 +124,7 @@ class Bench:
         return self.runs / name / f"{label}, rate {lr:g}" / f"seed{seed}"
 
     def trial(self, name: str, label: str, method: Method, lr: float, seed: int) -> dict[str, Any]:
-        """One run's figures; it is run if it is not there."""
+        """One run's figures; the run is made if it does not exist."""
         where = self.place(name, label, lr, seed)
         total = self.rounds or SETTINGS[name].rounds
         done = where / "summary.json"
@@ -134,7 +134,7 @@ class Bench:
         return figures(where, SETTINGS[name].metric)
 
     def curve(self, name: str, label: str, method: Method, lr: float, seed: int) -> list[float]:
-        """The cumulated global objective of a run that is there, at no more than 101 rounds spread evenly over it."""
+        """The accumulated global objective of an existing run, at no more than 101 rounds spread evenly over it."""
         history = records(self.place(name, label, lr, seed))
         total = np.cumsum([record["mixing/objective"] or 0.0 for record in history])
         at = np.unique(np.linspace(0, len(total) - 1, 101).round().astype(int))
@@ -143,7 +143,7 @@ class Bench:
     def choose(
         self, name: str, candidates: Iterable[tuple[str, Method, float]], by: Callable[[dict[str, Any]], Any]
     ) -> tuple[int, list[dict[str, Any]]]:
-        """The place of the best candidate (label, method, rate) on the tuning seeds, and the mean figures of all."""
+        """The index of the best candidate (label, method, rate) on the tuning seeds, and the mean figures of all."""
         tried = []
         for label, method, lr in candidates:
             found = [self.trial(name, label, method, lr, seed) for seed in SETTINGS[name].tuning]
@@ -153,12 +153,12 @@ class Bench:
 
 
 def fairest(found: Mapping[str, Any]) -> tuple[float, float]:
-    """The rule of choice between points of one fair method: the worst 10 %, and of equals the average."""
+    """The criterion for points of a fair method: the worst 10 %, then the average."""
     return found["worst10"], found["mean"]
 
 
 def average(found: Mapping[str, Any]) -> float:
-    """The rule of choice for learning rates and for methods that are not about fairness."""
+    """The criterion for learning rates and for methods that do not aim at fairness."""
     return found["mean"]
 
 
@@ -171,7 +171,7 @@ def figures(where: Path, metric: str) -> dict[str, Any]:
     """The statistics of a run for tables and figures.
 
     The figures of fairness, the clients' values (21 quantiles where there are more clients), the mean largest
-    coefficient of a round, the last round's coefficients and training losses, and the cumulated global objective.
+    coefficient of a round, the last round's coefficients and training losses, and the accumulated global objective.
     """
     history = records(where)
     clients, mixing = parquet.read_table(where / "clients.parquet"), parquet.read_table(where / "mixing.parquet")

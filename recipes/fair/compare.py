@@ -19,10 +19,10 @@ from fedloom.core.errors import FedLoomError
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe of this folder: its files' name and heading, all its data sets, and those that it runs by default.
+    """A recipe of this folder: the name of its files, its title, its data sets, and those that it runs by default.
 
     Attributes:
-        fill: runs what is not stored yet on one data set, given its results, and calls its last argument to write.
+        fill: runs what is not stored yet on one data set, given its results; calls its last argument to write.
         write: writes table and picture from all results.
     """
 
@@ -35,7 +35,7 @@ class Recipe:
 
 
 def label(method: str, point: dict[str, Any]) -> str:
-    """A method with its settings, as run directories are called."""
+    """A method with its settings, as in the names of run directories."""
     return f"{method.partition(',')[0]} {common.text(point)}".strip()
 
 
@@ -52,7 +52,7 @@ def rate(bench: Bench, name: str, found: dict[str, Any]) -> float:
 
 
 def chosen(bench: Bench, name: str, method: str, found: dict[str, Any]) -> dict[str, Any]:
-    """A method's point: the only one, or the fairest one on the tuning seeds; variants of AAggFF have its own."""
+    """A method's point: the only one, or the fairest on the tuning seeds; variants of AAggFF share AAggFF's."""
     if method in common.VARIANTS:
         point = chosen(bench, name, "AAggFF", found) | common.VARIANTS[method]
         return found["chosen"].setdefault(method, point)
@@ -120,5 +120,5 @@ def main(recipe: Recipe, document: str | None, arguments: Sequence[str] | None =
             recipe.fill(bench, name, found, args.seeds or common.SETTINGS[name].seeds, write)
         except FedLoomError as error:
             missing += 1
-            print(f"{name} is left out: {error}", file=sys.stderr)
+            print(f"{name} is skipped: {error}", file=sys.stderr)
     return 2 if missing == len(args.data) else plots.verdict(results)

@@ -32,11 +32,12 @@ REFERENCES = ("FedAvg", "uniform", "AAggFF")
 SMALLER = ("gini", "gap")  # is better
 ABOUT = (
     "Mean ± standard error over seeds, all times 100; the best in bold. Differences are paired by seed, with their",
-    "95 % interval (Student's t). Clients are tested on their own samples; the worst and best 10 % of few clients are",
-    "one client each. Weight of worst 10 %: their share of all mixing coefficients. Largest F: the training loss of",
-    "the worst client before the last round (PropFair minimises something else; - where losses on held-out samples",
-    "alone were stored). Largest p: the largest mixing",
-    "coefficient of a round, mean over rounds.",
+    "95 % interval (Student's t). Clients are tested on their own samples; with few clients, the worst and best 10 %",
+    "are one client each. Weight of worst 10 %: their share of all mixing coefficients. Largest F: the training loss "
+    "of",
+    "the worst client before the last round (a dash for PropFair, which minimises something else, and where only "
+    "losses",
+    "on held-out samples were stored). Largest p: the largest mixing coefficient of a round, mean over rounds.",
 )
 
 
@@ -46,7 +47,7 @@ def stored(name: str, out: Path, command: str) -> dict[str, Any]:
 
 
 def best(rows: Mapping[str, Sequence[float]], smaller: bool) -> list[str]:
-    """Who has the best mean, to the printed precision."""
+    """The rows with the best mean, to the printed precision."""
     means = {name: round(100 * fmean(values), 2) for name, values in rows.items() if len(values)}
     goal = (min if smaller else max)(means.values(), default=None)
     return [name for name, value in means.items() if value == goal]
@@ -61,7 +62,7 @@ def weights(runs: Mapping[str, Any]) -> list[str]:
 
 
 def body(rows: Mapping[str, Mapping[str, Sequence[float]]], columns: Mapping[str, str]) -> list[list[str]]:
-    """One line a row, the best of each column in bold."""
+    """One line per row, with the best of each column in bold."""
     lines = {name: [name] for name in rows}
     for column in columns:
         winners = best({name: found.get(column, ()) for name, found in rows.items()}, column in SMALLER)
@@ -72,19 +73,19 @@ def body(rows: Mapping[str, Mapping[str, Sequence[float]]], columns: Mapping[str
 
 
 def by_seed(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, list[float]]:
-    """A method's figures, one list over seeds each."""
+    """A method's figures, each a list over seeds."""
     return {key: [found[key] for found in runs.values() if key in found] for key in COLUMNS}
 
 
 def figure(runs: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, float]:
-    """One of a method's figures by seed; ``averaged`` models' are called ``averaged worst10`` and so on."""
+    """One of a method's figures by seed; those of averaged models are named ``averaged worst10`` and so on."""
     *model, key = key.split()
     found = {seed: run.get("averaged", {}) if model else run for seed, run in runs.items()}
     return {seed: figures[key] for seed, figures in found.items() if key in figures}
 
 
 def gains(found: Mapping[str, Any], key: str) -> str:
-    """Every method minus each method of reference in one figure, as a table."""
+    """A table of every method's difference to each reference method in one figure."""
     runs = found["runs"]
     others = [name for name in REFERENCES if name in runs]
     rows = [
@@ -96,7 +97,7 @@ def gains(found: Mapping[str, Any], key: str) -> str:
 
 
 def averaged(found: Mapping[str, Any]) -> str:
-    """The averaged server models' figures, what they gain over the last models and over FedAvg's; empty without any."""
+    """The figures of averaged server models and their gains over the last models and over FedAvg's; empty if none."""
     rows, plain = [], figure(found["runs"].get("FedAvg", {}), "averaged worst10")
     for name, runs in found["runs"].items():
         each = {key: figure(runs, f"averaged {key}") for key in ("mean", "worst10")}
@@ -104,8 +105,8 @@ def averaged(found: Mapping[str, Any]) -> str:
             more = (gained(each[key], figure(runs, key), 100, 2) for key in each)
             rows.append([name, *(mean_error([*v.values()], 100, 2) for v in each.values()), *more,
                          "" if name == "FedAvg" else gained(each["worst10"], plain, 100, 2)])  # fmt: skip
-    header = ["averaged model", "average", "worst 10 %", "average: minus the last", "worst 10 %: minus the last",
-              "worst 10 %: minus FedAvg's average"]  # fmt: skip
+    header = ["averaged model", "average", "worst 10 %", "average, minus last model", "worst 10 %, minus last model",
+              "worst 10 %, minus FedAvg's average"]  # fmt: skip
     return table(header, rows) if rows else ""
 
 
@@ -135,13 +136,15 @@ def comparison(name: str, title: str, results: dict[str, Any], out: Path) -> Non
         seeds, more_seeds = (sorted({int(s) for runs in of.values() for s in runs}) for of in (shared, every))
         rounds = sorted({run["rounds"] for runs in every.values() for run in runs.values()})
         said += ["", f"## {setting.words}", ""]
-        chosen = "settings chosen on " + ", ".join(map(str, found["tuning"]))
+        chosen = f"settings chosen on seed{'s' * (len(found['tuning']) > 1)} " + ", ".join(map(str, found["tuning"]))
         said += [f"Metric {setting.metric}; {', '.join(map(str, rounds))} rounds, learning rate {found['lr']:g}, "
                  f"{len(seeds)} seeds: {spans(seeds)}; "
-                 f"{chosen if found['grid'] or 'rates' in found else 'all settings are the published ones'}."
+                 f"{chosen if found['grid'] or 'rates' in found else 'all settings as published'}."
                  ]  # fmt: skip
         if more_seeds != seeds:
-            said += [f"Differences below are over all seeds of a pair, up to {len(more_seeds)}: {spans(more_seeds)}."]
+            said += [
+                f"Differences below use all seeds that a pair shares, up to {len(more_seeds)}: {spans(more_seeds)}."
+            ]
         rows = {method: by_seed(runs) for method, runs in shared.items()}
         picked = [text(found["chosen"].get(method, {})) or "-" for method in rows]
         largest = [f"{fmean(r['largest_p'] for r in runs.values()):.3f}" for runs in shared.values()]
@@ -162,11 +165,11 @@ def comparison(name: str, title: str, results: dict[str, Any], out: Path) -> Non
             header, lines = [*header[:-3], *header[-2:]], [[*line[:-3], *line[-2:]] for line in lines]
         said += ["", table(header, lines), "", gains(found, "worst10"), "", gains(found, "weighted")]
         if shown := averaged(found):
-            said += ["", f"The average of the server's models with weights {AVERAGE:g}^(t - s), in the same runs:", "",
+            said += ["", f"The average of the server models with weights {AVERAGE:g}^(t - s), in the same runs:", "",
                      shown]  # fmt: skip
         if data in FEDERATIONS and lines:
             header = ["method", *list(PUBLISHED.values())[: max(map(len, FEDERATIONS[data].values()))]]
-            said += ["", "The paper's figures:", ""]
+            said += ["", "Published figures:", ""]
             said += [table(header, [[m, *(f"{v:.2f}" for v in row)] for m, row in FEDERATIONS[data].items()])]
     said += ["", f"`{results['command']}`", "", f"{results['machine']}.", *notes(results)]
     write(out / f"{name}.json", results)
@@ -191,7 +194,7 @@ def drawn(path: Path, panels: int, draw: Callable[[Any], None]) -> None:
 
 
 def quantiles(axes: Any, data: Mapping[str, Any]) -> None:
-    """Each method's quantile curve over clients, the mean of the seeds'."""
+    """Each method's quantile curve over clients, averaged over seeds."""
     at = np.linspace(0, 1, 21)
     for axis, (name, found) in zip(axes, data.items(), strict=True):
         for method, runs in found["runs"].items():
@@ -206,8 +209,8 @@ def quantiles(axes: Any, data: Mapping[str, Any]) -> None:
 
 def plugged(title: str, results: dict[str, Any], out: Path) -> None:
     """Write JSON, Markdown and picture of plug_and_play.py."""
-    said = [f"# {title}", "", "Mean ± standard error over seeds, all times 100; above the algorithm alone, below with"]
-    said += ["AAggFF, the better of the two in bold. Difference: with minus alone, paired by seed (95 % interval)."]
+    said = [f"# {title}", "", "Mean ± standard error over seeds, all times 100; first the algorithm alone, then with"]
+    said += ["AAggFF; the better of the two in bold. Difference: with minus without, paired by seed (95 % interval)."]
     for data, found in results["data"].items():
         setting = SETTINGS[data]
         said += ["", f"## {setting.words}", ""]
@@ -256,9 +259,9 @@ def transformed(title: str, results: dict[str, Any], out: Path) -> None:
     said = [
         f"# {title}",
         "",
-        "Cumulated Σ p F over all rounds, smaller is better, and what clients have in the end: mean ± standard",
+        "Σ p F accumulated over all rounds (smaller is better), and the clients' final results: mean ± standard",
     ]
-    said += ["error over seeds. FedAvg's p never looks at F; it is there for comparison."]
+    said += ["error over seeds. FedAvg's p does not depend on F; it is included for comparison."]
     for data, found in results["data"].items():
         setting = SETTINGS[data]
         rounds = sorted({run["rounds"] for runs in found["runs"].values() for run in runs.values()})
@@ -270,7 +273,7 @@ def transformed(title: str, results: dict[str, Any], out: Path) -> None:
             largest = f"{fmean(run['largest_p'] for run in runs.values()):.3f}"
             cells = [mean_error(figures[key], 100, 2) for key in ("mean", "worst10", "gini")]
             rows.append([name, mean_error(sums, 1, 2), *cells, largest])
-        said += [table(["CDF", "cumulated Σ p F", "average", "worst 10 %", "Gini", "largest p"], rows)]
+        said += [table(["CDF", "accumulated Σ p F", "average", "worst 10 %", "Gini", "largest p"], rows)]
     said += ["", f"`{results['command']}`", "", f"{results['machine']}.", *notes(results)]
     write(out / "responses.json", results)
     write(out / "responses.md", "\n".join(said))
@@ -278,7 +281,7 @@ def transformed(title: str, results: dict[str, Any], out: Path) -> None:
 
 
 def sums_drawn(axes: Any, data: Mapping[str, Any]) -> None:
-    """The cumulated objective over that of FedAvg at the same round, the mean of the seeds'."""
+    """The accumulated objective relative to FedAvg's at the same round, averaged over seeds."""
     for axis, (name, found) in zip(axes, data.items(), strict=True):
         curves = {method: np.mean([r["curve"] for r in runs.values()], 0) for method, runs in found["runs"].items()}
         reference = curves.get("FedAvg", np.ones(1))

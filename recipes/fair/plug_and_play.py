@@ -4,9 +4,9 @@
     python recipes/fair/plug_and_play.py --table            # rebuild table and figure from the stored results
 
 The settings of silo.py and device.py; Fashion-MNIST dealt to 1000 clients by Dirichlet(.01) stands in for TinyImageNet.
-What an algorithm has to set (FedProx's mu, a server learning rate) is the value with which it has the best average on
-seed 0, alone; with AAggFF it keeps it. The CDF is the paper's for Heart, else the one with which FedAvg has the highest
-worst 10 % on seed 0.
+An algorithm's own setting (FedProx's mu, a server learning rate) is the value with which it has the best average on
+seed 0 without AAggFF; with AAggFF it keeps this value. The CDF is the paper's for Heart, else the one with which FedAvg
+has the highest worst 10 % on seed 0.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ALGORITHMS: dict[str, tuple[str, dict[str, tuple[float, ...]]]] = {
 
 
 def point(bench: Bench, name: str, algorithm: str, found: dict[str, Any]) -> dict[str, float]:
-    """What the algorithm sets, chosen alone."""
+    """The algorithm's settings, chosen without AAggFF."""
     if algorithm not in found["chosen"]:
         preset, axes = ALGORITHMS[algorithm]
         points = [{key: value} for key, values in axes.items() for value in values] or [{}]

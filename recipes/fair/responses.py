@@ -1,4 +1,4 @@
-"""Which response transformation: the cumulated global objective under six CDFs (Hahn, thesis, figure 3.1).
+"""Which response transformation: the accumulated global objective under six CDFs (Hahn, thesis, figure 3.1).
 
     FEDLOOM_DATA=... python recipes/fair/responses.py [--data heart mnist_writers] [--seeds 2 4 6]
     python recipes/fair/responses.py --table                       # rebuild table and figure from the stored results

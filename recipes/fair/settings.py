@@ -1,4 +1,4 @@
-"""The data sets of this folder: how they are dealt to clients, with which model and training, and on which seeds."""
+"""The data sets of this folder: how they are split over clients, with which model and training, and on which seeds."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from fedloom.parts.mixing.responses import CDFS
 
 SEEDS = (2, 4, 6, 8, 10)
 TUNING = (0,)
-"""The seeds on which settings are chosen, and which are not reported."""
+"""The seeds on which settings are chosen; they are not reported."""
 VALIDATION = 0.2
-"""The share of its training samples that every client sets aside where responses are taken on held-out samples."""
+"""The share of its training samples that every client holds out where responses use held-out samples."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ def sgd(decay: float = 1.0, every: int = 1, weight_decay: float = 0.0) -> Local:
 
 
 def quarter_turns(images: torch.Tensor, turns: int) -> torch.Tensor:
-    """Images [n, ..., H, W] turned by so many times 90 degrees."""
+    """Images [n, ..., H, W] rotated by multiples of 90 degrees."""
     return images.rot90(turns, (-2, -1))
 
 
 def six_silos(source: Source, seed: int) -> Source:
-    """Six clients of 620 to 22 images, the last three with images turned by 90, 180 and 270 degrees; 500 tests each."""
+    """Six clients of 620 to 22 images, the last three rotated by 90, 180 and 270 degrees; 500 test images each."""
     rng = stream(seed, "six silos")
     pools = []
     for pool, sizes in ((source.train, SILO_SIZES), (source.test, (SILO_TESTS,) * len(SILO_SIZES))):
@@ -86,7 +86,7 @@ def six_silos(source: Source, seed: int) -> Source:
 
 
 def tenth_turned(source: Source) -> Source:
-    """Training and test images in one pool, whose first tenth is turned by 90 degrees."""
+    """Training and test images in one pool, with the first tenth rotated by 90 degrees."""
     made = merged(source, natural=False)
     x, few = made.train.x.clone(), len(made.train) // 10
     x[:few] = quarter_turns(x[:few], 1)
@@ -94,7 +94,7 @@ def tenth_turned(source: Source) -> Source:
 
 
 def minority(source: Source, seed: int) -> Source:
-    """A thousand clients of equal size; the first hundred hold the first tenth of the images, the turned ones."""
+    """A thousand clients of equal size; the first hundred hold the first tenth of the images, the rotated ones."""
     rng, samples = stream(seed, "minority"), len(source.train)
     clients = min(1000, samples // 10)
     dealt = np.sort(np.arange(samples) % clients)  # client of each place
@@ -119,7 +119,7 @@ SILOS = {
         **SPLITS,
     ),
     "six_silos": Setting(
-        "Fashion-MNIST, six silos of 620, 320, 160, 80, 40 and 22 images, the last three turned, TwoNN",
+        "Fashion-MNIST, six silos of 620, 320, 160, 80, 40 and 22 images, the last three rotated, TwoNN",
         "fashion_mnist", "two_nn", 100, sgd(), (0.03, 0.1), ("normal",), partition=Natural(), arrange=six_silos,
         held_out="natural", seeds=tuple(range(1, 6)),
     ),
@@ -147,7 +147,7 @@ DEVICES = {
         "fashion_mnist", "two_nn", 300, sgd(), RATES, cohort=5, clients=1000, partition=DirichletBalanced(alpha=0.01),
     ),
     "minority": Setting(
-        "MNIST, 5 of 1000 clients a round, a tenth of them with images turned by 90 degrees, TwoNN",
+        "MNIST, 5 of 1000 clients a round, a tenth of them with images rotated by 90 degrees, TwoNN",
         "mnist", "two_nn", 300, sgd(), RATES, cohort=5, prepare=tenth_turned, arrange=minority,
     ),
     "shakespeare": Setting(
@@ -200,7 +200,7 @@ def merged(found: Source, natural: bool) -> Source:
 
 @lru_cache(maxsize=16)
 def deal(name: str, seed: int, validation: float = 0.0) -> Federation:
-    """The clients' data; a fifth of each client's samples is for its test, whatever is set aside for validation."""
+    """The clients' data; a fifth of each client's samples is its test set, with or without validation samples."""
     setting = SETTINGS[name]
     source = setting.arrange(load(name), seed) if setting.arrange else load(name)
     made = federate(source, setting.partition, setting.clients, seed, held_out=setting.held_out)
@@ -217,7 +217,7 @@ def set_aside(federation: Federation, share: float, seed: int) -> Federation:
 
 
 def scaled(federation: Federation) -> Federation:
-    """Every client's samples by the means and deviations of its own training samples; all lie in one pool."""
+    """Every client's samples, scaled by the means and deviations of its own training samples; all lie in one pool."""
     train, held_out = federation.train, federation.held_out
     assert train.arrays is held_out.arrays
     x = train.arrays.x.clone()

@@ -1,4 +1,4 @@
-"""Fair methods between silos: AAggFF-S beside its rivals (Hahn, thesis, tables 3.6, 3.8 and 3.10).
+"""Fair methods across silos: AAggFF-S beside its rivals (Hahn, thesis, tables 3.6, 3.8 and 3.10).
 
     FEDLOOM_DATA=... python recipes/fair/silo.py [--data heart_published heart six_silos berka mqp isic2019]
     python recipes/fair/silo.py --table                       # rebuild table and figure from the stored results
@@ -6,8 +6,8 @@
 All clients take part in all rounds: one epoch in batches of 20, plain SGD with the paper's learning rate, decay and
 weight decay. Each seed draws its own split of every client's samples, 80 to 20 and stratified, its own model and its
 own batches; clients are tested on their own samples. A method's setting is the one of the paper's grid with the highest
-worst 10 % on seeds of their own, which are not reported; the CDF of AAggFF-S is the paper's where there is one.
-FedMGDA+ makes normalised steps, so that its length is part of its grid. Unavailable data sets are reported and
+worst 10 % on separate seeds, which are not reported; the CDF of AAggFF-S is the paper's where there is one. FedMGDA+
+makes normalised steps, so the step length is part of its grid. Unavailable data sets are reported and
 skipped.
 
 Rows that are not in the paper: *uniform*, equal coefficients; *AAggFF, held out*, whose responses are losses on a fifth
@@ -35,7 +35,7 @@ METHODS = (
 )  # fmt: skip
 RECIPE = compare.Recipe(
     name="silo",
-    title="Fair methods between silos (tables 3.6, 3.8 and 3.10)",
+    title="Fair methods across silos (tables 3.6, 3.8 and 3.10)",
     data=common.SILOS,
     usual=("heart_published", "six_silos"),
     fill=partial(compare.rivals, METHODS),

@@ -6,14 +6,14 @@
 A setting is a data set, a split (``iid``, ``dir6`` and ``dir3``: 500 images a client, drawn by its own Dirichlet prior)
 and the participation: a tenth of the clients on average, or all of them (``..._all``, table 2.2). FedDyn's CNN, 5
 epochs in batches of 50, learning rate .1 times .998 a round, weight decay 1e-3, gradients clipped at 10, FedDyn's alpha
-.01, FedProx's mu 1e-4; images are normalised, and models are measured in every fifth round. Mini-batches are cropped
-and flipped at random: the thesis says only in section 7.2.1 that its chapter 2 augments images, too, and not how.
-The thesis chooses alpha and the decay from grids and does not say which it took where: these are one choice for all
-settings, made beforehand.
+.01, FedProx's mu 1e-4; images are normalised, and models are evaluated in every fifth round. Mini-batches are
+cropped and flipped at random: the thesis mentions only in section 7.2.1 that its chapter 2 augments images as well, and
+not how. The thesis chooses alpha and the decay from grids but does not say which values it used where: here one choice,
+made in advance, serves all settings.
 
-A run ends with the higher target, or after 300 rounds (full participation: 100) where the thesis has up to 1000: a
+A run ends at the higher target, or after 300 rounds (full participation: 100) where the thesis has up to 1000: a
 method that is still below a target counts with what it has sent by then, which bounds its cost from below. Two easier
-targets that the thesis does not have are shown beside. Interrupted runs continue from their last checkpoint.
+targets, which the thesis does not have, are reported as well. Interrupted runs continue from their last checkpoint.
 """
 
 from __future__ import annotations

@@ -49,19 +49,19 @@ def compact(history: Sequence[dict[str, Any]], parameters: int, metric: str) -> 
 
 
 def reached(run: dict[str, Any], model: str, target: float, direction: str) -> float:
-    """Transmissions, in rounds of FedAvg, until the model is as good as the target; infinite if it never was."""
+    """Transmissions, in rounds of FedAvg, until the model reaches the target; infinite if it never does."""
     values = [float("nan") if v is None else v for v in run[model]]
     at = rounds_to_target(values, range(1, len(values) + 1), target, direction)  # type: ignore[arg-type]
     return float("inf") if at is None else at * run["cost"]
 
 
 def shown(value: float, spent: float) -> str:
-    """Transmissions to the target; ``x+``: not reached when x had been sent."""
+    """Transmissions until the target; ``x+``: not reached after x."""
     return f"{value:g}" if value < float("inf") else f"{spent:g}+"
 
 
 def cell(values: Iterable[float], spent: Iterable[float]) -> str:
-    """The median over draws with the range behind it; ``x+`` where it is only known to be more than x.
+    """The median over draws, followed by the range; ``x+`` where only a lower bound x is known.
 
     >>> cell([30, 20, float("inf")], [30, 20, 500]), cell([float("inf"), 20, 30], [10, 20, 30])
     ('30 (20 to 500+)', '20+ (10+ to 30)')

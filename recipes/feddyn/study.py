@@ -22,7 +22,7 @@ from fedloom.models import models
 
 @dataclass(frozen=True)
 class Case:
-    """A method with its local work, the rounds that we give it, and what the paper sent to reach each target."""
+    """A method with its local work, its maximum rounds, and the published transmissions for each target."""
 
     method: Method
     work: dict[str, int]
@@ -105,18 +105,16 @@ class Study:
         return {"command": self.command, **stored, "runs": found}
 
     def tables(self, results: dict[str, Any]) -> str:
-        """The results beside the paper's."""
+        """The results beside the published ones."""
         high = f"{100 * results.get('target', self.targets[0]):.1f} %"
         text = [f"# {self.title}", ""]
         text += [
-            "Parameters transmitted until the target test accuracy, in rounds of FedAvg (a round of SCAFFOLD costs"
+            "Parameters transmitted until the target test accuracy is reached, in rounds of FedAvg (a round of SCAFFOLD"
         ]
         text += [
-            "2): one number a seed; `x+`: not reached when x had been sent, where the run was ended. A run also ends"
+            "costs 2): one number per seed; `x+`: the run ended after x without reaching it. A run also ends when the"
         ]
-        text += [
-            f"when the average model has {high}, so that `+` for the server model then says only: later than that."
-        ]
+        text += [f"average model reaches {high}; for the server model, `+` then only means: later than that."]
         for model, words in common.MODELS.items():
             rows = []
             for number, target in enumerate(self.targets):
@@ -132,7 +130,7 @@ class Study:
                     ours = ", ".join(common.shown(*one) for one in sent) or "-"
                     middle = common.cell(*zip(*sent, strict=True)).partition(" ")[0] if sent else "-"
                     rows.append([f"{100 * target:.1f} %", name, middle, ours, case.published[number], reach])
-            header = ["target", "method", "median", "transmitted, by seed", "paper (average model)", "best in the run"]
+            header = ["target", "method", "median", "transmitted, per seed", "paper (average model)", "best in the run"]
             text += ["", f"## {words[0].upper()}{words[1:]}", "", common.table(header, rows)]
         text += ["", "## Runs", ""]
         rows = [
@@ -140,7 +138,7 @@ class Study:
             for name, case in self.cases.items()
             for runs in [{k.removeprefix("seed"): v for k, v in results["runs"].get(name, {}).items()}]
         ]
-        text += [common.table(["method", "rounds at most", "rounds done (seed:rounds)"], rows), ""]
+        text += [common.table(["method", "maximum rounds", "rounds run (seed:rounds)"], rows), ""]
         text += [f"`{results['command']}`", "", f"{results['machine']}.", *common.notes(results)]
         return "\n".join(text)
 

@@ -7,18 +7,18 @@
 regression from zero, batches of 10, weight decay 1e-5, gradients clipped at 10. Learning rates {1, .1}, epochs
 {1, 10, 50} or, for SCAFFOLD, {20, 200, 1000} steps, FedDyn's alpha {.1, .01, .001}, FedProx's mu {.01, .0001}.
 
-**The loss to reach.** The loss is the cross entropy of the pooled training samples: it is what the published losses
-are, and what FedAvg and (with alpha_i = alpha·n̄/n_i) FedDyn descend; each client counting equally differs in type 3
-only, where it is SCAFFOLD's goal. L* is that loss at the centralised optimum: L-BFGS on the pooled data, weight decay
-included. The published targets belong to one unknown draw of the data, so a draw's target is the published one times
-L*(draw) / mean L* over 20 draws: as hard for this draw as the published one is for the average draw. The published
-homogeneous loss is below the mean L* (its draw was an easy one), and below L* nothing that converges can stay; it is
-given the ratio of type 3, the same problem but for the sizes.
+**The target loss.** The loss is the cross entropy of the pooled training samples: the published losses are of this
+kind, and FedAvg and (with alpha_i = alpha·n̄/n_i) FedDyn minimise it; weighting all clients equally differs from it in
+type 3 only, where it is SCAFFOLD's objective. L* is that loss at the centralised optimum: L-BFGS on the pooled data,
+weight decay included. The published targets belong to one unknown draw of the data, so a draw's target is the published
+one times L*(draw) / mean L* over 20 draws: as hard for this draw as the published one is for the average draw. The
+published homogeneous loss lies below the mean L* (its draw was an easy one), and no converging method can stay below
+L*; this setting therefore gets the ratio of type 3, the same problem except for the clients' sizes.
 
-**The choice.** On a draw of its own, 5, every point of a method's grid gets 24 transmissions; the best three go on
-until the target or the best budget so far. The chosen one then runs on ten other draws, until the average of all
-clients' last models reaches the target, or for 300 transmissions. The homogeneous target was settled while draws 0 to 4
-were looked at, so others are reported. Interrupted runs continue where they stopped.
+**The choice.** On a separate draw, number 5, every point of a method's grid gets 24 transmissions; the best three
+continue until they reach the target or exceed the smallest budget so far. The chosen point then runs on ten other
+draws, until the average of all clients' last models reaches the target, or for 300 transmissions. The homogeneous
+target was fixed after draws 0 to 4 had been seen, so others are reported. Interrupted runs continue where they stopped.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Point:
 
 
 def grid(method: str) -> Iterator[Point]:
-    """The paper's."""
+    """The paper's grid."""
     strengths = {"FedDyn": (0.001, 0.01, 0.1), "FedProx": (0.0001, 0.01)}.get(method, (0.0,))
     amounts = (1000, 200, 20) if method == "SCAFFOLD" else (50, 10, 1)
     for work, lr, strength in product(amounts, (1.0, 0.1), strengths):
@@ -139,13 +139,13 @@ def attempt(point: Point, federation: Federation, target: float, budget: int, se
 
 
 def merit(tried: dict[str, Any], target: float) -> tuple[float, float]:
-    """Transmissions to the target, then (where it was not reached) the best loss: smaller is better."""
+    """Transmissions until the target and, if it was not reached, the best loss; smaller is better."""
     seen = [v for v in tried["average"] if v is not None]
     return common.reached(tried, "average", target, "min"), min(seen, default=float("inf"))
 
 
 def choose(method: str, federation: Federation, target: float, seed: int, limit: int) -> tuple[Point, list[dict]]:
-    """The best point of the grid on one draw, and what was tried."""
+    """The best grid point on one draw, and a log of the points tried."""
     log: list[dict] = []
 
     def score(point: Point, budget: int) -> tuple[float, float]:
@@ -170,11 +170,16 @@ def reference(setting: str, draws: int) -> float:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """Our transmissions beside the paper's."""
+    """Our transmissions beside the published ones."""
     text = ["# Convex synthetic problem: transmissions to the target loss (table A.4)", ""]
-    text += ["Parameters transmitted until the target, in rounds of FedAvg (a round of SCAFFOLD costs 2): median over"]
-    text += [f"draws, range in brackets; `x+`: not reached when x had been sent (at most {LIMIT}). A run ends when the"]
-    text += ["average model arrives, so that `+` in the table of the server model says no more than: later than that."]
+    text += [
+        "Parameters transmitted until the target loss is reached, in rounds of FedAvg (a round of SCAFFOLD costs 2):"
+    ]
+    text += [
+        f"median over draws, range in brackets; `x+`: not reached after x (at most {LIMIT}). A run ends when the "
+        "average"
+    ]
+    text += ["model reaches the target; in the table of the server model, `+` then only means: later than that."]
     for model, words in common.MODELS.items():
         rows = []
         for setting, (_, published) in PAPER.items():
@@ -199,21 +204,21 @@ def row(setting: str, found: dict[str, Any], model: str, published: dict[str, in
 
 
 def details(results: dict[str, Any]) -> Iterator[str]:
-    """What was chosen, the optima, and where it ran."""
+    """The chosen points, the optima, and the machine."""
     rows, optima = [], []
     for setting, found in results["settings"].items():
         rows.append([setting, *(found["chosen"].get(name, "-") for name in METHODS)])
         ours = [d["optimum"] for d in found["draws"].values()] or [float("nan")]
         optima.append([setting, f"{found['reference']:.4f}", f"{PAPER[setting][0]:.4f}", f"{found['ratio']:.3f}"])
         optima[-1].append(f"{min(ours):.4f} to {max(ours):.4f}")
-    yield from ("## Chosen points", "", common.table(["setting", *METHODS], rows), "")
-    yield from ("## Losses", "", f"At zero the loss is log 5 = {log(5):.4f}.", "")
+    yield from ("## Chosen grid points", "", common.table(["setting", *METHODS], rows), "")
+    yield from ("## Losses", "", f"The loss of the zero model is log 5 = {log(5):.4f}.", "")
     yield common.table(["setting", "mean L*", "published target", "our target / L*", "L* of our draws"], optima)
     yield from ("", f"`{results['command']}`", "", f"{results['machine']}.", *common.notes(results))
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
-    """The average model's distance from L*, over the target's, against transmissions: one line per draw."""
+    """The average model's distance from L*, relative to the target's, against transmissions: one line per draw."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -237,7 +242,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
 
 def report(results: dict[str, Any], out: Path) -> None:
-    """Write what there is."""
+    """Write the results so far."""
     common.write(out / "table_a4.json", results)
     common.write(out / "table_a4.md", tables(results))
     picture(results, out / "table_a4.png")

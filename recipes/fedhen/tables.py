@@ -6,7 +6,7 @@
 As published: 100 clients, 50 of them simple, ten a round, E = 5, learning rate .1, gradients clipped at norm 10, equal
 mixing coefficients, IID and Dirichlet (.3) splits, the server's simple and complex model tested.
 
-Not as published: the first 4000 images of Fashion-MNIST instead of CIFAR-10 and CIFAR-100 (40 a client,
+Differences from the publication: the first 4000 images of Fashion-MNIST instead of CIFAR-10 and CIFAR-100 (40 a client,
 batches of 20), the first 1000 test images, a CNN of 15.6 thousand parameters in four convolutions with an exit after
 the second (1.4 thousand) instead of PreActResNet18 (11 million, and 0.7), and 150 rounds instead of 1000. Every
 second client is simple. Interrupted runs continue from their last checkpoint.
@@ -90,7 +90,7 @@ def experiment(method: Method, federation: Federation, seed: int, rounds: int) -
 
 
 def collect(runs: Path, stored: dict[str, Any]) -> dict[str, Any]:
-    """The curves in the run directories, finished or not, over what is stored."""
+    """The curves in the run directories, finished or not, merged into the stored ones."""
     found = {"command": "python recipes/fedhen/tables.py", "notes": [], "runs": {}} | stored
     for split in SPLITS:
         for name in METHODS:
@@ -103,7 +103,7 @@ def collect(runs: Path, stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def curves(history: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What a run's records say of its models; nothing if they were not measured yet."""
+    """The accuracy curves of a run's models; empty if not measured yet."""
     if not (measured := [record for record in history if "global/accuracy" in record]):
         return {}
     cell: dict[str, Any] = {"rounds": len(history), "at": [r["round"] for r in measured]}
@@ -120,7 +120,7 @@ def targets(cells: dict[str, Any], curve: str) -> list[float]:
 
 
 def row(by_seed: Sequence[dict[str, Any]], curve: str, easier: int) -> list[str]:
-    """Mean rounds of each method to a seed's target, and by how much FedHeN is faster than the better of the others."""
+    """Mean rounds of each method to a seed's target, and FedHeN's speed-up over the better of the others."""
     goals, gains = [], []
     rounds: dict[str, list[float]] = {name: [] for name in METHODS}
     for cells in by_seed:
@@ -138,11 +138,17 @@ def row(by_seed: Sequence[dict[str, Any]], curve: str, easier: int) -> list[str]
 def tables(results: dict[str, Any]) -> str:
     """The results as Markdown, beside the published ones."""
     text = ["# Networks of two sizes in one federation (Acar, thesis, tables 4.1 and 4.2, reduced)", ""]
-    text += ["Rounds until a model has the target accuracy on the test set, and how many times as many the better of"]
-    text += ["the other methods needs (gain): mean ± standard error over seeds. A seed's targets are the best accuracy"]
-    text += ["that all its runs reach, and one per cent less. *Server*: the server's model, which averages the clients"]
-    text += ["of one round and is noisy. *All clients*: the mean of the last models of all clients of that kind, which"]
-    text += ["is what the thesis reports."]
+    text += [
+        "Rounds until a model reaches the target accuracy on the test set, and the factor by which the better of the"
+    ]
+    text += [
+        "other methods needs more (gain): mean ± standard error over seeds. A seed's targets are the best accuracy"
+    ]
+    text += [
+        "that all its runs reach, and one per cent less. *Server*: the server model, which averages the clients of"
+    ]
+    text += ["one round and is noisy. *All clients*: the mean of the last models of all clients of that kind, which is"]
+    text += ["what the thesis reports."]
     for split, found in results["runs"].items():
         seeds = sorted({seed for runs in found.values() for seed in runs}, key=int)
         by_seed = [{name: runs[seed] for name, runs in found.items() if seed in runs} for seed in seeds]

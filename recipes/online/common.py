@@ -94,7 +94,7 @@ SETTINGS: dict[str, Setting] = {
     "s_mnist": S_MNIST,
     "transformed": replace(
         S_MNIST,
-        words="S-MNIST with crops and scales from .9 to 1 in the place of shrinks and shifts",
+        words="S-MNIST with crops and scales from .9 to 1 instead of shrinks and shifts",
         kind=Transformed(crop=(0.9, 1.0), scale=(0.9, 1.0)),
         steps=(10,),
     ),
@@ -161,7 +161,7 @@ def source(name: str, shrink: int) -> Source:
 
 
 def present(setting: str) -> bool:
-    """Whether the data are here."""
+    """Whether the data are available."""
     try:
         source(SETTINGS[setting].source, SETTINGS[setting].shrink)
     except DataError:
@@ -180,7 +180,7 @@ def directory(runs: Path, setting: str, learner: str, seed: int) -> Path:
 
 
 def online(setting: Setting, learner: str, tasks: int, seed: int) -> Online:
-    """A learner's experts on the first so many tasks of a setting."""
+    """A learner's experts on the first tasks of a setting."""
     name, settings, has_alpha = LEARNERS[learner]
     whole = stream(setting, seed)
     first = whole[0].train
@@ -202,7 +202,7 @@ def online(setting: Setting, learner: str, tasks: int, seed: int) -> Online:
 
 
 def run(setting: Setting, learner: str, tasks: int, seed: int, place: Path) -> dict[str, Any]:
-    """A run in its directory, begun or gone on with; its curves."""
+    """Start or continue a run in its directory; its curves."""
     experiment = online(setting, learner, tasks, seed)
     found = run_stream(experiment, place, resume=RunDirectory(place).begun, checkpoint_every=250, keep=1)
     history, summary = found.history, found.summary

@@ -38,7 +38,7 @@ PAPER: dict[str, dict[str, tuple[float, float]]] = {  # CTM and LTM in percent: 
 
 
 def published(setting: str, learner: str) -> tuple[float, float] | None:
-    """The thesis' CTM and LTM; those of 5-way CIFAR-100 and its kin for the letters that stand for them.
+    """The thesis' CTM and LTM; for letters, those of 5-way CIFAR-100, for which they stand in.
 
     >>> published("letters_5", "FS"), published("omniglot_5", "FS")
     ((31.58, 31.6), None)
@@ -60,15 +60,13 @@ def figures(run: Mapping[str, Any], tasks: int) -> dict[str, float]:
 
 
 def tables(results: Mapping[str, Any]) -> str:
-    """Ours beside the thesis'."""
+    """Our figures beside the thesis'."""
     text = ["# Online meta-learning with bounded memory (tables 5.1 to 5.4, A.8 to A.10)", ""]
     text += [
         "Accuracy in percent of Hedge's mixture; the published figure in brackets. CTM: the new task, adapted to and"
     ]
-    text += [
-        "not yet learnt, mean over the tasks (in the second half of them behind the bar). LTM: all tasks seen, after"
-    ]
-    text += ["the last one; behind the bar the mean over its evaluations. Kept: task data between two tasks."]
+    text += ["not yet learnt, mean over the tasks (after the bar: over their second half). LTM: all tasks seen, after"]
+    text += ["the last one; after the bar, the mean over all its evaluations. Kept: task data between two tasks."]
     for setting, found in results["settings"].items():
         text += ["", f"## {SETTINGS[setting].words}", "", *_table(setting, found)]
     text += ["", *(f"`{command}`  " for command in results["commands"])]
@@ -77,7 +75,7 @@ def tables(results: Mapping[str, Any]) -> str:
 
 
 def _table(setting: str, found: Mapping[str, Any]) -> Iterator[str]:
-    """One table for each length of run, of all runs that are as long; costs are told of whole runs alone."""
+    """One table per length, of all runs of at least this length; costs are given only for whole runs."""
     for tasks in sorted({run["tasks"] for run in found.values()}, reverse=True):
         longer = [learner for learner, run in found.items() if run["tasks"] >= tasks]
         rows = []
@@ -109,7 +107,7 @@ def _efficiency(setting: str, found: Mapping[str, Any]) -> Iterator[str]:
     if rows:
         yield from (
             "",
-            "Accuracy on a new task after adapting with so many samples, second half of the tasks (figure A.20):",
+            "Accuracy on a new task after adapting with this many samples, second half of the tasks (figure A.20):",
         )
         yield from ("", table(["learner", *map(str, sizes), f"needed for {100 * target:.0f} %"], rows))
 
@@ -151,7 +149,7 @@ def picture(setting: str, found: Mapping[str, Any], path: Path) -> None:
 
 
 def report(results: dict[str, Any], out: Path) -> None:
-    """Write what there is; notes that were written into the file meanwhile stay."""
+    """Write the results so far; notes written into the file in the meantime are kept."""
     if written := common.read(out / "tables.json").get("notes"):
         results["notes"] = written
     common.write(out / "tables.json", results)

@@ -10,14 +10,15 @@ shifted in its own way; a network 784-200-10; batches of 10. ``cifar100_5``: 200
 characters that no other task has, 16 + 4 drawings of each, 28 by 28. Learning rate .1, weight decay 1e-3 and MAML with
 five steps of .1 for all: after one step a CNN that never learns is hardly better than chance.
 
-Not as published: one configuration instead of Hedge over a grid. alpha is chosen, for each learner that has one,
-on the first tasks of a seed of its own (``--tuning``) at each K, by the accuracy on each new task in the last half; the
-reported seeds are others. Gradients are clipped at 3; a step adapts with 10 of a task's training samples and descends
-on a batch; FTML draws one of its tasks a step, and so does B-MOML except for ``B-MOML ..., whole``, whose step descends
-the mean loss of the buffer and the new task, as published; a random buffer takes a task with probability .5.
+Differences from the publication: one configuration instead of Hedge over a grid. For each learner that has one, alpha
+is chosen at each K on the first tasks of a separate seed (``--tuning``), by the accuracy on the new tasks of their
+second half; other seeds are reported. Gradients are clipped at 3; a step adapts with 10 of a task's training samples
+and descends on a batch; FTML draws one of its tasks a step, and so does B-MOML except for ``B-MOML ..., whole``, whose
+step descends the mean loss of the buffer and the new task, as published; a random buffer takes a task with probability
+.5.
 
-Work goes stage by stage (``--tasks``): all runs on the first tasks, then the same runs on more of them. Every run is a
-run directory that goes on where it was. A learner that diverges is listed, and the others go on.
+Work proceeds in stages (``--tasks``): all runs on the first tasks, then the same runs on more of them. Every run is a
+run directory that continues where it stopped. A learner that diverges is listed, and the others continue.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def best(tried: Mapping[str, Sequence[float]] | None) -> tuple[float, ...]:
 
 
 def report(name: str, results: dict[str, Any], out: Path) -> None:
-    """Write what there is; notes that were written into the file meanwhile stay."""
+    """Write the results so far; notes written into the file in the meantime are kept."""
     if written := common.read(out / f"{name}.json").get("notes"):
         results["notes"] = written
     common.write(out / f"{name}.json", results)
@@ -132,12 +133,12 @@ def report(name: str, results: dict[str, Any], out: Path) -> None:
 
 
 def page(name: str, results: Mapping[str, Any]) -> str:
-    """Ours beside the thesis', mean and standard error over seeds; gains paired by seed; what was chosen by what."""
+    """Our figures beside the thesis', mean and standard error over seeds; gains paired by seed; the choice of alpha."""
     study = STUDIES[name]
     text = [f"# {study.title}", ""]
     text += ["Accuracy in percent, mean ± standard error over seeds, the published figure in brackets. CTM: new tasks,"]
     text += ["adapted to and not yet learnt, mean over the tasks. LTM: all tasks, adapted to by the last model; `nan`"]
-    text += ["where it was not looked at then. Kept: task data."]
+    text += ["where it was not evaluated at that point. Kept: task data."]
     for steps, found in results["runs"].items():
         for tasks in sorted({run["tasks"] for seeds in found.values() for run in seeds.values()}, reverse=True):
             text += ["", f"## {steps}, {tasks} tasks", "", *_table(name, found, tasks), "", *_gains(found, tasks)]
@@ -148,9 +149,9 @@ def page(name: str, results: Mapping[str, Any]) -> str:
         for seed, said in seeds.items()
     ]
     text += ["", "## Diverged", "", *diverged] if diverged else []
-    text += ["", "## Chosen on a seed of its own", ""]
-    text += [f"CTM on {results['tuned']} tasks of seed {TUNING_SEED}, with {study.tested} test samples each; behind"]
-    text += ["the bar the last half of them, which decides.", ""]
+    text += ["", "## Choice of alpha on a separate seed", ""]
+    text += [f"CTM on {results['tuned']} tasks of seed {TUNING_SEED}, with {study.tested} test samples each; after"]
+    text += ["the bar, on their second half, which decides.", ""]
     rows = [
         [steps, learner, *(f"{100 * every:.2f} \\| {100 * late:.2f}" for every, late in found.values())]
         for steps, learners in results["tuning"].items()
@@ -162,7 +163,7 @@ def page(name: str, results: Mapping[str, Any]) -> str:
 
 
 def _figures(found: Mapping[str, Mapping[str, Any]], learner: str, tasks: int) -> dict[str, dict[str, float]]:
-    """CTM and LTM of a learner's runs that are as long, by seed."""
+    """CTM and LTM of a learner's runs of this length, by seed."""
     return {seed: plots.figures(run, tasks) for seed, run in found.get(learner, {}).items() if run["tasks"] >= tasks}
 
 

@@ -6,20 +6,20 @@
 
 ``s_mnist`` is the stream as the thesis' authors built it (``streams.py`` runs one configuration of it for several
 seeds), ``transformed`` one with ranges: crops and scales from .9 to 1, so that the baseline that never learns (FS)
-stands near its published figure. As published: 1000 tasks of 60 + 10 samples; a network 784-200-10; learning rate .1,
+is close to its published figure. As published: 1000 tasks of 60 + 10 samples; a network 784-200-10; learning rate .1,
 batches of 10, weight decay 1e-3; MAML with 1 or 5 steps of learning rate .1 or .01; alpha 1, 5 or 10; Hedge with gamma
-.1 over the grid, whose mixture is the figure.
+.1 over the grid, whose mixture is reported.
 
-Other than published, or left open by it: K is 10 for ``transformed`` (10 or 20); gradients are clipped at 3; Hedge
-counts errors on the test samples and gives up experts below 1e-6; an outer step adapts with a batch of 10 of a task's
-training samples and descends on another; FTML and B-MOML draw one of their tasks a step; a random buffer takes a task
-with probability .5; LTM is taken every 50 tasks.
+Different from the publication, or left open by it: K is 10 for ``transformed`` (10 or 20); gradients are clipped at 3;
+Hedge counts errors on the test samples and drops experts below 1e-6; an outer step adapts with a batch of 10 of a
+task's training samples and descends on another; FTML and B-MOML draw one of their tasks a step; a random buffer takes a
+task with probability .5; LTM is taken every 50 tasks.
 
 The thesis' 5-way streams are of CIFAR-100 and miniImageNet. Where CIFAR-100 is present, its settings run as published
 (``--settings cifar100_5 ...``: days of a core); otherwise 5-way streams of handwritten letters stand in, on images of
-14 by 14, with a small CNN and K 20. Their figures say who is ahead, no more.
+14 by 14, with a small CNN and K 20. Their figures only show which learner is ahead.
 
-Work goes stage by stage (``--tasks``): all learners on the first tasks, then the same runs on more of them. Interrupted
+Work proceeds in stages (``--tasks``): all learners on the first tasks, then the same runs on more of them. Interrupted
 work continues where it stopped.
 """
 
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results["commands"] = list(dict.fromkeys([*results.get("commands", []), " ".join(said)]))
     for setting in args.settings:
         if not common.present(setting):
-            print(f"{setting}: no data here, left out.", file=sys.stderr)
+            print(f"{setting}: no data here, skipped.", file=sys.stderr)
             continue
         found = results["settings"].setdefault(setting, {})
         total = len(common.stream(SETTINGS[setting], args.seed))

@@ -41,7 +41,7 @@ INFERENCE = tuple(f"{name} + {part}" for name in METHODS[:3] for part in ("Proto
 LEVELS = {f"average {level}": words for level, words in
           {"mean": "mean over clients", "best": "best client", "worst": "worst client"}.items()}  # fmt: skip
 """What is looked at is the mean of all clients' last models."""
-SPLITS = {"acid": "ACID: common names of classes", "alid": "ALID: names of its own at each client"}
+SPLITS = {"acid": "ACID: common class names", "alid": "ALID: class names of each client's own"}
 CHANCE = 1 / 10
 NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "mini_imagenet": "miniImageNet"}
 Published = Mapping[str, Sequence[tuple[float, tuple[int, ...]]]]
@@ -90,7 +90,7 @@ def folder(name: str) -> str:
 
 
 def mean_curves(curves: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """The mean over seeds of each method's curves, as far as all seeds go.
+    """The mean over seeds of each method's curves, up to the last round that all seeds have.
 
     >>> mean_curves({"FedAvg": {"0": {"round": [4, 8], "mean": [0.25, 0.5], "cost": 1},
     ...                         "1": {"round": [4], "mean": [0.75], "cost": 1}}})
@@ -120,7 +120,7 @@ def targets(curves: Mapping[str, Any], level: str) -> list[float]:
 
 
 def gain(ours: float, theirs: float, spent: float) -> str:
-    """How many times more the other one sent; ``>`` where it did not reach the target with all it sent.
+    """The factor by which the other one sent more; ``>`` if it did not reach the target with all it sent.
 
     >>> gain(20, 50, 60), gain(20, float("inf"), 60), gain(float("inf"), 50, 60)
     ('2.5x', '>3.0x', '-')
@@ -182,7 +182,7 @@ def finals(results: Mapping[str, Any], classes: str) -> str:
 
 
 def choices(cell: Mapping[str, Any]) -> str:
-    """What the short runs chose from."""
+    """The settings tried in the short runs."""
     rows = [
         [name, str(value), f"{100 * accuracy:.1f}"]
         for name, grid in cell["picked"]["trials"].items()
@@ -196,40 +196,43 @@ def tables(results: Mapping[str, Any]) -> str:
     data = results.get("data", "cifar10")
     where = "table A.7" if data == "mini_imagenet" else "tables 3.1, 3.2, A.5, A.6"
     text = [f"# Personalised federated meta-learning on {NAMES[data]} (Acar, thesis, {where})", ""]
-    text += ["Test accuracies in percent, of the mean of all clients' last models, which the thesis plots (a client"]
-    text += ["that has not taken part counts with the initial one), after it was adapted with all of a client's"]
-    text += ["training images, on 100 test images of its own; beside it, of the server's model. `+ Proto`, `+ MAML`:"]
-    text += ["trained without adaptation, adapted at inference. Means ± standard errors over seeds; gains are paired"]
-    text += ["by seed, with 95 % intervals. A model that cannot know what a client calls the classes"]
+    text += ["Test accuracies in percent of the mean of all clients' last models, which the thesis plots (a client"]
+    text += ["that has not taken part counts with the initial one), adapted with all of a client's training images,"]
+    text += ["on 100 test images of its own; the server's model is shown as well. `+ Proto`, `+ MAML`: trained"]
+    text += ["without adaptation, adapted at inference. Means ± standard errors over seeds; gains are paired by"]
+    text += ["seed, with 95 % intervals. A model that cannot know how a client names the classes"]
     chance = "is at chance, 10 %." if data == "cifar10" else "is at chance."
-    text += [f"{chance} Networks, images and rounds are not those of the thesis, whose figures (*italic*) are"]
-    text += ["for comparing the order of methods and the gains, not the accuracies."]
+    text += [f"{chance} Networks, images and rounds differ from the thesis, whose figures (*italic*) serve to"]
+    text += ["compare the order of methods and the gains, not the accuracies."]
     for classes in sorted({key.split()[1] for key in results["cells"]}):
         text += ["", f"## {classes} classes a client", "", "### After the last round", "", finals(results, classes)]
         for split, words in SPLITS.items():
             if cell := results["cells"].get(f"{split} {classes}"):
-                text += ["", f"### {words}: models transmitted until an accuracy", ""]
-                text += ["In rounds of FedAvg: a round of PFLScaf counts 2. Targets are the highest accuracies of"]
-                text += ["PFLDyn and PFLScaf, and of Per-FedAvg, all from curves that are means over seeds."]
-                text += [f"{cell['rounds']} rounds, a look every {results['every']}; `>x`: not with x models. Without"]
+                text += ["", f"### {words}: models transmitted until an accuracy is reached", ""]
+                text += ["In rounds of FedAvg; a round of PFLScaf counts 2. Targets are the highest accuracies of"]
+                text += ["PFLDyn, PFLScaf and Per-FedAvg, all from curves averaged over seeds."]
+                text += [
+                    f"{cell['rounds']} rounds, evaluated every {results['every']}; `>x`: not reached with x models. "
+                    "Without"
+                ]
                 text += ["correction: Per-FedAvg, P-Avg (Proto), and FedAvg with Proto at inference."]
                 published = PUBLISHED.get(f"{split} {classes}", {}) if data == "cifar10" else {}
                 text += transmissions(cell, published)
-                text += ["", f"Settings, tried in short runs on seed {TUNING_SEED}:", "", choices(cell)]
+                text += ["", f"Settings, chosen in short runs on seed {TUNING_SEED}:", "", choices(cell)]
     runs = [run for cell in results["cells"].values() for runs in cell["curves"].values() for run in runs.values()]
     seeds = {seed for cell in results["cells"].values() for runs in cell["curves"].values() for seed in runs}
     seconds, failures = (sum(run[key] for run in runs) for key in ("seconds", "failures"))
     text += ["", f"`{results['command']}`, seeds {', '.join(sorted(seeds, key=int))}. {results['machine']}."]
-    text += ["Training and looks"]
+    text += ["Training and evaluation"]
     text += [
-        f"took at least {seconds / 60:.0f} minutes of one core besides the short runs; {failures} clients were left out"
+        f"took at least {seconds / 60:.0f} minutes of one core besides the short runs; {failures} clients were excluded"
     ]
     text += ["because their models diverged."]
     return "\n".join([*text, *notes(dict(results))])
 
 
 def picture(results: Mapping[str, Any], path: Path) -> None:
-    """Figures A.14 to A.17: mean accuracy by round; above what trains through an adaptation, below what does not."""
+    """Figures A.14 to A.17: mean accuracy by round; above, methods that adapt in training; below, those that do not."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -264,7 +267,7 @@ def picture(results: Mapping[str, Any], path: Path) -> None:
 def report(
     path: Path, facts: Mapping[str, Any], key: str = "", cell: Mapping[str, Any] | None = None, seed: int = 0
 ) -> None:
-    """Bring the stored results up to date, with a cell's curves of a seed, and write tables and picture from them."""
+    """Update the stored results with a seed's curves of a cell, and write tables and picture from them."""
     results = {"notes": [], "cells": {}} | read(path) | dict(facts)
     if cell is not None:
         known = results["cells"].get(key, {"curves": {}, "picked": {"alpha": {}, "trials": {}}})

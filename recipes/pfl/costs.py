@@ -2,8 +2,8 @@
 
     python recipes/pfl/costs.py [--repeats 7] [--steps 4] [--model feddyn_cnn]
 
-Batches of 50 images of 32 by 32, which are noise. All variants take turns in one process; shown are medians over the
-turns of the processor's time for a step, and of the ratio to FedAvg's in the same turn.
+Batches of 50 noise images of 32 by 32. All variants take turns in one process; the table shows the median CPU time of
+a step over the repetitions, and the median ratio to FedAvg's in the same repetition.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ VARIANTS = {
 
 
 def noise(size: int = 100) -> Federation:
-    """One client with images of noise."""
+    """One client with noise images."""
     draw = torch.Generator().manual_seed(0)
     arrays = Arrays(torch.randn(size, 3, 32, 32, generator=draw), torch.arange(size) % 10, 10)
     mine, nothing = Split(arrays, Index.of([range(size)])), Split(arrays, Index.of([[]]))
@@ -47,7 +47,7 @@ def noise(size: int = 100) -> Federation:
 
 
 def measure(model: str, repeats: int, steps: int) -> dict[str, list[float]]:
-    """Processor's milliseconds for a step, by variant and turn, after one turn that does not count."""
+    """CPU milliseconds per step, by variant and repetition, after one uncounted repetition."""
     federation = noise()
     workers = {}
     for name, method in VARIANTS.items():
@@ -85,9 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ratios = sorted(value / base for value, base in zip(values, found["FedAvg"], strict=True))
         rows.append([name, f"{median(values):.0f}", f"{median(ratios):.1f}", f"{ratios[0]:.1f} to {ratios[-1]:.1f}"])
     text = [f"# What a local step costs: {args.model}, batches of 50 images of 32 by 32", ""]
-    text += [common.table(["local step", "ms of one core", "relative to FedAvg", "range over turns"], rows), ""]
+    text += [common.table(["local step", "ms of one core", "relative to FedAvg", "range over repetitions"], rows), ""]
     text += [
-        f"`python recipes/pfl/costs.py`, median of {args.repeats} turns of {args.steps} steps. {common.machine()}."
+        f"`python recipes/pfl/costs.py`, median of {args.repeats} repetitions of {args.steps} steps. "
+        f"{common.machine()}."
     ]
     common.write(args.out / "costs.md", "\n".join(text))
     print("\n".join(text))

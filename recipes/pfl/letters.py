@@ -3,12 +3,12 @@
     FEDLOOM_DATA=... python recipes/pfl/letters.py [--seeds 0 1 2] [--splits alid] [--only "P-Avg (Proto)"]
     python recipes/pfl/letters.py --table                     # rebuild the table from the stored results
 
-What ``tables.py`` asks of CIFAR-10 (Acar, thesis, tables 3.1 and 3.2) in a federation that reaches its plateau in an
-hour: EMNIST-L, whose ten letters are averaged to 14 by 14, at 100 clients of 480 training and 80 test images of five
-letters each. Ten clients a round take 50 steps on batches of 50 with learning rate .1 times .997 a round, weight decay
-1e-3 and gradients clipped at 10, for 200 rounds; a CNN of 6 and 16 channels. FedDyn's and PFLDyn's alpha is the better
-of .1 and .01 after 30 rounds on a seed of its own, which is not reported. FedAvg and FedDyn are adapted with prototypes
-at inference.
+The question that ``tables.py`` asks on CIFAR-10 (Acar, thesis, tables 3.1 and 3.2), in a federation that reaches its
+plateau within an hour: EMNIST-L, with its ten letters averaged to 14 by 14, at 100 clients of 480 training and 80 test
+images of five letters each. Ten clients a round take 50 steps on batches of 50 with learning rate .1 times .997 a
+round, weight decay 1e-3 and gradients clipped at 10, for 200 rounds; a CNN of 6 and 16 channels. FedDyn's and PFLDyn's
+alpha is the better of .1 and .01 after 30 rounds on a separate seed, which is not reported. FedAvg and FedDyn are
+adapted with prototypes at inference.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LEVELS = {FINAL: "average model", "mean": "server's model", "average worst": "av
 
 
 def transmissions(runs: Mapping[str, Any], base: Mapping[str, Any]) -> str:
-    """Rounds of FedAvg until the best accuracy of P-Avg's average model in the same seed; the seeds that arrive."""
+    """Rounds of FedAvg until the best accuracy of P-Avg's average model in the same seed, for seeds that reach it."""
     sent = [common.sent(runs[s], FINAL, max(base[s][FINAL])) for s in runs if s in base]
     arrived = [value for value in sent if value < float("inf")]
     return f"{mean_error(arrived, digits=0)} ({len(arrived)} of {len(sent)})"
@@ -50,11 +50,13 @@ def transmissions(runs: Mapping[str, Any], base: Mapping[str, Any]) -> str:
 def page(results: Mapping[str, Any]) -> str:
     """Accuracies with their standard errors, and the gains over P-Avg, paired by seed."""
     text = ["# Personalised federated meta-learning on letters (the question of Acar's tables 3.1 and 3.2)", ""]
-    text += ["Test accuracy in percent, mean over the clients, of a model that was adapted with all of a client's"]
-    text += ["training images, on 80 test images of its own, after the last round: mean ± standard error over seeds."]
-    text += ["*Average model*: the mean of all clients' last models. Gains over P-Avg are paired by seed, with 95 %"]
-    text += ["intervals. Transmissions, in rounds of FedAvg (a round of PFLScaf and SCAFFOLD counts 2): until the best"]
-    text += ["accuracy of P-Avg's average model in that seed; in brackets how many seeds get there."]
+    text += ["Test accuracy in percent after the last round, mean over the clients, of a model adapted with all of a"]
+    text += ["client's training images, on 80 test images of its own: mean ± standard error over seeds. *Average"]
+    text += ["model*: the mean of all clients' last models. Gains over P-Avg are paired by seed, with 95 %"]
+    text += ["intervals. Transmissions, in rounds of FedAvg (a round of PFLScaf or SCAFFOLD counts 2), until the best"]
+    text += [
+        "accuracy of P-Avg's average model in that seed is reached; in brackets, the number of seeds that reach it."
+    ]
     for split, found in results["splits"].items():
         runs = {name: found["runs"][name] for name in SHOWN if name in found["runs"]}
         plain = runs.get(BASE, {})
@@ -77,7 +79,11 @@ def page(results: Mapping[str, Any]) -> str:
             for name, tried in found["trials"].items()
             for value, accuracy in tried.items()
         ]
-        text += [f"alpha, tried on seed {TUNING_SEED}:", "", common.table(["method", "alpha", "mean accuracy"], rows)]
+        text += [
+            f"Values of alpha tried on seed {TUNING_SEED}:",
+            "",
+            common.table(["method", "alpha", "mean accuracy"], rows),
+        ]
     text += ["", f"`{results['command']}`. {results['machine']}."]
     return "\n".join([*text, *common.notes(dict(results))])
 

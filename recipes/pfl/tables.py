@@ -5,17 +5,17 @@
     FEDLOOM_DATA=... python recipes/pfl/tables.py --data mini_imagenet --splits alid  # table A.7; or cifar100
     python recipes/pfl/tables.py --table                      # rebuild tables and figure from the stored results
 
-As published: a client holds a window of 3, 5 or 7 classes, in ALID with names of its own for them; a tenth of the
-clients takes part in a round; learning rate .1 times .997 a round, weight decay 1e-3, gradients clipped (at 10).
-FedDyn's alpha is .1 or .01, the inner steps of MAML are 1 or 5 with learning rate .1 or .01: what is best in a short
-run on a seed of its own, which is not reported. FedAvg, FedDyn and SCAFFOLD are trained as they are, and looked at as
-they are and adapted at inference.
+As published: a client holds a window of 3, 5 or 7 classes, in ALID with its own names for them; a tenth of the clients
+takes part in a round; learning rate .1 times .997 a round, weight decay 1e-3, gradients clipped (at 10). FedDyn's alpha
+is .1 or .01, the inner steps of MAML are 1 or 5 with learning rate .1 or .01: the best in a short run on a separate
+seed, which is not reported. FedAvg, FedDyn and SCAFFOLD are trained unchanged and evaluated both unchanged and adapted
+at inference.
 
-Other than published (``--scale thesis`` undoes all of it): images are averaged to 16 by 16; the CNN has 6 and 16
-channels and 120 and 84 dense units (published: 64, 64, 384, 192); 50 clients (100) hold 250 training images each (500)
-and take 25 steps (50) on batches of 25 (50) a round, for 40 rounds (1000); a short run has 30 rounds (100), in which a
-client is visited three times; MAML takes one inner step (1 or 5), and the learning rate found for Per-FedAvg serves
-all methods with MAML (each its own). Interrupted runs continue where they stopped.
+Differences from the publication (``--scale thesis`` undoes all of them): images are averaged to 16 by 16; the CNN has 6
+and 16 channels and 120 and 84 dense units (published: 64, 64, 384, 192); 50 clients (100) hold 250 training images each
+(500) and take 25 steps (50) on batches of 25 (50) a round, for 40 rounds (1000); a short run has 30 rounds (100), in
+which a client takes part three times; MAML takes one inner step (1 or 5), and all methods with MAML use the learning
+rate found for Per-FedAvg (each its own). Interrupted runs continue where they stopped.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def adaptations(name: str, inner: tuple[float, int]) -> dict[str, Adaptation]:
 
 
 def averaged(cifar: Source, by: int) -> Source:
-    """The same images, each ``by`` by ``by`` pixels as one."""
+    """The images with each block of ``by`` by ``by`` pixels averaged."""
 
     def change(arrays: Arrays) -> Arrays:
         return arrays if by == 1 else replace(arrays, x=avg_pool2d(arrays.x.float(), by))
@@ -151,7 +151,7 @@ def look(chosen: Experiment, server: Server, result: RunResult, adaptation: Adap
 def trained(
     name: str, chosen: Experiment, scale: Scale, inner: tuple[float, int], where: Path
 ) -> dict[str, dict[str, list[float]]]:
-    """Train in pieces of ``every`` rounds and look after each; the curves by name, with what a round costs."""
+    """Train in pieces of ``every`` rounds and evaluate after each; the curves by name, with the cost of a round."""
     path = where.with_suffix(".json")
     curves = common.read(path)
     total, started = chosen.rounds, common.cpu_seconds()
@@ -182,7 +182,7 @@ def trained(
 
 
 def chosen_by_trial(name: str, federation: Federation, scale: Scale, seed: int, inner: Any, where: Path) -> Any:
-    """The setting whose average model serves the clients best after a short run, and what each of a grid came to."""
+    """The setting whose average model is best for the clients after a short run, and the result of each grid point."""
     grid = ALPHAS if SEARCHED[name] == "alpha" else scale.inner
     path = where / f"{common.folder(name)}.json"
     found = common.read(path)
@@ -202,7 +202,7 @@ def chosen_by_trial(name: str, federation: Federation, scale: Scale, seed: int, 
 
 
 def settings(names: Sequence[str], federation: Federation, scale: Scale, seed: int, where: Path) -> dict[str, Any]:
-    """What the short runs chose: α of each method that has one, and the inner steps of MAML."""
+    """The settings chosen by short runs: α of each method that has one, and the inner steps of MAML."""
     inner, trials = chosen_by_trial("Per-FedAvg", federation, scale, seed, None, where)
     found: dict[str, Any] = {"inner": list(inner), "alpha": {}, "trials": {"Per-FedAvg": trials}}
     for name, kind in SEARCHED.items():

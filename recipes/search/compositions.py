@@ -4,9 +4,9 @@
 
 Per data set and outer seed, three searches with the same budget: ``compositions`` (named methods, one part replaced,
 and settings, by TPE), ``random`` (the same space, at random) and ``named`` (named methods and settings only, by TPE).
-Each chooses one candidate on validation samples; that and the FedAvg that it tuned are then trained on three seeds of
-their own and tested on test samples. Outer seeds differ in partitions, proposals and initial models. Differences are
-paired by outer seed.
+Each chooses one candidate on validation samples; this candidate and the FedAvg that the search tuned are then trained
+on three separate seeds and tested on test samples. Outer seeds differ in partitions, proposals and initial models.
+Differences are paired by outer seed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ COMMON = ("engine=serial", "search.finalists=1", "search.seeds=3", "local.weight
 
 
 def outcome(data: str, name: str, seed: int) -> dict[str, Any]:
-    """One search: what it chose, and the scores of that and of FedAvg on seeds of their own."""
+    """One search: its choice, and the scores of that and of tuned FedAvg on separate seeds."""
     folder = RUNS / data / f"{name}-{seed}"
     words = [*COMMON, *DATA[data], *SEARCHES[name], f"seed={seed}"]
     known = [
@@ -74,7 +74,7 @@ def page(results: Mapping[str, Any]) -> str:
     """The tables as Markdown."""
     text = ["# Searching compositions", "", f"`python recipes/search/compositions.py`; {results['machine']}", ""]
     text += ["`compositions` proposes named methods, named methods with one part replaced, and settings, by TPE;"]
-    text += ["`random` draws from the same space; `named` proposes named methods and settings only, by TPE. All begin"]
+    text += ["`random` draws from the same space; `named` proposes named methods and settings only, by TPE. All start"]
     text += [
         "with FedAvg at three rates and every named method, and spend the same budget of rounds (`search.budget`)."
     ]
@@ -95,7 +95,7 @@ def page(results: Mapping[str, Any]) -> str:
         text += ["", f"## {data}, {len(by_search['named'])} outer seeds", ""]
         text += ["`" + " ".join((*COMMON, *DATA[data])) + "`", ""]
         text += [
-            table(["search", "candidates tried, by seed", "accuracy (by seed)", "gain over tuned FedAvg"], rows),
+            table(["search", "candidates tried, per seed", "accuracy (per seed)", "gain over tuned FedAvg"], rows),
             "",
         ]
         rows = [

@@ -73,7 +73,7 @@ CASES |= {f"FedDyn {name}": dynamic(method) for name, method in LOSSES.items()}
 
 
 def data(seed: int) -> Federation:
-    """The first images of CIFAR-10, dealt IID."""
+    """The first images of CIFAR-10, split IID."""
     cifar = sources.make("cifar10")
     train, test = (arrays.take(torch.arange(min(n, len(arrays)))) for arrays, n in
                    ((cifar.train, SAMPLES), (cifar.test, TESTED)))  # fmt: skip
@@ -81,7 +81,7 @@ def data(seed: int) -> Federation:
 
 
 def make(settings: dict[str, Any]) -> Callable[[], nn.Module]:
-    """The network of that width, for CIFAR-10."""
+    """The network of this width for CIFAR-10."""
     return partial(models.make, MODEL, classes=10, inputs=(3, 32, 32), **settings)
 
 
@@ -117,7 +117,7 @@ def experiment(method: Method, federation: Federation, known: Path, seed: int, r
 
 
 def collect(runs: Path, stored: dict[str, Any]) -> dict[str, Any]:
-    """The accuracies in the run directories, finished or not, over what is stored."""
+    """The accuracies in the run directories, finished or not, merged into the stored ones."""
     found = {"command": "python recipes/sides/table_7_1.py", "notes": [], "runs": {}} | stored
     for name in ("teacher", *CASES):
         for path in sorted(runs.glob(f"seed*/{name.replace(' ', '_')}/metrics.jsonl")):
@@ -132,12 +132,12 @@ def collect(runs: Path, stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def reached(cell: dict[str, Any], target: float) -> int | None:
-    """Rounds until the server model is that good."""
+    """Rounds until the server model reaches an accuracy."""
     return rounds_to_target(cell["accuracy"], cell["rounds"], target, "max")
 
 
 def arrivals(by_seed: dict[str, Any], target: float) -> str:
-    """Rounds until the target, of the seeds that get there, and how many of them do."""
+    """Rounds until the target over the seeds that reach it, and their number."""
     found = [reached(cell, target) for cell in by_seed.values()]
     arrived = [float(at) for at in found if at is not None]
     return f"{mean_error(arrived, digits=0)} ({len(arrived)} of {len(found)})"
@@ -153,8 +153,12 @@ def table(results: dict[str, Any]) -> str:
     runs = results["runs"]
     target = min(best(runs.get(BASE, {})).values(), default=float("nan"))
     text = ["# Stronger local losses (Acar, thesis, table 7.1, reduced to CIFAR-10 and a small CNN)", ""]
-    text += ["Rounds until the server model has the test accuracy that FedAvg with cross entropy has in all seeds,"]
-    text += [f"{100 * target:.1f} %, and in brackets how many seeds get there. Accuracies in percent, means ± standard"]
+    text += [
+        "Rounds until the server model reaches the test accuracy that FedAvg with cross entropy reaches in all seeds,"
+    ]
+    text += [
+        f"{100 * target:.1f} %; in brackets, the number of seeds that reach it. Accuracies in percent, means ± standard"
+    ]
     text += ["errors over seeds; gains of the best accuracy over cross entropy under the same method and over the same"]
     text += ["loss under FedAvg, paired by seed, with 95 % intervals.", ""]
     rows = []
@@ -173,14 +177,17 @@ def table(results: dict[str, Any]) -> str:
     text += [reporting.table([*header, "published: rounds to 67 % (gain)"], rows)]
     if taught := runs.get("teacher"):
         accuracy = mean_error([cell["accuracy"][-1] for cell in taught.values()], 100)
-        text += ["", f"The teachers, one a seed, have {accuracy} % after {next(iter(taught.values()))['done']} epochs."]
+        text += [
+            "",
+            f"The teachers, one per seed, have {accuracy} % after {next(iter(taught.values()))['done']} epochs.",
+        ]
     seeds = sorted({seed for by_seed in runs.values() for seed in by_seed}, key=int)
     text += ["", f"`{results['command']}`, seeds {', '.join(seeds)}. {results.get('machine', '')}."]
     return "\n".join([*text, *reporting.notes(results)])
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
-    """Test accuracy against rounds: a colour a loss, FedDyn's lines whole and FedAvg's dashed."""
+    """Test accuracy against rounds: one colour per loss, FedDyn solid and FedAvg dashed."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

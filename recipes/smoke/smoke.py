@@ -38,7 +38,7 @@ COMMAND = "FEDLOOM_DATA=... python recipes/smoke/smoke.py"
 
 @dataclass(frozen=True)
 class Case:
-    """One data set, dealt to clients, and a small model for it."""
+    """One data set, split over clients, and a small model for it."""
 
     data: str
     partition: Partition
@@ -147,13 +147,13 @@ def measure(case: Case, seed: int) -> dict[str, Any]:
 
 
 def learned(result: dict[str, Any]) -> bool:
-    """Whether it knows more than the most frequent class, and its training loss fell."""
+    """Whether it is more accurate than the most frequent class and its training loss fell."""
     first, last = result["train_loss"]
     return list(result["accuracy"].values())[-1] > result["most_frequent"] and last < first
 
 
 def table(results: dict[str, Any]) -> str:
-    """The results for a reader."""
+    """The results as Markdown."""
     lines = [
         "# A first run on each real data set",
         "",
@@ -172,7 +172,7 @@ def table(results: dict[str, Any]) -> str:
         "accuracy",
         "clients' mean",
     ]
-    heads += ["learned", "updates left out", "seconds (load, run, CPU of the run)"]
+    heads += ["learned", "updates excluded", "seconds (load, run, CPU of the run)"]
     lines += [f"| {' | '.join(heads)} |", "|" + " --- |" * len(heads)]
     for name in CASES:
         if (r := results.get(name)) is None:
@@ -194,12 +194,10 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"`{COMMAND}`", "", *(f"- {line}" for line in said), "", *NOTES]) + "\n"
 
 
-TESTED = (
-    "It is measured on the common test set; for Shakespeare on the clients' own test samples, as the mean over clients."
-)
+TESTED = "It is measured on the common test set; for Shakespeare, on the clients' own test samples (mean over clients)."
 NOTES = (
-    "Seconds are wall-clock, beside other work on the machine. Samples are what clients train on, and what the model",
-    "is tested on. The settings of each run are in `smoke.json`.",
+    "Times are wall-clock seconds beside other work on the machine. Samples: those that clients train on, plus those",
+    "that the model is tested on. The settings of each run are in `smoke.json`.",
 )
 
 

@@ -1,7 +1,7 @@
 """Shared code of this folder's recipes: data, targets, the paper's methods, run directories, accuracies on targets.
 
-Every run is a run directory, named by partition, clients, method, target and seed, which is read when it is there and
-continued when it was interrupted; recipes that need the same run share it. A method that does not use the target
+Every run is a run directory, named by partition, clients, method, target and seed, which is read if it exists and
+continued if it was interrupted; recipes that need the same run share it. A method that does not use the target
 is trained once, and its last models are measured on all targets.
 """
 
@@ -157,7 +157,7 @@ class One(Mixing):
     client: int
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
-        """1 for it, 0 for the others."""
+        """1 for this client, 0 for the others."""
         return state, (info.cohort == self.client).astype(float)
 
 
@@ -178,7 +178,7 @@ def experiment_on(federation: Federation, method: Method, scale: Scale, seed: in
 
 @dataclass
 class Runs:
-    """Where runs are kept, how large they are, and the processor's seconds that this process has spent on them."""
+    """Where runs are kept, their sizes, and the CPU seconds that this process has spent on them."""
 
     place: Path
     scale: Scale = field(default_factory=Scale)
@@ -196,7 +196,7 @@ class Runs:
     def finished(
         self, name: str, partition: str, clients: int, seed: int, target: str = "none"
     ) -> tuple[Experiment, RunResult]:
-        """The run; it is run, or gone on with, unless it is there."""
+        """The finished run; it is started or continued if necessary."""
         chosen = self.experiment(name, partition, clients, target, seed)
         where, started = self.where(name, partition, clients, target, seed), cpu_seconds()
         result = run(chosen, where, resume=(where / "config.yaml").exists(), checkpoint_every=8, keep=1)

@@ -5,14 +5,15 @@
     FEDLOOM_DATA=... python recipes/ssa/heads.py --study published --seeds 1 --order "in order" --runs runs/ssa_heads
     python recipes/ssa/heads.py --table                       # rebuild the table from the stored results
 
-FedAvg is trained once for each seed, and serves nine targets: the classes of each of five clients, three long tails,
-and all classes alike. FedSSA in rounds, which goes on from its mixtures, is a run for each target. A choice of clients
-is right if the client whose classes the target has weighs most. Only what is missing in the stored results is computed.
+FedAvg is trained once for each seed and serves nine targets: the classes of each of five clients, three long tails, and
+all classes uniformly. FedSSA in rounds, which continues from its mixtures, needs a run for each target. A choice of
+clients is right if the client whose classes the target has gets the largest weight. Only what is missing in the stored
+results is computed.
 
 ``small``: 4000 images of Fashion-MNIST, 8 rounds of 5 epochs at .05; each target has 1000 unlabelled inputs and is
 tested on at most 2000 images. ``published``: all images, 100 rounds of 10 epochs at .01, all test images of a target,
 2000 of them unlabelled at the server. ``cifar10``: 10 000 images, 20 rounds of 5 epochs at .05 (chosen on seed 0), the
-targets as in ``small``. With ``--runs`` runs are kept, and go on where they were.
+targets as in ``small``. With ``--runs`` runs are kept and continue where they stopped.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from fedloom.tasks.target.model import ClassModels
 
 @dataclass(frozen=True)
 class Study:
-    """A data set and its sizes; ``name`` is that of its results."""
+    """A data set and its sizes; ``name`` is the name of its file of results."""
 
     name: str
     title: str
@@ -112,13 +113,13 @@ class Trained:
         return common.experiment_on(replace(made, test=test, unlabelled=hidden), method, self.scale, self.seed)
 
     def run(self, experiment: Experiment, name: str) -> RunResult:
-        """The result of a run, which continues where it was if runs are kept."""
+        """The result of a run, which continues where it stopped if runs are kept."""
         out = self.place and self.place / name.replace(" ", "_")
         return run(experiment, out, resume=bool(out and (out / "config.yaml").exists()), checkpoint_every=5, keep=1)
 
     @cached_property
     def result(self) -> RunResult:
-        """FedAvg's."""
+        """FedAvg's result."""
         return self.run(self.experiment(methods.fedavg()), "fedavg")
 
     @cached_property
@@ -127,7 +128,7 @@ class Trained:
         return ClassModels(self.result.trained)
 
     def once(self, target: Target, cell: dict[str, Any]) -> None:
-        """Add what is missing of what is learnt once, after training."""
+        """Add the missing weights and heads that are learnt once, after training."""
         seen = self.experiment(methods.fedavg(), target)
         test, hidden = seen.federation.test, seen.federation.unlabelled
         assert hidden is not None
@@ -147,7 +148,7 @@ class Trained:
         cell["check"] = head.check.holds
 
     def in_rounds(self, name: str, cell: dict[str, Any]) -> None:
-        """Add FedSSA where clients go on from its mixtures; in the last round p is learnt as after training."""
+        """Add FedSSA in rounds, with clients continuing from its mixtures; the last p is learnt as after training."""
         seen = self.experiment(Method("fedssa", (CrossEntropy(),), mixing=DESCENT), TARGETS[name])
         custom = after_training(seen, self.run(seen, name), DESCENT)
         cell |= {ROUNDS: common.rounded(custom.accuracy), f"client, {ROUNDS}": int(custom.p.argmax())}
@@ -170,7 +171,7 @@ def missing(
     only: Sequence[str],
     place: Path | None,
 ) -> Iterator[str]:
-    """Fill in the cells, what is cheap first; after each piece of work, the words for it."""
+    """Fill in the cells, the cheap ones first; yields a description after each piece of work."""
     for order in orders:
         for seed in seeds:
             trained, rows = Trained(order, seed, study, place), runs.setdefault(order, {}).setdefault(str(seed), {})
@@ -188,14 +189,14 @@ def missing(
 
 
 def shown(values: Sequence[float], seeds: int) -> str:
-    """Mean ± standard error in percent, with their number if it is not that of all seeds; or a dash."""
+    """Mean ± standard error in percent, with the number of values if some seeds are missing; or a dash."""
     if not values:
         return "–"
     return mean_error(values, 100) + (f" ({len(values)} of {seeds})" if len(values) < seeds else "")
 
 
 def table(seeds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
-    """The accuracies of one order, and how often the right client weighs most."""
+    """The accuracies of one order, and how often the right client has the largest weight."""
     cells = [(name, [one[name] for one in seeds.values()]) for name in TARGETS]
     ways = [way for way in WAYS if any(way in cell for _, each in cells for cell in each)]
     lines = []
@@ -218,17 +219,17 @@ def table(seeds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
 
 
 def tables(study: Study, results: dict[str, Any]) -> str:
-    """All of it as Markdown."""
+    """The results as Markdown."""
     scale = results["scale"]
     text = [
         f"# Nine targets from one federation: {study.title}",
         "",
-        f"{study.title}; FedAvg, {scale['images']} training images, {scale['rounds']} rounds "
-        f"of {scale['epochs']} epochs at rate {scale['lr']:g}. Accuracies in percent, mean ± standard error over "
-        "seeds. FedSSA: learnt once, on the last client models; by Adam at .01 with λ_var 1, and by SGD at .01 with "
-        "λ_var 10, 160 steps each; in rounds, the latter, where clients go on from its mixtures. Oracle: the head of "
-        "target_head for the true class shares. Error of shares: half of Σ |π_c - true share|, in percent. Settings "
-        "of target_fit: chosen on seed 0. A dash: not run.",
+        f"{study.title}; FedAvg, {scale['images']} training images, {scale['rounds']} rounds of {scale['epochs']} "
+        f"epochs at rate {scale['lr']:g}. Accuracies in percent, mean ± standard error over seeds. FedSSA: weights "
+        "learnt once, on the last client models, by Adam at .01 with λ_var 1 and by SGD at .01 with λ_var 10, 160 "
+        "steps each; in rounds: by the latter, with clients continuing from its mixtures. Oracle: the head of "
+        "target_head for the true class shares. Error of shares: half of Σ |π_c - true share|, in percent. The "
+        "settings of target_fit were chosen on seed 0. A dash: not run.",
     ]
     for order, seeds in results["runs"].items():
         text += ["", f"## {ORDERS[order][0]}", "", *table(seeds), "", f"Seeds {', '.join(seeds)}."]

@@ -4,9 +4,10 @@
     python recipes/ssa/ranking.py --table                     # rebuild table from the stored results
 
 Under NIID-1 the target has the two classes of client 1, so that all weight belongs there. FedSSA can only find it if
-that client's model agrees with itself on two views more than the others do (cos), or is surer (var). This counts in how
-many rounds it does, for client models of FedAvg that were trained with and without the augmentation that makes the
-views. Fashion-MNIST, the skew target, five clients; images, rounds, epochs and the rate are reduced, see the results.
+that client's model agrees with itself on two views better than the others (cos), or is more confident (var). This
+counts in how many rounds it does, for client models of FedAvg that were trained with and without the augmentation that
+makes the views. Fashion-MNIST, the skew target, five clients; images, rounds, epochs and the rate are reduced, see the
+results.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ SCALE = Scale(images=12_000, rounds=6, epochs=5, lr=0.02, tested=2000, unlabelle
 
 @dataclass(frozen=True)
 class Watched(Mixing):
-    """FedAvg's coefficients; and what FedSSA's terms are for every client alone is written down."""
+    """FedAvg's coefficients, while FedSSA's terms for every client alone are recorded."""
 
     arrays: Arrays = field(compare=False)
     seen: list[dict[str, dict[str, list[float]]]] = field(default_factory=list, compare=False)
@@ -95,7 +96,7 @@ def look(scale: Scale, augment: tuple[str, ...], seed: int) -> dict[str, dict[st
 
 
 def first(values: Sequence[Sequence[float]]) -> int:
-    """In how many rounds the first client has the largest value."""
+    """The number of rounds in which the first client has the largest value."""
     return sum(int(np.argmax(row)) == 0 for row in values)
 
 
@@ -104,11 +105,11 @@ def tables(results: dict[str, Any]) -> str:
     scale = results["scale"]
     text = ["# Does FedSSA's loss favour the right client?", ""]
     text += [
-        "Fashion-MNIST, NIID-1, the skew target: all weight belongs to the first of five clients. In how many of "
-        f"{scale['rounds']} rounds does its model, alone, agree with itself on two views the most (cos), is it the "
-        "surest (var), and is it the best by both together (cos + var, λ_var = 1)? By chance: "
+        "Fashion-MNIST, NIID-1, the skew target: all weight belongs to the first of five clients. The table shows in "
+        f"how many of {scale['rounds']} rounds its model, alone, agrees best with itself on two views (cos), is the "
+        "most confident (var), and is the best by both together (cos + var, λ_var = 1); by chance: "
         f"{scale['rounds'] / 5:g}. Client models of FedAvg, {scale['images']} images, {scale['epochs']} epochs at rate "
-        f"{scale['lr']:g}; seed by seed."
+        f"{scale['lr']:g}; one number per seed."
     ]  # fmt: skip
     header, body = ["trained with", "views", "cos", "var", "cos + var"], []
     for trained, seeds in results["runs"].items():

@@ -9,10 +9,11 @@ every round, the CNN of 6 and 16 channels, SGD in batches of 64, the paper's hyp
 unlabelled inputs are target test images. FedSSA has lambda_var 10 and lambda_we .001; its weights are learnt by SGD at
 .01. `FedSSA, Adam` has lambda_var 1 and Adam at .01 instead, which are the library's defaults.
 
-Not as published: 10 rounds instead of 100, and at most 2000 of a target's test images without labels at the server.
+Differences from the publication: 10 rounds instead of 100, and at most 2000 of a target's test images, unlabelled, at
+the server.
 At the small scale: 3000 of the 60 000 training images, 16 rounds of 5 epochs instead of 10 and, since that makes a
 250th of the steps, a learning rate of .05 instead of .01; at most 2000 test images of a target, 1000 at the server.
-The small scale's learning rate, the views and the choice of SGD for FedSSA were made on seed 0 at the small scale.
+The small scale's learning rate, the views, and SGD for FedSSA were chosen on seed 0 at the small scale.
 Methods that do not use the target are trained once for all targets.
 """
 
@@ -59,7 +60,7 @@ Cells = Mapping[str, Mapping[str, Any]]  # what a method came to, by target
 
 
 def fill(runs: Runs, results: dict[str, Any], partition: str, name: str, seed: int, targets: Sequence[str]) -> bool:
-    """Run what is not stored yet of one method; whether anything was missing."""
+    """Run what is not stored yet of one method; returns whether anything was missing."""
     clients = PARTITIONS[partition][2]
     row = results["runs"].setdefault(partition, {}).setdefault(name, {}).setdefault(str(seed), {})
     missing = [target for target in targets if target not in row]
@@ -74,7 +75,7 @@ def accuracies(seeds: Mapping[str, Cells], target: str) -> dict[str, float]:
 
 
 def body(found: Mapping[str, Mapping[str, Cells]], place: int) -> list[list[str]]:
-    """One line a method, mean ± standard error over seeds, the best of each target in bold, and what was published."""
+    """One line per method, mean ± standard error over seeds, the best per target in bold, and the published figures."""
     means = {
         (name, target): fmean(values.values())
         for name, seeds in found.items()
@@ -94,7 +95,7 @@ def body(found: Mapping[str, Mapping[str, Cells]], place: int) -> list[list[str]
 
 
 def gains(found: Mapping[str, Mapping[str, Cells]]) -> list[list[str]]:
-    """What each method gains over FedAvg, paired by seed, with 95 % intervals."""
+    """The gain of each method over FedAvg, paired by seed, with 95 % intervals."""
     base = found.get("FedAvg", {})
     return [
         [name, *(gained(accuracies(seeds, target), accuracies(base, target), 100) or "-" for target in TARGETS)]
@@ -112,7 +113,7 @@ def correlation(cell: Mapping[str, Any]) -> float | None:
 
 
 def weights(found: Mapping[str, Mapping[str, Cells]], seed: str) -> list[list[str]]:
-    """What FedSSA's coefficients of the last round look like, target by target (figure 2)."""
+    """FedSSA's coefficients of the last round, target by target (figure 2)."""
     lines = []
     for name in MIXING:
         for target, cell in found.get(name, {}).get(seed, {}).items():
@@ -129,11 +130,11 @@ def tables(results: dict[str, Any]) -> str:
     text = [f"# A model for a target distribution (FedSSA, tables 1 and 5 and figure 2, {shorter})", ""]
     text += [
         "Accuracy in percent of the last server model, mean ± standard error where there are several seeds, on each "
-        f"target of Fashion-MNIST: {scale['images']} training "
-        f"images, {scale['rounds']} rounds of {scale['epochs']} epochs at rate {scale['lr']:g} (published: 60 000, "
-        f"100, 10, .01), at most {scale['tested']} test images of a target, of which {scale['unlabelled']} lie without "
-        "labels at the server of FedDF and FedSSA. `Local`: the mean over clients' own models. `FedSSA`: weights by "
-        "SGD at .01, λ_var 10; `FedSSA, Adam`: by Adam at .01, λ_var 1; λ_we .001. The best of each column is bold."
+        f"target of Fashion-MNIST: {scale['images']} training images, {scale['rounds']} rounds of {scale['epochs']} "
+        f"epochs at rate {scale['lr']:g} (published: 60 000, 100, 10, .01), at most {scale['tested']} test images of a "
+        f"target, {scale['unlabelled']} of which are available unlabelled to the server of FedDF and FedSSA. `Local`: "
+        "the mean over clients' own models. `FedSSA`: weights by SGD at .01, λ_var 10; `FedSSA, Adam`: by Adam at .01, "
+        "λ_var 1; λ_we .001. The best of each column is bold."
     ]
     header = ["method", *TARGETS, "paper: skew", "imb 100", "imb 50"]
     for place, (partition, (words, _, clients)) in enumerate(PARTITIONS.items()):
@@ -153,7 +154,8 @@ def tables(results: dict[str, Any]) -> str:
         if mixed := weights(found, seed):
             text += [
                 "",
-                f"Coefficients p of seed {seed} in the last round, the cosine of client's and target's label counts,",
+                f"Coefficients p of seed {seed} in the last round, the cosine similarity of the client's and the "
+                "target's label counts,",
             ]
             text += ["and Spearman's rank correlation of the two:", ""]
             text += [common.table(["method", "target", "p", "similarity", "rank correlation"], mixed)]
@@ -165,7 +167,7 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
-    """Figure 2: p against similarity, a colour a target; dots for SGD, rings for Adam."""
+    """Figure 2: p against similarity, one colour per target; dots for SGD, rings for Adam."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -216,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[SEED], help="of splits, models and batches")
-    parser.add_argument("--scale", choices=("large", "small"), default="large", help="the docstring says what they are")
+    parser.add_argument("--scale", choices=("large", "small"), default="large", help="both are described above")
     parser.add_argument("--rounds", type=int, help="instead of the scale's")
     parser.add_argument("--images", type=int, help="instead of the scale's")
     parser.add_argument("--runs", type=Path, help="run directories; by default runs/ssa_large or runs/ssa")

@@ -3,7 +3,7 @@
     FEDLOOM_DATA=... python recipes/ssa/table_6.py [--clients 5 20] [--only FedAvg FedSSA] [--seeds 1]
     python recipes/ssa/table_6.py --table                     # rebuild table from the stored results
 
-Scale and settings are those of table_1.py --scale small, whose runs with ten clients are used where they are there;
+Scale and settings are those of table_1.py --scale small, whose runs with ten clients are used where available;
 the same images are dealt to more clients, so that each has fewer. Not run: 30 clients, and 50 with a fifth of
 them in a round.
 """
@@ -40,7 +40,10 @@ def tables(results: dict[str, Any]) -> str:
         "Accuracy in percent on the skew target of Fashion-MNIST, Dirichlet .5, at the scale of "
         "[table_1_small](table_1_small.md)."
     ]
-    text += ["Which target that is depends on the first client's labels and so on K; rows compare, columns do not."]
+    text += [
+        "The target depends on the first client's labels and thus on K: figures compare within a column, not across "
+        "columns."
+    ]
     text += ["Means ± standard errors over seeds; gains over FedAvg are paired by seed, with 95 % intervals.", ""]
     found = {
         (name, k): {seed: cell["accuracy"] for seed, cell in cells.get(str(k), {}).items()}

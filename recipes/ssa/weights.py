@@ -3,8 +3,8 @@
     FEDLOOM_DATA=... python recipes/ssa/weights.py [--partition niid_1]
     python recipes/ssa/weights.py --table                     # rebuild tables from the stored results
 
-The runs are those of table_1.py --scale small, made where they are missing; only coefficients are learnt here. Table 2:
-sample-wise FedSSA, for which no target is known in training. Table 3: FedSSA after training, on the last client models
+The runs are those of table_1.py --scale small, made if they are missing; only coefficients are learnt here. Table 2:
+sample-wise FedSSA, which knows no target during training. Table 3: FedSSA after training, on the last client models
 of five methods. Table 4: the models of single clients. Table 9: the two simple rules of appendix D. Sensitivity: other
 lambdas, rates and epochs for the same client models.
 """
@@ -159,7 +159,7 @@ def page(found: Mapping[str, Any], words: str, rows: Mapping[str, Any]) -> list[
     """The tables of one partition; ``rows`` are the figures of table_1.py for table 4."""
     text: list[str] = []
     if "votes" in found:
-        text += ["", f"## {words}: without a target, sample by sample (table 2)", ""]
+        text += ["", f"## {words}: sample by sample, without a target (table 2)", ""]
         lines = []
         for name in found["votes"]["skew"]:
             paper = PAPER[2].get(name)
@@ -184,7 +184,7 @@ def page(found: Mapping[str, Any], words: str, rows: Mapping[str, Any]) -> list[
                 "",
                 f"FedAvg with seeds {', '.join(found['seeds'])}: mean accuracy, and the mean gain of weights learnt",
             ]
-            text += ["after training with that of each seed in brackets.", "", gains(found["seeds"])]
+            text += ["after training, with the gain of each seed in brackets.", "", gains(found["seeds"])]
         text += ["", f"## {words}: simple rules (table 9), on FedAvg's last client models", ""]
         cells = found["plugged"]["FedAvg"]
         rules = {"before": "FedAvg"} | {policy: policy for policy in ("similarity", "confidence", *LEARNT)}

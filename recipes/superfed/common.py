@@ -47,7 +47,7 @@ METHODS: dict[str, dict[str, float]] = {  # registered methods and their setting
 
 @dataclass(frozen=True)
 class Protocol:
-    """What the thesis' text and the authors' scripts say differently.
+    """The settings in which the thesis' text and the authors' scripts differ.
 
     Args:
         decay: of the learning rate, a round.
@@ -121,7 +121,7 @@ def folder(name: str) -> str:
 
 
 def done(chosen: Experiment, where: Path) -> tuple[RunResult, float]:
-    """Run or resume it; the result, and the processor's seconds that this took."""
+    """Run or resume it; the result, and the CPU seconds that this took."""
     started = cpu_seconds()
     result = run(chosen, where, resume=(where / "config.yaml").exists(), checkpoint_every=5, keep=1)
     return result, cpu_seconds() - started
@@ -135,7 +135,7 @@ def history(where: Path) -> list[dict[str, Any]]:
 
 
 def trained(where: Path, until: int, since: int = 0) -> set[int]:
-    """The clients that have taken part after round ``since`` and up to ``until``, by the run's own tables."""
+    """The clients that have taken part after round ``since`` and up to ``until``, according to the run's tables."""
     rows = parquet.read_table(where / "mixing.parquet").to_pydict()
     return {client for client, at in zip(rows["client"], rows["round"], strict=True) if since < at <= until}
 
@@ -148,7 +148,7 @@ def last_table(where: Path) -> dict[str, np.ndarray]:
 
 
 def took_part(where: Path, metric: str = "accuracy") -> dict[str, float]:
-    """How many clients had taken part when they were last measured; mean and deviation over them, and the others."""
+    """How many clients had taken part at the last measurement; mean and deviation over them and over the others."""
     clients = last_table(where)
     inside = np.isin(clients["client"], sorted(trained(where, int(clients["round"].max()))))
     found: dict[str, float] = {"count": int(inside.sum())}
@@ -174,7 +174,7 @@ def cell(where: Path, metric: str = "accuracy") -> dict[str, Any]:
 
 
 def spend(results: dict[str, Any], spent: Mapping[str, float]) -> None:
-    """Add the processor's seconds of some runs to those of the results."""
+    """Add the CPU seconds of some runs to those of the results."""
     for key, seconds in spent.items():
         total = results.setdefault("core_seconds", {})
         total[key] = round(total.get(key, 0.0) + seconds, 1)

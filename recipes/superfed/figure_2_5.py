@@ -3,9 +3,9 @@
     FEDLOOM_DATA=... python recipes/superfed/figure_2_5.py [--seeds 0 1 2] [--only APFL] [--settings text]
     python recipes/superfed/figure_2_5.py --table             # rebuild figure from the stored results
 
-Every client of ``table_2_3.py`` with 500 clients that took part tries (1 - lambda) w + lambda v for lambda 0, .1, ...,
-1 on its own test images; w is the server's model. The runs are those of the table, gone on with where they are
-unfinished; the published picture also has 500 clients after 500 rounds.
+Every client of ``table_2_3.py`` with 500 clients that took part evaluates (1 - lambda) w + lambda v for lambda
+0, .1, ..., 1 on its own test images; w is the server's model. The runs are those of the table, continued if they are
+unfinished; the published figure, too, is of 500 clients after 500 rounds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CLIENTS = 500
 
 
 def evaluator(chosen: Experiment, federation: Federation) -> Evaluator:
-    """What measures the models of a finished run."""
+    """The evaluator of a finished run's models."""
     data = placed(federation, common.float32, "cpu")
     return Evaluator(make_plan(chosen, data, "cpu"), data, chosen.evaluation)
 
@@ -62,17 +62,19 @@ def swept(chosen: Experiment, federation: Federation, result: RunResult) -> dict
 
 
 def curves(runs: Mapping[str, Any], key: str = "mean") -> np.ndarray:
-    """What a method's runs came to at every λ, in percent: [seeds, λ]."""
+    """The accuracy of a method's runs at every λ, in percent: [seeds, λ]."""
     return 100 * np.array([run[key] for run in runs.values()])
 
 
 def page(results: dict[str, Any], picture: str) -> str:
     """The numbers of the picture."""
     text = ["# Accuracy against λ (Hahn, thesis, figure 2.5)", ""]
-    text += ["Top-1 accuracy in percent of (1 - λ)w + λv on each client's own test images, w the server's model: mean"]
-    text += ["over the clients that took part, mean ± standard error over seeds. `barrier`: how far the loss between w"]
-    text += ["and v rises above the straight line between theirs, mean over the clients."]
-    text += ["`clients`: how many took part, mean over seeds.", ""]
+    text += [
+        "Top-1 accuracy in percent of (1 - λ)w + λv on each client's own test images, where w is the server's model:"
+    ]
+    text += ["mean over participating clients, mean ± standard error over seeds. `barrier`: how far the loss between w"]
+    text += ["and v rises above the straight line between their losses, mean over the clients."]
+    text += ["`clients`: the number that took part, mean over seeds.", ""]
     rows = [
         [
             name,
@@ -90,7 +92,7 @@ def page(results: dict[str, Any], picture: str) -> str:
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """One panel a method: the mean over clients and seeds, and one standard deviation over clients around it."""
+    """One panel per method: the mean over clients and seeds, and one standard deviation over clients around it."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -4,8 +4,8 @@
     python recipes/superfed/landscape.py --table              # rebuild page from the stored results
 
 The three models are the server's and two clients' own ones, as they are after the runs of ``table_2_3.py`` with 100
-clients and 24 rounds (continued if they are unfinished): of SuPerFed the local models v that never left the
-clients; FedAvg has none, so that two clients do one more piece of local work. The loss is the cross entropy on 1000
+clients and 24 rounds (continued if they are unfinished): for SuPerFed these are the local models v, which never leave
+the clients; FedAvg has none, so two clients perform another round of local work. The loss is the cross entropy on 1000
 common test images of all ten classes. As the planes have different scales, the page also says how far one can go from
 the server's model towards a client's until that loss has risen by .1. The picture is of the first seed.
 """
@@ -41,7 +41,7 @@ CLIENTS, ROUNDS, IMAGES, RISE = 100, 24, 1000, 0.1
 
 
 def own_models(plan: ClientPlan, result: RunResult) -> list[Tensor]:
-    """The local models [P] of two clients: v of those that took part, or what local work makes of the server's."""
+    """The local models [P] of two clients: v of those that took part, or the server's model after local work."""
     server, store = result.snapshot.server, result.snapshot.store
     if plan.is_paired:
         first = sorted(client for client, _ in store)[:2]
@@ -85,7 +85,7 @@ def measured(chosen: Experiment, where: Path, steps: int, axis: Any = None) -> d
 def page(results: dict[str, Any]) -> str:
     """The numbers beside the picture."""
     text = ["# The loss around the server's model (Hahn, thesis, figure 2.4, with fewer rounds)", ""]
-    text += [f"![three planes](landscape.png) Cross entropy on {IMAGES} common test images on the plane through the"]
+    text += [f"![three planes](landscape.png) Cross entropy on {IMAGES} common test images, on the plane through the"]
     text += [
         "server's model w and two clients' own models, in units of the parameters' Euclidean distance. Distances are"
     ]
@@ -101,7 +101,7 @@ def page(results: dict[str, Any]) -> str:
         for name, by_seed in results["runs"].items()
     ]
     header = ["method", "seeds", "rounds", "loss of w", "distance of the clients' models"]
-    header += [f"distance until the loss rose by {RISE}"]
+    header += [f"distance until the loss has risen by {RISE}"]
     text += [common.table(header, rows), ""]
     text += [f"`{results['command']}`. {results.get('machine', '')}."]
     return "\n".join([*text, *common.notes(results)])

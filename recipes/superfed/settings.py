@@ -24,7 +24,7 @@ SHAKESPEARE = replace(LOCAL, epochs=5, batch_size=50, lr=0.8)
 
 @dataclass(frozen=True)
 class Column:
-    """What is run for one column, or two of the same runs.
+    """The runs of one column, or of two columns with the same runs.
 
     Args:
         title: what stands above it.
@@ -74,7 +74,7 @@ class Column:
 
 @lru_cache(maxsize=1)
 def load(name: str, settings: tuple[tuple[str, Any], ...]) -> Source:
-    """A data set; the last one is kept, which the next column may have too."""
+    """A data set; the last one is kept, as the next column may use it too."""
     return sources.make(name, **dict(settings))
 
 
@@ -136,7 +136,7 @@ SCALES = {"published": PUBLISHED, "reduced": REDUCED}
 
 
 def changes(name: str, column: Column) -> list[str]:
-    """Everything in which a column is not the published one.
+    """All differences of a column from the published one.
 
     >>> changes("cifar10_50", REDUCED["cifar10_50"])
     ['rounds: 15 instead of 500']

@@ -11,10 +11,11 @@ text (``--settings text``) and the authors' scripts differ: the rate decays by .
 and 2 (LM), L is .4 T or .2 T (MM) and .4 T (LM), TwoNN has two hidden layers or three without biases. With .99 the
 rate has fallen to .0013 when the local models of 500 rounds are first trained.
 
-Not as published: a tenth of each client's images are set aside; clients with 50 or more of them choose lambda by
-them, others use .5. A run costs one to seven minutes of a core with 500 clients, five times as much with 100. Runs
-that were interrupted go on from their last checkpoint. The stored results of the text's settings have 24 rounds with
-100 clients and 12 with 50, where a client takes part about once: tables also show the clients that took part alone.
+Differences from the publication: a tenth of each client's images is held out; clients with 50 or more of these choose
+lambda on them, others use .5. A run takes one to seven minutes of a core with 500 clients, five times as long with 100.
+Interrupted runs continue from their last checkpoint. The stored results of the text's settings have 24 rounds with 100
+clients and 12 with 50, where a client takes part about once; tables therefore also show the participating clients
+alone.
 """
 
 from __future__ import annotations
@@ -105,13 +106,15 @@ def tables(results: dict[str, Any]) -> str:
     """The results beside the published ones."""
     text = ["# Personal models on MNIST, two classes a client (Hahn, thesis, table 2.3)", ""]
     text += ["Top-1 accuracy in percent of what each client deploys after the last round, mean ± standard error over"]
-    text += ["seeds: over all clients (in brackets the standard deviation over clients), and over those that took part"]
-    text += ["at least once. A client that never took part deploys the server's model (with the initial private half"]
     text += [
-        "where there is one). Gains over FedAvg are paired by seed, with 95 % intervals. SuPerFed's clients choose"
+        "seeds: over all clients (in brackets, the standard deviation over clients), and over those that took part"
     ]
-    text += ["λ on 50 validation images of their own, or take λ = .5 if they have fewer; in results of the text's"]
-    text += ["settings they chose by any number."]
+    text += ["at least once. A client that never took part deploys the server's model (with the initial private part,"]
+    text += [
+        "if there is one). Gains over FedAvg are paired by seed, with 95 % intervals. SuPerFed's clients choose λ on"
+    ]
+    text += ["50 or more validation images of their own, or use λ = .5 if they have fewer; in results with the text's"]
+    text += ["settings, they chose on any number."]
     for number, clients in enumerate(sorted(ROUNDS)):
         if not (cells := results["runs"].get(str(clients))):
             continue
@@ -144,14 +147,14 @@ def tables(results: dict[str, Any]) -> str:
         for name, runs in results["runs"].get(str(clients), {}).items()
         if any("lambda .5" in run for run in runs.values())
     ]
-    text += ["", "## What a client of SuPerFed deploys: three protocols and the ends", ""]
+    text += ["", "## What a SuPerFed client deploys: three protocols and the two ends", ""]
     text += [
-        "`validation`: what a client deploys. `lambda .5`: the middle for everybody. `as published`: the λ of 0, .1,"
+        "`validation`: what a client deploys. `lambda .5`: the middle for all clients. `as published`: the λ of 0, .1,"
     ]
     text += [
-        "..., 1 that is best on the client's *test* images, which no client could choose; the published figures of"
+        "..., 1 that is best on the client's *test* images, which no client could choose in practice; the published"
     ]
-    text += ["SuPerFed are of this kind.", ""]
+    text += ["figures of SuPerFed are of this kind.", ""]
     text += [common.table(["clients", "method", *common.PROTOCOLS], rows)]
     return "\n".join([*text, *common.foot(results)])
 
@@ -194,7 +197,7 @@ def report(
 
 @common.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing, the numbers of clients one after the other."""
+    """Run what is missing, one number of clients after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", choices=PUBLISHED, default=list(PUBLISHED))

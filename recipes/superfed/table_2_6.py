@@ -1,16 +1,16 @@
-"""Wrong labels on MNIST, 100 clients, Dirichlet 10: accuracy and calibration (Hahn, thesis, table 2.6).
+"""Label noise on MNIST, 100 clients, Dirichlet 10: accuracy and calibration (Hahn, thesis, table 2.6).
 
     FEDLOOM_DATA=... python recipes/superfed/table_2_6.py [--seeds 0] [--only FedAvg] [--settings "pair .4"]
     python recipes/superfed/table_2_6.py --table              # rebuild table from the stored results
 
-Labels of the training images alone are wrong: ``pair`` calls class c c + 1 with that probability, ``symmetric`` any of
-the others. ECE and MCE have 15 bins and are those of the model that a client deploys, on its own clean test images,
-mean and standard deviation over clients. Everything else is as in ``table_2_3.py``: five clients a round, TwoNN, 10
-epochs in batches of 10, learning rate .01 times .99 a round, momentum .9, weight decay 1e-4, a fifth of each client's
-images to test and, other than published, a tenth (with clean labels) to choose lambda, and 60 rounds instead of 500.
-``--only`` and ``--settings`` take any of the eleven methods and four kinds of noise; by default ten methods run (not
-pFedMe, which takes six times as long) with the stronger noise of each kind. Interrupted runs continue from
-their last checkpoint.
+Only the training labels are noisy: with the given probability, ``pair`` labels class c as c + 1 and ``symmetric`` as
+any other class. ECE and MCE have 15 bins and are those of the model that a client deploys, on its own clean test
+images, mean and standard deviation over clients. Everything else is as in ``table_2_3.py``: five clients a round,
+TwoNN, 10 epochs in batches of 10, learning rate .01 times .99 a round, momentum .9, weight decay 1e-4, a fifth of each
+client's images for testing and, unlike published, a tenth (with clean labels) for choosing lambda, and 60 rounds
+instead of 500. ``--only`` and ``--settings`` take any of the eleven methods and four kinds of noise; by default ten
+methods run (not pFedMe, which takes six times as long) with the stronger noise of each kind. Interrupted runs continue
+from their last checkpoint.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def place(runs: Path, setting: str, name: str, seed: int) -> Path:
 
 
 def data(mnist: Source, noise: LabelNoise, seed: int) -> Federation:
-    """Every class spread over the clients by its own Dirichlet draw; training labels are wrong."""
+    """Every class spread over the clients by its own Dirichlet draw; training labels are noisy."""
     return federate(mnist, Dirichlet(alpha=10.0), CLIENTS, seed, validation=0.1, held_out=0.2, noise=noise)
 
 
@@ -101,11 +101,13 @@ def shown(runs: Mapping[str, Any], metric: str, scale: float = 1.0, digits: int 
 
 def tables(results: dict[str, Any]) -> str:
     """The results beside the published ones."""
-    text = ["# Wrong training labels on MNIST (Hahn, thesis, table 2.6, with fewer rounds)", ""]
+    text = ["# Label noise on MNIST (Hahn, thesis, table 2.6, with fewer rounds)", ""]
     text += [f"{CLIENTS} clients, Dirichlet 10. Expected and maximum calibration error (15 bins, lower is better) and"]
-    text += ["top-1 accuracy in percent on clean test labels, mean ± standard error over seeds, in brackets the"]
-    text += ["standard deviation over clients: for those that took part at least once and, in the last column but one,"]
-    text += ["for all; others deploy the server's model. Gains are in accuracy, paired by seed, with 95 % intervals."]
+    text += ["top-1 accuracy in percent on clean test labels, mean ± standard error over seeds and, in brackets, the"]
+    text += ["standard deviation over clients: for those that took part at least once and, in the last but one column,"]
+    text += [
+        "for all; the others deploy the server's model. Gains are in accuracy, paired by seed, with 95 % intervals."
+    ]
     text += ["SuPerFed's clients choose λ on clean validation images."]
     for number, setting in enumerate(ORDER):
         found, rows = results["runs"].get(setting, {}), []

@@ -89,7 +89,7 @@ class Point:
 
     @property
     def folder(self) -> str:
-        """Where it is kept, below a scale's folder."""
+        """Its folder, below that of the scale."""
         return f"{common.folder(self.method)}/t{self.rounds}_l{self.start:g}_nu{self.nu:g}_mu{self.mu:g}"
 
 
@@ -143,7 +143,7 @@ def best(group: dict[str, Any]) -> tuple[list[float], float, list[float]]:
 
 
 def late_gain(by_seed: dict[str, Any], plain: dict[str, Any]) -> str:
-    """By how much the best mixture is ahead of that of L 0, paired by seed."""
+    """The gain of the best mixture over that with L 0, paired by seed."""
     if by_seed is plain:
         return ""
     mine, other = ({s: best(run["late"])[0][0] for s, run in of.items() if "late" in run} for of in (by_seed, plain))
@@ -198,13 +198,13 @@ def page(results: dict[str, Any]) -> str:
     late = {run["late"]["clients"] for run in runs if "late" in run}
     text = [f"# When local models start, and how strong ν and μ are (Hahn, thesis, table 2.7, figure 2.3; {name})", ""]
     text += [f"`{scale.source}`, `{scale.model}`, two classes a client, {scale.clients} clients, five a round. Top-1"]
-    text += ["accuracy in percent, mean ± standard error over seeds, in brackets the standard deviation over clients."]
-    text += ["`chosen`: each client deploys the λ that is best on its own validation images. `best`: the one λ, for"]
-    text += ["everybody, with the best mean on the clients' test images, and the lowest mean loss of any λ, as"]
+    text += ["accuracy in percent, mean ± standard error over seeds and, in brackets, standard deviation over clients."]
+    text += ["`chosen`: each client deploys the λ that is best on its own validation images. `best`: the single λ for"]
+    text += ["all clients with the best mean on their test images, and the lowest mean loss of any λ, as"]
     text += ["published; its gain over L 0 is paired by seed, with a 95 % interval. A client has a trained local model"]
     text += ["if it took part after round L; those that took part after the last L"]
     text += [f"({', '.join(map(str, sorted(late))) or 'none'} of {scale.clients}) are the same in all runs of a seed."]
-    text += ["`cosine`: that of the angle between the server's model and a client's trained local one, mean over"]
+    text += ["`cosine`: of the angle between the server's model and a client's trained local model, mean over"]
     text += ["clients."]
     header = ["method", "L/T", "seeds", "rounds", "chosen, all clients", "chosen, those with a trained local model"]
     header += ["chosen, after the last L", "best, after the last L", "gain of the best", "loss"]

@@ -11,9 +11,9 @@ normalisation; the stacked LSTM has 256 units as in McMahan et al.; FEMNIST's 73
 are drawn from those with at least 10 and 64 samples. The methods' own settings are those of ``table_2_3.py``;
 SCAFFOLD runs without momentum.
 
-Not as published: a tenth of each client's samples are set aside to choose its lambda. The reduced scale changes
-what its page lists for each column. Unavailable data sets are skipped and reported. An interrupted run continues
-from its last checkpoint; another number of rounds is another run, since L depends on it.
+Differences from the publication: a tenth of each client's samples is held out for choosing its lambda. The reduced
+scale changes what its page lists for each column. Unavailable data sets are skipped and reported. An interrupted run
+continues from its last checkpoint; another number of rounds is another run, since L depends on it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def data(name: str, column: Column, seed: int) -> Federation | None:
     try:
         return column.data(seed)
     except DataError as error:
-        print(f"{name} is left out: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{name} is skipped: {' '.join(str(error).split())}", file=sys.stderr)
         return None
 
 
@@ -86,17 +86,15 @@ def page(results: dict[str, Any]) -> str:
     text += [
         "Accuracy in percent of what each client deploys after the last round, mean ± standard error over seeds and"
     ]
-    text += ["in brackets standard deviation over clients: over all clients, and over those that took part at least"]
-    text += [
-        "once. A client that never took part deploys the server's model (with the initial private half where there"
-    ]
+    text += ["in brackets, standard deviation over clients: over all clients, and over those that took part at least"]
+    text += ["once. A client that never took part deploys the server's model (with the initial private part, if there"]
     text += [
         "is one). Gains are paired by seed, with 95 % intervals. SuPerFed's clients choose λ on validation samples of"
     ]
     text += ["their own; `as published` takes the λ that is best on their *test* samples."]
     for name, column in PUBLISHED.items():
         if held := results["columns"].get(name):
-            other = "; ".join(held["changed"]) or "as published, but for the validation samples"
+            other = "; ".join(held["changed"]) or "as published, except for the validation samples"
             text += ["", f"## {column.title}", "", f"Settings: {other}."]
             for metric in column.metrics:
                 text += ["", section(column, held, held["runs"], metric)]

@@ -1,4 +1,4 @@
-"""What the tables and figures of synthetic sets show: ours beside the thesis', and pictures side by side."""
+"""Tables and figures of synthetic sets: our results beside the thesis', and images side by side."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ SEEN = {
 SPLIT = {
     "classes": (
         "The images of each class are split among the clients by a draw from Dirichlet(α), as most frameworks do, so "
-        "that sizes are skewed, too: at α .01 some clients have a handful of images, and the mean over clients counts "
-        "each of them like all others. The thesis describes clients that have as many images each, with label shares "
-        "of their own from Dirichlet(α), which is `--split clients`."
+        "that sizes are skewed, too: at α .01 some clients have only a handful of images, and the mean over clients "
+        "weights them like all others. The thesis describes clients of equal size that draw their own label shares "
+        "from Dirichlet(α), which is `--split clients`."
     ),
-    "clients": "Clients have as many images each, with label shares of their own from Dirichlet(α), as in the thesis.",
+    "clients": "Clients are of equal size and draw their own label shares from Dirichlet(α), as in the thesis.",
 }  # of the pages, beside the introduction
 
 
@@ -75,7 +75,7 @@ def main(
     do: Callable[[argparse.Namespace], object],
     words: Sequence[str] | None,
 ) -> int:
-    """Read a recipe's command line, with the options that all have, and do what it asks for; the exit code."""
+    """Parse a recipe's command line, with the options common to all, and run it; the exit code."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     options(parser)
     parser.add_argument("--runs", type=Path, default=Path("runs/synthesis"), help="run directories")
@@ -144,16 +144,16 @@ def seen_table(cell: Mapping[str, Any], methods: Sequence[str]) -> str:
 
 
 INTRODUCTION = """{rounds} rounds; {spc} images of each class. *Equal communication*: judged after as many rounds as
-send no more than FedEvg has sent in all. *Real images*: as many random training images, judged alike. *FedEvg, apart*:
-with repulsion between the images of a class, which is no part of the thesis; *kept*: clients keep their models from
-round to round, and for α .01 weights are raw. Figures of the thesis (*italic*: ResNet-10, 500 rounds, Inception
-features) are for comparing the order of methods, not values."""
-WORDS = """*Steps*: a client's in a round, with mini-batches of 32 or 50. *Sent*: numbers a client receives and sends
-in a round. *Recognised*: the share that a classifier trained on real data labels as their class. *Diversity*: mean
-distance within a class, synthetic over real. *Precision, recall, coverage*: by 5 nearest neighbours in features,
-against as many real test images. *Copies*: the share of images nearer to training images than 99 % of fresh ones are
-(1 % for fresh images); *members, p*: the probability of so many training images among the nearest neighbours by
-chance. *Nearest real*: median distance in pixels to a training image."""
+send no more than FedEvg sends in total. *Real images*: the same number of random training images, judged in the same
+way. *FedEvg, apart*: with repulsion between the images of a class, which is not part of the thesis; *kept*: clients
+keep their models from round to round, and for α .01 weights are raw. Figures of the thesis (*italic*: ResNet-10, 500
+rounds, Inception features) serve to compare the order of methods, not values."""
+WORDS = """*Steps*: local steps of a client per round, with mini-batches of 32 or 50. *Sent*: numbers a client receives
+and sends in a round. *Recognised*: the share of images to which a classifier trained on real data gives their intended
+class. *Diversity*: mean distance within a class, synthetic over real. *Precision, recall, coverage*: by 5 nearest
+neighbours in feature space, against the same number of real test images. *Copies*: the share of images closer to a
+training image than 99 % of fresh images are (1 % for fresh images); *members, p*: the probability that as many training
+images are among the nearest neighbours by chance. *Nearest real*: median distance in pixels to a training image."""
 
 
 def text(results: Mapping[str, Any], methods: Sequence[str]) -> str:
@@ -172,19 +172,19 @@ def text(results: Mapping[str, Any], methods: Sequence[str]) -> str:
         ]
         lines += ["clients' own test images (tables 4.2, 4.3; ± standard error over seeds):", ""]
         lines += [main_table(results, data, methods, "clients/accuracy/mean", 100)]
-        lines += ["", "The same classifier on the common test set; the thesis has the clients' own alone:", ""]
+        lines += ["", "The same classifier on the common test set; the thesis has only the clients' own:", ""]
         lines += [main_table(results, data, methods, "accuracy", 100, beside=False)]
         lines += ["", f"FID (tables 4.4, 4.5); our features are those of {runs[0]['features']} (test accuracy"]
-        lines += [f"{100 * runs[0]['features_accuracy']:.1f} %), so that only the order compares:", ""]
+        lines += [f"{100 * runs[0]['features_accuracy']:.1f} %), so only the order can be compared:", ""]
         lines += [main_table(results, data, methods, "fid", 1)]
         for key in sorted((k for k in cells if parted(k)[0] == data), key=lambda k: parted(k)[1:]):
             _, clients, alpha = parted(key)
-            lines += ["", f"What else the judge found, {clients} clients, α {alpha:g}, after all rounds:", ""]
+            lines += ["", f"Further measures of the sets, {clients} clients, α {alpha:g}, after all rounds:", ""]
             lines += [seen_table(cells[key], methods), "", f"![{name}, α {alpha:g}]({picture_name(scale, key)})"]
     seeds = sorted({seed for cell in cells.values() for by_seed in cell["runs"].values() for seed in by_seed})
     seconds, failures = (sum(run[key] for run in runs) for key in ("seconds", "failures"))
     lines += ["", WORDS, "", f"`{results['command']}`, seeds {', '.join(seeds)}. {results['machine']}. The runs took"]
-    lines += [f"{seconds / 60:.0f} minutes of wall time; {failures} clients were left out because they diverged."]
+    lines += [f"{seconds / 60:.0f} minutes of wall time; {failures} clients were excluded because they diverged."]
     return "\n".join([*lines, *notes(dict(results))])
 
 
@@ -195,7 +195,7 @@ def picture_name(scale: str, key: str) -> str:
 
 
 def tile(arrays: Arrays, each: int = 10) -> np.ndarray:
-    """Images as one picture [H, W] or [H, W, 3], one row a class."""
+    """Images as one picture [H, W] or [H, W, 3], one row per class."""
     x = pixels(arrays).clamp(0, 1)
     blank, rows = torch.ones_like(x[0]), []
     for label in range(arrays.classes):
@@ -214,7 +214,7 @@ def keep_real(test: Arrays, folder: Path, each: int = 10) -> None:
 
 
 def picture(scale: str, key: str, cell: Mapping[str, Any], runs: Path, methods: Sequence[str], path: Path) -> None:
-    """Figures 4.1 to 4.4: real images, then each method's, of the first seed whose runs are here; else no picture."""
+    """Figures 4.1 to 4.4: real images, then each method's, of the first seed with available runs, if any."""
     folder = runs / scale / key.replace(" ", "-")
     for seed in sorted({seed for by_seed in cell["runs"].values() for seed in by_seed}):
         made = {name: folder / f"{name.lower().replace(', ', '-')}-{seed}" / "synthetic.npz" for name in methods}
@@ -244,7 +244,7 @@ def picture(scale: str, key: str, cell: Mapping[str, Any], runs: Path, methods: 
 
 
 def report(path: Path, runs: Path, methods: Sequence[str]) -> None:
-    """Tables from the stored results, and pictures of the sets that are here."""
+    """Tables from the stored results, and pictures of the available sets."""
     results = read(path)
     if not results:
         raise SystemExit(f"there are no results in {path} yet.")

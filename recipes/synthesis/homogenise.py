@@ -5,8 +5,8 @@
 
 The thesis (Hahn, 2024, IV.4.2) names "data homogenisation as a public shared dataset" and warm starts as uses, without
 figures. Here FedAvg trains a small CNN on the federation of ``table_4_2.py`` with Dirichlet(.01) labels, most clients
-having one or two classes: as it is; begun from a model that has learnt from the synthetic set (*warm start*); with the
-set at every client besides its own samples (*shared*); and both. The sets are those that ``table_4_2.py`` has left in
+having one or two classes: as it is; started from a model trained on the synthetic set (*warm start*); with the set at
+every client in addition to its own samples (*shared*); and both. The sets are those that ``table_4_2.py`` has left in
 ``runs/synthesis``, made by the same clients without their data leaving them. *Real images* are as many random training
 images, which nobody could share: the bound of what a set of that size can do.
 """
@@ -42,9 +42,9 @@ ALPHA = 0.01
 LOCAL = Local(steps=40, batch_size=32, lr=0.05)
 WARM = ClassifierTraining(max_steps=1000)  # before the first round
 WORDS = """{data}, 10 clients, all in every round, 40 steps of 32 samples; test accuracies in percent of the server
-model on the common test set, and on the clients' own test images (mean, and worst tenth). *Warm start*: the first
-model has learnt from the set. *Shared*: every client trains on the set besides its own samples (listed {times} times,
-so that it weighs). *Real images*: as many random training images, which nobody could share."""
+model on the common test set, and on the clients' own test images (mean, and worst tenth). *Warm start*: the initial
+model has been trained on the set. *Shared*: every client trains on the set in addition to its own samples (repeated
+{times} times, to give it weight). *Real images*: as many random training images, which nobody could share."""
 TIMES = {"digits": 1, "reduced": 10, "full": 10}  # how often a shared set is listed, beside a client's own samples
 
 
@@ -93,7 +93,7 @@ def train(parts: Federation, given: Arrays | None, use: str, times: int, rounds:
 
 
 def given_sets(arguments: argparse.Namespace, seed: int, parts: Federation, spc: int) -> dict[str, Arrays]:
-    """The sets that are here, by the name of the method that made them, and as many real images."""
+    """The available sets, by the name of their method, and as many real images."""
     data = next(iter(table_4_2.SCALES[arguments.scale].sides))
     folder = arguments.runs / arguments.scale / f"{data}-10-{ALPHA:g}"
     found = {}
@@ -131,7 +131,7 @@ def do(arguments: argparse.Namespace) -> None:
 
 
 def at(run: dict[str, Any], key: str, share: float) -> float:
-    """A value after that share of the rounds."""
+    """The value after a share of the rounds."""
     return run[key][max(round(share * len(run[key])) - 1, 0)]
 
 
@@ -146,7 +146,13 @@ def report(path: Path) -> None:
         late = [[run[key][-1] for run in runs.values()] for key in ("accuracy", "clients", "worst")]
         rows.append([label, mean_error(early, 100), *(mean_error(values, 100) for values in late)])
     quarter = max(round(results["rounds"] / 4), 1)
-    heads = ["synthetic set, its use", f"test, round {quarter}", f"test, round {results['rounds']}", "clients", "worst"]
+    heads = [
+        "synthetic set and its use",
+        f"test, round {quarter}",
+        f"test, round {results['rounds']}",
+        "clients",
+        "worst",
+    ]
     seeds = sorted({seed for runs in results["runs"].values() for seed in runs})
     lines = [f"# FedAvg under Dirichlet({ALPHA:g}) labels, with and without a synthetic set, {path.stem[11:]}", ""]
     lines += [WORDS.format(times=TIMES[path.stem[11:]], data=results["data"]), "", table(heads, rows), ""]
@@ -156,7 +162,7 @@ def report(path: Path) -> None:
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
-    """Test accuracy by round, one panel a use."""
+    """Test accuracy by round, one panel per use."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -23,7 +23,7 @@ class Setup:
     layers: Mapping[str, Any] = field(default_factory=dict)
 
     def made(self, spc: int, numbers: int) -> Method:
-        """The method; FedEvg is told how many images of a class there are, the others draw any number in the end.
+        """The method; FedEvg is told the number of images of a class; the others can draw any number in the end.
 
         The setting ``D`` is the count of ``numbers`` of an image.
         """
@@ -55,7 +55,7 @@ class Scale:
 
 
 def adam(steps: int, lr: float, batch_size: int = 32, beta1: float = 0.9) -> Local:
-    """A client's work: so many steps of Adam, begun anew in every round."""
+    """A client's work: a number of Adam steps, with a fresh optimiser in every round."""
     return Local(steps=steps, batch_size=batch_size, optimiser="adam", lr=lr, beta1=beta1)
 
 

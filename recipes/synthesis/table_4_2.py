@@ -5,13 +5,13 @@
     python recipes/synthesis/table_4_2.py --table             # rebuild tables and figures from the stored results
 
 K clients. With ``--split classes``, the default, each class is split among the clients by Dirichlet(alpha), as most
-frameworks do, so that sizes are skewed, too; with ``--split clients`` all have as many images, with label shares of
-their own from Dirichlet(alpha), which is what the thesis describes (results in ``table_4_2_..._clients``).
+frameworks do, so that sizes are skewed, too; with ``--split clients`` all have the same size and draw their own
+label shares from Dirichlet(alpha), which is what the thesis describes (results in ``table_4_2_..._clients``).
 
-Every method works for T rounds of the same local steps and leaves ten images of each class. A fresh classifier learns
-from them until it converges, with shifts as augmentation, and is tested on all test images of every client (the mean
-over clients is what the thesis' tables 4.2 and 4.3 show) and on the common test set. FID is that of the images and all
-test images, on features of a classifier trained on real data (the thesis took Inception's: give its weights with
+Every method runs for T rounds with the same local steps and yields ten images of each class. A new classifier is
+trained on them until it converges, with shifts as augmentation, and is tested on all test images of every client (the
+mean over clients is what the thesis' tables 4.2 and 4.3 show) and on the common test set. FID is that of the images and
+all test images, on features of a classifier trained on real data (the thesis took Inception's: give its weights with
 --inception).
 
 **Equal communication.** A round of FedEvg sends M images and labels down, M gradients and weights up; one of FedCGAN
@@ -65,7 +65,7 @@ def source(name: str, side: int) -> Source:
 
 
 def sized(arrays: Arrays, side: int) -> Arrays:
-    """The images, brought to another size where they have not got it."""
+    """The images, resized if necessary."""
     if arrays.x.shape[-1] == side:
         return arrays
     x = F.interpolate(arrays.x, size=(side, side), mode="bilinear", align_corners=False, antialias=True)
@@ -118,7 +118,7 @@ def sent(name: str, scale: Scale, arrays: Arrays) -> int:
 
 
 def equal_rounds(name: str, scale: Scale, arrays: Arrays) -> int:
-    """After how many rounds a method has sent as much as FedEvg in all of them; at most all."""
+    """The rounds in which a method sends no more than FedEvg in all of its rounds; at most all."""
     budget = scale.rounds * sent("FedEvg", scale, arrays)
     return max(min(budget // sent(name, scale, arrays), scale.rounds), 1)
 
@@ -130,7 +130,7 @@ def measured(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def work(name: str, scale: Scale, parts: Federation, seed: int, place: Path, cache: Path) -> dict[str, Any]:
-    """Run or resume one cell; what it came to."""
+    """Run or resume one cell; its results."""
     many = equal_rounds(name, scale, parts.train.arrays)
     judging = replace(scale.judging, every=many, per_class=scale.spc)
     resume = (place / "config.yaml").is_file()
@@ -177,7 +177,7 @@ def do(arguments: argparse.Namespace, say: Callable[[str], None] = print) -> Non
             try:
                 data = source(name, side)
             except DataError as error:
-                say(f"{name} is left out: {error}")
+                say(f"{name} is skipped: {error}")
                 continue
             for clients in scale.clients:
                 for alpha in arguments.alphas:

@@ -1,4 +1,4 @@
-"""How ``settings.py`` was chosen: a grid for each method, at equal communication, on a seed of its own.
+"""How ``settings.py`` was chosen: a grid for each method, at equal communication, on a separate seed.
 
     FEDLOOM_DATA=... python recipes/synthesis/tuning.py [--scale digits] [--only FedCVAE] [--alphas 1 0.01]
     python recipes/synthesis/tuning.py --table                  # rebuild table from the stored results
@@ -152,11 +152,11 @@ def report(path: Path) -> None:
         best = {key: max((cell[key][CHOSEN_BY] for cell in grid.values() if key in cell), default=0) for key in keys}
         for label, cell in grid.items():
             rows.append([name, label, *(shown(cell.get(key), best[key]) for key in keys)])
-    lines = [f"# Settings tried for the methods that make synthetic sets, {path.stem.removeprefix('tuning_')}", ""]
+    lines = [f"# Settings tried for the methods that generate synthetic sets, {path.stem.removeprefix('tuning_')}", ""]
     lines += [
         "Accuracy in percent of a classifier trained on the set, mean over the clients' own test images, at equal"
     ]
-    lines += ["communication; in brackets the rounds that this allows.", ""]
+    lines += ["communication; in brackets, the rounds that this allows.", ""]
     lines += [table(["method", "setting", *keys], rows), ""]
     lines += [f"`{results['command']}`, seed {SEED}. {results['machine']}.", *notes(results)]
     write(path.with_suffix(".md"), "\n".join(lines))

@@ -69,7 +69,7 @@ def parser(told: str | None) -> argparse.ArgumentParser:
 
 
 class Stored:
-    """Figures of runs by name, in a JSON file; what is there is not run again."""
+    """Figures of runs by name, in a JSON file; runs that it has are not repeated."""
 
     def __init__(self, path: Path, command: str) -> None:
         self.path = path
@@ -91,7 +91,7 @@ class Stored:
         return self.runs[name]
 
     def save(self) -> None:
-        """Write the file, one run a line."""
+        """Write the file, one run per line."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         head = json.dumps({key: value for key, value in self.results.items() if key != "runs"}, indent=1)
         runs = ",\n".join(f"  {json.dumps(name)}: {json.dumps(found)}" for name, found in sorted(self.runs.items()))

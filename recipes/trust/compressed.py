@@ -5,9 +5,9 @@
     FEDLOOM_DATA=... python recipes/trust/compressed.py --data fashion_mnist --target 0.8
 
 FedAvg, 100 clients, all in every round, 5 epochs in batches of 10 at the learning rate .1, a perceptron with one hidden
-layer of 64; at most 100 rounds. Uploads are compressed, the broadcast is not. Of each compressor the setting with the
-fewest uploaded bytes until the target on seed 0, which is not reported, is taken. Bytes are those needed: bits of
-the numbers sent, their positions and scales.
+layer of 64; at most 100 rounds. Uploads are compressed, the broadcast is not. Each compressor has the setting that
+reaches the target with the fewest uploaded bytes on seed 0, which is not reported. Bytes are those needed: the bits of
+the numbers sent, of their positions and of their scales.
 
 With other data than the digits, the first 6000 training and 1200 test images are dealt.
 """
@@ -102,7 +102,7 @@ def collect(stored: common.Stored, data: str, seeds: Sequence[int], target: floa
 
 
 def cells(results: dict[str, Any], split: str, label: str, key: str) -> list[float]:
-    """A figure of one cell, by seed; of runs that did not reach the target there is none."""
+    """A figure of one cell, by seed; none for runs that did not reach the target."""
     uplink = COMPRESSORS[label][results["chosen"][split][label]]
     found = [results["runs"].get(name(split, uplink, seed)) for seed in common.SEEDS]
     return [one[key] for one in found if one and one[key] is not None]
@@ -112,9 +112,9 @@ def tables(results: dict[str, Any]) -> str:
     """The results as Markdown."""
     text = [f"# Bytes until {100 * results['target']:.0f} % under each compressor, {results['title']}", ""]
     text += [
-        "Mean ± standard error over three seeds, in megabytes of all clients together. Gain: uploaded bytes without"
+        "Mean ± standard error over three seeds, in megabytes of all clients together. Gain: bytes uploaded without"
     ]
-    text += ["compression over those with it."]
+    text += ["compression, divided by those uploaded with it."]
     for split, words in common.WORDS.items():
         plain, rows = np.mean(cells(results, split, "none", "up")), []
         for label in COMPRESSORS:
@@ -126,7 +126,7 @@ def tables(results: dict[str, Any]) -> str:
                 mean_error(cells(results, split, label, "rounds"), 1, 0),
                 mean_error(up, 1, 2), mean_error(cells(results, split, label, "total"), 1, 2),
                 f"{plain / np.mean(up):.1f}" if up else "-",
-                f"not in {ROUNDS} rounds for {missing}" if missing else "",
+                f"{missing} seed{'s' * (missing != 1)} not within {ROUNDS} rounds" if missing else "",
             ])  # fmt: skip
         header = ["compressor", "setting", "rounds", "up, MB", "up and down, MB", "gain", ""]
         text += ["", f"## {words}", "", reporting.table(header, rows)]

@@ -1,4 +1,4 @@
-"""A fifth of the clients is hostile: seven attacks against eight aggregators under two heterogeneities.
+"""A fifth of the clients is hostile: seven attacks against eight aggregators at two levels of heterogeneity.
 
     python recipes/trust/hostile.py [--seeds 1 2 3]
     python recipes/trust/hostile.py --table                       # rebuild tables and figure from the stored results
@@ -8,8 +8,8 @@
 .1, a perceptron with one hidden layer of 64. 100 training samples are set aside before the others are dealt; only
 FLTrust gets them, as the data of its server. Every seed draws its own split, model, batches and hostile clients.
 
-The attacker knows the defence: of each attack's strengths the one is taken that costs this aggregator, on this split,
-the most accuracy on seed 0 (for the backdoor: the one that succeeds most often), which is not reported. The radii of
+The attacker knows the defence: each attack has the strength that costs this aggregator, on this split, the most
+accuracy on seed 0 (for the backdoor: the one that succeeds most often), which is not reported. The radii of
 norm bounding and centred clipping are those with the best mean accuracy over these strongest attacks and no attack, on
 the same seed. Trimmed mean and multi-Krum know that a fifth is hostile.
 
@@ -102,7 +102,7 @@ def federations(data: str, split: str, seed: int) -> tuple[Federation, Federatio
 
 
 def root_alone(study: Study, seed: int) -> dict[str, Any]:
-    """The accuracy that the server's 100 samples give by themselves."""
+    """The accuracy of training on the server's 100 samples alone."""
     whole = federations(study.data, "iid", seed)[1]
     nothing = Split(whole.test, Index.of([[]]))
     mine = Split(whole.train.arrays, Index.of([whole.train.index[common.CLIENTS]]))
@@ -200,9 +200,11 @@ def cells(results: dict[str, Any], split: str, aggregator: str, attack: str, key
 
 def tables(results: dict[str, Any]) -> str:
     """The results as Markdown."""
-    text = [f"# A fifth of the clients is hostile, {results['title']}", ""]
-    text += ["Final test accuracy in percent, mean ± standard error over three seeds; each attack with the strength"]
-    text += ["that hurts this aggregator most on a fourth seed. The best aggregator against each attack is bold."]
+    text = [f"# A fifth of the clients is hostile: {results['title']}", ""]
+    text += [
+        "Final test accuracy in percent, mean ± standard error over three seeds; each attack has the strength that"
+    ]
+    text += ["hurts this aggregator most on a fourth seed. The best aggregator against each attack is bold."]
     for split, words in common.WORDS.items():
         means = {a: {g: np.mean(cells(results, split, g, a, "accuracy")) for g in AGGREGATORS} for a in ATTACKS}
         rows = []
@@ -218,11 +220,14 @@ def tables(results: dict[str, Any]) -> str:
         worst = [f"{100 * min(means[a][g] for a in ATTACKS):.1f}" for g in AGGREGATORS]
         text += ["", f"## {words}", "", reporting.table(["attack", *AGGREGATORS], [*rows, ["worst", *worst]])]
     alone = [results["runs"].get(f"server's samples alone | seed {seed}", {}) for seed in common.SEEDS]
-    text += ["", "The 100 samples of FLTrust's server, by themselves and for as many rounds, give an accuracy of"]
+    text += [
+        "",
+        "Training on the 100 samples of FLTrust's server alone, for the same number of rounds, gives an accuracy of",
+    ]
     text += [mean_error([one["accuracy"] for one in alone if one], 100) + "."]
     text += ["", "## Success", ""]
-    text += ["How often a stamped test sample of another class is predicted as the target (backdoor), and"]
-    text += ["a test sample as its flipped label (label flip), in percent.", ""]
+    text += ["Share of stamped test samples of another class that are predicted as the target (backdoor), and of test"]
+    text += ["samples that are predicted as their flipped label (label flip), in percent.", ""]
     rows = [
         [words, attack, *(mean_error(cells(results, split, g, attack, "success"), 100) for g in AGGREGATORS)]
         for split, words in common.WORDS.items()
@@ -233,9 +238,9 @@ def tables(results: dict[str, Any]) -> str:
         "",
         "## Detection",
         "",
-        "AUROC of hostile against honest clients by a low mixing coefficient, mean over rounds and seeds; .5 is",
+        "AUROC for detecting hostile clients by a low mixing coefficient, mean over rounds and seeds; .5 is chance,",
     ]
-    text += ["chance, below it hostile clients count more than honest ones."]
+    text += ["and below it hostile clients count more than honest ones."]
     for split, words in common.WORDS.items():
         rows = [
             [attack, *(f"{np.mean(cells(results, split, g, attack, 'detection')):.2f}" for g in AGGREGATORS)]
@@ -249,7 +254,7 @@ def tables(results: dict[str, Any]) -> str:
         for split, by in results["chosen"].items()
         for g, chosen in by.items()
     ]
-    text += [reporting.table(["split", "aggregator", "setting", "attacks where there was a choice"], rows)]
+    text += [reporting.table(["split", "aggregator", "setting", "attack strengths chosen"], rows)]
     return "\n".join([*text, *reporting.notes(results)]) + "\n"
 
 

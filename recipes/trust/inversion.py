@@ -108,7 +108,7 @@ def tables(results: dict[str, Any]) -> str:
     text += [
         f"Mean squared error of pixels in [0, 1] over {DIGITS} digits, the share reconstructed with an error below .01,"
     ]
-    text += ["and the share of labels read correctly. Guessing the mean digit has the error " + f"{guess.mean():.3f}."]
+    text += ["and the share of labels recovered correctly. Guessing the mean digit gives " + f"{guess.mean():.3f}."]
     rows = [
         [
             words,

@@ -43,7 +43,7 @@ TRAINING: dict[str, dict[str, float]] = {
 
 
 def model(settings: dict[str, float], seed: int) -> dict[str, Any]:
-    """The probabilities of the true classes [POOL], who was in, test accuracy and ε of one model."""
+    """The probabilities of the true classes [POOL], the members, test accuracy and ε of one model."""
     source = common.source("digits")
     pool = common.first(source.train, POOL)
     rows = np.random.default_rng(seed).permutation(POOL)[: POOL // 2]
@@ -88,9 +88,9 @@ def tables(results: dict[str, Any]) -> str:
     """The results as Markdown."""
     text = ["# Membership inference against federated models", ""]
     text += [
-        "AUC (50 is guessing), advantage (true minus false positives, 0 is guessing) and true positives at 1 % false"
+        "AUC (50 is chance), advantage (true minus false positive rate, 0 is chance) and true positive rate at 1 %"
     ]
-    text += ["ones, in percent, over 12 models; test accuracy in percent."]
+    text += ["false positives, in percent, over 12 models; test accuracy in percent."]
     rows = []
     for words in TRAINING:
         models = [results["runs"].get(f"{words} | model {seed}") for seed in range(MODELS)]

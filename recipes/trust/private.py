@@ -12,8 +12,8 @@ mixture that SuPerFed deploys (which starts from random parameters, since the an
 between its two models is not defined at 0). *Server*: the server's model on the whole test set.
 
 For each method and ε, the learning rate (.1, .3) and the bound C (.3, 1) are those with the best deployed
-accuracy on seed 0, which is not reported. ε = ∞ is the method without the uplink. That settings were chosen on runs
-costs privacy that is not counted.
+accuracy on seed 0, which is not reported. ε = ∞ is the method without the uplink. The
+privacy cost of choosing settings by runs is not counted.
 
 With other data than the digits, the first 6000 training and 1200 test images are dealt.
 """
@@ -63,7 +63,7 @@ def federation(data: str, seed: int) -> Federation:
 
 
 def trial(data: str, label: str, epsilon: float, lr: float, bound: float, seed: int, rounds: int) -> dict[str, Any]:
-    """Deployed and server accuracy after the last round, and what privacy was spent."""
+    """Deployed and server accuracy after the last round, and the privacy spent."""
     dealt = federation(data, seed)
     uplink = () if epsilon == inf else (ClipNoise(clip=bound, epsilon=epsilon, delta=DELTA),)
     experiment = Experiment(
@@ -124,7 +124,7 @@ def cells(results: dict[str, Any], label: str, epsilon: float, key: str) -> list
 def tables(results: dict[str, Any]) -> str:
     """The results as Markdown."""
     text = [f"# Accuracy against ε, client-level privacy, {results['title']}", ""]
-    text += ["Test accuracy in percent, mean ± standard error over three seeds; δ = .001. What noise costs: accuracy"]
+    text += ["Test accuracy in percent, mean ± standard error over three seeds; δ = .001. Cost of the noise: accuracy"]
     text += ["without noise minus accuracy at ε, in points, paired by seed."]
     header = ["method", *("∞" if e == inf else f"ε = {e:g}" for e in EPSILONS)]
     for key, words in (("deployed", "Deployed models"), ("server", "Server's model")):

@@ -1,4 +1,4 @@
-"""Attacks: what hostile clients send, by NumPy; that nothing else changes; and what robust mixing makes of it."""
+"""Attacks: what hostile clients send, derived in NumPy; that nothing else changes; and how robust mixing responds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SENT: list[np.ndarray] = []
 
 @dataclass(frozen=True)
 class Recorder(Mixing):
-    """The unweighted mean of updates, which are noted down."""
+    """The unweighted mean of updates, which it records."""
 
     needs = Needs(updates=True)
 

@@ -1,4 +1,4 @@
-"""Every command that README, docs and help texts show is accepted, with the data that are on every machine."""
+"""Every command shown in README, docs and help texts is accepted, with the data available on every machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ELSEWHERE = re.compile("is not here|are not here|no file|is not installed|cannot
 
 
 def shown() -> Iterator[str]:
-    """Command lines, joined where they go on in the next line, without comments."""
+    """Command lines without comments, joined where they continue on the next line."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     blocks = [block for page in pages for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.M | re.S)]
     for text in [*blocks, HELP, *(text for text, _, _ in COMMANDS.values())]:
@@ -31,7 +31,7 @@ def shown() -> Iterator[str]:
 
 
 def runnable(line: str) -> list[str]:
-    """The words of a command line without run directories, which are examples; nothing is left of some."""
+    """The words of a command line without run directories, which are examples; the result may be empty."""
     words = shlex.split(line)[1:]
     kept = [word for word in words if not re.search("runs/|DIR", word)]
     return [] if any(word.startswith("data=generated") for word in words) else kept

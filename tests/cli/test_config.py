@@ -1,4 +1,4 @@
-"""Configurations: what is typed, what becomes of it, and that it comes back from YAML the same."""
+"""Configurations: what is typed, how it is interpreted, and that it survives a round trip through YAML."""
 
 from __future__ import annotations
 

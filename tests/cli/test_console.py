@@ -1,4 +1,4 @@
-"""What a person sees of a run, with and without a terminal."""
+"""What a user sees of a run, with and without a terminal."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_table_is_ordered_by_what_all_its_runs_can_be_compared_by():
 
 @pytest.mark.parametrize("name", methods.names())
 def test_the_number_to_read_follows_the_method(name: str):
-    """Clients' accuracy where any of the model is kept by, or fitted to, a client; and it is measured unasked."""
+    """Clients' accuracy where a part of the model is private or fitted to a client; it is measured by default."""
     made = methods[name].make()
     kept = (
         isinstance(made.personal, Paired)

@@ -1,4 +1,4 @@
-"""What makes typing easier: help, lists, JSON, logs, completion, names in capitals, hints in sweeps, no file lost."""
+"""Conveniences: help, lists, JSON, logs, completion, names in capitals, hints in sweeps, no file lost."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_bash_completes(line: str, expected: set[str], cli: Cli, tmp_path: Path)
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
 @COMPLETED
 def test_zsh_completes(line: str, expected: set[str], cli: Cli, tmp_path: Path) -> None:
-    """Outside a line editor, whose part is to keep the words that begin with what was typed."""
+    """Outside a line editor, which would keep only the words that begin with what was typed."""
     (tmp_path / "script").write_text(cli("completion", "zsh").out)
     editor = (
         "compdef() { }; compset() { }; _files() { print file }; typeset -A compstate=(nmatches 0); "

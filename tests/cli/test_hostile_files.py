@@ -1,4 +1,4 @@
-"""Files that somebody else wrote: nothing is written outside, nothing is followed, nothing burns, nothing leaks."""
+"""Files from untrusted sources: nothing is written outside, no link is followed, no memory bomb, no leak."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whatever is malformed ends in one sentence and exit code 2: nothing is written, nothing executed, no traceback.
+"""Malformed input ends in one sentence and exit code 2: nothing is written or executed, and there is no traceback.
 
 Settings, arrays, recipes, plans, checkpoints and run directories, each spoilt in many ways under a fixed seed. The
-command line is called in this process, so that a traceback fails the test. What can still be used may be used.
+command line is called in this process, so that a traceback fails the test. Input that is still usable may be used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def snapshot(folder: Path) -> dict[str, Any]:
 
 
 def refused(cli: Cli, folder: Path, *words: str, may_do: bool = False, may_write: bool = False) -> bool:
-    """Whether words are refused as they should be; with ``may_do`` they may also be carried out, or partly."""
+    """Whether a command is refused properly; with ``may_do`` it may also be carried out, in whole or in part."""
     before = snapshot(folder)
     code, out, err = cli(*words)
     case = f"fedloom {' '.join(words)!r} ended with {code}, {out[-300:]!r} and {err[-300:]!r}"
@@ -201,7 +201,7 @@ JUNK: list[Any] = [None, -1, 3, 1e30, "x", "", [], {}, [1], {"a": 1}, True, "../
 
 
 def changed(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """The tree with each of its values replaced by each kind of junk, or left out."""
+    """The tree with each of its values replaced by each kind of junk, or omitted."""
     for key in tree if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ():
         for junk in (*JUNK, changed):
             copy = json.loads(json.dumps(tree))
@@ -218,7 +218,7 @@ def changed(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, 
 
 
 def sealed(manifest: dict[str, Any]) -> str:
-    """The manifest with a checksum that is right, as somebody would write it who knows the format."""
+    """The manifest with a correct checksum, as written by somebody who knows the format."""
     manifest = {key: value for key, value in manifest.items() if key != "sha256"}
     seal = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
     return json.dumps(manifest | {"sha256": seal})
@@ -255,7 +255,7 @@ def test_damaged_checkpoints(cli: Cli, tmp_path: Path, finished: Path) -> None:
 
 @pytest.mark.slow
 def test_tensors_that_somebody_sealed_again(cli: Cli, tmp_path: Path, finished: Path) -> None:
-    """Files that are whole, with checksums that are right, and in which the wrong things lie."""
+    """Complete files with correct checksums and wrong contents."""
     there = Path(shutil.copytree(finished, tmp_path / "there"))
     folder, found = there / "checkpoint" / "round-000002", list[bool]()
     for file in sorted(folder.glob("*.safetensors")):

@@ -1,4 +1,4 @@
-"""Every mistake is one sentence on standard error and exit code 2; nothing is written."""
+"""Every user error gives one sentence on standard error and exit code 2; nothing is written."""
 
 from __future__ import annotations
 

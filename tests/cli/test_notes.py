@@ -1,4 +1,4 @@
-"""What a command says beside its results: notes on what was not set, means over seeds, metrics that were asked for."""
+"""What a command reports besides its results: notes on unset values, means over seeds, requested metrics."""
 
 from __future__ import annotations
 

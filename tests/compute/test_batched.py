@@ -1,4 +1,4 @@
-"""Blocks of clients at once against one client after the other, for every method."""
+"""Clients stepped in blocks against one client after the other, for every method."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def paired(name: str) -> Method:
 @pytest.mark.parametrize("gain", [0, 4], ids=["coordinates", "weights"])
 @pytest.mark.parametrize("name", PAIRS)
 def test_pairs_of_models_are_stepped_in_one_pass(name: str, gain: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the first layer's weights, and with their coordinates alone."""
+    """With the first layer's weights, and with their coordinates only."""
     same = settings("plain") | {"local": Local(epochs=2, batch_size=4, lr=0.1, weight_decay=0.05)}
     reference = go(paired(name), **same)
     monkeypatch.setattr("fedloom.compute.cohort.pairs.GAIN", gain)

@@ -1,4 +1,4 @@
-"""Layers of a cohort against the modules that they stand for, one client at a time, by automatic differentiation."""
+"""Layers of a cohort against the modules that they represent, client by client, by automatic differentiation."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_layers(name: str, dtype: torch.dtype) -> None:
     "name", [n for n in LAYERS if "convolution" in n or n in ("linear", "signal", "single channel")]
 )
 def test_first_layers(name: str) -> None:
-    """Nobody asks for the gradient of the inputs."""
+    """The gradient of the inputs is not needed."""
     factory, shape = LAYERS[name]
     torch.manual_seed(0)
     model = nn.Sequential(factory(), nn.ReLU(), nn.Flatten()).double()

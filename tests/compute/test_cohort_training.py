@@ -1,4 +1,4 @@
-"""A block's round of plain descent, explicit and factored, against PyTorch's optimiser on one module after another."""
+"""A block's round of plain descent, explicit and factored, against PyTorch's optimiser on one module at a time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LR = 0.2
 
 
 class Case:
-    """Clients with data of their own, and what each should come to."""
+    """Clients with their own data, and the expected result of each."""
 
     def __init__(self, model: nn.Module, local: Local, rule: dict[str, float], constant: Tensor | None = None) -> None:
         self.model = model.double()

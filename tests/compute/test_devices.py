@@ -1,6 +1,6 @@
-"""Client work, rounds and evaluation on another device than the host's.
+"""Client work, rounds and evaluation on a device other than the host.
 
-Where there is no GPU a pretended one takes its place: it has no numbers, but operations that mix devices are refused as
+Without a GPU, a simulated one takes its place: it has no numbers, but operations that mix devices are refused as
 on a GPU, and every wait of the host is counted (``helpers/pretend.py``).
 """
 
@@ -34,7 +34,7 @@ COMPUTES = ("live", "batched")
 
 @cache
 def outcomes(compute: str, *names: str) -> dict[str, Any]:
-    """How the named experiments ended on the pretended device; without names, all of them."""
+    """How the named experiments, by default all, ended on the simulated device."""
     command = [sys.executable, str(TESTS / "helpers" / "pretend_runs.py"), compute, *names]
     env = os.environ | {"PYTHONWARNINGS": "ignore"}
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=TESTS.parent, check=False)

@@ -1,4 +1,4 @@
-"""Models that users bring: what cannot be trained is refused in one sentence, and masks are no state."""
+"""User-defined models: what cannot be trained is refused in one sentence, and masks are not state."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_a_module_that_cannot_be_copied_is_refused_as_an_instance_too() -> None:
 
 
 class Positioned(nn.Module):
-    """A model with a constant of floats, and with statistics if wanted."""
+    """A model with a float constant and, optionally, running statistics."""
 
     def __init__(self, stored: bool, counts: bool = False) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ def test_a_constant_where_no_buffer_may_be_is_told_how_to_be_none() -> None:
 
 
 class Sampling(nn.Module):
-    """A model that drops units at any time, as F.dropout does unless it is told otherwise."""
+    """A model that drops units in every mode, as F.dropout does by default."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class Sampling(nn.Module):
 
 
 def test_a_model_that_draws_in_evaluation_has_the_same_bits_wherever_it_runs() -> None:
-    """In the losses before local work, which give the weights of q-FFL, and in what is measured."""
+    """In the losses before local work, which give the weights of q-FFL, and in evaluation."""
     runs = []
     for number, engine in enumerate(["serial", "processes", "serial"]):
         torch.manual_seed(number)  # of whoever calls

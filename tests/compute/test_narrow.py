@@ -26,7 +26,7 @@ print("trained")
 
 
 def test_memory_survives_narrow_strided_convolutions() -> None:
-    """In a process of its own, for the fault that is avoided writes beyond its memory, so that the process aborts."""
+    """In a separate process, since the fault that is avoided writes beyond its memory and aborts the process."""
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", TRAIN], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr[-1000:]
 

@@ -1,7 +1,7 @@
 """Recorded local steps, with a recorder for the CPU that repeats operations on the same memory, as a CUDA graph does.
 
-What a graph would repeat wrongly fails here, too: a number that changed since, a tensor that lies elsewhere, a question
-of the host to the device.
+What a graph would replay wrongly fails here, too: a number that has changed, a tensor that has moved, a synchronisation
+of host and device.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Tape(TorchDispatchMode):
 
 @dataclass
 class Tapes:
-    """A recorder for the CPU; counts what it does."""
+    """A recorder for the CPU that counts its operations."""
 
     recorded: int = 0
     replayed: int = 0

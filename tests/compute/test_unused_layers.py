@@ -1,4 +1,4 @@
-"""Layers that the forward pass does not use: no gradient that was computed elsewhere reaches their parameters."""
+"""Layers that the forward pass does not use: no gradient computed elsewhere reaches their parameters."""
 
 from __future__ import annotations
 

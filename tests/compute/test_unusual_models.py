@@ -1,4 +1,4 @@
-"""Models with side effects, frozen and shared parts: the batched compute gives the live numbers, or says why not."""
+"""Models with side effects, frozen and shared parts: the batched compute matches the live one or says why it cannot."""
 
 from __future__ import annotations
 

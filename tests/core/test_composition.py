@@ -1,4 +1,4 @@
-"""Compositions of parts from all slots against one round in NumPy, whose stages stand in one order."""
+"""Compositions of parts from all slots against one round in NumPy with a fixed order of stages."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Composition:
 
     @property
     def possible(self) -> bool:
-        """Whether parts may go together, and the oracle says how: the loss that mixings read is a cross entropy."""
+        """Whether parts are compatible and the oracle covers them: mixings must read a cross-entropy loss."""
         adapts = self.adaptation == "none" or self.personal not in TWO_MODELS
         reads = self.objective != "propfair" or (self.adaptation == "none" and self.mixing in ("by_samples", "uniform"))
         # the oracle's proximal map follows the steps of one shared model
@@ -193,7 +193,7 @@ def test_every_drift_with_every_mixing(chosen: Composition) -> None:
 
 @pytest.mark.parametrize("mixing", ["by_samples", "q_ffl", "norm_bounding"])
 def test_extrapolation_compares_squares_and_step_in_one_scale(mixing: str) -> None:
-    """FedNova's step is another multiple of the mean upload, if clients take different numbers of steps."""
+    """FedNova's step is a different multiple of the mean upload if clients take different numbers of steps."""
     assert_follows_the_round(Composition(drift="fednova", server="exp", mixing=mixing))
 
 

@@ -1,4 +1,4 @@
-"""Folding in blocks: how a cohort is cut, and that no result depends on who folded what."""
+"""Folding in blocks: how a cohort is split, and that no result depends on which worker folded which block."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_remains_of_a_result_holds_no_upload() -> None:
 
 
 def test_without_weights_single_updates_are_kept_as_they_were() -> None:
-    """A live module's tensors are written again for the next client, so what is kept is a copy."""
+    """A live module's tensors are overwritten for the next client, so a copy is kept."""
     plan = FederatedTask(experiment("scaffold")).plan
     given = results(2)
     folded = fold(plan, given, None)
@@ -110,7 +110,7 @@ def test_a_fold_goes_through_shared_memory_and_what_finds_no_room_in_the_message
 
 @dataclass(frozen=True)
 class Forgetful(Drift):
-    """Declares an upload that it does not make."""
+    """Declares an upload that it does not send."""
 
     uploads: ClassVar[Mapping[str, Reduce]] = {"declared": Reduce.MIX}
 

@@ -1,4 +1,4 @@
-"""A client whose tensors have another shape or type is left out and named, and nothing is broadcast silently."""
+"""A client whose tensors have a wrong shape or type is excluded and named, and nothing is broadcast silently."""
 
 from __future__ import annotations
 

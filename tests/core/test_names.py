@@ -1,4 +1,4 @@
-"""Names of composed methods tell their parts."""
+"""Names of composed methods show their parts."""
 
 from __future__ import annotations
 

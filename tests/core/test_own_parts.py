@@ -1,4 +1,4 @@
-"""Parts that a user writes: what does not fit their slot or the round is refused in a sentence."""
+"""User-defined parts: what does not fit their slot or the round is refused in a sentence."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_terms_may_come_as_a_list_or_alone() -> None:
 
 @dataclass(frozen=True)
 class Own(Mixing):
-    """Whatever coefficients, without a look at the rest of the round."""
+    """Arbitrary coefficients, whatever the rest of the round."""
 
     p: Callable[[np.ndarray], Any] = np.ones_like
 
@@ -137,7 +137,7 @@ class Short(ServerOptimizer):
 
 @dataclass(frozen=True)
 class Counts(Drift):
-    """States that are no tensors."""
+    """States that are not tensors."""
 
     at: str = "client"
 

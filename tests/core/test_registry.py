@@ -1,4 +1,4 @@
-"""Registries: what a person mistypes gets a sentence with the nearest valid name."""
+"""Registries: a mistyped name gets a sentence with the nearest valid name."""
 
 from __future__ import annotations
 

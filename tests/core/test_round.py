@@ -1,4 +1,4 @@
-"""The round as parts may ask for it: losses before work, all updates at once, reductions, broken-off rounds."""
+"""What parts may ask of a round: losses before local work, all updates at once, reductions; and aborted rounds."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def initial_losses() -> np.ndarray:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("drift", [Drift(), Scaffold(), FedDynDrift(0.1)], ids=["none", "scaffold", "dynamic"])
 def test_losses_of_the_received_model_before_work(drift: Drift, engine: str) -> None:
-    """Whatever else the method is made of: drift and proximal terms are no part of F_i."""
+    """For any other parts of the method: drift and proximal terms do not belong to F_i."""
     method = Method("m", (CrossEntropy(), Proximal(5.0)), drift=drift, mixing=ByLoss())
     result = go(method, rounds=2, engine=engine)
     seen = result.snapshot.server.parts["mixing"]["losses"].numpy()
@@ -164,7 +164,7 @@ def test_reductions_mean_what_they_say(mixing: Mixing) -> None:
 
 
 def test_when_all_weight_was_on_clients_that_failed_nobodys_work_counts() -> None:
-    """Neither the model nor any client's state moves; otherwise FedDyn's h were no mean of the h_i any more."""
+    """Neither the model nor any client's state moves; otherwise FedDyn's h would no longer be the mean of the h_i."""
     method = Method("m", LOSS, drift=FedDynDrift(0.1), mixing=Favourite())
     result = go(method, federation=marked(2, 1e160), model=headless, rounds=2, local=Local(steps=3))
     assert [f.client for f in result.failures] == [2, 2]

@@ -1,4 +1,4 @@
-"""Augmentations against Pillow, by what they promise, and as functions of their draws."""
+"""Augmentations against Pillow, against their specification, and as functions of their draws."""
 
 from collections import Counter
 
@@ -221,7 +221,7 @@ ALL = [[name] for name in augmentations.names()] + [
 
 @pytest.mark.parametrize("names", ALL, ids="+".join)
 def test_the_same_draws_are_the_same_bits_however_batches_are_put_together(names: list[str]) -> None:
-    """Several clients' batches at once against each client's by itself."""
+    """Batches of several clients at once against each client's alone."""
     arrays = normalised(11)
     change = pipeline(names, arrays)
     sizes = [4, 1, 6]

@@ -1,4 +1,4 @@
-"""``fedloom data``: what is here, what is missing, and what is in it."""
+"""``fedloom data``: which data sets are available, which are missing, and what they contain."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The examples of one's own data, tasks, losses and metrics are short, and they run."""
+"""The examples of user-defined data, tasks, losses and metrics are short, and they run."""
 
 from __future__ import annotations
 

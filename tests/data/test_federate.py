@@ -1,4 +1,4 @@
-"""From a source and a partition to who holds what."""
+"""From a source and a partition to the samples of each client."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Partitioners of flwr-datasets, as they are."""
+"""Partitioners of flwr-datasets, unchanged."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Sets of MNIST's size are read with little more memory than they take."""
+"""Data sets of MNIST's size are read with little more memory than they occupy."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ print((rss("VmHWM") - before) / held, federation.train.arrays.x.data_ptr() == so
 
 
 def peak(name: str, settings: dict, clients: int = 100) -> float:
-    """Peak memory of reading and dealing a source, as a multiple of its arrays."""
+    """Peak memory of reading and partitioning a source, as a multiple of its arrays."""
     command = [sys.executable, "-c", PEAK, name, repr(settings), str(clients)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""Wrong labels follow their transition matrix, in the training rows and nowhere else."""
+"""Label noise follows its transition matrix, in the training rows and nowhere else."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""One's own data: every form gives the same federation, and what cannot be used ends in a sentence."""
+"""User-defined data: every form gives the same federation, and unusable data end in a sentence."""
 
 from __future__ import annotations
 

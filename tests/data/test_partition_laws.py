@@ -1,4 +1,4 @@
-"""What every partition must keep, whatever the labels, and what each one promises."""
+"""Invariants of all partitions for any labels, and the properties that each one promises."""
 
 import itertools
 from collections import Counter
@@ -136,7 +136,7 @@ def test_balanced_dirichlet_has_the_label_entropy_of_its_priors_while_labels_las
 
 
 def one_place_after_the_other(labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """The balanced Dirichlet partition as the papers tell it, slowly; counts [K, C]."""
+    """The balanced Dirichlet partition as described in the papers, without optimisation; counts [K, C]."""
     left = np.bincount(labels, minlength=10).astype(float)
     prior = rng.dirichlet(np.full(10, alpha), clients)
     counts = np.zeros((clients, 10))

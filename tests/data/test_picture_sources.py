@@ -1,4 +1,4 @@
-"""Readers of folders of pictures and of arrays of images, on small sets in the true formats."""
+"""Readers of image folders and image arrays, on small sets in the original formats."""
 
 import warnings
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The real data sets, where they lie under $FEDLOOM_DATA."""
+"""The real data sets, if available under $FEDLOOM_DATA."""
 
 import os
 

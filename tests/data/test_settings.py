@@ -1,4 +1,4 @@
-"""The conditions as a person types them: keys, defaults that go together, round trips, and runs."""
+"""Conditions as typed by a user: keys, matching defaults, round trips, and runs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Readers, on small files in the true formats."""
+"""Readers, on small files in the original formats."""
 
 import gzip
 import os

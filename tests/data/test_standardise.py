@@ -1,4 +1,4 @@
-"""Columns of own tables: a warning where they are of very different scale, and their standardisation."""
+"""Columns of user tables: a warning if their scales differ widely, and their standardisation."""
 
 from __future__ import annotations
 

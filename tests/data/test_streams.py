@@ -1,4 +1,4 @@
-"""Task streams: seeded, indexable, made when asked for, and dealing each sample once before any twice."""
+"""Task streams: seeded, indexable, lazy, and using each sample once before any is used twice."""
 
 import numpy as np
 import pytest

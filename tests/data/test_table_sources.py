@@ -1,4 +1,4 @@
-"""Readers of tables, on small sets in the true formats."""
+"""Readers of tables, on small sets in the original formats."""
 
 import re
 from pathlib import Path

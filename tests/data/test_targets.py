@@ -1,4 +1,4 @@
-"""Targets have the asked distribution, and what a learner sees of them knows no labels."""
+"""Targets have the requested distribution, and what a learner sees of them contains no labels."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""Readers of LEAF's files, text and sound, on small sets in the true formats."""
+"""Readers of LEAF's files, text and sound, on small sets in the original formats."""
 
 import json
 import wave

@@ -1,4 +1,4 @@
-"""The two toy problems: supports, balance, and the local minima that make them what they are."""
+"""The two toy problems: supports, balance, and their characteristic local minima."""
 
 import numpy as np
 import pytest

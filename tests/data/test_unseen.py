@@ -1,4 +1,4 @@
-"""Unseen clients never enter a cohort, methods do not know of them, and they are evaluated."""
+"""Unseen clients never enter a cohort, are unknown to methods, and are evaluated."""
 
 import dataclasses
 

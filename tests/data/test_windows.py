@@ -1,4 +1,4 @@
-"""ACID, ALID, NIID-1 and NIID-2: what they promise, up to 10 000 clients."""
+"""ACID, ALID, NIID-1 and NIID-2: their specified properties, up to 10 000 clients."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""A node with a privacy budget counts what it has answered, over runs and restarts, and refuses what exceeds it."""
+"""A node with a privacy budget counts its answers over runs and restarts, and refuses any that would exceed it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages come late, twice or never, nodes and servers are restarted: what counts is what the server counted."""
+"""Messages arrive late, twice or never, nodes and servers restart: only what the server has accepted counts."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_answer_is_read_once(method: str, monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_a_lost_answer_and_a_late_one_leave_no_trace(tmp_path: Path) -> None:
-    """A node whose answer did not count goes on from the state before, as if it had been offline."""
+    """A node whose answer was not accepted continues from its previous state, as if it had been offline."""
     kept: list[bytes] = []
 
     def lost(name: str, number: int, blob: bytes) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""What a deployment cannot do is refused by name before any node is asked; what leaves a node is what was agreed."""
+"""Unsupported deployments are refused by name before any node is contacted; a node sends only what was agreed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wire format: what goes in comes out, and hostile bytes end in one sentence."""
+"""The wire format: messages survive a round trip, and malicious bytes end in one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DiSK as its authors coded it: losses against NumPy, the schedules, and the switches that lead back to the paper."""
+"""DiSK as its authors coded it: losses against NumPy, schedules, and the switches that restore the paper's version."""
 
 from __future__ import annotations
 

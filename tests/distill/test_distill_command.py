@@ -1,4 +1,4 @@
-"""``fedloom distill``: the default, run directories, going on, mistakes."""
+"""``fedloom distill``: the default, run directories, resuming, user errors."""
 
 from __future__ import annotations
 

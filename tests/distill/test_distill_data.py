@@ -1,4 +1,4 @@
-"""Images stay bytes, in memory or in a file, until a mini-batch reads them; results are those of numbers in memory."""
+"""Images stay bytes, in memory or in a file, until a mini-batch reads them; results equal those of floats in memory."""
 
 from __future__ import annotations
 

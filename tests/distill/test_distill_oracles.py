@@ -1,4 +1,4 @@
-"""Losses and layers beside independent NumPy derivations."""
+"""Losses and layers against independent NumPy derivations."""
 
 from __future__ import annotations
 

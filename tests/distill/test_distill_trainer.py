@@ -1,4 +1,4 @@
-"""What training changes and what it does not: turns, caches, checkpoints, selection."""
+"""What training changes and what it does not: alternation, caches, checkpoints, selection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Augmentation and clients' own names for classes: the same batches on every engine, and evaluation that fits them."""
+"""Augmentation and clients' own class names: the same batches on every engine, and matching evaluation."""
 
 from __future__ import annotations
 

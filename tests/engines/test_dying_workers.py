@@ -1,4 +1,4 @@
-"""Workers that are killed while they work."""
+"""Workers that are killed during their work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines whose clients hold their own data and states: what the run tells them, asks of them, and does without."""
+"""Engines whose clients hold their own data and states: what the run sends, requests, and does without."""
 
 from __future__ import annotations
 

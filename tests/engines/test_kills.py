@@ -1,4 +1,4 @@
-"""A few of the kills of ``benchmarks/kills.py``: the same bits, no orphan, nothing left over."""
+"""Some of the kills of ``benchmarks/kills.py``: the same bits, no orphan processes, nothing left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers that draw, keep statistics or change their memory layout."""
+"""Layers that draw random numbers, keep statistics or change their memory layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages between machines, and the worker that receives them, without a cluster."""
+"""Messages between machines, and the worker that receives them, tested without a cluster."""
 
 from __future__ import annotations
 

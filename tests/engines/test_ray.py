@@ -1,4 +1,4 @@
-"""The Ray engine on a local cluster: the bits of serial, whatever dies; only where Ray is installed."""
+"""The Ray engine on a local cluster: the same bits as serial, whatever dies; only where Ray is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work counted, not timed: the same on every machine, however busy."""
+"""Work measured by counting, not timing: the same on every machine, however busy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs in forked children that are killed, and what a run directory must hold in the end."""
+"""Runs in forked children that are killed, and the expected content of a run directory afterwards."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def go_on(experiment: Experiment, out: Path, **settings: Any) -> RunResult:
 
 
 def kill_at(operation: int) -> list[str]:
-    """From now on, die at the so-manieth write, rename or removal of this process; writes get half-way first."""
+    """From now on, die at the nth write, rename or removal of this process, in the middle of a write."""
     seen: list[str] = []
 
     def count(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Deployments within this process: nodes that answer at once, and what may happen to messages on their way."""
+"""Deployments within this process: nodes that answer at once, and messages that may be delayed or lost."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ FEATURES, CLASSES = 4, 3
 
 
 def federation(arrays: Arrays, lists: Sequence[Sequence[int]], test: Arrays, held_out: int = 2) -> Federation:
-    """Clients with the given training rows; ``held_out`` of the test samples each, dealt in turn."""
+    """Clients with the given training rows; each with ``held_out`` test samples, dealt in turn."""
     own = [[(held_out * i + j) % max(len(test), 1) for j in range(held_out)] for i in range(len(lists))]
     nothing = Index.of([[] for _ in lists])
     return Federation(

@@ -1,4 +1,4 @@
-"""Which of many cases run when there is no time for all."""
+"""Selects the test cases that run when there is no time for all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a report page back."""
+"""Parsing a report page."""
 
 from __future__ import annotations
 

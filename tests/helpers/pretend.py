@@ -1,4 +1,4 @@
-"""A device without memory: tensors on it have a shape, a type and a place, and no numbers.
+"""A simulated device without memory: its tensors have a shape, a type and a device, but no numbers.
 
 ``FakeTensorMode`` follows them through every operation and refuses those that mix devices, as a GPU would, with no GPU
 there. Tensors on the host stay real. Where the host asks for numbers of the device, which makes it wait for the device

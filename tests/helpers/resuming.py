@@ -1,4 +1,4 @@
-"""Runs that are broken off and continued, and what is done to their records in between."""
+"""Runs that are interrupted and continued, with changes to their records in between."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def back_to(out: Path, round: int) -> None:
 
 
 def keep_lines(out: Path, *numbers: int) -> None:
-    """Cut the records down to the first so many, or to those of the given rounds."""
+    """Cut the records down to the first few, or to those of the given rounds."""
     kept = range(1, numbers[0] + 1) if len(numbers) == 1 else numbers
     lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
     (out / "metrics.jsonl").write_text("".join(lines[number - 1] for number in kept))

@@ -1,4 +1,4 @@
-"""Records of rounds that never happened, for the server halves of parts alone."""
+"""Made-up records of rounds, for testing the server halves of parts alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experiments with small defaults, and what two runs must share to be called the same."""
+"""Experiments with small defaults, and the comparison of two runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that keep client states on disk, and what lies there."""
+"""Runs that keep client states on disk, and the files that they write."""
 
 from __future__ import annotations
 

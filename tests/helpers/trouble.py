@@ -1,4 +1,4 @@
-"""Models and federations that make one client go wrong."""
+"""Models and federations that make one client fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adaptation: what it reduces to, its gradient on a quadratic by hand, and what it does under anonymous labels."""
+"""Adaptation: reductions, its gradient on a quadratic by hand, and its effect under anonymous labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adaptation beside all else: engines, names of their own, dropout, statistics, other terms, memory, newcomers."""
+"""Adaptation combined with engines, clients' own class names, dropout, statistics, other terms, memory, newcomers."""
 
 from __future__ import annotations
 

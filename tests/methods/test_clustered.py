@@ -1,4 +1,4 @@
-"""IFCA: clients find the model that suits them, and everything that speaks of a client's model knows which it is."""
+"""IFCA: clients find the model that suits them, and everything that refers to a client's model uses that one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Least squares at every client: where methods stop is known in closed form, and who stops at the right point."""
+"""Least squares at every client: the stopping points of methods in closed form, and which of them are optimal."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ def test_moments_are_kept_across_rounds(rule: str) -> None:
 
 @pytest.mark.slow
 def test_server_momentum_speeds_up_and_stops_at_the_same_point() -> None:
-    """Momentum changes the way, not the fixed point."""
+    """Momentum changes the path, not the fixed point."""
     problem = quadratics()
     there = wrong_point(problem, problem.n / problem.n.sum(), np.full(len(problem.n), 25), 0.2)
     found = theta(problem.run(squares(server=SGD(lr=0.7, momentum=0.4)), 80, MANY))

@@ -1,4 +1,4 @@
-"""FedRoD and kNN-Per: one model for everybody, and what each client deploys, derived a second time in NumPy."""
+"""FedRoD and kNN-Per: one common model, and what each client deploys, derived independently in NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of FedDC, FedSplit and FedDecorr: what they reduce to, what they keep exact, and where they stop."""
+"""Laws of FedDC, FedSplit and FedDecorr: reductions, exact invariants, and stopping points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The elastic net's proximal step, derived a second time in NumPy, and what it must solve."""
+"""The elastic net's proximal step, derived independently in NumPy, and the problem that it must solve."""
 
 from __future__ import annotations
 

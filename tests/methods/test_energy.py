@@ -1,4 +1,4 @@
-"""FedEvg in a federation: energies point the right way, samples follow them, and nothing but samples crosses."""
+"""FedEvg in a federation: energies point the right way, samples follow them, and only samples are exchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generating networks in a federation: cost, clients with little, policies that ask for losses, what is made."""
+"""Generating networks in a federation: cost, clients with few samples, policies that need losses, and the samples."""
 
 from __future__ import annotations
 

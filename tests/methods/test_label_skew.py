@@ -1,4 +1,4 @@
-"""Losses that know how many samples of each class a client has: what they reduce to, and whom they serve."""
+"""Losses that depend on a client's class counts: what they reduce to, and which clients benefit."""
 
 from __future__ import annotations
 

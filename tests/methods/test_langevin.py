@@ -1,4 +1,4 @@
-"""FedEvg's term by itself: its loss, samples that follow the energies, clients' weights, repulsion."""
+"""FedEvg's term alone: its loss, samples that follow the energies, clients' weights, repulsion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of the stronger local losses: reductions, gradients by hand, what never changes, and every engine."""
+"""Laws of the stronger local losses: reductions, gradients by hand, invariants, and every engine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ IMAGES: dict[str, Any] = {"model": lambda: Flattening(tanh_net()), "augment": (S
 
 
 def same(a: Method, b: Method, **changes: Any) -> None:
-    """Both methods end at the same bits, and not where they began."""
+    """Both methods end at the same bits, which differ from the start."""
     settings = CONDITIONS | {"federation": as_images(classes())} | IMAGES | changes
     first, second = (theta(go(method, **settings)) for method in (a, b))
     np.testing.assert_array_equal(first, second)

@@ -1,4 +1,4 @@
-"""Corrections that read gradients from displacements, with local momentum: a constant gradient is given back."""
+"""Corrections that infer gradients from displacements, with local momentum: a constant gradient is recovered."""
 
 from __future__ import annotations
 

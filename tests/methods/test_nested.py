@@ -1,4 +1,4 @@
-"""Laws of networks of different size: what a client holds, how the server mixes, what travels, what is refused."""
+"""Laws of networks of different sizes: what a client holds, how the server mixes, what is sent, what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What networks of different size are not defined for, and which networks cannot be cut."""
+"""What is undefined for networks of different sizes, and which networks cannot be cut."""
 
 from __future__ import annotations
 

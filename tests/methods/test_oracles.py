@@ -1,4 +1,4 @@
-"""Every registered method against its own equations, derived a second time in NumPy."""
+"""Every registered method against its equations, derived independently in NumPy."""
 
 from __future__ import annotations
 

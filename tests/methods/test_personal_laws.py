@@ -1,4 +1,4 @@
-"""What methods with a model of their own at each client must reduce to, keep to themselves, and deploy."""
+"""Methods with a private model at each client: what they reduce to, what stays private, and what is deployed."""
 
 from __future__ import annotations
 

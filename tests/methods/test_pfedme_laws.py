@@ -1,4 +1,4 @@
-"""pFedMe: its outer step is a gradient step on the Moreau envelope, and a visit depends on the received model alone."""
+"""pFedMe: its outer step is a gradient step on the Moreau envelope, and a visit depends only on the received model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of named methods: what a setting is, its default and its words stand in its part alone."""
+"""The table of named methods: a setting, its default and its description are defined in its part only."""
 
 from __future__ import annotations
 

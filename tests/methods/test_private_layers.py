@@ -1,4 +1,4 @@
-"""FedBN, FedBABU and FedProto: which layers stay, what is never trained, and what is deployed."""
+"""FedBN, FedBABU and FedProto: which layers stay private, what is never trained, and what is deployed."""
 
 from __future__ import annotations
 

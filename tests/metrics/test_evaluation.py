@@ -1,4 +1,4 @@
-"""The metrics that a run records, against the same metrics of its final model, computed apart."""
+"""The metrics that a run records against the same metrics of its final model, computed separately."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_target_may_be_an_auroc_and_must_be_measured() -> None:
 
 
 def text(sizes: tuple[int, ...], length: int, tokens: int, every: bool) -> Federation:
-    """Sequences of tokens that go on by one, and what follows them."""
+    """Sequences of consecutive tokens, and the tokens that follow them."""
     start = torch.arange(sum(sizes)) * 5 % tokens
     x = (start[:, None] + torch.arange(length)) % tokens
     y = (x + 1) % tokens

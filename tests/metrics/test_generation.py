@@ -1,4 +1,4 @@
-"""Measures of generated data against derivations in NumPy and SciPy, and on sets of which the answer is known."""
+"""Measures of generated data against derivations in NumPy and SciPy, and on sets with known answers."""
 
 from __future__ import annotations
 

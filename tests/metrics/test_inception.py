@@ -1,4 +1,4 @@
-"""Inception's features need a file of weights, and are those of its two known layouts."""
+"""Inception's features need a file of weights, in either of its two known layouts."""
 
 from __future__ import annotations
 

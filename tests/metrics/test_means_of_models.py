@@ -1,4 +1,4 @@
-"""Means of models over clients and rounds: what they are, that nothing is fed back, and that they can be resumed."""
+"""Means of models over clients and rounds: their values, that they do not affect training, and resuming."""
 
 from __future__ import annotations
 

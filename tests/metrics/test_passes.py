@@ -1,4 +1,4 @@
-"""Models of many clients in one pass give what they give one after the other."""
+"""Evaluating models of many clients in one pass equals evaluating them one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of the mixing weight the clients get that are worst off, and how far it is from equal shares."""
+"""The share of the mixing weight of the worst-off clients, and its distance from equal shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The theory of AAggFF on real decisions: regret bounds, and what is unbiased over all cohorts.
+"""The theory of AAggFF on actual decisions: regret bounds, and unbiasedness over all cohorts.
 
 Adversaries choose losses after seeing the decision; the parts turn them into responses by themselves. Under the Weibull
 distribution one loss among zeros becomes a response of nearly C2 among zeros, so that no sequence is out of reach.

@@ -1,4 +1,4 @@
-"""Mixing policies: printed tables, limits, extreme losses, and second derivations."""
+"""Mixing policies: published tables, limits, extreme losses, and independent derivations."""
 
 from __future__ import annotations
 

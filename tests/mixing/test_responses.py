@@ -1,4 +1,4 @@
-"""Where fair policies take their responses, what they fall back on without any, and how far they step."""
+"""The source of fair policies' responses, the fallback without any, and the step size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Robust mixing: what f hostile clients of n can do, and what one more can; and what each part is at its limits."""
+"""Robust mixing: the effect of f hostile clients of n, and of one more; and the limiting cases of each part."""
 
 from __future__ import annotations
 

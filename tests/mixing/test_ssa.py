@@ -1,4 +1,4 @@
-"""FedSSA and its relatives: the loss and its slope, laws of the decision, what reaches the server, what it costs."""
+"""FedSSA and related methods: the loss and its gradient, laws of the decision, what reaches the server, the cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Static policies as one step of exponentiated gradient from n_i/n (Hahn 2024, table 3.2), derived and direct."""
+"""Static policies as one exponentiated-gradient step from n_i/n (Hahn 2024, table 3.2), derived and direct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small case of every model: what it is made with in tests, and the shape of a sample."""
+"""A small case of every model: its settings in tests, and the shape of a sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks of other packages, reached through stand-ins that have the packages' interfaces."""
+"""Networks of other packages, tested with stand-ins that have the packages' interfaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters and multiply-accumulates against the numbers that the papers print."""
+"""Parameters and multiply-accumulates against the published numbers."""
 
 from __future__ import annotations
 

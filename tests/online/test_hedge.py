@@ -1,4 +1,4 @@
-"""Hedge: its bound on any sequence, and what it does with experts that fail."""
+"""Hedge: its bound on arbitrary sequences, and its handling of experts that fail."""
 
 from __future__ import annotations
 

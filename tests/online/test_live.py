@@ -1,4 +1,4 @@
-"""A live learner gives the bits of a run over the same tasks, and stores no more than the learner does."""
+"""A live learner gives the same bits as a run over the same tasks, and stores no more than the learner itself."""
 
 from __future__ import annotations
 

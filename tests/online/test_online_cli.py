@@ -1,4 +1,4 @@
-"""``fedloom online``: a run, going on, several runs, and every mistake as one sentence with exit code 2."""
+"""``fedloom online``: a run, resuming, several runs, and every user error as one sentence with exit code 2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of the learners: where one reduces to another, and oracles that were derived by hand."""
+"""Laws of the learners: where one reduces to another, and hand-derived oracles."""
 
 from __future__ import annotations
 

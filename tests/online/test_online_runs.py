@@ -1,4 +1,4 @@
-"""Runs over a stream: what is seen when, what is written, and that a run goes on to the same bits."""
+"""Runs over a stream: what is seen when, what is written, and that a resumed run gives the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What parts of several slots compute together, and the combinations that are refused."""
+"""What parts of several slots compute together, and which combinations are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Example-level privacy: each sample's gradient is clipped, the noise is there, and ε is that of the mechanism."""
+"""Example-level privacy: each sample's gradient is clipped, the noise is correct, and ε is that of the mechanism."""
 
 from __future__ import annotations
 

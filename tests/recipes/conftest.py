@@ -1,4 +1,4 @@
-"""Every folder of recipes is a path of its own, with names that other folders have too."""
+"""Every folder of recipes is a separate import path, with module names that other folders have as well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipes of distillation run for a handful of passes, go on where they were, and write their tables."""
+"""The distillation recipes run for a few passes, resume, and write their tables."""
 
 from __future__ import annotations
 

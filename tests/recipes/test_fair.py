@@ -1,4 +1,4 @@
-"""The fairness recipes run on small data that look like the real ones, and say what they are told to say."""
+"""The fairness recipes run on small stand-ins for the real data and report the expected results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def recipe(trials: ModuleType, tmp_path: Path) -> Callable[..., Path]:
-    """``recipe("silo", "--data", "heart")`` runs it for two rounds: where its results are."""
+    """``recipe("silo", "--data", "heart")`` runs it for two rounds; returns the folder of its results."""
 
     def run(name: str, *arguments: object, code: int = 0) -> Path:
         where = ("--runs", tmp_path / "runs", "--out", tmp_path / "out", "--rounds", ROUNDS)
@@ -204,7 +204,7 @@ def test_cdfs_sums_the_objective(recipe: Callable[..., Path], trials: ModuleType
 @pytest.mark.slow
 def test_what_is_not_here_is_said_and_left_out(recipe: Callable[..., Path], capsys: pytest.CaptureFixture) -> None:
     out = recipe("silo", "--data", "berka", "heart", "--only", "FedAvg", "--seeds", 2)
-    assert capsys.readouterr().err.startswith("berka is left out: ")
+    assert capsys.readouterr().err.startswith("berka is skipped: ")
     assert list(json.loads((out / "silo.json").read_text())["data"]) == ["heart"]
     for name in ("silo", "plug_and_play", "responses"):
         recipe(name, "--data", "berka", code=2)
@@ -225,7 +225,7 @@ def test_it_starts_as_a_script(tmp_path: Path) -> None:
     ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
-    assert done.stderr.startswith("heart is left out: Heart disease is not here")
+    assert done.stderr.startswith("heart is skipped: Heart disease is not here")
     assert not list(tmp_path.iterdir())
 
 

@@ -1,4 +1,4 @@
-"""The recipes run, and say what they are told to say."""
+"""The FedDyn recipes run and report the expected results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parents[2] / "recipes" / "feddyn"
 
 @pytest.fixture
 def recipe(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """``recipe("table_a4", "--table")`` does what ``python recipes/feddyn/table_a4.py --table`` does: its exit code."""
+    """``recipe("table_a4", "--table")`` does what ``python recipes/feddyn/table_a4.py --table`` does; its exit code."""
     monkeypatch.syspath_prepend(str(FOLDER))
     return lambda name, *arguments: importlib.import_module(name).main([str(a) for a in arguments])
 

@@ -1,4 +1,4 @@
-"""The recipe of networks of two sizes runs on a handful of images, goes on where it was, and counts rounds right."""
+"""The recipe of networks of two sizes runs on a few images, resumes, and counts rounds correctly."""
 
 from __future__ import annotations
 

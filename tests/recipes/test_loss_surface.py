@@ -1,4 +1,4 @@
-"""Losses on planes and segments, against problems whose surfaces are known."""
+"""Losses on planes and segments, against problems with known surfaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipes of online meta-learning run on small pictures that look like the real ones."""
+"""The recipes of online meta-learning run on small stand-ins for the real images."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FOLDER = Path(__file__).parents[2] / "recipes" / "online"
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """``recipe("--settings", "s_mnist")`` runs it on twenty tasks at most: where its results are."""
+    """``recipe("--settings", "s_mnist")`` runs it on at most twenty tasks; returns the folder of its results."""
     look_alike(tmp_path / "data" / "MNIST" / "raw", 300, 100, first=5, columns=slice(5, 20))
     monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path / "data"))
     monkeypatch.syspath_prepend(str(FOLDER))

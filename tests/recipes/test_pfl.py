@@ -1,4 +1,4 @@
-"""The recipe of personalised meta-learning runs on a handful of images, and goes on where it was."""
+"""The recipe of personalised meta-learning runs on a few images and resumes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def run(recipe: Any) -> Callable[..., int]:
-    """Does what ``python recipes/pfl/tables.py ...`` does: its exit code."""
+    """Does what ``python recipes/pfl/tables.py ...`` does; returns its exit code."""
     return lambda *arguments: recipe.main([str(a) for a in arguments])
 
 

@@ -29,7 +29,7 @@ def protocol(reproduction: ModuleType) -> ModuleType:
 
 
 def by_hand(ours: list[float], other: list[float]) -> str:
-    """The rule for runs that are as published, from SciPy's paired test."""
+    """The rule for runs in the published setting, from SciPy's paired test."""
     interval = stats.ttest_rel(ours, other).confidence_interval(0.95)
     if len(ours) < 3 or interval.low <= 0 <= interval.high:
         return "cannot be decided here"
@@ -85,7 +85,7 @@ def test_a_gain_that_is_far_smaller_than_published(protocol: ModuleType) -> None
     lower = {"lower": True, "published": "8 : 9.76"}
     assert protocol.evidence(claim(protocol, **lower), results).verdict == "not reproduced"
     small = stored(A=[2, 2, 3], B=[0, 0, 0])  # .90 to 3.77
-    for published, verdict in (("+7.5", "reproduced"), ("+7.6", "reproduced in order alone")):
+    for published, verdict in (("+7.5", "reproduced"), ("+7.6", "only the order reproduced")):
         assert protocol.evidence(claim(protocol, published=published), small).verdict == verdict
     late = protocol.AtLeast(0)
     bound = claim(protocol, **lower, measure=lambda score, _: late if score == 1 else score)
@@ -110,7 +110,7 @@ def test_other_settings_lost_updates_and_scripts(protocol: ModuleType) -> None:
         run["failures"] = 2  # a number, of an unknown share
     found = protocol.evidence(claim(protocol), results)
     assert (found.verdict, found.reason) == (
-        "cannot be decided here", "2 updates, of an unknown share, were left out"
+        "cannot be decided here", "2 updates (share unknown) were excluded"
     )  # fmt: skip
 
 
@@ -140,15 +140,15 @@ def test_a_bound_decides_towards_its_side_only(protocol: ModuleType) -> None:
     assert protocol.evidence(claim(protocol, **measure), stored(A=fast, B=slow)).verdict == "reproduced"
     assert protocol.evidence(claim(protocol, **measure), stored(A=slow, B=fast)).verdict == "not reproduced"
     beyond = protocol.evidence(claim(protocol, **measure), stored(A=slow, B=[200, 210, 220]))
-    assert (beyond.verdict, beyond.reason) == ("cannot be decided here", "the gain is but a bound")
+    assert (beyond.verdict, beyond.reason) == ("cannot be decided here", "the gain is only a bound")
     for mean, bounds, says in (
-        (-1.0, "at_least", "but a bound"),
-        (0.0, "at_least", "but a bound"),
-        (1.0, "at_least", "as claimed"),
-        (1.0, "at_most", "but a bound"),
-        (-1.0, "at_most", "the other way round"),
+        (-1.0, "at_least", "is only a bound"),
+        (0.0, "at_least", "is only a bound"),
+        (1.0, "at_least", "has the claimed sign"),
+        (1.0, "at_most", "is only a bound"),
+        (-1.0, "at_most", "has the opposite sign"),
     ):
-        assert protocol.judge({"mean": mean, "seeds": 1}, **{bounds: True})[1] == f"1 seed; the difference is {says}"
+        assert protocol.judge({"mean": mean, "seeds": 1}, **{bounds: True})[1] == f"1 seed; the difference {says}"
     assert protocol.evidence(claim(protocol, **measure), stored(A=[None] * 3, B=slow)).gain["seeds"] == 1
 
 
@@ -189,7 +189,7 @@ def test_the_page_counts_every_claim_once_and_links_to_its_section(
     found = [given(kinds.REPRODUCED, "interval above 0"), given(kinds.SCRIPTS, "interval above 0")]
     found += [given(kinds.ORDER, "interval above 0, but below half the published gain")]
     found += [given(kinds.NOT_REPRODUCED, "interval below 0"), given(undecided, "γ is not published; holds here")]
-    found += [given(undecided, "letters; the contrary holds here")] * 2 + [given(undecided, "the interval contains 0")]
+    found += [given(undecided, "letters; the opposite holds here")] * 2 + [given(undecided, "the interval contains 0")]
     assert reproduction.counts(found) == [8, 2, 1, 1, 1, 2, 1]
     page = reproduction.PAGE.read_text()
     headings = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")]

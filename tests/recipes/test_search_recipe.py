@@ -1,4 +1,4 @@
-"""The recipe of searches runs, and its page says what its results say."""
+"""The search recipe runs, and its page agrees with its results."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""The recipe of stronger local losses runs on a handful of images, and goes on where it was."""
+"""The recipe of stronger local losses runs on a few images and resumes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parents[2] / "recipes" / "sides"
 
 @pytest.fixture
 def recipe(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Does what ``python recipes/sides/table_7_1.py ...`` does: its exit code."""
+    """Does what ``python recipes/sides/table_7_1.py ...`` does; returns its exit code."""
     monkeypatch.syspath_prepend(str(FOLDER))
     return lambda *arguments: importlib.import_module("table_7_1").main([str(a) for a in arguments])
 

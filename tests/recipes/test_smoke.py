@@ -1,4 +1,4 @@
-"""The recipe of first runs works, and its table is what its stored results say."""
+"""The recipe of first runs works, and its table agrees with its stored results."""
 
 import importlib.util
 import json

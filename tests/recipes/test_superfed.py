@@ -1,4 +1,4 @@
-"""The recipes of personal models run on a handful of images, go on where they were, and say what they are told to."""
+"""The SuPerFed recipes run on a few images, resume, and report the expected results."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_tables_2_4_2_5(
     some = ("--columns", "cifar10_50", "cifar100_10", "shakespeare", "--only", "FedAvg", "SuPerFed-LM")
     assert recipe("tables_2_4_2_5", *where, *some, "--rounds", 1, "--seeds", 0) == 0
     said = capsys.readouterr().err
-    assert said.startswith("cifar100_10 is left out: CIFAR-100 is not here")
+    assert said.startswith("cifar100_10 is skipped: CIFAR-100 is not here")
     assert said.count("\n") == 1
     held = json.loads((out / "tables_2_4_2_5_reduced.json").read_text())["columns"]
     assert sorted(held) == ["cifar10_50", "shakespeare"]

@@ -1,4 +1,4 @@
-"""The recipes of synthetic sets run on a handful of images, go on where they were, and show published figures."""
+"""The recipes of synthetic sets run on a few images, resume, and show the published figures."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_without_data_it_says_so(
     monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     assert tables.main(["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
-    assert "mnist is left out" in capsys.readouterr().out
+    assert "mnist is skipped" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""The recipes of models for a target run on a handful of pictures, and say what they are told to say."""
+"""The recipes of models for a target run on a few images and report the expected results."""
 
 from __future__ import annotations
 

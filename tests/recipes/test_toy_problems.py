@@ -1,4 +1,4 @@
-"""The toy problems of selective distillation: what is exact, what a student is, and that DiSK does what it is for."""
+"""The toy problems of selective distillation: exact properties, the students, and the effect of DiSK."""
 
 from __future__ import annotations
 

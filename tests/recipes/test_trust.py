@@ -1,4 +1,4 @@
-"""The recipes of trust run, and their pages are what their stored results say."""
+"""The trust recipes run, and their pages agree with their stored results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is compared with what: runs that have not ended, several data settings on one page, forms of numbers."""
+"""Comparisons: unfinished runs, several data settings on one page, number formats."""
 
 from __future__ import annotations
 

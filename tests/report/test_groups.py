@@ -1,4 +1,4 @@
-"""Which runs are compared: groups of runs begun in Python or on the command line, and the data that they hold."""
+"""Which runs are compared: groups of runs started in Python or on the command line, and their data."""
 
 from __future__ import annotations
 

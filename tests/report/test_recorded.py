@@ -1,4 +1,4 @@
-"""What runs record for the page alone: the labels of clients, and the bins of the calibration error."""
+"""What runs record only for the page: clients' labels, and the bins of the calibration error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The regret of a run's mixing coefficients: which runs have one, and that it is what the metrics say."""
+"""The regret of a run's mixing coefficients: which runs have one, and its agreement with the metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the report's tables and lines say, against numbers worked out by hand."""
+"""The report's tables and lines against numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedloom.metrics import summary
 
 
 def script(run: Path, key: str, values: list) -> Path:
-    """Overwrite one metric, round by round; None leaves it out."""
+    """Overwrite one metric, round by round; None omits it."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for row, value in zip(rows, values, strict=True):
         row.pop(key, None)

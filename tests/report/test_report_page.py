@@ -1,4 +1,4 @@
-"""The page as a whole: self-contained, safe, and there whatever a run directory lacks."""
+"""The page as a whole: self-contained, safe, and complete whatever a run directory lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Synthetic sets on the page: a table, curves, and pictures; nothing where there are none."""
+"""Synthetic sets on the page: a table, curves and pictures; nothing if there are none."""
 
 from __future__ import annotations
 

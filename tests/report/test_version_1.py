@@ -1,4 +1,4 @@
-"""Run directories that version 0.1 wrote: the page, LaTeX and CSV come out with the numbers that 0.1 printed."""
+"""Run directories written by version 0.1: the page, LaTeX and CSV have the numbers that 0.1 printed."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_page_latex_and_csv_have_the_numbers_that_version_1_printed(name: str, t
 def means(row: list[str]) -> list[str]:
     """The cells of a row without the spread over seeds, for which version 0.1 gave the standard deviation.
 
-    Version 0.1 left out zeros at the end.
+    Version 0.1 dropped trailing zeros.
     """
     found = [re.sub(r"\\textbf{(.*)}", r"\1", cell).partition(r" $\pm$")[0] for cell in row]
     return [re.sub(r"(\.\d*?)0+$", r"\1", text).rstrip(".") for text in found]

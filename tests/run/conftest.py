@@ -17,7 +17,7 @@ from fedloom.experiment.federated import run
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nothing happened to."""
+    """An undisturbed run."""
     out = tmp_path_factory.mktemp("runs") / "finished"
     run(resuming.work(), out, checkpoint_every=2, keep=3)
     return out

@@ -1,4 +1,4 @@
-"""What a run leaves alone, and what it says of itself."""
+"""What a run does not touch, and what it reports about itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every impossible setting gets one sentence, before anything runs and before anything is written."""
+"""Every invalid setting gets one sentence, before anything runs or is written."""
 
 from __future__ import annotations
 

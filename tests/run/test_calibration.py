@@ -1,4 +1,4 @@
-"""CCVR: Gaussians of the clients' features from sums, and a head that is trained on draws from them."""
+"""CCVR: Gaussians of the clients' features from sums, and a head trained on draws from them."""
 
 from __future__ import annotations
 

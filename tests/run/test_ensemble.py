@@ -1,4 +1,4 @@
-"""What is done with the client models of a finished run: mixing them for a target, and votes on every sample."""
+"""Uses of the client models of a finished run: mixing them for a target, and votes on every sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that go wrong: left out, counted, named; the rest of the round goes on without them."""
+"""Clients that fail: excluded, counted, named; the rest of the round continues without them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_an_update_that_is_not_finite_is_left_out(name: str, engine: str) -> Non
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedexp", "fedadam", "fednova"])
 def test_coefficients_of_the_others_are_renormalised(name: str, engine: str) -> None:
-    """For methods that do not divide by K, leaving a client out equals a federation that never had it."""
+    """For methods that do not divide by K, excluding a client equals a federation that never had it."""
     there = go(name, federation=without(), model=linear_layers, local=FULL_VIEW)
     np.testing.assert_allclose(theta(run_poisoned(name, engine)), theta(there), rtol=0, atol=1e-10)
 
@@ -159,7 +159,7 @@ def test_a_faulty_part_ends_the_run_on_every_engine(engine: str) -> None:
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn"])
 def test_when_nobody_can_be_used_the_model_stays(name: str) -> None:
-    """All diverge: that is data, not code, so the run goes on and says so."""
+    """All diverge: that is due to the data, not the code, so the run continues and says so."""
     wild = go(name, model=linear_layers, federation=scaled(1e160), local=FULL_VIEW, rounds=2)
     assert [record["failures"] for record in wild.history] == [len(SIZES)] * 2
     start = torch.cat([p.detach().double().ravel() for p in linear_layers().parameters()]).numpy()

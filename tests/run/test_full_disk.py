@@ -1,4 +1,4 @@
-"""A disk without room harms no checkpoint, and the run says so."""
+"""A full disk harms no checkpoint, and the run says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run goes on: from the checkpoint that is named, and from the start where none could be written."""
+"""Where a run continues: from the named checkpoint, or from the start if none could be written."""
 
 from __future__ import annotations
 

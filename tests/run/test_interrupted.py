@@ -70,7 +70,7 @@ def test_interrupted_while_a_round_is_being_recorded(
 
 @pytest.mark.parametrize("engine", ["serial", "processes"])
 def test_interrupted_in_the_middle_of_a_round(engine: str, tmp_path: Path) -> None:
-    """The round that was broken off leaves no trace; what came before is kept."""
+    """The interrupted round leaves no trace; what came before is kept."""
     ours = os.getpid()
     calls: list[int] = []
 

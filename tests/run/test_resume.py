@@ -1,4 +1,4 @@
-"""A run that was killed goes on to the same bits."""
+"""A killed run, once resumed, ends with the same bits."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_resuming_a_finished_run_changes_nothing(finished: Path, copy: Path) -> 
 
 
 def test_more_rounds_and_another_engine_give_the_same_bits(finished: Path, tmp_path: Path) -> None:
-    """The number of rounds and the engine are no part of what an experiment is."""
+    """The number of rounds and the engine are not part of an experiment's identity."""
     out = tmp_path / "grown"
     run(work(rounds=3), out, checkpoint_every=2, keep=3)
     two = {"engine": "processes", "engine_settings": {"workers": 2}}

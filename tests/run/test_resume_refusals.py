@@ -1,4 +1,4 @@
-"""What cannot be continued is refused, and nothing of it is changed."""
+"""What cannot be continued is refused and left unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large client states and last models in memory: checkpoints share files with what has changed since the one before."""
+"""Large client states and last models in memory: successive checkpoints share the files that have not changed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
-    """A run that nothing happened to."""
+    """An undisturbed run."""
     run(work("scaffold", "memory"), tmp_path / "finished", checkpoint_every=2, keep=3)
     return tmp_path / "finished"
 

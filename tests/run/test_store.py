@@ -1,4 +1,4 @@
-"""Client states on disk: the same bits as in memory, only files that are needed, and memory that does not grow."""
+"""Client states on disk: the same bits as in memory, only the files needed, and constant memory."""
 
 from __future__ import annotations
 

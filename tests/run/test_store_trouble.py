@@ -1,4 +1,4 @@
-"""Client states on disk when runs are killed, files are spoilt, or the disk is full."""
+"""Client states on disk when runs are killed, files are damaged, or the disk is full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mixture for a target: weights, scale and biases fitted through the merged network, beside NumPy's steps."""
+"""A mixture for a target: weights, scale and biases fitted through the merged network, against NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Targets of federations whose features are Gaussian: what the check, the head and private training make of them."""
+"""Targets of federations with Gaussian features: results of the check, the head and private training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Class statistics are one more upload: clipped, with noise or masked by the same transforms, or refused by name."""
+"""Class statistics as a further upload: clipped, noised or masked by the same transforms, or refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A teacher from a run directory: trained from the command line, used from there, and refused in a sentence."""
+"""A teacher from a run directory: trained and used from the command line, or refused in a sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A search: its rules against independent ones, what it may look at, resuming, and what it leaves behind."""
+"""A search: its rules against independent implementations, the data it may see, resuming, and its output."""
 
 from __future__ import annotations
 

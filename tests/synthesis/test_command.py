@@ -1,4 +1,4 @@
-"""``fedloom synthesize`` end to end, and what it says of mistakes."""
+"""``fedloom synthesize`` end to end, and its error messages."""
 
 from __future__ import annotations
 

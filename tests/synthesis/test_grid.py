@@ -1,4 +1,4 @@
-"""Pictures of synthetic images: one row a class, one scale for all."""
+"""Pictures of synthetic images: one row per class, one scale for all."""
 
 from __future__ import annotations
 

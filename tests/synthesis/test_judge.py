@@ -1,4 +1,4 @@
-"""The judge on sets of which is known what it should say."""
+"""The judge on sets with known answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def judge(federation: Federation) -> SyntheticEvaluator:
 
 
 def some(arrays: Arrays, each: int = 20) -> Arrays:
-    """So many random samples of each class."""
+    """A number of random samples of each class."""
     draws = stream(0, "some")
     rows = [draws.permutation((arrays.y == c).nonzero()[:, 0].numpy())[:each] for c in range(arrays.classes)]
     return arrays.take(torch.cat([torch.from_numpy(part) for part in rows]))

@@ -1,4 +1,4 @@
-"""Runs that generate: what they leave, that they go on to the same bits, and what they record."""
+"""Runs that generate: their output, resuming to the same bits, and their records."""
 
 from __future__ import annotations
 

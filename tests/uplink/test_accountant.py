@@ -1,4 +1,4 @@
-"""ε of a run: as dp-accounting says, as a hand derivation says, and found the other way round."""
+"""ε of a run: against dp-accounting, against a hand derivation, and inverted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compressors: their law on one vector, the memory of what was not sent, and the bytes that are counted."""
+"""Compressors: their law on one vector, the memory of what was not sent, and the counted bytes."""
 
 from __future__ import annotations
 

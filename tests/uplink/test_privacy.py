@@ -1,4 +1,4 @@
-"""Client-level privacy: what is clipped, the noise that is there, and what nothing may slip past."""
+"""Client-level privacy: clipping, noise, and uploads that must not bypass them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masked sums: exact in the ring, with and without drop-outs; single uploads tell nothing and cannot be asked for."""
+"""Masked sums: exact in the ring, with and without drop-outs; single uploads reveal nothing and cannot be requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exported models compute what they computed before."""
+"""Exported models compute what the original models compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models of a finished run: those that the run itself evaluated, and those of clients that join later."""
+"""The models of a finished run: those evaluated by the run itself, and those of clients that join later."""
 
 from __future__ import annotations
 
