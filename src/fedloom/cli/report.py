@@ -45,10 +45,12 @@ def watch(given: Sequence[Path], out: Path) -> None:
 
     before: dict[Path, int] = {}
     while True:
-        directories = [path for path in dict.fromkeys(run_directories(given)) if (path / "metrics.jsonl").is_file()]
+        unbegun = [path for path in given if (path / PLAN).is_file() and not any(path.rglob("metrics.jsonl"))]
+        found = [path for path in run_directories(path for path in given if path not in unbegun) if path.is_dir()]
         planned = [path / name for path in given if (path / PLAN).is_file() for name in yaml.load(path / PLAN)]
-        if all(RunDirectory(path).status is not Status.UNFINISHED for path in (*directories, *planned)):
+        if all(RunDirectory(path).status is not Status.UNFINISHED for path in (*found, *planned)):
             return
+        directories = [path for path in dict.fromkeys(found) if (path / "metrics.jsonl").is_file()]
         sizes = {path: (path / "metrics.jsonl").stat().st_size for path in directories}
         if sizes != before:
             page = build(directories, out, reload=SECONDS)
