@@ -282,6 +282,22 @@ def test_a_sweep_goes_past_a_run_that_diverges(cli: Cli, monkeypatch: pytest.Mon
     assert "feddyn" in out
 
 
+@pytest.mark.usefixtures("no_pages")
+def test_a_sweep_that_goes_on_goes_past_a_run_that_cannot(cli: Cli, tmp_path: Path):
+    """The others of a night are not lost with the files of one."""
+    words = ("method=fedavg,feddyn", "seed=1,2", "rounds=1", "out=sweep", *SMALL)
+    assert cli("run", "-m", "-q", *words).code == 0
+    for run in (broken := tmp_path / "sweep" / "fedavg-2"), tmp_path / "sweep" / "feddyn-2":
+        (run / "summary.json").unlink()
+    (broken / "checkpoint" / "round-000001" / "server.safetensors").write_bytes(b"")
+    code, _, err = cli("run", "-q", "resume=sweep")
+    assert code == 2
+    assert err.startswith(
+        "fedloom: fedavg, seed 2: the checkpoint sweep/fedavg-2/checkpoint/round-000001 cannot be used"
+    )
+    assert (tmp_path / "sweep" / "feddyn-2" / "summary.json").exists()
+
+
 def test_trackers_get_every_record(cli: Cli, monkeypatch: pytest.MonkeyPatch):
     seen: list[Any] = []
 

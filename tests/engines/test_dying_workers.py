@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import signal
 import threading
@@ -140,6 +142,20 @@ def test_states_that_fill_pipes_in_both_directions_block_no_worker() -> None:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
     assert_same_run(go(method, **settings), result)
+
+
+def test_without_shared_memory_everything_goes_through_pipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batch systems limit address space (ulimit -v), or grant no more of it than there is memory."""
+    settings = {"federation": classes(sizes=(3,) * 12), "rounds": 2}
+    expected, granted = go("scaffold", **settings), mmap.mmap
+
+    def limited(handle: int, size: int, *flags: int) -> mmap.mmap:
+        if size > mmap.PAGESIZE:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return granted(handle, size, *flags)
+
+    monkeypatch.setattr(mmap, "mmap", limited)
+    assert_same_run(expected, go("scaffold", engine="processes", engine_settings={"workers": 2}, **settings))
 
 
 class Deadly(Live):

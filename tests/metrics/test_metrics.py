@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from helpers.counting import calls
 
 from fedloom.core.errors import ConfigError
 from fedloom.metrics import (
@@ -78,6 +79,12 @@ def test_gini_equals_its_definition() -> None:
 
 def test_parity_gap_over_weighted_groups() -> None:
     assert parity_gap([1.0, 0.0, 0.5, NAN], ["a", "a", "b", "c"], [3, 1, 1, 1]) == pytest.approx(0.25)
+
+
+def test_summaries_are_written_with_arrays() -> None:
+    """They are made of every metric in every evaluation, of 100 000 clients as well."""
+    x = np.random.default_rng(2).random(2000)
+    assert calls(lambda: summary(x))[1] < calls(lambda: summary(x[:20]))[1] + 20
 
 
 def test_quantile_curve_ends_at_worst_and_best() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import fedloom as fl
+from fedloom.cli import main
 from fedloom.config.schema import read
 from fedloom.core import yaml
 from fedloom.data import federate
@@ -75,6 +76,14 @@ def test_only_runs_with_the_same_draws_are_duplicates(make_run) -> None:
     assert [[run.path.name for run in one.runs] for one in groups] == [["run0"], ["run1"]]
     assert not on_the_same_data(*groups)
     assert "the samples that clients hold" in problem_warning(groups)
+
+
+def test_the_command_line_notes_a_duplicate(make_run, capsys: pytest.CaptureFixture[str]) -> None:
+    once, again = make_run(seed=1), make_run(seed=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert main(["report", str(once), str(again), "--out", str(once.parent / "page")]) == 0
+    assert capsys.readouterr().err == f"note: {again} has the settings and the seed of {once}, and is left out.\n"
 
 
 def test_runs_without_a_seed_are_no_duplicates(make_run) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
 from fedloom.cli import main, report
+from fedloom.experiment.report import render
 
 
 def test_the_page_follows_until_all_planned_runs_have_ended(
@@ -39,3 +42,49 @@ def test_the_page_follows_until_all_planned_runs_have_ended(
     assert 'data-reload="0"' in text
     assert "feddyn" in text
     assert capsys.readouterr().out.splitlines()[-1].startswith("compared 2 runs: ")
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_page_is_waited_for_until_the_first_round_ends(
+    planned: bool, make_run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sweep, or a run, that is watched as soon as it has begun."""
+    first = make_run("fedavg-1", rounds=2, files=("summary.json",))
+    watched, files = (first.parent if planned else first), ("metrics.jsonl", "summary.json")
+    contents = {name: (first / name).read_text() for name in files}
+    for name in files:
+        (first / name).unlink()
+    if planned:
+        (watched / "sweep.yaml").write_text("fedavg-1: {}\n")
+    waits = []
+
+    def later(seconds: float) -> None:
+        assert not (watched / "report.html").exists()
+        waits.append(seconds)
+        if len(waits) == 2:
+            for name, text in contents.items():
+                (first / name).write_text(text)
+
+    monkeypatch.setattr(report.time, "sleep", later)
+    assert main(["report", "--watch", str(watched)]) == 0
+    assert len(waits) == 2
+    assert capsys.readouterr().out.startswith("compared 1 run: ")
+
+
+def test_the_watcher_and_the_sweep_write_the_page_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace, page = os.replace, tmp_path / "report.html"
+
+    def meanwhile(part: Path, path: Path) -> None:
+        if not page.exists():
+            with monkeypatch.context() as other:
+                other.setattr(os, "replace", replace)
+                other.setattr(os, "getpid", lambda: 1)
+                render.write(page, "of the other process")
+        replace(part, path)
+
+    monkeypatch.setattr(os, "replace", meanwhile)
+    render.write(page, "of this one")
+    assert page.read_text() == "of this one"
+    assert list(tmp_path.iterdir()) == [page]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from fedloom.core.method import Method
 from fedloom.core.parts import Submodels, Term
 from fedloom.core.round import federated_round
 from fedloom.engines.serial import Serial
+from fedloom.experiment import checkpoint
 from fedloom.experiment.federated import FederatedTask, RunResult, run
 from fedloom.methods import make, methods
 from fedloom.parts.mixing import Fixed, Uniform
@@ -190,6 +192,19 @@ def test_drop_rate_is_a_probability_and_names_who_left() -> None:
     assert 0.2 < counts.mean() / len(SIZES) < 0.4
     assert all(str(f).endswith("dropped out") and f.kind is FailureKind.ABSENT for f in result.failures)
     assert len({f.client for f in result.failures}) == len(SIZES)
+
+
+def test_checkpoints_hold_every_reason_once_and_those_of_before_are_read(tmp_path: Path) -> None:
+    asked = experiment(rounds=6, drop_rate=0.3, local=Local(steps=1, batch_size=1))
+    expected = run(asked, tmp_path, checkpoint_every=3).failures
+    path = tmp_path / "checkpoint" / "round-000003"
+    found = checkpoint.load(path)
+    assert [reason["reason"] for reason in found.facts["failures"]] == ["dropped out"]
+    assert run(asked, tmp_path, resume=path).failures == expected
+    lost = [asdict(failure) for failure in expected if failure.round < 3]
+    tensors = {name: held for name, held in found.tensors.items() if name != "failures"}
+    checkpoint.save(path.parent, replace(found, tensors=tensors, facts=found.facts | {"failures": lost}))
+    assert run(asked, tmp_path, resume=path).failures == expected
 
 
 def test_drop_outs_are_the_same_for_every_method_and_cost_the_broadcast_only() -> None:

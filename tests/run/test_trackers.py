@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -197,6 +197,29 @@ def test_a_tracker_that_cannot_begin_says_so(
     assert main(["run", "-q", "out=there", "trackers=[wandb]", *RUN]) == 2
     assert capsys.readouterr().err == "fedloom: trackers=wandb cannot begin: api_key not configured.\n"
     assert not os.path.exists("there/metrics.jsonl")
+
+
+def test_a_run_outlives_its_tracker() -> None:
+    class Flaky(Tracker):
+        library = "json"
+        logged: ClassVar[list[int]] = []
+
+        def begin(self, *given: Any) -> None: ...
+
+        def log(self, round: int, numbers: Any) -> None:
+            self.logged.append(round)
+            if round == 2:
+                raise ConnectionError("the server is gone\nmore")
+
+        def end(self, *given: Any) -> None:
+            raise ConnectionError("it is still gone")
+
+    federation = fl.data.federate("digits", "iid", clients=2)
+    told = "trackers=flaky failed and logs no more rounds of this run, .*: the server is gone.$"
+    with pytest.warns(UserWarning, match=told) as found:
+        result = fl.run("fedavg", federation, "logistic", rounds=4, out="there", callbacks=[Flaky()])
+    assert (result.summary["status"], len(result.history)) == ("finished", 4)
+    assert (Flaky.logged, len(found)) == ([1, 2], 1)
 
 
 @pytest.mark.parametrize("name", PACKAGES)

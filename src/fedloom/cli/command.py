@@ -167,10 +167,10 @@ class Command:
                 settings["callbacks"].insert(0, self.progress(display))
             try:
                 self.run(experiment, job, batch, resume=job.resume, **settings)
-            except (ClientError, ConfigError) as error:
+            except FedLoomError as error:
                 if not batch.is_sweep:
                     raise
-                failed.append((job.label, error))
+                failed.append((batch.title(job), error))
             except KeyboardInterrupt:
                 raise Stopped(self._going_on(batch, job)) from None
         return failed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,16 @@ from pathlib import Path
 from fedloom.cli.jobs import PLAN, RunPlan
 from fedloom.core import yaml
 from fedloom.core.errors import ConfigError
-from fedloom.experiment.console import HEADLINES, WORDS, in_percent, make_console, print_raw, relpath, watched
+from fedloom.experiment.console import (
+    HEADLINES,
+    WORDS,
+    in_percent,
+    make_console,
+    print_raw,
+    relpath,
+    show_warnings,
+    watched,
+)
 from fedloom.experiment.rundir import RunDirectory, Status
 
 SECONDS = 3.0
@@ -24,6 +34,7 @@ def command(arguments: argparse.Namespace) -> int:
     from fedloom.experiment.report import build  # pandas and jinja2 are slow to import
     from fedloom.experiment.report.groups import run_directories
 
+    show_warnings(make_console(sys.stderr))
     if not arguments.words:
         raise ConfigError("fedloom report needs at least one run directory, like fedloom report runs/2026-01-31/*.")
     named = [word.removeprefix("run=") if not Path(word).exists() else word for word in arguments.words]
@@ -45,10 +56,12 @@ def watch(given: Sequence[Path], out: Path) -> None:
 
     before: dict[Path, int] = {}
     while True:
-        directories = [path for path in dict.fromkeys(run_directories(given)) if (path / "metrics.jsonl").is_file()]
+        unbegun = [path for path in given if (path / PLAN).is_file() and not any(path.rglob("metrics.jsonl"))]
+        found = [path for path in run_directories(path for path in given if path not in unbegun) if path.is_dir()]
         planned = [path / name for path in given if (path / PLAN).is_file() for name in yaml.load(path / PLAN)]
-        if all(RunDirectory(path).status is not Status.UNFINISHED for path in (*directories, *planned)):
+        if all(RunDirectory(path).status is not Status.UNFINISHED for path in (*found, *planned)):
             return
+        directories = [path for path in dict.fromkeys(found) if (path / "metrics.jsonl").is_file()]
         sizes = {path: (path / "metrics.jsonl").stat().st_size for path in directories}
         if sizes != before:
             page = build(directories, out, reload=SECONDS)

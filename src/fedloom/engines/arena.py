@@ -17,6 +17,7 @@ from torch import Tensor
 
 ALIGN = 64
 NORESERVE = 0x4000 if sys.platform == "linux" else 0  # address space beyond the memory; Python 3.11 has no name for it
+SHARED = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NORESERVE
 
 
 class Arena:
@@ -38,9 +39,8 @@ class Arena:
 
     def __init__(self, count: int, nbytes: int) -> None:
         self.nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NORESERVE
         try:
-            self.memory: mmap.mmap | None = mmap.mmap(-1, count * self.nbytes, flags) if count else None
+            self.memory: mmap.mmap | None = mmap.mmap(-1, count * self.nbytes, SHARED) if count else None
         except OSError:  # the system grants no more address space than it has memory
             self.memory = None
         self.free = list(reversed(range(count))) if self.memory else []

@@ -33,7 +33,7 @@ from fedloom.core.engine import ComputeFactory, Engine, States, Traits
 from fedloom.core.errors import ClientError, ConfigError, LossError
 from fedloom.core.plan import ClientPlan
 from fedloom.engines.arena import Arena
-from fedloom.engines.shared import Segment
+from fedloom.engines.shared import segments
 from fedloom.engines.worker import BlockTask, serve
 
 QUEUED = 2  # tasks per worker: one running, one waiting, so that it never idles
@@ -95,12 +95,12 @@ class Processes(Engine):
         self.count = workers or cores
         numbers = plan.layout.shared_size + plan.private_size + plan.layout.buffer_size
         vectors = VECTORS * numbers * plan.layout.dtype.itemsize
-        self.down = Segment(vectors + (1 << 20))
+        (self.down,) = segments(1, vectors + (1 << 20))
         longest, slots = max(compute.longest for compute in self.computes), QUEUED * self.count
         stateful = bool(plan.method.hooks["init_client"] or plan.private_size) and vectors >= VECTORS * LARGE
         places = plan.population.clients + slots * longest if stateful else 0
         self.arena = Arena(min(places, ADDRESSES // max(vectors, 1)), vectors)
-        self.slots = [Segment(longest * (vectors + (1 << 20)), self.arena) for _ in range(slots)]
+        self.slots = segments(slots, longest * (vectors + (1 << 20)), self.arena)
         self.owners: list[list[memoryview]] = [[] for _ in range(slots)]  # of the places that a task fills
         self.suspects: deque[BlockTask] = deque()
         self.workers: list[Worker] = []

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.engines.arena import ALIGN, Arena
+from fedloom.engines.arena import ALIGN, SHARED, Arena
 
 Address = tuple[tuple[int, ...], torch.dtype, int, bool]  # shape, dtype, offset in bytes, whether in the arena
 MARK = 8  # bytes of the integer at the start
@@ -31,7 +31,7 @@ class Segment:
     """
 
     def __init__(self, nbytes: int, arena: Arena | None = None) -> None:
-        self.memory = mmap.mmap(-1, ALIGN + nbytes)
+        self.memory = mmap.mmap(-1, ALIGN + nbytes, SHARED)
         self.arena = arena or Arena(0, 0)
 
     @property
@@ -59,6 +59,14 @@ class Segment:
     def view(self, shape: tuple[int, ...], dtype: torch.dtype, at: int) -> Tensor:
         """The non-empty tensor at an address."""
         return torch.frombuffer(self.memory, dtype=dtype, count=prod(shape), offset=at).view(shape)
+
+
+def segments(count: int, nbytes: int, arena: Arena | None = None) -> list[Segment]:
+    """So many segments; empty ones, past which all tensors are pickled, if the system grants no such address space."""
+    try:
+        return [Segment(nbytes, arena) for _ in range(count)]
+    except OSError:
+        return [Segment(0, arena) for _ in range(count)]
 
 
 class _Packer(pickle.Pickler):

@@ -29,9 +29,15 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def write_whole(path: Path, blob: bytes) -> None:
-    """Replace a file atomically: readers see either the old content or the new one."""
-    part = path.with_name(f".{path.name}.part")
+def write_whole(path: Path, blob: bytes, alone: bool = True) -> None:
+    """Replace a file atomically: readers see either the old content or the new one.
+
+    Args:
+        path: the file.
+        blob: the new content.
+        alone: whether no other process may replace the file at the same time.
+    """
+    part = path.with_name(f".{path.name}.part" if alone else f".{path.name}.{os.getpid()}.part")
     try:
         write_synced(part, blob)
         os.replace(part, path)

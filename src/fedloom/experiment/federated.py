@@ -29,6 +29,7 @@ from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.evaluation import UNTESTED, check_means, check_measured
 from fedloom.experiment.experiment import Experiment
+from fedloom.experiment.failures import unpacked
 from fedloom.experiment.last_models import CohortModels, LastModels
 from fedloom.experiment.rundir import Columns, Kind, RunDirectory, Status, Table
 from fedloom.experiment.runtime import one_thread, own_draws, pick_device
@@ -307,7 +308,7 @@ class FederatedTask(TrainerTask):
         return record, {"mixing": rows}
 
     def snapshot(self) -> Checkpoint:
-        return self.state.checkpoint({"traffic": vars(self.sent), "failures": [asdict(f) for f in self.failures]})
+        return self.state.checkpoint({"traffic": vars(self.sent)}, self.failures)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         assert self.out is not None
@@ -316,7 +317,7 @@ class FederatedTask(TrainerTask):
         self.sent = Traffic(**checkpoint.facts["traffic"])
         if not all(isinstance(count, int) for count in vars(self.sent).values()):
             raise ValueError("its traffic is not counted in whole numbers")
-        self.failures = [Failure(**failure) for failure in checkpoint.facts["failures"]]
+        self.failures = unpacked(checkpoint.facts["failures"], checkpoint.tensors.get("failures"))
         for number in range(self.round):
             self.took_part[self._cohort(number)] += 1
 

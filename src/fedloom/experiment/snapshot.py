@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from fedloom.core.client import Failure
 from fedloom.core.errors import CheckpointError
 from fedloom.core.server import Server
 from fedloom.experiment.checkpoint import Checkpoint
+from fedloom.experiment.failures import packed
 from fedloom.experiment.last_models import CohortModels, LastModels
 from fedloom.experiment.server_average import ServerAverage
 from fedloom.experiment.state_files import flat, nested
@@ -46,15 +49,18 @@ class Snapshot:
         """The files beside the checkpoints to which the last one refers."""
         return self.store.files | (frozenset() if self.last is None else self.last.files)
 
-    def checkpoint(self, facts: dict[str, Any]) -> Checkpoint:
-        """The snapshot as a checkpoint."""
-        server = self.server
+    def checkpoint(self, facts: dict[str, Any], failures: Sequence[Failure] = ()) -> Checkpoint:
+        """The snapshot as a checkpoint, with all clients that were left out."""
+        server, (reasons, table) = self.server, packed(failures)
+        facts = facts | {"failures": reasons}
         tensors: dict[str, dict[str, Tensor]] = {
             "server": {"shared": server.theta, "buffers": server.buffers} | flat(server.parts),
             **self.store.saved(),
         }
         if self.last is not None:
             tensors |= self.last.saved(server.round)
+        if failures:
+            tensors["failures"] = table
         if self.averaged is not None:
             tensors["server_average"] = {"model": self.averaged.model}
             facts = facts | {"server_average": self.averaged.rho}

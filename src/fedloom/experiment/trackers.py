@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -47,6 +48,7 @@ class Tracker(Callback):
         except ImportError as error:
             raise ConfigError(f"trackers={self.name} needs: pip install 'fedloom[{self.extra}]'") from error
         self.run: RunInfo | None = None
+        self.lost = False  # whether the library has failed in this run
 
     @property
     def name(self) -> str:
@@ -72,11 +74,11 @@ class Tracker(Callback):
             self.begin(run, folder, flatten(settings), tags)
         except Exception as error:
             raise ConfigError(f"trackers={self.name} cannot begin: {first_line(error)}.") from error
-        self.run = run
+        self.run, self.lost = run, False
 
     def on_round(self, record: Mapping[str, Any]) -> None:
-        if self.run is not None:
-            self.log(record["round"], {k: float(v) for k, v in record.items() if isinstance(v, int | float)})
+        if self.run is not None and not self.lost:
+            self._try(self.log, record["round"], {k: float(v) for k, v in record.items() if isinstance(v, int | float)})
 
     def on_close(self) -> None:
         if self.run is None or self.run.directory is None:
@@ -84,7 +86,20 @@ class Tracker(Callback):
         directory, self.run = self.run.directory, None
         final = directory.summary().get("final") or {}
         numbers = {key: float(value) for key, value in final.items() if isinstance(value, int | float)}
-        self.end(directory.status, numbers, files(directory))
+        self._try(self.end, directory.status, numbers, files(directory))
+
+    def _try(self, call: Callable[..., None], *given: Any) -> None:
+        """Call the library; if it fails, as when its server is gone, a warning says so once, and the run goes on."""
+        try:
+            call(*given)
+        except Exception as error:
+            if not self.lost:
+                warnings.warn(
+                    f"trackers={self.name} failed and logs no more rounds of this run, whose directory has them all: "
+                    f"{first_line(error)}.",
+                    stacklevel=2,
+                )
+            self.lost = True
 
     def replay(self, directory: RunDirectory) -> None:
         """Log a run that has ended, from its run directory.

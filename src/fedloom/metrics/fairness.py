@@ -116,10 +116,10 @@ def parity_gap(values: Values, groups: Sequence[object] | None = None, weights: 
     w = np.ones(len(x)) if weights is None else vector(weights)
     if not len(x) == len(labels) == len(w):
         raise ConfigError(f"there are {len(x)} values, {len(labels)} group labels and {len(w)} weights.")
-    rows: dict[object, list[int]] = {}
-    for row, label in enumerate(labels):
-        rows.setdefault(label, []).append(row)
-    means = _known([weighted_mean(x[chosen], w[chosen]) for chosen in rows.values()])
+    numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+    group, known = np.array([numbers[label] for label in labels], dtype=np.int64), ~np.isnan(x)
+    total = np.bincount(group[known], w[known])
+    means = np.bincount(group[known], w[known] * x[known])[total > 0] / total[total > 0]
     return float(means.max() - means.min()) if len(means) else NAN
 
 

@@ -63,7 +63,7 @@ def write(path: Path, content: bytes | str) -> Path:
         raise FedLoomError(f"{path.parent} is a link, and a report would write where it leads; choose another --out.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, content.encode() if isinstance(content, str) else content)
+        write_whole(path, content.encode() if isinstance(content, str) else content, alone=False)  # --watch is another
     except OSError as error:
         raise FedLoomError(f"the report cannot be written to {path}: {error.strerror or error}.") from error
     return path

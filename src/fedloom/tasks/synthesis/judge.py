@@ -152,7 +152,8 @@ class SyntheticEvaluator:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             facts = {"fit.loss": torch.tensor(made.loss), "fit.accuracy": torch.tensor(made.accuracy)}
-            write_whole(path, as_file({**made.model.state_dict(), **facts, "fit.steps": torch.tensor(made.steps)}))
+            facts["fit.steps"] = torch.tensor(made.steps)
+            write_whole(path, as_file({**made.model.state_dict(), **facts}), alone=False)
         return made
 
     def _stamp(self, training: ClassifierTraining) -> str:
