@@ -125,6 +125,9 @@ def test_no_teacher(refused: Callable[..., str]) -> None:
 
 def test_no_such_run(refused: Callable[..., str]) -> None:
     assert "nix is not a run directory: there is no such directory" in refused("teacher=nix")
+    inside = refused("teacher=teacher/config.yaml")
+    assert "teacher/config.yaml is not a run directory: it is a part of one; name that, " in inside
+    assert inside.endswith("/teacher.\n")
 
 
 @pytest.mark.parametrize("status", ["interrupted", "failed: the server model diverged", None])

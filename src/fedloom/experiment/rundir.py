@@ -149,6 +149,8 @@ class RunDirectory:
 
     def lack(self) -> str:
         """Why a path without a configuration is not a run directory, and what may be meant instead."""
+        if (self.path.parent / "config.yaml").is_file() and self.path.exists():
+            return f"it is a part of one; name that, {self.path.parent}"
         if not self.path.is_dir():
             return "there is no such directory"
         runs = sorted(path.parent.name for path in self.path.glob("*/config.yaml"))
