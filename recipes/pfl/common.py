@@ -267,7 +267,7 @@ def picture(results: Mapping[str, Any], path: Path) -> None:
 def report(
     path: Path, facts: Mapping[str, Any], key: str = "", cell: Mapping[str, Any] | None = None, seed: int = 0
 ) -> None:
-    """Update the stored results with a seed's curves of a cell, and write tables and picture from them."""
+    """Update the stored results with a seed's curves of a cell, and write the tables from them."""
     results = {"notes": [], "cells": {}} | read(path) | dict(facts)
     if cell is not None:
         known = results["cells"].get(key, {"curves": {}, "picked": {"alpha": {}, "trials": {}}})
@@ -278,4 +278,3 @@ def report(
         results["cells"][key] = {**cell, "picked": picked, "curves": known["curves"]}
     write(path, results)
     write(path.with_suffix(".md"), tables(results))
-    picture(results, path.with_suffix(".png"))

@@ -232,9 +232,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     named = "" if args.data == "cifar10" else f"{args.data}_"
     named += "".join(f"{word}_" for word in (*args.augment, *(["local"] if args.names == "local" else [])))
     stem = f"tables_{named}{args.scale}".removesuffix("_reduced")
+    stored = args.out / f"{stem}.json"
     if args.table:
-        common.report(args.out / f"{stem}.json", {})
-        return common.verdict(common.read(args.out / f"{stem}.json"))
+        common.report(stored, {})
+        return finished(stored)
     scale = SCALES[args.scale]
     scale = replace(scale, rounds=args.rounds or scale.rounds, trial=args.trial or scale.trial)
     said = {"data": "cifar10", "scale": "reduced", "names": "all"}
@@ -256,8 +257,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 chosen = experiment(made, federation, scale, seed, scale.rounds, args.augment)
                 curves = trained(name, chosen, scale, inner, where / f"seed{seed}" / common.folder(name))
                 cell = {"picked": picked, "rounds": scale.rounds, "curves": curves}
-                common.report(args.out / f"{stem}.json", facts, f"{split} {classes}", cell, seed)
-    return common.verdict(common.read(args.out / f"{stem}.json"))
+                common.report(stored, facts, f"{split} {classes}", cell, seed)
+    return finished(stored)
+
+
+def finished(stored: Path) -> int:
+    """Draw the picture of the stored results; returns the exit code."""
+    common.picture(common.read(stored), stored.with_suffix(".png"))
+    return common.verdict(common.read(stored))
 
 
 if __name__ == "__main__":

@@ -186,13 +186,12 @@ def picture(results: dict[str, Any], path: Path) -> None:
 def report(
     runs: Path, out: Path, facts: dict[str, Any], spent: dict[str, float] | None = None, chosen: Protocol = TEXT
 ) -> None:
-    """Update the stored results, and write table and figure from them."""
+    """Update the stored results, and write the table from them."""
     path = out / f"table_2_3{chosen.suffix}.json"
     results = collect(runs, common.read(path), chosen) | facts
     common.spend(results, spent or {})
     common.write(path, results)
     common.write(path.with_suffix(".md"), tables(results))
-    picture(results, path.with_suffix(".png"))
 
 
 @common.reports_errors
@@ -212,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stored = args.out / f"table_2_3{chosen.suffix}.json"
     if args.table:
         report(args.runs, args.out, {}, chosen=chosen)
-        return common.verdict(common.read(stored))
+        return finished(stored)
     mnist = sources.make("mnist")
     for clients, seed in product(args.clients, args.seeds):
         federation = data(mnist, clients, seed)
@@ -220,6 +219,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             made = experiment(name, federation, args.rounds or ROUNDS[clients], seed, chosen)
             seconds = common.done(made, place(args.runs, clients, name, seed, chosen))[1]
             report(args.runs, args.out, {"machine": common.machine()}, {f"{name}, {clients}": seconds}, chosen)
+    return finished(stored)
+
+
+def finished(stored: Path) -> int:
+    """Draw the picture of the stored results; returns the exit code."""
+    picture(common.read(stored), stored.with_suffix(".png"))
     return common.verdict(common.read(stored))
 
 

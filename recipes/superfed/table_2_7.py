@@ -264,11 +264,10 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
 
 def write(results: dict[str, Any], out: Path) -> None:
-    """Numbers, page and picture."""
+    """Numbers and page."""
     stem = f"table_2_7_{results['scale']}"
     common.write(out / f"{stem}.json", results)
     common.write(out / f"{stem}.md", page(results))
-    picture(results, out / f"{stem}.png")
 
 
 @common.reports_errors
@@ -292,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = empty | common.read(args.out / f"table_2_7_{args.scale}.json")
     if args.table:
         write(results, args.out)
-        return common.verdict(results)
+        return finished(results, args.out)
     first, second = (args.rounds or rounds for rounds in scale.rounds)
     nus, mus = (scale.nus if args.nus is None else args.nus), (scale.mus if args.mus is None else args.mus)
     parts = [("starts", f"{at:g}", partial(Point, rounds=first, start=at, **USUAL)) for at in args.starts]
@@ -310,6 +309,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results[part].setdefault(name, {}).setdefault(key, {})[str(seed)] = found
             common.spend(results, {point.folder: seconds})
             write(results | {"machine": common.machine()}, args.out)
+    return finished(results, args.out)
+
+
+def finished(results: dict[str, Any], out: Path) -> int:
+    """Draw the picture of the results; returns the exit code."""
+    picture(results, out / f"table_2_7_{results['scale']}.png")
     return common.verdict(results)
 
 

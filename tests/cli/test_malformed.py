@@ -230,7 +230,7 @@ def test_manifests_that_somebody_sealed_again(cli: Cli, tmp_path: Path, finished
     path, draw = there / "checkpoint" / "round-000002" / "manifest.json", np.random.default_rng(1)
     cases, good = list(changed(json.loads(path.read_text()))), path.read_text()
     found = 0
-    for number in draw.permutation(len(cases))[:120]:
+    for number in draw.permutation(len(cases))[:60]:
         path.write_text(sealed(cases[number][1]))
         if refused(cli, tmp_path, "run", "-q", "resume=there", "rounds=3", may_do=True):
             found += 1
@@ -238,7 +238,7 @@ def test_manifests_that_somebody_sealed_again(cli: Cli, tmp_path: Path, finished
             shutil.rmtree(there)
             shutil.copytree(finished, there)
     path.write_text(good)
-    assert found > 60
+    assert found > 30
 
 
 @pytest.mark.slow
@@ -293,12 +293,12 @@ def test_run_directories(command: str, cli: Cli, tmp_path: Path, finished: Path)
             yield "metrics.jsonl", f"{line}\n".encode("latin-1")
             yield "metrics.jsonl", f"{good['metrics.jsonl'].decode()}{line}\n".encode("latin-1")
         for name in ("metrics.jsonl", "config.yaml", "summary.json", "mixing.parquet", "clients.parquet"):
-            for blob in damaged(good[name], 10):
+            for blob in damaged(good[name], 5):
                 yield name, blob
         for name in ("summary.json", "config.yaml"):
             tree = json.loads(good["summary.json"]) if name == "summary.json" else dict(yaml(good[name]))
             cases = list(changed(tree))
-            for number in draw.permutation(len(cases))[:25]:
+            for number in draw.permutation(len(cases))[:12]:
                 yield name, json.dumps(cases[number][1]).encode()
 
     good = {path.name: path.read_bytes() for path in finished.iterdir() if path.is_file()}
@@ -310,11 +310,11 @@ def test_run_directories(command: str, cli: Cli, tmp_path: Path, finished: Path)
         ended[name] += refused(cli, tmp_path, *words, may_do=True)
         shutil.rmtree(there)
         shutil.rmtree(tmp_path / "page", ignore_errors=True)
-    assert total > 130
+    assert total > 90
     assert not ended["summary.json"], "it is derived from the records"
     if command == "resume":  # a report leaves out what it cannot read
-        assert min(ended[name] for name in ("mixing.parquet", "clients.parquet")) >= 8
-        assert min(ended[name] for name in ("metrics.jsonl", "config.yaml")) >= 30
+        assert min(ended[name] for name in ("mixing.parquet", "clients.parquet")) >= 4
+        assert min(ended[name] for name in ("metrics.jsonl", "config.yaml")) >= 12
     assert list(tmp_path.iterdir()) == []
 
 

@@ -72,8 +72,12 @@ ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
     "one worker": ("processes", {"workers": 1}),
     "three workers": ("processes", {"workers": 3}),
 }
-QUICK = ("processes", "live")
-PLACES = [pytest.param(e, c, marks=() if (e, c) == QUICK else pytest.mark.slow) for e in ENGINES for c in COMPUTES]
+PLACES = [  # the computes differ in what a worker does, the number of workers in how blocks are dealt among them
+    ("processes", "live"),
+    *(pytest.param("processes", compute, marks=pytest.mark.slow) for compute in ("batched", "batched, plain")),
+    pytest.param("one worker", "live", marks=pytest.mark.slow),
+    pytest.param("three workers", "batched", marks=pytest.mark.slow),
+]
 
 
 @pytest.fixture(autouse=True)

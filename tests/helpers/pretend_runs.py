@@ -29,9 +29,9 @@ from helpers.federations import classes
 from helpers.pretend import DEVICE, PretendDevice
 from helpers.runs import GENTLE, experiment
 
-EVERYTHING = Evaluation(what=("global", "clients", "average", "train", "received"))
+EVERYTHING = Evaluation(what=("global", "clients", "average", "train", "received"), every=2)
 QUIET = Evaluation(what=())
-SHORT = Local(batch_size=4, lr=0.2)
+SHORT = Local(steps=2, batch_size=4, lr=0.2)
 ADAM = Local(steps=3, batch_size=4, lr=0.01, optimiser="adam", weight_decay=0.1)
 MOMENTUM = Local(epochs=2, batch_size=4, lr=0.1, momentum=0.9, weight_decay=0.1)
 CLIPPED = Local(epochs=2, batch_size=4, lr=0.1, momentum=0.9, clip=1.0)
@@ -65,7 +65,7 @@ def sized(name: str, **changes: Any) -> Experiment:
     cohort = None if method.needs("full_participation") else 3
     conditions = {"cohort": cohort, "rounds": 2, "local": SHORT, "device": DEVICE, "evaluation": EVERYTHING}
     if name == "ifca":  # whose clients have no model of their own from one round to the next
-        conditions["evaluation"] = Evaluation(what=("global", "clients", "train", "received"))
+        conditions["evaluation"] = Evaluation(what=("global", "clients", "train", "received"), every=2)
     return experiment(method, **conditions | changes)
 
 
