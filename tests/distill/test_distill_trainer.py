@@ -36,7 +36,7 @@ from fedloom.tasks.distill import (
     simkd_disk,
     work,
 )
-from fedloom.tasks.distill.records import published, selected
+from fedloom.tasks.distill.records import behind_warm_start, published, selected
 from fedloom.tasks.distill.teacher_cache import TeacherCache
 
 
@@ -228,7 +228,7 @@ def test_another_experiment_is_not_continued(images: Problem, tmp_path: Path):
 def test_the_reported_model_is_the_best_on_validation_samples(images: Problem):
     run = distill.run(images.experiment(kd(), epochs=9))
     main = [r for r in run.history if r["phase"] == "main"]
-    best = max(main, key=lambda r: (r["validation/accuracy"], -r["round"]))
+    best = max(main, key=lambda r: (r["validation/accuracy"], -r["validation/cross_entropy"]))
     assert run.summary["selected"]["round"] == best["round"]
     assert run.summary["selected"]["accuracy"] == best["global/accuracy"]
     found = dict(work.measured(run.model, images.data.placed(torch.float64, "cpu").test))
@@ -254,6 +254,21 @@ def test_selection_looks_past_the_warm_start():
     assert chosen is not None
     assert on_test is not None
     assert (chosen["round"], on_test["round"]) == (2, 3)
+
+
+def test_of_equally_accurate_models_the_surest_is_reported():
+    losses = (0.6, 0.02, 0.02, None, float("nan"))
+    records = [{"round": i, "validation/accuracy": 1.0, "validation/cross_entropy": v} for i, v in enumerate(losses)]
+    assert [selected(part)["round"] for part in (records, records[2:], records[3:])] == [1, 2, 3]  # type: ignore[index]
+
+
+def test_a_student_that_falls_behind_its_warm_start_is_told_of():
+    warm = [{"round": 1, "phase": "warm", "validation/accuracy": 0.9, "global/accuracy": 0.8}]
+    after = {"round": 2, "phase": "main", "validation/accuracy": 0.6, "global/accuracy": 0.9}
+    assert "(validation/accuracy 0.6, was 0.9)" in behind_warm_start([*warm, after])[0]
+    assert behind_warm_start([*warm, after | {"validation/accuracy": 0.9}]) == []
+    tested = [{k: v for k, v in record.items() if k != "validation/accuracy"} for record in (*warm, after)]
+    assert behind_warm_start(tested) == behind_warm_start(warm) == behind_warm_start([after]) == []
 
 
 def test_a_run_that_is_stopped_in_its_warm_start_returns_the_student_as_it_is(vectors: Problem, tmp_path: Path):

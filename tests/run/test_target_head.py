@@ -18,6 +18,7 @@ import fedloom as fl
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.targets import Skew, UniformLabels
 from fedloom.experiment.trained import TrainedRun
+from fedloom.tasks.target.calibration import CCVR
 from fedloom.tasks.target.discriminant import TEMPERATURES, ClassSums, Discriminant
 from fedloom.tasks.target.label_shift import LabelShiftCheck, fitted, target_prior
 from fedloom.tasks.target.model import ABSENT, ClassModels
@@ -333,6 +334,13 @@ def test_what_cannot_be_done_is_refused_in_a_sentence(five: TrainedRun) -> None:
     far.apart = True
     with pytest.raises(ConfigError, match="kept their data to themselves"):
         ClassModels(far).target_head(five.federation.test.x)
+    own = copy.copy(five)
+    split = five.federation.train
+    own.federation = replace(five.federation, train=replace(split, relabel=torch.arange(10).repeat(len(split), 1)))
+    with pytest.raises(ConfigError, match="a model for a target needs classes with the same numbers at all clients"):
+        ClassModels(own).target_head(five.federation.test.x)
+    with pytest.raises(ConfigError, match="ccvr needs classes with the same numbers at all clients"):
+        CCVR()(own)
     bare = torch.nn.Sequential(torch.nn.Linear(4, 3))
     with pytest.raises(ConfigError, match="a model with features and a linear head"):
         ClassModels(fl.run("fedavg", classes(), bare, rounds=1).trained).target_prior(classes().test.x)

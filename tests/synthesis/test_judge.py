@@ -123,6 +123,13 @@ def test_without_anything_held_out_there_is_no_judge() -> None:
         SyntheticEvaluator(replace(federation, test=replace(test, x=test.x[:0], y=test.y[:0])))
 
 
+def test_a_set_by_class_needs_classes_that_mean_the_same_at_all_clients(federation: Federation) -> None:
+    split = federation.train
+    own = replace(federation, train=replace(split, relabel=torch.arange(10).flip(0).repeat(len(split), 1)))
+    with pytest.raises(ConfigError, match="number the classes differently"):
+        SyntheticEvaluator(own)
+
+
 @pytest.mark.slow
 def test_training_ends_when_nothing_is_left_to_learn() -> None:
     few = some(sources.make("digits").train, each=10)

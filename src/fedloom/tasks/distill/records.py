@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from math import inf, isfinite
 from typing import Any
 
 import torch
@@ -82,12 +83,17 @@ def _named(data: Splits) -> list[tuple[str, Samples]]:
 
 
 def selected(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The record of the reported model: the best on validation samples (the earliest of equals), else the last.
+    """The record of the reported model: the most accurate on validation samples, else the last.
 
-    Rounds of the warm start are not candidates.
+    Of equally accurate ones it is that of the least cross entropy there, the earliest of equals: where the first pass
+    finds all classes, a teacher of one pass has hardly anything to say. Rounds of the warm start are not candidates.
 
-    >>> selected([{"round": 1, "validation/accuracy": 0.5}, {"round": 2, "validation/accuracy": 0.5}])["round"]
+    >>> records = [{"round": 1, "validation/accuracy": 0.5}, {"round": 2, "validation/accuracy": 0.5}]
+    >>> selected(records)["round"]
     1
+    >>> records[1]["validation/cross_entropy"] = 0.7
+    >>> selected(records)["round"]
+    2
     >>> selected([{"round": 1, "global/accuracy": 0.5}, {"round": 2, "global/accuracy": 0.4}])["round"]
     2
     """
@@ -97,7 +103,13 @@ def selected(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
         return None
     if "validation/accuracy" not in seen[-1]:
         return seen[-1]
-    return max(seen, key=lambda record: (record["validation/accuracy"], -record["round"]))
+
+    def rank(record: Mapping[str, Any]) -> tuple[float, float, int]:
+        loss = record.get("validation/cross_entropy")
+        loss = inf if loss is None or not isfinite(loss) else loss
+        return record["validation/accuracy"], -loss, -record["round"]
+
+    return max(seen, key=rank)
 
 
 def published(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -131,6 +143,29 @@ def misplaced(guide: Mapping[str, float | None]) -> list[str]:
     ]
 
 
+def behind_warm_start(history: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A warning if the selected student is less accurate than at the end of its warm start.
+
+    >>> records = [{"round": 1, "phase": "warm", "validation/accuracy": 0.9}, {"round": 2, "validation/accuracy": 0.6}]
+    >>> behind_warm_start(records)[0][:86]
+    'the student is less accurate than after its warm start (validation/accuracy 0.6, was 0'
+    >>> records[1]["validation/accuracy"] = 0.9
+    >>> behind_warm_start(records)
+    []
+    """
+    best = selected(history)
+    if best is None:
+        return []
+    key = "validation/accuracy" if "validation/accuracy" in best else "global/accuracy"
+    before = [record[key] for record in history if record.get("phase") == "warm" and key in record]
+    if not before or best[key] >= before[-1]:
+        return []
+    return [
+        f"the student is less accurate than after its warm start ({key} {best[key]:.3g}, was {before[-1]:.3g}): give "
+        "it more epochs, or take what trains it on the labels alone, method=ce."
+    ]
+
+
 def summarise(
     experiment: DistillExperiment,
     schedule: PassSchedule,
@@ -156,13 +191,14 @@ def summarise(
         "as_published": brief(published(history)),
         "last": brief(final or None),
         "student": student,
+        "warnings": behind_warm_start(history),
     }
     if best is not None and "validation/accuracy" in best:
         about["best"] = {"metric": "validation/accuracy", "round": best["round"], "value": best["validation/accuracy"]}
     if delta is not None:
         about["delta"] = delta
         about["guide"] = {key: final.get(f"guide/{key}") for key in ("mean", "right", "wrong", "spent")}
-        about["warnings"] = misplaced(about["guide"])
+        about["warnings"] = [*misplaced(about["guide"]), *about["warnings"]]
     if teacher is not None and status.ended:
         theirs = {"parameters": sum(p.numel() for p in teacher.parameters()), "macs": macs(teacher, inputs)}
         about["teacher"] = {"accuracy": teachers_accuracy(teacher, data), **theirs}

@@ -109,7 +109,7 @@ class SyntheticEvaluator:
         device: device of the classifiers.
 
     Raises:
-        ConfigError: if the data have no classes, or no test samples.
+        ConfigError: if the data have no classes, clients number them differently, or there are no test samples.
     """
 
     def __init__(
@@ -123,6 +123,8 @@ class SyntheticEvaluator:
         y = federation.train.arrays.y
         if y.is_floating_point() or y.ndim != 1:
             raise ConfigError("synthetic sets are evaluated by class, but these data have no classes.")
+        if federation.train.relabel is not None:
+            raise ConfigError("clients that number the classes differently have no synthetic set of the same classes.")
         self.settings, self.seed, self.cache = settings or EvalConfig(), seed, cache
         self.federation = placed(federation, torch.float32, device)
         held = self.federation.held_out

@@ -19,12 +19,14 @@ def linear_head(trained: TrainedRun, what: str) -> nn.Linear:
 
     Raises:
         ConfigError: if the model has no linear head with a bias after ``features``, the targets are not one class per
-            sample, or the clients' data are elsewhere.
+            sample, clients number the classes differently, or their data are elsewhere.
     """
     module = trained.server.module
     head = getattr(module, "head", None)
     if trained.apart:
         raise ConfigError("the clients of this run kept their data to themselves; there are no class statistics.")
+    if trained.federation.train.relabel is not None:
+        raise ConfigError(f"{what} needs classes with the same numbers at all clients, but each of these has its own.")
     fits = isinstance(head, nn.Linear) and head.bias is not None and hasattr(module, "features")
     if trained.plan.targets not in (None, CLASSES) or trained.federation.train.arrays.y.ndim != 1 or not fits:
         raise ConfigError(f"{what} needs one class per sample and a model with features and a linear head with a bias.")
