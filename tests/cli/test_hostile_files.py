@@ -70,6 +70,20 @@ BURNING = {
 }
 
 
+def test_yaml_is_read_as_omegaconf_reads_it(tmp_path: Path) -> None:
+    """Whichever parser is there: numbers without a point are numbers, dates are text, no key comes twice."""
+    path = tmp_path / "some.yaml"
+    path.write_text("a: 1e-3\nb: 2001-01-01\nc: [.5, 0x10, 'x', ~]\nd: ${a}\n")
+    assert yaml.load(path) == {"a": 0.001, "b": "2001-01-01", "c": [0.5, 16, "x", None], "d": "${a}"}
+    for text, found in (("", {}), ("# nothing", {}), ("abc", {"abc": None})):
+        path.write_text(text)
+        assert yaml.load(path) == found
+    for text, sentence in (("a: 1\na: 2", "found duplicate key a"), ("3", "it holds one value alone")):
+        path.write_text(text)
+        with pytest.raises(yaml.YAMLProblem, match=sentence):
+            yaml.load(path)
+
+
 @pytest.mark.parametrize("text", BURNING)
 @pytest.mark.parametrize("place", ["recipe", "run directory", "plan", "report"])
 def test_yaml_that_would_burn(place: str, text: str, cli: Cli, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -89,17 +90,26 @@ def reason_against_bf16(device: str) -> str | None:
 
 def environment() -> dict[str, Any]:
     """Package versions, machine type, and the git revision of the sources if they are in a repository."""
+    return {"versions": dict(_versions()), "machine": platform.machine(), "git": revision(Path(__file__))}
+
+
+@cache
+def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             versions[package] = "not installed"
-    return {"versions": versions, "machine": platform.machine(), "git": revision(Path(__file__))}
+    return versions
 
 
+@cache
 def revision(file: Path) -> str | None:
-    """The git revision of the repository that tracks a file; None if no repository tracks it."""
+    """The git revision of the repository that tracks a file; None if no repository tracks it.
+
+    Git is asked once in a process, which goes on with the sources that it has loaded, whatever is committed later.
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     found = ""
     for words in (("ls-files", "--error-unmatch", file.name), ("rev-parse", "HEAD")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,12 +25,18 @@ def digits() -> Source:
     >>> tuple(source.train.x.shape), len(source.test), source.train.classes
     ((1442, 1, 8, 8), 355, 10)
     """
-    table = np.loadtxt(_file(), np.float32, delimiter=",")  # [N, 64 + 1]
+    table = _table()
     x = torch.from_numpy(table[:, :-1] / 16).unflatten(1, (1, 8, 8))  # [N, 1, 8, 8]
     y = torch.from_numpy(table[:, -1].astype(np.int64))
     test = torch.from_numpy(rank_within(y.numpy()) % 5 == 4)
     train, test = (Arrays(x[part], y[part], 10, tuple("0123456789")) for part in (~test, test))
     return Source("digits", train, test, "CC BY 4.0", cite("alpaydin1998optical"))
+
+
+@cache
+def _table() -> np.ndarray:
+    """Pixels and labels as they are stored, [N, 64 + 1], read once: unpacking text takes longer than all the rest."""
+    return np.loadtxt(_file(), np.float32, delimiter=",")
 
 
 def _file() -> Path:

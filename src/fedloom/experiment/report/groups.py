@@ -145,7 +145,7 @@ def counts(groups: Sequence[RunGroup]) -> Callable[[RunData], bool]:
 
 def has(groups: Sequence[RunGroup], key: str) -> bool:
     """Whether any run has a finite value of the metric."""
-    return any(np.isfinite(run.curve(key)).any() for run in all_runs(groups))
+    return any(key in run.finite for run in all_runs(groups))
 
 
 def by_seed(member: RunGroup, key: str) -> pd.DataFrame:

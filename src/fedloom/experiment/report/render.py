@@ -87,11 +87,16 @@ def page(**content: Any) -> str:
 
     Its content security policy allows one script, that of the figures, and no request at all.
     """
+    script = _pages().get_template("charts.js").render()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return _pages().get_template("report.html").render(content, script=script, script_hash=digest)
+
+
+@cache
+def _pages() -> Environment:
     environment = _environment(autoescape=True)
     environment.filters |= {"data_uri": data_uri, "latex": latex}
-    script = environment.get_template("charts.js").render()
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return environment.get_template("report.html").render(content, script=script, script_hash=digest)
+    return environment
 
 
 def data_uri(content: bytes | str, kind: str) -> str:

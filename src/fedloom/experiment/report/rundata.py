@@ -121,6 +121,11 @@ class RunData:
         columns = {key: pd.Series(values, dtype=np.float64) for key, values in found.items()}
         return columns | ({WALL: columns["seconds"].cumsum()} if "seconds" in columns else {})
 
+    @cached_property
+    def finite(self) -> frozenset[str]:
+        """The metrics of which any value is finite."""
+        return frozenset(key for key, values in self.columns.items() if np.isfinite(values).any())
+
     def curve(self, key: str) -> pd.Series:
         """The values of a metric by round; empty if there is none."""
         return self.columns.get(key, pd.Series(dtype=np.float64))
