@@ -87,7 +87,10 @@ def test_models_for_targets(cli: Cli) -> None:
     Path("cut.npz").write_bytes(Path("low.npz").read_bytes()[:200])
     Path("x.csv").write_text("1,2\n")
     for name, sentence in [
-        ("cut.npz", "cannot be read: it is truncated, or no .npz or .npy file of arrays, .csv or .parquet table."),
+        (
+            "cut.npz",
+            "cannot be read: it is truncated, or not a file of arrays (.npz, .npy) or a table (.csv, .parquet).",
+        ),
         ("x.csv", "the run's data were not a table; give inputs x in an .npz file, or an .npy file of them."),
     ]:
         err = cli("target", "run=done", f"data={name}").err

@@ -63,13 +63,15 @@ def test_methods_without_states_leave_no_files(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_names_the_states_and_does_not_copy_them(stored: Path) -> None:
-    mixing = contents(stored)["mixing"]
+    found = contents(stored)
+    mixing = found["mixing"]
     rows = list(zip(mixing["round"], mixing["client"], mixing["p"], strict=True))
     for path in checkpoint.available(stored / "checkpoint"):
-        held = {file.name for file in path.iterdir()} - {"failures.safetensors"}  # once a client was left out
-        assert held == {"server.safetensors", "index.safetensors", "manifest.json"}
-        index = checkpoint.load_tensors((path / "index.safetensors").read_bytes())
         reached = int(path.name.removeprefix("round-"))
+        failed = any(record["failures"] for record in found["metrics"] if record["round"] <= reached)
+        expected = {"server.safetensors", "index.safetensors", "manifest.json"}
+        assert {file.name for file in path.iterdir()} == expected | ({"failures.safetensors"} if failed else set())
+        index = checkpoint.load_tensors((path / "index.safetensors").read_bytes())
         last = {client: number for number, client, p in rows if p and number <= reached}  # when it took part last
         assert dict(zip(index["client"].tolist(), index["round"].tolist(), strict=True)) == last
         assert sum(t.nbytes for t in index.values()) == len(last) * (3 * 8 + 32)

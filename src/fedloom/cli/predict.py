@@ -113,7 +113,7 @@ def read(path: Path) -> Files:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
     except Exception as error:  # zip, zlib and npy each fail in their own ways
         raise DataError(
-            f"{path} cannot be read: it is truncated, or no .npz or .npy file of arrays, .csv or .parquet table."
+            f"{path} cannot be read: it is truncated, or not a file of arrays (.npz, .npy) or a table (.csv, .parquet)."
         ) from error
     if "x" not in found:
         raise DataError(f"{path} has no array x; it has {', '.join(found) or 'none'}.")

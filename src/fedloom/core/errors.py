@@ -1,8 +1,9 @@
-"""The errors that users can cause; each message is one sentence that says what to do."""
+"""The errors that users can cause, each message one sentence that says what to do; and where warnings point."""
 
 from __future__ import annotations
 
 import difflib
+import sys
 import traceback
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -102,3 +103,11 @@ def closest(name: str, valid: Iterable[str]) -> str | None:
     bare = {one.lstrip("-"): one for one in valid}
     close = difflib.get_close_matches(name.lstrip("-"), bare, n=1, cutoff=0.6)
     return bare[close[0]] if close else None
+
+
+def outside() -> int:
+    """The ``stacklevel`` of the caller's first caller outside this package."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("fedloom."):
+        frame, level = frame.f_back, level + 1
+    return level

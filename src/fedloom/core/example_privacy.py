@@ -17,7 +17,8 @@ from torch import Tensor
 
 from fedloom.core.context import NO_ROUND, Batch, Output
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import UPDATE, Paired, Term, overrides
+from fedloom.core.hooks import overrides
+from fedloom.core.parts import UPDATE, Paired, Term
 from fedloom.core.plan import ClientPlan
 from fedloom.core.slots import label
 from fedloom.core.views import StepInfo

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.hooks import HOOKS, overrides
 from fedloom.core.parts import (
-    HOOKS,
     UPDATE,
     Adaptation,
     Drift,
@@ -23,7 +23,6 @@ from fedloom.core.parts import (
     ServerOptimizer,
     Term,
     Uplink,
-    overrides,
 )
 from fedloom.core.slots import BASES, SEVERAL, SLOTS, label
 from fedloom.core.targets import TargetKind

@@ -390,19 +390,3 @@ class Uplink(Part):
         ``update`` is Σ p_i Δ_i [P]; if a part reduces the updates differently, that slice is ``<place>/update``.
         """
         return state, {}
-
-
-HOOKS = (
-    "init_server", "init_client", "begin", "on_step", "loss", "grad", "prox", "end",
-    "send", "sent", "receive", "combine", "correct", "step", "refine",
-)  # fmt: skip
-
-
-def overrides(part: Part, hook: str) -> bool:
-    """Whether a part overrides the given hook, so that the others can be skipped.
-
-    >>> overrides(Drift(), "grad")
-    False
-    """
-    own = getattr(type(part), hook, None)  # a setting may share its name with another slot's hook
-    return callable(own) and own.__module__ != __name__

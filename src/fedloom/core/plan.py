@@ -16,10 +16,11 @@ from fedloom.core.attack import Attack
 from fedloom.core.context import Facts
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Population, Split
+from fedloom.core.hooks import overrides
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.parts import Paired, Submodels, overrides
+from fedloom.core.parts import Paired, Submodels
 from fedloom.core.server_data import Augment
 from fedloom.core.slots import label
 from fedloom.core.submodels import Submodel

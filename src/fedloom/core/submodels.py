@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
+from fedloom.core.hooks import overrides
 from fedloom.core.layout import Layout
 from fedloom.core.method import Method
-from fedloom.core.parts import Adaptation, Drift, Part, Submodels, overrides
+from fedloom.core.parts import Adaptation, Drift, Part, Submodels
 from fedloom.core.slots import label
 
 

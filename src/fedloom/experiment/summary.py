@@ -7,9 +7,10 @@ from math import isnan, nan
 from typing import Any
 
 from fedloom.core.client import Failure, FailureKind
+from fedloom.core.hooks import overrides
 from fedloom.core.local import cohort_size
 from fedloom.core.method import Method
-from fedloom.core.parts import Paired, Submodels, overrides
+from fedloom.core.parts import Paired, Submodels
 from fedloom.core.plan import ClientPlan
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.metrics import best_round, fedavg_rounds, parameters_to_target, rounds_to_target

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import ConfigError, first_line
+from fedloom.core.errors import ConfigError, first_line, outside
 from fedloom.core.federation import Arrays
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
 from fedloom.core.slots import label
 from fedloom.core.targets import CLASSES, NUMBERS, TRUTHS, TargetKind, kind_of
-from fedloom.data.sources.scale import outside
 from fedloom.metrics import lookup
 from fedloom.metrics.prediction import r2
 from fedloom.parts.objectives.custom import Loss

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import DataError, nearest
+from fedloom.data.sources.scale import rescaled
 
 CATEGORIES = 1000  # more in a column are rather identities
 
@@ -132,11 +133,7 @@ def in_columns(frame: Any, columns: Sequence[str], scaled: Mapping[str, Any] | N
             told = f"column {column!r} of the inputs holds {texts[lost[0]]!r}"
             raise DataError(f"{told}, which the run's data do not; {nearest(texts[lost[0]], known)}")
         made[:, places] = texts[:, None] == np.array(known)
-    if scaled is None:
-        return made
-    table, places = made.astype(np.float64), list(scaled["columns"])
-    table[:, places] = (table[:, places] - scaled["mean"]) / scaled["deviation"]
-    return table.astype(np.float32)
+    return made if scaled is None else rescaled(made, scaled)
 
 
 def _in_time(column: Any) -> bool:

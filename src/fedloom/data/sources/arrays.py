@@ -13,12 +13,12 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fedloom.core.errors import DataError
+from fedloom.core.errors import DataError, outside
 from fedloom.core.federation import Arrays
 from fedloom.data.sources.base import Source, natural_clients, sources
 from fedloom.data.sources.formats import read_npy_folder, read_npz
 from fedloom.data.sources.images import as_stored
-from fedloom.data.sources.scale import outside, standardised
+from fedloom.data.sources.scale import standardised
 
 CLASSES = 1_000_000
 CHANNELS = (1, 3, 4)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
-from fedloom.core.errors import DataError
+from fedloom.core.errors import DataError, outside
 from fedloom.core.federation import Arrays
 from fedloom.data.sources.base import Source
 from fedloom.data.sources.formats import moments
@@ -39,15 +39,24 @@ def standardised(source: Source, columns: Sequence[int] | None = None) -> Source
         )
     chosen = list(range(x.shape[1]) if columns is None else columns)
     mean, deviation = moments(x.numpy()[:, chosen].astype(np.float64))
+    numbers = {"columns": chosen, "mean": mean.tolist(), "deviation": deviation.tolist()}
 
     def scaled(arrays: Arrays) -> Arrays:
-        table = arrays.x.numpy().astype(np.float64)
-        table[:, chosen] = (table[:, chosen] - mean) / deviation
-        return replace(arrays, x=torch.from_numpy(table.astype(np.float32)))
+        return replace(arrays, x=torch.from_numpy(rescaled(arrays.x.numpy(), numbers)))
 
-    numbers = {"columns": chosen, "mean": mean.tolist(), "deviation": deviation.tolist()}
     settings = {**source.settings, "standardised": numbers}
     return replace(source, train=scaled(source.train), test=scaled(source.test), settings=settings)
+
+
+def rescaled(table: np.ndarray, numbers: Mapping[str, Any]) -> np.ndarray:
+    """A table [N, D] with some ``columns`` scaled by their ``mean`` and ``deviation``, as float32.
+
+    >>> rescaled(np.array([[5.0, 1.0]]), {"columns": [0], "mean": [3.0], "deviation": [2.0]}).tolist()
+    [[1.0, 1.0]]
+    """
+    table, columns = table.astype(np.float64), list(numbers["columns"])
+    table[:, columns] = (table[:, columns] - numbers["mean"]) / numbers["deviation"]
+    return table.astype(np.float32)
 
 
 def warn_of_scales(source: Source, names: Sequence[str], columns: Sequence[int]) -> None:
@@ -72,11 +81,3 @@ def warn_of_scales(source: Source, names: Sequence[str], columns: Sequence[int])
             "Python) scales all columns of numbers.",
             stacklevel=outside(),
         )
-
-
-def outside() -> int:
-    """The ``stacklevel`` of the caller's first caller outside this package."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("fedloom."):
-        frame, level = frame.f_back, level + 1
-    return level

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any, Protocol
 
+from fedloom.core.hooks import overrides
 from fedloom.core.method import Method
-from fedloom.core.parts import Part, overrides
+from fedloom.core.parts import Part
 from fedloom.core.registry import Registry
 from fedloom.core.slots import SLOTS, label
 

@@ -1,0 +1,21 @@
+"""The hooks of parts, and which of them a part overrides."""
+
+from __future__ import annotations
+
+from fedloom.core.parts import Part
+
+HOOKS = (
+    "init_server", "init_client", "begin", "on_step", "loss", "grad", "prox", "end",
+    "send", "sent", "receive", "combine", "correct", "step", "refine",
+)  # fmt: skip
+
+
+def overrides(part: Part, hook: str) -> bool:
+    """Whether a part overrides the given hook, so that the others can be skipped.
+
+    >>> from fedloom.core.parts import Drift
+    >>> overrides(Drift(), "grad")
+    False
+    """
+    own = getattr(type(part), hook, None)  # a setting may share its name with another slot's hook
+    return callable(own) and own.__module__ != Part.__module__
