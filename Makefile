@@ -25,10 +25,10 @@ demo: setup
 	$(BIN)/fedloom run
 
 test: setup
-	$(BIN)/python -m pytest -n auto -q
+	$(BIN)/python -m pytest -n auto --dist worksteal -q
 
 quick: setup
-	$(BIN)/python -m pytest -n auto -q --quick
+	$(BIN)/python -m pytest -n auto --dist worksteal -q --quick
 
 lint: setup
 	$(BIN)/ruff check src tests benchmarks recipes examples docs

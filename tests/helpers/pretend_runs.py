@@ -12,6 +12,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,10 @@ from helpers.federations import classes
 from helpers.pretend import DEVICE, PretendDevice
 from helpers.runs import GENTLE, experiment
 
+SIZES = (5, 6, 3)  # one or two steps of a client: more of them would do the same again
 EVERYTHING = Evaluation(what=("global", "clients", "average", "train", "received"), every=2)
 QUIET = Evaluation(what=())
-SHORT = Local(steps=2, batch_size=4, lr=0.2)
+SHORT = Local(batch_size=4, lr=0.2)
 ADAM = Local(steps=3, batch_size=4, lr=0.01, optimiser="adam", weight_decay=0.1)
 MOMENTUM = Local(epochs=2, batch_size=4, lr=0.1, momentum=0.9, weight_decay=0.1)
 CLIPPED = Local(epochs=2, batch_size=4, lr=0.1, momentum=0.9, clip=1.0)
@@ -62,16 +64,19 @@ def pictures() -> nn.Module:
 def sized(name: str, **changes: Any) -> Experiment:
     """A short experiment with a method, on the device."""
     method = make(name, **GENTLE.get(name, {}))
-    cohort = None if method.needs("full_participation") else 3
+    cohort = None if method.needs("full_participation") else 2
     conditions = {"cohort": cohort, "rounds": 2, "local": SHORT, "device": DEVICE, "evaluation": EVERYTHING}
-    if name == "ifca":  # whose clients have no model of their own from one round to the next
-        conditions["evaluation"] = Evaluation(what=("global", "clients", "train", "received"), every=2)
-    return experiment(method, **conditions | changes)
+    conditions = conditions | {"federation": classes(SIZES)} | changes
+    unseen = {"average"} if name == "ifca" else set()  # its clients have no model of their own between rounds
+    if conditions["compute"] == "batched":  # evaluation of these models takes no part in it: seen after the other one
+        unseen |= {"global", "clients"}
+    seen = tuple(what for what in conditions["evaluation"].what if what not in unseen)
+    return experiment(method, **conditions | {"evaluation": replace(conditions["evaluation"], what=seen)})
 
 
 def cases(compute: str) -> dict[str, Callable[[], Experiment]]:
     """All experiments by name: the methods, and settings of local training, layers and data."""
-    images: dict[str, Any] = {"model": pictures, "federation": classes(shape=(1, 6, 6))}
+    images: dict[str, Any] = {"model": pictures, "federation": classes(SIZES, shape=(1, 6, 6))}
     others: dict[str, tuple[str, dict[str, Any]]] = {
         "a tensor on the host": ("fedavg", {"model": lambda: Misplaced(4, 3)}),
         "no evaluation": ("fedavg", {"evaluation": QUIET}),

@@ -227,7 +227,10 @@ def test_without_data_it_says_so(
 
 
 @pytest.mark.slow
-def test_heads_serve_nine_targets_from_one_run(recipe: Callable[..., Path]) -> None:
+def test_heads_serve_nine_targets_from_one_run(recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("heads")
+    for name in ("ADAM", "DESCENT"):
+        monkeypatch.setattr(module, name, replace(getattr(module, name), steps=module.common.STEPS_A_PASS))
     out = recipe("heads", "--seeds", 1, 2, "--order", "in order", "--in-rounds", "client 1")
     found = stored(out, "heads")
     assert list(found["runs"]) == ["in order"]
@@ -250,7 +253,11 @@ def test_heads_serve_nine_targets_from_one_run(recipe: Callable[..., Path]) -> N
 
 
 @pytest.mark.slow
-def test_heads_of_another_study_have_results_of_their_own(recipe: Callable[..., Path], tmp_path: Path) -> None:
+def test_heads_of_another_study_have_results_of_their_own(
+    recipe: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module("heads")
+    monkeypatch.setattr(module, "TARGETS", {name: module.TARGETS[name] for name in ("client 1", "uniform")})
     asked = ("heads", "--study", "published", "--seeds", 1, "--order", "NIID-2", "--in-rounds")
     found = stored(recipe(*asked), "heads_published")
     assert (found["scale"]["epochs"], found["scale"]["lr"], found["scale"]["images"]) == (10, 0.01, 200)
