@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,6 +36,7 @@ def test_the_page_follows_until_all_planned_runs_have_ended(
             make_run("feddyn-1", method="feddyn", rounds=2, files=("summary.json",))
 
     monkeypatch.setattr(report.time, "sleep", later)
+    monkeypatch.setattr(report.Lock, "may_be_held", lambda path: path == folder)
     assert main(["report", "--watch", str(folder)]) == 0
     times, live, second, early = zip(*seen, strict=True)
     assert len(seen) == 4
@@ -42,6 +47,29 @@ def test_the_page_follows_until_all_planned_runs_have_ended(
     assert 'data-reload="0"' in text
     assert "feddyn" in text
     assert capsys.readouterr().out.splitlines()[-1].startswith("compared 2 runs: ")
+
+
+def test_a_planned_run_that_never_began_is_not_waited_for_once_its_sweep_is_over(
+    make_run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_run("fedavg-1", rounds=2, files=("summary.json",)).parent
+    (folder / "sweep.yaml").write_text("fedavg-1: {}\nfeddyn-1: {}\n")
+    hold = "import sys, pathlib; from fedloom.experiment.lock import Lock; l = Lock(pathlib.Path(sys.argv[1])); input()"
+    sweep = subprocess.Popen([sys.executable, "-c", hold, str(folder)], stdin=subprocess.PIPE)
+    while not report.Lock.may_be_held(folder):
+        time.sleep(0.02)
+    waits = []
+
+    def later(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            sweep.communicate(b"\n")
+
+    monkeypatch.setattr(report, "time", SimpleNamespace(sleep=later))
+    assert main(["report", "--watch", str(folder)]) == 0
+    assert len(waits) == 3
+    assert not report.Lock.may_be_held(folder)
+    assert capsys.readouterr().out.splitlines()[-1].startswith("compared 1 run: ")
 
 
 @pytest.mark.parametrize("planned", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -148,6 +149,44 @@ def test_mlflow_logs_settings_tags_numbers_status_and_files() -> None:
     again = read_mlflow("there")
     assert (again.info.run_id, again.info.status) == (one.info.run_id, "FINISHED")
     assert again.data.metrics["round"] == 3
+
+
+@pytest.mark.slow
+def test_mlflow_keeps_every_run_of_a_sweep_in_its_own_directory() -> None:
+    pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    assert main(["run", "-m", "-q", "out=there", "trackers=[mlflow]", *RUN, "seed=1,2"]) == 0
+    assert "MLFLOW_TRACKING_URI" not in os.environ
+    assert [read_mlflow(f"there/fedavg-{seed}").data.tags["seed"] for seed in (1, 2)] == ["1", "2"]
+
+
+@pytest.mark.slow
+def test_mlflow_gets_every_round_once_though_a_killed_run_does_some_again() -> None:
+    pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    federation = fl.data.federate("digits", "iid", clients=2)
+
+    class Killed(Callback):
+        def on_round(self, record: Mapping[str, Any]) -> None:
+            if record["round"] == 5:
+                os._exit(9)
+
+    def go(*others: Callback, resume: bool = False) -> None:
+        fl.run(
+            "fedavg", federation, "logistic", rounds=6, out="there", checkpoint_every=2, resume=resume,
+            callbacks=[*make(["mlflow"]), *others],
+        )  # fmt: skip
+
+    child = os.fork()
+    if child == 0:
+        go(Killed())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    go(resume=True)
+    import mlflow
+
+    number = read_mlflow("there").info.run_id
+    history = mlflow.MlflowClient().get_metric_history(number, "global/accuracy")
+    assert [point.step for point in history] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.slow

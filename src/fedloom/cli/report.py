@@ -23,6 +23,7 @@ from fedloom.experiment.console import (
     show_warnings,
     watched,
 )
+from fedloom.experiment.lock import Lock
 from fedloom.experiment.rundir import RunDirectory, Status
 
 SECONDS = 3.0
@@ -58,7 +59,10 @@ def watch(given: Sequence[Path], out: Path) -> None:
     while True:
         unbegun = [path for path in given if (path / PLAN).is_file() and not any(path.rglob("metrics.jsonl"))]
         found = [path for path in run_directories(path for path in given if path not in unbegun) if path.is_dir()]
-        planned = [path / name for path in given if (path / PLAN).is_file() for name in yaml.load(path / PLAN)]
+        plans = [path for path in given if (path / PLAN).is_file()]
+        planned = [path / name for path in plans for name in yaml.load(path / PLAN)]
+        if found and not any(map(Lock.may_be_held, plans)):  # what was not begun failed before it had a directory
+            planned = [path for path in planned if RunDirectory(path).begun]
         if all(RunDirectory(path).status is not Status.UNFINISHED for path in (*found, *planned)):
             return
         directories = [path for path in dict.fromkeys(found) if (path / "metrics.jsonl").is_file()]

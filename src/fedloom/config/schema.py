@@ -153,9 +153,8 @@ class CommandSchema:
         for word in words:
             one = parse(word, names)
             if one.is_sweep and not sweeps:
-                raise ConfigError(
-                    f"{word!r} holds several values; add -m to run each of them, or write a list as [a,b]."
-                )
+                other = "" if ".".join(one.key) in names else ", or write a list as [a,b]"  # which no name is
+                raise ConfigError(f"{word!r} holds several values; add -m to run each of them{other}.")
             found[one.key] = one
         return list(found.values())
 

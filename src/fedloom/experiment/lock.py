@@ -59,6 +59,22 @@ class Lock:
         os.truncate(handle, 0)
         os.write(handle, f"{os.getpid()}\n".encode())
 
+    @staticmethod
+    def may_be_held(folder: Path) -> bool:
+        """Whether another process has a folder locked; True where that cannot be known."""
+        try:
+            handle = os.open(folder / NAME, os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            if fcntl is not None:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return fcntl is None
+        except OSError:  # held, or a file system without locks
+            return True
+        finally:
+            os.close(handle)
+
     def _open(self) -> int | None:
         """The handle of the file, locked; None if another process has the lock."""
         handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)

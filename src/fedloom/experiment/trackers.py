@@ -20,8 +20,8 @@ from fedloom.core.settings import flatten
 from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.rundir import PROVENANCE, RunDirectory, Status
 
-STORE = "mlflow.db"
-"""MLflow's own file in a run directory."""
+SERVER, STORE = "MLFLOW_TRACKING_URI", "mlflow.db"
+"""MLflow's server, in the environment, and its own file in a run directory."""
 
 
 def files(directory: RunDirectory) -> list[Path]:
@@ -158,8 +158,10 @@ class MLflow(Tracker):
 
     def begin(self, run: RunInfo, folder: Path, settings: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         mlflow, experiment = self.module, "fedloom"
-        if "MLFLOW_TRACKING_URI" not in os.environ:
+        self.alone = SERVER not in os.environ
+        if self.alone:
             mlflow.set_tracking_uri(f"sqlite:///{folder / STORE}")
+            os.environ.pop(SERVER, None)  # where MLflow puts it, for the next run to take for the user's
             if mlflow.get_experiment_by_name(experiment) is None:
                 mlflow.create_experiment(experiment, artifact_location=(folder / "mlflow").as_uri())
         mlflow.set_experiment(experiment)
@@ -167,20 +169,27 @@ class MLflow(Tracker):
         if run.start:
             here = f"tags.directory = '{folder}'"
             before = mlflow.search_runs(experiment_names=[experiment], filter_string=here, output_format="list")
+        self.known = 0  # rounds that are logged there already, with these numbers
         if before:  # the newest; its parameters stay
-            mlflow.start_run(run_id=before[0].info.run_id)
+            number = before[0].info.run_id
+            mlflow.start_run(run_id=number)
+            past = mlflow.MlflowClient().get_metric_history(number, "round")
+            self.known = max((point.step for point in past), default=0)
             return
         mlflow.start_run(run_name=f"{run.name}-{run.seed}", tags=dict(tags))
         mlflow.log_params({key: str(value)[:6000] for key, value in settings.items()})
 
     def log(self, round: int, numbers: Mapping[str, float]) -> None:
-        self.module.log_metrics(dict(numbers), step=round)
+        if round > self.known:
+            self.module.log_metrics(dict(numbers), step=round)
 
     def end(self, status: Status, final: Mapping[str, float], files: Sequence[Path]) -> None:
         self.module.set_tag("status", status.value)
         for path in files:
             self.module.log_artifact(str(path))
         self.module.end_run(self.ended.get(status, "FAILED"))
+        if self.alone:
+            self.module.set_tracking_uri(None)
 
 
 class WandB(Tracker):
