@@ -19,8 +19,6 @@ from fedloom.core.errors import FedLoomError
 P = ParamSpec("P")
 MOST = 0.05
 """The share of updates that a run may exclude; beyond it, its figures are not those of the method."""
-FEW = 40
-"""With more runs than this, only those that excluded an update are listed."""
 GENERAL = ("runs", "cells", "curves", "data", "columns", "settings", "draws")
 """Keys of stored results that name no run."""
 
@@ -81,15 +79,14 @@ def reports_errors(main: Callable[P, int]) -> Callable[P, int]:
 
 
 def notes(results: dict[str, Any]) -> list[str]:
-    """The end of a page: the share of updates excluded from each run, and the hand-written ``notes``."""
+    """The end of a page: the runs that excluded updates, with their shares, and the hand-written ``notes``."""
     text, runs = [], list(shares(results))
     if runs:
         text += ["", "## Excluded client updates", ""]
-        wrong = [one for one in runs if one[1]] if len(runs) > FEW else runs
-        if len(runs) > FEW:
-            text += [f"Of {len(runs)} runs, {len(wrong) or 'none'} excluded an update.", ""]
+        wrong = [one for one in runs if one[1]]
+        text += [f"Of {len(runs)} runs in which they were counted, {len(wrong) or 'none'} excluded an update."]
         if wrong:
-            text += [table(["run", "updates excluded"], [[name, f"{share:.1%}"] for name, share in wrong])]
+            text += ["", table(["run", "updates excluded"], [[name, f"{share:.2%}"] for name, share in wrong])]
     written = [f"- {note}" for note in results.get("notes", [])]
     return text + (["", "## What holds and what does not", "", *written] if written else [])
 
