@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
 
-from fedloom import Federation, FedLoomError, Index, run
+from fedloom import Federation, FedLoomError, Index
 from fedloom.config import resolve
 from fedloom.config.build import DATA
 from fedloom.config.federated import build_federation
@@ -392,44 +391,3 @@ def test_clients_whose_numbers_are_floats_in_one_table_are_the_same_clients() ->
     made = federate(train, client="who", label="y", test=test, held_out="natural")
     assert made.names == ("1", "2", "3")
     assert made.held_out.index.sizes.tolist() == [0, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("y", "used", "highest"), [(Y + 1, 3, 3), (1000 * Y + 1000, 3, 3000), (Y + 4 * (Y == 2), 3, 6)]
-)
-def test_class_numbers_with_gaps_are_kept_and_warned_of(y: np.ndarray, used: int, highest: int) -> None:
-    with pytest.warns(UserWarning, match=f"of 0 to {highest} only {used} have samples.* for all {highest + 1}"):
-        made = federate((X, y), "iid", 4)
-    assert made.train.arrays.classes == highest + 1
-    np.testing.assert_array_equal(made.train.arrays.y, y)
-
-
-def test_channels_last_in_floats_are_warned_of() -> None:
-    with pytest.warns(UserWarning, match=r"shape \[8, 8, 3\], which look like images with their channels last"):
-        federate((np.zeros((60, 8, 8, 3)), Y), "iid", 4)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        federate((np.zeros((60, 3, 8, 8)), Y), "iid", 4)
-        federate((np.zeros((60, 8, 50, 1)), Y), "iid", 4)  # eight channels of a series
-        federate((np.zeros((60, 8, 8, 3), dtype=np.uint8), Y), "iid", 4)
-
-
-def test_a_class_without_samples_is_no_gap() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        federate((X, np.where(Y == 1, 3, Y)), "iid", 4)
-        federate((X, np.array(["b", "c", "d"])[Y]), "iid", 4)
-
-
-@pytest.mark.parametrize(
-    ("y", "advice"),
-    [
-        (Y.astype(float), r"\[squared_error\]; or give class numbers as integers\."),
-        (np.eye(3)[Y], r"\[binary_cross_entropy\]; or give class numbers, the argmax of each row\."),
-        (Y + 0.5, r"\[squared_error\]\."),
-        (np.eye(3)[Y] + np.eye(3)[0] * (Y[:, None] > 0), r"\[binary_cross_entropy\]\."),
-    ],
-)
-def test_floats_that_may_be_classes_are_refused_with_both_ways_out(y: np.ndarray, advice: str) -> None:
-    with pytest.raises(FedLoomError, match=advice):
-        run("fedavg", federate((X, y), "iid", 4), "logistic", rounds=1)
