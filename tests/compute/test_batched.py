@@ -36,7 +36,7 @@ BOTH = {
 }
 LOCALS = {
     "plain": Local(epochs=2, batch_size=4, lr=0.1, lr_decay=0.9),
-    "decay": Local(steps=3, batch_size=6, lr=0.1, weight_decay=0.05),
+    "decay": Local(steps=3, batch_size=6, lr=0.1, weight_decay=0.05, stragglers=0.4),
     "momentum": Local(epochs=2, batch_size=0, lr=0.1, momentum=0.8),
     "clipped": Local(epochs=1, batch_size=4, lr=0.1, clip=0.5, weight_decay=0.05),
 }

@@ -30,6 +30,7 @@ from fedloom.experiment.rundir import RunDirectory
         (["method.uplink=[clip_noise]", "method.mixing=krum"], "mixing 'krum' needs every client's own upload"),
         (["local.dp_clip=1.0", "evaluation.what=[received]"], "the losses of their training samples, which no noise"),
         (["drop_rate=0.1"], "drop_rate is for simulations"),
+        (["local.stragglers=0.5"], "local.stragglers is for simulations"),
         (["model=exit_cnn", "model.channels=[4,8]"], "needs an exit between its 2 convolutions"),
         (["deploy.inputs=[3]"], "inputs and classes belong together"),
         (["deploy.quorum=9"], "quorum cannot exceed nodes"),

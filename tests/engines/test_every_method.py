@@ -22,7 +22,7 @@ from fedloom.parts.personal import PrivateBody, PrivateHead
 from fedloom.parts.server import SGD, Adam
 from fedloom.parts.uplink import QSGD, ClipNoise, RandomK, SecureSum, SignCompression, TopK
 
-SERVED = Local(epochs=2, batch_size=4, lr=0.2, lr_decay=0.9, weight_decay=0.01, clip=0.9)
+SERVED = Local(epochs=2, batch_size=4, lr=0.2, lr_decay=0.9, weight_decay=0.01, clip=0.9, stragglers=0.3)
 PLAIN = Local(epochs=2, batch_size=4, lr=0.1, lr_decay=0.9)
 EVERYTHING = Evaluation(what=("global", "clients", "average", "train"))
 

@@ -224,7 +224,7 @@ class _Block:
     def paired(self) -> Iterator[Result] | None:
         """The results of a paired method's rounds; None if they have to be run in lockstep."""
         plan, net, memory = self.plan, *self.compute.pairs
-        batches = [plan.local.batches(plan.data.index[c], plan.seed, self.down.round, c) for c in self.clients]
+        batches = [plan.batches(self.down.round, client) for client in self.clients]
         schedule = BatchSchedule.of(batches).to(plan.data.arrays.x.device)
         jobs = [self.jobs[number] for number in schedule.order]
         draws = self._draws([job.client for job in jobs])
@@ -246,7 +246,7 @@ class _Block:
     def lockstep(self) -> Iterator[Result]:
         """The results of arbitrary local work, in lockstep."""
         plan, down = self.plan, self.down
-        steps = [plan.local.steps_for(len(plan.data.index[client])) for client in self.clients]
+        steps = [plan.steps(down.round, client) for client in self.clients]
         order = sorted(range(len(steps)), key=lambda number: -steps[number])
         work = []
         for row, number in enumerate(order):
@@ -259,7 +259,7 @@ class _Block:
     def _train(self) -> tuple[TrainedCohort, list[dict[str, Context]]] | None:
         """Train all clients; None if their corrections differ in a coefficient."""
         plan, down = self.plan, self.down
-        batches = [plan.local.batches(plan.data.index[c], plan.seed, down.round, c) for c in self.clients]
+        batches = [plan.batches(down.round, client) for client in self.clients]
         schedule = BatchSchedule.of(batches).to(plan.data.arrays.x.device)
         hooked = any(plan.method.hooks[hook] for hook in ("begin", "grad", "end", "send"))
         try:

@@ -221,10 +221,8 @@ class ClientWork:
     def run(self, at: Vectors) -> LocalWork:
         """Train the received model in the given memory; the generator returns the client's result."""
         plan, down, client = self.plan, self.down, self.client
-        rows = plan.data.index[client]
-        seed = plan.facts.private_seed if plan.local.poisson else plan.seed  # who knows the samples, knows too much
-        batches = plan.local.batches(rows, seed, down.round, client)
-        supports = plan.local.batches(rows, plan.seed, down.round, client, "support") if plan.is_meta else []
+        batches = plan.batches(down.round, client)
+        supports = plan.batches(down.round, client, "support") if plan.is_meta else []
         load(plan, down, client, self.state, at)
         seen = self.begin(len(batches))
         trained = TrainState.of(plan, at.theta)

@@ -112,7 +112,8 @@ class Cohort:
         """The record of the round as known before local work."""
         plan, t = self.plan, self.server.round
         samples = plan.population.sizes[members]
-        steps = np.array([plan.effective_steps(plan.local.steps_for(int(n))) for n in samples])
+        taken = (plan.local.steps_of(int(n), plan.seed, t, int(c)) for c, n in zip(members, samples, strict=True))
+        steps = np.array([plan.effective_steps(steps) for steps in taken])
         return RoundInfo(
             t, plan.local.rate(t), members, samples, steps, plan.facts, self.server.theta, server_data=server_data,
             invited=self.report.cohort.tolist(), usual_steps=plan.usual_steps, normalised=plan.method.drift.normalises,

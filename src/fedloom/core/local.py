@@ -45,6 +45,9 @@ class Local:
             see docs/trust.md); None trains without it.
         dp_noise: z ≥ 0: a batch's sum of clipped gradients gets noise of standard deviation zC.
         dp_delta: δ of the reported ε.
+        stragglers: s in [0, 1], system heterogeneity: in every round each client is, with this probability, a straggler
+            that stops after a number of its steps drawn uniformly from 1 to all of them, and sends what it has (Li et
+            al., MLSys 2020 (FedProx), §5.2, where whole epochs are drawn).
         poisson: every step takes each sample independently with probability B/n_i, instead of walking through shuffled
             epochs; needs ``steps`` and ``dp_clip``.
 
@@ -73,6 +76,7 @@ class Local:
     dp_noise: float = 0.0
     dp_delta: float = 1e-5
     poisson: bool = False
+    stragglers: float = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self, "local.")
@@ -96,6 +100,7 @@ class Local:
             "dp_noise is a multiple of dp_clip, which must be finite": not self.dp_noise
             or (self.dp_clip or float("inf")) < float("inf"),
             "dp_delta must lie in (0, 1)": 0 < self.dp_delta < 1,
+            "stragglers must lie in [0, 1]": 0 <= self.stragglers <= 1,
             "poisson needs dp_clip, which may be inf": not self.poisson or self.dp_clip is not None,
             "poisson needs steps, since an epoch's number of batches depends on n_i": not self.poisson
             or self.steps is not None,
@@ -125,10 +130,22 @@ class Local:
         return steps + beta * heavy if self.nesterov else heavy
 
     def steps_for(self, samples: int) -> int:
-        """Number of local steps of a client with n_i samples."""
+        """Number of local steps of a client with n_i samples that is no straggler."""
         if not samples:
             return 0
         return self.steps or self.epochs * ceil(samples / (self.batch_size or samples))
+
+    def steps_of(self, samples: int, seed: int, round: int, client: int) -> int:
+        """Number of local steps of a client in a round: a function of (seed, round, client) and its number of samples.
+
+        >>> [Local(steps=10, stragglers=0.5).steps_of(8, 0, 0, client) for client in range(8)]
+        [8, 10, 5, 8, 10, 10, 10, 5]
+        """
+        steps = self.steps_for(samples)
+        if not self.stragglers:
+            return steps
+        draw = rng.stream(seed, "stragglers", round, client)
+        return int(draw.integers(min(steps, 1), steps, endpoint=True)) if draw.random() < self.stragglers else steps
 
     def expected_batch(self, samples: int) -> int:
         """Expected size of a Poisson-sampled mini-batch of a client with n_i samples."""

@@ -292,6 +292,16 @@ class ClientPlan:
             )
         return self.make().to(self.layout.dtype)
 
+    def steps(self, round: int, client: int) -> int:
+        """Number of local steps of a client in a round."""
+        return self.local.steps_of(len(self.data.index[client]), self.seed, round, client)
+
+    def batches(self, round: int, client: int, purpose: str = "batches") -> list[np.ndarray]:
+        """The rows of each mini-batch of a client in a round, in order; ``purpose`` is ``batches`` or ``support``."""
+        hidden = self.local.poisson and purpose == "batches"  # who knows the samples, knows too much
+        seed = self.facts.private_seed if hidden else self.seed
+        return self.local.batches(self.data.index[client], seed, round, client, purpose)[: self.steps(round, client)]
+
     def draws(self, round: int, client: int, steps: int) -> np.ndarray:
         """Uniform random numbers of a client's local steps, one per layer, [steps, L]; [steps, 0] if none are drawn."""
         if not self.method.personal.random:

@@ -163,6 +163,8 @@ class Recipe:
         for key in ("drop_rate", "unseen"):
             if values[key]:
                 raise ConfigError(f"{key} is for simulations; in a deployment, set it to 0.")
+        if values["local"].get("stragglers"):
+            raise ConfigError("local.stragglers is for simulations; in a deployment, set it to 0.")
 
     def experiment(self, roster: Roster) -> Experiment:
         """The experiment over the nodes of a roster, of which the server knows the numbers of samples."""

@@ -110,7 +110,7 @@ def _local(local: Local) -> dict[str, Any]:
     unused = ("optimiser", *ADAM) if local.optimiser == "sgd" else ()
     unused = (*unused, "precision") if local.precision == "full" else unused
     unused = (*unused, "dp_clip", "dp_noise", "dp_delta") if local.dp_clip is None else unused
-    unused = unused if local.poisson else (*unused, "poisson")
+    unused = (*unused, *(name for name in ("poisson", "stragglers") if not getattr(local, name)))
     return {name: value for name, value in asdict(local).items() if name not in unused}
 
 

@@ -79,6 +79,8 @@ class ExpertEnsemble:
                 raise ConfigError("online learning computes in the precision of dtype; choose local.precision=full.")
             if expert.local.dp_clip is not None:
                 raise ConfigError("online learning does not keep single samples private; leave local.dp_clip out.")
+            if expert.local.stragglers:
+                raise ConfigError("online learning has one learner, and no stragglers; leave local.stragglers out.")
         if self.support < 0:
             raise ConfigError(f"support must be at least 0, not {self.support}.")
 
