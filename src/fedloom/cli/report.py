@@ -57,11 +57,11 @@ def watch(given: Sequence[Path], out: Path) -> None:
 
     before: dict[Path, int] = {}
     while True:
-        unbegun = [path for path in given if (path / PLAN).is_file() and not any(path.rglob("metrics.jsonl"))]
+        sweeps = [path for path in given if (path / PLAN).is_file()]
+        unbegun = [path for path in sweeps if not any(path.rglob("metrics.jsonl"))]
         found = [path for path in run_directories(path for path in given if path not in unbegun) if path.is_dir()]
-        plans = [path for path in given if (path / PLAN).is_file()]
-        planned = [path / name for path in plans for name in yaml.load(path / PLAN)]
-        if found and not any(map(Lock.may_be_held, plans)):  # what was not begun failed before it had a directory
+        planned = [path / name for path in sweeps for name in yaml.load(path / PLAN)]
+        if found and not any(map(Lock.may_be_held, sweeps)):  # what was not begun failed before it had a directory
             planned = [path for path in planned if RunDirectory(path).begun]
         if all(RunDirectory(path).status is not Status.UNFINISHED for path in (*found, *planned)):
             return
