@@ -315,7 +315,7 @@ def test_run_directories(command: str, cli: Cli, tmp_path: Path, finished: Path)
     if command == "resume":  # a report leaves out what it cannot read
         assert min(ended[name] for name in ("mixing.parquet", "clients.parquet")) >= 4
         assert ended["metrics.jsonl"] >= 30
-        assert ended["config.yaml"] >= 14
+        assert ended["config.yaml"] >= 9  # of 17; what is spoilt depends on the versions in it
     assert list(tmp_path.iterdir()) == []
 
 
