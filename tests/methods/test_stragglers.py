@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -108,6 +109,18 @@ def test_their_batches_are_the_first_of_those_that_they_would_have_had() -> None
         few, everything = (plan.batches(7, client) for plan in (slow, fast))
         steps = slow.local.steps_of(len(slow.data.index[client]), 3, 7, client)
         assert [one.tolist() for one in few] == [one.tolist() for one in everything][:steps]
+
+
+def test_batches_that_nobody_may_know_come_from_the_private_seed() -> None:
+    """Poisson sampling is private only if the server cannot draw it again; the number of steps is no secret."""
+    local = Local(steps=6, batch_size=3, dp_clip=1.0, poisson=True, stragglers=0.5)
+    plan = ClientPlan.of(tanh_net().double(), make("fedavg"), classes().train, local, seed=3)
+    hidden = replace(plan, noise_seed=99)
+    drawn = [[batch.tolist() for batch in one.batches(0, 1)] for one in (plan, hidden)]
+    assert drawn[0] != drawn[1]
+    assert len(drawn[0]) == len(drawn[1]) == plan.steps(0, 1)
+    supports = [[batch.tolist() for batch in one.batches(0, 1, "support")] for one in (plan, hidden)]
+    assert supports[0] == supports[1]
 
 
 def test_without_them_nothing_changes() -> None:

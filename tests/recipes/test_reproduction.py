@@ -197,3 +197,16 @@ def test_the_page_counts_every_claim_once_and_links_to_its_section(
     *_, total = (line for line in page.splitlines() if line.startswith("| **all** |"))
     rows = [line for line in page.splitlines() if line.count(" | ") == 9 and line.endswith(" |")]
     assert int(total.split(" | ")[1]) == len(rows) - len(headings[:-1]) * 2
+
+
+def test_a_page_names_the_runs_that_excluded_updates_alone(reproduction: ModuleType) -> None:
+    notes = sys.modules["reporting"].notes
+    runs = {"a": {"0": {"left_out": 0.0}, "1": {"left_out": 0.0004}}, "b": {"0": {"accuracy": 1.0}}}
+    page = "\n".join(notes({"runs": runs, "notes": ["Here."]}))
+    assert "Of 2 runs in which they were counted, 1 excluded an update." in page
+    assert "| a, 1 | 0.04% |" in page
+    assert page.count("| a") == 1
+    assert page.endswith("## What holds and what does not\n\n- Here.")
+    del runs["a"]["1"]
+    assert "Of 1 runs in which they were counted, none excluded an update." in "\n".join(notes({"runs": runs}))
+    assert notes({"runs": {"b": runs["b"]}}) == []

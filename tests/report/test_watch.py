@@ -56,7 +56,9 @@ def test_a_planned_run_that_never_began_is_not_waited_for_once_its_sweep_is_over
     (folder / "sweep.yaml").write_text("fedavg-1: {}\nfeddyn-1: {}\n")
     hold = "import sys, pathlib; from fedloom.experiment.lock import Lock; l = Lock(pathlib.Path(sys.argv[1])); input()"
     sweep = subprocess.Popen([sys.executable, "-c", hold, str(folder)], stdin=subprocess.PIPE)
+    until = time.monotonic() + 60
     while not report.Lock.may_be_held(folder):
+        assert time.monotonic() < until, "the lock of a process is not seen"
         time.sleep(0.02)
     waits = []
 

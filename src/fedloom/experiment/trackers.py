@@ -158,8 +158,7 @@ class MLflow(Tracker):
 
     def begin(self, run: RunInfo, folder: Path, settings: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         mlflow, experiment = self.module, "fedloom"
-        self.alone = SERVER not in os.environ
-        if self.alone:
+        if SERVER not in os.environ:
             mlflow.set_tracking_uri(f"sqlite:///{folder / STORE}")
             os.environ.pop(SERVER, None)  # where MLflow puts it, for the next run to take for the user's
             if mlflow.get_experiment_by_name(experiment) is None:
@@ -188,8 +187,6 @@ class MLflow(Tracker):
         for path in files:
             self.module.log_artifact(str(path))
         self.module.end_run(self.ended.get(status, "FAILED"))
-        if self.alone:
-            self.module.set_tracking_uri(None)
 
 
 class WandB(Tracker):
