@@ -86,6 +86,18 @@ def alive(group: int) -> list[int]:
     return found
 
 
+def mapped(group: int) -> set[Path]:
+    """The files in shared memory that processes of a group have mapped; those of other programs are not theirs."""
+    found: set[Path] = set()
+    for number in alive(group):
+        try:
+            lines = Path(f"/proc/{number}/maps").read_text().splitlines()
+        except OSError:
+            continue
+        found |= {Path(line.split(maxsplit=5)[5]) for line in lines if "/dev/shm/" in line}
+    return found
+
+
 def contents(out: Path) -> dict[str, Any]:
     """The contents of a run directory, except times and all checkpoints but the last."""
     directory = RunDirectory(out)
@@ -99,7 +111,7 @@ def contents(out: Path) -> dict[str, Any]:
 def disturb(method: str, engine: str, kills: int, draw: np.random.Generator, folder: Path) -> dict[str, Any]:
     """Kill parents and workers of one run until enough have died; finished runs start again."""
     run(experiment(method, "serial"), folder / "whole", checkpoint_every=2)
-    expected, shared = contents(folder / "whole"), set(os.listdir("/dev/shm"))
+    expected, shared = contents(folder / "whole"), set[Path]()
     found = {"parents": 0, "workers": 0, "runs": 0, "orphans": 0, "failures": 0, "same": True, "left_over": 0}
     while found["parents"] + found["workers"] < kills or found["runs"] == 0:
         out = folder / f"run-{found['runs']}"
@@ -113,6 +125,7 @@ def disturb(method: str, engine: str, kills: int, draw: np.random.Generator, fol
                 time.sleep(0.002)
                 if spared or time.monotonic() < moment:
                     continue
+                shared |= mapped(parent)
                 workers = [number for number in alive(parent) if number != parent]
                 if hunted and workers:
                     os.kill(int(draw.choice(workers)), signal.SIGKILL)
@@ -131,7 +144,7 @@ def disturb(method: str, engine: str, kills: int, draw: np.random.Generator, fol
         found["runs"] += 1
         found["failures"] += len(RunDirectory(out).failures)
         found["same"] &= contents(out) == expected
-        found["left_over"] += len(list(out.rglob(".*"))) + len(set(os.listdir("/dev/shm")) - shared)
+        found["left_over"] += len(list(out.rglob(".*"))) + sum(path.exists() for path in shared)
     return found
 
 

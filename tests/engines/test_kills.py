@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import runpy
+import signal
+import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -25,3 +30,22 @@ def test_parents_and_workers_killed_at_random_moments(
     assert {k: found[k] for k in ("same", "orphans", "left_over")} == {"same": True, "orphans": 0, "left_over": 0}
     kinds = {path.name.partition("-")[0] for path in (tmp_path / "run-0" / "clients").iterdir()}
     assert kinds == {"states", "models"}, "checkpoints held states and models themselves"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="shared memory is looked up in /proc")
+def test_shared_memory_is_counted_for_the_processes_that_map_it() -> None:
+    mapped = runpy.run_path(str(BENCHMARK))["mapped"]
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as theirs, tempfile.NamedTemporaryFile(dir="/dev/shm") as other:
+        theirs.truncate(mmap.PAGESIZE)
+        child = os.fork()
+        if not child:
+            os.setpgid(0, 0)
+            memory = mmap.mmap(theirs.fileno(), mmap.PAGESIZE)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            os._exit(len(memory) and 0)
+        os.waitpid(child, os.WUNTRACED)
+        try:
+            assert mapped(child) == {Path(theirs.name)} != {Path(other.name)}
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
