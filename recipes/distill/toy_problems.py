@@ -7,6 +7,8 @@ one cannot, and six Gaussian balls in the plane for a student with two hidden ne
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -21,6 +23,7 @@ from fedloom.core.federation import Arrays
 from fedloom.data.sources import sources
 
 KAPPA, SCALE = 2.5, 15.0  # κ and c of the problem on the line
+END = 9.0  # of the line
 MINIMA = {"A": (2.0, 3.0), "B": (2.0, 7.0), "C": (5.0, 7.0)}  # intervals that a student ends with
 
 
@@ -33,8 +36,9 @@ def inside(x: Tensor, a: Tensor, b: Tensor, kappa: float) -> Tensor:
     return torch.sigmoid(kappa * (x - a)) - torch.sigmoid(kappa * (x - b))
 
 
+@cache
 def intervals(
-    kappa: float = KAPPA, scale: float = SCALE, seed: int = 0, samples: int = 1000, within: float = 9.0
+    kappa: float = KAPPA, scale: float = SCALE, seed: int = 0, samples: int = 1000, within: float = END
 ) -> Toy:
     """Points on [0, 9]: a teacher of two intervals, f = h(·; a, b) + h(·; c, d), a student of one, h(·; a, b).
 
@@ -50,6 +54,8 @@ def intervals(
         within: students start in [0, within]; below 9, on the left. By geometry the minima B and C are equally good,
             and the one that a student reaches depends on where it starts.
     """
+    if within < END:
+        return replace(intervals(kappa, scale, seed, samples), start=_sorted(2, within))
     source = sources.make("intervals", seed=seed, samples=samples)
 
     def scores(h: Tensor) -> Tensor:
@@ -74,19 +80,19 @@ def intervals(
 
     said = teacher(best, source.test.x).argmax(-1) == source.test.y
     return Toy(
-        "intervals", source.train, source.test, student, _sorted(2, within), _ordered, teacher(best, source.train.x),
+        "intervals", source.train, source.test, student, _sorted(2), _ordered, teacher(best, source.train.x),
         features(best, source.train.x), said.float().mean().item(), tuple(MINIMA), which,
     )  # fmt: skip
 
 
-def _sorted(count: int, within: float = 9.0) -> Callable[[np.random.Generator, int], Tensor]:
+def _sorted(count: int, within: float = END) -> Callable[[np.random.Generator, int], Tensor]:
     """Numbers [S, count] uniform on [0, within], in ascending order."""
     return lambda draw, starts: torch.from_numpy(np.sort(draw.uniform(0, within, (starts, count)), 1)).float()
 
 
 def _ordered(p: Tensor) -> Tensor:
     """0 ≤ a ≤ b ≤ ... ≤ 9."""
-    return torch.cummax(p.clamp(0, 9), 0).values
+    return torch.cummax(p.clamp(0, END), 0).values
 
 
 def _taught(train: Arrays, model: Student, keep: Callable[[Tensor], Tensor], p: Tensor, steps: int = 600) -> Tensor:
@@ -108,6 +114,7 @@ LEVELS = {"A": 0.7, "B": 0.8, "C": 0.9, "D": 1.0}  # accuracies at the minima of
 WIDTHS = {"student": (2, 2, 3), "teacher": (2, 8, 16, 3)}
 
 
+@cache
 def gaussians(seed: int = 0, samples: int = 1000, test_samples: int = 1000) -> Toy:
     """Six balls in the plane: a teacher of 8, 16 and 3 neurons, a student of 2 and 3; batch norm and ReLU between.
 
