@@ -128,7 +128,7 @@ def tables(results: dict[str, Any]) -> str:
                     name, ", ".join(sorted(runs)), ", ".join(str(run["rounds"]) for _, run in sorted(runs.items())),
                     f"{mean_error(accuracy.values(), digits=2)} ({fmean(spread.values()):.2f})",
                     "" if name == "FedAvg" else gained(accuracy, plain, digits=2),
-                    f"{mean_error(part.values(), digits=2)}, {count:g} clients",
+                    f"{mean_error(part.values(), digits=2)}, {count:.4g} clients",
                     f"{paper[number][0]:.2f} ({paper[number][1]:.2f})",
                 ])  # fmt: skip
         header = [
