@@ -91,3 +91,31 @@ def test_interrupted_in_the_middle_of_a_round(engine: str, tmp_path: Path) -> No
     assert len((tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()) == rounds
     resumed = run(work(model=calm, engine=engine, **settings), tmp_path / "cut", resume=True)
     assert_same_run(whole, resumed)
+
+
+class Finalised:
+    """Sends a signal from its finaliser, where Python ignores all exceptions."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_that_python_ignores_in_a_finaliser_ends_the_run_before_the_round_counts(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def act() -> None:
+        calls.append(1)
+        if len(calls) == 7:
+            Finalised()
+
+    settings = {"federation": marked(2), "cohort": None, "drop_rate": 0.0}
+    whole = run(work(model=guarded(lambda: None), **settings), tmp_path / "whole", checkpoint_every=100)
+    with pytest.raises(KeyboardInterrupt):
+        run(work(model=guarded(act), **settings), tmp_path / "cut", checkpoint_every=100)
+    assert len(calls) > 7, "the exception was not ignored"
+    rounds = len((tmp_path / "cut" / "metrics.jsonl").read_text().splitlines())
+    assert rounds < ROUNDS
+    assert [path.name for path in checkpoint.available(tmp_path / "cut" / "checkpoint")] == [f"round-{rounds:06d}"]
+    resumed = run(work(model=guarded(lambda: None), **settings), tmp_path / "cut", resume=True)
+    assert_same_run(whole, resumed)

@@ -15,8 +15,9 @@ from fedloom.experiment.rundir import Status
 class Interruptible:
     """Turns SIGINT and SIGTERM into ``KeyboardInterrupt``, and defers them while state is being changed.
 
-    Used as a context manager around a run; inside it, ``with held():`` marks sections that must not be interrupted.
-    Outside the main thread, where Python delivers no signals, it does nothing.
+    Used as a context manager around a run; inside it, ``with held():`` marks sections that must not be interrupted. The
+    exception is raised again before such a section if it was lost, as Python ignores all exceptions in finalisers and
+    callbacks of the garbage collector. Outside the main thread, where Python delivers no signals, it does nothing.
 
     Args:
         finish: called with the status and the reason if the run ends early; the exception then propagates.
@@ -43,19 +44,21 @@ class Interruptible:
             self._finish(Status.FAILED, str(error))
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._holding:
-            self._came = True
-        else:
+        self._came = True
+        if not self._holding:
             raise KeyboardInterrupt
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Defer signals until the end of the block."""
+        """Defer signals until the end of the block; a signal that came before it raises instead of entering it."""
+        self._stop_if_asked()
         self._holding = True
         try:
             yield
         finally:
             self._holding = False
+        self._stop_if_asked()
+
+    def _stop_if_asked(self) -> None:
         if self._came:
-            self._came = False
             raise KeyboardInterrupt
