@@ -123,9 +123,12 @@ def disturb(method: str, engine: str, kills: int, draw: np.random.Generator, fol
             spared = found["parents"] + found["workers"] >= kills
             while os.waitpid(parent, os.WNOHANG) == (0, 0):
                 time.sleep(0.002)
-                if spared or time.monotonic() < moment:
+                if time.monotonic() < moment:
                     continue
                 shared |= mapped(parent)
+                if spared:
+                    moment = time.monotonic() + 0.1
+                    continue
                 workers = [number for number in alive(parent) if number != parent]
                 if hunted and workers:
                     os.kill(int(draw.choice(workers)), signal.SIGKILL)

@@ -56,6 +56,7 @@ def test_reading_an_npz_of_images_takes_little_more_than_its_arrays(tmp_path: Pa
     ("name", "settings", "clients"),
     [
         ("mnist", {}, 10_000),
+        ("fashion_mnist", {}, 100),
         ("emnist_l", {}, 100),
         ("cifar10", {}, 100),
         ("shakespeare", {}, 100),
