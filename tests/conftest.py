@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from helpers.vision import declare_operators
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -15,6 +16,7 @@ settings.register_profile(
 )
 settings.load_profile("fedloom")
 torch.set_num_threads(1)
+declare_operators()
 
 
 @pytest.fixture(autouse=True, scope="module")
