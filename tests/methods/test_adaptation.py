@@ -18,6 +18,7 @@ from fedloom.experiment.federated import run
 from fedloom.methods import make
 from fedloom.models import models
 from fedloom.parts.adaptation import FineTune, Maml, Prototypes
+from fedloom.parts.adaptation.gradient import slope_at
 from fedloom.parts.objectives import CrossEntropy
 from fedloom.parts.personal import Ditto
 
@@ -161,3 +162,29 @@ def test_supports_are_other_batches_than_queries_and_repeat() -> None:
 def test_settings_outside_their_range_are_refused(make_part) -> None:
     with pytest.raises(ConfigError, match="adaptation"):
         make_part()
+
+
+@pytest.mark.parametrize("second_order", [False, True])
+def test_the_inner_gradient_is_the_same_inside_and_outside_of_a_transform(second_order: bool) -> None:
+    """The gradient at θ of L(θ - .3∇L(θ)) through an LSTM, which a transform takes apart and autograd does not."""
+    torch.manual_seed(0)
+    net = torch.nn.LSTM(3, 4, batch_first=True).double()
+    shapes = {name: value.shape for name, value in net.named_parameters()}
+    theta = torch.cat([value.detach().flatten() for value in net.parameters()])
+    x = torch.randn(5, 6, 3, dtype=torch.float64)
+
+    def loss(at: torch.Tensor) -> torch.Tensor:
+        pieces = at.split([shape.numel() for shape in shapes.values()])
+        named = {name: piece.view(shape) for piece, (name, shape) in zip(pieces, shapes.items(), strict=True)}
+        return torch.func.functional_call(net, named, (x,))[0].square().mean()
+
+    def adapted(at: torch.Tensor) -> torch.Tensor:
+        return loss(at - 0.3 * slope_at(loss, at, second_order))
+
+    leaf = theta.clone().requires_grad_()
+    (plain,) = torch.autograd.grad(adapted(leaf), leaf)
+    torch.testing.assert_close(plain, torch.func.grad(adapted)(theta), rtol=1e-10, atol=1e-12)
+    slope = slope_at(loss, leaf, second_order)
+    assert slope.requires_grad == second_order
+    with torch.no_grad():
+        torch.testing.assert_close(slope_at(loss, theta, second_order), slope.detach(), rtol=0, atol=0)

@@ -28,7 +28,7 @@ def descended(
     pieces = [support] if torch.is_grad_enabled() else list(cut(support))
 
     def gradient(at: Tensor, piece: Batch) -> Tensor:
-        return torch.func.grad(lambda theta: loss(forward(theta, piece.x), piece))(at)
+        return slope_at(lambda theta: loss(forward(theta, piece.x), piece), at, second_order)
 
     for _ in range(steps):
         if len(pieces) == 1:
@@ -36,10 +36,25 @@ def descended(
         else:
             shares = [len(piece.x) / len(support.x) * gradient(theta, piece) for piece in pieces]
             slope = torch.stack(shares).sum(0)
-        slope = slope if second_order else slope.detach()
         # one pass over the model, forwards and backwards; a rate for each of several experts takes two
         theta = theta - lr * slope if isinstance(lr, Tensor) else torch.add(theta, slope, alpha=-lr)
     return theta
+
+
+def slope_at(value: Callable[[Tensor], Tensor], theta: Tensor, second_order: bool) -> Tensor:
+    """The gradient [P] of a function at θ; with second order differentiable in θ, where gradients are recorded.
+
+    Plain autograd where no transform of ``torch.func`` is active, as one model is trained or adapted: a transform
+    records every operation a second time, and takes fused LSTMs apart.
+    """
+    if torch._C._functorch.maybe_current_level() is not None:  # pyright: ignore[reportAttributeAccessIssue]
+        slope = torch.func.grad(value)(theta)
+        return slope if second_order else slope.detach()
+    again = second_order and theta.requires_grad and torch.is_grad_enabled()
+    with torch.enable_grad():
+        at = theta if again else theta.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(value(at), at, create_graph=again, materialize_grads=True)
+    return slope
 
 
 def cut(batch: Batch) -> Iterator[Batch]:
