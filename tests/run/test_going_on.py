@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.runs import experiment
+from helpers.runs import assert_same_state, experiment
 
+from fedloom import methods
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.federated import run
@@ -37,6 +38,18 @@ def test_a_checkpoint_is_named_by_any_path(
     given = kind(place if relative else place.resolve())
     run(experiment(rounds=3), "whole", resume=given, checkpoint_every=1, keep=3, callbacks=[Watch()])
     assert begun == [1]
+
+
+@pytest.mark.parametrize("name", methods.methods.names())
+def test_more_rounds_later_are_as_many_at_once_or_refused(name: str, tmp_path: Path) -> None:
+    """A method whose rounds depend on how many there are, like one with a schedule, cannot be given more of them."""
+    run(experiment(name, rounds=2), tmp_path / "run")
+    if experiment(name).method.needs("rounds"):
+        with pytest.raises(CheckpointError, match="rounds: 2 → 4"):
+            run(experiment(name, rounds=4), tmp_path / "run", resume=True)
+    else:
+        longer = run(experiment(name, rounds=4), tmp_path / "run", resume=True)
+        assert_same_state(longer.snapshot, run(experiment(name, rounds=4)).snapshot)
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -42,10 +42,19 @@ def test_each_method_runs_and_its_set_is_data_for_another_run(cli: Cli, tmp_path
 
 
 @pytest.mark.slow
-def test_by_default_fedevg_imitates_digits_and_goes_on(cli: Cli, tmp_path: Path) -> None:
+def test_by_default_fedevg_imitates_digits(cli: Cli, tmp_path: Path) -> None:
+    """Its step sizes follow the number of rounds, so that it cannot be given more of them."""
     assert cli("synthesize", "-q", "rounds=1", "out=made", "method.per_class=6", *SMALL).code == 0
     said = json.loads((tmp_path / "made" / "synthetic.json").read_text())["provenance"]
     assert (said["method"], said["data"], said["rounds"]) == ("fedevg", {"name": "digits"}, 1)
+    code, _, err = cli("synthesize", "-q", "resume=made", "rounds=2")
+    assert code == 2
+    assert "rounds: 1 → 2" in err
+
+
+@pytest.mark.slow
+def test_a_generator_goes_on(cli: Cli, tmp_path: Path) -> None:
+    assert cli("synthesize", "-q", "method=fedcvae", "model.width=8", "rounds=1", "out=made", *SMALL).code == 0
     code, _, err = cli("synthesize", "-q", "resume=made", "rounds=2")
     assert (code, err) == (0, "")
     said = json.loads((tmp_path / "made" / "synthetic.json").read_text())["provenance"]

@@ -27,6 +27,7 @@ class Needs:
         full_participation: every client in every round.
         shared: at least one shared parameter.
         rounds: the number T of rounds, which then cannot grow when a run is continued.
+        last_round: the last round, in which it acts; a run then cannot end early.
         sgd: local steps of SGD, with or without momentum, because the part infers gradients from displacements.
     """
 
@@ -47,4 +48,5 @@ class Needs:
     full_participation: bool = False
     shared: bool = False
     rounds: bool = False
+    last_round: bool = False
     sgd: bool = False

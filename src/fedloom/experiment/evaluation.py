@@ -202,10 +202,10 @@ def check_evaluation(method: Method, evaluation: Evaluation) -> None:
             "the generated samples)."
         )
     stops = "stop_at_target" if evaluation.stop_at_target else "patience" if evaluation.patience else ""
-    if stops and method.needs("rounds"):
+    if stops and method.needs("last_round"):
         raise ConfigError(
-            f"{method.who_needs('rounds')} acts in the last round, which a run that ends early never reaches; leave "
-            f"evaluation.{stops} out."
+            f"{method.who_needs('last_round')} acts in the last round, which a run that ends early never reaches; "
+            f"leave evaluation.{stops} out."
         )
 
 

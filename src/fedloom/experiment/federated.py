@@ -331,8 +331,8 @@ class FederatedTask(TrainerTask):
         if self.examples is not None:
             about["example_privacy"] = {"neighbours": self.examples.neighbours, **asdict(self.examples)}
         said = warnings(self.history, self.failures)
-        if status is Status.STOPPED and (method := self.experiment.method).needs("rounds"):
-            said.append(f"{method.who_needs('rounds')} acts in the last round, which the run did not reach.")
+        if status is Status.STOPPED and (method := self.experiment.method).needs("last_round"):
+            said.append(f"{method.who_needs('last_round')} acts in the last round, which the run did not reach.")
         return about | {"warnings": said}
 
     def prepare(self, directory: RunDirectory) -> None:

@@ -125,7 +125,8 @@ class SelfSupervised(Mixing):
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Unlabelled target inputs and all updates at once; without feedback, also the number of rounds."""
-        return Needs(target=True, views=True, updates=True, shared=True, rounds=not self.feed_back)
+        last = not self.feed_back
+        return Needs(target=True, views=True, updates=True, shared=True, rounds=last, last_round=last)
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         if facts.rounds and self.start >= facts.rounds:

@@ -100,7 +100,7 @@ class Energy(Term):
     clip_gradient: float | None = 3.0
     labelled: str = "chain"
 
-    needs = Needs(model=True)
+    needs = Needs(model=True, rounds=True)
     targets = CLASSES
     uploads = {"pull": Reduce.MIX, "weight": Reduce.MIX}  # noqa: RUF012
     downloads = ("x", "y")
