@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from io import StringIO
@@ -138,13 +139,15 @@ def test_partition_of_many_clients(cli: Cli, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_report(cli: Cli, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.filterwarnings("default:.*is left out")
+def test_report(cli: Cli):
     for method in ("fedavg", "feddyn"):
         cli("run", "-q", f"method={method}", "clients=5", "rounds=1", f"out=runs/{method}")
     assert cli("report", "runs/fedavg").out == "compared 1 run: runs/fedavg/report.html\n"
     assert cli("report", "runs/fedavg", "runs/nix").code == 2
-    page = lambda directories, out, files: out / f"{len(directories)}.html"  # noqa: E731
-    monkeypatch.setattr("fedloom.experiment.report.build", page)
-    assert cli("report", "runs").out == "compared 2 runs: runs/2.html\n"
-    assert cli("report", "runs", "runs/fedavg", "--out", "page").out == "compared 2 runs: page/2.html\n"
-    assert cli("report", "runs/fedavg", "runs/feddyn").out == "compared 2 runs: report/2.html\n"
+    assert cli("report", "runs").out == "compared 2 runs: runs/report.html\n"
+    assert cli("report", "runs", "runs/fedavg", "--out", "page").out == "compared 2 runs: page/report.html\n"
+    shutil.copytree("runs/fedavg", "copy")
+    code, out, err = cli("report", "runs/fedavg", "runs/feddyn", "copy")
+    assert (code, out) == (0, "compared 2 runs: report/report.html\n")
+    assert "copy has the settings and the seed of" in err

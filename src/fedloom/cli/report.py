@@ -32,8 +32,7 @@ SECONDS = 3.0
 
 def command(arguments: argparse.Namespace) -> int:
     """Write the page and print its path; with ``--watch``, rewrite it until all runs have ended."""
-    from fedloom.experiment.report import build  # pandas and jinja2 are slow to import
-    from fedloom.experiment.report.groups import run_directories
+    from fedloom.experiment.report import groups, write  # pandas and jinja2 are slow to import
 
     show_warnings(make_console(sys.stderr))
     if not arguments.words:
@@ -43,9 +42,10 @@ def command(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out) if arguments.out else (given[0] if len(given) == 1 else Path("report"))
     if arguments.watch:
         watch(given, out)
-    directories = list(dict.fromkeys(run_directories(given)))
-    page = build(directories, out, files=("pdf", "svg") if arguments.figures else ())
-    runs = "1 run" if len(directories) == 1 else f"{len(directories)} runs"
+    compared = groups.read(given)
+    page = write(compared, out, files=("pdf", "svg") if arguments.figures else ())
+    count = len(groups.all_runs(compared))
+    runs = "1 run" if count == 1 else f"{count} runs"
     print_raw(console, f"compared {runs}: {relpath(page)}")
     return 0
 

@@ -5,6 +5,6 @@ Nothing is recomputed. Change ``rundata`` for what is read, ``groups`` for how r
 for its appearance.
 """
 
-from fedloom.experiment.report.page import build
+from fedloom.experiment.report.page import build, write
 
-__all__ = ["build"]
+__all__ = ["build", "write"]

@@ -133,7 +133,14 @@ def build(
         FedLoomError: if a directory is not a run directory (the message names the missing file), or ``out`` cannot be
             written.
     """
-    groups, out = read(run_dirs), Path(out)
+    return write(read(run_dirs), out, title, files, reload)
+
+
+def write(
+    groups: Sequence[RunGroup], out: Path | str, title: str = "", files: Sequence[str] = (), reload: float = 0
+) -> Path:
+    """``build`` for runs that have been read."""
+    out = Path(out)
     if out.is_file():
         raise FedLoomError(f"the report cannot be written to {out}, which is a file; give a folder for report.html.")
     sections = _sections(groups)
