@@ -13,7 +13,7 @@ from helpers.commands import Cli
 from safetensors.torch import load_file
 
 import fedloom as fl
-from fedloom.cli.target import described
+from fedloom.cli.target import compared, described, measure
 from fedloom.tasks.target.label_shift import LabelShiftCheck, TargetPrior
 from fedloom.tasks.target.model import TargetFacts, TargetModel
 
@@ -119,6 +119,20 @@ def test_models_for_targets(cli: Cli) -> None:
     assert code == 0
     assert "weights of the clients' models: client " in out
     assert cli("list", "target_fit").out.startswith("method=target_fit")
+
+
+def test_the_loss_on_a_class_that_a_target_does_not_have_is_infinite(
+    cli: Cli, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The head gives such a class a logit of -1e30, and the loss would be told as 1e29."""
+    assert cli("run", "-q", "method=fedavg", "out=done", "clients=5", "model.hidden=[8]", "rounds=2").code == 0
+    run = fl.load("done")
+    head = fl.target.ClassModels(run).head(torch.tensor([0.0, *[1 / 9] * 9], dtype=torch.float64))
+    x, y = run.federation.test.x, run.federation.test.y
+    found = [measure(head, x, y), measure(head, x[y > 0], y[y > 0]), measure(run.server, x, y)]
+    assert [one["loss"] is None for one in found] == [True, False, False]
+    compared({"this model": found[0]})
+    assert "loss infinite, as some inputs are of a class with an estimated share of 0, acc" in capsys.readouterr().err
 
 
 def test_a_target_of_a_table_is_told_in_its_own_names(cli: Cli) -> None:

@@ -18,7 +18,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.experiment.console import relpath
 from fedloom.experiment.deployed import DeployedModel
 from fedloom.tasks.target.calibration import CCVR
-from fedloom.tasks.target.model import ClassModels, TargetModel
+from fedloom.tasks.target.model import ABSENT, ClassModels, TargetModel
 
 FEW = 20
 """Number of inputs below which intervals over draws of the inputs are too narrow."""
@@ -53,7 +53,7 @@ def command(arguments: argparse.Namespace) -> int:
         facts = plain(found)  # before anything is written
         written = found.model.export(out) if method.makes_model else None
         models = named(run.server, found.model) if written else {"server's model": run.server}
-        measured = {name: model.evaluate(arrays["x"], arrays["y"]) for name, model in models.items() if "y" in arrays}
+        measured = {name: measure(model, arrays["x"], arrays["y"]) for name, model in models.items() if "y" in arrays}
         told.append({"data": str(file), "inputs": len(arrays["x"]), "model": written and str(written)})
         told[-1] |= {"classes": list(classes)} if classes else {}
         told[-1] |= facts | {"measured": measured, "privacy": known.privacy and asdict(known.privacy)}
@@ -93,7 +93,7 @@ def calibrated(method: CCVR, path: Path, given: str | None) -> int:
         print(f"privacy: {privacy}")
     print(f"model: {relpath(model.export(out))}")
     if len(test):
-        compared({name: one.evaluate(test.x, test.y) for name, one in named(run.server, model).items()})
+        compared({name: measure(one, test.x, test.y) for name, one in named(run.server, model).items()})
     return 0
 
 
@@ -102,10 +102,20 @@ def named(server: DeployedModel, model: DeployedModel) -> dict[str, DeployedMode
     return {"server's model": server, "this model": model}
 
 
-def compared(measured: Mapping[str, Mapping[str, float]]) -> None:
+def measure(model: DeployedModel, x: Any, y: Any) -> dict[str, float | None]:
+    """The metrics of a model on labelled inputs; None for the infinite loss on a class that it gives share 0.
+
+    The logit of such a class is finite, -1e30, so that the mean loss is about 1e30 divided by the number of inputs.
+    """
+    return {name: value if value < -1e-10 * ABSENT else None for name, value in model.evaluate(x, y).items()}
+
+
+def compared(measured: Mapping[str, Mapping[str, float | None]]) -> None:
     """Print the metrics of models on labelled inputs, on standard error."""
+    never = "infinite, as some inputs are of a class with an estimated share of 0"
     for name, numbers in measured.items():
-        print(f"{name}: {', '.join(f'{k} {v:.4g}' for k, v in numbers.items())}", file=sys.stderr)
+        told = (f"{key} {never if value is None else f'{value:.4g}'}" for key, value in numbers.items())
+        print(f"{name}: {', '.join(told)}", file=sys.stderr)
 
 
 def described(found: TargetModel, inputs: int, names: Sequence[str] = (), classes: Sequence[str] = ()) -> str:
