@@ -15,7 +15,7 @@ from fedloom.cli.help import COMMANDS, HELP
 
 ROOT = Path(__file__).parents[2]
 TRAINS = ("run", "online", "distill", "synthesize", "search")
-ELSEWHERE = re.compile("is not here|are not here|no file|is not installed|cannot be imported")
+ELSEWHERE = re.compile("is not here|are not here|no file|no folder|is not installed|cannot be imported")
 """What is said of data sets and packages that this machine need not have."""
 
 

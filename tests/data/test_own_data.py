@@ -16,7 +16,6 @@ from torch.utils.data import Dataset, TensorDataset
 from fedloom import Federation, FedLoomError, Index
 from fedloom.config import resolve
 from fedloom.config.build import DATA
-from fedloom.config.federated import build_federation
 from fedloom.data import as_source, federate
 
 RNG = np.random.default_rng(0)
@@ -335,23 +334,6 @@ def test_a_folder_of_arrays_is_mapped_and_not_read(tmp_path: Path) -> None:
     (tmp_path / "y_train.npy").unlink()
     with pytest.raises(FedLoomError, match=r"lacks y_train\.npy"):
         federate(f"npz:{tmp_path}")
-
-
-def test_a_folder_of_images_is_decoded_once(tmp_path: Path) -> None:
-    pixels = RNG.integers(0, 256, (6, 10, 10, 3)).astype(np.uint8)
-    for row, (part, kind) in enumerate((p, k) for p in ("train", "test") for k in ("cat", "dog", "fox")):
-        home = tmp_path / part / kind
-        home.mkdir(parents=True)
-        Image.fromarray(pixels[row]).save(home / "0.png")
-    config = resolve([f"data=folder:{tmp_path}", "data.size=10", "partition=iid", "clients=3"])
-    federation = build_federation(config)
-    assert federation.train.arrays.names == ("cat", "dog", "fox")
-    np.testing.assert_allclose(federation.test.x.numpy(), pixels[3:].transpose(0, 3, 1, 2) / 255, rtol=1e-6)
-    made = sorted(tmp_path.glob("*/fedloom-*.npy"))
-    before = [path.stat().st_mtime_ns for path in made]
-    build_federation(config)
-    assert [path.stat().st_mtime_ns for path in made] == before
-    assert len(made) == 2
 
 
 def test_hub_data_through_flwr_datasets(tmp_path: Path, monkeypatch) -> None:

@@ -38,9 +38,10 @@ _ADAM = {"steps": 15, "batch_size": 32, "lr": 1e-3, "optimiser": "adam", "weight
 
 
 def has_clients(data: Mapping[str, Any]) -> bool:
-    """Whether data name the client of each sample: in the column that ``client`` names, or as ``client_train``."""
+    """Whether data name each sample's client: in the column ``client``, as ``client_train``, or by its folder."""
     path = data.get("path") if data.get("name") == "npz" else None
-    return data.get("client") is not None or (isinstance(path, str) and names_clients(Path(path).expanduser()))
+    named = data.get("client") is not None or data.get("by_client") is True
+    return named or (isinstance(path, str) and names_clients(Path(path).expanduser()))
 
 
 RUN = CommandSchema(

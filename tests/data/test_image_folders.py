@@ -1,0 +1,61 @@
+"""Images in folders by class, and by client and class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedloom import FedLoomError
+from fedloom.config import resolve
+from fedloom.config.federated import build_federation
+
+RNG = np.random.default_rng(0)
+
+
+def test_a_folder_of_images_is_decoded_once(tmp_path: Path) -> None:
+    pixels = RNG.integers(0, 256, (6, 10, 10, 3)).astype(np.uint8)
+    for row, (part, kind) in enumerate((p, k) for p in ("train", "test") for k in ("cat", "dog", "fox")):
+        home = tmp_path / part / kind
+        home.mkdir(parents=True)
+        Image.fromarray(pixels[row]).save(home / "0.png")
+    config = resolve([f"data=folder:{tmp_path}", "data.size=10", "partition=iid", "clients=3"])
+    federation = build_federation(config)
+    assert federation.train.arrays.names == ("cat", "dog", "fox")
+    np.testing.assert_allclose(federation.test.x.numpy(), pixels[3:].transpose(0, 3, 1, 2) / 255, rtol=1e-6)
+    made = sorted(tmp_path.glob("*/fedloom-*.npy"))
+    before = [path.stat().st_mtime_ns for path in made]
+    build_federation(config)
+    assert [path.stat().st_mtime_ns for path in made] == before
+    assert len(made) == 2
+
+
+def drawn(place: Path, value: int) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((8, 8, 3), value, np.uint8)).save(place)
+
+
+def test_folders_of_clients_hold_those_of_their_classes(tmp_path: Path) -> None:
+    """Clients may lack classes; which images are whose is told by their grey, client by client."""
+    for k, (client, kind) in enumerate(
+        [("ann", "cat"), ("ann", "fox"), ("bob", "dog"), ("bob", "cat"), ("eve", "fox")]
+    ):
+        for i in range(3):
+            drawn(tmp_path / "train" / client / kind / f"{i}.png", 10 * k + i)
+        drawn(tmp_path / "test" / client / kind / "0.png", 10 * k + 5)
+    words = [f"data=folder:{tmp_path}", "data.size=8", "held_out=natural"]
+    federation = build_federation(resolve([*words, "data.by_client=true"]))
+    assert federation.names == ("ann", "bob", "eve")
+    assert federation.train.arrays.names == ("cat", "dog", "fox")
+    for split, greys in ((federation.train, range(3)), (federation.held_out, [5])):
+        for client, owned in enumerate([{0: 0, 1: 2}, {2: 1, 3: 0}, {4: 2}]):
+            mine = split.client(client)
+            told = {(round(255 * float(x.mean())), int(y)) for x, y in zip(mine.x, mine.y, strict=True)}
+            assert told == {(10 * k + i, kind) for k, kind in owned.items() for i in greys}
+    with pytest.raises(FedLoomError, match=r"hold folders; if they are those of clients, .* set data\.by_client=true"):
+        build_federation(resolve([*words, "partition=iid"]))
+    drawn(tmp_path / "test" / "eve" / "yak" / "0.png", 1)
+    with pytest.raises(FedLoomError, match="test has the class 'yak', which train has not"):
+        build_federation(resolve([*words, "data.by_client=true"]))
