@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedloom import FedLoomError, run
@@ -33,6 +34,17 @@ def test_channels_last_in_floats_are_warned_of() -> None:
         federate((np.zeros((60, 3, 8, 8)), Y), "iid", 4)
         federate((np.zeros((60, 8, 50, 1)), Y), "iid", 4)  # eight channels of a series
         federate((np.zeros((60, 8, 8, 3), dtype=np.uint8), Y), "iid", 4)
+
+
+def test_texts_that_hardly_repeat_are_no_categories() -> None:
+    """Names, numbers of records and sentences: no new row has the same ones."""
+    table = pd.DataFrame({"age": X[:, 0], "name": [f"n{row}" for row in range(60)], "risk": Y})
+    with pytest.warns(UserWarning, match="column 'name' has 60 different texts in 60 rows, each of which becomes an"):
+        federate(table, "iid", 4, label="risk")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        federate(table.assign(name=[f"n{row % 25}" for row in range(60)]), "iid", 4, label="risk")
+        federate(table[:20], "iid", 4, label="risk")
 
 
 def test_a_class_without_samples_is_no_gap() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from datetime import date, time, timedelta
 from typing import Any
@@ -13,6 +14,7 @@ from fedloom.core.errors import DataError, nearest
 from fedloom.data.sources.scale import rescaled
 
 CATEGORIES = 1000  # more in a column are rather identities
+FEW = 20  # categories that any column may have, as many as it has rows
 
 
 def is_frame(data: Any) -> bool:
@@ -86,6 +88,12 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
             raise DataError(
                 f"{what}: column {column!r} has {len(known)} different texts, which are no categories; turn it "
                 "into numbers, or leave it out of features=."
+            )
+        if len(known) > FEW and 2 * len(known) > (rows := sum(map(len, series))):
+            warnings.warn(
+                f"{what}: column {column!r} has {len(known)} different texts in {rows} rows, each of which becomes an "
+                "input; if it holds names or sentences, turn it into numbers, or leave it out of features=.",
+                stacklevel=3,
             )
         names += [f"{column}={category}" for category in known]
         for block, one in zip(blocks, series, strict=True):
