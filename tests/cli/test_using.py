@@ -178,11 +178,18 @@ def test_tables_are_read_as_the_runs_own_table_was(cli: Cli, finished: fl.Traine
     coded = np.column_stack([scaled, new["sex"] == "f", new["sex"] == "m"]).astype(np.float32)
     expected = run.server.predict(coded)
     assert 0 < expected.sum() < len(expected)
+    told = [run.server.names[number] for number in expected]
+    assert set(told) == {"no", "yes"}
     code, out, err = cli("predict", "run=run", "new.csv")
-    assert (code, [int(line) for line in out.split()]) == (0, expected.tolist())
+    assert (code, out.split()) == (0, told)
     assert f"accuracy {run.server.evaluate(coded, new['ill'])['accuracy']:.4g}" in err
     code, out, err = cli("predict", "run=run", "new.parquet")
-    assert (code, [int(line) for line in out.split()], err) == (0, expected.tolist(), "")
+    assert (code, out.split(), err) == (0, told, "")
+    for out in ("p.csv", "p.npz"):
+        assert cli("predict", "run=run", "new.csv", "--out", out).code == 0
+    assert Path("p.csv").read_text().split() == ["prediction", *told]
+    stored = np.load("p.npz")
+    assert stored["names"][stored["prediction"]].tolist() == told
     ((told,), (same,)) = (
         json.loads(cli("target", "run=run", f"data=new.{end}", "method=target_prior", "--json").out)
         for end in ("csv", "parquet")

@@ -239,7 +239,8 @@ usage: fedloom predict run=DIR FILE [--client N] [--out FILE] [--debug]
 
 FILE is an .npz file with inputs x [N, …] as the run's data hold them, an .npy file of them, or, if the run's data were
 a table, a .csv or .parquet table with its input columns. With targets (y in the .npz file, or the run's label column),
-loss and metrics are printed on standard error. Predictions are printed one per line.
+loss and metrics are printed on standard error. Predictions are printed one per line, classes by their names if they
+have some.
 
 options:
   --client N              the model that client N deploys (its number or name); by default the server's model

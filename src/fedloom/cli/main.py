@@ -100,6 +100,10 @@ def _dispatch(words: list[str]) -> int:
         return OK
     with _loading(command):
         run = import_module(f"fedloom.cli.{module}").command
+    if command not in LIGHT:
+        from fedloom.experiment.console import make_console, show_warnings
+
+        show_warnings(make_console(sys.stderr))  # where a command says nothing else
     return run(arguments)
 
 

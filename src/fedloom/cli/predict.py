@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import io
 import sys
 from collections.abc import Sequence
@@ -39,10 +40,11 @@ def command(arguments: argparse.Namespace) -> int:
     given, model = read(Path(files[0])), chosen(path, arguments.client)
     given = with_targets(given, model)
     predicted = model.predict(given["x"])
+    names = model.names if predicted.ndim == 1 and all(map(str.isprintable, model.names)) else ()
     if out is None:
-        print("\n".join(map(_line, predicted)))
+        print("\n".join(_text(value, names) for value in predicted))
     else:
-        _write(out, predicted)
+        _write(out, predicted, names)
         print(f"predictions: {relpath(out)}", file=sys.stderr)
     if "y" in given:
         values = model.evaluate(given["x"], given["y"])
@@ -134,16 +136,21 @@ def with_targets(given: Files, model: DeployedModel) -> Files:
     return given | ({"y": given["x"][label]} if label in given["x"].columns else {})
 
 
-def _line(value: Tensor) -> str:
-    return " ".join(f"{number:g}" for number in value.flatten().tolist())
+def _text(value: Tensor, names: Sequence[str]) -> str:
+    """A prediction as text: the name of its class, if classes have names, or its numbers."""
+    return names[int(value)] if names else " ".join(f"{number:g}" for number in value.flatten().tolist())
 
 
-def _write(path: Path, predicted: Tensor) -> None:
+def _write(path: Path, predicted: Tensor, names: Sequence[str]) -> None:
+    """Predictions as a column of text, or as an array of numbers with the classes' names, if they have any."""
     if path.suffix == ".csv":
-        blob = ("prediction\n" + "".join(f"{_line(value)}\n" for value in predicted)).encode()
+        lines = io.StringIO(newline="")
+        csv.writer(lines, lineterminator="\n").writerows([["prediction"], *([_text(one, names)] for one in predicted)])
+        blob = lines.getvalue().encode()
     else:
         buffer = io.BytesIO()
-        np.savez_compressed(buffer, prediction=predicted.numpy())
+        named: dict[str, Any] = {"names": np.array(names, dtype=np.str_)} if names else {}
+        np.savez_compressed(buffer, prediction=predicted.numpy(), **named)
         blob = buffer.getvalue()
     try:
         write_whole(path, blob)

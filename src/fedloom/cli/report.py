@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,6 @@ from fedloom.experiment.console import (
     make_console,
     print_raw,
     relpath,
-    show_warnings,
     watched,
 )
 from fedloom.experiment.lock import Lock
@@ -34,7 +32,6 @@ def command(arguments: argparse.Namespace) -> int:
     """Write the page and print its path; with ``--watch``, rewrite it until all runs have ended."""
     from fedloom.experiment.report import groups, write  # pandas and jinja2 are slow to import
 
-    show_warnings(make_console(sys.stderr))
     if not arguments.words:
         raise ConfigError("fedloom report needs at least one run directory, like fedloom report runs/2026-01-31/*.")
     named = [word.removeprefix("run=") if not Path(word).exists() else word for word in arguments.words]

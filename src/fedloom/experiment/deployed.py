@@ -43,6 +43,11 @@ class DeployedModel:
     lam: float | None = None
     table: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The classes' names by their number, if the run's data have some: ``names[int(model.predict(x)[0])]``."""
+        return () if self.measurement.targets == NUMBERS else tuple(self.arrays.names)
+
     def outputs(self, x: Any) -> Tensor:
         """The module's outputs on inputs [N, ...]: logits [N, C], or predicted numbers of a regression.
 
