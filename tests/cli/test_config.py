@@ -126,6 +126,9 @@ def test_clients_that_are_named_are_the_clients(tmp_path: Path):
     named = resolve(words)
     assert (named["partition.name"], named["clients"]) == ("natural", None)
     assert resolve([*words, "partition=iid"])["clients"] == 20
+    for method in ("fedevg", "fedcvae"):  # which has its own number of clients
+        assert resolve([*words, f"method={method}"])["clients"] is None
+        assert resolve([*words, f"method={method}", "partition=iid"])["clients"] == 10
     recipe = write(tmp_path / "a.yaml", "data: {name: table, path: visits.csv, client: clinic}\n")
     assert resolve([], recipe)["partition.name"] == "natural"
     assert resolve(["data=digits"], recipe)["partition.name"] == "dirichlet"
