@@ -312,6 +312,7 @@ def test_sets_in_one_range_are_accepted_though_they_do_not_fill_it() -> None:
         alike(real, real[:1])
         alike(real, real.amin().floor() + 0 * real)
     alike(UNIT, (UNIT + 0.03 * normal(20, 1, 4, 4).clamp(-1, 1)).clamp(-0.04, 1.04))
+    alike(0.1 + 0.6 * UNIT, UNIT)  # grey images, none of which is black or white
     alike(normal(9, 4), 100 * normal(9, 4).abs())  # features have no range
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.commands import Cli
 from omegaconf import OmegaConf
@@ -78,6 +79,18 @@ def test_a_sweep_keeps_its_judges_and_is_compared(cli: Cli, tmp_path: Path) -> N
     assert cli("synthesize", "-q", "resume=both").code == 0
     assert (tmp_path / "both" / "fedcvae-1" / "synthetic.json").is_file()
     assert (tmp_path / "both" / "fedcvae-2" / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("scale", [(-1, 1), (0, 255)])
+def test_images_in_another_range_are_refused_before_they_are_learnt(
+    cli: Cli, tmp_path: Path, scale: tuple[float, float]
+) -> None:
+    x = np.random.default_rng(0).uniform(*scale, (200, 1, 8, 8)).astype(np.float32)
+    np.savez("own.npz", x_train=x, y_train=np.arange(200) % 2)
+    code, _, err = cli("synthesize", "-q", "data=npz:own.npz", "clients=2", "out=made", *SMALL)
+    assert code == 2
+    assert "the synthetic images hold values from 0 to 1, the real ones from" in err
+    assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize(

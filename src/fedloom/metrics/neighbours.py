@@ -23,6 +23,7 @@ def alike(real: Tensor, synthetic: Tensor, names: tuple[str, str] = ("real", "sy
 
     Ranges differ if synthetic values lie outside the real images' range by more than a twentieth of its width, if real
     images are bytes and synthetic ones fractions, or if real images have negative values and synthetic ones have none.
+    The range of real images within 0..1 is 0..1, even if none of them is black or white.
     Features [N, d] are compared by shape alone. Empty sets, NaN and infinity are errors too; ``names`` are the names of
     the two sets in error sentences.
 
@@ -43,6 +44,8 @@ def alike(real: Tensor, synthetic: Tensor, names: tuple[str, str] = ("real", "sy
     if real.ndim < 3:
         return
     (a, b), (low, high) = ([float(v) for v in given.aminmax()] for given in (real, synthetic))
+    if a >= 0 and b <= 1:
+        a, b = 0.0, 1.0
     margin = SLACK * (b - a)
     outside = low < a - margin or high > b + margin
     fractions = b - a >= 100 and 0 < high <= 1

@@ -22,6 +22,7 @@ from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RoundStep, RunResult, run
 from fedloom.experiment.runtime import environment, one_thread, pick_device
+from fedloom.metrics.neighbours import alike
 from fedloom.tasks.synthesis.grid import grid, value_range
 from fedloom.tasks.synthesis.judge import CACHE, EvalConfig, EvalResult, SyntheticEvaluator
 from fedloom.tasks.synthesis.take import extract_set, require_samples
@@ -137,6 +138,7 @@ def synthesize(
 
     Raises:
         ConfigError: for a method that generates no samples, in addition to those of ``run``.
+        DataError: if images are not in 0..1, normalised or not, in which samples are generated.
         CheckpointError: as ``run``, or if the results cannot be written.
 
     Example:
@@ -164,6 +166,9 @@ def synthesize(
         evaluator = SyntheticEvaluator(
             experiment.federation, judge, experiment.seed, cache, pick_device(experiment.device)
         )
+        if (real := evaluator.test.x).ndim == 4:  # black and white are what is made, so that no round is for nothing
+            ends = real.new_tensor(value_range(experiment.federation.train.arrays))[..., None, None]
+            alike(real, ends.expand(-1, *real.shape[1:]))
         observer = EvalObserver(experiment, evaluator, out)
         result = run(
             replace(experiment, config={**experiment.config, "judge": to_plain(asdict(judge))}),
