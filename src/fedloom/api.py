@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import partial
@@ -137,7 +138,10 @@ def load(
             "load(path, method, federation, model), and its further settings."
         )
     schema = RUN if kind is Kind.FEDERATED else SYNTHESIZE
-    return federated.load(build(Config(schema.complete(read_run(directory.path)))), path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is doubtful about data and settings was said when they were trained on
+        made = build(Config(schema.complete(read_run(directory.path))))
+    return federated.load(made, path)
 
 
 def _experiment(

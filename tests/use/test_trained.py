@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -292,3 +293,15 @@ def test_columns_of_a_table_and_names_of_classes_are_found_by_name(tmp_path: Pat
     words = [f"data=table:{tmp_path}/people.csv", "data.label=ill", "data.client=town", "rounds=1", "model=mlp"]
     loaded = fl.run(build(resolve(["method=fedavg", *words]))).trained.server
     assert torch.equal(loaded.predict(x[["bmi", "sex", "age"]]), loaded.predict(coded))
+
+
+def test_what_was_said_of_the_data_is_not_said_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = ["age,ill,town", *(f"{20 + row},{row % 2},{row % 3}" for row in range(60))]
+    Path("people.csv").write_text("\n".join(rows))
+    words = ("data=table:people.csv", "data.label=ill", "data.client=town", "model=logistic", "rounds=1", "out=run")
+    with pytest.warns(UserWarning, match="with which models train poorly"):
+        run(build(resolve(words)), tmp_path / "run")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fl.load("run").server.predict([[30.0]]).shape == (1,)
