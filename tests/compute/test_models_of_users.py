@@ -187,6 +187,33 @@ def test_a_constant_where_no_buffer_may_be_is_told_how_to_be_none() -> None:
         go(model=lambda: Positioned(True, counts=True), local=private)
 
 
+class Selecting(nn.Module):
+    """A model that compares a stored float constant with 1, which a rounded mean of ones need not be."""
+
+    def __init__(self, stored: bool) -> None:
+        super().__init__()
+        self.layer, self.norm = linear(), nn.BatchNorm1d(FEATURES)
+        self.register_buffer("on", torch.ones(FEATURES), persistent=stored)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.norm(x) * (self.get_buffer("on") == 1))
+
+
+@pytest.mark.parametrize("settings", [{}, {"compute": "batched"}, {"engine": "processes"}], ids=str)
+@pytest.mark.parametrize("method", ["fedavg", "q_ffl", "krum", "fedmgda"])  # by sums, and by single uploads
+def test_a_constant_that_is_stored_is_not_rounded_by_averaging(method: str, settings: dict[str, Any]) -> None:
+    runs = []
+    for stored in (True, False):
+        federation, rest = classes((3, 5, 6, 7, 11, 13)), {"rounds": 12, "cohort": 3, "dtype": "float32", **settings}
+        torch.manual_seed(0)
+        runs.append(go(method, federation=federation, model=lambda s=stored: Selecting(s), **rest).snapshot.server)
+    assert torch.equal(runs[0].theta, runs[1].theta)
+    layout = Layout.of(Selecting(True))
+    constant = layout.named(runs[0].theta, runs[0].buffers)["on"]
+    assert (constant == 1).all()
+    assert not any("on" in leaf.name.split(".") for leaf in Layout.of(Selecting(False)).buffers)
+
+
 class Sampling(nn.Module):
     """A model that drops units in every mode, as F.dropout does by default."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import pairwise
 
 import numpy as np
@@ -24,6 +25,7 @@ from fedloom.core.tree import Tree
 LONGEST = 6  # default block size: larger blocks save little and leave cores idle at the end of a round
 SHARE = 16  # a block holds at most 1/16 of its cohort
 LAST = 4  # and at most 1/4 of the members not yet assigned
+EQUAL = f"{BUFFERS}/equal"  # the slot of the buffers in which all members agree
 EVEN = 4  # the number of even blocks is a multiple of this, so that all cores get equally many
 
 
@@ -101,7 +103,7 @@ class Fold:
 
     Attributes:
         sums: weighted sums by slice: ``update`` [P], ``buffers`` [buffers], ``<place>/<name>`` in the slice's own
-            shape.
+            shape; and as ``buffers/equal`` the buffers in which all members agree.
         kept: by slice, the single uploads of the members that arrived, in order; shapes as in ``sums``.
         arrived: for each member, whether its result counts (False if it failed).
         results: each member's result without its uploads: state, loss, failure, and its displacement and buffers if the
@@ -138,6 +140,8 @@ class Fold:
         self._fold(UPDATE, result.update, weight, all_updates)
         if len(result.buffers) or all_updates:
             self._fold(BUFFERS, result.buffers, weight, all_updates)
+            if weight is not None:
+                self.sums[EQUAL] = agreement(self.sums.get(EQUAL, result.buffers), result.buffers)
         for place, part in plan.method.uploading:
             for name, how in part.uploads.items():
                 value = result.update if name == UPDATE else result.uploads[place][name]
@@ -188,7 +192,9 @@ class Fold:
             if slot in self.sums and self.sums[slot].shape != value.shape:
                 shapes = f"{list(self.sums[slot].shape)} and {list(value.shape)}"
                 raise ClientError(f"clients sent {slot!r} in the shapes {shapes}; a part must upload equal shapes.")
-            if slot in self.sums:
+            if slot == EQUAL:
+                self.sums[slot] = agreement(self.sums.get(slot, value), value)
+            elif slot in self.sums:
                 self.sums[slot].add_(value)
             else:
                 self.sums[slot] = value
@@ -211,6 +217,11 @@ class Fold:
             mixed.add_(value, alpha=float(weight))
         return mixed
 
+    def buffers(self, divisor: float, p: np.ndarray) -> Tensor:
+        """The mean of the buffers; what is equal at all clients, such as a mask, stays as it is, infinite or not."""
+        equal = self.sums[EQUAL] if EQUAL in self.sums else reduce(agreement, self.kept[BUFFERS])
+        return torch.where(equal.isnan(), self.mean(BUFFERS, divisor, p), equal)
+
     def uploads(self, plan: ClientPlan, total: float, p: np.ndarray) -> dict[str, Tree]:
         """Every part's uploads by place and name, reduced as declared; ``total`` is the Σ p_i they were summed with."""
         clients = plan.population.clients
@@ -221,6 +232,27 @@ class Fold:
             place: {name: self.mean(f"{place}/{name}", divisor[how], p, how) for name, how in part.uploads.items()}
             for place, part in plan.method.uploading
         }
+
+
+def agreement(a: Tensor, b: Tensor) -> Tensor:
+    """The values in which two tensors agree, NaN elsewhere: a weighted mean of equal numbers need not be that number.
+
+    >>> agreement(torch.tensor([1.0, 2.0, -torch.inf]), torch.tensor([1.0, 3.0, -torch.inf]))
+    tensor([1., nan, -inf])
+    """
+    return torch.where(a == b, a, torch.nan)
+
+
+def mixture(weights: Tensor, values: Tensor) -> Tensor:
+    """Σ w_k x_k [B] of values [K, B] with weights [K] that sum to 1; what is equal for all k stays as it is.
+
+    Differentiable in the weights, which do not matter for what is equal.
+
+    >>> mixture(torch.tensor([0.0, 1.0]), torch.tensor([[1.0, 2.0, -torch.inf], [1.0, 3.0, -torch.inf]]))
+    tensor([1., 3., -inf])
+    """
+    equal = (values == values[0]).all(0)
+    return weights @ values.masked_fill(equal, 0.0) + values[0].where(equal, torch.zeros_like(values[0]))
 
 
 def fold(plan: ClientPlan, results: Iterable[Result], weights: np.ndarray | None) -> Fold:

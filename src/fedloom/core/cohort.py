@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedloom.core import rng
 from fedloom.core.aggregate import Fold, Traffic
-from fedloom.core.client import BUFFERS, Broadcast, Failure, FailureKind, Result, State
+from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
 from fedloom.core.context import RoundInfo
 from fedloom.core.engine import Engine
 from fedloom.core.errors import LossError
@@ -217,7 +217,7 @@ class Cohort:
         assert p is not None
         if not plan.has_levels:
             total = 1.0 if weights is None else float(weights[arrived].sum())
-            buffers = totals[0].mean(BUFFERS, total, p) if len(self.server.buffers) else self.server.buffers
+            buffers = totals[0].buffers(total, p) if len(self.server.buffers) else self.server.buffers
             return totals[0].mean(UPDATE, total, p), buffers, totals[0].uploads(plan, total, p)
         assert weights is not None
         level = self.level(info.cohort)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedloom.core.aggregate import mixture
 from fedloom.core.context import RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation
@@ -100,7 +101,7 @@ def after_training(experiment: Experiment, result: RunResult, policy: Mixing | N
         data = here.data(views=policy.needs.views)
         p = mixing_weights(policy, here.plan, here.round, here.clients, here.models, here.buffers, data)
         weights = torch.from_numpy(p).to(here.models)
-        theta, buffers = weights @ here.models, weights @ here.buffers
+        theta, buffers = weights @ here.models, mixture(weights, here.buffers)
         model = copy.deepcopy(here.plan.model).to(theta.device).eval()
         here.plan.layout.write(model, theta, buffers)
         logits = logits_of(data, theta[None], buffers[None], here.federation.test.x)[:, 0]

@@ -8,6 +8,7 @@ from itertools import count, islice
 import torch
 from torch import Tensor
 
+from fedloom.core.aggregate import mixture
 from fedloom.core.checks import at_least, positive
 from fedloom.core.server_data import ServerData
 
@@ -56,7 +57,7 @@ class TargetFit:
         with torch.enable_grad():
             for some in islice(batches, self.steps):
                 weights = torch.softmax(a, 0).to(models)
-                logits = data.logits(weights @ models, weights @ buffers, data.inputs[some])
+                logits = data.logits(weights @ models, mixture(weights, buffers), data.inputs[some])
                 log_q = torch.log_softmax(log_tau.exp() * logits.cpu().double() + b, -1)
                 optimiser.zero_grad()
                 (-(r[some] * log_q).sum(-1).mean()).backward()

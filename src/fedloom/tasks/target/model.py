@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedloom.core.aggregate import mixture
 from fedloom.core.parts import Uplink
 from fedloom.data.augment import pipeline
 from fedloom.experiment.deployed import DeployedModel
@@ -305,7 +306,7 @@ class ClassModels:
     def _merged(self, p: Tensor, models: Tensor, buffers: Tensor) -> nn.Module:
         """Σ p_k θ_k in a copy of the server's network, from models [K, P], buffers [K, B] and weights [K]."""
         module, weights = copy.deepcopy(self.server.module), p.to(models)
-        self.trained.plan.layout.write(module, weights @ models, weights @ buffers)
+        self.trained.plan.layout.write(module, weights @ models, mixture(weights, buffers))
         return module
 
     def _weights(self, clients: np.ndarray, p: np.ndarray) -> np.ndarray:
