@@ -9,7 +9,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from helpers.federations import CLASSES, FEATURES
 from helpers.runs import experiment, go
+from torch import nn
 
 from fedloom.core.aggregate import LONGEST, UPDATE, Fold, Traffic, blocks, fold
 from fedloom.core.client import Failure, FailureKind, Result
@@ -122,3 +124,30 @@ class Forgetful(Drift):
 def test_a_part_that_uploads_less_than_it_declares_ends_the_run(engine: str) -> None:
     with pytest.raises(ClientError, match=r"every client of the round failed; .* it did not send 'drift/declared'"):
         go(Method("m", (CrossEntropy(),), drift=Forgetful()), engine=engine)
+
+
+def counting() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES))
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["summed", "kept"])
+def test_buffers_are_averaged_but_for_those_in_which_all_members_agree(known: bool) -> None:
+    """Also across blocks, the last of which may agree in itself; a failed member has no say."""
+    plan = FederatedTask(experiment("fedavg", model=counting)).plan
+    draw, size = np.random.default_rng(0), plan.layout.shared_buffers
+    assert size > 4
+    buffers = torch.from_numpy(draw.normal(size=(12, size)))
+    buffers[:, 0], buffers[:, 1] = 0.1, 1 / 3
+    buffers[6:, 2] = buffers[6, 2]  # equal in the last blocks alone
+    buffers[2::3, 3] = buffers[2, 3]  # equal at the last member of each block
+    weights, total = draw.random(12), Fold()
+    update = torch.zeros(plan.layout.shared_size, dtype=torch.float64)
+    made = [Result(i, update, buffers[i]) for i in range(12)]
+    made[4] = Result(4, failure=Failure(0, 4, FailureKind.DIVERGED, "lost"))
+    for first in (0, 3, 6, 9):
+        total.merge(fold(plan, made[first : first + 3], weights[first : first + 3] if known else None))
+    arrived = np.array(total.arrived)
+    p = weights[arrived] / weights[arrived].sum()
+    found = total.buffers(float(weights[arrived].sum()), p)
+    assert torch.equal(found[:2], buffers[0, :2])
+    np.testing.assert_allclose(found, p @ buffers.numpy()[arrived], rtol=1e-12)
