@@ -135,6 +135,16 @@ def test_the_loss_on_a_class_that_a_target_does_not_have_is_infinite(
     assert "loss infinite, as some inputs are of a class with an estimated share of 0, acc" in capsys.readouterr().err
 
 
+def test_classes_whose_names_cannot_be_printed_are_numbers(cli: Cli) -> None:
+    x, y = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32), np.arange(60) % 2
+    np.savez("own.npz", x_train=x, y_train=y, names=np.array(["tab\t", "line\n"]))
+    np.save("x.npy", x[:4])
+    words = ("data=npz:own.npz", "partition=iid", "clients=3", "model=logistic", "rounds=1", "out=done")
+    assert cli("run", "-q", "method=fedavg", *words).code == 0
+    assert fl.load("done").server.names == ("tab\t", "line\n")
+    assert set(cli("predict", "run=done", "x.npy").out.split()) <= {"0", "1"}
+
+
 def test_a_target_of_a_table_is_told_in_its_own_names(cli: Cli) -> None:
     """Natural clients without a common test set keep their last models, too, and test their mean themselves."""
     draw, y = np.random.default_rng(0), np.repeat([0, 1, 2], 60)
