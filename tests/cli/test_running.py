@@ -231,7 +231,7 @@ def test_ctrl_c_in_a_command_that_trains_nothing(cli: Cli, monkeypatch: pytest.M
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedloom.experiment.report.build", stop)
+    monkeypatch.setattr("fedloom.experiment.report.groups.read", stop)
     (Path.cwd() / "config.yaml").touch()
     code, _, err = cli("report", ".")
     assert (code, err) == (130, "fedloom: stopped.\n")

@@ -195,12 +195,12 @@ def test_the_recipe_writes_counts_tables_and_figures(tmp_path: Path) -> None:
 
 @pytest.mark.skipif("FEDLOOM_DATA" not in os.environ, reason="FEDLOOM_DATA names no folder with Fashion-MNIST")
 @pytest.mark.slow
-def test_the_federated_recipe_runs_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_federated_recipe_runs_and_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load("distill", "federated")
     monkeypatch.setattr(recipe, "SAMPLES", 300)
     where = ["--seeds", "0", "--epochs", "1", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
-    for rounds in ("2", "4"):
-        assert recipe.main([*where, "--rounds", rounds]) == 0
+    for _ in range(2):
+        assert recipe.main([*where, "--rounds", "4"]) == 0
     runs = json.loads((tmp_path / "federated.json").read_text())["runs"]
     assert [runs[name]["0"]["rounds"] for name in recipe.CASES] == [[2, 4]] * 3
     assert runs["FedAvg + DiSK"]["0"]["up"] == runs["FedAvg"]["0"]["up"] + 11
