@@ -215,7 +215,11 @@ def test_batch_statistics_are_refused_before_anything_trains(name: str) -> None:
         run(replace(experiment(name), model=counting))
 
 
-@pytest.mark.parametrize("name", ["fedcgan", "fedcvae"])
-def test_a_classifier_makes_no_samples(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"method '{name}' trains generative networks.*Split is not one"):
+@pytest.mark.parametrize(("name", "term"), [("fedcgan", "adversarial"), ("fedcvae", "variational")])
+def test_a_classifier_makes_no_samples(name: str, term: str) -> None:
+    refusal = rf"objective '{term}' trains generative networks.*Split is not one"
+    with pytest.raises(ConfigError, match=refusal):
         run(replace(experiment(name), model=linear_layers))
+    beside = replace(make("fedavg"), objective=(*make("fedavg").objective, *make(name).objective))
+    with pytest.raises(ConfigError, match=refusal):
+        run(replace(experiment("fedavg"), method=beside, model=linear_layers))

@@ -12,6 +12,7 @@ class Needs:
     Attributes:
         output: (terms) the model's output on the mini-batch; False for a term that only uses ``out.model``.
         model: the model itself, to evaluate it on inputs other than the mini-batch.
+        generator: a network that generates, whose forward takes a ``part``.
         itself: in ``on_step``, the very model whose loss the step descends, not a second or an adapted one.
         features: the model's features, in addition to its logits.
         label_counts: the number of samples of each class at the client.
@@ -33,6 +34,7 @@ class Needs:
 
     output: bool = True
     model: bool = False
+    generator: bool = False
     itself: bool = False
     features: bool = False
     label_counts: bool = False

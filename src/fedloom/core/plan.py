@@ -109,11 +109,10 @@ class ClientPlan:
                 f"{method.who_needs('target')} evaluates the clients' models at the server, but with personal "
                 f"{label(method.personal)!r} a part of them never leaves the clients; share all parameters."
             )
-        makes = "part" in inspect.signature(self.model.forward).parameters
-        if method.hooks["loss"] and not method.predicts and not makes:
+        if method.needs("generator") and "part" not in inspect.signature(self.model.forward).parameters:
             raise ConfigError(
-                f"method {method.name!r} trains generative networks, like conditional_gan or conditional_vae, but "
-                f"{type(self.model).__name__} is not one: its forward takes no 'part'."
+                f"{method.who_needs('generator')} trains generative networks, like conditional_gan or conditional_vae, "
+                f"but {type(self.model).__name__} is not one: its forward takes no 'part'."
             )
 
     @classmethod

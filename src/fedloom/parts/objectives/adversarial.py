@@ -76,7 +76,7 @@ class Adversarial(Term):
     speed: float = 1.0
     auxiliary: str = "own"
 
-    needs = Needs(output=False, model=True)
+    needs = Needs(output=False, model=True, generator=True)
     citation = """@article{rasouli2020fedgan,
   title={FedGAN: Federated Generative Adversarial Networks for Distributed Data},
   author={Rasouli, Mohammad and Sun, Tao and Rajagopal, Ram}, journal={arXiv:2006.07228}, year={2020}}"""

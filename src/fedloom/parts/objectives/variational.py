@@ -58,7 +58,7 @@ class Variational(Term):
     likelihood: str = "bernoulli"
     variance: float = 0.1
 
-    needs = Needs(output=False, model=True)
+    needs = Needs(output=False, model=True, generator=True)
     citation = """@inproceedings{sohn2015cvae,
   title={Learning Structured Output Representation using Deep Conditional Generative Models},
   author={Sohn, Kihyuk and Lee, Honglak and Yan, Xinchen},
