@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,21 @@ def test_a_node_with_another_number_of_threads_is_named_and_only_its_update_roun
     torch.testing.assert_close(
         result.snapshot.server.theta, reference.snapshot.server.theta, rtol=0, atol=1e-6
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("noise_at", ["server", "client"])
+def test_a_private_deployment_differs_from_a_simulation_in_its_secret_seeds_alone(
+    noise_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["clients=8", "participation=0.5", "deploy.nodes=8", "method.mixing=uniform", "method.uplink=[clip_noise]",
+             f"method.uplink.clip_noise.noise_at={noise_at}", "method.uplink.clip_noise.noise=1.0"]  # fmt: skip
+    reference = simulated(*words).snapshot.server.theta
+    found = {}
+    for seeds in ("secret", "public"):
+        if seeds == "public":
+            monkeypatch.setattr(secrets, "randbits", lambda bits: 0)  # the experiment's seed
+        transport = in_process(made := config(*words), tmp_path / seeds)
+        found[seeds] = run(Recipe.of(made), transport, 8).snapshot.server.theta
+        transport.close()
+    assert torch.equal(found["public"], reference)
+    assert torch.isclose(found["secret"], reference).double().mean() < 0.01
