@@ -212,6 +212,28 @@ def test_tables_are_read_as_the_runs_own_table_was(cli: Cli, finished: fl.Traine
     assert "the run's data were not a table" in err
 
 
+def test_a_table_may_have_several_target_columns(cli: Cli) -> None:
+    draw = np.random.default_rng(0)
+    table = pd.DataFrame({"age": draw.normal(size=60), "sex": draw.choice(["f", "m"], 60)})
+    table["height"], table["weight"] = table["age"] + 1, -2 * table["age"]
+    table.to_csv("people.csv", index=False)
+    words = ("data=table:people.csv", "data.label=[height,weight]", "partition=iid", "clients=2", "model=mlp")
+    fit = ("run", "-q", "method=fedavg", "method.objective=[squared_error]", "rounds=2", "out=run")
+    assert cli(*fit, *words).code == 0
+    assert fl.load("run").federation.train.arrays.y.shape[1] == 2
+    code, out, err = cli("predict", "run=run", "people.csv")
+    assert (code, len(out.splitlines()), len(out.split())) == (0, 60, 120)
+    measured = fl.load("run").server.evaluate(table[["age", "sex"]], table[["height", "weight"]])
+    assert f"rmse {measured['rmse']:.4g}" in err
+    table.drop(columns="weight").to_csv("some.csv", index=False)
+    assert cli("predict", "run=run", "some.csv")[1:] == (out, "")  # without all targets, predictions alone
+    for column in ("age", "sex"):
+        table.assign(**{column: table[column].mask(table.index == 3)}).to_csv("lacking.csv", index=False)
+        code, _, err = cli("predict", "run=run", "lacking.csv")
+        assert code == 2
+        assert f"column '{column}' of the inputs lacks values in 1 of 60 rows; fill them, or drop those rows." in err
+
+
 @pytest.mark.parametrize(("p", "warned"), [([0.9, 0.1, 0.0], True), ([0.2, 0.8, 0.0], False), ([0.0, 1.0, 0.0], False)])
 def test_weights_of_clients_that_know_little_of_a_target_are_a_warning(p: list[float], warned: bool) -> None:
     """As FedSSA's may be, which judges clients by how certain they are."""

@@ -225,6 +225,12 @@ def test_what_is_no_table_gets_one_sentence(tmp_path: Path) -> None:
     for settings, sentence in (
         ({}, "has no column 'label'; say which is the target, with label= (data.label= on the command line)"),
         ({"label": "sick"}, "has no column 'sick'"),
+        ({"label": ["ill", "sick"]}, "has no column 'sick'"),
+        ({"label": []}, "data.label names no column"),
+        (
+            {"label": ["ill", "age"], "features": ["age", "ward"]},
+            "data.features names the column of labels or clients, 'age'",
+        ),
         ({"label": "ill", "time": "day"}, "visits has no column 'day'"),
         ({"label": "ill", "time": "ward"}, "'ward' holds neither numbers nor dates"),
         ({"label": "ill", "time": "when"}, "lacks times in 1 of"),

@@ -132,8 +132,9 @@ def with_targets(given: Files, model: DeployedModel) -> Files:
         return given
     if "columns" not in model.table:
         raise DataError("the run's data were not a table; give inputs x in an .npz file, or an .npy file of them.")
-    label = model.table.get("label")
-    return given | ({"y": given["x"][label]} if label in given["x"].columns else {})
+    label, frame = model.table.get("label"), given["x"]
+    wanted = label if isinstance(label, list) else [label]
+    return given | ({"y": frame[label]} if set(wanted) <= set(frame.columns) else {})
 
 
 def _text(value: Tensor, names: Sequence[str]) -> str:

@@ -69,11 +69,7 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
     names: list[str] = []
     for column in columns:
         series = [frame[column] for frame in frames]
-        if lost := sum(int(one.isna().sum()) for one in series):
-            rows = sum(map(len, series))
-            raise DataError(
-                f"{what}: column {column!r} lacks values in {lost} of {rows} rows; fill them, or drop those rows."
-            )
+        _complete(series, f"{what}: column {column!r}")
         if all(pd.api.types.is_numeric_dtype(one.dtype) for one in series):
             names.append(str(column))
             for block, one in zip(blocks, series, strict=True):
@@ -117,7 +113,8 @@ def in_columns(frame: Any, columns: Sequence[str], scaled: Mapping[str, Any] | N
     [[30.0, 0.0, 1.0]]
 
     Raises:
-        DataError: if a column is missing, is not numeric, or has a category that is not among the columns.
+        DataError: if a column is missing or lacks values, is not numeric, or has a category that is not among the
+            columns.
     """
     if list(frame.columns) == list(range(len(columns))):
         return frame.to_numpy(dtype=np.float32)
@@ -126,6 +123,7 @@ def in_columns(frame: Any, columns: Sequence[str], scaled: Mapping[str, Any] | N
     coded: dict[str, list[int]] = {}
     for place, name in enumerate(columns):
         if name in names:
+            _complete([frame[names[name]]], f"column {name!r} of the inputs")
             try:
                 made[:, place] = frame[names[name]].to_numpy(dtype=np.float32)
             except (TypeError, ValueError) as error:
@@ -135,6 +133,7 @@ def in_columns(frame: Any, columns: Sequence[str], scaled: Mapping[str, Any] | N
     for column, places in coded.items():
         if column not in names:
             raise DataError(f"the inputs have no column {column!r}; {nearest(column, names)}")
+        _complete([frame[names[column]]], f"column {column!r} of the inputs")
         texts = frame[names[column]].astype(str).to_numpy()
         known = [columns[place].removeprefix(f"{column}=") for place in places]
         if len(lost := np.flatnonzero(~np.isin(texts, known))):
@@ -142,6 +141,14 @@ def in_columns(frame: Any, columns: Sequence[str], scaled: Mapping[str, Any] | N
             raise DataError(f"{told}, which the run's data do not; {nearest(texts[lost[0]], known)}")
         made[:, places] = texts[:, None] == np.array(known)
     return made if scaled is None else rescaled(made, scaled)
+
+
+def _complete(series: Sequence[Any], what: str) -> None:
+    """Raise a ``DataError`` if a column of one or several frames lacks values."""
+    if lost := sum(int(one.isna().sum()) for one in series):
+        raise DataError(
+            f"{what} lacks values in {lost} of {sum(map(len, series))} rows; fill them, or drop those rows."
+        )
 
 
 def _in_time(column: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedloom.core.errors import DataError, first_line
 from fedloom.data.sources.base import Source, sources
+from fedloom.data.sources.table import only
 
 
 @sources.register
@@ -14,7 +15,7 @@ def hub(
     dataset: str,
     subset: str | None = None,
     features: tuple[str, ...] = (),
-    label: str = "label",
+    label: tuple[str, ...] = ("label",),
     client: str | None = None,
     train: str = "train",
     test: str | None = None,
@@ -29,7 +30,7 @@ def hub(
         dataset: name on the hub, like ``ylecun/mnist``, or a folder.
         subset: its configuration, if it has several.
         features: the input columns; by default the image or array column, or else all but label and client.
-        label: the target column.
+        label: the target column, or several of numbers.
         client: the column of natural clients.
         train: the split that is dealt to clients.
         test: the split that is the common test set; by default ``test`` if there is one.
@@ -53,11 +54,11 @@ def hub(
         pool,
         test=held,
         features=features or None,
-        label=label,
+        label=only(label),
         client=client,
         name=dataset.rpartition("/")[2] or dataset,
     )
-    settings = {"dataset": dataset, "subset": subset, "train": train, "label": label}
+    settings = {"dataset": dataset, "subset": subset, "train": train, "label": only(label)}
     return Source(
         one.name, one.train, one.test, info.license or "not stated", info.citation or "",
         one.groups, one.groups_test, one.group_names, settings=settings,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ IN_DIGITS = re.compile(r"^\s*(\d{1,2})([./-])(\d{1,2})\2\d{2,4}\b")
 @sources.register
 def table(
     path: str,
-    label: str = "label",
+    label: tuple[str, ...] = ("label",),
     features: tuple[str, ...] = (),
     client: str | None = None,
     time: str | None = None,
@@ -29,7 +30,7 @@ def table(
 
     Args:
         path: the file, ``.csv`` or ``.parquet``.
-        label: the target column.
+        label: the target column, or several of numbers: ``data.label=[height,weight]``.
         features: the input columns; by default all other than label, client and time.
         client: the column of natural clients.
         time: the column by which rows are sorted, of numbers or dates; it is no input.
@@ -41,23 +42,36 @@ def table(
     """
     from fedloom.data.own import as_source  # this package is imported by it
 
-    if label in features or client in features:
-        raise DataError(
-            f"data.features names the column of labels or clients, {label if label in features else client!r}."
-        )
+    if twice := [column for column in (*label, client) if column in features]:
+        raise DataError(f"data.features names the column of labels or clients, {twice[0]!r}.")
     place = Path(path).expanduser()
     frame, name = read_frame(place), place.stem
     if time is not None:
         frame = in_order(frame, time, name)
         frame = frame if time in features else frame.drop(columns=time)
+    targets = only(label)
     one = as_source(
-        frame, features=list(features) or None, label=label, client=client, standardise=standardise, name=name
+        frame, features=list(features) or None, label=targets, client=client, standardise=standardise, name=name
     )
-    settings = {"path": str(path), "label": label, "time": time}
+    settings = {"path": str(path), "label": targets, "time": time}
     settings |= {"client": client} if client else {}
     settings |= {"features": list(features)} if features else {}
     settings |= {key: one.settings[key] for key in ("columns", "standardised") if key in one.settings}
     return Source(name, one.train, one.test, "not stated", "", one.groups, None, one.group_names, settings=settings)
+
+
+def only(columns: Sequence[str]) -> str | list[str]:
+    """The name of a single column, or a list of several.
+
+    >>> only(["ill"]), only(["height", "weight"])
+    ('ill', ['height', 'weight'])
+
+    Raises:
+        DataError: if there is none.
+    """
+    if not columns:
+        raise DataError("data.label names no column.")
+    return columns[0] if len(columns) == 1 else list(columns)
 
 
 def read_frame(path: Path) -> Any:
