@@ -52,11 +52,23 @@ class DeployedModel:
         """The module's outputs on inputs [N, ...]: logits [N, C], or predicted numbers of a regression.
 
         Raises:
-            DataError: if the inputs have another shape or type than the run's data, or are not finite.
+            DataError: if the inputs have another shape or type than the run's data, are not finite, or are tokens that
+                the model does not know.
         """
         pieces = self.inputs(x).split(self.measurement.settings.batch_size)
-        with torch.no_grad():
-            return torch.cat([self.module(piece.to(self.device)).cpu() for piece in pieces])
+        return torch.cat([self._outputs(piece).cpu() for piece in pieces])
+
+    def _outputs(self, x: Tensor) -> Tensor:
+        """The module's outputs on inputs in the type of the run's data, on the module's device."""
+        try:
+            with torch.no_grad():
+                return self.module(x.to(self.device))
+        except IndexError as error:
+            if x.is_floating_point():
+                raise
+            raise DataError(
+                f"the inputs have tokens from {x.min()} to {x.max()}, not all of which this model knows ({error})."
+            ) from error
 
     def predict(self, x: Any) -> Tensor:
         """Predictions in the form of the run's targets: class numbers, truth values 0 and 1, or numbers.
@@ -90,9 +102,7 @@ class DeployedModel:
         settings, found = self.measurement.settings, []
         size = settings.batch_size
         for x, y in zip(given.x.split(size), given.y.split(size), strict=True):
-            with torch.no_grad():
-                out = self.module(x.to(self.device))
-            found.append(self.measurement.predictions(out, y.to(self.device)))
+            found.append(self.measurement.predictions(self._outputs(x), y.to(self.device)))
         joined = Predictions.joined(found)
         found = {self.measurement.loss_name: joined.value("loss")}
         return found | {name: joined.value(name) for name in self.measurement.metrics}

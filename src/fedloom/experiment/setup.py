@@ -113,17 +113,17 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
     example_privacy.check(plan)
     _latent(experiment.method, model)
     refuse(experiment.method, plan.layout)
-    sample = federation.train.arrays.x[:2].to("cpu")
+    sample, tokens = federation.train.arrays.x[:2].to("cpu"), _extreme_tokens(federation)
     try:
         with torch.no_grad():
             out = model.eval()(sample)
+            if len(tokens):
+                model(tokens)
     except ConfigError:  # of a head that was cut off in the wrong place
         raise
     except Exception as error:
-        whole = "" if sample.is_floating_point() else "; whole numbers are taken as tokens: give others as float32"
-        raise ConfigError(
-            f"the model does not take inputs of shape {tuple(sample.shape[1:])}: {first_line(error)}{whole}"
-        ) from error
+        told = f"the model does not take inputs of shape {tuple(sample.shape[1:])}: {first_line(error)}"
+        raise ConfigError(f"{told}{_hint(error, tokens)}") from error
     if not isinstance(out, Tensor):
         raise ConfigError(f"the model returns a {type(out).__name__}; return the logits alone.")
     if isinstance(model, Wrapped) or experiment.method.needs("features"):
@@ -134,6 +134,29 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
         return plan
     return replace(
         plan, targets=check_targets(experiment.method, federation.train.arrays, out, experiment.evaluation.metrics)
+    )
+
+
+def _extreme_tokens(federation: Federation) -> Tensor:
+    """The samples with the least and the greatest number of each split [M, ...]; none of real numbers."""
+    splits = (federation.train.arrays, federation.validation.arrays, federation.held_out.arrays, federation.test)
+    inputs = [x for x in {id(one): one.x for one in splits}.values() if x.numel() and not x.is_floating_point()]
+    rows = [x[at] for x in inputs for at in (x.flatten(1).amin(1).argmin(), x.flatten(1).amax(1).argmax())]
+    return torch.stack(rows).to("cpu") if rows else torch.empty(0)
+
+
+def _hint(error: Exception, tokens: Tensor) -> str:
+    """What to do if a model fails on inputs that are whole numbers, such as these."""
+    if not len(tokens):
+        return ""
+    least, greatest = int(tokens.min()), int(tokens.max())
+    if not isinstance(error, IndexError):
+        return "; whole numbers are taken as tokens: give others as float32"
+    if least < 0:
+        return f"; tokens are numbered from 0, but the data have {least}"
+    needed = greatest + 1
+    return (
+        f"; the data have tokens up to {greatest}: give the model a vocabulary of {needed}, model.vocabulary={needed}"
     )
 
 

@@ -48,7 +48,9 @@ def check_targets(method: Method, arrays: Arrays, out: Tensor, metrics: Sequence
     kind = kind_of(out, y, wanted)
     if kind == CLASSES and out.ndim != y.ndim + 1:
         each = "one class" if out.ndim == 2 else f"a class at each of {list(out.shape[1:-1])} places"
-        raise ConfigError(f"the model predicts {each}, but each sample has labels of shape {list(y.shape[1:])}.")
+        tokens = out.ndim == arrays.x.ndim == y.ndim == 2 and not arrays.x.is_floating_point()
+        every = "; model=stacked_lstm with model.positions=every predicts one at each position" if tokens else ""
+        raise ConfigError(f"the model predicts {each}, but each sample has labels of shape {list(y.shape[1:])}{every}.")
     if kind == CLASSES and out.shape[:-1] != y[: len(out)].shape:
         wanted = [*y.shape[1:], arrays.classes]
         raise ConfigError(

@@ -1,0 +1,71 @@
+"""Inputs that are numbers of tokens: a model must know all of them, in every split, before anything trains."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.runs import experiment
+
+import fedloom as fl
+from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.federation import Federation
+from fedloom.experiment.experiment import Experiment
+from fedloom.experiment.federated import run
+from fedloom.models import models
+
+LENGTH = 5
+
+
+def sequences(rare: int = 1, *, test: bool = False, every: bool = False) -> Federation:
+    """Sequences of tokens 0 and 1 whose last sample, in the training set or in the test set, has another one, too."""
+    rows = np.random.default_rng(0).integers(2, size=(40, LENGTH))
+    labels = np.roll(rows, -1, 1) if every else rows[:, 0]
+    held = rows.copy()
+    (held if test else rows)[-1, 2] = rare
+    return fl.data.federate((rows, labels), "iid", clients=2, test=(held, labels), held_out=0.0)
+
+
+def settings(federation: Federation, **model: Any) -> Experiment:
+    """A run of a small LSTM on these sequences."""
+    lstm = partial(models.make, "stacked_lstm", classes=2, inputs=(LENGTH,), hidden=3, layers=1, **model)
+    return experiment("fedavg", federation=federation, model=lstm, rounds=1)
+
+
+@pytest.mark.parametrize("test", [False, True], ids=["training", "test"])
+@pytest.mark.parametrize(
+    ("rare", "sentence"),
+    [
+        (7, "the data have tokens up to 7: give the model a vocabulary of 8, model.vocabulary=8"),
+        (-1, "tokens are numbered from 0, but the data have -1"),
+    ],
+)
+def test_tokens_that_the_model_does_not_know_are_refused(rare: int, sentence: str, test: bool, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        run(settings(sequences(rare, test=test)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_vocabulary_of_all_tokens_is_enough() -> None:
+    assert not run(settings(sequences(7), vocabulary=8)).summary["failures"]
+
+
+def test_labels_at_every_position_need_predictions_there() -> None:
+    with pytest.raises(ConfigError, match=r"labels of shape \[5\]; model=stacked_lstm with model\.positions=every"):
+        run(settings(sequences(every=True)))
+    run(settings(sequences(every=True), positions="every"))
+
+
+def test_predictions_from_tokens_that_the_model_does_not_know() -> None:
+    model = fl.run("fedavg", sequences(), settings(sequences()).model, rounds=1).trained.server
+    known, unknown = torch.ones(2, LENGTH).long(), torch.full((2, LENGTH), 9)
+    assert len(model.predict(known)) == 2
+    for call in (model.predict, lambda x: model.evaluate(x, [0, 1])):
+        with pytest.raises(DataError, match="tokens from 9 to 9, not all of which this model knows"):
+            call(unknown)
+    with pytest.raises(DataError, match="real numbers, but this model takes whole numbers"):
+        model.predict(known + 0.5)
