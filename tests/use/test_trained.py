@@ -283,7 +283,8 @@ def test_columns_of_a_table_and_names_of_classes_are_found_by_name(tmp_path: Pat
         (x.drop(columns="sex"), "the inputs have no column 'sex=f'"),
         (x.assign(sex="x"), "column 'sex' of the inputs holds 'x', which the run's data do not; there are: f, m"),
         (x.assign(age="old"), "column 'age' of the inputs holds values that are not numbers"),
-        (x.assign(bmi=np.nan), "NaN"),
+        (x.assign(bmi=np.nan), "column 'bmi' of the inputs lacks values in 30 of 30 rows"),
+        (x.assign(bmi=np.inf), "NaN or infinite"),
     ]:
         with pytest.raises(DataError, match=sentence):
             model.predict(given)
