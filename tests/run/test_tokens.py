@@ -14,9 +14,16 @@ from helpers.runs import experiment
 import fedloom as fl
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Federation
+from fedloom.core.local import Local
+from fedloom.data import as_source, task_stream
+from fedloom.data.streams import InOrder
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 from fedloom.models import models
+from fedloom.parts.adaptation import FineTune
+from fedloom.tasks.online import Live, Moml, Online, grid
+from fedloom.tasks.online import run as run_online
+from fedloom.tasks.online.task import OnlineTask
 
 LENGTH = 5
 
@@ -69,3 +76,18 @@ def test_predictions_from_tokens_that_the_model_does_not_know() -> None:
             call(unknown)
     with pytest.raises(DataError, match="real numbers, but this model takes whole numbers"):
         model.predict(known + 0.5)
+
+
+def test_a_stream_may_bring_tokens_that_the_model_does_not_know() -> None:
+    rows = np.random.default_rng(0).integers(2, size=(40, LENGTH))
+    rows[35, 1:] = 9
+    stream = task_stream(as_source((rows, rows[:, 0])), InOrder(train=8, test=2))
+    lstm = partial(models.make, "stacked_lstm", classes=2, inputs=(LENGTH,), hidden=3, layers=1)
+    made = Online("moml", grid(Moml(), FineTune(), Local(steps=2, batch_size=4, lr=0.1), {}), stream, lstm)
+    with pytest.raises(DataError, match="tokens from 0 to 9, not all of which this model knows"):
+        run_online(made)
+    live = Live(OnlineTask(made))
+    for call in (lambda x: live.predict((x, rows[:8, 0]), x), lambda x: live.observe((x, rows[:8, 0]))):
+        call(rows[:8])
+        with pytest.raises(DataError, match="tokens from 4 to 5, not all of which this model knows"):
+            call(rows[:8] % 2 + 4)

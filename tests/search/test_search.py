@@ -290,6 +290,15 @@ def test_a_goal_by_which_finalists_cannot_be_compared_is_refused_before_anything
     build(SEARCH.resolve([*words, "search.methods=[fedavg]"]))
 
 
+def test_a_model_that_no_method_could_train_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).integers(9, size=(60, 4))
+    np.savez(tmp_path / "tokens.npz", x_train=rows, y_train=rows[:, 0] % 2)
+    words = (f"data=npz:{tmp_path}/tokens.npz", "model=stacked_lstm", "model.hidden=4", "search.methods=[fedavg]")
+    with pytest.raises(ConfigError, match="the data have tokens up to 8: give the model a vocabulary of 9"):
+        build(SEARCH.resolve([*WORDS, *words]))
+    build(SEARCH.resolve([*WORDS, *words, "model.vocabulary=9"]))
+
+
 @pytest.mark.slow
 def test_where_clients_share_nothing_the_search_finds_a_personal_method(tmp_path: Path) -> None:
     words = ["clients=20", "rounds=9", "partition=pathological", "partition.classes=2", "search.budget=150",

@@ -15,6 +15,7 @@ from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.slots import SLOTS
 from fedloom.experiment.experiment import Experiment
+from fedloom.experiment.federated import FederatedTask
 from fedloom.experiment.rundir import Kind
 from fedloom.methods import methods
 from fedloom.tasks.search.settings import SearchSettings
@@ -107,7 +108,7 @@ def _measured(goal: str, federation: Federation) -> None:
 def _fitting(make: Maker, settings: SearchSettings, seed: int) -> tuple[tuple[str, ...], dict[str, str]]:
     """The named methods to start from, and those that cannot run under these conditions, with the reasons."""
     names, misfits = [REFERENCE], dict[str, str]()
-    make({"method": REFERENCE}, seed, True)  # what is wrong here is wrong for all
+    FederatedTask(make({"method": REFERENCE}, seed, True))  # what is wrong here is wrong for all
     for name in settings.methods or methods.names():
         if name != REFERENCE and not (methods.make(name).pooled and not settings.methods):
             try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -60,15 +61,8 @@ class DeployedModel:
 
     def _outputs(self, x: Tensor) -> Tensor:
         """The module's outputs on inputs in the type of the run's data, on the module's device."""
-        try:
-            with torch.no_grad():
-                return self.module(x.to(self.device))
-        except IndexError as error:
-            if x.is_floating_point():
-                raise
-            raise DataError(
-                f"the inputs have tokens from {x.min()} to {x.max()}, not all of which this model knows ({error})."
-            ) from error
+        with torch.no_grad(), known_tokens(x):
+            return self.module(x.to(self.device))
 
     def predict(self, x: Any) -> Tensor:
         """Predictions in the form of the run's targets: class numbers, truth values 0 and 1, or numbers.
@@ -130,6 +124,20 @@ class DeployedModel:
     def labelled(self, x: Any, y: Any) -> Arrays:
         """Inputs and targets as arrays like the run's."""
         return labelled_like(self.arrays, self.inputs(x), y)
+
+
+@contextmanager
+def known_tokens(*inputs: Tensor) -> Iterator[None]:
+    """Raise a ``DataError`` if a model turns out not to know some of these inputs, which are tokens."""
+    try:
+        yield
+    except IndexError as error:
+        if any(x.is_floating_point() for x in inputs):
+            raise
+        least, greatest = min(int(x.min()) for x in inputs), max(int(x.max()) for x in inputs)
+        raise DataError(
+            f"the inputs have tokens from {least} to {greatest}, not all of which this model knows ({error})."
+        ) from error
 
 
 class Adapted(nn.Module):

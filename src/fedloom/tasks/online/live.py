@@ -13,7 +13,7 @@ from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.core.parts import Batch
 from fedloom.data.streams import Task
-from fedloom.experiment.deployed import inputs_like, labelled_like
+from fedloom.experiment.deployed import inputs_like, known_tokens, labelled_like
 from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.trained import RunRecords
 from fedloom.tasks.online.task import OnlineTask
@@ -102,7 +102,8 @@ class Live(RunRecords):
             accuracy, loss = evaluator.score(logits, Task(self.seen, train, test), active)
             suffered = 1 - accuracy if online.hedged == "error" else loss
             total = online.hedge.update(total, torch.where(torch.isfinite(loss), suffered, float("inf")))
-        self.state, _ = self._task.bank.learn(self.state, self.seen, evaluator.placed(train), active)
+        with known_tokens(train.x):
+            self.state, _ = self._task.bank.learn(self.state, self.seen, evaluator.placed(train), active)
         self.total = torch.where(self._task.bank.finite(self.state), total, float("inf"))
         self.seen += 1
 
@@ -110,7 +111,8 @@ class Live(RunRecords):
         bank, placed = self._task.bank, self._task.evaluator.placed
         train, x = placed(self._arrays(support)), inputs_like(self._like, x)
         asked = placed(Arrays(x, torch.zeros(len(x), dtype=torch.long), bank.classes))
-        return bank.predict(self.state, Batch(train.x, train.y), asked.x, active)
+        with known_tokens(train.x, asked.x):
+            return bank.predict(self.state, Batch(train.x, train.y), asked.x, active)
 
     def _arrays(self, samples: Samples, what: str = "support") -> Arrays:
         if not isinstance(samples, (tuple, list)) or len(samples) != 2:

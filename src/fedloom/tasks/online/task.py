@@ -14,8 +14,10 @@ from torch import Tensor
 
 from fedloom.core.client import State
 from fedloom.core.errors import CheckpointError, ClientError
+from fedloom.data.streams import Task
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
+from fedloom.experiment.deployed import known_tokens
 from fedloom.experiment.rundir import Columns, Kind, Status
 from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.state_files import flat, nested
@@ -114,8 +116,12 @@ class OnlineTask(TrainerTask):
         return {**self.online.describe(), "stream": {"digest": digest}, "model": {"digest": theta}}
 
     def step(self) -> StreamStep:
+        task = self.online.stream[self.round]
+        with known_tokens(task.train.x, task.test.x):
+            return self._step(task)
+
+    def _step(self, task: Task) -> StreamStep:
         online, bank, measures, t = self.online, self.bank, self.online.measures, self.round
-        task = online.stream[t]
         p = online.hedge.p(self.total)
         active = online.hedge.active(self.total)
         train = self.evaluator.placed(task.train)
