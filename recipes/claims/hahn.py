@@ -39,6 +39,7 @@ RESULTS: dict[str, Result] = {
               (500, "SuPerFed-MM", "FedAvg", ("FedAvg",), "99.24 : 96.04"),
               (500, "SuPerFed-LM", "FedAvg", ("FedAvg",), "98.83 : 96.04"),
               (100, "SuPerFed-MM", "FedAvg, FedPer, FedRep and APFL", HUNDRED, "99.38 : 99.19"),
+              (100, "SuPerFed-LM", "FedAvg, FedPer, FedRep and APFL", HUNDRED, "99.31 : 99.19"),
               (100, "SuPerFed-MM", "FedAvg", ("FedAvg",), "99.38 : 89.78"),
               (100, "SuPerFed-LM", "FedAvg", ("FedAvg",), "99.31 : 89.78"))),
         *claims("table 2.3", "500 clients: {} is ahead of {}", "runs > 500 > {} > * > validation > mean > -1",
