@@ -39,6 +39,7 @@ def test_observed_tasks_give_the_bits_of_a_run(learner: OnlineLearner, over: dic
             assert right == pytest.approx(whole.history[t]["ctm/accuracy"])
         live.observe(support, answers)
     assert live.seen == 5
+    assert repr(live) == f"<Live 'test': {len(live.p)} expert{'s' * (len(live.p) > 1)}, 5 tasks>"
     for place, tree in whole.state.items():
         assert all(torch.equal(value, live.state[place][name]) for name, value in tree.items())
 

@@ -83,7 +83,7 @@ class Failure:
     kind: FailureKind
     reason: str
     stage: str = ""
-    trace: str = ""
+    trace: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         self.kind = FailureKind(self.kind)

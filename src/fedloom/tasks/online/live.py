@@ -51,6 +51,10 @@ class Live(RunRecords):
         self._task, self.state, self.total, self.seen = task, task.state, task.total, task.round
         self._like = task.online.stream[0].train
 
+    def __repr__(self) -> str:
+        experts = f"{len(self.total)} experts" if len(self.total) > 1 else "1 expert"
+        return f"<Live {self._task.name!r}: {experts}, {self.seen} tasks>"
+
     @property
     def p(self) -> Tensor:
         """Hedge's weights of the experts, float64 [E]."""
