@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from helpers.commands import Cli
+from helpers.reviews import reviews
 from safetensors.torch import load_file
 
 import fedloom as fl
@@ -17,6 +18,10 @@ from fedloom.cli.target import compared, described, measure
 from fedloom.tasks.target.label_shift import LabelShiftCheck, TargetPrior
 from fedloom.tasks.target.model import TargetFacts, TargetModel
 
+READ = (
+    "data=text:reviews.csv", "data.text=review", "data.label=said", "data.client=user", "data.words=300",
+    "data.length=8", "model=stacked_lstm", "model.hidden=16", "model.layers=1", "local.lr=2", "local.clip=1",
+)  # fmt: skip
 SMALL = ("clients=5", "model.hidden=[8]", "local.batch_size=50", "rounds=2")
 
 
@@ -242,3 +247,29 @@ def test_weights_of_clients_that_know_little_of_a_target_are_a_warning(p: list[f
         facts = TargetFacts(prior, np.array(known), LabelShiftCheck(1.0, 1.0, 0.5, 30))
         told = described(TargetModel(None, lambda facts=facts: facts, np.array(p)), 30)  # type: ignore[arg-type, misc]
         assert ("favour clients that know little" in told) == (warned and known[0] == 0)
+
+
+def test_reviews_from_the_command_line_to_predictions(cli: Cli) -> None:
+    frame = reviews()
+    frame.to_csv("reviews.csv", index=False)
+    code, _, err = cli("run", "-q", "method=fedavg", *READ)
+    assert code == 2
+    assert "give the model a vocabulary of 300, model.vocabulary=300" in err
+    assert cli("run", "-q", "method=fedavg", *READ, "model.vocabulary=300", "rounds=25", "out=run").code == 0
+    model = fl.load("run").server
+    known = ["the film was lovely and great", "AWFUL; we saw it"]
+    assert [model.names[number] for number in model.predict(known)] == ["yes", "no"]
+    assert torch.equal(model.predict(np.array(known)), model.predict(pd.DataFrame({"review": known})))
+    frame[["said", "review"]].to_csv("new.csv", index=False)
+    code, out, err = cli("predict", "run=run", "new.csv")
+    assert (code, len(out.split())) == (0, len(frame))
+    assert float(err.rpartition("accuracy ")[2]) == pytest.approx(
+        np.mean(np.array(out.split()) == frame.said), abs=1e-3
+    )
+    for columns, sentence in (
+        ({"review": "text"}, "the table of inputs has no column 'review'"),
+        ({"said": "review", "review": "other"}, ""),
+    ):
+        frame.rename(columns=columns).to_csv("other.csv", index=False)
+        code, _, err = cli("predict", "run=run", "other.csv")
+        assert (code == 2, sentence in err) == (bool(sentence), True), err

@@ -130,7 +130,7 @@ def with_targets(given: Files, model: DeployedModel) -> Files:
     """
     if not is_frame(given["x"]):
         return given
-    if "columns" not in model.table:
+    if not {"columns", "texts"} & model.table.keys():
         raise DataError("the run's data were not a table; give inputs x in an .npz file, or an .npy file of them.")
     label, frame = model.table.get("label"), given["x"]
     wanted = label if isinstance(label, list) else [label]

@@ -18,6 +18,7 @@ from fedloom.core.federation import Arrays
 from fedloom.core.targets import NUMBERS, TRUTHS
 from fedloom.data.augment import Scale
 from fedloom.data.own.tables import in_columns, is_frame
+from fedloom.data.own.texts import in_tokens
 from fedloom.data.sources.arrays import numbers
 from fedloom.data.sources.images import to_images
 from fedloom.experiment.export import SAMPLES, export
@@ -35,7 +36,7 @@ class DeployedModel:
         measurement: how outputs are read and measured: metrics, loss and batch size.
         lam: λ of an interpolated model (1 - λ)w + λv; None otherwise.
         table: how the run's data were made, if from a table: the names of their ``columns``, how those were
-            ``standardised``, and the column of the ``label``.
+            ``standardised``, or how ``texts`` became tokens, and the column of the ``label``.
     """
 
     module: nn.Module
@@ -70,8 +71,8 @@ class DeployedModel:
         Args:
             x: inputs [N, ...] as the run's data hold them, as an array, a tensor or a table. If the run's data were a
                 table, columns of a table are found by their names, with its categories, and standardised as they were.
-                Images in 8-bit pixels, also [N, H, W] or [N, H, W, C], are scaled and normalised as the run's images
-                were.
+                Texts, in their column or as a list, become tokens as the run's did. Images in 8-bit pixels, also
+                [N, H, W] or [N, H, W, C], are scaled and normalised as the run's images were.
 
         Returns:
             Class numbers, int64 [N], or [N, T] for sequences labelled at every position; truth values, int64, or
@@ -119,6 +120,8 @@ class DeployedModel:
         """Inputs [N, ...] in the type of the run's data; see ``predict``."""
         if "columns" in self.table and is_frame(x):
             x = in_columns(x, self.table["columns"], self.table.get("standardised"))
+        if "texts" in self.table:
+            x = in_tokens(x, **self.table["texts"])
         return inputs_like(self.arrays, x)
 
     def labelled(self, x: Any, y: Any) -> Arrays:
@@ -155,7 +158,7 @@ class Adapted(nn.Module):
 def table_of(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """What ``DeployedModel.table`` has, from the provenance of a federation or data set."""
     source = provenance.get("source", {})
-    return {key: source[key] for key in ("columns", "standardised", "label") if key in source}
+    return {key: source[key] for key in ("columns", "standardised", "label", "texts") if key in source}
 
 
 def inputs_like(arrays: Arrays, x: Any) -> Tensor:

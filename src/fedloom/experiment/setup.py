@@ -123,7 +123,8 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
         raise
     except Exception as error:
         told = f"the model does not take inputs of shape {tuple(sample.shape[1:])}: {first_line(error)}"
-        raise ConfigError(f"{told}{_hint(error, tokens)}") from error
+        size = federation.provenance.get("source", {}).get("vocabulary", 0)
+        raise ConfigError(f"{told}{_hint(error, tokens, size)}") from error
     if not isinstance(out, Tensor):
         raise ConfigError(f"the model returns a {type(out).__name__}; return the logits alone.")
     if isinstance(model, Wrapped) or experiment.method.needs("features"):
@@ -145,8 +146,8 @@ def _extreme_tokens(federation: Federation) -> Tensor:
     return torch.stack(rows).to("cpu") if rows else torch.empty(0)
 
 
-def _hint(error: Exception, tokens: Tensor) -> str:
-    """What to do if a model fails on inputs that are whole numbers, such as these."""
+def _hint(error: Exception, tokens: Tensor, size: int) -> str:
+    """What to do if a model fails on inputs that are whole numbers, such as these, of a vocabulary of some size."""
     if not len(tokens):
         return ""
     least, greatest = int(tokens.min()), int(tokens.max())
@@ -154,7 +155,7 @@ def _hint(error: Exception, tokens: Tensor) -> str:
         return "; whole numbers are taken as tokens: give others as float32"
     if least < 0:
         return f"; tokens are numbered from 0, but the data have {least}"
-    needed = greatest + 1
+    needed = max(greatest + 1, size)
     return (
         f"; the data have tokens up to {greatest}: give the model a vocabulary of {needed}, model.vocabulary={needed}"
     )

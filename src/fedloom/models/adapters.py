@@ -229,7 +229,8 @@ def distilbert(
     """DistilBERT of transformers (Sanh et al., 2019) on token numbers, with a dense layer of 768 before the head.
 
     Args:
-        inputs: (T,), the length of a sequence; tokenise with the network's own tokeniser.
+        inputs: (T,), the length of a sequence; tokenise with the network's own tokeniser, as ``data=text`` does with
+            ``data.tokenizer=NAME``.
         network: its name on the hub, or a local folder.
 
     Raises:

@@ -69,7 +69,7 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
     names: list[str] = []
     for column in columns:
         series = [frame[column] for frame in frames]
-        _complete(series, f"{what}: column {column!r}")
+        complete(series, f"{what}: column {column!r}")
         if all(pd.api.types.is_numeric_dtype(one.dtype) for one in series):
             names.append(str(column))
             for block, one in zip(blocks, series, strict=True):
@@ -123,7 +123,7 @@ def in_columns(frame: Any, columns: Sequence[str], scaled: Mapping[str, Any] | N
     coded: dict[str, list[int]] = {}
     for place, name in enumerate(columns):
         if name in names:
-            _complete([frame[names[name]]], f"column {name!r} of the inputs")
+            complete([frame[names[name]]], f"column {name!r} of the inputs")
             try:
                 made[:, place] = frame[names[name]].to_numpy(dtype=np.float32)
             except (TypeError, ValueError) as error:
@@ -133,7 +133,7 @@ def in_columns(frame: Any, columns: Sequence[str], scaled: Mapping[str, Any] | N
     for column, places in coded.items():
         if column not in names:
             raise DataError(f"the inputs have no column {column!r}; {nearest(column, names)}")
-        _complete([frame[names[column]]], f"column {column!r} of the inputs")
+        complete([frame[names[column]]], f"column {column!r} of the inputs")
         texts = frame[names[column]].astype(str).to_numpy()
         known = [columns[place].removeprefix(f"{column}=") for place in places]
         if len(lost := np.flatnonzero(~np.isin(texts, known))):
@@ -143,7 +143,7 @@ def in_columns(frame: Any, columns: Sequence[str], scaled: Mapping[str, Any] | N
     return made if scaled is None else rescaled(made, scaled)
 
 
-def _complete(series: Sequence[Any], what: str) -> None:
+def complete(series: Sequence[Any], what: str) -> None:
     """Raise a ``DataError`` if a column of one or several frames lacks values."""
     if lost := sum(int(one.isna().sum()) for one in series):
         raise DataError(

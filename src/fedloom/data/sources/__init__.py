@@ -25,6 +25,7 @@ from fedloom.data.sources.medical import dermamnist, isic2019, organcmnist
 from fedloom.data.sources.synthetic import intervals, six_gaussians, synthetic
 from fedloom.data.sources.arrays import from_tensors, npz
 from fedloom.data.sources.table import table
+from fedloom.data.sources.text import text
 from fedloom.data.sources.folder import folder
 from fedloom.data.sources.hub import hub
 from fedloom.data.sources.generated import generated
@@ -33,5 +34,5 @@ __all__ = [
     "Source", "berka", "celeba", "cifar10", "cifar100", "cinic10", "dermamnist", "digits", "emnist", "emnist_l",
     "fashion_mnist", "femnist", "folder", "from_tensors", "generated", "heart", "hub", "intervals", "isic2019",
     "mini_imagenet", "mnist", "mqp", "npz", "omniglot", "organcmnist", "reddit", "shakespeare", "six_gaussians",
-    "sources", "speech_commands", "synthetic", "table", "tiny_imagenet",
+    "sources", "speech_commands", "synthetic", "table", "text", "tiny_imagenet",
 ]  # fmt: skip

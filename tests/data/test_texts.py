@@ -1,0 +1,121 @@
+"""Texts of a table become tokens, each by itself, so that clients need no common vocabulary."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers.reviews import BAD, GOOD, NEITHER, reviews
+
+import fedloom as fl
+from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.local import Local
+from fedloom.data.own import texts
+from fedloom.data.sources import Source, sources
+from fedloom.data.streams import InOrder, task_stream
+from fedloom.models import models
+
+
+def read(folder: Path, frame: pd.DataFrame, **settings: Any) -> Source:
+    """The source of a table of texts."""
+    frame.to_csv(folder / "texts.csv", index=False)
+    return sources.make("text", path=str(folder / "texts.csv"), **settings)
+
+
+def test_a_text_has_the_same_tokens_whoever_else_is_there(tmp_path: Path) -> None:
+    frame = reviews(20)
+    settings = {"text": "review", "label": "said", "client": "user", "words": 50, "length": 5}
+    whole, part = read(tmp_path, frame, **settings), read(tmp_path, frame.iloc[7:12], **settings)
+    assert torch.equal(whole.train.x[7:12], part.train.x)
+    assert whole.train.x.dtype == torch.int64
+    assert whole.train.x.shape == (20, 5)
+    assert 0 < int(whole.train.x.min()) <= int(whole.train.x.max()) < 50
+    assert whole.train.names == ("no", "yes")
+    assert whole.group_names == ("user 0", "user 1", "user 2")
+
+
+def test_texts_are_cut_at_their_end_and_padded_at_their_beginning() -> None:
+    rows = texts.tokens(["a b c d", "A, b", ""], "words", 1000, length=3)
+    a, comma, b, c = (texts.tokens([word], "words", 1000)[0][0] for word in ("a", ",", "b", "c"))
+    assert rows == [[a, b, c], [a, comma, b], []]
+    assert texts.padded(rows, "words", 4).tolist() == [[0, a, b, c], [0, a, comma, b], [0, 0, 0, 0]]
+
+
+def test_the_next_byte_is_predicted_within_one_clients_texts(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"text": ["abc", "xyz", "de", "w"], "who": ["ann", "bob", "ann", "bob"]})
+    found = read(tmp_path, frame, label=None, client="who", tokenizer="bytes", length=3)
+    written = {owner: "\n".join(frame.text[frame.who == owner]) + "\n" for owner in ("ann", "bob")}
+    for row, (x, y) in enumerate(zip(found.train.x, found.train.y, strict=True)):
+        whole = written[found.group_names[found.groups[row]]]  # type: ignore[index]
+        at = whole.index(bytes((x - 1).tolist()).decode())
+        assert bytes((y - 1).tolist()).decode() == whole[at + 1 : at + 4]
+    assert found.groups is not None
+    assert found.groups.tolist() == [0, 0, 1]  # 7 and 6 bytes; the last window of bob's would lack a next byte
+    assert found.train.classes == 257
+
+
+def test_a_network_learns_the_next_byte(tmp_path: Path) -> None:
+    source = read(tmp_path, pd.DataFrame({"text": ["abcd" * 40] * 8}), label=None, tokenizer="bytes", length=20)
+    net = models.make("stacked_lstm", classes=257, inputs=(20,), hidden=16, layers=1, positions="every")
+    local = Local(epochs=4, batch_size=8, lr=1.0, momentum=0.9, clip=1.0)
+    result = fl.run("fedavg", fl.data.federate(source, "iid", clients=2), net, rounds=10, local=local)
+    assert result.summary["final"]["clients/accuracy/mean"] > 0.9
+
+
+def test_a_stream_of_texts_in_time(tmp_path: Path) -> None:
+    frame = reviews(12).assign(day=np.arange(12)[::-1])
+    found = read(tmp_path, frame, text="review", label="said", time="day", length=6)
+    assert torch.equal(found.train.x, read(tmp_path, frame.iloc[::-1], text="review", label="said", length=6).train.x)
+    assert len(task_stream(found, InOrder(train=2, test=1))) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "changed", "error", "sentence"),
+    [
+        ({}, {}, DataError, "has no column 'text'; there are: review, said, user"),
+        ({"text": "revew"}, {}, DataError, "has no column 'revew'; did you mean 'review'?"),
+        ({"text": "review", "client": "who"}, {}, DataError, "has no column 'who'"),
+        ({"text": "review"}, {"review": None}, DataError, "column 'review' lacks values in 30 of 30 rows"),
+        ({"text": "review"}, {"review": 7}, DataError, "column 'review' does not hold texts; data=table:FILE"),
+        ({"text": "review", "words": 1}, {}, ConfigError, "at least 2 words and a length of at least 1, not 1 and 64"),
+        ({"text": "review", "length": 0}, {}, ConfigError, "not 10000 and 0"),
+        ({"text": "review", "label": None}, {}, ConfigError, "hashed words cannot be predicted; choose"),
+        ({"text": "review", "label": None, "tokenizer": "bytes", "length": 9999}, {}, DataError, "smaller data.length"),
+        ({"text": "review", "tokenizer": "./nowhere"}, {}, DataError, "tokeniser './nowhere'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_one_sentence(
+    settings: dict[str, Any], changed: dict[str, Any], error: type[Exception], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=re.escape(sentence)) as refused:
+        read(tmp_path, reviews(30).assign(**changed), **{"label": "said", **settings})
+    assert "\n" not in str(refused.value)
+
+
+def test_a_tokeniser_of_transformers_pads_as_its_network_expects(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="the extra 'text' is not installed")
+    tokenizers = pytest.importorskip("tokenizers")
+    known = {word: number for number, word in enumerate(["[UNK]", "[PAD]", *GOOD, *BAD, *NEITHER])}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    whole = transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]", pad_token="[PAD]")
+    whole.save_pretrained(tmp_path / "tokeniser")
+    found = read(tmp_path, reviews(40), text="review", label="said", tokenizer=str(tmp_path / "tokeniser"), length=8)
+    expected = [[*(known[word] for word in text.split()), 1, 1] for text in reviews(40).review]
+    assert found.train.x.tolist() == expected
+    assert found.settings["vocabulary"] == len(known)
+    small = {
+        "vocab_size": len(known),
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "pad_token_id": 1,
+    }
+    net = models.make("transformers", classes=2, inputs=(8,), network="bert", config=small)
+    model = fl.run("fedavg", fl.data.federate(found, "iid", clients=2), net, rounds=1).trained.server
+    assert torch.equal(model.predict(list(reviews(40).review)), model.predict(found.train.x))
