@@ -32,7 +32,7 @@ def tokens(
         length: the largest number of tokens of a text; None has no limit.
 
     >>> tokens(["Hé!"], "bytes"), tokens(["a b", "B A"], "words", 1000)
-    ([[73, 196, 170, 34]], [[568, 746], [746, 568]])
+    ([[73, 196, 170, 34]], [[172, 930], [930, 172]])
 
     Raises:
         ConfigError: if ``words`` or ``length`` is too small.
