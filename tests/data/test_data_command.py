@@ -25,7 +25,18 @@ def write_emnist_l(folder: Path) -> None:
 
 
 def test_every_source_says_what_it_reads() -> None:
-    without = {"digits", "folder", "generated", "hub", "intervals", "npz", "six_gaussians", "synthetic", "table"}
+    without = {
+        "digits",
+        "folder",
+        "generated",
+        "hub",
+        "intervals",
+        "npz",
+        "six_gaussians",
+        "synthetic",
+        "table",
+        "text",
+    }
     assert {entry.name for entry in sources} - set(PLACES) == without
     for name, files in PLACES.items():
         assert name in sources
