@@ -84,6 +84,8 @@ def test_a_stream_of_texts_in_time(tmp_path: Path) -> None:
         ({"text": "review"}, {"review": 7}, DataError, "column 'review' does not hold texts; data=table:FILE"),
         ({"text": "review", "words": 1}, {}, ConfigError, "at least 2 words and a length of at least 1, not 1 and 64"),
         ({"text": "review", "length": 0}, {}, ConfigError, "not 10000 and 0"),
+        ({"text": "review", "label": None, "tokenizer": "bytes", "length": 0}, {}, ConfigError, "not 10000 and 0"),
+        ({"text": "review"}, {"said": None}, DataError, "said"),
         ({"text": "review", "label": None}, {}, ConfigError, "hashed words cannot be predicted; choose"),
         ({"text": "review", "label": None, "tokenizer": "bytes", "length": 9999}, {}, DataError, "smaller data.length"),
         ({"text": "review", "tokenizer": "./nowhere"}, {}, DataError, "tokeniser './nowhere'"),

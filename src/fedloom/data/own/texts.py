@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.core.errors import ConfigError, DataError, in_one_line
+from fedloom.core.errors import DataError, in_one_line
 from fedloom.data.own.columns import present
 from fedloom.data.own.tables import complete, is_frame
 from fedloom.data.sources.mqp import words as words_of
@@ -28,18 +28,15 @@ def tokens(
         tokenizer: ``words``: lower-case words and punctuation, hashed (Weinberger et al., ICML 2009): word w is token
             1 + crc32(w) mod (``words`` - 1), so that no list of words is needed, and rare words may share a token;
             ``bytes``: 1 + each byte of UTF-8; otherwise a tokeniser of transformers, a folder or a name on its hub.
-        words: the number of tokens of ``words``, with padding.
+        words: the number of tokens of ``words``, with padding, at least 2.
         length: the largest number of tokens of a text; None has no limit.
 
     >>> tokens(["Hé!"], "bytes"), tokens(["a b", "B A"], "words", 1000)
     ([[73, 196, 170, 34]], [[172, 930], [930, 172]])
 
     Raises:
-        ConfigError: if ``words`` or ``length`` is too small.
         DataError: if transformers is missing, or has no such tokeniser.
     """
-    if words < 2 or (length is not None and length < 1):
-        raise ConfigError(f"texts need at least 2 words and a length of at least 1, not {words} and {length}.")
     if tokenizer == "words":
         found = ([1 + zlib.crc32(word.encode()) % (words - 1) for word in words_of(text)] for text in texts)
     elif tokenizer == "bytes":

@@ -48,6 +48,8 @@ def text(
     from fedloom.data.own.columns import present
     from fedloom.data.own.tables import clients_of
 
+    if words < 2 or length < 1:
+        raise ConfigError(f"texts need at least 2 words and a length of at least 1, not {words} and {length}.")
     if label is None and tokenizer == "words":
         raise ConfigError("hashed words cannot be predicted; choose data.tokenizer=bytes, or one of transformers.")
     place = Path(path).expanduser()
@@ -58,16 +60,14 @@ def text(
     read = texts.texts_of(frame, text, name)
     owners: Any = None if client is None else clients_of(frame[client], name)
     if label is None:
-        ids = np.zeros(len(frame), int) if owners is None else owners
-        x, y, kept = [], [], []
-        for owner in dict.fromkeys(ids.tolist()):
-            mine = [one + "\n" for one, whose in zip(read, ids, strict=True) if whose == owner]
-            a, b = texts.windows(texts.tokens(mine, tokenizer), length)
-            x, y, kept = [*x, a], [*y, b], [*kept, *[owner] * len(a)]
-        inputs, targets = np.concatenate(x), np.concatenate(y)
+        mine: dict[Any, list[str]] = {}
+        for one, owner in zip(read, [None] * len(read) if owners is None else owners.tolist(), strict=True):
+            mine.setdefault(owner, []).append(one + "\n")
+        pairs = [texts.windows(texts.tokens(written, tokenizer), length) for written in mine.values()]
+        inputs, targets = (np.concatenate(side) for side in zip(*pairs, strict=True))
+        owners = None if owners is None else np.repeat(list(mine), [len(x) for x, _ in pairs])
         if not len(inputs):
             raise DataError(f"{name} has no client with more than {length} tokens; choose a smaller data.length.")
-        owners = None if owners is None else np.array(kept)
     else:
         inputs = texts.padded(texts.tokens(read, tokenizer, words, length), tokenizer, length)
         targets = frame[label]
