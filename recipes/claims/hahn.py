@@ -12,7 +12,7 @@ CDFS = ("weibull", "frechet", "gumbel", "exponential", "logistic", "normal")
 BRIEF = ("FedAvg", "FedPer", "APFL", "Ditto")
 NOISY = ("FedProx", "SCAFFOLD", "LG-FedAvg", "FedRep", *BRIEF)
 PERSONAL = ("pFedMe", *NOISY)
-HUNDRED = ("FedAvg", "SCAFFOLD", "LG-FedAvg", "FedPer", "APFL", "FedRep")  # those with three seeds at 100 clients
+HUNDRED = (*NOISY[:4], "FedAvg", "FedPer", "APFL")  # those with three seeds at 100 clients
 
 RESULTS: dict[str, Result] = {
     "superfed/table_2_3": Result("SuPerFed on MNIST, two classes a client (Hahn)", "", [
