@@ -94,7 +94,7 @@ class APFL(Paired):
 
     α is fixed, or learnt at each client by the third rule and clipped to [0, 1]; the authors update it once per round,
     here it is updated at every step. A client deploys v̄, or w if it never participated. With α = 0 this is FedAvg.
-    Deng, Kamani & Mahdavi 2020, algorithm 1.
+    Deng, Kamani & Mahdavi 2020, algorithm 1, which takes both gradients at the old w; here w has moved before v does.
 
     Args:
         alpha: α in [0, 1], or its initial value if learnt; 0 gives FedAvg.

@@ -20,8 +20,9 @@ class Ditto(Paired):
     """w is trained as in FedAvg; on the same mini-batches v minimises F_i(v) + (λ/2)‖v - θ^t‖².
 
     v [P] starts as the first model that the client received, and is deployed; a client that never participated deploys
-    w. The trajectory of w is bitwise that of FedAvg, batch statistics included, unless layers draw random numbers
-    (dropout), since v's pass draws, too. Li et al., ICML 2021, algorithm 1.
+    w. The trajectory of w is that of FedAvg, batch statistics included, bitwise with ``compute=live``, and up to
+    rounding with the batched one, unless layers draw random numbers (dropout), since v's pass draws, too.
+    Li et al., ICML 2021, algorithm 1.
 
     Args:
         lam: λ ≥ 0, weight of the proximal term.
