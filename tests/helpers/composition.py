@@ -22,7 +22,8 @@ What the papers say for an unweighted mean, and what follows from it for any p:
   optimal only as a mean of z with weights that stay the same, and those of a cohort do not; for the same reason a
   server optimiser is given the way to that mean, Δ = x - (1/K) Σ_j z_j, not the mean's last move.
 - FedExP (Jhunjhunwala et al. 2023): Σ p_i‖Δ_i‖², as in the authors' code, against the Δ that is stepped along; with
-  FedNova those Δ_i whose mean it is.
+  FedNova those Δ_i whose mean it is, and with a mixing that takes a step of its own those that are rescaled like their
+  mean: eq. (10) is a ratio of lengths, which no common factor of the updates changes.
 - Losses F_i are those of the received model, adapted where clients adapt, with a client's private parameters in place.
 """
 
@@ -237,6 +238,8 @@ def trained(world: World, rules: Rules) -> tuple[Vector, Numbers]:
         weights = mixing.weights(t, who, losses, updates)
         p = weights / weights.sum()
         delta = mixing.combine(p, who, losses, updates, lr)
+        long = np.linalg.norm(p @ updates)
+        rescaled = updates * (np.linalg.norm(delta) / long if long else 1.0)
         delta = drift.correct(delta, visits, p)
-        theta = theta - server.step(delta, p, updates * drift.stretch(visits, p))
+        theta = theta - server.step(delta, p, rescaled * drift.stretch(visits, p))
     return theta, personal.own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,14 +18,14 @@ from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.federation import Arrays, Index
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.parts import Drift, Paired, ServerOptimizer
+from fedloom.core.parts import Drift, Mixing, Paired, ServerOptimizer
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, RoundStep, run
 from fedloom.methods import make
 from fedloom.parts.adaptation import FineTune, Maml
 from fedloom.parts.drift import FedDCDrift, FedDynDrift, FedNovaDrift, FedSplitDrift
-from fedloom.parts.mixing import Confidence, SelfSupervised
+from fedloom.parts.mixing import Confidence, FedMGDA, NormBounding, SelfSupervised
 from fedloom.parts.objectives import (
     Contrastive,
     CrossEntropy,
@@ -35,7 +36,7 @@ from fedloom.parts.objectives import (
     loss,
 )
 from fedloom.parts.personal import APFL, Alternating, Clustered, Ditto, PrivateBody, PrivateHead, WidthSlice
-from fedloom.parts.server import SGD, Adam, Ensemble, Yogi
+from fedloom.parts.server import SGD, Adam, Ensemble, Extrapolated, Yogi
 
 EQUAL = {"federation": classes((8, 8, 8, 8)), "local": Local(epochs=2, batch_size=4, lr=0.2)}
 
@@ -86,6 +87,25 @@ def test_the_models_that_a_server_tries_are_the_clients_own_whatever_their_numbe
         run(experiment(method, rounds=1), callbacks=[record])
         weights.append(record.p[0])
     np.testing.assert_allclose(*weights, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "scaled",
+    [lambda scale: FedMGDA(lr=scale), lambda scale: NormBounding(radius=1e-3 * scale)],
+    ids=["fedmgda", "norms"],
+)
+@pytest.mark.parametrize("drift", [Drift(), FedNovaDrift()])
+def test_fedexp_looks_at_disagreement_and_not_at_how_long_a_mixing_makes_the_step(
+    scaled: Callable[[float], Mixing], drift: Drift
+) -> None:
+    """A tenth of the mixing's own step is a tenth of the way, as without extrapolation; the way is longer than that."""
+    ways, still = [], theta(go("fedavg", rounds=1, local=Local(steps=1, lr=1e-30)))
+    for scale, server in ((1.0, Extrapolated(0.0)), (0.1, Extrapolated(0.0)), (1.0, SGD())):
+        method = Method("scaled", (CrossEntropy(),), drift=drift, mixing=scaled(scale), server=server)
+        ways.append(theta(go(method, rounds=1, local=Local(steps=20, batch_size=0, lr=0.5))) - still)
+    np.testing.assert_allclose(ways[1], ways[0] / 10, rtol=1e-6, atol=1e-15)
+    ratio = np.linalg.norm(ways[0]) / np.linalg.norm(ways[2])
+    assert 1 < ratio < 10
 
 
 @pytest.mark.parametrize("personal", [WidthSlice(), Clustered()])

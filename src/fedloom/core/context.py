@@ -156,6 +156,7 @@ class RoundInfo:
         received: θ^t [P].
         p: mixing coefficients, float64 [|S|]; None until they are chosen.
         mixed: Σ p_i Δ_i [P], before the mixing's own step; None until the updates are in.
+        combined: Δ [P] after the mixing's own step, before any correction; ``mixed`` itself if it takes none.
         losses: F_i(θ^t) before local work, float64 [|S|], if a part needs them.
         updates: the members' uploaded updates Δ_i [P], if a part needs all of them.
         buffers: the members' buffers after local work [buffers], alongside ``updates``.
@@ -175,6 +176,7 @@ class RoundInfo:
     received: Tensor
     p: np.ndarray | None = None
     mixed: Tensor | None = None
+    combined: Tensor | None = None
     losses: np.ndarray | None = None
     updates: Sequence[Tensor] = field(default_factory=tuple)
     buffers: Sequence[Tensor] = field(default_factory=tuple)

@@ -132,6 +132,7 @@ def federated_round(
         states[place], delta = part.combine(states.get(place, {}), delta, uploads.get(place, {}), info)
 
     # correct
+    info = replace(info, combined=delta)
     for place, part in method.hooks["correct"]:
         states[place], delta = part.correct(states.get(place, {}), delta, uploads.get(place, {}), info)
 

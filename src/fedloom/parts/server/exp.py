@@ -21,7 +21,9 @@ class Extrapolated(ServerOptimizer):
 
     Each client uploads one scalar, ‖Δ_i‖² of the update as sent, after any compression. Jhunjhunwala, Wang &
     Joshi, ICLR 2023, eq. (10), where p_i = 1/|S|; the squares are mixed like the updates, as in the authors' code,
-    since only then is the ratio at least 1/2 for ε = 0.
+    since only then is the ratio at least 1/2 for ε = 0. Where the server rescales the mixed update, as FedNova, q-FFL,
+    norm bounding and FedMGDA+ do, the squares are rescaled with it: the ratio measures disagreement, not length.
+    A robust mixing does not bound the square that a hostile client declares.
 
     Args:
         eps: ε ≥ 0, guards against division by a vanishing mean update.
@@ -47,5 +49,10 @@ class Extrapolated(ServerOptimizer):
     def step(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         size = update.square().sum() + self.eps
         squares = uploads["squares"] * info.stretch**2
+        if info.combined is not info.mixed:
+            assert info.combined is not None
+            assert info.mixed is not None
+            long = info.mixed.square().sum()
+            squares = torch.where(long > 0, squares * info.combined.square().sum() / long, 0.0)
         ratio = torch.where(size > 0, squares / (2 * size), 1.0)  # a mean update of 0 is no step
         return state, ratio.clamp(min=1.0) * update
