@@ -75,20 +75,6 @@ def padded(rows: Sequence[Sequence[int]], tokenizer: str, length: int) -> np.nda
     return found
 
 
-def windows(rows: Sequence[Sequence[int]], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Texts one after the other, cut into sequences, and the next token at each position, int64 [N, length] each.
-
-    A remainder is dropped.
-
-    >>> x, y = windows([[1, 2, 3], [4, 5, 6]], 2)
-    >>> x.tolist(), y.tolist()
-    ([[1, 2], [3, 4]], [[2, 3], [4, 5]])
-    """
-    whole = np.array([token for row in rows for token in row], dtype=np.int64)
-    end = max(len(whole) - 1, 0) // length * length
-    return whole[:end].reshape(-1, length), whole[1 : end + 1].reshape(-1, length)
-
-
 def texts_of(frame: Any, column: str, what: str) -> list[str]:
     """A pandas column of texts.
 

@@ -85,6 +85,19 @@ def chunks(x: Sequence[Any], y: Sequence[Any], user: str, folder: Path) -> Pairs
     return inputs, targets
 
 
+def windows(text: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """A text's tokens cut into sequences, and the next token at each position, [N, length] each.
+
+    A remainder is dropped.
+
+    >>> x, y = windows(np.arange(1, 7), 2)
+    >>> x.tolist(), y.tolist()
+    ([[1, 2], [3, 4]], [[2, 3], [4, 5]])
+    """
+    end = max(len(text) - 1, 0) // length * length
+    return text[:end].reshape(-1, length), text[1 : end + 1].reshape(-1, length)
+
+
 def vocabulary_of(count: Mapping[str, int], words: int) -> dict[str, int]:
     """Token numbers: the most frequent words from 2 on, ties in alphabetical order.
 
@@ -108,9 +121,7 @@ def read(
         if length is None:
             a, b = numbers(chain(*inputs)).reshape(-1, 10), numbers(chain(*targets)).reshape(-1, 10)
         else:
-            text = numbers(word for word in chain(*inputs) if word != PAD)
-            n = max(len(text) - 1, 0) // length * length
-            a, b = text[:n].reshape(-1, length), text[1 : n + 1].reshape(-1, length)
+            a, b = windows(numbers(word for word in chain(*inputs) if word != PAD), length)
         x.append(a)
         y.append(b)
         owners += [user] * len(a)

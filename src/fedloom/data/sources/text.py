@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.sources.base import Source, sources
+from fedloom.data.sources.reddit import windows
 from fedloom.data.sources.table import in_order, read_frame
 
 
@@ -63,7 +65,8 @@ def text(
         mine: dict[Any, list[str]] = {}
         for one, owner in zip(read, [None] * len(read) if owners is None else owners.tolist(), strict=True):
             mine.setdefault(owner, []).append(one + "\n")
-        pairs = [texts.windows(texts.tokens(written, tokenizer), length) for written in mine.values()]
+        tokens = (np.fromiter(chain(*texts.tokens(written, tokenizer)), np.int64) for written in mine.values())
+        pairs = [windows(one, length) for one in tokens]
         inputs, targets = (np.concatenate(side) for side in zip(*pairs, strict=True))
         owners = None if owners is None else np.repeat(list(mine), [len(x) for x, _ in pairs])
         if not len(inputs):
