@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from helpers.runs import experiment
 
 import fedloom as fl
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.core.federation import Federation
+from fedloom.core.federation import Federation, Unlabelled
 from fedloom.core.local import Local
 from fedloom.data import as_source, task_stream
 from fedloom.data.streams import InOrder
@@ -55,6 +56,12 @@ def test_tokens_that_the_model_does_not_know_are_refused(rare: int, sentence: st
     with pytest.raises(ConfigError, match=sentence):
         run(settings(sequences(rare, test=test)), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_unlabelled_inputs_of_a_target_are_looked_at_too() -> None:
+    target = Unlabelled(torch.full((4, LENGTH), 7))
+    with pytest.raises(ConfigError, match=r"tokens up to 7: give the model a vocabulary of 8"):
+        run(settings(replace(sequences(), unlabelled=target)))
 
 
 def test_a_vocabulary_of_all_tokens_is_enough() -> None:

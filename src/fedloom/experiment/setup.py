@@ -139,9 +139,10 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
 
 
 def _extreme_tokens(federation: Federation) -> Tensor:
-    """The samples with the least and the greatest number of each split [M, ...]; none of real numbers."""
-    splits = (federation.train.arrays, federation.validation.arrays, federation.held_out.arrays, federation.test)
-    inputs = [x for x in {id(one): one.x for one in splits}.values() if x.numel() and not x.is_floating_point()]
+    """The samples with the least and the greatest number of each set of inputs [M, ...]; none of real numbers."""
+    held = (federation.train.arrays, federation.validation.arrays, federation.held_out.arrays, federation.test)
+    sets = [one.x for one in (*held, federation.unlabelled) if one is not None]
+    inputs = [x for x in {id(x): x for x in sets}.values() if x.numel() and not x.is_floating_point()]
     rows = [x[at] for x in inputs for at in (x.flatten(1).amin(1).argmin(), x.flatten(1).amax(1).argmax())]
     return torch.stack(rows).to("cpu") if rows else torch.empty(0)
 
