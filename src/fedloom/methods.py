@@ -87,7 +87,7 @@ preset(
 preset(
     Method("fedcm", CE, drift.FedCMDrift()),
     "Client momentum: steps along αg + (1 - α)d, where d is the direction in which the server last moved.",
-    "Xu et al. 2021, algorithm 2. With α = 1 it is FedAvg.",
+    "Xu et al. 2021, algorithm 2, which has the plain mean: ``method.mixing=uniform``. With α = 1 it is FedAvg.",
 )
 preset(
     Method("fednova", CE, drift.FedNovaDrift()),
@@ -294,10 +294,12 @@ preset(
 preset(
     Method("fedrep", CE, personal=personal.Alternating()),
     "Private head and shared body, trained one after the other: first the head, then the body. Collins et al., 2021.",
+    "Mixed by samples; algorithm 1 has the plain mean, ``method.mixing=uniform``.",
 )
 preset(
     Method("fedbn", CE, personal=personal.PrivateNorm()),
     "Normalisation layers, statistics included, stay at the client; everything else is averaged. Li et al., ICLR 2021.",
+    "Mixed by samples; algorithm 1 has the plain mean, ``method.mixing=uniform``.",
 )
 preset(
     Method("fedbabu", CE, personal=personal.Alternating(head_fraction=0.0), adaptation=adaptation.FineTune()),
@@ -313,15 +315,17 @@ preset(
 preset(
     Method("apfl", CE, personal=personal.APFL()),
     "w as in FedAvg, and v ← v - ηα∇F_i(αv + (1 - α)w); the mixture is deployed. Deng, Kamani & Mahdavi 2020.",
+    "Mixed by samples; algorithm 1 has the plain mean, ``method.mixing=uniform``.",
 )
 preset(
     Method("ditto", CE, personal=personal.Ditto()),
     "w as in FedAvg; v minimises F_i(v) + (λ/2)‖v - θ^t‖² and is deployed. Li et al., ICML 2021.",
+    "Mixed by samples; algorithm 1 has the plain mean, ``method.mixing=uniform``.",
 )
 preset(
     Method("pfedme", CE, personal=personal.PFedMe(), server=server.SGD()),
     "Moreau envelopes: v ≈ argmin F_i(v) + (λ/2)‖v - w‖², w ← w - ηλ(w - v). T. Dinh, Tran & Nguyen 2020.",
-    "At the server θ ← (1 - β)θ + β·mean.",
+    "At the server θ ← (1 - β)θ + β·mean, by samples; algorithm 1 has the plain mean, ``method.mixing=uniform``.",
     {"server.lr": "beta", "server.momentum": ""},
 )
 preset(

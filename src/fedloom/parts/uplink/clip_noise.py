@@ -28,8 +28,8 @@ class ClipNoise(Uplink):
 
     With ``noise_at=server`` (central privacy) the noise is added once, to the sum over the cohort: the mean becomes
     (Σ_S x_i + N(0, z²C²I))/m with m = |S_t| for cohorts of fixed size, and m = E|S_t| for random ones
-    (``sampling=bernoulli``). With ``noise_at=client`` (local privacy) every client adds N(0, z²C²I) itself. Parts that
-    use an upload twice, like FedDyn's h, see the same noise. C = ∞ with z = 0 is the identity.
+    (``sampling=bernoulli``), unless z = 0. With ``noise_at=client`` (local privacy) every client adds N(0, z²C²I)
+    itself. Parts that use an upload twice, like FedDyn's h, see the same noise. C = ∞ with z = 0 is the identity.
 
     With ``quantile`` γ the bound tracks the γ-quantile of the clients' norms: C ← C exp(-η(b̃ - γ)), b̃ the fraction of
     clients with ‖x‖ ≤ C, measured with noise N(0, σ_b²) on their number. The sum then gets more noise, z_Δ = (z⁻² -
