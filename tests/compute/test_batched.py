@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.federations import SIZES, Shaken, classes
+from helpers.federations import CLASSES, FEATURES, SIZES, Shaken, classes
 from helpers.marks import first_quick
-from helpers.networks import IMAGE, images, tanh_net
+from helpers.networks import IMAGE, fixed, images, tanh_net
 from helpers.runs import assert_same_run, experiment, go, theta
 from torch import nn
 
@@ -233,6 +233,25 @@ def test_pairs_of_models_are_stepped_in_one_pass(name: str, gain: int, monkeypat
     monkeypatch.setattr("fedloom.compute.cohort.pairs.GAIN", gain)
     monkeypatch.setattr(_Block, "lockstep", None)
     assert_same_run(reference, go(paired(name), compute="batched", **same), TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["superfed_lm", "pfedme"])
+def test_a_first_layer_without_a_bias_has_coordinates_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def model() -> nn.Module:
+        layers = nn.Linear(FEATURES, 4, bias=False), nn.Tanh(), nn.Linear(4, CLASSES, bias=False)
+        return fixed(nn.Sequential(*layers), 3)
+
+    same = {"federation": classes((1, 1, 1)), "model": model, "local": Local(epochs=2, lr=0.1)}
+    reference = go(paired(name), **same)
+    monkeypatch.setattr("fedloom.compute.cohort.pairs.GAIN", 1)
+    monkeypatch.setattr(_Block, "lockstep", None)
+    assert_same_run(reference, go(paired(name), compute="batched", **same), TOLERANCE)
+
+
+@pytest.mark.parametrize("largest", [0, 150_000])
+def test_large_pairs_whose_vectors_are_explicit_go_in_lockstep(largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedloom.compute.cohort.pairs.LARGEST", largest)
+    assert Batched(_plan("ditto")).has_paired_rounds == bool(largest)
 
 
 def test_pairs_draw_dropout_and_name_clients_that_diverge() -> None:

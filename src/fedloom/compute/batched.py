@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.compute.cohort import BatchSchedule, CohortNet, Draws, SGDRule, TrainedCohort, train
-from fedloom.compute.cohort.pairs import PairedNet
+from fedloom.compute.cohort.pairs import PairedNet, pays
 from fedloom.compute.cohort.parameters import new_rows
 from fedloom.compute.cohort.pointwise import Dropout
 from fedloom.compute.cohort.trial import trial_reason
@@ -111,9 +111,11 @@ class Batched:
 
     def __init__(self, plan: ClientPlan, shares: int | None = None) -> None:
         self.plan, self.live = plan, Live(plan)
-        self.has_plain_rounds, self.has_paired_rounds = has_plain_rounds(plan), has_paired_rounds(plan)
+        on_gpu, pair = plan.device != "cpu", (plan.model, plan.layout, _largest(plan), plan.operand_dtype)
+        self.has_plain_rounds = has_plain_rounds(plan)
+        self.has_paired_rounds = has_paired_rounds(plan) and (on_gpu or pays(*pair))
         longest, memory = LONGEST, PAIRED if self.has_paired_rounds else MEMORY
-        if on_gpu := plan.device != "cpu":
+        if on_gpu:
             longest, memory = ON_GPU
         self.longest = min(longest, max(memory // _bytes(plan), 1))
         self.shares = shares or (1 if on_gpu else EVEN)
@@ -161,8 +163,8 @@ class Batched:
     @cached_property
     def pairs(self) -> tuple[PairedNet, Tensor]:
         """The vectors of a block's paired models, and the memory [C, 2P + E] for loading and storing them."""
-        plan, largest = self.plan, int(self.plan.data.index.sizes.max())
-        net = PairedNet(plan.model, plan.layout, self.longest, largest, plan.device, plan.operand_dtype)
+        plan = self.plan
+        net = PairedNet(plan.model, plan.layout, self.longest, _largest(plan), plan.device, plan.operand_dtype)
         return net, new_rows(self.longest, plan.layout.size + plan.private_size, plan.theta0)
 
     def network(self) -> CohortNet:
@@ -353,6 +355,11 @@ def _numbers(parts: Sequence[tuple[str, Part]], seen: dict[str, Context]) -> tup
         return float(grad[0])
 
     return at(1, 0), at(0, 1)
+
+
+def _largest(plan: ClientPlan) -> int:
+    """The number of samples of the client that has the most."""
+    return int(plan.data.index.sizes.max())
 
 
 def _bytes(plan: ClientPlan) -> int:

@@ -34,6 +34,7 @@ from fedloom.core.layout import Layout, Leaf
 
 MIXED, GRAD, SHARED, PRIVATE, RECEIVED = range(5)  # the rows of a client
 GAIN = 4  # the first layer has coordinates if a client has this many times fewer samples than inputs
+LARGEST = 150_000  # parameters: without coordinates, larger vectors are stepped faster one client after the other
 
 
 class PairedNet:
@@ -58,12 +59,10 @@ class PairedNet:
     ) -> None:  # fmt: skip
         self.layout, self.first = layout, None
         explicit, extra = layout, 0
-        leaf = first_weight(model, layout) if samples and operand_dtype is None else None
-        if leaf is not None and GAIN * samples < leaf.size // leaf.shape[0]:
+        leaf = first_weight(model, layout, samples) if samples and operand_dtype is None else None
+        if leaf is not None:
             kept = tuple(each for each in layout.parameters if each is not leaf)
             explicit, extra = replace(layout, parameters=kept), 2 * samples * leaf.shape[0] + 2
-        else:
-            leaf = None
         self.explicit = explicit.size
         self.start = _aligned(explicit.size) if leaf else explicit.size  # of the coordinates; zeros lie between
         held = torch.zeros(clients, 5, _aligned(self.start + extra), dtype=layout.dtype, device=device)
@@ -78,6 +77,8 @@ class PairedNet:
             assert isinstance(step.layer, Linear)
             self.first = FirstLayer(step.layer, self.rows[:, :, self.start :], samples)
             rest = self.program.steps[place + 1 :]
+            for later in rest:  # the first layer, whose weight is none of the network's, is trained, too
+                later.layer.input_gradient = True
             steps = (LayerCall(self.first, (0,), step.output, step.name), *rest)
             self.program = Program(steps, self.program.values, self.program.outputs)
         start = sum(each.size for each in layout.parameters[: layout.parameters.index(leaf)]) if leaf else layout.size
@@ -140,12 +141,12 @@ class PairedNet:
         """The places of each layer in a row up to ``stop``, with its number; all if there is one number for all."""
         if numbers == 1:
             return [(0, slice(stop))]
-        cuts, start = [], 0
+        cuts, start, inside, left = [], 0, self.place, self.place.stop - self.place.start
         for number, size in enumerate(self.layout.layers):
-            end, inside = start + size, self.place
-            if self.first is not None and start <= inside.start < end:
+            end = start + size
+            if left and start <= inside.start < end:
+                end, left = end - left, 0
                 cuts += [(number, slice(start, inside.start)), (number, slice(self.start, stop))]
-                end -= inside.stop - inside.start
                 cuts.append((number, slice(inside.start, end)))
             else:
                 cuts.append((number, slice(start, end)))
@@ -233,16 +234,24 @@ class FirstLayer(CohortLayer):
         return self._starts
 
 
-def first_weight(model: nn.Module, layout: Layout) -> Leaf | None:
-    """The weight of a trained linear layer with a bias that alone reads the samples; None if there is none."""
+def pays(model: nn.Module, layout: Layout, samples: int, operand_dtype: torch.dtype | None) -> bool:
+    """Whether pairs of a block are faster than lockstep: they are small, or the first layer has coordinates."""
+    if layout.size <= LARGEST:
+        return True
+    return operand_dtype is None and first_weight(model, layout, samples) is not None
+
+
+def first_weight(model: nn.Module, layout: Layout, samples: int) -> Leaf | None:
+    """The weight of a trained linear layer that alone reads the samples, if it has coordinates; otherwise None."""
     program = CohortNet(model, layout, 1).program
     place = entrance(program)
     if place is None:
         return None
     layer = program.steps[place].layer
     assert isinstance(layer, Linear)
-    trained = layer.bias is not None and layer.bias.grad is not None and layer.weight.grad is not None
-    return next(leaf for leaf in layout.parameters if leaf is layer.weight.leaf) if trained else None
+    if layer.weight.grad is None or GAIN * samples >= layer.weight.matrix.shape[2]:
+        return None
+    return next(leaf for leaf in layout.parameters if leaf is layer.weight.leaf)
 
 
 def _aligned(size: int) -> int:
