@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers.federations import classes
+from helpers.networks import IMAGE, images
 from helpers.runs import experiment
 from sklearn.metrics import roc_auc_score
 from torch import nn
@@ -172,3 +173,21 @@ def test_metrics_of_other_targets_are_left_out() -> None:
     measured = Measurement(Evaluation(metrics=("accuracy", "rmse", "r2", "top2", "auroc")), "numbers")
     assert measured.metrics == ("rmse", "r2")
     assert replace(measured, targets="truth values").metrics == ("accuracy", "auroc")
+
+
+@pytest.mark.parametrize(("name", "norm"), [("fedavg", "none"), ("fedavg", "batch"), ("ifca", "none")])
+def test_a_method_that_uploads_one_network_has_as_many_fedavg_rounds_as_rounds(name: str, norm: str) -> None:
+    """With its batch statistics, and with one of several clusters' networks."""
+    where = {"federation": classes(shape=IMAGE), "model": images(norm), "cohort": 3}
+    target = Evaluation(what=("clients",), metric="clients/accuracy/mean", target=1.0)
+    result = run(experiment(name, evaluation=target, rounds=3, **where))
+    assert result.summary["target"]["fedavg_rounds_spent"] == 3
+
+
+def test_the_objective_of_the_round_is_better_if_it_is_lower() -> None:
+    falling = Evaluation(what=("received",), metric="mixing/objective", patience=2)
+    result = run(experiment("fedavg", evaluation=falling, rounds=5))
+    values = [record["mixing/objective"] for record in result.history]
+    assert values == sorted(values, reverse=True)
+    assert len(values) == 5
+    assert result.summary["best"]["round"] == 5

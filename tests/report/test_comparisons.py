@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow.parquet as parquet
 import pytest
@@ -98,6 +99,9 @@ def test_groups_are_compared_with_the_baseline_on_their_own_data(make_run) -> No
 def test_the_paired_test_of_equal_differences_has_no_p() -> None:
     assert paired({1: 2.0, 2: 3.0}, {1: 1.0, 2: 2.0})["p"] != paired({1: 2.0, 2: 3.0}, {1: 1.0, 2: 2.0})["p"]
     assert paired({1: 2.0, 2: 4.0}, {1: 1.0, 2: 1.0})["p"] == pytest.approx(0.2951672353008665)
+    rounded = paired({1: 0.8, 2: 0.9, 3: 1.0}, {1: 0.7, 2: 0.8, 3: 0.9})  # equal but for the last bits
+    assert np.isnan(rounded["p"])
+    assert rounded["se"] == 0
 
 
 def test_only_clients_that_train_are_counted_in_a_cohort_and_in_the_weights(make_run) -> None:

@@ -22,8 +22,8 @@ from fedloom.models import models
 from fedloom.parts.mixing.responses import respond
 
 
-def trained(method: Method, out: Path, **settings) -> Path:
-    federation = federate("digits", "dirichlet_balanced", clients=5, seed=1)
+def trained(method: Method, out: Path, partition: str = "dirichlet_balanced", **settings) -> Path:
+    federation = federate("digits", partition, clients=5, seed=1)
     make = lambda: models.make("logistic", classes=10, inputs=(1, 8, 8))  # noqa: E731
     run(Experiment(method, federation, make, rounds=6, **settings), out)
     return out
@@ -43,6 +43,21 @@ def test_it_is_the_regret_of_the_recorded_coefficients(cdf: str, scale: float, s
     series = regret_curve(found)
     np.testing.assert_allclose(series, regret(played(p), responses), rtol=0, atol=1e-12)
     assert series.iloc[-1] <= silo_bound(6, 5, lipschitz(0, 1 / 5))
+
+
+def test_the_first_decision_is_the_one_that_a_run_starts_with(tmp_path: Path) -> None:
+    asked = Evaluation(("global", "received"))
+    for name, method in (("tilted", methods.aaggff_s(prior="samples")), ("fixed", methods.fedavg())):
+        where = trained(method, tmp_path / name, "dirichlet", evaluation=asked)
+        (found,) = read([where])[0].runs
+        columns = parquet.read_table(where / "mixing.parquet")
+        p, losses = (columns[key].to_numpy().reshape(6, 5) for key in ("p", "loss"))
+        sizes = [len(rows) for rows in federate("digits", "dirichlet", clients=5, seed=1).train.index]
+        first = np.array(sizes) / sum(sizes)
+        assert abs(first - 0.2).max() > 0.01
+        responses = np.array([respond(f, "normal", 1.0, 0.0, 0.0, 1 / 5) for f in losses])
+        expected = regret(np.concatenate([first[None], p[:-1]]), responses)
+        np.testing.assert_allclose(regret_curve(found), expected, rtol=0, atol=1e-12)
 
 
 def test_only_runs_that_know_all_losses_have_one(tmp_path: Path) -> None:

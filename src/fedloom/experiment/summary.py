@@ -96,9 +96,12 @@ def summarise(
     direction = "max" if settings.maximise else "min"
     best = best_round(values, rounds, direction) if values else None
     asked = sum(record["cohort"] for record in history)
+    network = plan.levels[0].layout  # of the largest level; with clusters, the one network that a client trains
+    upload = network.size + network.buffer_size
     summary: dict[str, Any] = {
         "headline": headline(experiment.method, settings),
         "parameters": plan.layout.size,
+        "upload": upload,
         "clients": len(experiment.federation),
         "partition": experiment.federation.provenance.get("partition", {}).get("name"),
         "best": None if best is None else {"metric": settings.metric, "round": best[0], "value": best[1]},
@@ -115,8 +118,8 @@ def summarise(
             "value": settings.target,
             "round": reached,
             "params": parameters_to_target(values, sent, settings.target, direction),
-            "fedavg_rounds": None if reached is None else fedavg_rounds(up, plan.layout.size, cohort),
-            "fedavg_rounds_spent": fedavg_rounds(up, plan.layout.size, cohort),
+            "fedavg_rounds": None if reached is None else fedavg_rounds(up, upload, cohort),
+            "fedavg_rounds_spent": fedavg_rounds(up, upload, cohort),
         }
     return summary
 

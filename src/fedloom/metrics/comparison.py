@@ -16,6 +16,8 @@ import numpy as np
 Seed = TypeVar("Seed", bound=Hashable)
 LEVEL = 0.95
 """The level of intervals."""
+EQUAL = 1e-12
+"""Differences are equal if they differ by no more than this, relative to the compared values."""
 
 
 def paired(a: Mapping[Seed, float], b: Mapping[Seed, float], comparisons: int = 1) -> dict[str, float]:
@@ -42,6 +44,8 @@ def paired(a: Mapping[Seed, float], b: Mapping[Seed, float], comparisons: int = 
             "seeds": len(d),
         }
     se = float(d.std(ddof=1) / math.sqrt(len(d)))
+    if se <= EQUAL * max(abs(values[seed]) for values in (a, b) for seed in a if seed in b):
+        se = 0.0
     half = float(stdtrit(len(d) - 1, 1 - (1 - LEVEL) / (2 * comparisons))) * se
     mean = float(d.mean())
     p = 2 * float(stdtr(len(d) - 1, -abs(mean) / se)) if se else math.nan

@@ -65,8 +65,8 @@ class Metric:
 
 
 _METRICS: dict[str, Metric] = {}
-_LOWER = {  # of which less is better: summaries over clients, whatever the metric, distances of sets, and privacy spent
-    "std", "gini", "gap", "fid", "kid", "epsilon", "example_epsilon",
+_LOWER = {  # of which less is better: summaries over clients, distances, privacy spent, and an attack's success
+    "std", "gini", "gap", "fid", "kid", "epsilon", "example_epsilon", "kl", "success",
 }  # fmt: skip
 _TOP = re.compile(r"top([1-9]\d*)")
 
@@ -160,10 +160,12 @@ def direction(key: str) -> Direction:
     ('max', 'min', 'min')
     >>> direction("synthetic/fid"), direction("privacy/epsilon")
     ('min', 'min')
+    >>> direction("mixing/objective"), direction("attack/success"), direction("attack/detection")
+    ('min', 'min', 'max')
     """
     words = [word.removeprefix("train_") for word in key.split("/")]
     lower = _LOWER | {one.name for one in _METRICS.values() if one.direction == "min"}
-    return "min" if any(word in lower or word.endswith("loss") for word in words) else "max"
+    return "min" if any(word in lower or word.endswith(("loss", "objective")) for word in words) else "max"
 
 
 def view(of: View, out: Tensor, y: Tensor, kind: TargetKind) -> tuple[Tensor, Tensor]:

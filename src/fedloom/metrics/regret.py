@@ -62,18 +62,23 @@ def decision_losses(decisions: ArrayLike, responses: ArrayLike) -> Vector:
     return -np.log1p((p * r).sum(1))
 
 
-def played(used: ArrayLike) -> Matrix:
-    """The decisions in the order of commitment, [T, K]: p^1 = 1/K, then all recorded ones but the last.
+def played(used: ArrayLike, prior: ArrayLike | None = None) -> Matrix:
+    """The decisions in the order of commitment, [T, K]: p^1, then all recorded ones but the last.
 
     AAggFF decides after it sees a round's responses and mixes the same round with the result: p^{t+1} is recorded in
     round t, and regret is that of p^t.
+
+    Args:
+        used: the recorded decisions [T, K].
+        prior: p^1 [K]; None for 1/K.
 
     >>> played([[0.2, 0.8], [0.0, 1.0]])
     array([[0.5, 0.5],
            [0.2, 0.8]])
     """
     p = _rounds(used, "decisions")
-    return np.concatenate([np.full((1, p.shape[1]), 1 / p.shape[1]), p[:-1]])
+    first = np.full(p.shape[1], 1 / p.shape[1]) if prior is None else np.asarray(prior, np.float64)
+    return np.concatenate([first[None], p[:-1]])
 
 
 def best_fixed(responses: ArrayLike, tolerance: float = 1e-11) -> Vector:

@@ -45,13 +45,13 @@ def traffic(run: RunData) -> pd.DataFrame:
 
 
 def _model_size(run: RunData) -> float | None:
-    """Number of parameters of one model, if on record."""
-    value = run.facts.get("model.parameters", run.summary.get("parameters"))
+    """What FedAvg would upload for one client, a network's parameters and buffers, if on record."""
+    value = run.summary.get("upload", run.facts.get("model.parameters", run.summary.get("parameters")))
     return float(value) if isinstance(value, int | float) and value > 0 else None
 
 
 def fedavg_upload(run: RunData, groups: Sequence[RunGroup]) -> float | None:
-    """Parameters that one FedAvg round uploads under this run's conditions: a model from each client of the cohort.
+    """What one FedAvg round uploads under this run's conditions: a network from each client of the cohort.
 
     If the model size is not on record, the mean upload of a FedAvg run in this comparison with the same model, data,
     clients and participation.
@@ -88,9 +88,9 @@ _NOTE = (
     "Mean ± standard error over seeds. Rounds: the first evaluated one with a value at least as good as the target. If "
     "a seed never reaches it, no mean is taken over the others: “> T” then says how far the shortest such run went, "
     "and how many seeds did reach it. FedAvg rounds = parameters sent up by all clients until then ÷ (clients in the "
-    "cohort × parameters of one model): a FedAvg round sends one model up from each client, so FedAvg needs as many as "
-    "it has rounds, and a method that sends a second model twice as many. Parameters counts both directions. FedAvg ÷ "
-    "method compares the FedAvg rounds that both need. "
+    "cohort × parameters of one network, with its buffers): a FedAvg round sends one network up from each client, so "
+    "FedAvg needs as many as it has rounds, and a method that sends a second one twice as many. Parameters counts both "
+    "directions. FedAvg ÷ method compares the FedAvg rounds that both need. "
 )
 
 

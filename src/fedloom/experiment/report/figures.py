@@ -335,6 +335,17 @@ def transformation(run: RunData) -> tuple[str, float, float]:
     return stored["cdf"], float(stored["scale"]), float(stored["shape"])
 
 
+def prior(run: RunData, decided: Floats) -> Floats | None:
+    """p^1 [K] for the decisions [T, K] of a run: what never changes, or n_i/n if the policy starts there; else None."""
+    if (decided == decided[0]).all():
+        return decided[0]
+    if "prior='samples'" not in str(run.facts.get("method.mixing", "")) or not len(run.partition):
+        return None
+    held = run.partition
+    sizes = np.bincount(held["client"].to_numpy(), held["samples"].to_numpy(np.float64))
+    return sizes / sizes.sum() if len(sizes) == decided.shape[1] else None
+
+
 def regret_curve(run: RunData) -> pd.Series:
     """Σ_{τ≤t} ℓ_τ(p^τ) - ℓ_τ(p*) by round, with p* the best fixed p of the whole run; empty if losses are missing.
 
@@ -346,7 +357,7 @@ def regret_curve(run: RunData) -> pd.Series:
     p, losses = known
     cdf, scale, shape = transformation(run)
     answer = partial(respond, cdf=cdf, scale=scale, shape=shape, low=0.0, high=1 / p.shape[1])
-    values = regret_of_losses(played(p), losses, answer)
+    values = regret_of_losses(played(p, prior(run, p)), losses, answer)
     return pd.Series(values, np.arange(1.0, len(values) + 1))
 
 

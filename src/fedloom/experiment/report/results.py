@@ -313,9 +313,9 @@ def fairness_table(groups: Sequence[RunGroup]) -> ReportTable | None:
         "Computed from clients.parquet for each run, then mean ± standard error over seeds. The weighted "
         "mean weighs clients by their samples; std is over clients (population); worst and best 10 % are means over "
         "max(1, ⌊0.1 K⌋) clients; the parity gap is best minus worst client. Clients without test samples are left "
-        "out. Weight of the worst 10 %: the share of all mixing coefficients of the run that the clients got that are "
-        "worst in the end, which with equal weights is their share of the clients; KL: of a round's coefficients "
-        "against equal ones, mean over rounds.",
+        "out, of the weights, too. Weight of the worst 10 %: the share of all mixing coefficients of the run that the "
+        "clients got that are worst in the end, which with equal weights is their share of the clients; KL: of a "
+        "round's coefficients against equal ones, mean over rounds.",
     )
 
 

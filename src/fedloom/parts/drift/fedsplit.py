@@ -32,8 +32,8 @@ class FedSplitDrift(Drift):
     & Wainwright, NeurIPS 2020, algorithm 1; the variants are those of Acar, thesis 2023, §A.1.1.
 
     All z_i start at the initial model θ⁰, so that x is the mean of all z_i from the first round on. A client that joins
-    later needs θ⁰ for its first 2x - z_i: θ⁰ is broadcast beside x until all clients have participated (each uploads
-    one number when it joins); from then on a round costs as much as FedAvg's.
+    later needs θ⁰ for its first 2x - z_i: θ⁰ is broadcast beside x until all clients have participated. From then on a
+    round costs as much as FedAvg's, and one number: every upload says whether its client has just joined.
 
     Args:
         s: s > 0, the step size of the proximal operator; the pull towards 2x - z_i is 1/s.
