@@ -5,16 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from helpers.federations import classes
+from helpers.federations import FEATURES, classes
+from helpers.networks import Split, fixed
 from helpers.runs import experiment, go, theta
+from torch import nn
 
-from fedloom.core.context import Batch, Output
+from fedloom.core.context import Batch, Context, Output
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
+from fedloom.core.meta import gradient, objective
 from fedloom.core.method import Method
+from fedloom.core.objective import Net
+from fedloom.core.parts import Adaptation
 from fedloom.data import federate, partitions, sources
 from fedloom.experiment.experiment import Evaluation, Experiment
-from fedloom.experiment.federated import run
+from fedloom.experiment.federated import FederatedTask, run
 from fedloom.methods import make
 from fedloom.models import models
 from fedloom.parts.adaptation import FineTune, Maml, Prototypes
@@ -188,3 +193,28 @@ def test_the_inner_gradient_is_the_same_inside_and_outside_of_a_transform(second
     assert slope.requires_grad == second_order
     with torch.no_grad():
         torch.testing.assert_close(slope_at(loss, theta, second_order), slope.detach(), rtol=0, atol=0)
+
+
+def normalised() -> nn.Module:
+    """Two layers of batch normalisation: each overwrites statistics of its own in every forward pass."""
+    layers = [nn.Linear(FEATURES, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh()]
+    return fixed(Split(nn.Sequential(*layers), 4))
+
+
+@pytest.mark.parametrize("part", [Maml(0.3, 2), Prototypes()], ids=repr)
+def test_the_adapted_loss_is_differentiated_through_batch_statistics(part: Adaptation) -> None:
+    """Against differences of the loss itself; training with it leaves out nobody and learns the statistics."""
+    method = Method("a", (CrossEntropy(),), adaptation=part)
+    settings = {"federation": classes((16, 20)), "model": normalised, "local": Local(batch_size=0, lr=0.1)}
+    plan = FederatedTask(experiment(method, **settings)).plan
+    samples = plan.data.client(0)
+    support, query = (Batch(samples.x[at], samples.y[at]) for at in (slice(0, 8), slice(8, 16)))
+    seen = {place: Context(plan.theta0, {}, {}, {}, 1.0, 1, 0.1, 0, plan.facts) for place in plan.method.parts}
+    value = objective(plan, Net(plan.model, plan), plan.buffers0.clone(), support, query, seen)
+    slope, _ = gradient(value, plan.theta0)
+    along = torch.randn(len(slope), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ahead, behind = (float(value(plan.theta0 + step * along)) for step in (1e-5, -1e-5))
+    assert float(slope @ along) == pytest.approx((ahead - behind) / 2e-5, rel=1e-6)
+    result = go(method, **settings)
+    assert not result.failures
+    assert not torch.equal(result.snapshot.server.buffers, plan.buffers0)

@@ -28,8 +28,10 @@ def forward(plan: ClientPlan, net: Net, buffers: Tensor, batches: tuple[Batch, .
         twin = None
         if plan.has_twin:
             twin = next((batch.twin for batch in batches if batch.x is x and batch.twin is not None), x)
-        named = {f"model.{name}": value for name, value in plan.layout.named(theta, buffers.clone()).items()}
-        return call(net, named, (x, twin))
+        named = plan.layout.named(theta, buffers)
+        for leaf in plan.layout.buffers:  # a memory for each: layers that overwrite theirs leave others' graphs alone
+            named[leaf.name] = named[leaf.name].clone()
+        return call(net, {f"model.{name}": value for name, value in named.items()}, (x, twin))
 
     def run(theta: Tensor, x: Tensor) -> Output:
         if torch.is_grad_enabled() or len(x) <= PIECE:
