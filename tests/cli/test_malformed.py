@@ -242,6 +242,13 @@ def test_manifests_that_somebody_sealed_again(cli: Cli, tmp_path: Path, finished
     assert found > 30
 
 
+def test_a_manifest_of_something_else_is_named(cli: Cli, tmp_path: Path, finished: Path) -> None:
+    there = Path(shutil.copytree(finished, tmp_path / "there"))
+    for other in ("{}", "5", '"a"', "[1]"):
+        (there / "checkpoint" / "round-000002" / "manifest.json").write_text(other)
+        assert "manifest.json is not that of a checkpoint" in cli("run", "-q", "resume=there", "rounds=3").err
+
+
 @pytest.mark.slow
 def test_damaged_checkpoints(cli: Cli, tmp_path: Path, finished: Path) -> None:
     there = Path(shutil.copytree(finished, tmp_path / "there"))

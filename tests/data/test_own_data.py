@@ -373,3 +373,8 @@ def test_clients_whose_numbers_are_floats_in_one_table_are_the_same_clients() ->
     made = federate(train, client="who", label="y", test=test, held_out="natural")
     assert made.names == ("1", "2", "3")
     assert made.held_out.index.sizes.tolist() == [0, 1, 1]
+
+
+def test_samples_of_one_class_are_a_warning() -> None:
+    with pytest.warns(UserWarning, match="own data: all samples have the same class; there is nothing to learn"):
+        as_source((np.zeros((4, 2)), np.array(["x"] * 4)))

@@ -312,9 +312,10 @@ def test_bad_use_ends_in_a_sentence(make_run, tmp_path: Path) -> None:
     (run / "config.yaml").write_text("a: [1")
     with pytest.raises(FedLoomError, match=r"config\.yaml cannot be read as a configuration"):
         build([run], tmp_path / "out")
-    (run / "config.yaml").write_text("- 1")
-    with pytest.raises(FedLoomError, match="holds no settings"):
-        build([run], tmp_path / "out")
+    for spoilt in ("- 1", "", "{}"):
+        (run / "config.yaml").write_text(spoilt)
+        with pytest.raises(FedLoomError, match="holds no settings: it was emptied or damaged"):
+            build([run], tmp_path / "out")
 
 
 def test_the_head_tells_one_run_from_several_and_the_heterogeneity_of_the_partition(make_run, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from fedloom.core.parts import Submodels, Term
 from fedloom.core.round import federated_round
 from fedloom.engines.serial import Serial
 from fedloom.experiment import checkpoint
+from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, RunResult, run
 from fedloom.methods import make, methods
 from fedloom.parts.mixing import Fixed, Uniform
@@ -184,6 +185,15 @@ def test_a_server_model_that_overflows_ends_the_run() -> None:
 
 
 # --- drop-outs ----------------------------------------
+
+
+def test_a_final_model_that_diverged_with_finite_updates_is_a_warning() -> None:
+    data = classes(SIZES, dtype=torch.float32)
+    far = {"federation": data, "model": linear_layers, "rounds": 1, "dtype": "float32"}
+    calm, wild = (go(**far, local=Local(steps=1, lr=lr), evaluation=Evaluation()) for lr in (0.1, 1e30))
+    assert not calm.summary["warnings"]
+    (said,) = wild.summary["warnings"]
+    assert said.startswith("clients/loss/mean and global/loss in round 1: not finite")
 
 
 def test_drop_rate_is_a_probability_and_names_who_left() -> None:

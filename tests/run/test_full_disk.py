@@ -7,7 +7,10 @@ import json
 import os
 import resource
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import pytest
 from helpers.deaths import assert_same_contents, child, contents
 from helpers.resuming import back_to, work
 
+from fedloom.cli import main
 from fedloom.experiment import atomic, checkpoint
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.federated import run
@@ -90,3 +94,43 @@ def test_no_file_may_grow_any_more(room: float, tmp_path: Path, finished: Path) 
     assert good == {path: path.read_bytes() for path in good}
     run(work(), out, resume=True, checkpoint_every=2, keep=3)
     assert_same_contents(contents(finished), contents(out))
+
+
+FULL = Path("/dev/full")
+RUN = ("run", "method=fedavg", "data=digits", "clients=3", "model=logistic", "rounds=2", "out=run")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("words", [(), ("--log", str(FULL))], ids=["output", "log"])
+def test_a_run_goes_on_without_lines_that_cannot_be_written(words: tuple[str, ...], tmp_path: Path) -> None:
+    done = commanded([*RUN, *words], tmp_path, None if words else FULL)
+    assert done.returncode == 0
+    assert done.stderr.count("cannot be written (No space left on device); this goes on without it.") == 1
+    assert "Traceback" not in done.stderr
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("words", [["list", "methods"], [*RUN, "--json"]], ids=["list", "json"])
+def test_an_answer_that_cannot_be_written_is_an_error(words: list[str], tmp_path: Path) -> None:
+    done = commanded(words, tmp_path, FULL)
+    assert (done.returncode, done.stderr) == (2, "fedloom: No space left on device.\n")
+
+
+def commanded(words: list[str], where: Path, output: Path | None) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, with its output in a file; None catches it."""
+    with (output or where / "caught").open("w") as file:
+        command = [sys.executable, "-c", "from fedloom.cli import main; raise SystemExit(main())", *words]
+        return subprocess.run(command, cwd=where, stdout=file, stderr=subprocess.PIPE, text=True, check=False)
+
+
+def test_memory_that_does_not_suffice_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def hungry(words: list[str]) -> int:
+        raise MemoryError("Unable to allocate 477. GiB")
+
+    monkeypatch.setattr(import_module("fedloom.cli.main"), "_dispatch", hungry)
+    assert main(["run"]) == 2
+    error = capsys.readouterr().err
+    assert error == "fedloom: there is not enough memory (Unable to allocate 477. GiB); choose smaller sizes.\n"

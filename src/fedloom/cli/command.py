@@ -22,7 +22,7 @@ from fedloom.config.schema import CommandSchema, Config, to_yaml
 from fedloom.core.client import Failure
 from fedloom.core.errors import ClientError, ConfigError, FedLoomError
 from fedloom.experiment.callbacks import Callback
-from fedloom.experiment.console import make_console, note, notes, print_raw, relpath, show_warnings
+from fedloom.experiment.console import going_on, make_console, note, notes, print_raw, relpath, show_warnings
 from fedloom.experiment.progress import LineProgress, NullProgress, make_progress
 from fedloom.experiment.rundir import RunDirectory
 
@@ -193,11 +193,12 @@ class Command:
         rows = [(label, run.summary()) for label, run in found]
         lines = [*over_seeds([run.path for _, run in found])] if len(found) > 1 else []
         for console in consoles:
-            console.print()
-            console.print(self.table(rows))
-            for text in [*lines, *self.remarks(rows)]:
-                print_raw(console, text)
-            notes(console, (summary for _, summary in rows))
+            with going_on(console):
+                console.print()
+                console.print(self.table(rows))
+                for text in [*lines, *self.remarks(rows)]:
+                    print_raw(console, text)
+                notes(console, (summary for _, summary in rows))
         many = "ies" if batch.is_sweep else "y"
         places = [
             (f"run director{many}", batch.parent),
@@ -205,8 +206,9 @@ class Command:
         ]
         width = max(len(word) for word, _ in places) + 1
         for console in consoles:
-            for word, path in places:
-                print_raw(console, f"{word + ':':<{width}} {relpath(path)}")
+            with going_on(console):
+                for word, path in places:
+                    print_raw(console, f"{word + ':':<{width}} {relpath(path)}")
 
     def _summaries(self, batch: RunPlan) -> Iterator[dict[str, Any]]:
         """The runs for ``--json``: name, directory, and what is in ``summary.json``."""

@@ -59,7 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(words)
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
     except FedLoomError as error:
         if "--debug" in words:
             if trace := getattr(error, "trace", ""):
@@ -75,6 +77,33 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         silence_stdout()
         return OK
+    except (OSError, MemoryError) as error:
+        if "--debug" in words:
+            raise
+        print(f"fedloom: {_of_machine(error)}", file=sys.stderr)
+        _discard_output()
+        return MISTAKE
+
+
+def _of_machine(error: OSError | MemoryError) -> str:
+    """What the operating system refused, as a sentence.
+
+    >>> _of_machine(OSError(28, "No space left on device", "out/page.html"))
+    'out/page.html: No space left on device.'
+    """
+    if isinstance(error, MemoryError):
+        return f"there is not enough memory{f' ({error})' if str(error) else ''}; choose smaller sizes."
+    return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}."
+
+
+def _discard_output() -> None:
+    """Discard standard output if it cannot be written; what is left in its buffer would fail once more at exit."""
+    from fedloom.experiment.console import silence
+
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        silence(sys.stdout)
 
 
 def _dispatch(words: list[str]) -> int:

@@ -92,7 +92,12 @@ def parse(text: str, names: Mapping[str, Sequence[str]] | None = None) -> Assign
     path = tuple(override.key_or_group.replace("/", ".").split("."))
     if not override.is_sweep_override():
         return Assignment(path, (_plain(override.value()),))
-    values = tuple(itertools.islice(_swept(override, (names or {}).get(".".join(path))), RUNS + 1))
+    try:
+        values = tuple(itertools.islice(_swept(override, (names or {}).get(".".join(path))), RUNS + 1))
+    except ConfigError:
+        raise
+    except ValueError as error:  # of range()
+        raise ConfigError(f"{text!r} cannot be swept over: {error}.") from error
     if not values:
         raise ConfigError(f"{text!r} sweeps over nothing.")
     if len(values) > RUNS:

@@ -116,6 +116,8 @@ def read(path: Path) -> Checkpoint:
         SafetensorError: likewise.
     """
     manifest = json.loads((path / "manifest.json").read_text())
+    if not isinstance(manifest, dict) or not {"format", "sha256", "files", "round", "facts"} <= manifest.keys():
+        raise ValueError("manifest.json is not that of a checkpoint: it lacks entries")
     if manifest["format"] != FORMAT:
         raise ValueError(f"its format is {manifest['format']}, this version reads {FORMAT}")
     if manifest.pop("sha256") != _seal(manifest):

@@ -6,7 +6,8 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -270,7 +271,8 @@ def _left_out(summary: Mapping[str, Any]) -> int:
 
 def note(console: Console, message: object) -> None:
     """Print a note of one line."""
-    console.print(Text(f"note: {message}", style="yellow"), soft_wrap=True)
+    with going_on(console):
+        console.print(Text(f"note: {message}", style="yellow"), soft_wrap=True)
 
 
 def show_warnings(console: Console) -> None:
@@ -293,6 +295,25 @@ def relpath(path: Path) -> str:
 def silence_stdout() -> None:
     """Discard all further standard output, because its reader has closed the pipe."""
     try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence(sys.stdout)
     except (OSError, ValueError):  # not a real file
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+
+
+def silence(file: IO[str]) -> None:
+    """Discard what is in a file's buffer and all that is written to it from now on."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+
+
+@contextmanager
+def going_on(console: Console) -> Iterator[None]:
+    """Print to a console; if its disk is full, say so on standard error and discard all that is printed there."""
+    try:
+        yield
+        console.file.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        name = "standard output" if console.file.fileno() == sys.stdout.fileno() else console.file.name
+        print(f"fedloom: {name} cannot be written ({error.strerror}); this goes on without it.", file=sys.stderr)
+        silence(console.file)

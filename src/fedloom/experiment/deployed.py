@@ -211,13 +211,20 @@ def numbered(y: Any, names: Sequence[str]) -> Any:
 
     >>> numbered(["yes", "no"], ("no", "yes")).tolist(), numbered([1, 0], ("no", "yes"))
     ([1, 0], [1, 0])
+    >>> numbered(["yes"], ())
+    Traceback (most recent call last):
+    ...
+    fedloom.core.errors.DataError: the targets are names like 'yes', but the classes of this run are numbers.
 
     Raises:
-        DataError: for a name that is not among them.
+        DataError: for a name that is not among them, or names where there are none.
     """
-    texts = None if isinstance(y, Tensor) or not names else np.asarray(y)
+    texts = None if isinstance(y, Tensor) else np.asarray(y)
     if texts is None or texts.dtype.kind not in "USO":
         return y
+    if not names:
+        first = next(iter(texts.ravel().tolist()), "")
+        raise DataError(f"the targets are names like {first!r}, but the classes of this run are numbers.")
     place = {name: number for number, name in enumerate(names)}
     texts = texts.astype(str)
     if lost := [one for one in np.unique(texts).tolist() if one not in place]:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedloom.experiment.callbacks import Callback, RunInfo
-from fedloom.experiment.console import HEADLINES, LEVEL, duration, number, print_raw, silence_stdout, watched
+from fedloom.experiment.console import HEADLINES, LEVEL, duration, going_on, number, print_raw, silence_stdout, watched
 
 
 class NullProgress(Callback):
@@ -31,7 +31,7 @@ class NullProgress(Callback):
 
 
 class LineProgress(NullProgress):
-    """One line per round, for logs and pipes; a closed pipe does not stop the run."""
+    """One line per round, for logs and pipes; neither a closed pipe nor a full disk stops the run."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -53,8 +53,8 @@ class LineProgress(NullProgress):
 
     def _print(self, text: str) -> None:
         try:
-            print_raw(self.console, text)
-            self.console.file.flush()
+            with going_on(self.console):
+                print_raw(self.console, text)
         except (BrokenPipeError, SystemExit):
             silence_stdout()
 

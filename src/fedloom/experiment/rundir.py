@@ -169,8 +169,8 @@ class RunDirectory:
             stored = yaml.load(path)
         except Exception as error:  # YAML and OmegaConf errors have no common base
             raise CheckpointError(f"{path} cannot be read as a configuration: {first_line(error)}.") from error
-        if not isinstance(stored, dict):
-            raise CheckpointError(f"{path} holds no settings: it should be a mapping of names to values.")
+        if not isinstance(stored, dict) or not stored:
+            raise CheckpointError(f"{path} holds no settings: it was emptied or damaged; bring back a copy of it.")
         return _with_text_keys(stored)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isnan, nan
+from math import isfinite, isnan, nan
 from typing import Any
 
 from fedloom.core.client import Failure, FailureKind
@@ -15,6 +15,7 @@ from fedloom.core.plan import ClientPlan
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.metrics import best_round, fedavg_rounds, parameters_to_target, rounds_to_target
 
+LOSSES = {"global/loss", "global/cross_entropy", "clients/loss/mean"}  # the summary warns if one is not finite
 LEFT_OUT = 0.1  # fraction of updates left out above which the summary warns
 
 
@@ -131,7 +132,7 @@ def _describe(failure: Failure) -> dict[str, Any]:
 
 
 def warnings(history: Sequence[dict[str, Any]], failures: Sequence[Failure]) -> list[str]:
-    """Warnings on updates that were left out: rounds without any update, or more than a tenth of all updates.
+    """Warnings on a final model that diverged, and on updates that were left out: in all of a round, or in many.
 
     Clients dropped by ``drop_rate`` do not count.
     """
@@ -143,4 +144,11 @@ def warnings(history: Sequence[dict[str, Any]], failures: Sequence[Failure]) -> 
     lost = [failure for failure in failures if failure.kind is not FailureKind.ABSENT]
     if len(lost) > LEFT_OUT * asked:
         found.append(f"{len(lost)} of {asked} updates ({len(lost) / asked:.0%}) were left out; the first: {lost[0]}.")
+    last = next((record for record in reversed(history) if LOSSES & record.keys()), {})
+    wrong = [key for key in sorted(LOSSES & last.keys()) if not isfinite(nan if last[key] is None else last[key])]
+    if wrong:
+        found.append(
+            f"{' and '.join(wrong)} in round {last['round']}: not finite, although all updates that were used are; "
+            "the model diverged, choose a smaller local.lr."
+        )
     return found

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import DataError, nearest
+from fedloom.core.errors import DataError, nearest, outside
 from fedloom.data.own.columns import Columns, read
 from fedloom.data.own.labels import coded, with_kind
 from fedloom.data.own.tables import encoded, is_frame
@@ -108,6 +109,8 @@ def as_source(
         name=name,
         settings={"columns": columns} if columns else {},
     )
+    if not made.train.y.is_floating_point() and len(made.train) and len(made.train.y.unique()) == 1:
+        warnings.warn(f"{name}: all samples have the same class; there is nothing to learn.", stacklevel=outside())
     plain = {str(one) for one in read_parts[0].x.columns} if columns else set()
     numbers = [place for place, column in enumerate(columns) if column in plain]
     if standardise:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.aggregate import mixture
+from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Uplink
 from fedloom.data.augment import pipeline
 from fedloom.experiment.deployed import DeployedModel
@@ -273,6 +274,11 @@ class ClassModels:
             DataError: if the inputs do not fit the run's data.
         """
         run, rounds = self.trained, self.trained.snapshot.server.round
+        if (like := run.federation.train.arrays.x).ndim != 4:
+            raise ConfigError(
+                f"fedssa compares augmented views of images, but this run's inputs have shape {list(like.shape[1:])}; "
+                "choose target_head, target_fit or ccvr."
+            )
         change = pipeline(views, run.federation.train.arrays)
         clients, models, buffers = last_models(run.plan, run.snapshot)
         with one_thread():
