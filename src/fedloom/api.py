@@ -117,7 +117,7 @@ def load(
         ConfigError: if it is a run of another kind (the message says how to load it), or one started from Python and
             the arguments are missing.
         CheckpointError: if it is not a run directory, holds another experiment, or has no checkpoint that can be read.
-        DataError: if the run's data are not on this machine.
+        DataError: if the run's data are not on this machine; of a deployment, only what its server read is needed.
     """
     if not isinstance(path, str | Path):
         raise ConfigError(f"load needs the path of a run directory, not {type(path).__name__}.")
@@ -130,6 +130,14 @@ def load(
     stored, kind = directory.config(), directory.kind
     if kind in ELSEWHERE:
         raise ConfigError(f"{path} is a run of fedloom {COMMANDS[kind]}; {ELSEWHERE[kind]}.")
+    if "deploy" in stored:
+        if method is not None:
+            raise ConfigError(f"{path} is a deployment, whose data are at its nodes; load it by its path alone.")
+        from fedloom.deploy import trained
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # as below
+            return trained.load(path)
     if method is not None:
         return federated.load(_experiment(method, federation, model, conditions, loss), path)
     if "method" not in stored:

@@ -150,6 +150,21 @@ def test_classes_whose_names_cannot_be_printed_are_numbers(cli: Cli) -> None:
     assert set(cli("predict", "run=done", "x.npy").out.split()) <= {"0", "1"}
 
 
+def test_a_model_for_all_classes_alike_is_told_as_json(cli: Cli) -> None:
+    assert cli("run", "-q", "method=fedavg", "out=done", *SMALL).code == 0
+    code, out, err = cli("target", "run=done", "method=ccvr", "method.epochs=1", "--json")
+    (told,) = json.loads(out)
+    assert (code, err, told["model"], told["privacy"]) == (0, "", "done-ccvr.safetensors", None)
+    assert load_file(told["model"]).keys() == fl.load("done").server.module.state_dict().keys()
+    _, out, err = cli("target", "run=done", "method=ccvr", "method.epochs=1", "--out", "again.safetensors")
+    assert out == "model: again.safetensors\n"
+    accuracies = [numbers["accuracy"] for numbers in told["measured"].values()]
+    assert [*told["measured"]] == ["server's model", "this model"]
+    assert [f"accuracy {value:.4g}" in line for value, line in zip(accuracies, err.splitlines(), strict=True)] == [
+        True
+    ] * 2
+
+
 def test_a_target_of_a_table_is_told_in_its_own_names(cli: Cli) -> None:
     """Natural clients without a common test set keep their last models, too, and test their mean themselves."""
     draw, y = np.random.default_rng(0), np.repeat([0, 1, 2], 60)
@@ -172,6 +187,12 @@ def test_a_target_of_a_table_is_told_in_its_own_names(cli: Cli) -> None:
     assert code == 0
     assert out.splitlines()[2].startswith("  low: ")
     assert "these classes are known from south: 1" in out
+    code, out, err = cli("target", "run=done", "data=buyer.npz", "method=fedssa", "--out", "mixed.safetensors")
+    assert (code, out) == (2, "")
+    assert err == (
+        "fedloom: fedssa compares augmented views of images, but this run's inputs have shape [3]; "
+        "choose target_head, target_fit or ccvr.\n"
+    )
     (told,) = json.loads(cli("target", "run=done", "data=buyer.npz", "method=target_prior", "--json").out)
     assert told["classes"][int(np.argmax(told["shares"]))] == "low"
 

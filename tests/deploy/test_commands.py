@@ -38,6 +38,56 @@ def test_mistakes_end_in_a_sentence(words: list[str], sentence: str, capsys: pyt
     assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["method=afl", "participation=0.5"], "the cohort holds 1 of 2; set participation=1."),
+        (
+            ["method=q_ffl", "method.mixing.response=validation"],
+            "some clients have none; set some aside, with validation=",
+        ),
+        (["attack=sign_flip"], "attack is for simulations"),
+    ],
+)
+def test_a_local_deployment_is_refused_before_anything_is_written(
+    words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["deploy", "local", "rounds=1", *words, "--nodes", "2", f"out={tmp_path / 'run'}"]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_local_deployment_writes_nothing_without_flower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def require() -> None:
+        raise ConfigError("there is no Flower.")
+
+    monkeypatch.setattr("fedloom.deploy.flower.require", require)
+    assert main(["deploy", "local", "rounds=1", "method=fedavg", "--nodes", "2", f"out={tmp_path / 'run'}"]) == 2
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("zero.csv", b"", "cannot be read as a table"),
+        ("head.csv", b"a,label\n", "has no training samples"),
+        ("nan.csv", b"a,label\n1,0\n,1\n", "in the samples for training, NaN or infinity in 1 of 2 samples"),
+        ("cut.npz", b"PK\x03\x04", "is truncated or not an npz file"),
+        ("no_such_module:f", None, "cannot be loaded: ModuleNotFoundError"),
+    ],
+)
+def test_a_node_looks_at_its_data_before_it_contacts_the_server(
+    name: str, content: bytes | None, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    data = name if content is None else str(tmp_path / name)
+    words = ["--data", data, "--state", str(tmp_path / "state"), "--server", "127.0.0.1:9", "--insecure"]
+    assert main(["deploy", "node", *words]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "state").exists()
+
+
 def test_help_and_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["deploy"]) == main(["deploy", "--help"]) == 0
     assert main(["deploy", "server", "method=feddyn", "--dry-run"]) == 0

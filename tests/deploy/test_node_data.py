@@ -86,6 +86,8 @@ def test_image_folders_are_normalised_as_the_recipe_says(tmp_path: Path) -> None
         ({"x_train": np.zeros((10, 3), np.int64)}, "holds whole numbers, but the recipe's inputs are real numbers"),
         ({"x_train": np.zeros((0, 3)), "y_train": np.zeros(0, np.int64)}, "has no training samples"),
         ({"y_train": None}, "lacks y_train"),
+        ({"x_test": np.zeros((2, 3))}, "lacks y_test"),
+        ({"x_train": np.full((10, 3), np.nan)}, r"mine\.npz: in the samples for training, NaN or infinity in 10"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path: Path, arrays: dict[str, Any], sentence: str) -> None:

@@ -29,6 +29,11 @@ from fedloom.experiment.rundir import RunDirectory
         (["method.uplink=[secure_sum]", "method.mixing=uniform"], "uplink 'secure_sum' draws its masks from"),
         (["method.uplink=[clip_noise]", "method.mixing=krum"], "mixing 'krum' needs every client's own upload"),
         (["local.dp_clip=1.0", "evaluation.what=[received]"], "the losses of their training samples, which no noise"),
+        (
+            ["method=afl", "participation=0.5"],
+            "mixing 'afl' needs every client in every round, but the cohort holds 2 of",
+        ),
+        (["attack=sign_flip"], "attack is for simulations"),
         (["drop_rate=0.1"], "drop_rate is for simulations"),
         (["local.stragglers=0.5"], "local.stragglers is for simulations"),
         (["model=exit_cnn", "model.channels=[4,8]"], "needs an exit between its 2 convolutions"),
@@ -305,6 +310,15 @@ def test_counts_beyond_all_bounds_and_terminal_codes_are_not_passed_on(tmp_path:
     assert {f.client: f.kind.value for f in result.failures} == {0: "diverged", 2: "refused"}
     assert next(f.reason for f in result.failures if f.client == 2) == "node-2: no [2Jmemory"
     assert result.history[0]["comm/bytes"] < 10**9
+
+
+def test_what_the_number_of_nodes_does_not_suit_is_refused_before_they_are_asked(tmp_path: Path) -> None:
+    transport = in_process(config(), tmp_path)
+    unsaid = config("method=afl", "participation=0.5", "deploy.nodes=null")
+    with pytest.raises(ConfigError, match="the cohort holds 2 of 4; set participation=1"):
+        run(Recipe.of(unsaid), transport, 4)
+    transport.close()
+    assert not transport.sent
 
 
 def test_missing_flower_is_named() -> None:

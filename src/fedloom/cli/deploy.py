@@ -19,8 +19,9 @@ from fedloom.cli.command import Command, Stopped
 from fedloom.cli.help import DEPLOY_HELP
 from fedloom.cli.jobs import Job, RunPlan
 from fedloom.cli.report import page
-from fedloom.config.federated import build_method
-from fedloom.config.schema import CommandSchema
+from fedloom.config.build import Shared
+from fedloom.config.federated import build_federation, build_method
+from fedloom.config.schema import CommandSchema, Config
 from fedloom.core.errors import CheckpointError, ConfigError, nearest
 from fedloom.deploy.budget import Budget
 from fedloom.deploy.settings import DEPLOY, LOCAL
@@ -46,7 +47,7 @@ def command(arguments: argparse.Namespace) -> int:
 
 def serve(arguments: argparse.Namespace) -> int:
     """Run a recipe with the nodes that join."""
-    return _training(DEPLOY, partial(_train, insecure=arguments.insecure))(arguments)
+    return _training(DEPLOY, partial(_train, insecure=arguments.insecure), _recipe)(arguments)
 
 
 def local(arguments: argparse.Namespace) -> int:
@@ -54,18 +55,32 @@ def local(arguments: argparse.Namespace) -> int:
     count = _number(arguments.nodes, "--nodes") if arguments.nodes else None
     if count is not None:
         arguments.words += [f"clients={count}", f"deploy.nodes={count}"]
-    return _training(LOCAL, partial(_train_locally, insecure=arguments.insecure))(arguments)
+    return _training(LOCAL, partial(_train_locally, insecure=arguments.insecure), _recipe_with_data)(arguments)
 
 
-def _training(schema: CommandSchema, train: Callable[..., None]) -> Callable[[argparse.Namespace], int]:
-    from fedloom.deploy.server import Recipe
+def _recipe(config: Config, shared: Shared) -> Any:
+    from fedloom.deploy.recipe import Recipe
 
+    return Recipe.of(config)
+
+
+def _recipe_with_data(config: Config, shared: Shared) -> Any:
+    """The recipe of a deployment on this machine, which is checked for the nodes that it will have."""
+    from fedloom.deploy.deal import sizes_of
+
+    recipe = _recipe(config, shared)
+    recipe.check(sizes_of(build_federation(config, shared)))
+    return recipe
+
+
+def _training(
+    schema: CommandSchema, train: Callable[..., None], build: Callable[[Config, Shared], Any]
+) -> Callable[[argparse.Namespace], int]:
     def run(arguments: argparse.Namespace) -> int:
         arguments.multirun = False
         say = (lambda sentence: None) if arguments.quiet else partial(print, file=sys.stderr, flush=True)
         return Command(
-            schema, lambda config: build_method(config).name, lambda config, shared: Recipe.of(config),
-            partial(train, say=say), results, page,
+            schema, lambda config: build_method(config).name, build, partial(train, say=say), results, page,
         )(arguments)  # fmt: skip
 
     return run
@@ -87,9 +102,11 @@ def _train_locally(
 
     from fedloom.deploy import certificates as authority
     from fedloom.deploy.deal import deal
+    from fedloom.deploy.flower import require
     from fedloom.deploy.flower.host import any_port, end, hosting, start_node
     from fedloom.deploy.server import run
 
+    require()
     home = beside(job.directory)
     data = deal(recipe.config, home / "data")
     names = [path.stem for path in data]
@@ -115,6 +132,7 @@ def beside(directory: Path) -> Path:
 
 def node(arguments: argparse.Namespace) -> int:
     """Hold one client's data and answer a server until this process is ended."""
+    from fedloom.deploy.data import look
     from fedloom.deploy.flower import require
     from fedloom.deploy.node import Node
     from fedloom.experiment.runtime import one_thread
@@ -127,6 +145,7 @@ def node(arguments: argparse.Namespace) -> int:
     host, _, port = arguments.server.rpartition(":")
     if not HOST.fullmatch(host) or not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise ConfigError(f"--server is {arguments.server!r}, but it must be host:port, like fed.example.org:9440.")
+    look(arguments.data)
     require()
     from fedloom.deploy.certificates import read_authority
     from fedloom.deploy.flower.supernode import own_key, read_private_key, serve
@@ -183,7 +202,7 @@ def certificates(arguments: argparse.Namespace) -> int:
 
 def status(arguments: argparse.Namespace) -> int:
     """Show how far a deployment is, and when each node last answered."""
-    from fedloom.deploy.server import Roster
+    from fedloom.deploy.recipe import Roster
 
     if len(arguments.words) != 1:
         raise ConfigError("fedloom deploy status needs one run directory.")

@@ -17,6 +17,7 @@ from fedloom.config.target import build
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.console import relpath
 from fedloom.experiment.deployed import DeployedModel
+from fedloom.experiment.trained import TrainedRun
 from fedloom.tasks.target.calibration import CCVR
 from fedloom.tasks.target.model import ABSENT, ClassModels, TargetModel
 
@@ -35,7 +36,7 @@ def command(arguments: argparse.Namespace) -> int:
     if isinstance(method, CCVR):
         if files or len(words) < len(others):
             raise ConfigError("ccvr makes one model for all classes alike and takes no inputs; leave data=… out.")
-        return calibrated(method, path, arguments.out)
+        return calibrated(method, path, arguments.out, arguments.json)
     if not files or len(files) + len(words) < len(others):
         raise ConfigError("fedloom target needs files of inputs, like: fedloom target run=runs/… data=x.npz")
     if arguments.out is not None and len(files) > 1:
@@ -46,7 +47,7 @@ def command(arguments: argparse.Namespace) -> int:
     for out in outs if method.makes_model else ():
         if out.exists() or outs.count(out) > 1:
             raise ConfigError(f"{out} exists already or would be written twice; choose another file with --out.")
-    inputs, run, told = [read(file) for file in files], trained(path), []
+    inputs, run, told = [read(file) for file in files], _with_data(path), []
     known, classes = ClassModels(run), run.federation.train.arrays.names
     for file, arrays, out in zip(files, (with_targets(one, run.server) for one in inputs), outs, strict=True):
         found = method(known, arrays["x"])
@@ -71,6 +72,21 @@ def command(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _with_data(path: Path) -> TrainedRun:
+    """The models of a federated run whose data can be read again.
+
+    Raises:
+        ConfigError: if it is a deployment, and as ``trained``.
+    """
+    run = trained(path)
+    if run.apart:
+        raise ConfigError(
+            "fedloom target needs sums over the clients' data, but a deployment's data stay with the nodes; what works "
+            "is fedloom predict and fedloom export, with the server's model."
+        )
+    return run
+
+
 def plain(found: TargetModel) -> dict[str, Any]:
     """Class shares, clients and the check as plain data."""
 
@@ -82,18 +98,23 @@ def plain(found: TargetModel) -> dict[str, Any]:
     return {**prior, "known": numbers(found.known), "p": numbers(found.p), "check": check}
 
 
-def calibrated(method: CCVR, path: Path, given: str | None) -> int:
+def calibrated(method: CCVR, path: Path, given: str | None, as_json: bool) -> int:
     """Write the run's model with the head of CCVR, and measure both on the common test set, if there is one."""
     out = Path(given or f"{path.resolve().name}-ccvr.safetensors")
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another file with --out.")
-    run = trained(path)
+    run = _with_data(path)
     model, test, privacy = method(run), run.federation.test, method.privacy(run)
+    written, models = model.export(out), named(run.server, model) if len(test) else {}
+    measured = {name: measure(one, test.x, test.y) for name, one in models.items()}
+    if as_json:
+        told = {"model": str(written), "measured": measured, "privacy": privacy and asdict(privacy)}
+        print(json.dumps([told], indent=1))
+        return 0
     if privacy is not None:
         print(f"privacy: {privacy}")
-    print(f"model: {relpath(model.export(out))}")
-    if len(test):
-        compared({name: measure(one, test.x, test.y) for name, one in named(run.server, model).items()})
+    print(f"model: {relpath(written)}")
+    compared(measured)
     return 0
 
 

@@ -27,6 +27,7 @@ COMMANDS = {
     Kind.DISTILL: "distill",
     Kind.SEARCH: "search",
 }
+DEPLOYED = "deploy"  # the key that only deployments have
 Condition = Callable[[Mapping[str, Any]], bool]
 
 
@@ -211,11 +212,13 @@ class CommandSchema:
     def _resumed(self, directory: Path, words: Mapping[Key, Any]) -> dict[str, Any]:
         """The configuration of a stored run, with the changes that a continued run may have."""
         stored, kind = read_run(directory), RunDirectory(directory).kind
-        if kind != self.kind:
-            raise ConfigError(
-                f"{str(directory)!r} was not started by fedloom {self.command}; continue it with "
-                f"fedloom {COMMANDS[kind]} resume={directory}."
-            )
+        deployed = DEPLOYED in stored
+        if kind != self.kind or deployed != (DEPLOYED in self.sections):
+            how = f"fedloom {COMMANDS[kind]} resume={directory}"
+            if deployed:
+                local = f"fedloom deploy local resume={directory}"
+                how = f"{local} if its nodes ran on this machine, and with fedloom deploy server otherwise"
+            raise ConfigError(f"{str(directory)!r} was not started by fedloom {self.command}; continue it with {how}.")
         if (first := next(iter(self.sections))) not in stored:
             raise CheckpointError(
                 f"{str(directory / 'config.yaml')!r} names no {first}: this run was made from Python and is continued "

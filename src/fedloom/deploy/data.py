@@ -10,19 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedloom.core.errors import DataError, in_one_line
 from fedloom.core.federation import Arrays, Index
 from fedloom.core.rng import stream
-from fedloom.data.sources.arrays import inputs, targets
+from fedloom.data.sources.arrays import as_array, inputs, targets
 from fedloom.data.sources.formats import read_npz
 from fedloom.data.sources.images import by_class, read_images, to_images
 from fedloom.data.sources.table import read_frame
 from fedloom.data.split import split_rows
 
 LOADER = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-SPLITS = ("train", "validation", "test")
+FOR = {"train": "training", "validation": "validation", "test": "tests"}
+SPLITS = tuple(FOR)
 SLACK = 1e-6  # of the range of inputs, for rounding
 
 
@@ -98,21 +100,48 @@ def read(place: str, spec: DataSpec, seed: int = 0) -> NodeData:
         DataError: if the samples cannot be read or do not fit.
     """
     path = Path(place).expanduser()
+    return fit(_images(path, spec) if path.is_dir() else _named(path, place), spec, place, seed)
+
+
+def look(place: str) -> None:
+    """Read a node's samples and check them as far as that needs no recipe; images are not opened.
+
+    Raises:
+        DataError: if they cannot be read, or suit no recipe.
+    """
+    path = Path(place).expanduser()
     if path.is_dir():
-        named = _images(path, spec)
-    elif path.suffix == ".npz":
+        by_class(path)
+        return
+    named = _named(path, place)
+    for split in _splits(named, place):
+        raw, y = _raw(named, split, place), _targets(named, split, place)
+        pixels = raw.dtype == np.uint8 and raw.ndim in (3, 4)  # whose channels are the recipe's
+        x = torch.from_numpy(raw) if pixels else inputs(raw, f"{place}: x_{split}")
+        _made(x, y, split, place, 1 if y.is_floating_point() or not y.numel() else max(int(y.max()) + 1, 1))
+
+
+def _named(path: Path, place: str) -> Mapping[str, Any]:
+    """The arrays of a file or function by name."""
+    if path.suffix == ".npz":
         optional = [f"{kind}_{split}" for split in SPLITS[1:] for kind in "xy"]
-        named = read_npz(path, ["x_train", "y_train"], optional)
-    elif path.suffix in (".csv", ".parquet"):
-        named = _table(path)
-    elif LOADER.fullmatch(place):
-        named = _loaded(place)
-    else:
-        raise DataError(
-            f"--data {place}: there is no such folder, and it is neither an npz, CSV or parquet file nor a Python "
-            "function like package.module:function."
-        )
-    return fit(named, spec, place, seed)
+        return read_npz(path, ["x_train", "y_train"], optional)
+    if path.suffix in (".csv", ".parquet"):
+        return _table(path)
+    if LOADER.fullmatch(place):
+        return _loaded(place)
+    raise DataError(
+        f"--data {place}: there is no such folder, and it is neither an npz, CSV or parquet file nor a Python "
+        "function like package.module:function."
+    )
+
+
+def _splits(named: Mapping[str, Any], place: str) -> list[str]:
+    """The splits that are there, each with inputs and targets."""
+    found = [name for name in SPLITS if name == "train" or {f"x_{name}", f"y_{name}"} & named.keys()]
+    if missing := [f"{kind}_{name}" for name in found for kind in "xy" if f"{kind}_{name}" not in named]:
+        raise DataError(f"{place} lacks {' and '.join(missing)}.")
+    return found
 
 
 def fit(named: Mapping[str, Any], spec: DataSpec, place: str, seed: int = 0) -> NodeData:
@@ -121,12 +150,8 @@ def fit(named: Mapping[str, Any], spec: DataSpec, place: str, seed: int = 0) -> 
     Raises:
         DataError: if they do not fit.
     """
-    if missing := [name for name in ("x_train", "y_train") if name not in named]:
-        raise DataError(f"{place} lacks {' and '.join(missing)}.")
-    splits = {name: _arrays(named, name, spec, place) for name in SPLITS if f"x_{name}" in named}
+    splits = {name: _arrays(named, name, spec, place) for name in _splits(named, place)}
     train = splits["train"]
-    if not len(train):
-        raise DataError(f"{place} has no training samples.")
     shares = [0.0 if name in splits else share for name, share in (("validation", spec.validation),
                                                                    ("test", spec.held_out))]  # fmt: skip
     labels = train.y.numpy() if not spec.numeric and train.y.ndim == 1 else np.zeros(len(train), np.int64)
@@ -137,12 +162,31 @@ def fit(named: Mapping[str, Any], spec: DataSpec, place: str, seed: int = 0) -> 
 
 
 def _arrays(named: Mapping[str, Any], split: str, spec: DataSpec, place: str) -> Arrays:
-    raw, labels = (np.asarray(named[f"{kind}_{split}"]) for kind in "xy")
+    raw, y = _raw(named, split, place), _targets(named, split, place)
     pixels = raw.dtype == np.uint8 and len(spec.inputs) == 3 and raw.ndim in (3, 4)
     x = to_images(raw, spec.mean, spec.std) if pixels else inputs(raw, f"{place}: x_{split}")
-    y = targets(labels, f"{place}: y_{split}")
     _check(x, y, split, spec, place)
-    return Arrays(x, y, spec.classes, spec.names, spec.mean, spec.std)
+    return _made(x, y, split, place, spec.classes, spec.names, spec.mean, spec.std)
+
+
+def _raw(named: Mapping[str, Any], split: str, place: str) -> np.ndarray:
+    return as_array(named[f"x_{split}"], f"{place}: x_{split}")
+
+
+def _targets(named: Mapping[str, Any], split: str, place: str) -> Tensor:
+    what = f"{place}: y_{split}"
+    return targets(as_array(named[f"y_{split}"], what), what)
+
+
+def _made(x: Tensor, y: Tensor, split: str, place: str, *described: Any) -> Arrays:
+    """The arrays of a split; their lengths, labels and values are checked, and training needs samples."""
+    try:
+        made = Arrays(x, y, *described)
+    except DataError as error:
+        raise DataError(f"{place}: in the samples for {FOR[split]}, {error}") from error
+    if split == "train" and not len(made):
+        raise DataError(f"{place} has no training samples.")
+    return made
 
 
 def _check(x: Tensor, y: Tensor, split: str, spec: DataSpec, place: str) -> None:
@@ -190,6 +234,8 @@ def _table(path: Path) -> dict[str, np.ndarray]:
     table = read_frame(path)
     if "label" not in table.columns:
         raise DataError(f"{path} has no column 'label'; it has {', '.join(map(str, table.columns)) or 'none'}.")
+    if not len(table):
+        raise DataError(f"{path} has no training samples.")
     columns = table.drop(columns="label")
     if text := [str(name) for name in columns if not pd.api.types.is_numeric_dtype(columns[name])]:
         raise DataError(f"{path}: column {text[0]!r} holds no numbers.")

@@ -42,6 +42,12 @@ def names(nodes: int) -> list[str]:
     return [f"node-{number:0{width}d}" for number in range(nodes)]
 
 
+def sizes_of(federation: Federation) -> dict[str, tuple[int, int, int]]:
+    """The numbers of samples that each node would have for training, validation and tests."""
+    counts = (split.index.sizes.tolist() for split in (federation.train, federation.validation, federation.held_out))
+    return dict(zip(names(len(federation)), zip(*counts, strict=True), strict=True))
+
+
 def arrays_of(federation: Federation, client: int) -> dict[str, np.ndarray]:
     """One client's samples under the names that ``fedloom.deploy.data.read`` knows."""
     splits = {"train": federation.train, "validation": federation.validation, "test": federation.held_out}

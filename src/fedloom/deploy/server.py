@@ -4,194 +4,34 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
-
-from fedloom.config.build import DATA, model_factory
-from fedloom.config.federated import CONDITIONS, METHOD
-from fedloom.config.schema import Config
-from fedloom.config.sections import arguments
 from fedloom.core.engine import ComputeFactory, EngineFactory
 from fedloom.core.errors import ConfigError, printable
-from fedloom.core.federation import Arrays, Federation, Index, Split
-from fedloom.core.parts import Submodels
 from fedloom.core.plan import ClientPlan
-from fedloom.core.slots import label
 from fedloom.deploy.answers import upload_shapes
-from fedloom.deploy.assignment import Assignment, bench, model_digest, settings_of
-from fedloom.deploy.data import DataSpec, NodeData
+from fedloom.deploy.assignment import bench, model_digest
+from fedloom.deploy.data import NodeData
 from fedloom.deploy.engine import Deployed, Tally, Terms, version_in
 from fedloom.deploy.messages import JOIN, Order, Request, is_count
-from fedloom.deploy.settings import DEPLOY, Deployment
+from fedloom.deploy.recipe import Recipe, Roster, Sizes, likely, placeholder
+from fedloom.deploy.settings import Deployment
 from fedloom.deploy.transport import Transport
 from fedloom.deploy.wire import WireError, unpack
 from fedloom.experiment import atomic
 from fedloom.experiment import checkpoint as checkpoints
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
-from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import FederatedTask, RoundStep, RunResult
 from fedloom.experiment.privacy import private_uplink
 from fedloom.experiment.rundir import Columns, RunDirectory
 from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.trainer import Record, Trainer
-from fedloom.parts.uplink import SecureSum
 
 BEGUN = "rounds_begun"  # the file of their number
 REMIND = 15.0  # seconds between reminders of who has not joined
-Sizes = tuple[int, int, int]  # samples for training, validation and tests
-
-
-@dataclass(frozen=True)
-class Roster:
-    """The nodes of a run, in the order of their client numbers.
-
-    Attributes:
-        run: the run's identifier.
-        nodes: the numbers of samples of each node, by name.
-        completed: rounds that the run had completed when this was stored.
-    """
-
-    run: str
-    nodes: Mapping[str, Sizes]
-    completed: int = 0
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The node of each client."""
-        return tuple(self.nodes)
-
-    @classmethod
-    def stored(cls, directory: Path, resume: bool | Path) -> Roster | None:
-        """The roster in the checkpoint from which a run is continued; None if there is none."""
-        found = checkpoints.available(RunDirectory(directory).checkpoints) if resume else []
-        path = resume if isinstance(resume, Path) else found[-1] if found else None
-        if path is None:
-            return None
-        stored = checkpoints.load(path)
-        about = stored.facts.get("deploy")
-        if about is None:
-            raise ConfigError(f"{directory} was not made by a deployment; continue it with fedloom run.")
-        nodes = {name: (sizes[0], sizes[1], sizes[2]) for name, sizes in about["nodes"].items()}
-        return cls(about["run"], nodes, stored.round)
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """The configuration of a deployment, as read by its server.
-
-    Attributes:
-        config: the configuration.
-        deployment: its section ``deploy``.
-        spec: the requirements on nodes' samples.
-        test: the server's own test samples; may be empty.
-    """
-
-    config: Config
-    deployment: Deployment
-    spec: DataSpec
-    test: Arrays
-
-    @classmethod
-    def of(cls, config: Config) -> Recipe:
-        """Read a configuration.
-
-        Raises:
-            ConfigError: if something in it cannot be deployed.
-        """
-        values = config.values
-        deployment = DEPLOY.sections["deploy"].instantiate(values["deploy"])
-        shares: dict[str, Any] = {
-            name: values[name] if isinstance(values[name], float) else 0.0 for name in ("validation", "held_out")
-        }
-        if deployment.inputs is not None:
-            spec = DataSpec(deployment.inputs, deployment.classes or 1, names=deployment.names, **shares)
-            test = placeholder(spec).take(torch.zeros(0, dtype=torch.int64))
-        else:
-            source = DATA.instantiate(values["data"])
-            spec, test = DataSpec.of(source.train, **shares), source.test
-        if deployment.range is not None:
-            spec = replace(spec, range=deployment.range)
-        recipe = cls(config, deployment, spec, test)
-        recipe.refuse()
-        samples = placeholder(spec)
-        made = bench(
-            recipe.assignment("trial"), NodeData(samples, samples, samples)
-        )  # what no node could do is said here
-        if made.plan.is_private and "received" in values["evaluation"]["what"]:
-            raise ConfigError(
-                "evaluation.what=received asks nodes for the losses of their training samples, which no noise of this "
-                "private run covers; leave it out."
-            )
-        return recipe
-
-    def refuse(self) -> None:
-        """Raise ``ConfigError`` for settings that a deployment does not support, naming them."""
-        values, method = self.config.values, METHOD.instantiate(self.config.values["method"])
-        what = values["evaluation"]["what"]
-        if method.pooled:
-            raise ConfigError(
-                f"method {method.name!r} trains on the pooled data of all clients, which never leave their nodes."
-            )
-        for name, why in (
-            ("average", "needs every client's own model"),
-            ("cohort", "needs every client's own model"),
-            ("train", "measures on all training data, which never leave their nodes"),
-        ):
-            if name in what:
-                raise ConfigError(f"evaluation.what={name} {why}; a deployment can measure global and clients.")
-        if isinstance(method.personal, Submodels) and method.personal.chosen:
-            raise ConfigError(
-                f"with personal {label(method.personal)!r} clients choose among several models, which is not deployed."
-            )
-        for uplink in method.uplink:
-            if isinstance(uplink, SecureSum):
-                raise ConfigError(
-                    "uplink 'secure_sum' draws its masks from the run's seed, which hides nothing from a server that "
-                    "knows it; leave it out, and see docs/deploy.md for what protects uploads."
-                )
-        for need, what_for in (("target", "unlabelled inputs at the server"), ("teacher", "a trained model")):
-            if method.needs(need):
-                raise ConfigError(f"{method.who_needs(need)} learns from {what_for}, which is not deployed.")
-        if values["model"].get("pretrained"):
-            raise ConfigError("model.pretrained=true makes nodes download weights; set it to false.")
-        for key in ("drop_rate", "unseen"):
-            if values[key]:
-                raise ConfigError(f"{key} is for simulations; in a deployment, set it to 0.")
-        if values["local"].get("stragglers"):
-            raise ConfigError("local.stragglers is for simulations; in a deployment, set it to 0.")
-
-    def experiment(self, roster: Roster) -> Experiment:
-        """The experiment over the nodes of a roster, of which the server knows the numbers of samples."""
-        values, none = self.config.values, np.zeros(0, np.int64)
-        arrays = placeholder(self.spec)
-        counts = np.array(list(roster.nodes.values()), np.int64).reshape(-1, 3).T
-        train, validation, held_out = (
-            Split(arrays, Index(none, np.concatenate([[0], np.cumsum(column)])))
-            for column in (counts[0], counts[1], 0 * counts[2])  # tests are the nodes' own
-        )
-        federation = Federation(train, validation, held_out, self.test, names=roster.names)
-        conditions = arguments(Experiment, CONDITIONS, values)
-        conditions |= {"engine": "serial", "engine_settings": {}, "device": "cpu", "client_state": "memory"}
-        method = METHOD.instantiate(values["method"])
-        model = model_factory(values["model"], arrays, method.targets)
-        return Experiment(method=method, federation=federation, model=model, config=values, **conditions)
-
-    def assignment(self, run: str) -> Assignment:
-        """The assignment of nodes before the population is known."""
-        return Assignment(run, settings_of(self.config.values), asdict(self.spec))
-
-
-def placeholder(spec: DataSpec) -> Arrays:
-    """Two samples of zeros, on which models are tried."""
-    x = torch.zeros(2, *spec.inputs, dtype=torch.int64 if spec.integer else torch.float32)
-    y = torch.zeros(2, *spec.targets, dtype=torch.float32 if spec.numeric else torch.int64)
-    return Arrays(x, y, spec.classes, spec.names, spec.mean, spec.std)
 
 
 def assemble(
@@ -280,11 +120,11 @@ class DeployTask(FederatedTask):
     Args:
         recipe: the configuration.
         roster: the nodes.
-        transport: the transport to them.
+        transport: the transport to them; None for a run that is only loaded.
         out: run directory.
     """
 
-    def __init__(self, recipe: Recipe, roster: Roster, transport: Transport, out: Path | None = None) -> None:
+    def __init__(self, recipe: Recipe, roster: Roster, transport: Transport | None, out: Path | None = None) -> None:
         super().__init__(recipe.experiment(roster), out)
         self.recipe, self.roster, self.transport = recipe, roster, transport
         self.plan = replace(self.plan, noise_seed=secrets.randbits(128))
@@ -294,7 +134,8 @@ class DeployTask(FederatedTask):
         self.traits = Deployed.traits
 
     def _engine(self, plan: ClientPlan, compute: ComputeFactory) -> Deployed:
-        deployment, experiment = self.recipe.deployment, self.experiment
+        deployment, experiment, transport = self.recipe.deployment, self.experiment, self.transport
+        assert transport is not None
         private = private_uplink(experiment)
         assignment = replace(
             self.recipe.assignment(self.roster.run),
@@ -309,7 +150,7 @@ class DeployTask(FederatedTask):
         trial = bench(replace(assignment, clients=1, model=""), NodeData(samples, samples, samples))
         terms = Terms(deployment.deadline, deployment.quorum, deployment.limit, self._oldest)
         names, shapes = self.roster.names, upload_shapes(trial)
-        return Deployed(plan, compute, self.transport, names, assignment, terms, shapes)
+        return Deployed(plan, compute, transport, names, assignment, terms, shapes)
 
     def _oldest(self) -> int:
         """The completed rounds of the oldest checkpoint to which the run may go back."""
@@ -353,8 +194,8 @@ class DeployTask(FederatedTask):
     def restore(self, checkpoint: Checkpoint) -> None:
         self.cohort_seed = checkpoint.facts["deploy"].get("cohorts", self.cohort_seed)
         super().restore(checkpoint)
-        assert isinstance(self.engine, Deployed)
-        self.engine.versions = {client: version_in(state) for client, state in self.state.store}
+        if isinstance(self.engine, Deployed):
+            self.engine.versions = {client: version_in(state) for client, state in self.state.store}
 
 
 def run(
@@ -392,6 +233,8 @@ def run(
         if known is not None and known.completed >= recipe.config.values["rounds"]:  # no node is needed
             roster = known
         else:
+            if known is None and nodes != recipe.deployment.nodes:  # otherwise it was checked
+                recipe.check(likely(nodes))
             roster = assemble(recipe, transport, nodes if known is None else len(known.nodes), tell, known)
         task = DeployTask(recipe, roster, transport, None if out is None else Path(out))
         summary = Trainer(task, out, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks).run(resume)

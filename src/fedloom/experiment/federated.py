@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -110,11 +110,11 @@ def run(
         return task.result(summary)
 
 
-def load(experiment: Experiment, path: Path | str) -> TrainedRun:
+def load(experiment: Experiment | Callable[[Path], FederatedTask], path: Path | str) -> TrainedRun:
     """Load the models in a run directory from its newest checkpoint; nothing is written.
 
     Args:
-        experiment: the experiment of the run.
+        experiment: the experiment of the run, or what makes its task for a directory.
         path: the run directory.
 
     Raises:
@@ -123,7 +123,8 @@ def load(experiment: Experiment, path: Path | str) -> TrainedRun:
     directory = RunDirectory(path)
     stored = directory.continued()
     with one_thread():
-        task = FederatedTask(experiment, directory.path)
+        made = isinstance(experiment, Experiment)
+        task = FederatedTask(experiment, directory.path) if made else experiment(directory.path)
     if changed := differences(stored.get("identity", {}), task.identity()):
         raise CheckpointError(f"{path} is not a run of this experiment: {'; '.join(changed)}.")
     return task.trained(trainer.load(task, directory), directory.summary())

@@ -104,10 +104,10 @@ class TrainedRun(RunRecords):
         """
         self._refuse_without_models()
         if self.plan.has_private:
+            others = "" if self.apart else "of a client, client(0) or --client 0, or "
             raise ConfigError(
                 f"with personal {label(self.plan.method.personal)!r} clients keep parameters to themselves, so that "
-                "the server has no whole model; use that of a client, client(0) or --client 0, or of a new one, "
-                "adapt(x, y)."
+                f"the server has no whole model; use that {others}of a new one, adapt(x, y)."
             )
         server = self.snapshot.server
         return self._model(self.plan, server.theta, server.buffers)
@@ -128,7 +128,8 @@ class TrainedRun(RunRecords):
         """
         self._refuse_without_models()
         if self.apart and (self.plan.private_size or not self.plan.method.adaptation.is_identity):
-            raise ConfigError("the clients of this run kept their models to themselves; the server has only its own.")
+            use = f"adapt(x, y) makes that of a new client{'' if self.plan.has_private else ', and server is its own'}"
+            raise ConfigError(f"a deployment's data and its clients' own models stay with the nodes; {use}.")
         number = self._number(client)
         plan, snapshot = self.plan, self.snapshot
         support = None

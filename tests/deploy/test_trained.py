@@ -1,0 +1,95 @@
+"""What a deployment has trained is used without its nodes; what stays with them is refused in a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.deploying import config, in_process
+from safetensors.torch import load_file
+
+import fedloom as fl
+from fedloom.cli import main
+from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.deploy.server import Recipe, run
+
+
+def deployed(folder: Path, *words: str) -> Path:
+    """The run directory of a small deployment that has ended; its nodes are gone."""
+    transport = in_process(made := config("rounds=1", *words), folder / "nodes")
+    run(Recipe.of(made), transport, 4, folder / "run")
+    transport.close()
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a deployment for which the server held no data, with inputs and targets of a node."""
+    folder = tmp_path_factory.mktemp("trained")
+    deployed(folder, "method=feddyn", "deploy.inputs=[1,8,8]", "deploy.classes=10")
+    own = np.load(folder / "nodes" / "data" / "node-0.npz")
+    np.savez(folder / "x.npz", x=own["x_test"], y=own["y_test"])
+    return folder
+
+
+def test_the_servers_model_is_loaded_without_nodes(place: Path) -> None:
+    trained, test = fl.load(place / "run"), np.load(place / "x.npz")
+    written = load_file(place / "run" / "model.safetensors")
+    assert all(torch.equal(value, written[name]) for name, value in trained.server.module.state_dict().items())
+    assert trained.server.predict(test["x"]).shape == test["y"].shape
+    assert trained.client("node-1").evaluate(test["x"], test["y"]) == trained.server.evaluate(test["x"], test["y"])
+    assert len(trained.history) == 1
+
+
+def test_the_command_line_predicts_and_exports(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", f"run={place / 'run'}", str(place / "x.npz")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(np.load(place / "x.npz")["y"])
+    assert main(["export", f"run={place / 'run'}", "--out", str(place / "model.safetensors")]) == 0
+    mine, written = (load_file(path / "model.safetensors") for path in (place, place / "run"))
+    assert mine.keys() == written.keys()
+    assert all(torch.equal(mine[name], written[name]) for name in mine)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["target", "run={run}", "data={x}"], "a deployment's data stay with the nodes; what works is fedloom predict"),
+        (["target", "run={run}", "method=ccvr"], "a deployment's data stay with the nodes; what works is"),
+        (["run", "resume={run}"], "was not started by fedloom run; continue it with fedloom deploy local resume="),
+    ],
+)
+def test_what_needs_the_nodes_is_refused(
+    words: list[str], sentence: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word.format(run=place / "run", x=place / "x.npz") for word in words]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_simulation_is_not_continued_as_a_deployment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "simulation")
+    assert main(["run", "method=fedavg", "clients=2", "rounds=1", f"out={out}", "-q"]) == 0
+    capsys.readouterr()
+    assert main(["deploy", "local", f"resume={out}"]) == 2
+    assert f"was not started by fedloom deploy local; continue it with fedloom run resume={out}." in (
+        capsys.readouterr().err
+    )
+
+
+def test_models_of_clients_stay_with_the_nodes(tmp_path: Path) -> None:
+    trained = fl.load(deployed(tmp_path, "method=fedper"))
+    with pytest.raises(ConfigError, match=r"no whole model; use that of a new one, adapt\(x, y\)\."):
+        _ = trained.server
+    with pytest.raises(ConfigError, match=r"stay with the nodes; adapt\(x, y\) makes that of a new client\."):
+        trained.client(0)
+    own = np.load(tmp_path / "nodes" / "data" / "node-0.npz")
+    assert trained.adapt(own["x_train"], own["y_train"], rounds=1).predict(own["x_train"]).ndim == 1
+
+
+def test_a_deployment_is_loaded_by_its_path_once_it_has_a_checkpoint(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="load it by its path alone"):
+        fl.load(place / "run", "feddyn", fl.data.federate("digits", "iid", clients=4), "mlp")
+    (tmp_path / "config.yaml").write_bytes((place / "run" / "config.yaml").read_bytes())
+    with pytest.raises(CheckpointError, match="has no checkpoint, and so no models to load"):
+        fl.load(tmp_path)
