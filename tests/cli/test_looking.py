@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import Cli
+from helpers.trouble import out_of_room
+from matplotlib.figure import Figure
 
 from fedloom.cli.catalogue import KINDS, SCHEMAS
 from fedloom.config.sections import Record
@@ -131,6 +133,15 @@ def test_partition_draws_and_prints(cli: Cli, tmp_path: Path):
     assert [int(row[0]) for row in rows] == list(range(10))
     assert [len(row) - 2 for row in rows] == [2] * 10  # two labels each
     assert "classes per client" in out
+
+
+def test_a_picture_without_room_can_be_drawn_again(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    words = ("partition", "partition=iid", "clients=3", "--out", "p.png")
+    with monkeypatch.context() as patch:
+        patch.setattr(Figure, "savefig", out_of_room)
+        assert cli(*words).err == "fedloom: the figure 'p.png' cannot be written: No space left on device.\n"
+    assert [*tmp_path.iterdir()] == []
+    assert cli(*words).code == 0
 
 
 def test_partition_of_many_clients(cli: Cli, tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,25 @@ def test_several_values_are_a_sweep(cli: Cli, tmp_path: Path):
     names = {path.name for path in (tmp_path / "sweep").iterdir() if (path / "summary.json").exists()}
     assert names == {"teacher", *(f"kd-alpha={a}-{s}" for a in (0.1, 0.9) for s in (1, 2))}
     assert "kd, alpha=0.9, seed 2" in out
+
+
+def test_means_over_seeds_are_of_the_selected_students(cli: Cli, tmp_path: Path) -> None:
+    """The lines below the table and the tables of the page have the accuracies of the table."""
+    words = ("-m", "method=ce,kd", "seed=1,2", "teacher=two_nn", "teacher_epochs=4", "model=logistic", "epochs=6")
+    code, out, _ = cli("distill", "-q", *words, "out=there")
+    assert code == 0
+    found = {name: [summary(tmp_path / "there" / f"{name}-{seed}") for seed in (1, 2)] for name in ("ce", "kd")}
+    assert any(one["selected"]["accuracy"] != one["last"]["accuracy"] for one in found["kd"])
+    chosen = {name: np.array([one["selected"]["accuracy"] for one in runs]) for name, runs in found.items()}
+    for name, accuracies in chosen.items():
+        error = accuracies.std(ddof=1) / np.sqrt(2)
+        assert f"{name}: accuracy {100 * accuracies.mean():.2f} ± {100 * error:.2f} % (mean ± s.e., n = 2)" in out
+    tables = tmp_path / "there" / "tables"
+    final = {row["method"]: row for row in csv.DictReader((tables / "final_global.csv").open())}
+    assert float(final["kd"]["accuracy: selected round"]) == pytest.approx(chosen["kd"].mean())
+    (paired,) = csv.DictReader((tables / "paired.csv").open())
+    assert float(paired["difference"]) == pytest.approx((chosen["kd"] - chosen["ce"]).mean())
+    assert "Accuracy: final round" not in (tmp_path / "there" / "report.html").read_text()
 
 
 MISTAKES = {

@@ -1,7 +1,8 @@
-"""Models and federations that make one client fail."""
+"""Models and federations that make one client fail, and a full disk."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable
@@ -25,6 +26,12 @@ def marked(client: int, value: float = MARK, sizes: tuple[int, ...] = SIZES) -> 
     x = arrays.x.clone()
     x[torch.from_numpy(federation.train.index[client]), 0] = value
     return replace(federation, train=Split(replace(arrays, x=x), federation.train.index))
+
+
+def out_of_room(figure: object, path: Path, **settings: object) -> None:
+    """``savefig`` on a disk that is full after a few bytes."""
+    path.write_bytes(b"some")
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Guarded(nn.Module):

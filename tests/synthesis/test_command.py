@@ -50,7 +50,10 @@ def test_by_default_fedevg_imitates_digits(cli: Cli, tmp_path: Path) -> None:
     assert (said["method"], said["data"], said["rounds"]) == ("fedevg", {"name": "digits"}, 1)
     code, _, err = cli("synthesize", "-q", "resume=made", "rounds=2")
     assert code == 2
-    assert "rounds: 1 → 2" in err
+    assert err == (
+        "fedloom: made holds another experiment, so it cannot be continued: rounds: 1 → 2, and what fedevg does "
+        "depends on the number of its rounds; start a new run with rounds=2 in another directory, with out=.\n"
+    )
 
 
 @pytest.mark.slow

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.trouble import out_of_room
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from fedloom.core.errors import DataError
@@ -31,6 +33,17 @@ def test_black_and_white_are_the_bounds(tmp_path: Path, low: float, high: float)
     path = grid(images, torch.tensor([0, 1, 2]), tmp_path / "here" / "made", low=low, high=high, each=1)
     assert path == tmp_path / "here" / "made.png"
     assert shades(path) == {0.0, 0.25, 1.0}
+
+
+def test_a_picture_without_room_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither half a picture nor the loss of the one before."""
+    path = grid(torch.zeros(1, 1, 8, 8), torch.tensor([0]), tmp_path / "made.png", each=1)
+    before = path.read_bytes()
+    monkeypatch.setattr(Figure, "savefig", out_of_room)
+    with pytest.raises(OSError, match="No space left"):
+        grid(torch.ones(1, 1, 8, 8), torch.tensor([0]), path, each=1)
+    assert path.read_bytes() == before
+    assert [one.name for one in tmp_path.iterdir()] == ["made.png"]
 
 
 def test_a_picture_is_not_stretched_to_what_it_holds(tmp_path: Path) -> None:

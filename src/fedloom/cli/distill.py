@@ -16,11 +16,12 @@ from fedloom.cli.report import page
 from fedloom.config.build import run_settings
 from fedloom.config.distill import DISTILL, PENDING, build, build_teacher
 from fedloom.config.schema import Config
+from fedloom.core.errors import CheckpointError
 from fedloom.experiment.console import ABSENT, count, duration, figures, number
 from fedloom.experiment.progress import NullProgress
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.tasks.distill.experiment import DistillExperiment
-from fedloom.tasks.distill.task import run
+from fedloom.tasks.distill.task import Distilled, run
 
 TEACHER = ("teacher", "teacher_training", "teacher_epochs", "data", "samples", "validation", "split_seed", "augment")
 """Keys that determine a teacher that is trained first."""
@@ -32,7 +33,8 @@ def train(experiment: DistillExperiment, job: Job, batch: RunPlan, *, callbacks:
         wanted = batch.is_sweep or experiment.method.needs_teacher
         experiment = replace(experiment, teacher=_teacher(job, batch, callbacks[0]) if wanted else None)
     settings["resume"] = settings["resume"] or True  # or starts in the folder of the teacher
-    run(experiment, job.directory, callbacks=callbacks, cache=batch.parent / "answers", **settings)
+    made = run(experiment, job.directory, callbacks=callbacks, cache=batch.parent / "answers", **settings)
+    _check_written(job.directory, made, batch)
 
 
 def _teacher(job: Job, batch: RunPlan, progress: NullProgress) -> Path:
@@ -47,9 +49,19 @@ def _teacher(job: Job, batch: RunPlan, progress: NullProgress) -> Path:
     if not RunDirectory(place).status.ended:
         label, progress.label = progress.label, "teacher"
         trackers = run_settings(job.config)["callbacks"]
-        run(build_teacher(job.config), place, resume=True, callbacks=[progress, *trackers])
+        made = run(build_teacher(job.config), place, resume=True, callbacks=[progress, *trackers])
         progress.label = label
+        _check_written(place, made, batch)
     return place
+
+
+def _check_written(directory: Path, made: Distilled, batch: RunPlan) -> None:
+    """Raise ``CheckpointError`` if the last files of a run are not there, for which a full disk had no room."""
+    if not RunDirectory(directory).status.ended:
+        why = " ".join(made.summary["warnings"][-1:]).rstrip(".") or "its summary.json is missing"
+        raise CheckpointError(
+            f"the run {directory} is not complete: {why}; make room and continue with resume={batch.parent}."
+        )
 
 
 def table(rows: Rows) -> Table:

@@ -90,7 +90,7 @@ def over_seeds(runs: Sequence[Path]) -> Iterator[str]:
         for key, word in ({judged: judged.replace("/", " ")} | watched(first.get("final") or {}, judged)).items():
             share, word = in_percent(key), server if key == HEADLINES[0] else word
             if (share or key == judged) and groups.has([member], key):
-                (stats,) = per_run([member], partial(RunData.last, key=key))
+                (stats,) = per_run([member], partial(RunData.result, key=key))
                 text = stats.text(FORMATS["percent" if share else "number"])
                 told.append(f"{word} {text}{' %' if share else ''}")
         if told:

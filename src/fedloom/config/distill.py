@@ -128,10 +128,18 @@ def build(config: Config, shared: Shared | None = None) -> DistillExperiment:
 
 
 def build_teacher(config: Config, shared: Shared | None = None) -> DistillExperiment:
-    """Build the experiment that trains the teacher."""
+    """Build the experiment that trains the teacher, with the settings of a run that can be continued by itself."""
     values = config.values
     data = _splits(config, shared)
-    kept = {"method": {"name": "ce", "warm": False}, "data": values["data"], "model": values["teacher"]}
+    same = ("data", "augment", "dtype", "device", "teacher_epochs", "split_seed", *SPLITS)
+    kept = {
+        **{key: values[key] for key in same},
+        "method": {"name": "ce", "warm": False},
+        "model": values["teacher"],
+        "epochs": values["teacher_epochs"],
+        "training": values["teacher_training"],
+        "seed": values["split_seed"],
+    }
     return DistillExperiment(
         ce(),
         data,
@@ -142,7 +150,7 @@ def build_teacher(config: Config, shared: Shared | None = None) -> DistillExperi
         seed=values["split_seed"],
         dtype=values["dtype"],
         device=values["device"],
-        config={**kept, "training": values["teacher_training"]},
+        config=kept,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def plot_labels(federation: Federation, path: str | Path) -> Path:
 
     Raises:
         DataError: if the targets are not class numbers.
+        OSError: if the file cannot be written; none is left behind.
     """
     if not federation.train.arrays.has_classes:
         raise DataError("the plot of labels needs class numbers, which this federation does not have.")
@@ -57,8 +59,24 @@ def plot_labels(federation: Federation, path: str | Path) -> Path:
     above.set_ylabel("samples", fontsize=8, color=SOFT)
     figure.align_ylabels()
     figure.suptitle(caption(federation), x=0.01, ha="left", fontsize=11, color=INK)
-    figure.savefig(path, dpi=150)
-    return Path(path)
+    return save(figure, path, dpi=150)
+
+
+def save(figure: Figure, path: str | Path, dpi: int) -> Path:
+    """Write a figure into a file whole; its suffix sets the format, png if it has none.
+
+    Raises:
+        OSError: if it cannot be written; nothing is left behind.
+    """
+    path = Path(path)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        figure.savefig(part, dpi=dpi, format=path.suffix.lstrip(".") or "png")
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    return path
 
 
 def circles(federation: Federation, above: Axes, below: Axes) -> None:
@@ -166,6 +184,7 @@ def plot_samples(arrays: Arrays, title: str, path: str | Path, per_class: int = 
 
     Raises:
         DataError: if samples cannot be drawn (rows of a table), or targets are not one class number each.
+        OSError: if the file cannot be written; none is left behind.
     """
     kind, y = kind_of(arrays), arrays.y.numpy()
     shown = np.unique(np.linspace(0, arrays.classes - 1, min(arrays.classes, MAX_ROWS)).round().astype(int))
@@ -182,8 +201,7 @@ def plot_samples(arrays: Arrays, title: str, path: str | Path, per_class: int = 
         axes.set_ylabel(truncate(repr(name)[1:-1]), rotation=0, ha="right", va="center", fontsize=8, color=SOFT)
     figure.suptitle(title, fontsize=10, color=INK, x=0.02, ha="left")
     figure.subplots_adjust(left=1.5 / width, right=0.995, bottom=0.005, top=1 - 0.45 / figure.get_figheight())
-    figure.savefig(path, dpi=110)
-    return Path(path)
+    return save(figure, path, dpi=110)
 
 
 def kind_of(arrays: Arrays) -> str:

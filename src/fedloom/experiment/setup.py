@@ -108,8 +108,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
         hostile=frozenset(hostile.tolist()),
     )
     _private(experiment.method, plan)
-    _needs_features(experiment.method, model)
-    _adapts_features(experiment.method, model)
+    require_features(experiment.method, model)
     example_privacy.check(plan)
     _latent(experiment.method, model)
     refuse(experiment.method, plan.layout)
@@ -199,19 +198,25 @@ def _other_initialisations(experiment: Experiment) -> Callable[[], nn.Module] | 
     return None
 
 
-def _needs_features(method: Method, model: nn.Module) -> None:
-    """Raise ``ConfigError`` if a part needs the model's features, but the model does not separate them from a head."""
+def require_features(method: Method, model: nn.Module, learnt: bool = True) -> None:
+    """Check that a model has the features that the parts of a method need.
+
+    Args:
+        method: the method.
+        model: its model.
+        learnt: whether the model is trained through an adaptation that can train it.
+
+    Raises:
+        ConfigError: if it does not separate them from a head, or training goes through an adaptation of features that
+            have no parameters.
+    """
     if method.needs("features") and not (hasattr(model, "features") and hasattr(model, "head")):
         raise ConfigError(
             f"{method.who_needs('features')} needs the model's features, but {type(model).__name__} has no "
             f"features(x) and head; {wrapped.remedy(model)}"
         )
-
-
-def _adapts_features(method: Method, model: nn.Module) -> None:
-    """Raise ``ConfigError`` if training goes through an adaptation of features that have no parameters."""
-    learnt = any(p.requires_grad and not name.startswith("head.") for name, p in model.named_parameters())
-    if method.adaptation.trains and method.adaptation.needs.features and not learnt:
+    able = any(p.requires_grad and not name.startswith("head.") for name, p in model.named_parameters())
+    if learnt and method.adaptation.trains and method.adaptation.needs.features and not able:
         raise ConfigError(
             f"adaptation {label(method.adaptation)!r} trains the features before the head, but those of "
             f"{type(model).__name__} have no parameters; choose a model with layers before its head, like mlp."

@@ -196,9 +196,13 @@ class Trainer:
         config = {**kept, **task.config, **marks, "identity": identity, **environment()}
         stored = directory.continued() if resume and (directory.begun or not or_begin) else None
         if stored is not None and (changed := differences(stored.get("identity", {}), identity)):
-            raise CheckpointError(
-                f"{directory.path} holds another experiment, so it cannot be continued: {'; '.join(changed)}."
-            )
+            why = "; ".join(changed)
+            if [*(one.partition(":")[0] for one in changed)] == ["rounds"]:  # recorded where results depend on it
+                why += (
+                    f", and what {task.name} does depends on the number of its rounds; start a new run with "
+                    f"rounds={task.rounds} in another directory, with out="
+                )
+            raise CheckpointError(f"{directory.path} holds another experiment, so it cannot be continued: {why}.")
         try:
             if stored is None:
                 directory.create(config, task.citations, into=bool(resume))

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedloom.core.slots import SLOTS
 from fedloom.experiment.report.groups import ABSENT, PROVENANCE, RunGroup, counts, on_the_same_data, settings, texts
-from fedloom.experiment.report.results import headline, per_run
+from fedloom.experiment.report.results import headline, per_run, result_word
 from fedloom.experiment.report.rundata import NO_SEED, RunData
 from fedloom.experiment.report.tables import Column, ReportTable, SeedStats, column, group_table, words
 from fedloom.metrics.comparison import paired
@@ -32,10 +32,10 @@ def baselines(groups: Sequence[RunGroup]) -> list[RunGroup | None]:
     return found
 
 
-def last_values(member: RunGroup, key: str, counted: Counted) -> dict[tuple[str, int], float]:
-    """The last values of a metric by seed, of runs that count; of running ones by seed and round."""
+def results(member: RunGroup, key: str, counted: Counted) -> dict[tuple[str, int], float]:
+    """The results in a metric by seed, of runs that count; of running ones by seed and round."""
     values = {
-        (run.seed, 0 if run.ended else run.last_round): run.last(key)
+        (run.seed, 0 if run.ended else run.last_round): run.result(key)
         for run in member.runs
         if counted(run) and run.seed != NO_SEED
     }
@@ -43,8 +43,8 @@ def last_values(member: RunGroup, key: str, counted: Counted) -> dict[tuple[str,
 
 
 def differences(member: RunGroup, base: RunGroup, key: str, counted: Counted) -> list[float]:
-    """The differences of the last values of a metric between runs with the same seed."""
-    here, before = last_values(member, key, counted), last_values(base, key, counted)
+    """The differences of the results in a metric between runs with the same seed."""
+    here, before = results(member, key, counted), results(base, key, counted)
     return [value - before[pair] for pair, value in here.items() if pair in before]
 
 
@@ -81,7 +81,7 @@ def paired_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     pairs = [differences(member, base, key, counted) for member, base in compared]
     if max(map(len, pairs), default=0) < 2:
         return None
-    tests = [paired(last_values(a, key, counted), last_values(b, key, counted)) for a, b in compared]
+    tests = [paired(results(a, key, counted), results(b, key, counted)) for a, b in compared]
     p = [test["p"] for test in tests]
     ends = [[SeedStats([] if np.isnan(test["p"]) else [test[end]]) for test in tests] for end in ("low", "high")]
     base, which = named([base for _, base in compared])
@@ -97,7 +97,7 @@ def paired_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     return group_table(
         [member for member, _ in compared],
         "paired",
-        f"Difference from {base} with the same seed. {name}, final round",
+        f"Difference from {base} with the same seed. {name}, {result_word(groups)}",
         columns,
         "Mean ± standard error of the differences over the n seeds that both have, the interval and the two-sided p of "
         "the paired t test, and p adjusted for the number of comparisons after Holm. With few seeds the test has "
@@ -144,7 +144,7 @@ def ablation_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     if not columns or judged is None:
         return None
     key, name, form, better = judged
-    columns.append(column("result", per_run(groups, partial(RunData.last, key=key)), form, better))
+    columns.append(column("result", per_run(groups, partial(RunData.result, key=key)), form, better))
     bases, counted = baselines(groups), counts(groups)
     if any(bases):
         base, which = named(bases)
@@ -152,4 +152,4 @@ def ablation_table(groups: Sequence[RunGroup]) -> ReportTable | None:
         gains = [[] if b is None else differences(member, b, key, counted) for member, b in pairs]
         columns += [*which, column(f"against {base}", [SeedStats(values) for values in gains], form)]
     note = "The parts and settings that differ, and the result as mean ± standard error over seeds."
-    return group_table(groups, "ablation", f"What makes the difference. {name}, final round", columns, note)
+    return group_table(groups, "ablation", f"What makes the difference. {name}, {result_word(groups)}", columns, note)

@@ -179,21 +179,32 @@ def heading(name: str, kind: Form) -> str:
 
 
 _NOTE = (
-    "Mean ± standard error (s/√n) over the n seeds; the best mean of a column is bold. The final round is the last one "
-    "evaluated, and is the result. The best round was chosen on the evaluation itself and is optimistic. "
+    "Mean ± standard error (s/√n) over the n seeds; the best mean of a column is bold. {result} The best round "
+    "was chosen on the evaluation itself and is optimistic. "
     f"EMA {EMA:g}, of at least {EVALUATIONS} evaluations, is the moving average s ← {EMA:g} s + {1 - EMA:.1g} v at the "
     "last one. Runs that have not ended give no value beside ones that have. Left out: the share of client "
     "updates that were lost or refused."
 )
+_RESULT = {
+    "final round": "The final round is the last one evaluated, and is the result.",
+    "selected round": "The selected round is that of the model that the run selected on validation samples, or else "
+    "the last one evaluated, and is the result.",
+}
+
+
+def result_word(groups: Sequence[RunGroup]) -> str:
+    """The name of the round whose values are the results of the runs."""
+    return "selected round" if any(run.selected_round is not None for run in all_runs(groups)) else "final round"
 
 
 def final_table(groups: Sequence[RunGroup], scope: Scope) -> ReportTable:
-    """Accuracy and loss of one evaluation: final round, best round, and smoothed; updates left out."""
+    """Accuracy and loss of one evaluation: final or selected round, best round, and smoothed; updates left out."""
     rounds = ["; ".join(dict.fromkeys(rounds_done(run) for run in member.runs)) for member in groups]
     columns = [words("n", [str(len(member.runs)) for member in groups]), words("rounds", rounds)]
+    word = result_word(groups)
     for name, key, kind, better in measured(groups, scope):
         form, over = FORMATS[kind], heading(name, kind)
-        figures: dict[str, Callable[[RunData], float | None]] = {"final round": partial(RunData.last, key=key)}
+        figures: dict[str, Callable[[RunData], float | None]] = {word: partial(RunData.result, key=key)}
         figures["best round"] = partial(_best, key=key, direction=better)
         if name not in ("loss", "cross entropy") and any(_smoothed(run, key) is not None for run in all_runs(groups)):
             figures[f"EMA {EMA:g}"] = partial(_smoothed, key=key)
@@ -201,7 +212,7 @@ def final_table(groups: Sequence[RunGroup], scope: Scope) -> ReportTable:
     if any(run.share_left_out is not None for run in all_runs(groups)):
         shares = per_run(groups, lambda run: run.share_left_out)
         columns.append(column("left out, %", shares, as_percent, spread=False))
-    return group_table(groups, f"final_{scope.name}", scope.title, columns, _NOTE)
+    return group_table(groups, f"final_{scope.name}", scope.title, columns, _NOTE.format(result=_RESULT[word]))
 
 
 def final_tables(groups: Sequence[RunGroup]) -> list[ReportTable]:

@@ -135,6 +135,20 @@ class RunData:
         values = self.curve(key)
         return float(values.iloc[-1]) if len(values) else None
 
+    @property
+    def selected_round(self) -> float | None:
+        """The round whose model is the run's result, if one was selected on validation samples; else None."""
+        chosen = self.summary.get("selected")
+        if not isinstance(chosen, Mapping) or "validation" not in chosen:
+            return None
+        grown = self.summary.get("rounds", self.last_round) != self.last_round  # since the summary was written
+        return None if grown or not _is_number(chosen.get("round")) else float(chosen["round"])
+
+    def result(self, key: str) -> float | None:
+        """The value of a metric that is the run's result: in the selected round, or else the last recorded."""
+        values, selected = self.curve(key), self.selected_round
+        return float(values[selected]) if selected is not None and selected in values.index else self.last(key)
+
     def latest(self, key: str) -> Any:
         """The last recorded value of any type under a key; None if there is none."""
         return next((row[key] for row in reversed(self.rows) if key in row), None)

@@ -125,9 +125,19 @@ class Energy(Term):
             raise ConfigError(f"objective 'energy' needs a clip_gradient > 0, not {self.clip_gradient:g}.")
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
-        """The samples x [M, ...] and their labels y [M], sorted by class."""
+        """The samples x [M, ...] and their labels y [M], sorted by class.
+
+        Raises:
+            ConfigError: if there is no memory for them.
+        """
         count = facts.classes * self.per_class
-        x = rng.stream(facts.seed, "synthetic").normal(size=(count, *facts.inputs))
+        try:
+            x = rng.stream(facts.seed, "synthetic").normal(size=(count, *facts.inputs))
+        except (MemoryError, ValueError) as error:  # ValueError: more than can be addressed
+            raise ConfigError(
+                f"objective 'energy' starts from per_class={self.per_class:,} samples of each of {facts.classes} "
+                "classes, for which there is not enough memory; choose a smaller per_class."
+            ) from error
         y = torch.arange(facts.classes, device=theta.device).repeat_interleave(self.per_class)
         return {"x": facts.low.new_tensor(x), "y": y}
 

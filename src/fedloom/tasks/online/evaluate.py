@@ -12,6 +12,7 @@ from torch import Tensor
 from fedloom.core import rng
 from fedloom.core.client import State
 from fedloom.core.federation import Arrays
+from fedloom.core.meta import NEVER
 from fedloom.core.parts import Batch
 from fedloom.data.streams import Task
 from fedloom.tasks.online.ensemble import ExpertEnsemble
@@ -55,6 +56,14 @@ class StreamEvaluator:
         found = torch.full((2, len(self.online.experts)), float("nan"), dtype=torch.float64)
         found[:, list(only)] = torch.stack([accuracy.cpu(), loss.cpu()]).double()
         return found[0], found[1]
+
+    def absent(self, logits: Tensor, task: Task) -> int:
+        """The number of test samples whose class an expert never predicts, as the task has no training sample of it."""
+        y = self.placed(task.test).y
+        if y.is_floating_point() or y.ndim != 1:
+            return 0
+        own = logits.gather(-1, y.expand(len(logits), -1)[..., None])
+        return int((own == NEVER).any(0).sum())
 
     def efficiency(self, state: State, task: Task, p: Tensor) -> dict[str, Any]:
         """The mixture's accuracy after adapting with each of ``sizes`` samples of the task, in random order.

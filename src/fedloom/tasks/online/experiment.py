@@ -12,11 +12,12 @@ from torch import nn
 from fedloom.core import rng
 from fedloom.core.checks import DTYPES, one_of
 from fedloom.core.errors import ConfigError, first_line
+from fedloom.core.method import Method
 from fedloom.core.parts import Term
 from fedloom.core.settings import bare, flatten
 from fedloom.data.streams import TaskStream
 from fedloom.experiment.runtime import pick_device
-from fedloom.experiment.setup import make_model
+from fedloom.experiment.setup import make_model, require_features
 from fedloom.parts.objectives import CrossEntropy
 from fedloom.tasks.online.ensemble import ExpertEnsemble
 from fedloom.tasks.online.experts import ExpertConfig, expert_label
@@ -119,11 +120,14 @@ class Online:
         """Make the ensemble on a freshly initialised model, which is tried on inputs of the first task.
 
         Raises:
-            ConfigError: if the model does not fit the tasks.
+            ConfigError: if the model does not fit the tasks, or the experts' adaptation.
         """
         with torch.random.fork_rng(devices=[]):
             rng.seed_torch(self.seed, "model")
             model = make_model(self.model).to(getattr(torch, self.dtype))
+        for expert in self.experts:
+            method = Method(self.name, self.objective, adaptation=expert.adaptation)
+            require_features(method, model, learnt=expert.learner.trains and expert.learner.adapts)
         first = self.stream[0].train
         x = first.x[:2].to(getattr(torch, self.dtype)) if first.x.is_floating_point() else first.x[:2]
         try:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedloom.core.meta import NEVER
 from fedloom.tasks.online.experiment import Online
 from fedloom.tasks.online.metrics import regret
 
@@ -45,7 +46,7 @@ def summarise(online: Online, history: Sequence[dict[str, Any]], total: Tensor, 
             "bound": online.hedge.bound(float(total[best]), len(total)) if online.hedged == "error" else None,
             "p": dict(zip(online.labels(), p.tolist(), strict=True)),
         },
-        "warnings": _warnings(total, online.labels(), losses),
+        "warnings": _warnings(total, online.labels(), history, long),
     }
     if long:
         last = long[-1]
@@ -56,7 +57,7 @@ def summarise(online: Online, history: Sequence[dict[str, Any]], total: Tensor, 
             "mean": _mean([record["ltm/accuracy"] for record in long]),
         }
         whole = not 0 < online.measures.ltm_tasks < len(history)
-        if last["round"] == len(history) and whole and None not in losses:
+        if last["round"] == len(history) and whole and None not in (*losses, last["ltm/loss"]):
             summary["regret_to_final_model"] = regret(losses, [last["ltm/loss"]] * len(history))
     measured = [record for record in history if "efficiency/accuracy" in record]
     if measured:
@@ -72,11 +73,24 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _warnings(total: Tensor, labels: Sequence[str], losses: Sequence[float | None]) -> list[str]:
+def _warnings(
+    total: Tensor, labels: Sequence[str], history: Sequence[dict[str, Any]], long: Sequence[dict[str, Any]]
+) -> list[str]:
     lost = [label for label, value in zip(labels, total.tolist(), strict=True) if value == float("inf")]
     found = [f"{len(lost)} of {len(labels)} experts diverged: {'; '.join(lost)}."] if lost else []
-    if unknown := losses.count(None):
+    if unknown := [record["ctm/loss"] for record in history].count(None):
         found.append(
-            f"the mixture's loss was infinite or NaN at {unknown} of {len(losses)} tasks, left out of its mean."
+            f"the mixture's loss was infinite or NaN at {unknown} of {len(history)} tasks, left out of its mean."
+        )
+    if unknown := [record["ltm/loss"] for record in long].count(None):
+        found.append(
+            f"the mixture's loss on earlier tasks was infinite or NaN in {unknown} of {len(long)} long-term "
+            "evaluations: lower local.lr or adaptation.lr."
+        )
+    if absent := [record["ctm/absent"] for record in history if "ctm/absent" in record]:
+        found.append(
+            f"at {len(absent)} of {len(history)} tasks, {sum(absent)} test samples were of classes without training "
+            "samples in their task, which the adaptation never predicts: they count as wrong, and each as a loss of "
+            f"{-NEVER:g}; give tasks more training samples (stream.train), or choose adaptation=maml."
         )
     return found

@@ -144,6 +144,8 @@ class OnlineTask(TrainerTask):
             "hedge/p": p.tolist(),
         }
         record["ctm/accuracy/mean"] = float(np.mean([*known, record["ctm/accuracy"]]))
+        if absent := self.evaluator.absent(logits, task):
+            record["ctm/absent"] = absent
         if _due(t, measures.efficiency_every):
             record |= self.evaluator.efficiency(self.state, task, p)
         suffered = 1 - accuracy if online.hedged == "error" else loss

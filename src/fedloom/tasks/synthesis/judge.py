@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -31,6 +33,7 @@ from fedloom.tasks.synthesis.fit import AUTO, ClassifierTraining, Fitted, change
 
 CACHE = "judge"  # the folder in a run directory of the real-data classifier
 HELD_OUT = 2000  # test samples used in the search for copies
+WORSE = 10  # times the loss of guessing: above it, a classifier has diverged
 NEIGHBOURS = 5  # k of precision, recall, density and coverage
 
 
@@ -152,11 +155,21 @@ class SyntheticEvaluator:
             return found
         made = fit(self.classifier, self.trained_on, training, seed=0)
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            facts = {"fit.loss": torch.tensor(made.loss), "fit.accuracy": torch.tensor(made.accuracy)}
-            facts["fit.steps"] = torch.tensor(made.steps)
-            write_whole(path, as_file({**made.model.state_dict(), **facts}), alone=False)
+            self._keep(path, made)
         return made
+
+    def _keep(self, path: Path, made: Fitted) -> None:
+        """Write the classifier into the cache; if that cannot be, a warning says so."""
+        facts = {"fit.loss": torch.tensor(made.loss), "fit.accuracy": torch.tensor(made.accuracy)}
+        facts["fit.steps"] = torch.tensor(made.steps)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, as_file({**made.model.state_dict(), **facts}), alone=False)
+        except OSError as error:
+            warnings.warn(
+                f"the judge {path} cannot be written ({error.strerror or error}), so it is trained again next time.",
+                stacklevel=2,
+            )
 
     def _stamp(self, training: ClassifierTraining) -> str:
         arrays = self.trained_on
@@ -192,7 +205,7 @@ class SyntheticEvaluator:
         return self.features(self.test.x)
 
     def evaluate(self, arrays: Arrays, *, thorough: bool = True) -> EvalResult:
-        """Evaluate a set.
+        """Evaluate a set; if a classifier has diverged, a warning says so, and what would rest on it is left out.
 
         Args:
             arrays: the set's samples, in the value range of the real ones.
@@ -204,12 +217,30 @@ class SyntheticEvaluator:
         arrays = replace(arrays, x=arrays.x.to(self.test.x), y=arrays.y.to(self.test.y))
         alike(self.test.x, arrays.x)
         numbers, details = self._utility(arrays)
-        more, about = self._similarity(arrays)
-        numbers |= more
-        details |= about
+        doubts = []
+        if self._diverged(numbers["train_loss"]):
+            doubts.append("the judge's classifier of the synthetic set has diverged; lower judge.lr.")
+        if not self._diverged(self.known.loss) and bool(torch.isfinite(self._real).all()):
+            more, about = self._similarity(arrays)
+            numbers |= more
+            details |= about
+        else:
+            numbers["diversity"] = diversity(self.test.x, self.test.y, arrays.x, arrays.y, arrays.classes).ratio
+            doubts.append(
+                "the judge's classifier of real data has diverged, so that recognised, FID, KID and coverage, which "
+                "rest on it, are left out; lower judge.lr."
+            )
+        if doubts:
+            details["warnings"] = doubts
+        for doubt in doubts:
+            warnings.warn(doubt, stacklevel=2)
         if thorough:
             numbers |= self._copies(arrays) | self._inception_distances(arrays)
         return EvalResult({f"synthetic/{key}": float(value) for key, value in numbers.items()}, details)
+
+    def _diverged(self, loss: float) -> bool:
+        """Whether a classifier's loss is far above that of guessing, infinite or NaN."""
+        return not loss < WORSE * math.log(max(self.test.classes, 2))
 
     def _utility(self, arrays: Arrays) -> tuple[dict[str, float], dict[str, Any]]:
         """Performance of a classifier trained on the set."""

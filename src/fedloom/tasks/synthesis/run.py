@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -203,11 +204,21 @@ def write(found: Generated, evaluation: EvalResult, judge: SyntheticEvaluator, o
 
 
 def picture(arrays: Arrays, path: Path, title: str) -> None:
-    """Draw images, one row per class; does nothing for inputs that are not images."""
-    if arrays.x.ndim == 4 and arrays.x.shape[1] in (1, 3):
-        low, high = value_range(arrays)
+    """Draw images, one row per class; does nothing for inputs that are not images.
+
+    If the file cannot be written, a warning says so.
+    """
+    if arrays.x.ndim != 4 or arrays.x.shape[1] not in (1, 3):
+        return
+    low, high = value_range(arrays)
+    try:
         grid(arrays.x, arrays.y, path, low=low, high=high, classes=arrays.classes, names=arrays.names, title=title,
              each=SHOWN)  # fmt: skip
+    except OSError as error:
+        warnings.warn(
+            f"the figure {path} cannot be written ({error.strerror or error}); the run goes on without it.",
+            stacklevel=2,
+        )
 
 
 def provenance(experiment: Experiment, rounds: int) -> dict[str, Any]:
