@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.commands import Cli, cli
 from helpers.deaths import assert_same_contents, child, contents
 from helpers.resuming import back_to, work
 
@@ -22,6 +23,8 @@ from fedloom.cli import main
 from fedloom.experiment import atomic, checkpoint
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.federated import run
+
+__all__ = ["cli"]
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["at once", "after some bytes"])
@@ -134,3 +137,27 @@ def test_memory_that_does_not_suffice_is_one_sentence(
     assert main(["run"]) == 2
     error = capsys.readouterr().err
     assert error == "fedloom: there is not enough memory (Unable to allocate 477. GiB); choose smaller sizes.\n"
+
+
+@pytest.mark.parametrize("command", [("run", "method=fedavg", "model=logistic"), ("online", "learner=fs", "tasks=2")])
+def test_a_run_without_room_for_its_summary_is_no_success(
+    command: tuple[str, ...], cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, full = atomic.write_synced, [True]
+
+    def crowded(path: Path, blob: bytes) -> None:
+        if full[0] and "summary.json" in path.name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, blob)
+
+    monkeypatch.setattr(atomic, "write_synced", crowded)
+    words = ("-q", "data=digits", *(("clients=3", "rounds=2") if command[0] == "run" else ()))
+    code, _, err = cli(*command, *words, "out=there")
+    assert code == 2
+    assert err.endswith(
+        "fedloom: the run there is not complete: its last files could not be written; make room on the disk and "
+        "continue with resume=there.\n"
+    )
+    full[0] = False
+    assert cli(command[0], "-q", "resume=there").code == 0
+    assert json.loads(Path("there/summary.json").read_text())["rounds"] == 2

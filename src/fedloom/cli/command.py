@@ -20,7 +20,7 @@ from fedloom.config.build import Shared, run_settings
 from fedloom.config.overrides import split_words
 from fedloom.config.schema import CommandSchema, Config, to_yaml
 from fedloom.core.client import Failure
-from fedloom.core.errors import ClientError, ConfigError, FedLoomError
+from fedloom.core.errors import CheckpointError, ClientError, ConfigError, FedLoomError
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.console import going_on, make_console, note, notes, print_raw, relpath, show_warnings
 from fedloom.experiment.progress import LineProgress, NullProgress, make_progress
@@ -167,6 +167,11 @@ class Command:
                 settings["callbacks"].insert(0, self.progress(display))
             try:
                 self.run(experiment, job, batch, resume=job.resume, **settings)
+                if not self._is_done(job):
+                    raise CheckpointError(
+                        f"the run {relpath(job.directory)} is not complete: its last files could not be written; make "
+                        f"room on the disk and continue with resume={relpath(batch.parent)}."
+                    )
             except FedLoomError as error:
                 if not batch.is_sweep:
                     raise
