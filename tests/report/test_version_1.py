@@ -39,6 +39,8 @@ FIGURES = {
 
 DROPPED = {"synthesize": {"tab:final_train"}}
 """Tables that pages no longer have: energies of training samples do not compare runs."""
+SELECTED = {"distill": {"tab:final_global"}}
+"""Tables of students selected on validation samples, whose accuracies and losses were those of the last round."""
 
 
 def run_dirs(name: str) -> list[Path]:
@@ -71,7 +73,8 @@ def test_page_latex_and_csv_have_the_numbers_that_version_1_printed(name: str, t
         found = {mean for row in ours[label] for mean in means(row)}
         for row in rows:
             lost = [mean for mean in means(row) if mean not in found]
-            assert len(lost) <= 1, (label, lost)  # the moving average, which needs 50 evaluations now
+            changed = 1 + 2 * (label in SELECTED.get(name, set()))  # the moving average needs 50 evaluations now
+            assert len(lost) <= changed, (label, lost)
         assert f'id="table-{label.removeprefix("tab:")}"' in text
         table = pd.read_csv(tmp_path / "tables" / f"{label.removeprefix('tab:')}.csv")
         assert len(table) == len(rows)
