@@ -77,6 +77,7 @@ MISTAKES = {
     "run -m seed=1,": "cannot be read: a bracket, brace or quote is left open, a comma is misplaced,",
     "run +seed=1": "without '+'",
     "run seed": "write it as key=value",
+    "run deploy.nodes=3": "these are settings of a deployment; start it with fedloom deploy local or deploy server.",
     "run nix.yaml": "there is no file 'nix.yaml'",
     "run a.yaml b.yml": "takes one recipe",
     "run --nix": "has no option '--nix'; there are: --debug",

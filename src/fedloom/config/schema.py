@@ -263,6 +263,10 @@ class CommandSchema:
         return merge(full, over)
 
     def _unknown(self, key: str) -> ConfigError:
+        if key == DEPLOYED:
+            return ConfigError(
+                "these are settings of a deployment; start it with fedloom deploy local or deploy server."
+            )
         keys = [*self.sections, *self.short, *PATHS]
         told = hint("key", key, keys)
         records = {name: section for name, section in self.sections.items() if isinstance(section, Record)}
