@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.errors import ConfigError
+from fedloom.core.federation import Index
 from fedloom.core.local import Local
 from fedloom.core.meta import gradient, objective
 from fedloom.core.method import Method
@@ -218,3 +221,14 @@ def test_the_adapted_loss_is_differentiated_through_batch_statistics(part: Adapt
     result = go(method, **settings)
     assert not result.failures
     assert not torch.equal(result.snapshot.server.buffers, plan.buffers0)
+
+
+def test_test_samples_of_classes_that_a_client_never_saw_are_a_warning() -> None:
+    data = classes((16, 20))
+    alone = data.train.arrays.y[data.train.index[0]] == 0
+    few = replace(data.train, index=Index.of([data.train.index[0][alone.numpy()], data.train.index[1]]))
+    same = {"federation": replace(data, train=few, held_out=data.train), "rounds": 1}
+    same |= {"evaluation": Evaluation(what=("clients",))}
+    (said,) = go(Method("a", (CrossEntropy(),), adaptation=Prototypes()), **same).summary["warnings"]
+    assert said.startswith("some clients have test samples of classes that they have no training samples of")
+    assert not go(Method("a", (CrossEntropy(),), adaptation=Maml(0.3)), **same).summary["warnings"]

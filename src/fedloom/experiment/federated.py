@@ -331,7 +331,7 @@ class FederatedTask(TrainerTask):
             about["privacy"] = {"neighbours": self.accountant.neighbours, **asdict(self.accountant)}
         if self.examples is not None:
             about["example_privacy"] = {"neighbours": self.examples.neighbours, **asdict(self.examples)}
-        said = warnings(self.history, self.failures)
+        said = warnings(self.history, self.failures, self.experiment.method)
         if status is Status.STOPPED and (method := self.experiment.method).needs("last_round"):
             said.append(f"{method.who_needs('last_round')} acts in the last round, which the run did not reach.")
         return about | {"warnings": said}

@@ -9,13 +9,16 @@ from typing import Any
 from fedloom.core.client import Failure, FailureKind
 from fedloom.core.hooks import overrides
 from fedloom.core.local import cohort_size
+from fedloom.core.meta import NEVER
 from fedloom.core.method import Method
 from fedloom.core.parts import Paired, Submodels
 from fedloom.core.plan import ClientPlan
+from fedloom.core.slots import label
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.metrics import best_round, fedavg_rounds, parameters_to_target, rounds_to_target
 
 LOSSES = {"global/loss", "global/cross_entropy", "clients/loss/mean"}  # the summary warns if one is not finite
+FAR = -NEVER / 1e5  # a mean loss above which some sample's class was impossible
 LEFT_OUT = 0.1  # fraction of updates left out above which the summary warns
 
 
@@ -131,7 +134,7 @@ def _describe(failure: Failure) -> dict[str, Any]:
     return about | {"reason": failure.reason}
 
 
-def warnings(history: Sequence[dict[str, Any]], failures: Sequence[Failure]) -> list[str]:
+def warnings(history: Sequence[dict[str, Any]], failures: Sequence[Failure], method: Method) -> list[str]:
     """Warnings on a final model that diverged, and on updates that were left out: in all of a round, or in many.
 
     Clients dropped by ``drop_rate`` do not count.
@@ -150,5 +153,10 @@ def warnings(history: Sequence[dict[str, Any]], failures: Sequence[Failure]) -> 
         found.append(
             f"{' and '.join(wrong)} in round {last['round']}: not finite, although all updates that were used are; "
             "the model diverged, choose a smaller local.lr."
+        )
+    if method.adaptation.needs.features and (last.get("clients/loss/mean") or 0) > FAR:
+        found.append(
+            f"some clients have test samples of classes that they have no training samples of, which adaptation "
+            f"{label(method.adaptation)!r} never predicts: in clients/loss each counts as {-NEVER:g}."
         )
     return found

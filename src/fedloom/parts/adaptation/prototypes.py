@@ -10,11 +10,10 @@ from torch import Tensor
 
 from fedloom.core.context import Batch, Forward, Output
 from fedloom.core.errors import ConfigError
+from fedloom.core.meta import NEVER
 from fedloom.core.parts import Adaptation, Needs
 from fedloom.core.slots import adaptations
 from fedloom.core.targets import CLASSES
-
-UNKNOWN = -1e9  # logit of a class without samples in the support
 
 
 @adaptations.register(name="proto")
@@ -67,6 +66,6 @@ class Prototypes(Adaptation):
             assert features is not None
             r = features.flatten(1)
             distance = r.square().sum(1, keepdim=True) - 2 * r @ centres.T + centres.square().sum(1)
-            return Output(torch.where(known, -distance, UNKNOWN), features)
+            return Output(torch.where(known, -distance, NEVER), features)
 
         return predict, known
