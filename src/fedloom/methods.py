@@ -24,6 +24,7 @@ from fedloom.core.registry import Registry
 from fedloom.parts import adaptation, drift, mixing, objectives, personal, server, uplink
 
 CE = (objectives.CrossEntropy(),)
+MEAN = " Mixed by samples; its algorithm has the plain mean, mixing=uniform."
 MCMAHAN = """@inproceedings{mcmahan2017fedavg,
   title={Communication-Efficient Learning of Deep Networks from Decentralized Data},
   author={McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and Arcas, Blaise Aguera y},
@@ -87,7 +88,7 @@ preset(
 preset(
     Method("fedcm", CE, drift.FedCMDrift()),
     "Client momentum: steps along αg + (1 - α)d, where d is the direction in which the server last moved.",
-    "Xu et al. 2021, algorithm 2, which has the plain mean: ``method.mixing=uniform``. With α = 1 it is FedAvg.",
+    "Xu et al. 2021, algorithm 2. With α = 1 it is FedAvg." + MEAN,
 )
 preset(
     Method("fednova", CE, drift.FedNovaDrift()),
@@ -293,13 +294,11 @@ preset(
 )
 preset(
     Method("fedrep", CE, personal=personal.Alternating()),
-    "Private head and shared body, trained one after the other: first the head, then the body. Collins et al., 2021.",
-    "Mixed by samples; algorithm 1 has the plain mean, ``method.mixing=uniform``.",
+    "First the private head is trained, then the shared body. Collins et al., 2021." + MEAN,
 )
 preset(
     Method("fedbn", CE, personal=personal.PrivateNorm()),
-    "Normalisation layers, statistics included, stay at the client; everything else is averaged. Li et al., ICLR 2021.",
-    "Mixed by samples; algorithm 1 has the plain mean, ``method.mixing=uniform``.",
+    "Normalisation layers, statistics included, stay at the client. Li et al., ICLR 2021." + MEAN,
 )
 preset(
     Method("fedbabu", CE, personal=personal.Alternating(head_fraction=0.0), adaptation=adaptation.FineTune()),
@@ -314,18 +313,16 @@ preset(
 )
 preset(
     Method("apfl", CE, personal=personal.APFL()),
-    "w as in FedAvg, and v ← v - ηα∇F_i(αv + (1 - α)w); the mixture is deployed. Deng, Kamani & Mahdavi 2020.",
-    "Mixed by samples; algorithm 1 has the plain mean, ``method.mixing=uniform``.",
+    "w as in FedAvg, and v ← v - ηα∇F_i(αv + (1 - α)w); the mixture is deployed. Deng et al. 2020." + MEAN,
 )
 preset(
     Method("ditto", CE, personal=personal.Ditto()),
-    "w as in FedAvg; v minimises F_i(v) + (λ/2)‖v - θ^t‖² and is deployed. Li et al., ICML 2021.",
-    "Mixed by samples; algorithm 1 has the plain mean, ``method.mixing=uniform``.",
+    "w as in FedAvg; v minimises F_i(v) + (λ/2)‖v - θ^t‖² and is deployed. Li et al., ICML 2021." + MEAN,
 )
 preset(
     Method("pfedme", CE, personal=personal.PFedMe(), server=server.SGD()),
     "Moreau envelopes: v ≈ argmin F_i(v) + (λ/2)‖v - w‖², w ← w - ηλ(w - v). T. Dinh, Tran & Nguyen 2020.",
-    "At the server θ ← (1 - β)θ + β·mean, by samples; algorithm 1 has the plain mean, ``method.mixing=uniform``.",
+    "At the server θ ← (1 - β)θ + β·mean." + MEAN,
     {"server.lr": "beta", "server.momentum": ""},
 )
 preset(

@@ -194,7 +194,7 @@ def test_reasons_are_words() -> None:
         assert reason_against_batched(_plan("robust", model=images("group", dropout), **shaken)) == reason
 
 
-def _plan(name: str = "fedavg", **changes: Any) -> Any:
+def _plan(name: str | Method = "fedavg", **changes: Any) -> Any:
     from fedloom.experiment.federated import FederatedTask
 
     return FederatedTask(experiment(name, **changes)).plan
@@ -244,6 +244,7 @@ def test_a_first_layer_without_a_bias_has_coordinates_too(name: str, monkeypatch
     same = {"federation": classes((1, 1, 1)), "model": model, "local": Local(epochs=2, lr=0.1)}
     reference = go(paired(name), **same)
     monkeypatch.setattr("fedloom.compute.cohort.pairs.GAIN", 1)
+    assert Batched(_plan(paired(name), **same)).pairs[0].first is not None
     monkeypatch.setattr(_Block, "lockstep", None)
     assert_same_run(reference, go(paired(name), compute="batched", **same), TOLERANCE)
 

@@ -39,12 +39,14 @@ FIGURES = {
 
 DROPPED = {"synthesize": {"tab:final_train"}}
 """Tables that pages no longer have: energies of training samples do not compare runs."""
-SELECTED = {"distill": {"tab:final_global"}}
-"""Tables of students selected on validation samples, whose accuracies and losses were those of the last round."""
 
 
 def run_dirs(name: str) -> list[Path]:
     return sorted(path.parent for path in (FIXTURES / name).rglob("config.yaml"))
+
+
+def records(path: Path) -> list[dict]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
 def rows_by_table(latex: str) -> dict[str, list[list[str]]]:
@@ -71,10 +73,11 @@ def test_page_latex_and_csv_have_the_numbers_that_version_1_printed(name: str, t
     text = page.read_text()
     for label, rows in ((label, rows) for label, rows in printed.items() if label in ours):
         found = {mean for row in ours[label] for mean in means(row)}
+        if name == "distill":  # printed the last round of students whose result is the selected one
+            found |= {f"{100 * records(path)[-1]['global/accuracy']:.2f}".rstrip("0") for path in directories}
         for row in rows:
             lost = [mean for mean in means(row) if mean not in found]
-            changed = 1 + 2 * (label in SELECTED.get(name, set()))  # the moving average needs 50 evaluations now
-            assert len(lost) <= changed, (label, lost)
+            assert len(lost) <= 1, (label, lost)  # the moving average, which needs 50 evaluations now
         assert f'id="table-{label.removeprefix("tab:")}"' in text
         table = pd.read_csv(tmp_path / "tables" / f"{label.removeprefix('tab:')}.csv")
         assert len(table) == len(rows)
@@ -95,15 +98,14 @@ def test_csv_and_page_state_the_mean_and_standard_error_of_what_the_runs_recorde
     last: dict[str, list[dict]] = {}
     lost: dict[str, list[tuple[int, int]]] = {}
     for path in directories:
-        records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-        method = path.name.partition("-")[0]
-        last.setdefault(method, []).append(records[-1])
-        lost.setdefault(method, []).append((sum(r["failures"] for r in records), sum(r["cohort"] for r in records)))
+        mine, method = records(path), path.name.partition("-")[0]
+        last.setdefault(method, []).append(mine[-1])
+        lost.setdefault(method, []).append((sum(r["failures"] for r in mine), sum(r["cohort"] for r in mine)))
     table = pd.read_csv(tmp_path / "tables" / "final_global.csv", index_col="method")
     fairness = pd.read_csv(tmp_path / "tables" / "fairness.csv", index_col="method")
     assert list(table.index) == ["fedavg", "feddyn"]
-    for method, records in last.items():
-        values = [record["global/accuracy"] for record in records]
+    for method, ended in last.items():
+        values = [record["global/accuracy"] for record in ended]
         assert table.loc[method, "accuracy: final round"] == pytest.approx(np.mean(values), rel=1e-12)
         error = np.std(values, ddof=1) / np.sqrt(len(values))
         assert table.loc[method, "accuracy: final round (s.e.)"] == pytest.approx(error, rel=1e-12)
@@ -114,7 +116,7 @@ def test_csv_and_page_state_the_mean_and_standard_error_of_what_the_runs_recorde
         for failed, asked in lost[method]:
             assert f"{failed} ({100 * failed / asked:.1f} %)" in page
         for column, key in (("weighted", "weighted"), ("worst 10 %", "worst10"), ("Gini", "gini")):
-            known = [record[f"clients/accuracy/{key}"] for record in records]
+            known = [record[f"clients/accuracy/{key}"] for record in ended]
             assert fairness.loc[method, column] == pytest.approx(np.mean(known), rel=1e-9)
 
 

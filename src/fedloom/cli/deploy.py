@@ -58,23 +58,24 @@ def local(arguments: argparse.Namespace) -> int:
     return _training(LOCAL, partial(_train_locally, insecure=arguments.insecure), _recipe_with_data)(arguments)
 
 
-def _recipe(config: Config, shared: Shared) -> Any:
+def _recipe(config: Config, shared: Shared) -> object:
     from fedloom.deploy.recipe import Recipe
 
     return Recipe.of(config)
 
 
-def _recipe_with_data(config: Config, shared: Shared) -> Any:
+def _recipe_with_data(config: Config, shared: Shared) -> object:
     """The recipe of a deployment on this machine, which is checked for the nodes that it will have."""
     from fedloom.deploy.deal import sizes_of
+    from fedloom.deploy.recipe import Recipe
 
-    recipe = _recipe(config, shared)
+    recipe = Recipe.of(config)
     recipe.check(sizes_of(build_federation(config, shared)))
     return recipe
 
 
 def _training(
-    schema: CommandSchema, train: Callable[..., None], build: Callable[[Config, Shared], Any]
+    schema: CommandSchema, train: Callable[..., None], build: Callable[[Config, Shared], object]
 ) -> Callable[[argparse.Namespace], int]:
     def run(arguments: argparse.Namespace) -> int:
         arguments.multirun = False
