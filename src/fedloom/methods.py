@@ -24,7 +24,7 @@ from fedloom.core.registry import Registry
 from fedloom.parts import adaptation, drift, mixing, objectives, personal, server, uplink
 
 CE = (objectives.CrossEntropy(),)
-MEAN = " Mixed by samples; its algorithm has the plain mean, mixing=uniform."
+MEAN = " Mixed by samples; its algorithm has the plain mean, method.mixing=uniform."
 MCMAHAN = """@inproceedings{mcmahan2017fedavg,
   title={Communication-Efficient Learning of Deep Networks from Decentralized Data},
   author={McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and Arcas, Blaise Aguera y},
