@@ -13,20 +13,24 @@ from helpers.federations import CLASSES, FEATURES, SIZES, Shaken, classes
 from helpers.marks import first_quick
 from helpers.networks import IMAGE, fixed, images, tanh_net
 from helpers.runs import assert_same_run, experiment, go, theta
-from torch import nn
+from torch import Tensor, nn
 
 from fedloom.compute import computes, note, reason_against_batched
 from fedloom.compute.batched import LONGEST, Batched, _Block
+from fedloom.compute.plain import has_separate_rounds
 from fedloom.core.aggregate import even_blocks
+from fedloom.core.context import Context
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
+from fedloom.core.parts import Drift, Personal
+from fedloom.core.views import StepInfo, View
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import RunResult, run
 from fedloom.methods import make, methods
 from fedloom.parts.drift import FedDynDrift, Scaffold
 from fedloom.parts.objectives import CrossEntropy, Proximal
-from fedloom.parts.personal import PrivateBody, PrivateHead
+from fedloom.parts.personal import Ditto, PFedMe, PrivateBody, PrivateHead
 
 TOLERANCE = 1e-9
 BOTH = {
@@ -99,10 +103,10 @@ def test_affine_corrections_are_folded_into_the_step(name: str, monkeypatch: pyt
     assert_same_run(reference, go(method, compute="batched", **same), TOLERANCE)
 
 
-@pytest.mark.parametrize("factor", [True, False])
+@pytest.mark.parametrize("window", [8, 100, 0])
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedprox", "fedper"])
-def test_first_layers_may_be_factored(name: str, factor: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedloom.compute.cohort.descent.factoring_pays", lambda *a: factor)
+def test_first_layers_may_be_factored(name: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedloom.compute.cohort.descent.best_window", lambda *a: window)
     for average in (True, False):
         same = settings("plain", average)
         assert_same_run(go(name, **same), go(name, compute="batched", **same), TOLERANCE)
@@ -235,6 +239,38 @@ def test_pairs_of_models_are_stepped_in_one_pass(name: str, gain: int, monkeypat
     assert_same_run(reference, go(paired(name), compute="batched", **same), TOLERANCE)
 
 
+@pytest.mark.parametrize("window", [0, 8, 100])
+@pytest.mark.parametrize("local", ["plain", "decay", "momentum"])
+@pytest.mark.parametrize("drift", ["none", "scaffold", "feddyn"])
+def test_independent_pairs_descend_one_after_the_other(
+    drift: str, local: str, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The drift corrects w alone, and v is pulled to θ, from where it was after its last round."""
+    drifts = {"none": Drift(), "scaffold": Scaffold(), "feddyn": FedDynDrift(0.1)}
+    method = Method("d", (CrossEntropy(),), drifts[drift], Ditto(0.7))
+    same = settings(local, federation=classes((8, 8, 8, 8)))
+    reference = go(method, **same)
+    monkeypatch.setattr("fedloom.compute.cohort.descent.best_window", lambda *a: window)
+    for other in ("lockstep", "paired"):
+        monkeypatch.setattr(_Block, other, None)
+    assert_same_run(reference, go(method, compute="batched", **same), TOLERANCE)
+
+
+def test_pairs_are_independent_only_where_the_part_itself_says_so() -> None:
+    class Late(Ditto):
+        def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
+            return super().views(step, extra, ctx)[: 1 + (step.round > 0)]
+
+    def separate(personal: Personal, **changes: Any) -> bool:
+        return has_separate_rounds(_plan(Method("d", (CrossEntropy(),), personal=personal), **changes))
+
+    assert separate(Ditto())
+    assert separate(Ditto(), local=LOCALS["momentum"])
+    assert not separate(Late())
+    assert not separate(PFedMe(3.0))
+    assert not separate(Ditto(), local=LOCALS["clipped"])  # both models' gradients have a common norm
+
+
 @pytest.mark.parametrize("name", ["superfed_lm", "pfedme"])
 def test_a_first_layer_without_a_bias_has_coordinates_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def model() -> nn.Module:
@@ -244,7 +280,7 @@ def test_a_first_layer_without_a_bias_has_coordinates_too(name: str, monkeypatch
     same = {"federation": classes((1, 1, 1)), "model": model, "local": Local(epochs=2, lr=0.1)}
     reference = go(paired(name), **same)
     monkeypatch.setattr("fedloom.compute.cohort.pairs.GAIN", 1)
-    assert Batched(_plan(paired(name), **same)).pairs[0].first is not None
+    assert Batched(_plan(paired(name), **same)).pairs.first is not None
     monkeypatch.setattr(_Block, "lockstep", None)
     assert_same_run(reference, go(paired(name), compute="batched", **same), TOLERANCE)
 
@@ -252,7 +288,7 @@ def test_a_first_layer_without_a_bias_has_coordinates_too(name: str, monkeypatch
 @pytest.mark.parametrize("largest", [0, 150_000])
 def test_large_pairs_whose_vectors_are_explicit_go_in_lockstep(largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedloom.compute.cohort.pairs.LARGEST", largest)
-    assert Batched(_plan("ditto")).has_paired_rounds == bool(largest)
+    assert Batched(_plan("apfl")).has_paired_rounds == bool(largest)
 
 
 def test_pairs_draw_dropout_and_name_clients_that_diverge() -> None:

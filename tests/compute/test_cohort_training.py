@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.compute.cohort import BatchSchedule, CohortNet, Draws, SGDRule, cross_entropy, train
-from fedloom.compute.cohort.descent import factoring_pays
+from fedloom.compute.cohort.windows import best_window
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
 from fedloom.models import models
@@ -85,12 +85,12 @@ class Case:
             losses.append(total)
         return torch.stack(made), torch.tensor(losses, dtype=torch.float64)
 
-    def check(self, factor: bool) -> None:
+    def check(self, window: int) -> None:
         expected, losses = self.expected()
         net = CohortNet(self.model, self.layout, len(SIZES) + 1)
         rows = self.schedule.rows
         p = torch.tensor([0.1, 0.4, 0.3, 0.2], dtype=torch.float64)
-        done = train(net, self.theta, self.schedule, self.x[rows], self.y[rows], self.rule, factor=factor)
+        done = train(net, self.theta, self.schedule, self.x[rows], self.y[rows], self.rule, window=window)
         torch.testing.assert_close(done.losses, losses, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(done.mixed(p), p @ (self.theta - expected), rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(done.models(), expected, rtol=1e-9, atol=1e-11)
@@ -103,31 +103,30 @@ def model(name: str) -> nn.Module:
     return MODELS[name]()
 
 
-@pytest.mark.parametrize("factor", [False, True], ids=["explicit", "factored"])
+@pytest.mark.parametrize("window", [0, max(SIZES)], ids=["explicit", "factored"])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("local", LOCALS)
 @pytest.mark.parametrize("name", MODELS)
-def test_a_round_equals_each_clients_own_optimiser(name: str, local: str, rule: str, factor: bool) -> None:
-    Case(model(name), LOCALS[local], RULES[rule]).check(factor)
+def test_a_round_equals_each_clients_own_optimiser(name: str, local: str, rule: str, window: int) -> None:
+    Case(model(name), LOCALS[local], RULES[rule]).check(window)
 
 
-@pytest.mark.parametrize("factor", [False, True], ids=["explicit", "factored"])
+@pytest.mark.parametrize("window", [0, max(SIZES)], ids=["explicit", "factored"])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("common", [False, True], ids=["own constants", "one constant"])
-def test_constants_of_a_round_are_added_to_every_gradient(rule: str, common: bool, factor: bool) -> None:
+def test_constants_of_a_round_are_added_to_every_gradient(rule: str, common: bool, window: int) -> None:
     net = model("mlp")
     size = Layout.of(net).size
     constant = torch.randn(1 if common else len(SIZES), size, generator=torch.Generator().manual_seed(3)).double()
-    Case(net, LOCALS["epochs"], RULES[rule], 0.1 * constant.expand(len(SIZES), -1)).check(factor)
+    Case(net, LOCALS["epochs"], RULES[rule], 0.1 * constant.expand(len(SIZES), -1)).check(window)
 
 
 @pytest.mark.parametrize("rule", ["plain", "decay"])
 @pytest.mark.parametrize("local", LOCALS)
-def test_long_rounds_are_cut_into_windows(monkeypatch: pytest.MonkeyPatch, local: str, rule: str) -> None:
-    monkeypatch.setattr("fedloom.compute.cohort.descent.WINDOW", 8)
+def test_long_rounds_are_cut_into_windows(local: str, rule: str) -> None:
     net = model("mlp")
     constant = torch.randn(len(SIZES), Layout.of(net).size, generator=torch.Generator().manual_seed(3)).double()
-    Case(net, LOCALS[local], RULES[rule], 0.1 * constant).check(factor=True)
+    Case(net, LOCALS[local], RULES[rule], 0.1 * constant).check(window=8)
 
 
 def test_parameters_that_no_loss_reaches_decay_as_the_others_do() -> None:
@@ -182,14 +181,28 @@ def test_the_closed_form_of_the_cross_entropy() -> None:
     torch.testing.assert_close(grad, torch.autograd.grad(expected.sum(), logits)[0], rtol=1e-12, atol=1e-15)
 
 
-def test_the_first_layer_is_factored_where_that_is_cheaper() -> None:
-    def pays(inputs: tuple[int, ...], hidden: int, samples: int, local: Local) -> bool:
-        net = models.make("mlp", classes=10, inputs=inputs, hidden=(hidden,))
-        rows = np.arange(samples)
-        schedule = BatchSchedule.of([local.batches(rows, 0, 0, client) for client in range(2)])
-        cohort = CohortNet(net, Layout.of(net), 2)
-        x = torch.zeros(2, samples, *inputs)
-        return factoring_pays(cohort, schedule, x, SGDRule(0.1))
+def window(inputs: int, hidden: int, samples: int, local: Local, clients: int = 5, **rule: float) -> int:
+    """The window of a cohort's round."""
+    net = models.make("mlp", classes=10, inputs=(inputs,), hidden=(hidden,))
+    rows = np.arange(samples)
+    schedule = BatchSchedule.of([local.batches(rows, 0, 0, client) for client in range(clients)])
+    x = torch.empty(1).expand(clients, samples, inputs)
+    return best_window(CohortNet(net, Layout.of(net), clients), schedule, x, SGDRule(0.1, **rule))
 
-    assert pays((784,), 200, 60, Local(epochs=5, batch_size=10))
-    assert not pays((8,), 4, 60, Local(epochs=1, batch_size=60))
+
+def test_the_first_layer_is_factored_where_that_is_cheaper() -> None:
+    """The expected choices are the fastest ones by measurement."""
+    assert window(784, 200, 60, Local(epochs=1, batch_size=10), clients=25) == 60
+    assert window(784, 200, 60, Local(epochs=5, batch_size=10)) == 60
+    assert window(8, 4, 60, Local(epochs=1, batch_size=60)) == 0
+    assert window(100, 200, 480, Local(epochs=10, batch_size=10)) == 0
+
+
+def test_clients_that_pass_over_their_samples_often_have_one_window() -> None:
+    for rule in ({}, {"momentum": 0.9, "weight_decay": 1e-4}):
+        assert window(784, 200, 480, Local(epochs=10, batch_size=10), **rule) == 480
+        assert window(784, 200, 480, Local(epochs=1, batch_size=10), **rule) == 0
+    assert window(784, 200, 600, Local(epochs=1, batch_size=10), clients=25) == 96  # explicit weights exceed the caches
+    assert window(3072, 200, 480, Local(epochs=1, batch_size=10)) == 96
+    assert window(3072, 200, 480, Local(epochs=5, batch_size=10)) == 480
+    assert window(3072, 200, 2000, Local(epochs=20, batch_size=10), momentum=0.9) == 0

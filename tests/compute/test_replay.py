@@ -124,7 +124,7 @@ class Rounds:
         start = torch.randn(self.net.layout.size, generator=draw, dtype=torch.float64) / 2
         rows = torch.arange(count * SAMPLES).view(count, SAMPLES).numpy()
         schedule = BatchSchedule.of([LOCAL.batches(row, number, 0, client) for client, row in enumerate(rows)])
-        done = train(self.net, start, schedule, x, y, rule, factor=False)
+        done = train(self.net, start, schedule, x, y, rule, window=0)
         return done.models().clone(), done.losses
 
 
@@ -192,7 +192,7 @@ def test_steps_that_cannot_be_recorded_go_on_and_it_is_said_once(
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold", "feddyn", "fedper"])
 def test_runs_with_recorded_steps_have_the_same_bits(name: str, tapes: Tapes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descent, "factoring_pays", lambda *args: False)
+    monkeypatch.setattr(descent, "best_window", lambda *args: 0)
     settings: dict[str, Any] = {"compute": "batched", "local": Local(epochs=3, batch_size=4, lr=0.1), "rounds": 4}
     there = theta(go(name, **settings))
     assert tapes.replayed

@@ -25,13 +25,14 @@ from fedloom.compute.cohort.trial import trial_reason
 from fedloom.compute.live import Live
 from fedloom.compute.lockstep import Lockstep
 from fedloom.compute.paired import PairedRound, has_paired_rounds
+from fedloom.compute.plain import affine_rule, has_plain_rounds, has_separate_rounds
 from fedloom.core import rng
 from fedloom.core.aggregate import EVEN, Fold, even_blocks, fold
 from fedloom.core.client import Broadcast, ClientWork, Result, State, Vectors, load
 from fedloom.core.context import Context
 from fedloom.core.engine import States
 from fedloom.core.layout import call
-from fedloom.core.parts import UPDATE, Part
+from fedloom.core.parts import UPDATE, Paired
 from fedloom.core.plan import ClientPlan
 
 LONGEST = 25  # largest block: more clients would not fit into the caches
@@ -81,16 +82,6 @@ def outputs_of(plan: ClientPlan) -> str:
     return "features" if any(part.needs.features for part in trains) else "logits"
 
 
-def has_plain_rounds(plan: ClientPlan) -> bool:
-    """Whether a client's round is SGD on the cross entropy with affine corrections, as in ``cohort.train``."""
-    method, hooks, local = plan.method, plan.method.hooks, plan.local
-    changed = hooks["on_step"] or hooks["prox"] or plan.has_views or plan.is_meta or plan.has_twin or plan.exit_weights
-    inputs = plan.augment is not None or plan.teacher is not None
-    optimiser = local.optimiser != "sgd" or local.nesterov or local.clip is not None or local.dp_clip is not None
-    affine = all(part.affine for _, part in hooks["grad"]) and not (hooks["grad"] and plan.has_private)
-    return method.is_cross_entropy and affine and not (changed or inputs or optimiser)
-
-
 def needs_only_sums(plan: ClientPlan) -> bool:
     """Whether no part needs a client's own update or state; an evaluation may, without changing any bit of the sum."""
     method = plan.method
@@ -113,14 +104,14 @@ class Batched:
         self.plan, self.live = plan, Live(plan)
         on_gpu, pair = plan.device != "cpu", (plan.model, plan.layout, _largest(plan), plan.operand_dtype)
         self.has_plain_rounds = has_plain_rounds(plan)
-        self.has_paired_rounds = has_paired_rounds(plan) and (on_gpu or pays(*pair))
+        self.has_separate_rounds = has_separate_rounds(plan)
+        self.has_paired_rounds = not self.has_separate_rounds and has_paired_rounds(plan) and (on_gpu or pays(*pair))
         longest, memory = LONGEST, PAIRED if self.has_paired_rounds else MEMORY
         if on_gpu:
             longest, memory = ON_GPU
         self.longest = min(longest, max(memory // _bytes(plan), 1))
         self.shares = shares or (1 if on_gpu else EVEN)
         self.net: CohortNet | None = None  # built on first use: the main process of ``processes`` needs none
-        self._constants: Tensor | None = None
         self.sums = needs_only_sums(plan)
 
     def blocks(self, members: int) -> list[range]:
@@ -134,6 +125,8 @@ class Batched:
             results = None
             if self.has_plain_rounds:
                 results = block.plain()
+            elif self.has_separate_rounds:
+                results = block.separate()
             elif self.has_paired_rounds:
                 results = block.paired()
             yield from block.lockstep() if results is None else results
@@ -153,19 +146,21 @@ class Batched:
         """F_i(θ^t), float64 [clients], one client after the other."""
         return self.live.losses(down, clients, states, held_out)
 
-    def constants(self, clients: int) -> Tensor:
-        """A buffer for the constants of a block's corrections, [clients, P], reused in every round."""
-        if self._constants is None:
-            self._constants = new_rows(self.longest, self.plan.layout.size, self.plan.theta0)
-            self.zero = torch.zeros_like(self.plan.theta0)
-        return self._constants[:clients]
+    @cached_property
+    def constants(self) -> Tensor:
+        """Memory for the constants of a block's corrections, [C, P]."""
+        return new_rows(self.longest, self.plan.layout.size, self.plan.theta0)
 
     @cached_property
-    def pairs(self) -> tuple[PairedNet, Tensor]:
-        """The vectors of a block's paired models, and the memory [C, 2P + E] for loading and storing them."""
+    def memory(self) -> Tensor:
+        """Memory for a block's pairs of models, [C, 2P + E]."""
+        return new_rows(self.longest, self.plan.layout.size + self.plan.private_size, self.plan.theta0)
+
+    @cached_property
+    def pairs(self) -> PairedNet:
+        """The vectors of a block's paired models."""
         plan = self.plan
-        net = PairedNet(plan.model, plan.layout, self.longest, _largest(plan), plan.device, plan.operand_dtype)
-        return net, new_rows(self.longest, plan.layout.size + plan.private_size, plan.theta0)
+        return PairedNet(plan.model, plan.layout, self.longest, _largest(plan), plan.device, plan.operand_dtype)
 
     def network(self) -> CohortNet:
         """The network of a block."""
@@ -188,26 +183,43 @@ class _Block:
 
     def plain(self) -> Iterator[Result] | None:
         """The results of plain rounds; None if these clients' rounds are not plain."""
-        trained = self._train()
-        if trained is None:
+        work = self._descent()
+        if work is None:
             return None
-        done, contexts = trained
-        models, losses = done.models(), done.losses.tolist()
-        found: list[Result] = [Result(client) for client in self.clients]
-        for row, number in enumerate(done.schedule.order):
+        done = self._trained(work)
+        held = [self._vectors(row) for row in done.models()]
+        return self._finished(work, held, done.losses)
+
+    def separate(self) -> Iterator[Result] | None:
+        """The results of clients whose two models have plain rounds each; None if these clients' rounds are not."""
+        plan, down, size, personal = self.plan, self.down, self.plan.layout.size, self.plan.method.personal
+        work = self._descent()
+        if work is None:
+            return None
+        assert isinstance(personal, Paired)
+        memory = self.compute.memory[: len(self.jobs)]
+        held = [self._pair(row) for row in memory]
+        for number, at in zip(work.schedule.order, held, strict=True):
             job = self.jobs[number]
-            try:
-                found[number] = job.finish(self._vectors(models[row]), contexts[number], losses[row])
-            except Exception as error:
-                found[number] = job.failed(error)
-        return iter(found)
+            load(plan, down, job.client, job.state, at)
+            job.moved_private = True
+        shared = self._trained(work)
+        w, v = memory[:, :size], memory[:, size : 2 * size]
+        w.copy_(shared.models())
+        pull, local = personal.pull or 0.0, plan.local
+        constant = down.theta.mul(-pull).expand(len(memory), -1) if pull else None
+        rule = SGDRule(down.lr, local.weight_decay + pull, local.momentum, constant)
+        self.net.theta[: len(memory)] = v
+        private = train(self.net, None, work.schedule, work.x, work.y, rule)
+        v.copy_(private.models())
+        return self._finished(work, held, (shared.losses + private.losses) / 2)
 
     def summed(self, weights: np.ndarray) -> Fold | None:
         """The fold of plain rounds by ``TrainedCohort.mixed``, from no client's own update; None if impossible."""
-        trained = self._train()
-        if trained is None:
+        work = self._descent()
+        if work is None:
             return None
-        done, _ = trained
+        done = self._trained(work)
         p = done.losses.new_tensor(weights[done.schedule.order]).to(self.net.theta)
         total = done.mixed(p)
         if not torch.isfinite(total).all():  # a client diverged: find out which one
@@ -225,7 +237,7 @@ class _Block:
 
     def paired(self) -> Iterator[Result] | None:
         """The results of a paired method's rounds; None if they have to be run in lockstep."""
-        plan, net, memory = self.plan, *self.compute.pairs
+        plan, net, memory = self.plan, self.compute.pairs, self.compute.memory
         batches = [plan.batches(self.down.round, client) for client in self.clients]
         schedule = BatchSchedule.of(batches).to(plan.data.arrays.x.device)
         jobs = [self.jobs[number] for number in schedule.order]
@@ -258,53 +270,47 @@ class _Block:
         found = dict(zip(order, results, strict=True))
         yield from (found[number] for number in range(len(order)))
 
-    def _train(self) -> tuple[TrainedCohort, list[dict[str, Context]]] | None:
-        """Train all clients; None if their corrections differ in a coefficient."""
-        plan, down = self.plan, self.down
-        batches = [plan.batches(down.round, client) for client in self.clients]
+    def _descent(self) -> _Descent | None:
+        """The clients' plain rounds; None if their corrections differ in a coefficient."""
+        plan = self.plan
+        batches = [plan.batches(self.down.round, client) for client in self.clients]
         schedule = BatchSchedule.of(batches).to(plan.data.arrays.x.device)
         hooked = any(plan.method.hooks[hook] for hook in ("begin", "grad", "end", "send"))
         try:
             contexts = [job.begin(len(each)) if hooked else {} for job, each in zip(self.jobs, batches, strict=True)]
-            rule = self._rule([contexts[number] for number in schedule.order])
+            ordered = [contexts[number] for number in schedule.order]
+            rule = affine_rule(plan, self.down.lr, ordered, lambda: self.compute.constants)
         except Exception:  # in lockstep it becomes the failure of that client alone
             return None
         if rule is None:
             return None
-        if plan.has_private:
-            for row, number in enumerate(schedule.order):
-                load(plan, down, self.clients[number], self.jobs[number].state, self._vectors(self.net.theta[row]))
         clients = torch.tensor(self.clients)[torch.from_numpy(schedule.order)]
         flat = schedule.rows.flatten()
         owners = clients.repeat_interleave(schedule.rows.shape[1]).to(flat.device)
         x = plan.data.arrays.x[flat].unflatten(0, schedule.rows.shape)
         y = plan.data.labels(flat, owners).unflatten(0, schedule.rows.shape)
-        theta = None if plan.has_private else down.theta
-        draws = self._draws(clients.tolist())
-        return train(self.net, theta, schedule, x, y, rule, draws), contexts
+        return _Descent(schedule, x, y, contexts, rule)
 
-    def _rule(self, contexts: list[dict[str, Context]]) -> SGDRule | None:
-        """The update rule with all corrections; None if its coefficients differ between clients."""
-        plan, local = self.plan, self.plan.local
-        parts = plan.method.hooks["grad"]
-        if not parts:
-            return SGDRule(self.down.lr, local.weight_decay, local.momentum)
-        numbers = {_numbers(parts, seen) for seen in contexts}
-        if len(numbers) > 1:
-            return None
-        ((slope, pull),) = numbers
-        if not slope:
-            return None
-        common = not (plan.method.hooks["begin"] or plan.method.hooks["init_client"])
-        constants = self.compute.constants(1 if common else len(contexts))
-        for row, seen in zip(constants, contexts, strict=False):
-            made = row.zero_()
-            for place, part in parts:
-                made = part.grad(made, self.compute.zero, seen[place])
-            if made is not row:
-                row.copy_(made)
-        constant = (constants if slope == 1 else constants.div_(slope)).expand(len(contexts), -1)
-        return SGDRule(self.down.lr * slope, (local.weight_decay + pull) / slope, local.momentum, constant)
+    def _trained(self, work: _Descent) -> TrainedCohort:
+        """Train the received models, or the clients' own if parts of them are private."""
+        plan, down, order = self.plan, self.down, work.schedule.order
+        if plan.has_private:
+            for row, number in enumerate(order):
+                load(plan, down, self.clients[number], self.jobs[number].state, self._vectors(self.net.theta[row]))
+        theta = None if plan.has_private else down.theta
+        draws = self._draws([self.clients[number] for number in order])
+        return train(self.net, theta, work.schedule, work.x, work.y, work.rule, draws)
+
+    def _finished(self, work: _Descent, held: Sequence[Vectors], losses: Tensor) -> Iterator[Result]:
+        """The clients' results, in the block's order, from their memories and losses [C] in the schedule's."""
+        found: list[Result] = [Result(client) for client in self.clients]
+        for at, number, loss in zip(held, work.schedule.order, losses.tolist(), strict=True):
+            job = self.jobs[number]
+            try:
+                found[number] = job.finish(at, work.contexts[number], loss)
+            except Exception as error:
+                found[number] = job.failed(error)
+        return iter(found)
 
     def _draws(self, clients: Sequence[int]) -> Draws | None:
         """The dropout streams of the clients, the same as those of the live compute."""
@@ -321,6 +327,25 @@ class _Block:
 
 
 @dataclass(frozen=True)
+class _Descent:
+    """The plain rounds of a block.
+
+    Attributes:
+        schedule: the clients' mini-batches.
+        x: their samples [C, n, ...], in the schedule's order.
+        y: the labels [C, n, ...].
+        contexts: the clients' contexts, in the block's order.
+        rule: the update rule.
+    """
+
+    schedule: BatchSchedule
+    x: Tensor
+    y: Tensor
+    contexts: list[dict[str, Context]]
+    rule: SGDRule
+
+
+@dataclass(frozen=True)
 class _Module:
     """A client's module, called with the parameters in a row [P]."""
 
@@ -331,30 +356,6 @@ class _Module:
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         self.module.train()
         return call(self.module, self.plan.layout.named(self.row, self.plan.buffers0), inputs, named)
-
-
-def _numbers(parts: Sequence[tuple[str, Part]], seen: dict[str, Context]) -> tuple[float, float]:
-    """The coefficients a and b of the affine correction a·g + b·w + k, found by evaluating it with all vectors zero."""
-
-    def zero(tree: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: value.new_zeros(1, dtype=torch.float64) if value.ndim else value for name, value in tree.items()}
-
-    contexts = {
-        place: seen[place]._replace(
-            received=seen[place].received.new_zeros(1, dtype=torch.float64), down=zero(seen[place].down),
-            state=zero(seen[place].state), local=zero(seen[place].local),
-        )
-        for place, _ in parts
-    }  # fmt: skip
-
-    def at(g: float, w: float) -> float:
-        like = contexts[parts[0][0]].received
-        grad, weight = like + g, like + w
-        for place, part in parts:
-            grad = part.grad(grad, weight, contexts[place])
-        return float(grad[0])
-
-    return at(1, 0), at(0, 1)
 
 
 def _largest(plan: ClientPlan) -> int:

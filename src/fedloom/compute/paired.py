@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedloom.compute.cohort import BatchSchedule, Draws, cross_entropy
-from fedloom.compute.cohort.descent import taken
 from fedloom.compute.cohort.pairs import GRAD, PRIVATE, RECEIVED, SHARED, PairedNet
+from fedloom.compute.cohort.schedule import taken
 from fedloom.core.client import Broadcast, ClientWork, Result, Vectors, load
 from fedloom.core.context import Context
 from fedloom.core.parts import Paired

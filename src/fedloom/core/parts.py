@@ -227,6 +227,11 @@ class Paired(Personal):
         """Initial values of E further trained scalars in [0, 1], which take plain SGD steps."""
         return ()
 
+    @property
+    def pull(self) -> float | None:
+        """μ if w and v are trained independently: w as if there were no v, v on F_i(v) + (μ/2)‖v - θ^t‖²; else None."""
+        return None
+
     def regulariser_grad(self, view: View, at: Pair, ctx: Context) -> RegGrad:
         """Return what the method's regularisers add to a view's gradients."""
         return RegGrad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,15 +14,9 @@ from fedloom.compute.cohort.loss import cross_entropy
 from fedloom.compute.cohort.net import CohortNet
 from fedloom.compute.cohort.parameters import SGDRule
 from fedloom.compute.cohort.replay import Replays, Step, recorder
-from fedloom.compute.cohort.schedule import BatchSchedule
+from fedloom.compute.cohort.schedule import BatchSchedule, taken
 from fedloom.compute.cohort.trace import Program
-
-WINDOW = 96  # largest number of samples per client whose first-layer gradients are kept factored
-THIN, FAT, MEMORY = (
-    60e9,
-    90e9,
-    40e9,
-)  # measured: FLOP/s of products with 10 rows and with 100 or more, bytes/s in caches
+from fedloom.compute.cohort.windows import Window, best_window, factorable, windows
 
 
 @dataclass
@@ -67,7 +60,7 @@ class TrainedCohort:
 
 def train(
     net: CohortNet, theta: Tensor | None, schedule: BatchSchedule, x: Tensor, y: Tensor, rule: SGDRule,
-    draws: Draws | None = None, factor: bool | None = None,
+    draws: Draws | None = None, window: int | None = None,
 ) -> TrainedCohort:  # fmt: skip
     """Train the clients of a schedule, each on its own samples.
 
@@ -79,29 +72,29 @@ def train(
         y: their labels [C, n, ...].
         rule: the update rule; its constant is in the schedule's order.
         draws: generators for random layers, in the schedule's order; None if there are none.
-        factor: whether to keep the first layer factored where possible; None decides by estimated cost.
+        window: the largest number of samples per client for which the first layer stays factored, where it can; 0
+            for explicit weights, None for what is estimated to be fastest.
     """
     count = len(schedule.steps)
     net.descend(rule)
     total = torch.zeros(count, dtype=torch.float64, device=x.device)
     first = None
-    if factor is None:
-        factor = factoring_pays(net, schedule, x, rule)
-    factor = factor and factorable(net, schedule, x, rule)
+    longest = best_window(net, schedule, x, rule) if window is None else window
+    factor = factorable(net, schedule, x, rule, longest)
     if theta is not None:
         _fill(net, count, theta, factor)
     if factor:
         program, layer = factored(net.program, rule)
-        for window in _windows(schedule, x):
-            _open(net, layer, theta, rule, window)
-            for places, number in zip(window.inputs, window.numbers, strict=True):
+        for part in windows(schedule, x, longest):
+            _open(net, layer, theta, rule, part)
+            for places, number in zip(part.inputs, part.numbers, strict=True):
                 rows = schedule.places[number]
                 _draw(net, draws, schedule.sizes[number])
                 total[: len(rows)] += _step(net, program, places, taken(y, rows), schedule.weights[number])
-            if window.whole:
+            if part.whole:
                 first = layer
             else:
-                layer.close(window.steps)
+                layer.close(part.steps)
     else:
         step = _recorded(net, rule, x.device) if draws is None else partial(_step, net, net.program)
         for number, (places, weights) in enumerate(zip(schedule.places, schedule.weights, strict=True)):
@@ -148,55 +141,7 @@ def _step(net: CohortNet, program: Program, x: Tensor, y: Tensor, weights: Tenso
     return losses
 
 
-def taken(values: Tensor, places: Tensor) -> Tensor:
-    """Every client's values at the given positions: from [C, n, ...] to [c, B, ...]."""
-    count, width = places.shape
-    at = places + values.shape[1] * torch.arange(count, device=places.device)[:, None]
-    return values.flatten(0, 1).index_select(0, at.flatten()).view(count, width, *values.shape[2:])
-
-
-@dataclass(frozen=True)
-class _Window:
-    """Consecutive steps of a schedule.
-
-    Attributes:
-        x: the samples of its batches, [c, r, in].
-        inputs: for each step, the positions of its batch among them, int64 [c, B].
-        numbers: the steps' numbers in the schedule.
-        steps: the number of steps of each client within the window.
-        whole: whether the window is the whole round.
-    """
-
-    x: Tensor
-    inputs: list[Tensor]
-    numbers: range
-    steps: list[int]
-    whole: bool
-
-
-def _windows(schedule: BatchSchedule, x: Tensor) -> Iterator[_Window]:
-    """Cut a round into windows of at most ``WINDOW`` samples per client."""
-    x = x.flatten(2)
-    if x.shape[1] <= WINDOW:
-        yield _Window(x, schedule.places, range(len(schedule.places)), schedule.steps.tolist(), True)
-        return
-    at = 0
-    while at < len(schedule.places):
-        start, samples, inputs = at, 0, []
-        count = len(schedule.places[start])
-        seen = []
-        while at < len(schedule.places) and (at == start or samples + schedule.places[at].shape[1] <= WINDOW):
-            places = schedule.places[at]
-            width = places.shape[1]
-            inputs.append(torch.arange(samples, samples + width, device=places.device).expand(len(places), -1))
-            seen.append(torch.cat([places, places.new_zeros(count - len(places), width)]))
-            samples, at = samples + width, at + 1
-        steps = (schedule.steps[:count] - start).clip(max=at - start).tolist()
-        held = taken(x, torch.cat(seen, 1))
-        yield _Window(held, inputs, range(start, at), steps, False)
-
-
-def _open(net: CohortNet, first: FactoredLinear, theta: Tensor | None, rule: SGDRule, window: _Window) -> None:
+def _open(net: CohortNet, first: FactoredLinear, theta: Tensor | None, rule: SGDRule, window: Window) -> None:
     weight = first.linear.weight
     place, shape = net.place(weight.leaf.name), weight.matrix.shape[1:]
     constant = rule.constant
@@ -204,35 +149,3 @@ def _open(net: CohortNet, first: FactoredLinear, theta: Tensor | None, rule: SGD
         constant = constant[: 1 if constant.stride(0) == 0 else len(window.x), place].unflatten(1, shape)
     shared = theta[place].view(shape) if theta is not None and not window.numbers.start else None
     first.open(window.x, shared, constant)
-
-
-def factorable(net: CohortNet, schedule: BatchSchedule, x: Tensor, rule: SGDRule) -> bool:
-    """Whether the first layer can be kept factored: a trained linear layer applied to the samples themselves."""
-    place = entrance(net.program)
-    if place is None or (rule.momentum and schedule.rows.shape[1] > WINDOW):
-        return False
-    weight = net.program.steps[place].layer.weight  # type: ignore[attr-defined]
-    return weight.grad is not None and not weight.is_rounded and weight.matrix.shape[2] == x[0, 0].numel()
-
-
-def factoring_pays(net: CohortNet, schedule: BatchSchedule, x: Tensor, rule: SGDRule) -> bool:
-    """Whether the factored first layer is faster, by a model of its cost.
-
-    Explicit weights take 4 B·in·out operations per step, in products with B rows, and are read twice and written once.
-    Factored ones take 4 n·in·out operations per window, in large products, 2 n²·in for the Gram matrix, and 2 B·n·out
-    per step; after the first window the weights are read and written once per window. On a GPU it never pays: steps are
-    recorded there, which the factors that change from step to step would prevent.
-    """
-    if x.device.type != "cpu" or not factorable(net, schedule, x, rule):
-        return False
-    into = x[0, 0].numel()
-    place = entrance(net.program)
-    assert place is not None
-    out = net.program.steps[place].layer.weight.matrix.shape[1]  # type: ignore[attr-defined]
-    steps, batch = len(schedule.places), schedule.places[0].shape[1]
-    size, samples = x.element_size(), min(x.shape[1], WINDOW)
-    windows = 1 if x.shape[1] <= WINDOW else -(-steps * batch // WINDOW)
-    explicit = steps * (4 * batch * into * out / THIN + 3 * size * into * out / MEMORY)
-    large = windows * (4 * samples * into * out + 2 * samples**2 * into) / FAT
-    rebased = 3 * (windows - 1) * size * into * out / MEMORY
-    return large + rebased + steps * 2 * batch * samples * out / THIN < explicit

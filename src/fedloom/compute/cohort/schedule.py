@@ -66,6 +66,13 @@ class BatchSchedule:
         return replace(self, rows=self.rows.to(device), places=places, weights=weights)
 
 
+def taken(values: Tensor, places: Tensor) -> Tensor:
+    """Every client's values at the given positions: from [C, n, ...] to [c, B, ...]."""
+    count, width = places.shape
+    at = places + values.shape[1] * torch.arange(count, device=places.device)[:, None]
+    return values.flatten(0, 1).index_select(0, at.flatten()).view(count, width, *values.shape[2:])
+
+
 def _moved(tensors: list[Tensor], device: torch.device | str) -> list[Tensor]:
     """The tensors on another device, in one transfer."""
     joined = torch.cat([each.flatten() for each in tensors]).to(device)

@@ -41,6 +41,11 @@ class Ditto(Paired):
         if not 0 <= self.lam < float("inf"):
             raise ConfigError(f"personal 'ditto': lam must be at least 0 and finite, not {self.lam:g}.")
 
+    @property
+    def pull(self) -> float:
+        """λ."""
+        return self.lam
+
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """First w at w, then v at v."""
         return View(private=0.0), View(1.0, shared=0.0)

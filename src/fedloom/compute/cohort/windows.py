@@ -1,0 +1,127 @@
+"""Windows of a round: consecutive local steps on few samples, during which the first layer stays factored.
+
+Which windows pay is decided by estimated times. With B rows per step, a layer from ``in`` to ``out``, and s samples per
+window, explicit weights take 4 B·in·out operations per step, in products with B rows, and are read twice and written
+once. Factored ones take 4 s·in·out + 2 s²·in operations per window, in large products, and 2 B·s·out per step; between
+windows the weights are read and written. With momentum, either form adds up its whole vectors in every step, of in·out
+or of s·out values. One window for the whole round therefore pays if clients pass over few samples several times, and
+short windows pay if the weights of the block do not fit into the caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedloom.compute.cohort.factored import entrance
+from fedloom.compute.cohort.net import CohortNet
+from fedloom.compute.cohort.parameters import SGDRule
+from fedloom.compute.cohort.schedule import BatchSchedule, taken
+
+SHORT, LONGEST = 96, 1024  # samples of a client in a window that is one of many, and in one that is a whole round
+# Measured: FLOP/s of large products, the rows at which half of it is reached, bytes/s in caches and beyond, bytes that
+# the caches hold, seconds per step for the smaller operations of the factored form, and the estimated time below which
+# a form is taken to be faster.
+FAT, HALF, CACHED, UNCACHED, CACHE, OVERHEAD, CLEARLY = 90e9, 5, 100e9, 40e9, 8 << 20, 100e-6, 0.95
+
+
+@dataclass(frozen=True)
+class Window:
+    """Consecutive steps of a schedule.
+
+    Attributes:
+        x: the samples of its batches, [c, r, in].
+        inputs: for each step, the positions of its batch among them, int64 [c, B].
+        numbers: the steps' numbers in the schedule.
+        steps: the number of steps of each client within the window.
+        whole: whether the window is the whole round.
+    """
+
+    x: Tensor
+    inputs: list[Tensor]
+    numbers: range
+    steps: list[int]
+    whole: bool
+
+
+def windows(schedule: BatchSchedule, x: Tensor, longest: int) -> Iterator[Window]:
+    """Cut a round into windows of at most ``longest`` samples per client [C, n, ...]."""
+    x = x.flatten(2)
+    if x.shape[1] <= longest:
+        yield Window(x, schedule.places, range(len(schedule.places)), schedule.steps.tolist(), True)
+        return
+    at = 0
+    while at < len(schedule.places):
+        start, samples, inputs = at, 0, []
+        count = len(schedule.places[start])
+        seen = []
+        while at < len(schedule.places) and (at == start or samples + schedule.places[at].shape[1] <= longest):
+            places = schedule.places[at]
+            width = places.shape[1]
+            inputs.append(torch.arange(samples, samples + width, device=places.device).expand(len(places), -1))
+            seen.append(torch.cat([places, places.new_zeros(count - len(places), width)]))
+            samples, at = samples + width, at + 1
+        steps = (schedule.steps[:count] - start).clip(max=at - start).tolist()
+        yield Window(taken(x, torch.cat(seen, 1)), inputs, range(start, at), steps, False)
+
+
+def factorable(net: CohortNet, schedule: BatchSchedule, x: Tensor, rule: SGDRule, longest: int) -> bool:
+    """Whether the first layer can be kept factored in windows of this length.
+
+    It has to be a trained linear layer applied to the samples themselves; momentum needs one window for the round.
+    """
+    place = entrance(net.program)
+    if place is None or not longest or (rule.momentum and schedule.rows.shape[1] > longest):
+        return False
+    weight = net.program.steps[place].layer.weight  # type: ignore[attr-defined]
+    return weight.grad is not None and not weight.is_rounded and weight.matrix.shape[2] == x[0, 0].numel()
+
+
+def best_window(net: CohortNet, schedule: BatchSchedule, x: Tensor, rule: SGDRule) -> int:
+    """The length of the windows with the smallest estimated time, in samples; 0 if explicit weights are faster.
+
+    On a GPU they always are: steps are recorded there, which the factors that change from step to step would prevent.
+    """
+    if x.device.type != "cpu" or not factorable(net, schedule, x, rule, LONGEST if rule.momentum else SHORT):
+        return 0
+    place, samples = entrance(net.program), schedule.rows.shape[1]
+    assert place is not None
+    out, into = net.program.steps[place].layer.weight.matrix.shape[1:]  # type: ignore[attr-defined]
+    lengths = [length for length in (SHORT, samples) if samples <= length or not rule.momentum]
+    times = {min(n, samples): _factored(schedule, x, rule, into, out, min(n, samples)) for n in lengths}
+    best = min((n for n in times if n <= LONGEST), key=times.__getitem__)
+    return best if times[best] < CLEARLY * _explicit(schedule, x, rule, into, out) else 0
+
+
+def _explicit(schedule: BatchSchedule, x: Tensor, rule: SGDRule, into: int, out: int) -> float:
+    """Estimated seconds of a client's round with explicit weights."""
+    steps, batch = len(schedule.places), schedule.places[0].shape[1]
+    passes = 3 + (3 + 3 * bool(rule.weight_decay) if rule.momentum else 0) + 3 * (rule.constant is not None)
+    moved = _moving(passes, x, into * out, (1 + bool(rule.momentum)) * into * out)
+    return steps * (_product(batch, 2 * into * out) + moved)
+
+
+def _factored(schedule: BatchSchedule, x: Tensor, rule: SGDRule, into: int, out: int, length: int) -> float:
+    """Estimated seconds of a client's round in windows of this length."""
+    steps, batch, samples = len(schedule.places), schedule.places[0].shape[1], schedule.rows.shape[1]
+    count = 1 if samples <= length else -(-steps * batch // length)
+    large = count * (_product(length, 2 * into * out) + _product(length, length * into))
+    between = _moving(3 * (count - 1), x, into * out, into * out)
+    held = (2 + bool(rule.momentum)) * length * out
+    passes = 1 + (5 + 3 * bool(rule.weight_decay) if rule.momentum else 2 * bool(rule.weight_decay))
+    step = _product(batch, length * out) + _moving(passes, x, length * out, held) + OVERHEAD / len(x)
+    return large + between + steps * step
+
+
+def _product(rows: int, per_row: int) -> float:
+    """Seconds of a product of so many rows, with 2 · ``per_row`` operations per row."""
+    return 2 * rows * per_row / (FAT * rows / (rows + HALF))
+
+
+def _moving(passes: int, x: Tensor, size: int, held: int) -> float:
+    """Seconds to read or write ``size`` values so often, if each client of the block keeps ``held`` values."""
+    bandwidth = CACHED if len(x) * held * x.element_size() <= CACHE else UNCACHED
+    return passes * size * x.element_size() / bandwidth

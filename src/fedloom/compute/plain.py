@@ -1,0 +1,95 @@
+"""Plain rounds: SGD on the cross entropy, with every correction that is affine in the gradient and the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.compute.cohort import SGDRule
+from fedloom.core.context import Context
+from fedloom.core.hooks import owner
+from fedloom.core.parts import Paired, Part
+from fedloom.core.plan import ClientPlan
+
+
+def has_plain_rounds(plan: ClientPlan) -> bool:
+    """Whether a client's round is SGD on the cross entropy with affine corrections, as in ``cohort.train``."""
+    return _descends(plan) and not plan.has_views
+
+
+def has_separate_rounds(plan: ClientPlan) -> bool:
+    """Whether a client's two models have plain rounds each; random layers would draw for both in turn."""
+    personal = plan.method.personal
+    random = any(isinstance(layer, nn.Dropout) and layer.p for layer in plan.model.modules())
+    if not isinstance(personal, Paired) or personal.pull is None or random:
+        return False
+    owners = {owner(personal, name) for name in ("pull", "views", "regulariser_grad")}
+    return len(owners) == 1 and _descends(plan)  # a subclass with other views inherited the pull of its base
+
+
+def _descends(plan: ClientPlan) -> bool:
+    """Whether steps are SGD on the cross entropy with affine corrections."""
+    method, hooks, local = plan.method, plan.method.hooks, plan.local
+    changed = hooks["on_step"] or hooks["prox"] or plan.is_meta or plan.has_twin or plan.exit_weights
+    inputs = plan.augment is not None or plan.teacher is not None
+    optimiser = local.optimiser != "sgd" or local.nesterov or local.clip is not None or local.dp_clip is not None
+    affine = all(part.affine for _, part in hooks["grad"]) and not (hooks["grad"] and plan.has_private)
+    return method.is_cross_entropy and affine and not (changed or inputs or optimiser)
+
+
+def affine_rule(
+    plan: ClientPlan, lr: float, contexts: Sequence[dict[str, Context]], rows: Callable[[], Tensor]
+) -> SGDRule | None:
+    """The update rule of a block's clients with all their corrections; None if its coefficients differ between them.
+
+    Args:
+        plan: the client plan.
+        lr: the learning rate η of the round.
+        contexts: the clients' contexts.
+        rows: returns memory for the constants of the corrections, [C, P].
+    """
+    local, parts = plan.local, plan.method.hooks["grad"]
+    if not parts:
+        return SGDRule(lr, local.weight_decay, local.momentum)
+    numbers = {_numbers(parts, seen) for seen in contexts}
+    if len(numbers) > 1:
+        return None
+    ((slope, pull),) = numbers
+    if not slope:
+        return None
+    common = not (plan.method.hooks["begin"] or plan.method.hooks["init_client"])
+    constants, zero = rows()[: 1 if common else len(contexts)], plan.theta0.new_zeros(()).expand_as(plan.theta0)
+    for row, seen in zip(constants, contexts, strict=False):
+        made = row.zero_()
+        for place, part in parts:
+            made = part.grad(made, zero, seen[place])
+        if made is not row:
+            row.copy_(made)
+    constant = (constants if slope == 1 else constants.div_(slope)).expand(len(contexts), -1)
+    return SGDRule(lr * slope, (local.weight_decay + pull) / slope, local.momentum, constant)
+
+
+def _numbers(parts: Sequence[tuple[str, Part]], seen: dict[str, Context]) -> tuple[float, float]:
+    """The coefficients a and b of the affine correction a·g + b·w + k, found by evaluating it with all vectors zero."""
+
+    def zero(tree: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.new_zeros(1, dtype=torch.float64) if value.ndim else value for name, value in tree.items()}
+
+    contexts = {
+        place: seen[place]._replace(
+            received=seen[place].received.new_zeros(1, dtype=torch.float64), down=zero(seen[place].down),
+            state=zero(seen[place].state), local=zero(seen[place].local),
+        )
+        for place, _ in parts
+    }  # fmt: skip
+
+    def at(g: float, w: float) -> float:
+        like = contexts[parts[0][0]].received
+        grad, weight = like + g, like + w
+        for place, part in parts:
+            grad = part.grad(grad, weight, contexts[place])
+        return float(grad[0])
+
+    return at(1, 0), at(0, 1)
